@@ -1,0 +1,33 @@
+"""What lowtide raises. Every message says what was expected, what came, where, and what to do.
+
+    LowtideError
+    ├── CaptureError      the program cannot become a graph: operator and source line
+    ├── BatchError        a batch unlike the captured one: which argument, expected and got
+    ├── StepError         the model or optimizer no longer is what was captured, or cannot run here
+    ├── FormatError       a file or text that does not read: line, or node, and what was expected
+    └── CheckError        a graph, order or plan that breaks a rule: its verdict and where
+"""
+
+
+class LowtideError(Exception):
+    """Base of all errors that lowtide raises on purpose."""
+
+
+class CaptureError(LowtideError):
+    """The program cannot be captured as one graph of operators."""
+
+
+class BatchError(LowtideError, ValueError):
+    """A batch whose structure, shape, dtype or device is not the captured one."""
+
+
+class StepError(LowtideError, RuntimeError):
+    """A step that cannot run: the model or optimizer changed under it, or has no memory behind it."""
+
+
+class FormatError(LowtideError, ValueError):
+    """A file or text that does not follow its format."""
+
+
+class CheckError(LowtideError):
+    """A graph, order or plan that an independent check refused."""

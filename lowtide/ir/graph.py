@@ -1,0 +1,135 @@
+"""The nouns: Storage, Value, Node, Graph. Immutable, compared by identity, without torch.
+
+    Graph   = inputs: Value*   nodes: Node*   outputs: Value*
+    Node    = op(args, kwargs) -> outputs     writes: (before, after)*   after: Node*   inplace: (Value, op)*   body: Graph?
+    Arg     = Value | Atom | None | bool | int | float | complex | str | Size | (Arg, ...)
+    Value   = a typed, strided view of one version of a Storage
+    Storage = a block of bytes on a device
+
+`nodes` stand in program order, one order that is right; every topological order of `edges.predecessors` is. Memory is counted on
+storages, never on values. A storage that a node makes is written once, by that node (the normal form that `capture` leaves); only storages
+that the caller owns are written again, by nodes that list what they write in `writes`. Each write makes a new version of the
+storage: a node that reads version k comes after the writer of k and before the writer of k + 1. These hazards follow from the values alone, so a rewrite cannot lose them.
+
+A Python number that changes from step to step (a learning rate, Adam's bias correction) is a value too: of dtype "scalar", no shape, and a storage of 0 bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias, Union
+
+from lowtide.ir.sizes import Size
+
+
+class Kind(str, enum.Enum):
+    """What a storage is for, and with it who owns it."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    STATE = "state"  # of an optimizer
+    INPUT = "input"  # part of the batch
+    CONSTANT = "constant"  # a tensor that the program closes over
+    SCALAR = "scalar"  # a Python number
+    ACTIVATION = "activation"  # made by the forward pass
+    GRADIENT = "gradient"  # made by the backward pass
+    TEMPORARY = "temporary"  # made by the optimizer
+
+    @property
+    def caller_owned(self) -> bool:
+        """Whether the caller holds such a storage for the whole step when it is an input of the graph."""
+        return self in _CALLER_OWNED
+
+
+_CALLER_OWNED = frozenset({Kind.PARAMETER, Kind.BUFFER, Kind.STATE, Kind.INPUT, Kind.CONSTANT})
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Storage:
+    """A block of bytes. Its name is unique in a graph."""
+
+    name: str
+    nbytes: Size
+    device: str  # "cpu", "cuda:0"
+    kind: Kind
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Value:
+    """A tensor: shape and stride over a storage, as it is after `version` writes. Its name is unique in a graph."""
+
+    name: str
+    storage: Storage
+    dtype: str  # "float32": a key of sizes.ITEM_BYTES
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]  # elements
+    offset: Size = 0  # elements
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Atom:
+    """An argument that only torch can spell: Atom("dtype", "float32"), Atom("device", "cuda:0")."""
+
+    kind: str  # "dtype", "device", "layout" or "memory_format"
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where in the user's program a node comes from."""
+
+    file: str
+    line: int
+    module: str = ""  # path of the innermost module, "layer1.0.conv1"
+
+
+Arg: TypeAlias = Union["Value", Atom, None, bool, int, float, complex, str, Size, "tuple[Arg, ...]"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Node:
+    """One call of an operator. Two nodes are never the same one, however alike: a recomputed copy is a second node."""
+
+    op: str  # "aten.add.Tensor"; "py.mul" for arithmetic on scalars
+    args: tuple[Arg, ...]
+    outputs: tuple[Value | None, ...]  # None: a result that does not exist or that nobody reads
+    kwargs: tuple[tuple[str, Arg], ...] = ()
+    writes: tuple[tuple[Value, Value], ...] = ()  # (before, after): same tensor, next version
+    after: tuple[Node, ...] = ()  # control edges
+    inplace: tuple[tuple[Value, str], ...] = ()  # an input whose storage outputs[0] may take over if it dies here, and the overload to call then
+    body: Graph | None = None
+    source: Source | None = None
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """The values that the node reads, in the order of its arguments, each once."""
+        found: dict[Value, None] = {}
+        for arg in (*self.args, *(arg for _, arg in self.kwargs)):
+            found.update(dict.fromkeys(values_of(arg)))
+        return tuple(found)
+
+    @property
+    def results(self) -> tuple[Value, ...]:
+        """The values that exist once the node has run: its outputs and the new versions of what it wrote."""
+        return (*(value for value in self.outputs if value is not None), *(after for _, after in self.writes))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Graph:
+    """A program: what it reads, what it does, what it gives back."""
+
+    inputs: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Value, ...]
+
+
+def values_of(arg: Arg) -> Iterator[Value]:
+    """The values within an argument, depth first."""
+    if isinstance(arg, Value):
+        yield arg
+    elif isinstance(arg, tuple):
+        for item in arg:
+            yield from values_of(item)

@@ -1,0 +1,37 @@
+"""Sizes: a count of elements or bytes is a Python int, or a sympy expression over named dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import sympy
+
+Size: TypeAlias = "int | sympy.Expr"
+
+ITEM_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
+    "int32": 4, "uint32": 4, "float32": 4, "complex32": 4,
+    "int64": 8, "uint64": 8, "float64": 8, "complex64": 8,
+    "complex128": 16,
+    "scalar": 0,  # a Python number: it never meets an allocator
+}  # fmt: skip
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    """The product of `sizes`; 1 for none."""
+    result: Size = 1
+    for size in sizes:
+        result = result * size
+    return result
+
+
+def contiguous_stride(shape: Sequence[Size]) -> tuple[Size, ...]:
+    """Row-major strides of `shape`, in elements, as torch gives a new tensor (a dimension of 0 counts as 1)."""
+    stride: list[Size] = []
+    step: Size = 1
+    for extent in reversed(shape):
+        stride.append(step)
+        step = step * (1 if extent == 0 else extent)
+    return tuple(reversed(stride))
