@@ -1,0 +1,133 @@
+"""What an operator does beyond its schema: what it writes, what it draws, what its functional form is, where it may work in place.
+
+The one place for facts about aten that no schema tells.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+# Statistics that an operator updates although its schema does not say so: positions of the arguments, and of the flag that turns it on.
+_HIDDEN_WRITES: dict[str, tuple[tuple[int, ...], int]] = {
+    "aten.native_batch_norm.default": ((3, 4), 5),
+    "aten.cudnn_batch_norm.default": ((3, 4), 5),
+    "aten.miopen_batch_norm.default": ((3, 4), 5),
+    "aten._batch_norm_impl_index.default": ((3, 4), 5),
+}
+
+# Operators that are random only if a probability argument is not zero: its position.
+_DROPOUT_POSITION = {
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": (3, "dropout_p"),
+    "aten._scaled_dot_product_flash_attention.default": (3, "dropout_p"),
+    "aten._scaled_dot_product_efficient_attention.default": (5, "dropout_p"),
+    "aten._scaled_dot_product_cudnn_attention.default": (5, "dropout_p"),
+    "aten._scaled_dot_product_attention_math.default": (4, "dropout_p"),
+    "aten._scaled_dot_product_attention_math_for_mps.default": (4, "dropout_p"),
+}
+
+# Operators that give a tensor other memory: nothing that a graph of storages can say.
+_REBINDING = {"set_", "resize_", "resize_as_", "_resize_output_"}
+
+# Functional forms whose overload is not called as the in-place one is.
+_FUNCTIONAL = {
+    "aten.bernoulli_.float": "aten.bernoulli.p",
+    "aten.normal_.default": "aten.normal_functional.default",
+}
+
+# Element-wise operators that lack the tag.
+_POINTWISE = {"aten.hardtanh_backward.default", "aten.elu_backward.default", "aten.leaky_relu_backward.default", "aten.softplus_backward.default"}
+
+
+def name_of(op: OpOverload) -> str:
+    """The operator's name in a graph: "aten.add.Tensor"."""
+    return f"{op._schema.name.replace('::', '.')}.{op._overloadname}"
+
+
+def resolve(name: str) -> OpOverload:
+    """The operator that `name_of` named."""
+    namespace, base, overload = name.split(".")
+    found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload)
+    return found
+
+
+def written_positions(op: OpOverload, args: tuple[Any, ...]) -> tuple[int | str, ...]:
+    """Which arguments a call writes: positions, or names where they are given by keyword only."""
+    return _schema_writes(op) + _hidden_writes(op, args)
+
+
+@functools.cache
+def _schema_writes(op: OpOverload) -> tuple[int | str, ...]:
+    found: list[int | str] = []
+    for position, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found.append(argument.name if argument.kwarg_only else position)
+    return tuple(found)
+
+
+def _hidden_writes(op: OpOverload, args: tuple[Any, ...]) -> tuple[int, ...]:
+    positions, flag = _HIDDEN_WRITES.get(name_of(op), ((), 0))
+    return tuple(at for at in positions if args[flag] and args[at] is not None)
+
+
+def is_random(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call draws from the generator."""
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    if name_of(op) not in _DROPOUT_POSITION:
+        return True
+    position, keyword = _DROPOUT_POSITION[name_of(op)]
+    probability = args[position] if position < len(args) else kwargs.get(keyword, 0.0)
+    return bool(probability)
+
+
+@functools.cache
+def functional_form(op: OpOverload) -> OpOverload | None:
+    """The operator that returns what `op` would write, or None. `x.add_(y)` -> `add(x, y)`; `add(x, y, out=z)` -> `add(x, y)`."""
+    name = name_of(op)
+    if name in _FUNCTIONAL:
+        return resolve(_FUNCTIONAL[name])
+    namespace, base, _ = name.split(".")
+    if base in _REBINDING:
+        return None
+    by_keyword = any(isinstance(at, str) for at in _schema_writes(op))
+    stem = base if by_keyword else base.removesuffix("_")
+    if not by_keyword and stem == base:
+        return None
+    wanted = [str(a.type) + a.name for a in op._schema.arguments if not (by_keyword and a.alias_info is not None)]
+    packet = getattr(getattr(torch.ops, namespace), stem, None)
+    return _overload_with(packet, wanted)
+
+
+def _overload_with(packet: Any, wanted: list[str]) -> OpOverload | None:
+    """The overload of `packet` that writes nothing and takes exactly the `wanted` arguments."""
+    for overload in packet.overloads() if packet is not None else ():
+        candidate: OpOverload = getattr(packet, overload)
+        if not candidate._schema.is_mutable and [str(a.type) + a.name for a in candidate._schema.arguments] == wanted:
+            return candidate
+    return None
+
+
+@functools.cache
+def out_form(op: OpOverload) -> str | None:
+    """The overload of an element-wise operator that writes its result into a given tensor, "aten.add.out"; None if there is none.
+
+    Element-wise kernels read each element before they write it, so that the given tensor may be one of the inputs. Overloads that
+    torch generates for completeness compute elsewhere and copy: of no use here.
+    """
+    if torch.Tag.pointwise not in op.tags and name_of(op) not in _POINTWISE:
+        return None
+    if len(op._schema.returns) != 1 or op._schema.is_mutable:
+        return None
+    wanted = [str(a.type) + a.name for a in op._schema.arguments]
+    packet = op._overloadpacket
+    for overload in packet.overloads():
+        candidate: OpOverload = getattr(packet, overload)
+        outs = [a for a in candidate._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        plain = [str(a.type) + a.name for a in candidate._schema.arguments if a not in outs]
+        if torch.Tag.generated not in candidate.tags and len(outs) == 1 and outs[0].kwarg_only and plain == wanted:
+            return name_of(candidate)
+    return None

@@ -1,0 +1,26 @@
+"""Slots: where the caller keeps what a graph reads. Pure data, so that a plan can name them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Path: TypeAlias = "tuple[str | int, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One place in the caller's program: `place` says which table, `path` where in it.
+
+    parameter, buffer  (name,)                         of the model, "layer1.0.conv1.weight"
+    state              (parameter's name, key)         of the optimizer: a tensor or a number
+    group              (group's index, key[, index])   a hyper-parameter
+    batch              (leaf's index,)
+    constant           (index,)                        a tensor that the program closes over
+    """
+
+    place: str
+    path: Path
+
+    def __str__(self) -> str:
+        return f"{self.place} {'.'.join(map(str, self.path))}"

@@ -1,0 +1,217 @@
+"""A plan as a Python program: one line an operator, in the plan's order, each storage let go right after its last use.
+
+    takes   a checked plan
+    leaves  source text that defines `step(inputs)`: the graph's inputs in their order in, its outputs in theirs out
+
+The program calls operators directly; whoever runs it turns autograd and autocast off. Nothing in it comes from a file unchecked: operators are
+names of three identifiers, variables are made here, everything else is a literal.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterator
+
+import torch
+
+from lowtide.errors import FormatError
+from lowtide.ir.graph import Arg, Atom, Graph, Node, Storage, Value
+from lowtide.ir.plan import Plan
+from lowtide.ir.sizes import Size
+
+_OPERATOR = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_BINARY = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"}
+_RESERVED = {*keyword.kwlist, "_", "inputs", "step", "torch", "device", "inf", "nan", "abs"}
+_SCATTER = "aten.as_strided_scatter.default"
+
+
+def lower(plan: Plan) -> str:
+    """The source text of a plan's program. Raises FormatError for an operator whose name is none."""
+    graph, names = plan.graph, _variables(plan.graph)
+    dying = _deaths(plan)
+    lines = [*_header(plan), "def step(inputs):"]
+    lines += [f"    ({''.join(names[value] + ', ' for value in graph.inputs)}) = inputs" if graph.inputs else "    () = inputs"]
+    for position, index in enumerate(plan.order):
+        node, takeover = graph.nodes[index], plan.takeovers[index]
+        lines += [f"    {line}" for line in _statements(node, takeover, names)]
+        lines += [f"    {line}" for line in _releases(dying[position], names, node, takeover)]
+    lines += [f"    return [{', '.join(names[value] for value in graph.outputs)}]", ""]
+    return "\n".join(lines)
+
+
+def namespaces(graph: Graph) -> tuple[str, ...]:
+    """The operator libraries that a graph's program calls, by name."""
+    return tuple(sorted({"aten"} | {node.op.split(".")[0] for node in graph.nodes if not node.op.startswith("py.")}))
+
+
+def _header(plan: Plan) -> Iterator[str]:
+    yield f"# {len(plan.order)} operators; promised peak {_bytes(plan.peak_bytes)}, of which {_bytes(plan.resident_bytes)} are the caller's"
+    yield "from torch import device, inf, nan, ops"
+    yield "import torch"
+    for name in namespaces(plan.graph):
+        if not _VARIABLE.fullmatch(name):
+            raise FormatError(f"expected the name of an operator library, got {name!r}")
+        yield f"{name} = ops.{name}"
+    yield ""
+
+
+def _variables(graph: Graph) -> dict[Value, str]:
+    """A Python variable for each value. The versions of what the caller owns are one tensor, hence one variable."""
+    taken = _RESERVED | set(namespaces(graph))
+    names: dict[Value, str] = {}
+    for value in graph.inputs:
+        names[value] = _fresh(value.name, taken)
+    for node in graph.nodes:
+        for output in node.outputs:
+            if output is not None:
+                names[output] = _fresh(output.name, taken)
+        for before, after in node.writes:
+            names[after] = names[before]
+    return names
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    name = name if _VARIABLE.fullmatch(name) else "v"
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def _deaths(plan: Plan) -> list[list[tuple[Storage, list[Value]]]]:
+    """By position in the order: the storages whose last use that is, with the values on them that exist by then."""
+    graph, owned = plan.graph, {value.storage for value in plan.graph.inputs}
+    kept = owned | {value.storage for value in graph.outputs}
+    last: dict[Storage, int] = {}
+    on: dict[Storage, list[Value]] = {}
+    for position, index in enumerate(plan.order):
+        node = graph.nodes[index]
+        for value in (*node.inputs, *node.results):
+            last[value.storage] = position
+        for output in node.outputs:
+            if output is not None:
+                on.setdefault(output.storage, []).append(output)
+    dying: list[list[tuple[Storage, list[Value]]]] = [[] for _ in plan.order]
+    for storage, position in last.items():
+        if storage not in kept:
+            dying[position].append((storage, on[storage]))
+    return dying
+
+
+def _releases(dying: list[tuple[Storage, list[Value]]], names: dict[Value, str], node: Node, takeover: int) -> Iterator[str]:
+    """The line that lets storages go: their variables are all that holds them."""
+    if not dying:
+        return
+    variables = [names[value] for _, values in dying for value in values]
+    taken = node.inplace[takeover][0].storage if takeover >= 0 else None
+    freed: Size = 0
+    for storage, _ in dying:
+        if storage is not taken:  # its memory lives on under another name
+            freed = freed + storage.nbytes
+    note = f"  # frees {_bytes(freed)}" if freed != 0 else ""
+    yield f"del {', '.join(variables)}{note}"
+
+
+def _statements(node: Node, takeover: int, names: dict[Value, str]) -> Iterator[str]:
+    """The lines that run one node."""
+    if node.op.startswith("py."):
+        yield f"{names[node.results[0]]} = {_arithmetic(node, names)}"
+    elif node.op == "aten._local_scalar_dense.default":
+        yield f"{names[node.results[0]]} = {_text(node.args[0], names)}.item()"
+    elif takeover >= 0 and node.op == _SCATTER:
+        yield from _scatter_in_place(node, names)
+    else:
+        call = _call_in_place(node, takeover, names) if takeover >= 0 else _call(node.op, node.args, node.kwargs, names)
+        yield from _assign(node, call, names)
+
+
+def _assign(node: Node, call: str, names: dict[Value, str]) -> Iterator[str]:
+    """Bind a call's results. What nobody wants must not stay bound, or it would stay alive."""
+    if not any(output is not None for output in node.outputs):
+        yield f"{call}{_comment(node)}"
+    elif len(node.outputs) == 1 and not _returns_list(node.op):
+        yield f"{names[node.results[0]]} = {call}{_comment(node)}"
+    else:
+        targets = [names[output] if output is not None else "_" for output in node.outputs]
+        yield f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = {call}{_comment(node)}"
+        if "_" in targets:
+            yield "del _"
+
+
+def _call(op: str, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...], names: dict[Value, str]) -> str:
+    if not _OPERATOR.fullmatch(op):
+        raise FormatError(f"expected an operator's name such as 'aten.add.Tensor', got {op!r}")
+    given = [_text(arg, names) for arg in args] + [f"{_keyword(key)}={_text(arg, names)}" for key, arg in kwargs]
+    return f"{op}({', '.join(given)})"
+
+
+def _call_in_place(node: Node, takeover: int, names: dict[Value, str]) -> str:
+    """The overload that works in the memory of one of its inputs."""
+    value, overload = node.inplace[takeover]
+    outs = [argument.name for argument in _schema(overload).arguments if argument.kwarg_only and argument.alias_info is not None]
+    return _call(overload, node.args, (*node.kwargs, *((name, value) for name in outs)), names)
+
+
+def _scatter_in_place(node: Node, names: dict[Value, str]) -> Iterator[str]:
+    """`as_strided_scatter` has no overload that works in place: it is a copy into a view."""
+    base, update, *view = node.args
+    yield f"{names[node.results[0]]} = {_text(base, names)}{_comment(node)}"
+    yield f"aten.copy_.default({_call('aten.as_strided.default', (base, *view), (), names)}, {_text(update, names)})"
+
+
+def _arithmetic(node: Node, names: dict[Value, str]) -> str:
+    op, operands = node.op.removeprefix("py."), [_text(arg, names) for arg in node.args]
+    if op in _BINARY:
+        return f" {_BINARY[op]} ".join(operands)
+    if op in ("neg", "abs"):
+        return f"-{operands[0]}" if op == "neg" else f"abs({operands[0]})"
+    raise FormatError(f"expected arithmetic on numbers, one of {', '.join(_BINARY)}, neg, abs; got {node.op!r}")
+
+
+def _text(arg: Arg, names: dict[Value, str]) -> str:
+    """An argument as Python source."""
+    if isinstance(arg, Value):
+        return names[arg]
+    if isinstance(arg, tuple):
+        return f"[{', '.join(_text(item, names) for item in arg)}]"
+    if isinstance(arg, Atom):
+        return f"device({arg.name!r})" if arg.kind == "device" else f"torch.{_keyword(arg.name)}"
+    if arg is None or isinstance(arg, (bool, int, float, complex, str)):
+        return f"({arg!r})" if isinstance(arg, (int, float)) and not isinstance(arg, bool) and arg < 0 else repr(arg)
+    raise FormatError(f"a program needs concrete sizes; got the expression {arg}")
+
+
+def _keyword(name: str) -> str:
+    if not _VARIABLE.fullmatch(name):
+        raise FormatError(f"expected an identifier, got {name!r}")
+    return name
+
+
+def _schema(op: str) -> torch.FunctionSchema:
+    namespace, base, overload = op.split(".")
+    schema: torch.FunctionSchema = getattr(getattr(getattr(torch.ops, namespace), base), overload)._schema
+    return schema
+
+
+def _returns_list(op: str) -> bool:
+    return isinstance(_schema(op).returns[0].type, torch.ListType)
+
+
+def _comment(node: Node) -> str:
+    """Shape and size of what a node makes, and where it comes from."""
+    made = next((output for output in node.outputs if output is not None), None)
+    what = f"{made.dtype}[{', '.join(map(str, made.shape))}]" if made is not None else ""
+    where = f"{node.source.module}:{node.source.line}" if node.source is not None and node.source.module else ""
+    return f"  # {' '.join(filter(None, (what, where)))}" if what or where else ""
+
+
+def _bytes(count: Size) -> str:
+    """A size for people: exact below a KiB."""
+    if not isinstance(count, int):
+        return f"{count} B"
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} B"

@@ -1,0 +1,42 @@
+"""A lowered program, compiled and ready to run."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+
+_serial = count()
+
+
+@dataclass(frozen=True)
+class Program:
+    """Source text that defines `step(inputs) -> outputs`, as `lower` leaves it. Runs without autograd and without autocast."""
+
+    source: str
+    autocast_devices: tuple[str, ...] = ("cpu",)  # where autocast would otherwise reach into the operators
+    _step: Callable[[Sequence[Any]], list[Any]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        filename = f"<lowtide step {next(_serial)}>"
+        namespace: dict[str, Any] = {}
+        exec(compile(self.source, filename, "exec"), namespace)
+        # Tracebacks and debuggers find the program's lines here.
+        linecache.cache[filename] = (len(self.source), None, self.source.splitlines(keepends=True), filename)
+        object.__setattr__(self, "_step", namespace["step"])
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """Run on the graph's inputs, tensors and numbers in their order; the graph's outputs."""
+        enabled = [device for device in self.autocast_devices if torch.is_autocast_enabled(device)]
+        for device in enabled:
+            torch.set_autocast_enabled(device, False)
+        try:
+            with torch.no_grad():
+                return self._step(inputs)
+        finally:
+            for device in enabled:
+                torch.set_autocast_enabled(device, True)
