@@ -1,11 +1,11 @@
 """What lowtide raises. Every message says what was expected, what came, where, and what to do.
 
-    LowtideError
-    ├── CaptureError      the program cannot become a graph: operator and source line
-    ├── BatchError        a batch unlike the captured one: which argument, expected and got
-    ├── StepError         the model or optimizer no longer is what was captured, or cannot run here
-    ├── FormatError       a file or text that does not read: line, or node, and what was expected
-    └── CheckError        a graph, order or plan that breaks a rule: its verdict and where
+LowtideError
+├── CaptureError      the program cannot become a graph: operator and source line
+├── BatchError        a batch unlike the captured one: which argument, expected and got
+├── StepError         the model or optimizer no longer is what was captured, or cannot run here
+├── FormatError       a file or text that does not read: line, or node, and what was expected
+└── CheckError        a graph, order or plan that breaks a rule: its verdict and where
 """
 
 

@@ -1,0 +1,1 @@
+"""From a running PyTorch program to a graph."""

@@ -66,7 +66,10 @@ def _refuse(name: str, tensor: torch.Tensor) -> None:
 
 @contextmanager
 def swapped(model: nn.Module, fakes: FakeModel) -> Iterator[None]:
-    """Run with fakes in the model's places. Raises CaptureError if the model counts steps in a Python number, which no graph could follow."""
+    """Run with fakes in the model's places.
+
+    Raises CaptureError if the model counts steps in a Python number, which no graph could follow.
+    """
     modules = list(model.modules())
     before = [_Snapshot(module) for module in modules]
     replace = {**fakes.parameters, **fakes.buffers}
@@ -86,7 +89,8 @@ class _Snapshot:
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.attributes = module, dict(module.__dict__)
-        self.tables = [(table, dict(table)) for table in (module._parameters, module._buffers, module._modules)]
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module._modules)
+        self.tables = [(table, dict(table)) for table in tables]
 
     def restore(self) -> None:
         """Put them back, in the dictionaries that held them."""
@@ -120,14 +124,23 @@ def _refuse_changed_numbers(path: str, module: nn.Module, before: _Snapshot) -> 
 
 @contextmanager
 def untouched_randomness() -> Iterator[None]:
-    """Every generator is as before afterwards. Raises CaptureError if the program drew from Python's or NumPy's, which no graph could follow."""
+    """Every generator is as before afterwards.
+
+    Raises CaptureError if the program drew from Python's or NumPy's, which no graph could follow.
+    """
     state, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
     try:
         yield
-        drawn = [name for name, same in (("random", random.getstate() == python), ("numpy.random", _same(np.random.get_state(legacy=False), numpy))) if not same]
+        drawn = [
+            name
+            for name, same in (("random", random.getstate() == python), ("numpy.random", _same(np.random.get_state(legacy=False), numpy)))
+            if not same
+        ]
         if drawn:
-            raise CaptureError(f"the program draws from {' and '.join(drawn)}: a captured step would repeat the same choice for ever; draw with torch")
+            raise CaptureError(
+                f"the program draws from {' and '.join(drawn)}: a captured step would repeat the same choice for ever; draw with torch"
+            )
     finally:
         torch.set_rng_state(state)
         random.setstate(python)

@@ -39,7 +39,12 @@ _FUNCTIONAL = {
 }
 
 # Element-wise operators that lack the tag.
-_POINTWISE = {"aten.hardtanh_backward.default", "aten.elu_backward.default", "aten.leaky_relu_backward.default", "aten.softplus_backward.default"}
+_POINTWISE = {
+    "aten.hardtanh_backward.default",
+    "aten.elu_backward.default",
+    "aten.leaky_relu_backward.default",
+    "aten.softplus_backward.default",
+}
 
 
 def name_of(op: OpOverload) -> str:
@@ -52,6 +57,12 @@ def resolve(name: str) -> OpOverload:
     namespace, base, overload = name.split(".")
     found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload)
     return found
+
+
+def with_defaults(op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Positional arguments with the defaults that a call left out: the functional form may have none (`bernoulli_(x)` is `bernoulli(x, 0.5)`)."""
+    rest = [argument for argument in op._schema.arguments[len(args) :] if not argument.kwarg_only]
+    return (*args, *(argument.default_value for argument in rest)) if all(argument.has_default_value() for argument in rest) else args
 
 
 def written_positions(op: OpOverload, args: tuple[Any, ...]) -> tuple[int | str, ...]:

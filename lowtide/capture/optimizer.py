@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from lowtide.capture.recorder import Recorder, geometry
+from lowtide.capture.blocks import geometry
+from lowtide.capture.recorder import Recorder
 from lowtide.capture.scalars import Guard, Scalars, Traced
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Kind, Value
@@ -33,6 +34,7 @@ class Update:
 
     assigned: tuple[tuple[Slot, Value], ...]
     guards: tuple[Guard, ...]
+    state_entries: int  # before the step, of all parameters together
 
 
 class _ItemReader(TorchFunctionMode):
@@ -58,7 +60,13 @@ class Shadow:
     state: Mapping[torch.Tensor, Mapping[str, Any]]  # by real parameter; fake tensors and numbers
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str], fakes: Mapping[torch.Tensor, torch.Tensor], recorder: Recorder) -> Shadow:
+    def of(
+        cls,
+        optimizer: torch.optim.Optimizer,
+        names: Mapping[torch.Tensor, str],
+        fakes: Mapping[torch.Tensor, torch.Tensor],
+        recorder: Recorder,
+    ) -> Shadow:
         """The shadow of an optimizer as it is now."""
         _refuse_what_cannot_be_traced(optimizer, names)
         state = {
@@ -108,7 +116,9 @@ class Shadow:
                     declared[parameter][key] = scalars.root(slot, item, f"{name}.{key}")
         return declared
 
-    def _outcome(self, recorder: Recorder, scalars: Scalars, start: dict[torch.Tensor, dict[str, Any]], twin: torch.optim.Optimizer) -> tuple[Update, Shadow]:
+    def _outcome(
+        self, recorder: Recorder, scalars: Scalars, start: dict[torch.Tensor, dict[str, Any]], twin: torch.optim.Optimizer
+    ) -> tuple[Update, Shadow]:
         """Compare the state after the step with that before it."""
         assigned: list[tuple[Slot, Value]] = []
         after: dict[torch.Tensor, dict[str, Any]] = {}
@@ -122,17 +132,17 @@ class Shadow:
                 if item is not before and item is not None:
                     assigned.append((Slot("state", (self.names[parameter], key)), _assigned_value(item, recorder)))
         following = Shadow(self.optimizer, self.names, self.fakes, after)
-        return Update(tuple(assigned), tuple(scalars.guards)), following
+        return Update(tuple(assigned), tuple(scalars.guards), sum(map(len, self.state.values()))), following
 
 
 def _run(twin: torch.optim.Optimizer, scalars: Scalars) -> None:
     """Take the step. The class's own `step`: the instance's may be wrapped by a scheduler that counts calls."""
-    import torch._dynamo  # optimizers import it in their step; not while tensors are fake  # noqa: F401
+    import torch._dynamo  # optimizers import it in their step; not while tensors are fake
 
     twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
     with _ItemReader(scalars), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        type(twin).step(twin)  # type: ignore[call-arg]
+        type(twin).step(twin)
 
 
 def _traced(item: Any, slot: Slot, scalars: Scalars) -> Any:
@@ -171,7 +181,10 @@ def _fake_state(item: Any, recorder: Recorder, name: str, key: str) -> Any:
 def _refuse_what_cannot_be_traced(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
     name = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise CaptureError(f"{name} evaluates the model several times a step, as often as the data asks for: it cannot be captured; use a first-order optimizer")
+        raise CaptureError(
+            f"{name} evaluates the model several times a step, as often as the data asks for: it cannot be captured; use a "
+            "first-order optimizer"
+        )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise CaptureError(f"{name} works on sparse gradients, which cannot be captured: use Adam, and embeddings with sparse=False")
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
@@ -198,7 +211,9 @@ def same_program(one: Recorder, two: Recorder) -> bool:
 
 
 def _alike(one: Any, two: Any) -> bool:
-    return one is two or (one.op == two.op and _shape_of(one.args) == _shape_of(two.args) and _shape_of(one.kwargs) == _shape_of(two.kwargs))
+    return one is two or (
+        one.op == two.op and _shape_of(one.args) == _shape_of(two.args) and _shape_of(one.kwargs) == _shape_of(two.kwargs)
+    )
 
 
 def _shape_of(arg: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,14 +11,15 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from lowtide.capture.blocks import dtype_name
 from lowtide.capture.fakes import FakeModel, fake_batch_leaf, fake_model, swapped, untouched_randomness
 from lowtide.capture.optimizer import Shadow, Update, same_program
-from lowtide.capture.recorder import Recorder, dtype_name
+from lowtide.capture.recorder import Recorder
 from lowtide.capture.scalars import Guard
 from lowtide.capture.sources import Sources
 from lowtide.errors import BatchError, CaptureError
 from lowtide.ir import tree
-from lowtide.ir.graph import Graph, Kind, Value
+from lowtide.ir.graph import Graph, Kind
 from lowtide.ir.slots import Slot
 
 
@@ -35,6 +35,7 @@ class Captured:
     assigned: tuple[Slot, ...]  # of the last graph.outputs
     guards: tuple[Guard, ...]  # what must hold of the caller's numbers
     constants: tuple[torch.Tensor, ...]  # what "constant" slots refer to
+    state_entries: int  # of the optimizer, all parameters together, that the program starts from
     result: Callable[[Sequence[Any]], Any]  # the tensors of the result -> what the program returns
 
 
@@ -50,7 +51,10 @@ class TrainingProgram:
 
 
 def positional_and_keyword(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How a batch is passed on: a tuple or list as positional arguments, a mapping as keyword arguments, anything else as the one argument."""
+    """How a batch is passed on:
+
+    a tuple or list as positional arguments, a mapping as keyword arguments, anything else as the one argument.
+    """
     if isinstance(batch, Mapping):
         return (), dict(batch)
     if isinstance(batch, (tuple, list)) and not hasattr(batch, "_fields"):
@@ -64,7 +68,7 @@ def capture_inference(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
         fake_args, fake_kwargs = trace.declare_batch(args, kwargs)
         with trace.recording():
             result = model(*fake_args, **fake_kwargs)
-        return trace.finish(trace.recorder, result, Update((), ()))
+        return trace.finish(trace.recorder, result, Update((), (), 0))
 
 
 def capture_training(program: TrainingProgram, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> tuple[Captured, ...]:
@@ -115,7 +119,10 @@ def _optimizer_step(trace: _Trace, shadow: Shadow, result: Any) -> tuple[Capture
     (tail, update, following), (other, _, _) = tails
     if not same_program(tail, other):
         name = type(shadow.optimizer).__name__
-        raise CaptureError(f"{name} turns a hyper-parameter into a constant (through `math`, `torch.tensor` or the like), so later changes of it would go unseen: it cannot be captured")
+        raise CaptureError(
+            f"{name} turns a hyper-parameter into a constant (through `math`, `torch.tensor` or the like), so later changes "
+            "of it would go unseen: it cannot be captured"
+        )
     return trace.finish(tail, result, update), following
 
 
@@ -170,7 +177,9 @@ class _Trace:
 
         for index in at:
             leaves[index] = tree.Leaf(leaves[index].where, None)  # no fake tensor outlives the capture
-        return Captured(graph, slots, tuple(slot for slot, _ in update.assigned), update.guards, tuple(recorder.constants), put)
+        return Captured(
+            graph, slots, tuple(slot for slot, _ in update.assigned), update.guards, tuple(recorder.constants), update.state_entries, put
+        )
 
 
 @contextmanager
@@ -191,7 +200,9 @@ def _refuse_batch_leaf(leaf: tree.Leaf) -> None:
 def _refuse_sparse(fakes: FakeModel) -> None:
     for real, fake in fakes.parameters.items():
         if fake.grad is not None and fake.grad.layout is not torch.strided:
-            raise CaptureError(f"the gradient of {fakes.names[real]} is sparse ({fake.grad.layout}), which cannot be captured: use sparse=False")
+            raise CaptureError(
+                f"the gradient of {fakes.names[real]} is sparse ({fake.grad.layout}), which cannot be captured: use sparse=False"
+            )
 
 
 def _micro_batches(args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -217,11 +228,18 @@ def _checked_loss(result: Any) -> torch.Tensor:
     """The loss within what the loss function returned."""
     loss = _loss_of(result)
     if not isinstance(loss, torch.Tensor):
-        raise CaptureError(f"loss() must return a scalar tensor, a tuple that starts with one, or an object with a `.loss`; it returned a {type(result).__name__}")
+        raise CaptureError(
+            "loss() must return a scalar tensor, a tuple that starts with one, or an object with a `.loss`; it returned a "
+            f"{type(result).__name__}"
+        )
     if loss.numel() != 1:
-        raise CaptureError(f"loss() must return a scalar; it returned a tensor of shape {tuple(loss.shape)}: reduce it, for instance with .mean()")
+        raise CaptureError(
+            f"loss() must return a scalar; it returned a tensor of shape {tuple(loss.shape)}: reduce it, for instance with .mean()"
+        )
     if not loss.requires_grad:
-        raise CaptureError(f"the loss ({dtype_name(loss.dtype)}) does not depend on any parameter that requires gradients: nothing could be trained")
+        raise CaptureError(
+            f"the loss ({dtype_name(loss.dtype)}) does not depend on any parameter that requires gradients: nothing could be trained"
+        )
     return loss
 
 
@@ -249,13 +267,10 @@ def _detached(item: Any) -> Any:
 def _summed(results: list[Any]) -> torch.Tensor:
     """The loss of the whole batch. Other results of micro-batches would need a rule for joining them, which only the user knows."""
     if not all(isinstance(result, torch.Tensor) for result in results):
-        raise CaptureError("with accumulate > 1, loss() must return the loss alone: results of several micro-batches cannot be joined for you")
+        raise CaptureError(
+            "with accumulate > 1, loss() must return the loss alone: results of several micro-batches cannot be joined for you"
+        )
     total: torch.Tensor = results[0]
     for result in results[1:]:
         total = total + result
     return total
-
-
-def with_outputs(captured: Captured, outputs: tuple[Value, ...]) -> Captured:
-    """The same program with other output values, as a rewrite leaves them."""
-    return dataclasses.replace(captured, graph=Graph(captured.graph.inputs, captured.graph.nodes, outputs))

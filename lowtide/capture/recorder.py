@@ -5,14 +5,14 @@ every composite decomposition, so it is a kernel that eager PyTorch would run. T
 
 - Aliasing is what storages say. A tensor is looked up by its storage and its geometry, so that views, detached copies and a view of
   a view of a view are one and the same question, and an operator that makes no new value (detach, alias) leaves no node.
-- A storage that the program made is written once. `y.add_(x)` on such a storage becomes `y2 = add(y, x)` on a new one, with leave to work in
+- A storage that the program made is written once. `y.add_(x)` on such a storage becomes `y2 = add(y, x)` on a new one, with leave to
+work in
   place; a write through a view of it becomes a scatter. Values seen later through any old view are read from the new storage.
   Only storages of the caller (parameters, statistics, optimizer state) keep their in-place operators, each making a new version.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -26,65 +26,26 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from lowtide.capture import operators
+from lowtide.capture.blocks import Block, Names, address, covers, geometry, geometry_of_value
+from lowtide.capture.prune import needed
 from lowtide.capture.sources import Sources, users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Source, Storage, Value
 from lowtide.ir.slots import Slot
 
 _UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException, UnsupportedOperatorException)
-_IGNORED_NAMESPACES = {"profiler"}
+_IGNORED_NAMESPACES = {"prim", "profiler"}  # questions and marks, not computation
 _SCATTER, _AS_STRIDED = "aten.as_strided_scatter.default", "aten.as_strided.default"
-
-Geometry = tuple[str, tuple[int, ...], tuple[int, ...], int]  # dtype, shape, stride, offset
-
-
-class _Block:
-    """What is known of one torch storage: which storage of the graph it is now, and the values seen on it."""
-
-    __slots__ = ("owned", "ref", "root", "storage", "version", "views")
-
-    def __init__(self, ref: StorageWeakRef, root: Value, owned: bool) -> None:
-        self.ref = ref  # keeps the address from being given to another storage
-        self.owned = owned
-        self.version = 0
-        self.renew(root)
-
-    def renew(self, root: Value) -> None:
-        """The block's content is now what `root`, which covers all of it, says."""
-        self.root, self.storage, self.version = root, root.storage, root.version
-        self.views: dict[Geometry, Value] = {geometry_of_value(root): root}
-
-    def fork(self) -> _Block:
-        """An independent copy."""
-        twin = copy.copy(self)
-        twin.views = dict(self.views)
-        return twin
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """ "float32" for torch.float32."""
-    return str(dtype).removeprefix("torch.")
-
-
-def geometry(tensor: torch.Tensor) -> Geometry:
-    """What tells two tensors on one storage apart."""
-    return dtype_name(tensor.dtype), tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
-
-
-def geometry_of_value(value: Value) -> Geometry:
-    """The same of a value."""
-    return value.dtype, value.shape, value.stride, value.offset  # type: ignore[return-value]  # concrete under this mode
 
 
 class Recorder(TorchDispatchMode):
     """Records what runs under it. `fork()` gives an independent continuation from the same point."""
 
     def __init__(self, fake_mode: FakeTensorMode, sources: Sources) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.fake_mode, self.sources = fake_mode, sources
         self.kind = Kind.ACTIVATION  # of the storages that are made now
         self.inputs: list[Value] = []
@@ -92,9 +53,9 @@ class Recorder(TorchDispatchMode):
         self.nodes: list[Node] = []
         self.constants: list[torch.Tensor] = []
         self.scalar_of: Callable[[float], Value | None] = lambda number: None
-        self._blocks: dict[int, _Block] = {}
+        self._blocks: dict[int, Block] = {}
         self._constant_fakes: dict[int, torch.Tensor] = {}
-        self._names: dict[str, int] = {}
+        self._names = Names()
         self._last_random: Node | None = None
 
     def fork(self) -> Recorder:
@@ -103,7 +64,7 @@ class Recorder(TorchDispatchMode):
         twin.kind, twin.scalar_of, twin._last_random = self.kind, self.scalar_of, self._last_random
         twin.inputs, twin.slots, twin.nodes, twin.constants = list(self.inputs), list(self.slots), list(self.nodes), list(self.constants)
         twin._blocks = {key: block.fork() for key, block in self._blocks.items()}
-        twin._constant_fakes, twin._names = dict(self._constant_fakes), dict(self._names)
+        twin._constant_fakes, twin._names = dict(self._constant_fakes), self._names.fork()
         return twin
 
     # What goes in and out.
@@ -114,11 +75,11 @@ class Recorder(TorchDispatchMode):
         if block is None:
             storage = self._new_storage(tensor, name, kind)
             value = self._value_on(storage, tensor, storage.name)
-            self._blocks[_address(tensor)] = _Block(StorageWeakRef(tensor.untyped_storage()), value, owned=True)
+            self._blocks[address(tensor)] = Block(tensor, value, owned=True)
         elif (known := block.views.get(geometry(tensor))) is not None:
             return known
         else:
-            value = self._value_on(block.storage, tensor, self._unique(name))
+            value = self._value_on(block.storage, tensor, self._names.unique(name))
             block.views[geometry(tensor)] = value
         self.inputs.append(value)
         self.slots.append(slot)
@@ -133,7 +94,7 @@ class Recorder(TorchDispatchMode):
 
     def new_scalar(self, name: str) -> Value:
         """A value that is a Python number."""
-        unique = self._unique(name)
+        unique = self._names.unique(name)
         return Value(unique, Storage(unique, 0, "cpu", Kind.SCALAR), "scalar", (), ())
 
     def emit_scalar(self, op: str, args: tuple[Arg, ...]) -> Value:
@@ -160,7 +121,7 @@ class Recorder(TorchDispatchMode):
     def graph(self, outputs: Iterable[Value]) -> tuple[Graph, tuple[Slot, ...]]:
         """What was recorded, less the nodes that nothing needs, and the slot of each input."""
         results = tuple(outputs)
-        return Graph(tuple(self.inputs), _needed(self.nodes, results), results), tuple(self.slots)
+        return Graph(tuple(self.inputs), needed(self.nodes, results), results), tuple(self.slots)
 
     # One operator.
 
@@ -174,6 +135,8 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self._literal(args[0])
         args, kwargs = self._fake(args), self._fake(kwargs)
+        if func._schema.is_mutable:
+            args = operators.with_defaults(func, args)
         recorded = self._arguments(func, args), tuple((key, self._argument(func, item)) for key, item in kwargs.items())
         written = operators.written_positions(func, args)
         functional = self._functional_results(func, written, args, kwargs)
@@ -191,7 +154,10 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _functional_results(self, func: OpOverload, written: tuple[int | str, ...], args: Any, kwargs: Any) -> list[Any] | None:
-        """What the functional form of a writing operator returns, under fake tensors; None if the operator writes only what the caller owns."""
+        """What the functional form of a writing operator returns, under fake tensors;
+
+        None if the operator writes only what the caller owns.
+        """
         targets = [tensor for at in written for tensor in _tensors(_at(at, args, kwargs))]
         owned = [self.owns(tensor) for tensor in targets]
         if all(owned):
@@ -209,18 +175,23 @@ class Recorder(TorchDispatchMode):
         if any(t is not None and self._is_new(t) for t in tensors) or not tensors:
             outputs = tuple(None if t is None or not self._is_new(t) else self._new_value(t, name) for t in tensors)
             random = operators.is_random(func, args, kwargs)
-            self._append(Node(name, recorded[0], outputs, recorded[1], inplace=self._may_take(func, recorded, outputs), source=source), random)
+            self._append(
+                Node(name, recorded[0], outputs, recorded[1], inplace=self._may_take(func, recorded, outputs), source=source), random
+            )
 
     def _record_write_to_owned(
         self, func: OpOverload, recorded: Any, out: Any, args: Any, kwargs: Any, written: tuple[int | str, ...], source: Source | None
     ) -> None:
         """An operator that writes storages of the caller: it stays as it is, and each written storage goes to its next version."""
-        name, writes = operators.name_of(func), []
+        name = operators.name_of(func)
+        writes: list[tuple[Value, Value]] = []
         for tensor in [t for at in written for t in _tensors(_at(at, args, kwargs))]:
-            before, block = self.value(tensor), self._blocks[_address(tensor)]
+            before, block = self.value(tensor), self._blocks[address(tensor)]
             if any(before.storage is done.storage for done, _ in writes):
                 raise CaptureError(f"operator {name} at {users_line()} writes one storage through two arguments")
-            after = self._value_on(block.storage, tensor, self._unique(f"{block.storage.name}_v{block.version + 1}"), block.version + 1)
+            after = self._value_on(
+                block.storage, tensor, self._names.unique(f"{block.storage.name}_v{block.version + 1}"), block.version + 1
+            )
             block.renew(after)
             writes.append((before, after))
         outputs = tuple(None if t is None or not self._is_new(t) else self._new_value(t, name) for t in _results(func, out))
@@ -228,7 +199,14 @@ class Recorder(TorchDispatchMode):
         self._append(Node(name, recorded[0], outputs, recorded[1], writes=tuple(writes), source=source), random)
 
     def _record_functional(
-        self, func: OpOverload, recorded: Any, args: Any, kwargs: Any, written: tuple[int | str, ...], results: list[Any], source: Source | None
+        self,
+        func: OpOverload,
+        recorded: Any,
+        args: Any,
+        kwargs: Any,
+        written: tuple[int | str, ...],
+        results: list[Any],
+        source: Source | None,
     ) -> None:
         """An operator that writes storages of the step: its functional form makes new ones."""
         form = operators.functional_form(func)
@@ -236,14 +214,17 @@ class Recorder(TorchDispatchMode):
         targets = [tensor for at in written for tensor in _tensors(_at(at, args, kwargs))]
         before = [self.value(tensor) for tensor in targets]
         kept = tuple((key, item) for key, item in recorded[1] if key not in written)
-        covered = [self._covers(tensor) for tensor in targets]
+        covered = [covers(tensor) for tensor in targets]
         name = operators.name_of(form)
         if len(targets) == 1 and covered[0] and geometry(results[0])[:3] == geometry(targets[0])[:3]:
-            outputs = (self._new_value(results[0], name),)
+            outputs: tuple[Value, ...] = (self._new_value(results[0], name),)
             own = ((before[0], operators.name_of(func)),)
             node = Node(name, recorded[0], outputs, kept, inplace=own + self._may_take(form, (recorded[0], kept), outputs), source=source)
             self._append(node, operators.is_random(func, args, kwargs))
-            self._blocks[_address(targets[0])].renew(outputs[0])
+            self._blocks[address(targets[0])].renew(outputs[0])
+            return
+        if func is torch.ops.aten.copy_.default and args[0].shape == args[1].shape:
+            self._scatter(targets[0], self.value(args[1]), source)  # a scatter is a copy already
             return
         outputs = tuple(self._new_value(result, name) for result in results)
         self._append(Node(name, recorded[0], outputs, kept, source=source), operators.is_random(func, args, kwargs))
@@ -252,11 +233,11 @@ class Recorder(TorchDispatchMode):
 
     def _scatter(self, tensor: torch.Tensor, update: Value, source: Source | None) -> None:
         """Make the storage that results from writing `update` where `tensor` lies."""
-        block = self._blocks[_address(tensor)]
+        block = self._blocks[address(tensor)]
         root, view = block.root, geometry(tensor)
         if view[0] != root.dtype:
             raise CaptureError(f"a write through a view of another dtype at {users_line()} cannot be captured: {view[0]} over {root.dtype}")
-        storage = Storage(self._unique("scatter"), block.storage.nbytes, block.storage.device, self.kind)
+        storage = Storage(self._names.unique("scatter"), block.storage.nbytes, block.storage.device, self.kind)
         result = Value(storage.name, storage, root.dtype, root.shape, root.stride, root.offset)
         node = Node(_SCATTER, (root, update, view[1], view[2], view[3]), (result,), inplace=((root, _SCATTER),), source=source)
         self._append(node, random=False)
@@ -267,18 +248,24 @@ class Recorder(TorchDispatchMode):
         if random:
             if self.kind is Kind.GRADIENT:
                 raise CaptureError(
-                    f"operator {node.op} draws random numbers in the backward pass, as torch.utils.checkpoint does when it repeats a dropout: "
+                    f"operator {node.op} draws random numbers in the backward pass, as torch.utils.checkpoint does when it repeats "
+                    "a dropout: "
                     "its mask would not be the forward's. Remove the checkpointing: lowtide decides what to recompute"
                 )
             if self._last_random is not None:
-                node = Node(node.op, node.args, node.outputs, node.kwargs, node.writes, (self._last_random,), node.inplace, None, node.source)
+                node = Node(
+                    node.op, node.args, node.outputs, node.kwargs, node.writes, (self._last_random,), node.inplace, None, node.source
+                )
             self._last_random = node
         self.nodes.append(node)
 
     # Values and storages.
 
     def _may_take(self, func: OpOverload, recorded: Any, outputs: tuple[Value | None, ...]) -> tuple[tuple[Value, str], ...]:
-        """The inputs whose memory an element-wise operator may give its result, if they die there: same geometry, so that the same kernel runs."""
+        """The inputs whose memory an element-wise operator may give its result, if they die there:
+
+        same geometry, so that the same kernel runs.
+        """
         overload = operators.out_form(func)
         if overload is None or len(outputs) != 1 or outputs[0] is None:
             return ()
@@ -290,21 +277,9 @@ class Recorder(TorchDispatchMode):
             if geometry_of_value(value) == geometry_of_value(out)
             and value.storage.nbytes == out.storage.nbytes
             and value.storage.device == out.storage.device
-            and not self._is_owned(value)
+            and not value.storage.kind.caller_owned
             and not any(other.storage is value.storage for other in inputs if other is not value)
         )
-
-    def _is_owned(self, value: Value) -> bool:
-        return value.storage.kind.caller_owned
-
-    def _covers(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is all of its storage, each byte once."""
-        step = 1
-        for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-            if extent != 1 and stride != step:
-                return False
-            step *= extent
-        return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
         block = self._block_of(tensor)
@@ -315,49 +290,41 @@ class Recorder(TorchDispatchMode):
         base = op.split(".")[1].strip("_")
         block = self._block_of(tensor)
         if block is not None:
-            value = self._value_on(block.storage, tensor, self._unique(base), block.version)
+            value = self._value_on(block.storage, tensor, self._names.unique(base), block.version)
             block.views[geometry(tensor)] = value
             return value
         storage = self._new_storage(tensor, base, self.kind)
         value = self._value_on(storage, tensor, storage.name)
-        self._blocks[_address(tensor)] = _Block(StorageWeakRef(tensor.untyped_storage()), value, owned=False)
+        self._blocks[address(tensor)] = Block(tensor, value, owned=False)
         return value
 
-    def _view_of_root(self, block: _Block, tensor: torch.Tensor) -> Value:
+    def _view_of_root(self, block: Block, tensor: torch.Tensor) -> Value:
         """A view made before its storage was written, made again from what the storage is now."""
         view = geometry(tensor)
         if view[0] != block.root.dtype:
-            raise CaptureError(f"a view of another dtype ({view[0]} over {block.root.dtype}), read at {users_line()} after a write, cannot be captured")
+            raise CaptureError(
+                f"a view of another dtype ({view[0]} over {block.root.dtype}), read at {users_line()} after a write, cannot be captured"
+            )
         if block.storage.kind is Kind.INPUT:
             raise CaptureError(f"the batch is written in place through a view, at {users_line()}: clone it first")
-        value = self._value_on(block.storage, tensor, self._unique("view"), block.version)
+        value = self._value_on(block.storage, tensor, self._names.unique("view"), block.version)
         self.nodes.append(Node(_AS_STRIDED, (block.root, view[1], view[2], view[3]), (value,), source=self.sources.current()))
         block.views[view] = value
         return value
 
-    def _block_of(self, tensor: torch.Tensor) -> _Block | None:
+    def _block_of(self, tensor: torch.Tensor) -> Block | None:
         if tensor.layout is not torch.strided:
-            raise CaptureError(f"a {tensor.layout} tensor at {users_line()}: only dense tensors can be captured (sparse gradients are not supported)")
-        return self._blocks.get(_address(tensor))
+            raise CaptureError(
+                f"a {tensor.layout} tensor at {users_line()}: only dense tensors can be captured (sparse gradients are not supported)"
+            )
+        return self._blocks.get(address(tensor))
 
     def _new_storage(self, tensor: torch.Tensor, name: str, kind: Kind) -> Storage:
-        return Storage(self._unique(name), int(tensor.untyped_storage().nbytes()), str(tensor.device), kind)
+        return Storage(self._names.unique(name), int(tensor.untyped_storage().nbytes()), str(tensor.device), kind)
 
     def _value_on(self, storage: Storage, tensor: torch.Tensor, name: str, version: int = 0) -> Value:
         dtype, shape, stride, offset = geometry(tensor)
         return Value(name, storage, dtype, shape, stride, offset, version)
-
-    def _unique(self, name: str) -> str:
-        """`name`, as an identifier that is not taken: relu, relu_1, relu_2."""
-        stem = "".join(letter if letter.isalnum() else "_" for letter in name)
-        stem = stem if stem[:1].isidentifier() else f"_{stem}"
-        while True:
-            count = self._names.get(stem, 0)
-            self._names[stem] = count + 1
-            unique = f"{stem}_{count}" if count else stem
-            if unique == stem or unique not in self._names:
-                self._names.setdefault(unique, 1)
-                return unique
 
     # Tensors that are not the step's own.
 
@@ -366,7 +333,8 @@ class Recorder(TorchDispatchMode):
         if id(tensor) not in self._constant_fakes:
             if tensor.requires_grad:
                 raise CaptureError(
-                    f"a tensor of shape {tuple(tensor.shape)} that requires gradients, used at {users_line()}, is not a parameter of the model: "
+                    f"a tensor of shape {tuple(tensor.shape)} that requires gradients, used at {users_line()}, is not a parameter "
+                    "of the model: "
                     "make it one, so that the step can train it"
                 )
             fake = self.fake_mode.from_tensor(tensor)
@@ -432,10 +400,6 @@ class Recorder(TorchDispatchMode):
 _ATOMS: dict[str, type] = {"dtype": torch.dtype, "device": torch.device, "layout": torch.layout, "memory_format": torch.memory_format}
 
 
-def _address(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
 def _at(position: int | str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return kwargs.get(position) if isinstance(position, str) else args[position]
 
@@ -462,26 +426,7 @@ def _results(func: OpOverload, out: Any) -> list[torch.Tensor | None]:
 def _why_untraceable(func: OpOverload, error: Exception) -> str:
     name, line = operators.name_of(func), users_line()
     if isinstance(error, DataDependentOutputException):
-        return f"control flow depends on data: {name} at {line} reads a tensor's value, which a captured step cannot follow; use torch.where or masks"
+        return f"control flow depends on data: {name} at {line} reads a tensor's value, which no graph can follow; use torch.where or masks"
     if isinstance(error, DynamicOutputShapeException):
         return f"a shape depends on data: the result of {name} at {line} has no fixed shape; pad to a fixed size or use masks"
     return f"{name} at {line} cannot be run without data: {error}"
-
-
-def _needed(nodes: list[Node], outputs: tuple[Value, ...]) -> tuple[Node, ...]:
-    """The nodes that some output, write, random draw or assertion needs, in their order."""
-    wanted: set[Value] = set(outputs)
-    keep: list[Node] = []
-    held: set[Node] = set()
-    for node in reversed(nodes):
-        effect = bool(node.writes) or not node.outputs or node in held or _draws(node)
-        if effect or any(value in wanted for value in node.results):
-            keep.append(node)
-            held.update(node.after)
-            wanted.update(node.inputs)
-    return tuple(reversed(keep))
-
-
-def _draws(node: Node) -> bool:
-    namespace = node.op.split(".")[0]
-    return namespace != "py" and torch.Tag.nondeterministic_seeded in operators.resolve(node.op).tags

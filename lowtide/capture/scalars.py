@@ -1,9 +1,11 @@
 """Python numbers that change from step to step, traced through Python arithmetic.
 
-An optimizer reads its learning rate, computes `1 - beta1 ** step` and hands the result to a kernel. To redo that arithmetic at each step, in
+An optimizer reads its learning rate, computes `1 - beta1 ** step` and hands the result to a kernel. To redo that arithmetic at each
+step, in
 the same order, to the last bit, hyper-parameters are handed to it as subclasses of float and int that record what is done to
 them. An operator receives only the bare C number, so each traced number carries a number of its own making, unlike any other, by
-which the recorder knows it again. The true one serves comparisons, whose outcome becomes a guard: a fact that must hold for the recorded program to be the right one.
+which the recorder knows it again. The true one serves comparisons, whose outcome becomes a guard: a fact that must hold for the
+recorded program to be the right one.
 """
 
 from __future__ import annotations
@@ -96,7 +98,8 @@ class Scalars:
         """The outcome of a comparison, now a guard."""
         if left.roots is None or (isinstance(right, Traced) and right.roots is None):
             raise CaptureError(
-                f"control flow depends on data: the optimizer compares a number read from a tensor, at {users_line()}; its step cannot be captured as one program"
+                f"control flow depends on data: the optimizer compares a number read from a tensor, at {users_line()}; its step "
+                "cannot be captured as one program"
             )
         outcome = bool(_COMPARISONS[op](left.actual, _actual(right)))
         if left.direct and not isinstance(right, Traced):
@@ -110,7 +113,9 @@ class Scalars:
     def freeze(self, number: Traced) -> Any:
         """The number itself, for code that cannot be traced: the program now holds for the present hyper-parameters only."""
         if number.roots is None:
-            raise CaptureError(f"a number read from a tensor leaves the traced arithmetic at {users_line()}: use plain Python operators on it")
+            raise CaptureError(
+                f"a number read from a tensor leaves the traced arithmetic at {users_line()}: use plain Python operators on it"
+            )
         for root in number.roots:
             self.guards[Guard(root.slot, "eq", root.actual, True)] = None
         return number.actual
@@ -161,9 +166,6 @@ class Traced:
     def __index__(self) -> int:
         return operator.index(self.scalars.freeze(self))
 
-    def __round__(self, digits: int | None = None) -> Any:
-        return round(self.scalars.freeze(self), digits)
-
     def __hash__(self) -> int:
         return id(self)
 
@@ -205,6 +207,11 @@ def _comparison(op: str) -> Callable[[Traced, Any], Any]:
     return method
 
 
+def _round(self: Traced, digits: int | None = None) -> Any:
+    return round(self.scalars.freeze(self), digits)
+
+
+_define("__round__", _round)
 for _name in _ARITHMETIC:
     _define(f"__{_name}__", _arithmetic(_name, reflected=False))
     _define(f"__r{_name}__", _arithmetic(_name, reflected=True))

@@ -33,7 +33,7 @@ class Sources:
         source = self._of_frame(sys._getframe(1))
         if source is not None and torch.is_grad_enabled():
             # Autograd numbered this operator's backward node just before it came here (see torch.fx.proxy).
-            self._by_sequence[torch.autograd._get_sequence_nr() - 1] = source  # type: ignore[attr-defined]
+            self._by_sequence[torch.autograd._get_sequence_nr() - 1] = source
         return source
 
     def _of_frame(self, frame: FrameType | None) -> Source | None:

@@ -1,0 +1,1 @@
+"""The nouns of the house, their text and their checks. No torch."""

@@ -9,9 +9,11 @@
 `nodes` stand in program order, one order that is right; every topological order of `edges.predecessors` is. Memory is counted on
 storages, never on values. A storage that a node makes is written once, by that node (the normal form that `capture` leaves); only storages
 that the caller owns are written again, by nodes that list what they write in `writes`. Each write makes a new version of the
-storage: a node that reads version k comes after the writer of k and before the writer of k + 1. These hazards follow from the values alone, so a rewrite cannot lose them.
+storage: a node that reads version k comes after the writer of k and before the writer of k + 1. These hazards follow from the values
+alone, so a rewrite cannot lose them.
 
-A Python number that changes from step to step (a learning rate, Adam's bias correction) is a value too: of dtype "scalar", no shape, and a storage of 0 bytes.
+A Python number that changes from step to step (a learning rate, Adam's bias correction) is a value too: of dtype "scalar", no shape,
+and a storage of 0 bytes.
 """
 
 from __future__ import annotations
@@ -86,7 +88,7 @@ class Source:
     module: str = ""  # path of the innermost module, "layer1.0.conv1"
 
 
-Arg: TypeAlias = Union["Value", Atom, None, bool, int, float, complex, str, Size, "tuple[Arg, ...]"]
+Arg: TypeAlias = Union["Value", Atom, bool, int, float, complex, str, Size, "tuple[Arg, ...]", None]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -99,7 +101,9 @@ class Node:
     kwargs: tuple[tuple[str, Arg], ...] = ()
     writes: tuple[tuple[Value, Value], ...] = ()  # (before, after): same tensor, next version
     after: tuple[Node, ...] = ()  # control edges
-    inplace: tuple[tuple[Value, str], ...] = ()  # an input whose storage outputs[0] may take over if it dies here, and the overload to call then
+    inplace: tuple[
+        tuple[Value, str], ...
+    ] = ()  # an input whose storage outputs[0] may take over if it dies here, and the overload to call then
     body: Graph | None = None
     source: Source | None = None
 

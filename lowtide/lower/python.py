@@ -3,7 +3,8 @@
     takes   a checked plan
     leaves  source text that defines `step(inputs)`: the graph's inputs in their order in, its outputs in theirs out
 
-The program calls operators directly; whoever runs it turns autograd and autocast off. Nothing in it comes from a file unchecked: operators are
+The program calls operators directly; whoever runs it turns autograd and autocast off. Nothing in it comes from a file unchecked:
+operators are
 names of three identifiers, variables are made here, everything else is a literal.
 """
 

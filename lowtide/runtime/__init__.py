@@ -1,0 +1,1 @@
+"""What a program needs while it runs."""

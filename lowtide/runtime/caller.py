@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,58 +16,76 @@ from lowtide.ir.slots import Slot
 
 @dataclass(frozen=True)
 class Caller:
-    """A model, perhaps an optimizer, and the tensors that a program closes over."""
+    """A model, and perhaps an optimizer."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
-    constants: tuple[torch.Tensor, ...]
 
-    def read_all(self, slots: Sequence[Slot], batch: Sequence[Any]) -> list[Any]:
-        """What the slots hold now. Looked up anew at each step: `load_state_dict` and `.data = ` may have put other tensors there.
+    def look(self, batch: Sequence[Any] = ()) -> View:
+        """What the caller holds at this moment.
 
-        Raises StepError if something is gone.
+        Looked up anew at each step: `load_state_dict` and assignments may have put other tensors there.
         """
-        parameters = dict(self.model.named_parameters())
-        buffers: dict[str, torch.Tensor] | None = None
-        found: list[Any] = []
-        try:
-            for slot in slots:
-                if slot.place == "buffer" and buffers is None:
-                    buffers = dict(self.model.named_buffers())
-                found.append(self._read(slot, parameters, buffers or {}, batch))
-        except (KeyError, IndexError) as error:
-            raise StepError(f"{slot} was there at capture and is gone: optimize the model again") from error
-        return found
+        return View(self, batch, dict(self.model.named_parameters()), dict(self.model.named_buffers()))
 
-    def read(self, slot: Slot) -> Any:
-        """What one slot of the optimizer holds now: a hyper-parameter, or a number of its state. KeyError or IndexError if it is gone."""
-        return self._read(slot, dict(self.model.named_parameters()) if slot.place == "state" else {}, {}, ())
+    def note_step(self) -> None:
+        """Tell learning-rate schedulers that the optimizer has stepped; they warn if it has not before they do."""
+        if self.optimizer is not None and getattr(self.optimizer.step, "_wrapped_by_lr_sched", False):
+            self.optimizer._opt_called = True  # type: ignore[attr-defined]
 
-    def _read(self, slot: Slot, parameters: dict[str, Any], buffers: dict[str, Any], batch: Sequence[Any]) -> Any:
-        path: Any = slot.path
-        if slot.place == "parameter":
-            return parameters[path[0]]
-        if slot.place == "buffer":
-            return buffers[path[0]]
-        if slot.place == "batch":
-            return batch[path[0]]
+    @property
+    def state_entries(self) -> int:
+        """How many entries the optimizer's state has, of all parameters together."""
+        return sum(map(len, self.optimizer.state.values())) if self.optimizer is not None else 0
+
+
+@dataclass(frozen=True)
+class View:
+    """The caller's objects by name, at one moment."""
+
+    caller: Caller
+    batch: Sequence[Any]
+    parameters: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+
+    def read(self, slot: Slot, constants: Sequence[torch.Tensor] = ()) -> Any:
+        """What a slot holds; `constants` are the tensors that the program closes over. Raises StepError if it is gone."""
         if slot.place == "constant":
-            return self.constants[path[0]]
-        assert self.optimizer is not None
-        item: Any = self.optimizer.state.get(parameters[path[0]], {}) if slot.place == "state" else self.optimizer.param_groups[path[0]]
+            return constants[int(slot.path[0])]
+        try:
+            return _READERS[slot.place](self, slot.path)
+        except (KeyError, IndexError, TypeError) as error:
+            raise StepError(f"{slot} was there when the step was captured and is gone now: optimize the model again") from error
+
+    def assign(self, slots: Sequence[Slot], items: Sequence[Any]) -> None:
+        """Put new optimizer state where the optimizer looks for it."""
+        for slot, item in zip(slots, items, strict=True):
+            name, key = slot.path
+            self._optimizer.state[self.parameters[str(name)]][key] = item
+
+    @property
+    def _optimizer(self) -> torch.optim.Optimizer:
+        if self.caller.optimizer is None:
+            raise StepError("this program was captured without an optimizer")
+        return self.caller.optimizer
+
+    def _state(self, path: Any) -> Any:
+        return self._optimizer.state[self.parameters[path[0]]][path[1]]
+
+    def _group(self, path: Any) -> Any:
+        item: Any = self._optimizer.param_groups[path[0]]
         for key in path[1:]:
             item = item[key]
         return item
 
-    def assign(self, slots: Sequence[Slot], items: Sequence[Any]) -> None:
-        """Put new optimizer state where the optimizer looks for it."""
-        if not slots:
-            return
-        assert self.optimizer is not None
-        parameters: dict[Any, Any] = dict(self.model.named_parameters())
-        for slot, item in zip(slots, items, strict=True):
-            name, key = slot.path
-            self.optimizer.state[parameters[name]][key] = item
+
+_READERS: dict[str, Callable[[View, Any], Any]] = {
+    "parameter": lambda view, path: view.parameters[path[0]],
+    "buffer": lambda view, path: view.buffers[path[0]],
+    "batch": lambda view, path: view.batch[path[0]],
+    "state": View._state,
+    "group": View._group,
+}
 
 
 @dataclass(frozen=True)
@@ -86,16 +104,18 @@ class InputCheck:
         for (slot, look), item in zip(self.expected, items, strict=True):
             if look and (item.shape, item.stride(), item.dtype, item.device) != look:
                 raise StepError(
-                    f"{slot} was {_describe(*look)} when the step was captured and is {_describe(item.shape, item.stride(), item.dtype, item.device)} now: "
+                    f"{slot} was {describe(*look)} when the step was captured and is "
+                    f"{describe(item.shape, item.stride(), item.dtype, item.device)} now: "
                     "optimize the model again"
                 )
+
+
+def describe(shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> str:
+    """A tensor's look in words: "float32[8, 3] with strides [3, 1] on cpu"."""
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)} with strides {list(stride)} on {device}"
 
 
 def _look_of(value: Value) -> tuple[Any, ...]:
     if value.storage.kind in (Kind.SCALAR, Kind.INPUT):
         return ()
     return value.shape, value.stride, getattr(torch, value.dtype), torch.device(value.storage.device)
-
-
-def _describe(shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> str:
-    return f"{str(dtype).removeprefix('torch.')}{list(shape)} with strides {list(stride)} on {device}"

@@ -15,9 +15,15 @@ _serial = count()
 
 @dataclass(frozen=True)
 class Program:
-    """Source text that defines `step(inputs) -> outputs`, as `lower` leaves it. Runs without autograd and without autocast."""
+    """Source text that defines `step(inputs) -> outputs`, as `lower` leaves it. Runs beneath autograd and without autocast.
+
+    Some kernels ask whether gradients are enabled (oneDNN's recurrent layers keep a workspace for the backward pass only then), so the
+    program runs with
+    the setting under which it was captured, while autograd itself is passed by.
+    """
 
     source: str
+    gradients: bool = True
     autocast_devices: tuple[str, ...] = ("cpu",)  # where autocast would otherwise reach into the operators
     _step: Callable[[Sequence[Any]], list[Any]] = field(init=False, repr=False, compare=False)
 
@@ -35,7 +41,7 @@ class Program:
         for device in enabled:
             torch.set_autocast_enabled(device, False)
         try:
-            with torch.no_grad():
+            with torch.set_grad_enabled(self.gradients), torch._C._AutoDispatchBelowAutograd():
                 return self._step(inputs)
         finally:
             for device in enabled:

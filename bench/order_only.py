@@ -1,0 +1,166 @@
+"""MODeL's table (its section 5.5): what order alone saves, on every model of the list, at batch 1 and 32.
+
+    python -m bench.order_only [--models NAME ...] [--batch-sizes 1 32] [--plan-only] [--repeats 3] [--minutes 60]
+
+Each row is a process of its own. It first plans the step under fake tensors; if eager and optimized model fit into memory side by side and
+the time allows, both then run for real: peaks by the allocator's own count, step times interleaved.
+
+Accounting is MODeL's: parameters, buffers, optimizer state (none: plain SGD) and the batch are resident and count; eager holds all gradients
+until `optimizer.step()`. `saving` compares whole peaks, promised ones; `measured_saving` compares measured ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.models import MODELS
+from bench.results import Results
+
+COLUMNS = (
+    "model", "batch_size", "operators", "capture_s", "workspace_s", "planning_s", "resident_bytes", "eager_promised_bytes", "promised_bytes",
+    "lower_bound_bytes", "saving", "eager_measured_bytes", "measured_bytes", "measured_saving", "promise_error", "time_ratio", "eager_ms", "how",
+)  # fmt: skip
+_SHARE_OF_MEMORY = 0.75
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS), metavar="NAME")
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 32])
+    parser.add_argument("--plan-only", action="store_true", help="run nothing for real")
+    parser.add_argument("--repeats", type=int, default=3, help="timed steps of each")
+    parser.add_argument("--minutes", type=float, default=60, help="after this time, rows are planned only")
+    parser.add_argument("--name", default="order_only", help="of the result file")
+    parser.add_argument("--row", action="store_true", help="print one row as JSON: for the process of its own")
+    options = parser.parse_args()
+    if options.row:
+        print(json.dumps(row(options.models[0], options.batch_sizes[0], not options.plan_only, options.repeats)))
+        return
+    table(options)
+
+
+def table(options: argparse.Namespace) -> None:
+    """All rows, saved after each, so that an interrupted run leaves what it has."""
+    rows: list[dict[str, Any]] = []
+    start = time.monotonic()
+    for batch_size in options.batch_sizes:
+        for name in options.models:
+            late = time.monotonic() - start > options.minutes * 60
+            rows.append(_in_its_own_process(name, batch_size, options.plan_only or late, options.repeats))
+            results = Results(options.name, "What order alone saves", COLUMNS, tuple(rows), NOTES)
+            results.save()
+            print(
+                name,
+                batch_size,
+                {key: rows[-1].get(key) for key in ("saving", "measured_saving", "promise_error", "time_ratio", "how")},
+                flush=True,
+            )
+    results.print()
+
+
+NOTES = (
+    "saving: of the promised whole peak against eager's, resident bytes counted in; measured_saving: the same of measured peaks",
+    "promise_error: promised over measured peak, minus 1; time_ratio: lowtide's step time over eager's, median of interleaved pairs",
+    "how: 'run' where both ran for real, 'planned' where the step was planned under fake tensors only, without workspaces",
+)
+
+
+def _in_its_own_process(name: str, batch_size: int, plan_only: bool, repeats: int) -> dict[str, Any]:
+    command = [
+        sys.executable,
+        "-m",
+        "bench.order_only",
+        "--row",
+        "--models",
+        name,
+        "--batch-sizes",
+        str(batch_size),
+        "--repeats",
+        str(repeats),
+    ]
+    done = subprocess.run([*command, *(["--plan-only"] if plan_only else [])], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        return {
+            "model": name,
+            "batch_size": batch_size,
+            "how": f"failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}",
+        }
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def row(name: str, batch_size: int, run: bool, repeats: int) -> dict[str, Any]:
+    """One model at one batch size."""
+    from lowtide import optimize
+    from lowtide.api.compare import Workload, compare, plain_sgd
+
+    def built(device: str) -> Workload:
+        made = MODELS[name].build(batch_size, device)
+        return Workload(made.model, made.batch, made.loss, plain_sgd(made.model))
+
+    def optimized(work: Workload) -> Any:
+        return optimize(work.model, work.batch, loss=work.loss, optimizer=work.optimizer, progress=False)
+
+    _warm_up()
+    step = optimized(built("meta"))
+    if not run or 2 * step.plan.resident_bytes + step.plan.eager_peak_bytes > _SHARE_OF_MEMORY * _available_bytes():
+        return _planned(name, batch_size, step) | {"how": "planned"}
+    work = built("cpu")
+    step = optimized(work)
+    compared = compare(built("cpu"), work, step, repeats)
+    resident = compared.resident_bytes
+    return _planned(name, batch_size, step) | {
+        "eager_measured_bytes": resident + compared.eager_measured_bytes,
+        "measured_bytes": resident + compared.measured_bytes,
+        "measured_saving": compared.saving,
+        "promise_error": step.plan.peak_bytes / (resident + compared.measured_bytes) - 1,
+        "time_ratio": compared.time_ratio,
+        "eager_ms": compared.eager_us / 1e3,
+        "how": "run",
+    }
+
+
+def _planned(name: str, batch_size: int, step: Any) -> dict[str, Any]:
+    plan = step.plan
+    return {
+        "model": name,
+        "batch_size": batch_size,
+        "operators": len(plan.graph.nodes),
+        "capture_s": step.seconds["capture"],
+        "workspace_s": step.seconds.get("measure", 0.0),
+        "planning_s": step.seconds["order"],
+        "resident_bytes": plan.resident_bytes,
+        "eager_promised_bytes": plan.eager_peak_bytes,
+        "promised_bytes": plan.peak_bytes,
+        "lower_bound_bytes": plan.lower_bound_bytes,
+        "saving": 1 - plan.peak_bytes / plan.eager_peak_bytes,
+    }
+
+
+def _warm_up() -> None:
+    """Load the compiled kernels, so that planning seconds are planning seconds."""
+    import torch
+
+    from lowtide import optimize
+
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimize(model, (torch.ones(1, 2),), loss=lambda model, x: model(x).sum(), optimizer=optimizer, progress=False)
+
+
+def _available_bytes() -> int:
+    """Memory that is free now."""
+    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Eager PyTorch and lowtide side by side, on the same workload: peaks by the allocator's own count, times interleaved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from lowtide.api.step import Step
+from lowtide.capture.program import positional_and_keyword
+from lowtide.cost.profiler import interleaved_us, peak_bytes
+from lowtide.errors import LowtideError
+
+
+class Workload(NamedTuple):
+    """What is to be optimized."""
+
+    model: nn.Module
+    batch: Any
+    loss: Callable[..., Any] | None
+    optimizer: torch.optim.Optimizer | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Peaks are transient: above what the caller holds (parameters, buffers, optimizer state, batch), which `resident_bytes` counts."""
+
+    resident_bytes: int
+    eager_measured_bytes: int
+    measured_bytes: int
+    promised_bytes: int
+    eager_us: float
+    us: float
+    time_ratio: float
+
+    @property
+    def saving(self) -> float:
+        """The measured saving, a share of eager's whole peak."""
+        return 1 - (self.resident_bytes + self.measured_bytes) / (self.resident_bytes + self.eager_measured_bytes)
+
+    def figures(self) -> dict[str, float]:
+        """All figures by name."""
+        return asdict(self) | {"saving": self.saving}
+
+    def __str__(self) -> str:
+        mib = 2**20
+        return (
+            f"measured peak: eager {(self.resident_bytes + self.eager_measured_bytes) / mib:.2f} MiB, lowtide "
+            f"{(self.resident_bytes + self.measured_bytes) / mib:.2f} MiB "
+            f"({self.saving:.1%} saved; promised {(self.resident_bytes + self.promised_bytes) / mib:.2f} MiB)\n"
+            f"measured time: eager {self.eager_us / 1e3:.1f} ms, lowtide {self.us / 1e3:.1f} ms a step (ratio {self.time_ratio:.3f})"
+        )
+
+
+def workload_of(function: Callable[[], Any]) -> Workload:
+    """What a user's function returned, if it is (model, batch, loss, optimizer). Raises LowtideError otherwise."""
+    made = function()
+    if not isinstance(made, tuple) or len(made) != 4 or not isinstance(made[0], nn.Module):
+        what = type(made).__name__ if not isinstance(made, tuple) else f"a tuple of {', '.join(type(item).__name__ for item in made)}"
+        raise LowtideError(f"expected (model, batch, loss, optimizer), of which loss and optimizer may be None; got {what}")
+    return Workload(*made)
+
+
+def plain_sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of the bench where none is named: SGD without state, as in MODeL's experiments."""
+    return torch.optim.SGD(model.parameters(), lr=1e-3)
+
+
+def eager_step(workload: Workload) -> Callable[[], Any]:
+    """The plain loop's body on a workload, with the optimizer on its single-tensor path."""
+    args, kwargs = positional_and_keyword(workload.batch)
+    model, loss, optimizer = workload.model, workload.loss, workload.optimizer
+    if loss is None or optimizer is None:
+        return torch.no_grad()(lambda: model(*args, **kwargs))
+    for group in optimizer.param_groups:
+        group["foreach"], group["fused"] = False, False
+
+    def step() -> Any:
+        optimizer.zero_grad()
+        result = loss(model, *args, **kwargs)
+        scalar = result if isinstance(result, torch.Tensor) else getattr(result, "loss", None)
+        (result[0] if scalar is None else scalar).backward()
+        optimizer.step()
+        return scalar.detach() if isinstance(result, torch.Tensor) and scalar is not None else None
+
+    return step
+
+
+def compare(eager: Workload, optimized: Workload, step: Step, repeats: int = 5) -> Comparison:
+    """Measure eager PyTorch on one workload, and a step on its twin.
+
+    Both train on; the first step of each, which makes optimizer state, is not counted.
+    """
+    args, kwargs = positional_and_keyword(optimized.batch)
+    plain = eager_step(eager)
+    device = str(next(iter(optimized.model.parameters()), torch.empty(0)).device)
+    plain(), step(*args, **kwargs)
+    if eager.optimizer is not None:
+        eager.optimizer.zero_grad()
+    memory = peak_bytes(plain, device)
+    own = step.measure(*args, **kwargs)
+    times = interleaved_us({"eager": plain, "lowtide": lambda: step(*args, **kwargs)}, repeats, 1, device)
+    return Comparison(
+        step.plan.resident_bytes, memory.peak_bytes, own.peak_bytes, step.plan.peak_bytes - step.plan.resident_bytes,
+        times["eager"].median_us, times["lowtide"].median_us, times["lowtide"].ratio_to(times["eager"]),
+    )  # fmt: skip

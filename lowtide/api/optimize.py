@@ -1,0 +1,193 @@
+"""The one verb."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowtide.api.stages import Callback, Stages, wants_progress
+from lowtide.api.step import Step, Variant, circumstances
+from lowtide.capture.program import Captured, TrainingProgram, capture_inference, capture_training, positional_and_keyword
+from lowtide.cost.workspaces import measure_workspaces
+from lowtide.errors import FormatError
+from lowtide.ir import tree
+from lowtide.ir.graph import Graph
+from lowtide.ir.plan import Plan, Provenance
+from lowtide.ir.text import to_text
+from lowtide.runtime.batch import BatchSpec
+from lowtide.runtime.caller import Caller
+from lowtide.schedule import Best, Solver
+from lowtide.search.planning import candidates, make_plan, replan
+
+_CUDA_GRANULE_BYTES = 512  # torch's caching allocator rounds every request up to this
+
+
+def optimize(
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss: Callable[..., Any] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    after_backward: Callable[[nn.Module], Any] | None = None,
+    accumulate: int = 1,
+    solver: Solver | None = None,
+    workspaces: bool | None = None,
+    plan: Plan | str | os.PathLike[str] | None = None,
+    device: torch.device | str | None = None,
+    progress: bool | None = None,
+    callback: Callback | None = None,
+) -> Step:
+    """A callable that does what the program does, bit for bit, in less memory and at no cost in time.
+
+    With `loss` and `optimizer`, one call is one training step: zero_grad, forward, backward, optimizer.step. Without, one call is
+    `model(*batch)` without gradients. Nothing is run here but, once for each distinct operator, a measurement of its temporaries; the
+    model, the
+    optimizer and the random generators are as before, also when an error is raised.
+
+    model: lies where it is to run. On the meta device its step can be planned (as if on `device`) but not run.
+    batch: an example of what each call will get, same shapes, strides and dtypes. A tuple or list is passed on as positional arguments,
+        a mapping as keyword arguments, anything else as the one argument; also in the calls: `step(*batch)`, `step(**batch)`,
+        `step(batch)`.
+    loss: `loss(model, *batch)`, returns the scalar to be differentiated, or a tuple that starts with it, or an object with a `.loss`.
+        What it returns, detached, is what each call returns.
+    optimizer: any torch optimizer whose step is plain arithmetic on tensors and hyper-parameters. Those are read at each call.
+    after_backward: called as `after_backward(model)` between backward and optimizer step, with gradients in `.grad`; for instance to
+    clip them.
+    accumulate: micro-batches per step. The batch is cut along dimension 0 into this many equal parts, whose losses are averaged.
+    solver: how to find the order; the best of the quick heuristics by default.
+    workspaces: measure operators' temporaries, so that the promised peak counts them. By default where the model can run.
+    plan: a plan saved earlier for this very program, to be used instead of solving again.
+    device: where a model on the meta device is taken to be; "cpu" by default.
+    progress: show progress on standard error; by default where that is a terminal.
+    callback: told of every stage, at its start and at its end.
+
+    Raises CaptureError where the program cannot be one graph, BatchError where the batch cannot be cut as asked, FormatError for a
+    `plan` that is of another program.
+    """
+    _check_arguments(model, loss, optimizer, after_backward, accumulate)
+    args, kwargs = positional_and_keyword(batch)
+    on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    place = _device(model, device)
+    spec = BatchSpec.of(args, kwargs, place)
+    program = None
+    if loss is not None and optimizer is not None:
+        program = TrainingProgram(model, loss, optimizer, after_backward, accumulate)
+    args, kwargs = _without_data((args, kwargs), place)
+    saved = Plan.load(plan) if isinstance(plan, (str, os.PathLike)) else plan
+    maker = _Maker(
+        model, program, args, kwargs, place, solver or Best(), not on_meta if workspaces is None else workspaces, saved,
+        Stages(callback, wants_progress(progress)),
+    )  # fmt: skip
+    variants = maker.make()
+    if saved is not None and not any(variant.plan.solver == saved.solver and variant.plan.order == saved.order for variant in variants):
+        raise FormatError(
+            "the saved plan is of another program: other model, batch, optimizer settings or versions; leave `plan` out to make a new one"
+        )
+    return Step(maker.caller, spec, variants, maker.make, maker.stages.seconds, runnable=not on_meta)
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """Everything that is needed to capture and plan, now and again later."""
+
+    model: nn.Module
+    program: TrainingProgram | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    device: torch.device
+    solver: Solver
+    workspaces: bool
+    saved: Plan | None
+    stages: Stages
+
+    @property
+    def caller(self) -> Caller:
+        """The objects that the step works on."""
+        return Caller(self.model, None if self.program is None else self.program.optimizer)
+
+    def make(self) -> list[Variant]:
+        """Capture and plan the program as the caller's objects are now."""
+        here = circumstances(self.caller)
+        with self.stages.stage("capture", "capturing the program"):
+            captured = self._capture()
+        return [Variant.of(each, self._plan(each.graph), here, gradients=self.program is not None) for each in captured]
+
+    def _capture(self) -> tuple[Captured, ...]:
+        if self.program is None:
+            return (capture_inference(self.model, self.args, self.kwargs, self.device),)
+        return capture_training(self.program, self.args, self.kwargs, self.device)
+
+    def _plan(self, graph: Graph) -> Plan:
+        device = max((value.storage.device for value in graph.inputs), default=str(self.device))
+        granule = _CUDA_GRANULE_BYTES if device.startswith("cuda") else 1
+        if self.saved is not None:
+            for candidate in candidates(graph):
+                if to_text(self.saved.graph) == to_text(candidate):
+                    return replan(self.saved, candidate)
+        temporaries = {candidate: self._temporaries(candidate) for candidate in candidates(graph)}
+        with self.stages.stage("order", f"ordering {len(graph.nodes)} operators"):
+            return make_plan(temporaries, self.solver, _provenance(device), round_to=granule)
+
+    def _temporaries(self, graph: Graph) -> tuple[int, ...]:
+        """What each operator needs beside its arguments and results, bytes; measured unless that is switched off."""
+        if not self.workspaces:
+            return (0,) * len(graph.nodes)
+        with self.stages.stage("measure", "measuring operators' temporaries"):
+            return measure_workspaces(graph.nodes).nbytes
+
+
+def _device(model: nn.Module, wished: torch.device | str | None) -> torch.device:
+    """Where the step runs: where the model lies, or for a model without memory where it is wished to."""
+    found = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    if found.type == "meta":
+        return torch.device(wished if wished is not None else "cpu")
+    if wished is not None and torch.device(wished) != found:
+        raise ValueError(f"device: the model lies on {found}; `device` is for models on the meta device (got {wished})")
+    return found
+
+
+def _without_data(batch: tuple[tuple[Any, ...], dict[str, Any]], device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The batch's looks without its data: what a later capture needs, and no reason to keep the caller's tensors alive."""
+    leaves, rebuild = tree.flatten(batch)
+    light: tuple[tuple[Any, ...], dict[str, Any]] = tree.unflatten(rebuild, [_meta(leaf.value, device) for leaf in leaves])
+    return light
+
+
+def _meta(item: Any, device: torch.device) -> Any:
+    if not isinstance(item, torch.Tensor) or item.device != device or item.requires_grad or item.layout is not torch.strided:
+        return item  # what cannot be captured is refused by the capture
+    return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device="meta")
+
+
+def _provenance(device: str) -> Provenance:
+    return Provenance(
+        lowtide=version("lowtide"),
+        torch=torch.__version__,
+        device=device,
+        python=platform.python_version(),
+        threads=torch.get_num_threads(),
+    )
+
+
+def _check_arguments(model: Any, loss: Any, optimizer: Any, after_backward: Any, accumulate: int) -> None:
+    """Refuse what cannot be meant."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got a {type(model).__name__}")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer: expected a torch.optim.Optimizer, got a {type(optimizer).__name__}")
+    if (loss is None) != (optimizer is None):
+        missing, given = ("loss", "optimizer") if loss is None else ("optimizer", "loss")
+        raise TypeError(f"{missing}: a training step needs both `loss` and `optimizer`, got only `{given}`; leave both out for inference")
+    if loss is not None and not callable(loss):
+        raise TypeError(f"loss: expected a function loss(model, *batch), got a {type(loss).__name__}")
+    if loss is None and (after_backward is not None or accumulate != 1):
+        raise TypeError("after_backward and accumulate belong to training: give `loss` and `optimizer` too")
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise ValueError(f"accumulate: expected a positive number of micro-batches, got {accumulate!r}")

@@ -1,0 +1,56 @@
+"""The stages of an optimisation, told to whoever listens: timing and the progress display come from here."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from rich.console import Console
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage, at its start (`seconds` is None) or at its end."""
+
+    name: str  # "capture", "measure", "order", "lower"
+    what: str  # a sentence for people
+    seconds: float | None = None
+
+
+Callback: TypeAlias = Callable[[Stage], None]
+
+
+@dataclass
+class Stages:
+    """Runs stages, times them and tells about them."""
+
+    callback: Callback | None = None
+    progress: bool = False
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage, summed
+
+    @contextmanager
+    def stage(self, name: str, what: str) -> Iterator[None]:
+        """Everything inside belongs to the stage."""
+        start = time.perf_counter()
+        self._tell(Stage(name, what))
+        if self.progress:
+            with Console(stderr=True).status(f"lowtide: {what}"):
+                yield
+        else:
+            yield
+        spent = time.perf_counter() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + spent
+        self._tell(Stage(name, what, spent))
+
+    def _tell(self, stage: Stage) -> None:
+        if self.callback is not None:
+            self.callback(stage)
+
+
+def wants_progress(progress: bool | None) -> bool:
+    """The caller's wish; without one, progress is shown where somebody looks on."""
+    return sys.stderr.isatty() if progress is None else progress

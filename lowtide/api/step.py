@@ -1,0 +1,157 @@
+"""What `optimize` hands back: a callable that does what the captured program does."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from lowtide.capture.program import Captured
+from lowtide.cost.profiler import Measured, peak_bytes
+from lowtide.errors import StepError
+from lowtide.ir.plan import Plan
+from lowtide.lower.python import lower
+from lowtide.runtime.batch import BatchSpec
+from lowtide.runtime.caller import Caller, InputCheck, View
+from lowtide.runtime.program import Program
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One program for one state of the caller's: optimizers make their state in the first step and update it in later ones."""
+
+    captured: Captured
+    plan: Plan
+    program: Program
+    circumstances: tuple[Any, ...]
+    check: InputCheck
+
+    @classmethod
+    def of(cls, captured: Captured, plan: Plan, circumstances: tuple[Any, ...], gradients: bool) -> Variant:
+        """The program that runs `plan`."""
+        inputs = captured.graph.inputs
+        devices = tuple(sorted({torch.device(value.storage.device).type for value in inputs}))
+        return cls(captured, plan, Program(lower(plan), gradients, devices), circumstances, InputCheck.of(inputs, captured.slots))
+
+    def fits(self, now: View, circumstances: tuple[Any, ...]) -> bool:
+        """Whether this is the program for what the caller holds now."""
+        if self.circumstances != circumstances or self.captured.state_entries != now.caller.state_entries:
+            return False
+        try:
+            return all(guard.holds(now.read(guard.slot)) for guard in self.captured.guards)
+        except StepError:
+            return False
+
+    def run(self, now: View) -> Any:
+        """Run once on what the caller holds; the result as the captured program returns it."""
+        inputs = [now.read(slot, self.captured.constants) for slot in self.captured.slots]
+        self.check(inputs)
+        outputs = self.program(inputs)
+        results = len(outputs) - len(self.captured.assigned)
+        now.assign(self.captured.assigned, outputs[results:])
+        return self.captured.result(outputs[:results])
+
+
+Replan: TypeAlias = Callable[[], "list[Variant]"]
+
+
+class Step:
+    """A training step, or an inference call, in less memory. Call it as the loop would: `loss = step(*batch)`.
+
+    It reads parameters, buffers, optimizer state and hyper-parameters from the caller's own objects at each call and advances them in
+    place. What
+    it was planned for may change between calls: a learning rate at no cost, a flag (frozen layers, `model.eval()`, a weight decay that
+    becomes zero) by capturing once more.
+    """
+
+    def __init__(
+        self, caller: Caller, batch: BatchSpec, variants: list[Variant], replan: Replan, seconds: dict[str, float], runnable: bool
+    ) -> None:
+        self._caller, self._batch, self._variants, self._replan, self._runnable = caller, batch, variants, replan, runnable
+        self._current = variants[-1]
+        self._measured: Measured | None = None
+        self.seconds = seconds  # by stage: "capture", "measure", "order", "lower"
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the program that ran last; before the first call, of the one that most steps will run."""
+        measured = None if self._measured is None else self._measured.peak_bytes + self._current.plan.resident_bytes
+        return dataclasses.replace(self._current.plan, measured_peak_bytes=measured)
+
+    @property
+    def source(self) -> str:
+        """The text of that plan's program."""
+        return self._current.program.source
+
+    def save_program(self, path: str | os.PathLike[str]) -> None:
+        """Write the program's text, to be read."""
+        Path(path).write_text(self.source, encoding="utf-8")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run once on a batch like the one given to `optimize`.
+
+        Raises BatchError for a batch unlike it, StepError where the model or optimizer no longer is what was captured.
+        """
+        variant, now = self._prepare(args, kwargs)
+        result = variant.run(now)
+        self._caller.note_step()
+        return result
+
+    def measure(self, *args: Any, **kwargs: Any) -> Measured:
+        """Run once under the profiler:
+
+        the peak above what the caller holds, in bytes as the allocator counts them. Training advances by this step.
+        """
+        variant, now = self._prepare(args, kwargs)
+        if variant is not self._variants[-1] and variant.captured.assigned:
+            raise StepError(
+                "the first step of this optimizer makes its state and is not like the later ones: call the step once, then measure"
+            )
+        device = max((value.storage.device for value in variant.captured.graph.inputs), default="cpu")
+        self._measured = peak_bytes(lambda: variant.run(now), device)
+        self._caller.note_step()
+        return self._measured
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, View]:
+        leaves = self._batch.leaves_of(args, kwargs)
+        if not self._runnable:
+            raise StepError(
+                "the model is on the meta device: its step can be planned, not run; materialise it with "
+                "model.to_empty(device=...) and optimize again"
+            )
+        now = self._caller.look(leaves)
+        variant = self._find(now)
+        if variant is None:
+            self._variants = [*self._replan(), *self._variants]
+            variant = self._find(now)
+        if variant is None:
+            raise StepError("the step was captured anew, but not for what the optimizer holds now: is its state changed by another thread?")
+        if variant is not self._current:
+            self._current, self._measured = variant, None
+        return variant, now
+
+    def _find(self, now: View) -> Variant | None:
+        here = circumstances(self._caller)
+        for variant in (self._current, *self._variants):
+            if variant.fits(now, here):
+                return variant
+        return None
+
+
+def circumstances(caller: Caller) -> tuple[Any, ...]:
+    """What a captured program takes for granted beside its guards: modes, flags, and who is in which group."""
+    model, optimizer = caller.model, caller.optimizer
+    groups = () if optimizer is None else tuple(tuple(map(id, group["params"])) for group in optimizer.param_groups)
+    autocast = tuple((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda"))
+    return (
+        tuple(module.training for module in model.modules()),
+        tuple(parameter.requires_grad for parameter in model.parameters()),
+        groups,
+        autocast,
+        torch.get_default_dtype(),
+    )

@@ -1,0 +1,89 @@
+"""Storages of the running program and the values seen on them: how aliases are told apart."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from lowtide.ir.graph import Value
+
+Geometry = tuple[str, tuple[int, ...], tuple[int, ...], int]  # dtype, shape, stride, offset
+
+
+class Block:
+    """What is known of one torch storage: which storage of the graph it is now, and the values seen on it."""
+
+    __slots__ = ("owned", "ref", "root", "storage", "version", "views")
+
+    def __init__(self, tensor: torch.Tensor, root: Value, owned: bool) -> None:
+        self.ref = StorageWeakRef(tensor.untyped_storage())  # keeps the address from being given to another storage
+        self.owned = owned  # by the caller
+        self.renew(root)
+
+    def renew(self, root: Value) -> None:
+        """The block's content is now what `root` says, from which every view of it can be made."""
+        self.root, self.storage, self.version = root, root.storage, root.version
+        self.views: dict[Geometry, Value] = {geometry_of_value(root): root}
+
+    def fork(self) -> Block:
+        """An independent copy."""
+        twin = copy.copy(self)
+        twin.views = dict(self.views)
+        return twin
+
+
+class Names:
+    """Gives out identifiers, each once: relu, relu_1, relu_2."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def fork(self) -> Names:
+        """An independent copy."""
+        twin = Names()
+        twin._counts = dict(self._counts)
+        return twin
+
+    def unique(self, name: str) -> str:
+        """An identifier like `name` that was not given out yet."""
+        stem = "".join(letter if letter.isalnum() else "_" for letter in name)
+        stem = stem if stem[:1].isidentifier() else f"_{stem}"
+        while True:
+            count = self._counts.get(stem, 0)
+            self._counts[stem] = count + 1
+            found = f"{stem}_{count}" if count else stem
+            if found == stem or found not in self._counts:
+                self._counts.setdefault(found, 1)
+                return found
+
+
+def address(tensor: torch.Tensor) -> int:
+    """What identifies a tensor's storage."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "float32" for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def geometry(tensor: torch.Tensor) -> Geometry:
+    """What tells two tensors on one storage apart."""
+    return dtype_name(tensor.dtype), tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+
+
+def geometry_of_value(value: Value) -> Geometry:
+    """The same of a value."""
+    return value.dtype, value.shape, value.stride, value.offset
+
+
+def covers(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is all of its storage, each byte once."""
+    step = 1
+    for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if extent != 1 and stride != step:
+            return False
+        step *= extent
+    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()

@@ -1,0 +1,1 @@
+"""What a program costs: bytes over time, and time."""

@@ -1,0 +1,108 @@
+"""Measurements kept on disk, so that a machine is asked once.
+
+One JSON file for each kind of measurement and each set of circumstances (library version, device, threads); in it, whole numbers by key. A
+file is replaced as a whole or not at all, two processes that write at once both have their say, and a file that does not read is a file
+that is measured anew. Nothing that is read is ever executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Whole numbers by key, of one kind, measured under the same circumstances. The file's name follows from both."""
+
+    kind: str  # an identifier: "workspaces"
+    circumstances: tuple[str, ...]  # all that the numbers depend on and the keys do not say
+
+    @property
+    def path(self) -> Path:
+        """The file, whether it exists or not."""
+        digest = hashlib.sha256(json.dumps(self.circumstances).encode()).hexdigest()[:16]
+        return directory() / f"{self.kind}-{digest}.json"
+
+    def load(self) -> dict[str, int]:
+        """What is known; nothing if there is no file, or, with a warning, if it does not read."""
+        try:
+            return self._parse(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            warnings.warn(f"{self.path} does not read ({error}): its measurements will be taken again", stacklevel=2)
+            return {}
+
+    def merge(self, entries: Mapping[str, int]) -> dict[str, int]:
+        """Add `entries` to the file; all it then holds. A directory that cannot be written costs a warning, not the measurement."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(self.path.with_suffix(".lock")):
+                known = self.load() | dict(entries)
+                _replace(self.path, json.dumps(self._document(known), indent=1, sort_keys=True))
+            return known
+        except OSError as error:
+            warnings.warn(f"{self.path} cannot be written ({error}): set LOWTIDE_CACHE to a directory that can", stacklevel=2)
+            return self.load() | dict(entries)
+
+    def _document(self, entries: dict[str, int]) -> dict[str, object]:
+        return {"format": _FORMAT, "kind": self.kind, "circumstances": list(self.circumstances), "entries": entries}
+
+    def _parse(self, text: str) -> dict[str, int]:
+        document = json.loads(text)
+        if not isinstance(document, dict) or not isinstance(entries := document.get("entries"), dict):
+            raise ValueError('expected an object with "entries"')
+        if document != self._document(entries):
+            raise ValueError(f'expected format {_FORMAT}, kind "{self.kind}" and the circumstances that the file is named after')
+        if not all(type(number) is int and number >= 0 for number in entries.values()):
+            raise ValueError("expected every entry to be a whole number, 0 or more")
+        return entries
+
+
+def directory() -> Path:
+    """Where measurements are kept: $LOWTIDE_CACHE, or `lowtide` in $XDG_CACHE_HOME, or ~/.cache/lowtide."""
+    if chosen := os.environ.get("LOWTIDE_CACHE"):
+        return Path(chosen)
+    caches = os.environ.get("XDG_CACHE_HOME")
+    return (Path(caches) if caches else Path.home() / ".cache") / "lowtide"
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write `text` to a file beside `path`, then put it in its place: a reader sees the old file or the new one, nothing between."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+if sys.platform == "win32":
+
+    @contextmanager
+    def _locked(path: Path) -> Iterator[None]:
+        """No lock: of two processes that write in the same instant one may have to measure again."""
+        yield
+
+else:
+    import fcntl
+
+    @contextmanager
+    def _locked(path: Path) -> Iterator[None]:
+        """Hold the lock of `path` against other processes and other threads of this one."""
+        with path.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield

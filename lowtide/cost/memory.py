@@ -1,0 +1,246 @@
+"""The one definition of memory: what lives at each step of an order, and the peak.
+
+At each step: the bytes of all live storages and the workspace of the node that runs. `ir.problem` says how long a storage lives; here
+a graph becomes such a problem, and an order is played through it.
+
+A node takes over the memory of the first of its candidates that dies at it: that no node reads later and nobody keeps. What it
+takes over ends where the taker starts, so that at every step the bytes of the tensors alive and the workspace add up to the footprint.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import ArrayLike, NDArray
+
+from lowtide.errors import CheckError
+from lowtide.ir.edges import predecessors
+from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
+from lowtide.ir.problem import Bytes, Ints, OrderProblem
+from lowtide.ir.problem_check import Task
+
+
+class Lifetimes(NamedTuple):
+    """Each tensor lives over the steps `[start, end)`."""
+
+    start: Ints  # [m]
+    end: Ints  # [m]
+
+
+@dataclass(frozen=True, eq=False)
+class Footprint:
+    """What an order costs, step by step."""
+
+    footprint_bytes: Bytes  # [n] by step, with what is resident
+    takeovers: Ints  # [n] by node: the caller's index of the candidate whose memory it takes over (in `Node.inplace`), or -1
+    lifetimes: Lifetimes
+    peak_bytes: int  # with what is resident
+    peak_step: int  # the first at the peak, -1 where there are no steps
+
+
+def order_problem(graph: Graph, workspace_bytes: Sequence[int] | None = None, *, round_to: int = 1, eager: bool = False) -> OrderProblem:
+    """The ordering problem of a graph; its tensor i is `counted_storages(graph)[i]`, its node i is `graph.nodes[i]`.
+
+    Inputs that the caller owns are resident, other inputs are donated, and outputs are kept. Sizes are rounded up to `round_to` bytes,
+    as the device's allocator does. `workspace_bytes` is by node, 0 for all where left out; for a node with a body it holds what the body
+    needs beside the node's own inputs and outputs.
+
+    Of the takeovers that nodes permit, those remain that memory allows: of a storage of as many bytes, neither kept nor the caller's,
+    and that the node reads in no other layout. With `eager`, only those that the user's own program does (by operators like
+    `aten.relu_.default`): the others are the planner's own freedom.
+
+    Raises CheckError where a storage has a symbolic size or `workspace_bytes` another length than the nodes.
+    """
+    if workspace_bytes is not None and len(workspace_bytes) != len(graph.nodes):
+        raise CheckError(f"expected workspace_bytes of {len(graph.nodes)} nodes, got {len(workspace_bytes)}")
+    tasks = _Tasks(graph, eager)
+    spaces = [0] * len(graph.nodes) if workspace_bytes is None else workspace_bytes
+    return OrderProblem.of(
+        [storage_bytes(storage, round_to) for storage in tasks.tensor_of],
+        [tasks.of(index, space, before) for index, (space, before) in enumerate(zip(spaces, predecessors(graph), strict=True))],
+        kept=sorted(tasks.kept),
+        resident_bytes=sum(storage_bytes(storage, round_to) for storage in resident_storages(graph)),
+    )
+
+
+def resident_storages(graph: Graph) -> tuple[Storage, ...]:
+    """The storages that the caller holds throughout, each once: of parameters, buffers, state, batch, constants and Python numbers."""
+    return tuple(dict.fromkeys(value.storage for value in graph.inputs if _is_resident(value.storage)))
+
+
+def counted_storages(graph: Graph) -> tuple[Storage, ...]:
+    """The storages whose life the order decides: donated inputs, then what the nodes make, in program order."""
+    return tuple(_makers(graph))
+
+
+def storage_bytes(storage: Storage, round_to: int = 1) -> int:
+    """The size of a storage, rounded up to a multiple of `round_to`. Raises CheckError where it is symbolic."""
+    return -(-_exact_bytes(storage) // round_to) * round_to
+
+
+def simulate(problem: OrderProblem, order: ArrayLike) -> Footprint:
+    """Plays an order of node indices through the problem, in O(n + edges). Raises CheckError unless it is a topological order."""
+    steps = checked_order(problem, order)
+    footprint_bytes, takeovers, start, end = _play(
+        steps, *problem.reads, *problem.outputs_of, *problem.takes, problem.take_slots, problem.take_output,
+        problem.tensor_bytes, problem.made_bytes, problem.workspace_bytes, problem.uses, problem.kept, problem.start_bytes,
+    )  # fmt: skip
+    footprint_bytes += problem.resident_bytes
+    peak_step = int(footprint_bytes.argmax()) if len(steps) else -1
+    peak_bytes = int(footprint_bytes[peak_step]) if len(steps) else problem.resident_bytes + problem.start_bytes
+    return Footprint(footprint_bytes, takeovers, Lifetimes(start, end), peak_bytes, peak_step)
+
+
+def lifetimes(problem: OrderProblem, order: ArrayLike) -> Lifetimes:
+    """The steps `[start, end)` over which each tensor lives; one whose memory is taken over ends where the taker starts.
+
+    Empty, `[0, 0)`, for a donated tensor that nobody reads. Raises CheckError unless `order` is a topological order.
+    """
+    return simulate(problem, order).lifetimes
+
+
+def checked_order(problem: OrderProblem, order: ArrayLike) -> Ints:
+    """A copy of `order` as an array. Raises CheckError, naming step and node, unless it is a topological order of the problem's nodes."""
+    steps = np.array(order, np.int32).reshape(-1)
+    if len(steps) != problem.node_count:
+        raise CheckError(f"expected an order of {problem.node_count} nodes, got one of {len(steps)}")
+    step = _first_misplaced(steps, *problem.preds)
+    if step >= 0:
+        node = int(steps[step])
+        name = problem.names[node] if 0 <= node < problem.node_count else "unknown"
+        raise CheckError(f"order: expected at step {step} a node that has not run and whose predecessors have, got node {node} ({name})")
+    return steps
+
+
+class _Tasks:
+    """The tasks of a graph's nodes: storages numbered, and who makes and keeps them."""
+
+    def __init__(self, graph: Graph, eager: bool) -> None:
+        self.maker_of = _makers(graph)
+        self.tensor_of = {storage: tensor for tensor, storage in enumerate(self.maker_of)}
+        self.kept = {self.tensor_of[value.storage] for value in graph.outputs if value.storage in self.tensor_of}
+        self.nodes = graph.nodes
+        self.eager = eager
+
+    def of(self, index: int, workspace_bytes: int, after: tuple[int, ...]) -> Task:
+        node = self.nodes[index]
+        written = [before for before, _ in node.writes]
+        touched = [value.storage for value in (*node.outputs, *node.inputs, *written) if value is not None]
+        counted = [storage for storage in dict.fromkeys(touched) if storage in self.tensor_of]
+        return Task(
+            name=" ".join([node.op, *(value.name for value in node.results[:1])]),
+            makes=tuple(self.tensor_of[storage] for storage in counted if self.maker_of[storage] == index),
+            reads=tuple(self.tensor_of[storage] for storage in counted if self.maker_of[storage] != index),
+            after=after,
+            workspace_bytes=workspace_bytes,
+            takes=self._takes(index) if node.inplace else (),
+        )
+
+    def _takes(self, index: int) -> tuple[tuple[int, int], ...]:
+        node = self.nodes[index]
+        output = node.outputs[0] if node.outputs else None
+        if output is None or self.maker_of.get(output.storage) != index:
+            return ()
+        slots: dict[int, int] = {}  # by tensor: two candidates may be views of one storage
+        for slot, (value, overload) in enumerate(node.inplace):
+            if self._may_take(node, value, output) and (not self.eager or _is_inplace(overload)):
+                slots.setdefault(self.tensor_of[value.storage], slot)
+        return tuple(slots.items())
+
+    def _may_take(self, node: Node, value: Value, output: Value) -> bool:
+        tensor = self.tensor_of.get(value.storage, -1)
+        if tensor < 0 or tensor in self.kept or _exact_bytes(value.storage) != _exact_bytes(output.storage):
+            return False
+        return all(_layout(other) == _layout(value) for other in node.inputs if other.storage is value.storage)
+
+
+def _makers(graph: Graph) -> dict[Storage, int]:
+    """The node that makes each counted storage, the first to put a value on it; -1 for donated inputs."""
+    given = {value.storage for value in graph.inputs}
+    makers = {value.storage: -1 for value in graph.inputs if not _is_resident(value.storage)}
+    for index, node in enumerate(graph.nodes):
+        for value in node.outputs:
+            if value is not None and value.storage not in given:
+                makers.setdefault(value.storage, index)
+    return makers
+
+
+def _is_resident(storage: Storage) -> bool:
+    return storage.kind.caller_owned or storage.kind is Kind.SCALAR
+
+
+def _exact_bytes(storage: Storage) -> int:
+    try:
+        return operator.index(storage.nbytes)
+    except TypeError as error:
+        raise CheckError(
+            f"storage {storage.name}: expected a size in bytes, got {storage.nbytes}: give its dimensions values first"
+        ) from error
+
+
+def _layout(value: Value) -> tuple[object, ...]:
+    return value.dtype, value.shape, value.stride, value.offset
+
+
+def _is_inplace(overload: str) -> bool:
+    """Whether an operator writes in place by torch's naming: "aten.relu_.default", "aten.__ior__.Tensor", but not "aten.__or__.Tensor"."""
+    base = overload.split(".")[-2]
+    return base.endswith("_") and (not base.startswith("__") or base.startswith("__i"))
+
+
+@njit(cache=True)
+def _first_misplaced(order: Any, pred_ptr: Any, pred_ids: Any) -> int:
+    """The first step whose node is unknown, has run before, or comes before one of its predecessors; -1 where all is well."""
+    done = np.zeros(len(order), np.bool_)
+    for step in range(len(order)):
+        node = order[step]
+        if node < 0 or node >= len(order) or done[node]:
+            return step
+        for entry in range(pred_ptr[node], pred_ptr[node + 1]):
+            if not done[pred_ids[entry]]:
+                return step
+        done[node] = True
+    return -1
+
+
+@njit(cache=True)
+def _play(
+    order: Any, read_ptr: Any, read_ids: Any, made_ptr: Any, made_ids: Any, take_ptr: Any, take_ids: Any, take_slots: Any, take_output: Any,
+    tensor_bytes: Any, made_bytes: Any, workspace_bytes: Any, uses: Any, kept: Any, start_bytes: Any,
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:  # fmt: skip
+    """Footprint by step without what is resident, takeovers by node, and start and end by tensor."""
+    n, m = len(order), len(tensor_bytes)
+    footprint_bytes, takeovers = np.empty(n, np.int64), np.full(n, -1, np.int32)
+    start, end = np.zeros(m, np.int32), np.zeros(m, np.int32)
+    left = uses.copy()
+    live_bytes = start_bytes
+    for step in range(n):
+        node = order[step]
+        footprint_bytes[step] = live_bytes + made_bytes[node] + workspace_bytes[node]
+        live_bytes += made_bytes[node]
+        for entry in range(made_ptr[node], made_ptr[node + 1]):
+            tensor = made_ids[entry]
+            start[tensor], end[tensor] = step, step + 1
+            if left[tensor] == 0:
+                live_bytes -= tensor_bytes[tensor]
+        for entry in range(read_ptr[node], read_ptr[node + 1]):
+            tensor = read_ids[entry]
+            end[tensor] = step + 1
+            left[tensor] -= 1
+            if left[tensor] == 0:
+                live_bytes -= tensor_bytes[tensor]
+        for entry in range(take_ptr[node], take_ptr[node + 1]):
+            if left[take_ids[entry]] == 0:
+                footprint_bytes[step] -= tensor_bytes[take_output[node]]
+                takeovers[node] = take_slots[entry]
+                end[take_ids[entry]] = step
+                break
+    for tensor in range(m):
+        if kept[tensor]:
+            end[tensor] = n
+    return footprint_bytes, takeovers, start, end

@@ -1,0 +1,115 @@
+"""Edges: which nodes must come before which, found from the values alone.
+
+    data     a node comes after the node that makes a value it reads (one that writes a value reads it)
+    hazard   a node that reads version k of a storage comes after the writer of k and before the writer of k + 1; writers in turn
+    control  a node comes after every node in its `after`
+
+Any order of the nodes that keeps to these edges computes the same. Outputs of the graph make no edge.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TypeAlias
+
+from lowtide.errors import CheckError
+from lowtide.ir.graph import Graph, Node, Storage, Value
+
+_Version: TypeAlias = "tuple[Storage, int]"
+
+
+def predecessors(graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """For each node index the sorted, distinct indices of the nodes that must come before it; in time linear in nodes and reads.
+
+    Raises CheckError naming the node: a value that no node makes and that is no input, a value or version made twice, or a control
+    edge to a node that the graph lacks.
+    """
+    before = _data_and_control(graph)
+    for earlier, later in _hazards(graph):
+        before[later].add(earlier)
+    for index, nodes in enumerate(before):
+        nodes.discard(index)  # a writer reads the version that it ends
+    return tuple(tuple(sorted(nodes)) for nodes in before)
+
+
+def _data_and_control(graph: Graph) -> list[set[int]]:
+    """By node, the makers of what it reads and the nodes of its control edges."""
+    makers = _makers(graph)
+    index_of = {node: index for index, node in enumerate(graph.nodes)}
+    before: list[set[int]] = []
+    for index, node in enumerate(graph.nodes):
+        found = set()
+        for value in _reads(node):
+            if value not in makers:
+                raise CheckError(
+                    f"{_name(index, node)} reads the value {value.name}: expected an input of the graph or a result of a node, got one of neither"
+                )
+            found.add(makers[value])
+        for other in node.after:
+            if other not in index_of:
+                raise CheckError(
+                    f"{_name(index, node)} comes after a node {other.op}: expected a node of this graph, got one from outside of it"
+                )
+            found.add(index_of[other])
+        found.discard(_INPUT)
+        before.append(found)
+    return before
+
+
+def _hazards(graph: Graph) -> list[tuple[int, int]]:
+    """Pairs (earlier, later) around every write."""
+    writers = _writers(graph)
+    written = {storage for storage, _ in writers}
+    readers: defaultdict[_Version, list[int]] = defaultdict(list)
+    for index, node in enumerate(graph.nodes):
+        for value in _reads(node):
+            if value.storage in written:
+                readers[value.storage, value.version].append(index)
+    edges: list[tuple[int, int]] = []
+    for (storage, version), writer in writers.items():
+        edges += [(writer, reader) for reader in readers[storage, version]]
+        edges += [(reader, writer) for reader in readers[storage, version - 1]]
+        if (storage, version - 1) in writers:
+            edges.append((writers[storage, version - 1], writer))
+    return edges
+
+
+_INPUT = -1  # the maker of what is there from the start
+
+
+def _makers(graph: Graph) -> dict[Value, int]:
+    """The node that makes each value."""
+    makers = dict.fromkeys(graph.inputs, _INPUT)
+    for index, node in enumerate(graph.nodes):
+        for value in node.results:
+            if value in makers:
+                raise CheckError(
+                    f"{_name(index, node)} makes the value {value.name}: expected a new value, got one that is an input or another result"
+                )
+            makers[value] = index
+    return makers
+
+
+def _writers(graph: Graph) -> dict[_Version, int]:
+    """The node that makes each version of each storage that is written."""
+    writers: dict[_Version, int] = {}
+    for index, node in enumerate(graph.nodes):
+        for _, after in node.writes:
+            version = (after.storage, after.version)
+            if version in writers:
+                raise CheckError(
+                    f"{_name(index, node)} makes version {after.version} of {after.storage.name}: expected the next version, got one that node "
+                    f"{writers[version]} makes"
+                )
+            writers[version] = index
+    return writers
+
+
+def _reads(node: Node) -> tuple[Value, ...]:
+    """The values that a node needs to be there: its inputs and what it writes over."""
+    return node.inputs if not node.writes else (*node.inputs, *(before for before, _ in node.writes))
+
+
+def _name(index: int, node: Node) -> str:
+    where = f" at {node.source.file}:{node.source.line}" if node.source is not None else ""
+    return f"node {index} ({node.op}){where}"

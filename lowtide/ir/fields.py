@@ -1,0 +1,72 @@
+"""Fields of a parsed JSON object, each of the type that it should have, or a FormatError that says where it is not."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, TypeGuard
+
+from lowtide.errors import FormatError
+
+
+def check_fields(where: str, item: Any, known: set[str]) -> None:
+    """`item` is an object and has no field but `known` ones: a field that nobody reads is most likely misspelt."""
+    if not isinstance(item, dict):
+        raise FormatError(f"{where}: expected an object, got {type(item).__name__}")
+    unknown = item.keys() - known
+    if unknown:
+        raise FormatError(f"{where}: expected fields among {', '.join(sorted(known))}, got {min(unknown)!r}")
+
+
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object's fields, for `json.loads(object_pairs_hook=)`; JSON itself silently keeps the last of two that are named alike."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise FormatError(f"expected each field of an object once, got {twice!r} twice in {{{', '.join(map(repr, names[:6]))}}}")
+    return fields
+
+
+def integer(where: str, item: dict[str, Any], field: str, default: int | None = None) -> int:
+    """A field that is a whole number; it may be left out only where there is a default."""
+    value = item.get(field, default)
+    return value if _is_integer(value) else refuse(where, field, "an integer", value)
+
+
+def integers(where: str, item: dict[str, Any], field: str) -> tuple[int, ...]:
+    """A field that is a list of whole numbers, empty where it is left out."""
+    value = item.get(field, [])
+    return tuple(value) if _is_integers(value) else refuse(where, field, "a list of integers", value)
+
+
+def pairs(where: str, item: dict[str, Any], field: str) -> tuple[tuple[int, int], ...]:
+    """A field that is a list of pairs of whole numbers, empty where it is left out."""
+    value = item.get(field, [])
+    if not isinstance(value, list) or not all(_is_integers(pair) and len(pair) == 2 for pair in value):
+        refuse(where, field, "a list of pairs of integers", value)
+    return tuple((first, second) for first, second in value)
+
+
+def boolean(where: str, item: dict[str, Any], field: str) -> bool:
+    """A field that is true or false, false where it is left out."""
+    value = item.get(field, False)
+    return value if isinstance(value, bool) else refuse(where, field, "true or false", value)
+
+
+def string(where: str, item: dict[str, Any], field: str) -> str:
+    """A field that is a text."""
+    value = item.get(field)
+    return value if isinstance(value, str) else refuse(where, field, "a string", value)
+
+
+def refuse(where: str, field: str, expected: str, value: Any) -> NoReturn:
+    """Raises FormatError: the field is not what it should be."""
+    found = "nothing" if value is None else type(value).__name__
+    raise FormatError(f"{where}: expected {field!r} to be {expected}, got {found}")
+
+
+def _is_integer(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_integers(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(_is_integer(item) for item in value)

@@ -1,0 +1,56 @@
+"""What a scheduler is, and the one shape of its results."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lowtide.cost.memory import simulate
+from lowtide.ir.problem import OrderProblem
+from lowtide.schedule.bound import lower_bound_bytes
+
+
+class Status(str, enum.Enum):
+    """What is known of a result; the members are their sentences."""
+
+    OPTIMAL = "The peak is the least of all orders: it meets a proven lower bound."
+    FEASIBLE = "The order is right, and its peak may or may not be the least."
+    INFEASIBLE = "No order stays within the given limit: that is proven."
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """An order of a problem's nodes, and what is known of its peak."""
+
+    order: tuple[int, ...]  # node indices, first to run first; empty where infeasible
+    peak_bytes: int  # with what is resident; where infeasible, the lower bound
+    lower_bound_bytes: int  # no order has a lower peak
+    status: Status
+    solver: str  # that found it, with its settings: "ReadyList(oldest='index')"
+    stats: Mapping[str, int] = field(default_factory=dict)  # effort, by the solver's own names
+
+
+class Solver(Protocol):
+    """A way to find an order: a frozen dataclass whose fields are its settings."""
+
+    def solve(self, problem: OrderProblem) -> Schedule:
+        """An order of `problem`; the same problem and settings always give the same one."""
+        ...
+
+
+def scheduled(
+    problem: OrderProblem, order: ArrayLike, solver: Solver, *, bound_bytes: int = 0, stats: Mapping[str, int] | None = None
+) -> Schedule:
+    """The result of a solver that found `order` and proved that no order's peak is below `bound_bytes`.
+
+    Simulates the order, so that no solver answers for its own peak. Raises CheckError unless it is a topological order.
+    """
+    footprint = simulate(problem, order)
+    bound_bytes = max(bound_bytes, lower_bound_bytes(problem))
+    status = Status.OPTIMAL if footprint.peak_bytes == bound_bytes else Status.FEASIBLE
+    return Schedule(tuple(np.asarray(order).tolist()), footprint.peak_bytes, bound_bytes, status, repr(solver), stats or {})

@@ -1,0 +1,52 @@
+"""The verb, and the solver that asks several others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from lowtide.ir.problem import OrderProblem
+from lowtide.schedule.base import Schedule, Solver, Status
+from lowtide.schedule.greedy import ProgramOrder, ReadyList, ReversePostOrder
+
+_QUICK: tuple[Solver, ...] = (
+    ProgramOrder(),
+    ReadyList(),
+    ReadyList("waiting"),
+    ReversePostOrder("outputs"),
+    ReversePostOrder("inputs"),
+)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best answer of several solvers, of equal ones the earliest; it stops at the first that is proven optimal."""
+
+    solvers: tuple[Solver, ...] = _QUICK
+
+    def __post_init__(self) -> None:
+        if not self.solvers:
+            raise ValueError("solvers: expected at least one, got none")
+
+    def solve(self, problem: OrderProblem) -> Schedule:
+        """The least peak that a solver found, held against the best bound that one proved."""
+        found: list[Schedule] = []
+        for solver in self.solvers:
+            found.append(solver.solve(problem))
+            if found[-1].status is not Status.FEASIBLE:
+                break
+        return _combined(found)
+
+
+_BEST = Best()
+
+
+def schedule(problem: OrderProblem, solver: Solver = _BEST) -> Schedule:
+    """An order of `problem` of low peak memory, by `solver`: the best of the quick ones where it is left out."""
+    return solver.solve(problem)
+
+
+def _combined(found: list[Schedule]) -> Schedule:
+    best = min(found, key=lambda answer: (answer.status is Status.INFEASIBLE, answer.peak_bytes))
+    bound_bytes = max(answer.lower_bound_bytes for answer in found)
+    status = Status.OPTIMAL if best.peak_bytes == bound_bytes and best.status is Status.FEASIBLE else best.status
+    return replace(best, lower_bound_bytes=bound_bytes, status=status)

@@ -1,0 +1,1 @@
+"""Deciding: from a graph to a plan."""

@@ -1,0 +1,66 @@
+"""From a graph to a plan: choose graph and order, derive what follows from them, promise the peak, have it checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from lowtide.cost.memory import order_problem, simulate
+from lowtide.ir.check import check_graph, check_order, check_takeovers
+from lowtide.ir.graph import Graph
+from lowtide.ir.plan import Plan, Provenance
+from lowtide.rewrite.split import split_results
+from lowtide.schedule import ProgramOrder, Schedule, Solver, schedule
+
+# Equal graphs, the captured one first, and what each of their nodes needs beside its inputs and results, bytes; 0 where unknown.
+Candidates: TypeAlias = Mapping[Graph, Sequence[int]]
+
+
+def make_plan(among: Candidates, solver: Solver, provenance: Provenance, *, round_to: int = 1) -> Plan:
+    """A checked plan: the captured graph or one that computes the same, in the order of least peak that `solver` finds for any.
+
+    `round_to` is what the device's allocator rounds sizes up to. `eager_peak_bytes` is the peak of the captured program as it
+    stands, working in place only where it did itself.
+    """
+    captured = next(iter(among))
+    eager = schedule(order_problem(captured, among[captured], round_to=round_to, eager=True), ProgramOrder())
+    found = [_planned(graph, sizes, solver, provenance, eager, round_to) for graph, sizes in among.items()]
+    return checked(min(found, key=lambda plan: plan.peak_bytes))
+
+
+def candidates(graph: Graph) -> tuple[Graph, ...]:
+    """The graphs that compute what `graph` does, bit for bit, and may need less memory; `graph` itself first."""
+    split = split_results(graph)
+    return (graph, split.graph) if split.forward else (graph,)
+
+
+def replan(saved: Plan, graph: Graph) -> Plan:
+    """A plan that was made for an equal graph, for this one: nothing is solved again."""
+    return checked(dataclasses.replace(saved, graph=graph))
+
+
+def checked(plan: Plan) -> Plan:
+    """The plan, once checks that share no code with any solver found nothing wrong with it. Raises CheckError."""
+    check_graph(plan.graph)
+    check_order(plan.graph, plan.order)
+    check_takeovers(plan.graph, plan.order, plan.takeovers)
+    return plan
+
+
+def _planned(graph: Graph, workspace_bytes: Sequence[int], solver: Solver, provenance: Provenance, eager: Schedule, round_to: int) -> Plan:
+    problem = order_problem(graph, workspace_bytes, round_to=round_to)
+    found = schedule(problem, solver)
+    return Plan(
+        graph=graph,
+        order=tuple(int(index) for index in found.order),
+        takeovers=tuple(int(slot) for slot in simulate(problem, found.order).takeovers),
+        workspace_bytes=tuple(int(size) for size in workspace_bytes),
+        resident_bytes=int(problem.resident_bytes),
+        peak_bytes=int(found.peak_bytes),
+        eager_peak_bytes=int(eager.peak_bytes),
+        lower_bound_bytes=int(found.lower_bound_bytes),
+        status=found.status.name.lower(),
+        solver=found.solver,
+        provenance=provenance,
+    )
