@@ -16,9 +16,9 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
+from bench.memory import available_bytes
 from bench.models import MODELS
 from bench.results import Results
 
@@ -109,7 +109,7 @@ def row(name: str, batch_size: int, run: bool, repeats: int) -> dict[str, Any]:
 
     _warm_up()
     step = optimized(built("meta"))
-    if not run or 2 * step.plan.resident_bytes + step.plan.eager_peak_bytes > _SHARE_OF_MEMORY * _available_bytes():
+    if not run or 2 * step.plan.resident_bytes + step.plan.eager_peak_bytes > _SHARE_OF_MEMORY * available_bytes():
         return _planned(name, batch_size, step) | {"how": "planned"}
     work = built("cpu")
     step = optimized(work)
@@ -152,14 +152,6 @@ def _warm_up() -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimize(model, (torch.ones(1, 2),), loss=lambda model, x: model(x).sum(), optimizer=optimizer, progress=False)
-
-
-def _available_bytes() -> int:
-    """Memory that is free now."""
-    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 if __name__ == "__main__":

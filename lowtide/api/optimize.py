@@ -24,7 +24,7 @@ from lowtide.ir.text import to_text
 from lowtide.runtime.batch import BatchSpec
 from lowtide.runtime.caller import Caller
 from lowtide.schedule import Best, Solver
-from lowtide.search.planning import candidates, make_plan, replan
+from lowtide.search.planning import candidates, make_plan, replan, warm_up
 
 _CUDA_GRANULE_BYTES = 512  # torch's caching allocator rounds every request up to this
 
@@ -131,6 +131,8 @@ class _Maker:
             for candidate in candidates(graph):
                 if to_text(self.saved.graph) == to_text(candidate):
                     return replan(self.saved, candidate)
+        with self.stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):
+            warm_up(self.solver)
         temporaries = {candidate: self._temporaries(candidate) for candidate in candidates(graph)}
         with self.stages.stage("order", f"ordering {len(graph.nodes)} operators"):
             return make_plan(temporaries, self.solver, _provenance(device), round_to=granule)

@@ -84,6 +84,11 @@ def _hidden_writes(op: OpOverload, args: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(at for at in positions if args[flag] and args[at] is not None)
 
 
+def changes_geometry_only(op: OpOverload) -> bool:
+    """Whether an operator changes a tensor's shape or strides in place and nothing else."""
+    return torch.Tag.inplace_view in op.tags and name_of(op).split(".")[1] not in _REBINDING
+
+
 def is_random(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call draws from the generator."""
     if torch.Tag.nondeterministic_seeded not in op.tags:

@@ -165,6 +165,8 @@ def _assigned_value(item: Any, recorder: Recorder) -> Value:
         return recorder.value(item)
     if isinstance(item, Traced):
         return item.value
+    if isinstance(item, (int, float)) and not isinstance(item, bool):
+        return recorder.emit_scalar("py.mul", (item, 1))  # a number that every first step starts from, such as a count of 1
     raise CaptureError(f"the optimizer keeps a {type(item).__name__} ({item!r}) in its state; tensors and traced numbers can be captured")
 
 

@@ -135,6 +135,8 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self._literal(args[0])
         args, kwargs = self._fake(args), self._fake(kwargs)
+        if operators.changes_geometry_only(func):
+            return self._reshape(func, args, kwargs)
         if func._schema.is_mutable:
             args = operators.with_defaults(func, args)
         recorded = self._arguments(func, args), tuple((key, self._argument(func, item)) for key, item in kwargs.items())
@@ -151,6 +153,14 @@ class Recorder(TorchDispatchMode):
             self._record_write_to_owned(func, recorded, out, args, kwargs, written, source)
         else:
             self._record_functional(func, recorded, args, kwargs, written, functional, source)
+        return out
+
+    def _reshape(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
+        """An operator that changes how a tensor lies over its storage (`t_`, `squeeze_`): no node, later reads see the new geometry."""
+        before = geometry(args[0])
+        out = func(*args, **kwargs)
+        if self.owns(args[0]) and geometry(args[0]) != before:
+            raise CaptureError(f"operator {operators.name_of(func)} at {users_line()} reshapes a tensor of the caller: use its out-of-place form")
         return out
 
     def _functional_results(self, func: OpOverload, written: tuple[int | str, ...], args: Any, kwargs: Any) -> list[Any] | None:
@@ -337,7 +347,8 @@ class Recorder(TorchDispatchMode):
                     "of the model: "
                     "make it one, so that the step can train it"
                 )
-            fake = self.fake_mode.from_tensor(tensor)
+            with _disable_current_modes():  # making a fake is no part of the program
+                fake = self.fake_mode.from_tensor(tensor)
             self._constant_fakes[id(tensor)] = fake
             slot = Slot("constant", (len(self.constants),))
             self.constants.append(tensor)  # held, so that its id stays its own

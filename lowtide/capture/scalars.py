@@ -2,8 +2,8 @@
 
 An optimizer reads its learning rate, computes `1 - beta1 ** step` and hands the result to a kernel. To redo that arithmetic at each
 step, in
-the same order, to the last bit, hyper-parameters are handed to it as subclasses of float and int that record what is done to
-them. An operator receives only the bare C number, so each traced number carries a number of its own making, unlike any other, by
+the same order, to the last bit, hyper-parameters are handed to it as a subclass of float that records what is done to
+it (integers too: Python lets a float that stands left of an int compute without asking the int). An operator receives only the bare C number, so each traced number carries a number of its own making, unlike any other, by
 which the recorder knows it again. The true one serves comparisons, whose outcome becomes a guard: a fact that must hold for the
 recorded program to be the right one.
 """
@@ -121,8 +121,8 @@ class Scalars:
         return number.actual
 
     def _traced(self, value: Value, actual: Any, roots: tuple[Root, ...] | None, direct: bool) -> Any:
-        stand_in = self._random.randrange(2**40, 2**50) if isinstance(actual, int) else self._random.uniform(0.25, 0.75)
-        number: Any = TracedInt(stand_in) if isinstance(actual, int) else TracedFloat(stand_in)
+        stand_in = self._random.uniform(0.25, 0.75)
+        number = Traced(stand_in)
         number.scalars, number.value, number.actual, number.roots, number.direct = self, value, actual, roots, direct
         self._value_of[stand_in] = value
         return number
@@ -136,8 +136,8 @@ class Root:
     actual: Any
 
 
-class Traced:
-    """The part that traced ints and floats share. `roots` is None for a number that depends on data."""
+class Traced(float):
+    """A number whose arithmetic is recorded. `roots` is None for one that depends on data."""
 
     scalars: Scalars
     value: Value
@@ -176,19 +176,6 @@ class Traced:
         return f"<traced {self.value.name}>"
 
 
-class TracedFloat(Traced, float):
-    """A float whose arithmetic is recorded."""
-
-
-class TracedInt(Traced, int):
-    """An int whose arithmetic is recorded."""
-
-
-def _define(name: str, method: Callable[..., Any]) -> None:
-    for cls in (TracedFloat, TracedInt):
-        setattr(cls, name, method)
-
-
 def _arithmetic(op: str, reflected: bool) -> Callable[[Traced, Any], Any]:
     def method(self: Traced, other: Any) -> Any:
         if not isinstance(other, (int, float)):
@@ -207,16 +194,20 @@ def _comparison(op: str) -> Callable[[Traced, Any], Any]:
     return method
 
 
-def _round(self: Traced, digits: int | None = None) -> Any:
-    return round(self.scalars.freeze(self), digits)
+def _untraceable(name: str) -> Callable[..., Any]:
+    def method(self: Traced, *args: Any) -> Any:
+        return getattr(self.scalars.freeze(self), name)(*args)
+
+    return method
 
 
-_define("__round__", _round)
 for _name in _ARITHMETIC:
-    _define(f"__{_name}__", _arithmetic(_name, reflected=False))
-    _define(f"__r{_name}__", _arithmetic(_name, reflected=True))
+    setattr(Traced, f"__{_name}__", _arithmetic(_name, reflected=False))
+    setattr(Traced, f"__r{_name}__", _arithmetic(_name, reflected=True))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    _define(f"__{_name}__", _comparison(_name))
+    setattr(Traced, f"__{_name}__", _comparison(_name))
+for _name in ("__round__", "__floor__", "__ceil__", "__trunc__", "__format__", "__divmod__", "__rdivmod__", "is_integer", "as_integer_ratio"):
+    setattr(Traced, _name, _untraceable(_name))  # what float itself would answer, with the stand-in
 
 
 def _actual(number: Any) -> Any:

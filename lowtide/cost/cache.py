@@ -38,7 +38,7 @@ class Cache:
         """What is known; nothing if there is no file, or, with a warning, if it does not read."""
         try:
             return self._parse(self.path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError) as error:
             warnings.warn(f"{self.path} does not read ({error}): its measurements will be taken again", stacklevel=2)

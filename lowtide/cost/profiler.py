@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._C._autograd import DeviceType, _profiler_enabled
+from torch._C._autograd import _profiler_enabled
+from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lowtide.errors import LowtideError
@@ -31,7 +32,6 @@ from lowtide.errors import LowtideError
 Call = Callable[[], object]
 
 _MARK = "lowtide::measured"
-_MEMORY = "[memory]"  # the name of allocations and frees in the profiler's record
 
 
 @dataclass(frozen=True)
@@ -79,22 +79,28 @@ class Measurement:
 
 
 def measure(call: Call, device: str = "cpu", repeats: int = 5, warmup: int = 1) -> Measurement:
-    """Peak memory and time of `call`, which runs `warmup + repeats + 1` times.
+    """Peak memory and time of `call`, which runs `warmup + repeats + 2` times.
 
     Memory is measured last: what is made once and kept (optimizer state) is there by then, and not counted.
     """
     timing = time_us(call, repeats, warmup, device)
-    memory = peak_bytes(call, device)
+    memory = peak_bytes(call, device, warmup=1)
     return Measurement(device, memory.peak_bytes, memory.end_bytes, timing.median_us, timing.min_us, repeats)
 
 
-def peak_bytes(call: Call, device: str = "cpu") -> Measured:
+def peak_bytes(call: Call, device: str = "cpu", warmup: int = 0) -> Measured:
     """The highest allocator level during one run of `call` above the level at its start, and the level it leaves.
 
-    Counted is what the calling thread and autograd's own threads do; a thread that `call` starts itself is not seen on CPU. Raises
-    LowtideError when a profiler is already running on this thread, ValueError for a device that is neither CPU nor CUDA.
+    Counted is what the calling thread and autograd's own threads do; a thread that `call` starts itself is not seen on CPU. Nor are, on
+    CPU, frees of blocks that are older than the recording. A call that lets such blocks go (a step that drops the last one's gradients) is
+    to run `warmup` times before the run that counts, within the recording: what those runs leave is known.
+
+    Raises LowtideError when a profiler is already running on this thread, ValueError for a device that is
+    neither CPU nor CUDA, or fewer than 0 warm-ups.
     """
-    return peak_bytes_of_each((call,), device)[0]
+    if warmup < 0:
+        raise ValueError(f"expected warmup >= 0, got {warmup}")
+    return peak_bytes_of_each([call] * (warmup + 1), device)[-1]
 
 
 def peak_bytes_of_each(calls: Iterable[Call], device: str = "cpu") -> list[Measured]:
@@ -193,23 +199,47 @@ def _silence() -> Iterator[None]:
 
 
 def _recorded(session: Any) -> list[Any]:
-    """The raw events of a finished session. Nothing public tells of single memory events: only this line knows where they are."""
+    """The events of a finished session, in the order of recording. No public name leads to single blocks: only this place looks."""
     results = session.profiler.kineto_results
-    return [] if results is None else list(results.events())
+    roots = [] if results is None else results.experimental_event_tree()
+    events, ahead = [], list(reversed(roots))
+    while ahead:
+        events.append(event := ahead.pop())
+        ahead += reversed(event.children)
+    return events
 
 
 def _cut(events: list[Any], count: int) -> list[Measured]:
     """What happened to the CPU allocator's level within each of `count` marks. Raises LowtideError if the record lacks any."""
-    marks = sorted((event.start_ns(), event.end_ns()) for event in events if event.name() == _MARK)
+    marks = sorted((event.start_time_ns, event.end_time_ns) for event in events if event.name == _MARK)
     if len(marks) != count:
         raise LowtideError(
             f"expected {count} marked calls in the record of torch {torch.__version__}'s profiler, got {len(marks)}: "
             "a measured call may not start or stop a profiler itself"
         )
-    memory = [(event.start_ns(), event.nbytes()) for event in events if event.name() == _MEMORY and event.device_type() == DeviceType.CPU]
-    memory.sort(key=lambda moment: moment[0])  # stable: within one nanosecond the order of recording is the order of events
-    times_ns = [moment[0] for moment in memory]
-    return [_level(nbytes for _, nbytes in memory[bisect_left(times_ns, start) : bisect_right(times_ns, end)]) for start, end in marks]
+    changes = _changes([event for event in events if event.tag == _EventType.Allocation])
+    times_ns = [time_ns for time_ns, _ in changes]
+    return [_level(nbytes for _, nbytes in changes[bisect_left(times_ns, start) : bisect_right(times_ns, end)]) for start, end in marks]
+
+
+def _changes(allocations: list[Any]) -> list[tuple[int, int]]:
+    """(time in ns, bytes allocated or, below 0, freed) on CPU, in order of time; within one nanosecond in the order of recording.
+
+    The free of a block that is older than the recording is left out: torch knows the sizes of blocks only while it records, so such a free
+    is missing, or has the size of another block, long gone, that was once recorded at the same address.
+    """
+    blocks: dict[int, int] = {}
+    found = []
+    for event in sorted(allocations, key=lambda event: event.start_time_ns):
+        block = event.extra_fields
+        if block.device.type != "cpu":
+            continue
+        if block.alloc_size > 0:
+            blocks[block.ptr] = block.alloc_size
+            found.append((event.start_time_ns, block.alloc_size))
+        elif block.ptr in blocks:
+            found.append((event.start_time_ns, -blocks.pop(block.ptr)))
+    return found
 
 
 def _level(changes_bytes: Iterable[int]) -> Measured:

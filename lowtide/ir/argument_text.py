@@ -16,6 +16,7 @@ import json
 import math
 import re
 from collections.abc import Container, Mapping
+from functools import lru_cache
 
 import sympy
 
@@ -31,16 +32,23 @@ _ATOMS = ("dtype", "device", "layout", "memory_format")
 _CALLS = ("float", "complex", "size", *_ATOMS)
 _CONSTANTS: dict[str, Arg] = {"None": None, "True": True, "False": False}
 _WORDS = {True: "True", False: "False", None: "None"}
-_IS_NAME, _IS_NUMBER, _IS_STRING, _IS_MARK = 1, 2, 3, 4  # the groups of:
-_TOKEN = re.compile(rf'[ ]*(?:({NAME})|(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)|("(?:[^"\\]|\\.)*")|([(),=]))')
+_IS_NAME, _IS_NUMBER, _IS_STRING, _IS_INTEGERS, _IS_MARK = 1, 2, 3, 4, 5  # the groups of the next
+_TOKEN = re.compile(rf'[ ]*(?:({NAME})|(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)|("(?:[^"\\]|\\.)*")|(\(-?\d+(?:,|(?:, -?\d+)+)\))|([(),=]))')
 
 
 def argument_text(arg: Arg, known: Container[Value]) -> str:
     """An argument as text. Raises FormatError for a value that is not `known`, and for what a graph cannot hold."""
-    return _text(arg, known, 0)
+    try:
+        return _text(arg, known, 0)
+    except FormatError:
+        raise
+    except ValueError as error:  # Python's own limit to the length of an integer
+        raise FormatError(f"expected an argument that can be written out: {error}") from error
 
 
 def _text(arg: Arg, known: Container[Value], depth: int) -> str:
+    if type(arg) is int:
+        return str(arg)
     if isinstance(arg, Value):
         if arg not in known:
             raise FormatError(f"value {arg.name} is read before anything makes it: expected nodes in program order")
@@ -77,17 +85,23 @@ def _number_text(number: object) -> str:
         return f"complex({_float_text(number.real)}, {_float_text(number.imag)})"
     if isinstance(number, float):
         return _float_text(number)
-    if not isinstance(number, int):
-        raise FormatError(f"expected an argument that a graph can hold, got a {type(number).__name__}")
-    try:
+    if isinstance(number, int):
         return int.__repr__(number)
-    except ValueError as error:
-        raise FormatError(f"expected an integer that Python writes out: {error}") from error
+    raise FormatError(f"expected an argument that a graph can hold, got a {type(number).__name__}")
 
 
 def _float_text(number: float) -> str:
     text = float.__repr__(number)
     return text if math.isfinite(number) else f'float("{text}")'
+
+
+@lru_cache(maxsize=65536)
+def _integers(text: str) -> tuple[int, ...]:
+    """A tuple of integers, by far the most frequent one."""
+    try:
+        return tuple(int(digits) for digits in text[1:-1].split(",") if digits)
+    except ValueError as error:  # Python's own limit to the length of an integer
+        raise FormatError(f"expected integers that Python can read: {error}") from error
 
 
 class ArgumentReader:
@@ -139,6 +153,8 @@ class ArgumentReader:
             return self._number()
         if self._kind == _IS_STRING:
             return self._string()
+        if self._kind == _IS_INTEGERS:
+            return _integers(self._next())
         if self._accept("("):
             return self._tuple(depth + 1)
         raise self._error("an argument")

@@ -24,45 +24,43 @@ def predecessors(graph: Graph) -> tuple[tuple[int, ...], ...]:
     Raises CheckError naming the node: a value that no node makes and that is no input, a value or version made twice, or a control
     edge to a node that the graph lacks.
     """
-    before = _data_and_control(graph)
-    for earlier, later in _hazards(graph):
+    reads = [_reads(node) for node in graph.nodes]
+    before = _data_and_control(graph, reads)
+    for earlier, later in _hazards(graph, reads):
         before[later].add(earlier)
     for index, nodes in enumerate(before):
         nodes.discard(index)  # a writer reads the version that it ends
     return tuple(tuple(sorted(nodes)) for nodes in before)
 
 
-def _data_and_control(graph: Graph) -> list[set[int]]:
+def _data_and_control(graph: Graph, reads: list[tuple[Value, ...]]) -> list[set[int]]:
     """By node, the makers of what it reads and the nodes of its control edges."""
     makers = _makers(graph)
     index_of = {node: index for index, node in enumerate(graph.nodes)}
     before: list[set[int]] = []
     for index, node in enumerate(graph.nodes):
         found = set()
-        for value in _reads(node):
+        for value in reads[index]:
             if value not in makers:
-                raise CheckError(
-                    f"{_name(index, node)} reads the value {value.name}: expected an input of the graph or a result of a node, got one of neither"
-                )
+                made = "expected an input of the graph or a result of a node"
+                raise CheckError(f"{_name(index, node)} reads {value.name}: {made}, got a value that is neither")
             found.add(makers[value])
         for other in node.after:
             if other not in index_of:
-                raise CheckError(
-                    f"{_name(index, node)} comes after a node {other.op}: expected a node of this graph, got one from outside of it"
-                )
+                raise CheckError(f"{_name(index, node)} comes after {other.op}: expected a node of this graph, got one outside of it")
             found.add(index_of[other])
         found.discard(_INPUT)
         before.append(found)
     return before
 
 
-def _hazards(graph: Graph) -> list[tuple[int, int]]:
+def _hazards(graph: Graph, reads: list[tuple[Value, ...]]) -> list[tuple[int, int]]:
     """Pairs (earlier, later) around every write."""
     writers = _writers(graph)
     written = {storage for storage, _ in writers}
     readers: defaultdict[_Version, list[int]] = defaultdict(list)
-    for index, node in enumerate(graph.nodes):
-        for value in _reads(node):
+    for index, values in enumerate(reads):
+        for value in values:
             if value.storage in written:
                 readers[value.storage, value.version].append(index)
     edges: list[tuple[int, int]] = []
@@ -83,9 +81,7 @@ def _makers(graph: Graph) -> dict[Value, int]:
     for index, node in enumerate(graph.nodes):
         for value in node.results:
             if value in makers:
-                raise CheckError(
-                    f"{_name(index, node)} makes the value {value.name}: expected a new value, got one that is an input or another result"
-                )
+                raise CheckError(f"{_name(index, node)} makes {value.name}: expected a new value, got an input or one made already")
             makers[value] = index
     return makers
 
@@ -97,10 +93,8 @@ def _writers(graph: Graph) -> dict[_Version, int]:
         for _, after in node.writes:
             version = (after.storage, after.version)
             if version in writers:
-                raise CheckError(
-                    f"{_name(index, node)} makes version {after.version} of {after.storage.name}: expected the next version, got one that node "
-                    f"{writers[version]} makes"
-                )
+                made = f"makes version {after.version} of {after.storage.name}"
+                raise CheckError(f"{_name(index, node)} {made}: expected the next version, got one that node {writers[version]} makes")
             writers[version] = index
     return writers
 

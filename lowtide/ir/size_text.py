@@ -22,13 +22,8 @@ import sympy
 from lowtide.errors import FormatError
 from lowtide.ir.sizes import Size
 
-_MAX_DIGITS, _MAX_TOKENS, _MAX_DEPTH, _MAX_POWER, _MAX_BITS = (
-    40,
-    120,
-    50,
-    16,
-    1024,
-)  # beyond any real size: a file must not keep the reader busy
+# Beyond any real size: a hostile text must not keep the reader busy.
+_MAX_DIGITS, _MAX_TOKENS, _MAX_DEPTH, _MAX_POWER, _MAX_BITS = 40, 120, 50, 16, 1024
 _TOKEN = re.compile(r"\s*(?:(\d+|[^\W\d]\w*|\*\*|//|[-+*/(),])|(\S))")
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Max": sympy.Max,

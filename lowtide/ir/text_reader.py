@@ -103,9 +103,7 @@ class _Scope:
     def add_input(self, line: str) -> None:
         match = _INPUT.fullmatch(line)
         if match is None:
-            raise FormatError(
-                f"expected an input such as 'x,  # float32[3] 12 B input cpu' or the '):' after the last one, got {line[:80]!r}"
-            )
+            raise FormatError(f"expected an input such as 'x,  # float32[3] 12 B input cpu' or the closing '):', got {line[:80]!r}")
         self.inputs.append(self._make(match[1], match[2]))
 
     def add(self, line: str) -> None:

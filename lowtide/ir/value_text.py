@@ -23,7 +23,8 @@ _DEVICE = r"\w+(?::\d{1,9})?"
 _CLAUSE = re.compile(
     r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\](?: strides\[(?P<stride>[^\]]*)\])?(?: offset\[(?P<offset>[^\]]*)\])?"
     rf"(?: version\[(?P<version>-?\d{{1,18}})\])? (?:on (?P<known>{NAME})"
-    rf"|(?P<bytes>(?P<amount>.+?) (?P<unit>[KMG]i)?B(?: = (?P<exact>\d{{1,40}}) B)?) (?P<kind>\w+) (?P<device>{_DEVICE})(?: in (?P<name>{NAME}))?)"
+    rf"|(?P<bytes>(?P<amount>.+?) (?P<unit>[KMG]i)?B(?: = (?P<exact>\d{{1,40}}) B)?) (?P<kind>\w+)"
+    rf" (?P<device>{_DEVICE})(?: in (?P<name>{NAME}))?)"
 )
 _UNITS = (("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10))
 

@@ -20,6 +20,7 @@ from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Atom, Graph, Node, Storage, Value
 from lowtide.ir.plan import Plan
 from lowtide.ir.sizes import Size
+from lowtide.ir.summary import bytes_text
 
 _OPERATOR = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -209,10 +210,4 @@ def _comment(node: Node) -> str:
 
 
 def _bytes(count: Size) -> str:
-    """A size for people: exact below a KiB."""
-    if not isinstance(count, int):
-        return f"{count} B"
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count} B"
+    return bytes_text(count) if isinstance(count, int) else f"{count} B"

@@ -1,0 +1,41 @@
+# The README's two commands: `make demo` and `make test`. Each sets up .venv first, and finds it ready the next time.
+# Another Python: `make demo PYTHON=python3.12`. Nothing is written outside this folder but caches.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# Files are compiled when they are first imported: most of what torch and transformers bring never is.
+INSTALL := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt
+
+help:
+	@echo "make demo    train a small GPT twice, by eager PyTorch and by lowtide, and compare"
+	@echo "make test    lint, types, layers, tests: all that CI runs"
+	@echo "make clean   remove what the other two made"
+
+demo: $(READY)
+	@$(BIN)/python -m bench.demo
+
+# One thread for each worker, so that workers do not fight for cores. pytest comes last: its summary is the last line.
+test: $(READY)
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/mypy --no-error-summary
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
+
+# torch goes first and by itself: whatever else is asked for then has to live with this build of it.
+$(READY): pyproject.toml constraints.txt Makefile
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v < (3, 14) or sys.exit("lowtide needs Python 3.10 to 3.13, got %d.%d: make PYTHON=python3.12" % v)'
+	@echo "setting up $(VENV): this takes a minute or two, once"
+	@$(PYTHON) -m venv $(VENV)
+	@$(INSTALL) torch
+	@$(INSTALL) --editable '.[bench,dev]'
+	@$(INSTALL) --no-deps torchvision
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find lowtide bench tests -name __pycache__ -prune -exec rm -rf {} +

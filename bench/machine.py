@@ -1,0 +1,37 @@
+"""What a result was measured on, in words that name no machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from lowtide.cost.profiler import device_name
+
+_PACKAGES = ("torch", "numpy", "numba")
+
+
+def machine() -> dict[str, str | int]:
+    """Processor, memory, threads, GPU where there is one, and versions: what a reader needs to compare. No host name, no path."""
+    found: dict[str, str | int] = {
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": device_name("cpu"),
+        "cores": os.cpu_count() or 1,
+        "threads": torch.get_num_threads(),
+        "memory_bytes": _memory_bytes(),
+        "python": platform.python_version(),
+    }
+    if torch.cuda.is_available():
+        found["gpu"] = device_name("cuda")
+    return found | {name: metadata.version(name) for name in _PACKAGES}
+
+
+def _memory_bytes() -> int:
+    """Memory of the machine; 0 where the system does not tell."""
+    info = Path("/proc/meminfo")
+    told = re.search(r"MemTotal:\s*(\d+) kB", info.read_text(encoding="utf-8")) if info.exists() else None
+    return int(told[1]) * 1024 if told else 0

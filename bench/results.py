@@ -1,0 +1,75 @@
+"""A result table: kept as JSON under `bench/results/`, printed for people."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.machine import machine
+
+Cell = str | int | float | None  # None: not measured here
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Results:
+    """Rows of one experiment. Each row has some of the columns; a unit stands in the column's name ("peak_bytes", "step_us")."""
+
+    name: str  # of the file: "order_only"
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Mapping[str, Cell], ...]
+    notes: tuple[str, ...] = ()  # how it was measured, what differs from elsewhere
+
+    def __post_init__(self) -> None:
+        for number, row in enumerate(self.rows):
+            if strange := [column for column in row if column not in self.columns]:
+                raise ValueError(f"row {number} of {self.name}: expected columns {', '.join(self.columns)}; got also {', '.join(strange)}")
+
+    def save(self, directory: Path = RESULTS) -> Path:
+        """Write the table with its machine to `directory`; the old file is replaced as a whole or not at all."""
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / f"{self.name}.json"
+        part = path.with_suffix(f".{os.getpid()}.part")
+        part.write_text(json.dumps(self._document(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        os.replace(part, path)
+        return path
+
+    def print(self, console: Console | None = None) -> None:
+        """Show the table."""
+        table = Table(*self.columns, title=self.title, caption="\n".join(self.notes) or None)
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for row in self.rows:
+            table.add_row(*(_shown(column, row.get(column)) for column in self.columns))
+        (console or Console()).print(table)
+
+    def _document(self) -> dict[str, object]:
+        rows = [{column: row.get(column) for column in self.columns} for row in self.rows]
+        return {"title": self.title, "machine": machine(), "notes": list(self.notes), "columns": list(self.columns), "rows": rows}
+
+
+def load(name: str, directory: Path = RESULTS) -> Results:
+    """A table that was saved."""
+    document = json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
+    columns: Sequence[str] = document["columns"]
+    return Results(name, document["title"], tuple(columns), tuple(document["rows"]), tuple(document["notes"]))
+
+
+def _shown(column: str, cell: Cell) -> str:
+    """A cell for people: bytes in MiB, microseconds in ms, other fractions to three places."""
+    if cell is None:
+        return "-"
+    if isinstance(cell, str):
+        return cell
+    if column.endswith("_bytes"):
+        return f"{cell / 2**20:,.1f} MiB"
+    if column.endswith("_us"):
+        return f"{cell / 1e3:,.2f} ms"
+    return f"{cell:.3f}" if isinstance(cell, float) else f"{cell:,}"

@@ -1,0 +1,157 @@
+"""Plan: a graph, what was decided about it, what that promises, and how it came about. Saved as JSON, without any code in it.
+
+    {"format": "lowtide.plan", "version": 1,
+    "solver": "Best()", "status": "feasible",
+    "resident_bytes": 12, "peak_bytes": 36, "eager_peak_bytes": 48, "lower_bound_bytes": 36,
+    "provenance": {"lowtide": "0.1.0", "torch": "2.13.0", "device": "cpu", "python": "3.11.7", "threads": 2},
+    "order": [1, 0], "takeovers": [-1, 0], "workspace_bytes": [0, 0],
+    "graph": [
+    "def graph(",
+    "..."
+    ]}
+
+"graph" holds the lines of `text.to_text`. Equal plans give equal bytes: nothing in the file depends on when or how fast it was made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lowtide.errors import CheckError, FormatError
+from lowtide.ir import fields
+from lowtide.ir.check import check_graph, check_order, check_takeovers
+from lowtide.ir.files import read_utf8, write_whole
+from lowtide.ir.graph import Graph
+from lowtide.ir.summary import summarize
+from lowtide.ir.text import parse, to_text
+
+_FORMAT, _VERSION = "lowtide.plan", 1
+_TEXTS = ("solver", "status")
+_PROMISES = ("resident_bytes", "peak_bytes", "eager_peak_bytes", "lower_bound_bytes")
+_PER_NODE = ("order", "takeovers", "workspace_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """With what a plan was made."""
+
+    lowtide: str  # version
+    torch: str  # version
+    device: str  # "cpu", "cuda:0"
+    python: str  # version
+    threads: int  # of torch, within an operator
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How to run a graph, and what that will cost."""
+
+    graph: Graph
+    order: tuple[int, ...]  # indices into graph.nodes, by step
+    takeovers: tuple[int, ...]  # by node: which of its `inplace` candidates' memory it takes over, -1 for none
+    workspace_bytes: tuple[int, ...]  # by node: what it needs while it runs beside inputs and results, 0 where none or unknown
+    resident_bytes: int  # of the caller's, throughout
+    peak_bytes: int  # promised, with what is resident
+    eager_peak_bytes: int  # the same of the program as the user wrote it
+    lower_bound_bytes: int  # no order needs less
+    status: str  # of the order: "optimal", "feasible"
+    solver: str  # with its settings
+    provenance: Provenance
+    measured_peak_bytes: int | None = None  # of a run of this plan, with what is resident; not saved, since it tells of a run
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file, which is at every moment whole or what it was before. Raises OSError."""
+        write_whole(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """The plan in a file, checked. Raises FormatError or CheckError, which name the file, and OSError."""
+        try:
+            return cls.from_json(read_utf8(path))
+        except (FormatError, CheckError) as error:
+            raise type(error)(f"{os.fspath(path)}: {error}") from error
+
+    def to_json(self) -> str:
+        """The plan as JSON, one line a field and a node. Raises FormatError for a graph that text cannot hold."""
+        entries = {"format": _FORMAT, "version": _VERSION} | {name: getattr(self, name) for name in (*_TEXTS, *_PROMISES)}
+        entries |= {"provenance": asdict(self.provenance)} | {name: list(getattr(self, name)) for name in _PER_NODE}
+        lines = [f'"{name}": {json.dumps(entry)}' for name, entry in entries.items()]
+        graph = ",\n".join(json.dumps(line) for line in to_text(self.graph).splitlines())
+        return "{" + ",\n".join([*lines, f'"graph": [\n{graph}\n]']) + "}\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that a JSON text holds, checked; nothing in it is executed.
+
+        Raises FormatError where the text does not follow the format, CheckError where its graph, order or takeovers break a rule.
+        """
+        data = _parsed(text)
+        graph = parse("\n".join(_lines(data)))
+        plan = cls(
+            graph=graph,
+            order=_per_node(data, "order", graph),
+            takeovers=_per_node(data, "takeovers", graph),
+            workspace_bytes=_per_node(data, "workspace_bytes", graph),
+            resident_bytes=_count(data, "resident_bytes"),
+            peak_bytes=_count(data, "peak_bytes"),
+            eager_peak_bytes=_count(data, "eager_peak_bytes"),
+            lower_bound_bytes=_count(data, "lower_bound_bytes"),
+            status=fields.string("plan", data, "status"),
+            solver=fields.string("plan", data, "solver"),
+            provenance=_provenance(data),
+        )
+        check_graph(plan.graph)
+        check_order(plan.graph, plan.order)
+        check_takeovers(plan.graph, plan.order, plan.takeovers)
+        return plan
+
+    def __str__(self) -> str:
+        return summarize(self)
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """The fields of a plan, none of them unknown."""
+    try:
+        data = json.loads(text, object_pairs_hook=fields.without_repeats)
+    except FormatError:
+        raise
+    except (ValueError, RecursionError) as error:  # truncated, not JSON, or nested or numbered beyond reason
+        raise FormatError(f"plan: expected a whole JSON text: {error}") from error
+    if not isinstance(data, dict) or data.get("format") != _FORMAT:
+        raise FormatError(f'plan: expected a JSON object with "format": "{_FORMAT}"')
+    if fields.integer("plan", data, "version") != _VERSION:
+        raise FormatError(f"plan: expected version {_VERSION}, got {data['version']}: it is of another lowtide; make the plan again")
+    fields.check_fields("plan", data, {"format", "version", "provenance", "graph", *_TEXTS, *_PROMISES, *_PER_NODE})
+    return data
+
+
+def _lines(data: dict[str, Any]) -> list[str]:
+    lines = data.get("graph")
+    if not isinstance(lines, list) or not all(isinstance(line, str) and "\n" not in line for line in lines):
+        fields.refuse("plan", "graph", "a list of lines of text", lines)
+    return lines
+
+
+def _provenance(data: dict[str, Any]) -> Provenance:
+    item = data.get("provenance")
+    fields.check_fields("plan: provenance", item, {"lowtide", "torch", "device", "python", "threads"})
+    assert isinstance(item, dict)
+    lowtide, torch, device, python = (fields.string("plan: provenance", item, name) for name in ("lowtide", "torch", "device", "python"))
+    return Provenance(lowtide, torch, device, python, fields.integer("plan: provenance", item, "threads"))
+
+
+def _count(data: dict[str, Any], name: str) -> int:
+    count = fields.integer("plan", data, name)
+    return count if count >= 0 else fields.refuse("plan", name, "0 bytes or more", count)
+
+
+def _per_node(data: dict[str, Any], name: str, graph: Graph) -> tuple[int, ...]:
+    entries = fields.integers("plan", data, name)
+    if len(entries) != len(graph.nodes):
+        raise FormatError(f"plan: expected {name!r} to have {len(graph.nodes)} entries, one for each node, got {len(entries)}")
+    if name == "workspace_bytes" and any(entry < 0 for entry in entries):
+        raise FormatError(f"plan: expected {name!r} to be 0 bytes or more, got {min(entries)}")
+    return entries

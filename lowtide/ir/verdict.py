@@ -1,0 +1,67 @@
+"""What a check can find, in sentences, and how it says where."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import NoReturn
+
+from lowtide.errors import CheckError
+from lowtide.ir.graph import Node
+
+
+class Verdict(enum.Enum):
+    """What can be wrong with a graph, an order or takeovers. The members are the sentences that errors start with."""
+
+    NODE_TWICE = "a node stands in the graph twice"
+    DUPLICATE_NAME = "two values or two storages have the same name"
+    MADE_TWICE = "a value is made twice"
+    READ_BEFORE_MADE = "a value is read before it is made"
+    UNKNOWN_DTYPE = "the size of a dtype is unknown"
+    MALFORMED = "shape and strides differ in length, or a size is negative"
+    OUTSIDE_STORAGE = "a value reaches beyond the bytes of its storage"
+    INPUT_VERSIONS = "two inputs on one storage are of different versions"
+    MADE_AT_VERSION = "a node makes a storage that is not at version 0"
+    REMADE = "a storage that exists is made again, by a node that reads nothing of it"
+    OTHER_VERSION = "a view is of another version than its storage is at"
+    STALE = "a version of a storage is read that is not the current one"
+    WRITE_NOT_OWNED = "a node writes a storage that the caller does not own"
+    WRITE_STEP = "a write does not leave the same tensor at the next version"
+    INPLACE_NOT_READ = "a node may work in place of a value that it does not read"
+    CONTROL_OUTSIDE = "a control edge comes from a node outside of the graph"
+    CONTROL_LATE = "a control edge comes from a node further down in the program"
+
+    NOT_A_PERMUTATION = "the order does not name every node once"
+    ORDER_DATA = "the order runs a node before one that makes what it reads"
+    ORDER_HAZARD = "the order runs a node while a storage is at another version than the one it reads"
+    ORDER_CONTROL = "the order breaks a control edge"
+
+    TAKEOVER_COUNT = "there is not one takeover, or -1, for every node"
+    TAKEOVER_NOT_LISTED = "a node takes over an input that it does not list for that"
+    TAKEOVER_FOR_NOTHING = "a node takes over memory without making a storage for its first result"
+    TAKEOVER_OWNED = "a node takes over memory that the caller owns"
+    TAKEOVER_KEPT = "a node takes over memory that holds an output of the graph"
+    TAKEOVER_UNFIT = "a node takes over memory of another size or device"
+    TAKEOVER_ALIASED = "a node takes over memory that it also reads laid out in another way"
+    TAKEOVER_ALIVE = "a node takes over memory that is used after it"
+
+
+def refuse(verdict: Verdict, where: object) -> NoReturn:
+    """Raises CheckError."""
+    raise CheckError(f"{verdict.value}: {where}")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a node is, written out only where something is wrong: index, operator, first result, source line, and bodies around it."""
+
+    index: int
+    node: Node
+    within: str = ""
+
+    def __str__(self) -> str:
+        node, source = self.node, self.node.source
+        result = "".join(f" -> {value.name}" for value in node.results[:1])
+        line = f" at {source.file}:{source.line}" if source is not None else ""
+        module = f" in {source.module}" if source is not None and source.module else ""
+        return f"node {self.index} ({node.op}{result}){line}{module}{self.within}"

@@ -1,0 +1,237 @@
+"""Every optimizer, and every way in which its settings and state change between steps, trains as eager does."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+from torch.nn import functional
+from torch.optim import lr_scheduler
+
+import lowtide
+from tests.training import check, eager_step, varied
+from tests.training import Settings as Plain
+
+
+class Net(nn.Module):
+    """All that optimizers meet: matrices, vectors, a frozen parameter, one without gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+        self.frozen = nn.Parameter(torch.randn(8), requires_grad=False)
+        self.unused = nn.Parameter(torch.randn(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(functional.relu(self.norm(self.first(x)) + self.frozen))
+
+
+def cross_entropy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(model(x), y)
+
+
+def made(optimizer: Callable[..., optim.Optimizer], **settings: Any):
+    """A workload that trains `Net` with this optimizer."""
+
+    def make():
+        model = Net()
+        return model, (torch.randn(4, 6), torch.randint(0, 3, (4,))), cross_entropy, optimizer(model.parameters(), **settings)
+
+    return make
+
+
+OPTIMIZERS = [
+    (optim.SGD, {"lr": 0.1}),
+    (optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    (optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01}),
+    (optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    (optim.SGD, {"lr": 0.1, "momentum": 0.9, "maximize": True}),
+    (optim.Adam, {"lr": 0.01}),
+    (optim.Adam, {"lr": torch.tensor(0.01)}),
+    (optim.Adam, {"lr": 0.01, "weight_decay": 0.1, "amsgrad": True, "maximize": True, "betas": (0.8, 0.9)}),
+    (optim.AdamW, {"lr": 0.01}),
+    (optim.AdamW, {"lr": 0.01, "weight_decay": 0.1, "amsgrad": True}),
+    (optim.AdamW, {"lr": 0.01, "weight_decay": 0.0, "maximize": True}),
+    (optim.RMSprop, {"lr": 0.01}),
+    (optim.RMSprop, {"lr": 0.01, "centered": True, "momentum": 0.9, "weight_decay": 0.1}),
+    (optim.Adagrad, {"lr": 0.1}),
+    (optim.Adagrad, {"lr": 0.1, "lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.1}),
+    (optim.NAdam, {"lr": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True}),
+    (optim.Adamax, {"lr": 0.01, "weight_decay": 0.1}),
+    (optim.Adadelta, {"lr": 0.1, "weight_decay": 0.1}),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "settings"), OPTIMIZERS, ids=lambda item: getattr(item, "__name__", None) or ",".join(item))
+def test_optimizer(optimizer, settings):
+    check(made(optimizer, **settings), steps=4)
+
+
+def test_groups_with_settings_of_their_own():
+    def make():
+        model, batch, loss, _ = made(optim.SGD, lr=0.1)()
+        groups = [
+            {"params": model.first.parameters(), "momentum": 0.9, "nesterov": True},
+            {"params": model.norm.parameters(), "lr": 0.01},
+            {"params": [*model.last.parameters(), model.unused], "momentum": 0.5, "weight_decay": 0.1, "maximize": True},
+        ]
+        return model, batch, loss, optim.SGD(groups, lr=0.1)
+
+    check(make)
+
+
+SCHEDULERS = {
+    "StepLR": lambda optimizer: lr_scheduler.StepLR(optimizer, 1, 0.5),
+    "OneCycleLR": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=8),
+    "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 5),
+    "warm-up": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda epoch: epoch / 4),  # from a learning rate of 0
+}
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("optimizer", [optim.AdamW, lambda parameters, lr: optim.SGD(parameters, lr, momentum=0.9)], ids=["AdamW", "SGD"])
+def test_schedulers_change_settings_at_no_new_capture(optimizer, scheduler, monkeypatch):
+    captures = count_captures(monkeypatch)
+
+    def between(model, optimizer):
+        schedule = SCHEDULERS[scheduler](optimizer)  # warns, which is an error here, if it does not see steps
+        return lambda step: schedule.step()
+
+    check(made(optimizer, lr=0.1), steps=5, between=between)
+    assert captures == [1]
+
+
+def test_a_setting_that_turns_a_part_on_and_off_is_captured_anew_once(monkeypatch):
+    captures = count_captures(monkeypatch)
+    decays = (0.1, 0.2, 0.0, 0.1, 0.0)
+
+    def between(model, optimizer):
+        return lambda step: optimizer.param_groups[0].update(weight_decay=decays[step])
+
+    check(made(optim.Adam, lr=0.01), steps=5, between=between)
+    assert captures == [2]
+
+
+@pytest.mark.parametrize("change", [{"nesterov": True}, {"maximize": True}, {"momentum": 0.0}, {"momentum": 0.5}, {"dampening": 0.5}])
+def test_a_setting_changed_between_steps(change):
+    def between(model, optimizer):
+        return lambda step: optimizer.param_groups[0].update(change) if step == 1 else None
+
+    check(made(optim.SGD, lr=0.1, momentum=0.9), steps=4, between=between)
+
+
+@pytest.mark.parametrize(("optimizer", "settings"), [(optim.AdamW, {}), (optim.SGD, {"lr": 0.1, "momentum": 0.9}), (optim.Adagrad, {})])
+def test_resumed_after_eager_steps(optimizer, settings):
+    check(made(optimizer, **settings), steps_before=2)
+
+
+def test_state_dicts_loaded_between_steps():
+    def between(model, optimizer):
+        start = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+
+        def rewind(step):
+            if step == 1:
+                model.load_state_dict(start[0])
+                optimizer.load_state_dict(start[1])  # without any state: as at the start
+
+        return rewind
+
+    check(made(optim.AdamW, lr=0.1), steps=4, between=between)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_checkpoint_saved_and_restored(assign):
+    def between(model, optimizer):
+        file = io.BytesIO()
+
+        def keep_or_restore(step):
+            file.seek(0)
+            if step == 0:
+                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+            elif step == 2:
+                saved = torch.load(file)
+                # `assign` puts other tensors into the model, which the optimizer would not know: their data is what is exchanged
+                for name, tensor in saved["model"].items() if assign else ():
+                    model.get_parameter(name).data = tensor
+                if not assign:
+                    model.load_state_dict(saved["model"])
+                optimizer.load_state_dict(saved["optimizer"])
+
+        return keep_or_restore
+
+    check(made(optim.Adam, lr=0.1), steps=5, between=between)
+
+
+def test_parameters_added_and_taken_away_between_steps():
+    def make():
+        model, batch, loss, _ = made(optim.SGD, lr=0.1)()
+        return model, batch, loss, optim.SGD(model.last.parameters(), lr=0.1, momentum=0.9, foreach=False)
+
+    def between(model, optimizer):
+        def add(step):
+            if step == 1:
+                optimizer.add_param_group({"params": list(model.first.parameters()), "foreach": False})
+
+        return add
+
+    check(make, steps=4, between=between)
+
+
+def test_eager_and_optimized_steps_in_turn():
+    def run(optimized: bool):
+        torch.manual_seed(0)
+        model, batch, loss, optimizer = made(optim.Adam, lr=0.1, foreach=False)()
+        step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, workspaces=False) if optimized else None
+        for turn in range(5):
+            if optimized and turn % 2:
+                step(*varied(batch, turn))
+            else:
+                eager_step(model, loss, optimizer, varied(batch, turn), {}, Plain())
+        return model.state_dict(), optimizer.state_dict()["state"]
+
+    assert repr(run(True)) == repr(run(False))
+
+
+class Counted(optim.Optimizer):
+    """Keeps a Python number in its state, as optimizers did before torch 1.12."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["step"], state["mean"] = 0, torch.zeros_like(parameter)
+                state["step"] += 1
+                state["mean"].lerp_(parameter.grad, 1 / state["step"])
+                parameter.sub_(state["mean"], alpha=group["lr"] * (1 - 0.5 ** state["step"]))
+
+
+def test_an_optimizer_of_ones_own_that_counts_in_python():
+    check(made(Counted, lr=0.1), steps=4)
+
+
+def count_captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often a training step was captured, in a list of one number."""
+    from lowtide.api import optimize as _  # noqa: F401
+    import sys
+
+    module = sys.modules["lowtide.api.optimize"]
+    count, capture = [0], module.capture_training
+
+    def counting(*arguments: Any) -> Any:
+        count[0] += 1
+        return capture(*arguments)
+
+    monkeypatch.setattr(module, "capture_training", counting)
+    return count

@@ -1,0 +1,133 @@
+import json
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowtide.cost import cache
+from lowtide.cost.cache import Cache, directory
+
+CACHE = Cache("workspaces", ("torch 2", "a processor"))
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "new"))
+    return tmp_path / "new"
+
+
+def test_nothing_is_known_at_first():
+    assert CACHE.load() == {}
+    assert not CACHE.path.exists()
+
+
+def test_what_is_merged_is_loaded(root: Path):
+    assert CACHE.merge({"a": 1, "b": 2}) == {"a": 1, "b": 2}
+    assert CACHE.merge({"b": 3, "c": 4}) == {"a": 1, "b": 3, "c": 4}
+    assert CACHE.load() == {"a": 1, "b": 3, "c": 4}
+    assert CACHE.path.parent == root
+    assert not list(root.glob("*.part"))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.dictionaries(st.text(), st.integers(0, 2**60)), max_size=4), st.uuids())
+def test_any_keys_come_back(parts: list[dict[str, int]], kind: object):
+    kept = Cache("any", (str(kind),))
+    kept.path.unlink(missing_ok=True)
+    expected: dict[str, int] = {}
+    for part in parts:
+        expected |= part
+        kept.merge(part)
+    assert kept.load() == expected
+
+
+def test_kinds_and_circumstances_are_kept_apart():
+    CACHE.merge({"a": 1})
+    assert Cache("times", CACHE.circumstances).load() == {}
+    assert Cache(CACHE.kind, ("torch 3", "a processor")).load() == {}
+    assert Cache(CACHE.kind, ("torch 2a", " processor")).load() == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        '{"format": 1, "entr',
+        "[]",
+        "\x00",
+        '{"format": 1}',
+        '{"format": 1, "kind": "workspaces", "circumstances": ["torch 2", "another"], "entries": {}}',
+        '{"format": 2, "kind": "workspaces", "circumstances": ["torch 2", "a processor"], "entries": {}}',
+        '{"format": 1, "kind": "workspaces", "circumstances": ["torch 2", "a processor"], "entries": {"a": -1}}',
+        '{"format": 1, "kind": "workspaces", "circumstances": ["torch 2", "a processor"], "entries": {"a": true}}',
+        '{"format": 1, "kind": "workspaces", "circumstances": ["torch 2", "a processor"], "entries": {"a": "__import__(\'os\')"}}',
+    ],
+)
+def test_a_file_that_does_not_read_is_built_anew(root: Path, text: str):
+    root.mkdir()
+    CACHE.path.write_text(text)
+    with pytest.warns(UserWarning, match="does not read"):
+        assert CACHE.load() == {}
+    with pytest.warns(UserWarning, match="does not read"):
+        assert CACHE.merge({"a": 1}) == {"a": 1}
+    assert CACHE.load() == {"a": 1}
+
+
+def test_a_file_that_is_no_text_is_built_anew(root: Path):
+    root.mkdir()
+    CACHE.path.write_bytes(b"\xff\xfe\x80")
+    with pytest.warns(UserWarning, match="does not read"):
+        assert CACHE.load() == {}
+
+
+def test_a_directory_that_cannot_be_written_costs_a_warning(root: Path):
+    root.write_text("a file in the directory's place")
+    with pytest.warns(UserWarning, match="set LOWTIDE_CACHE"):
+        assert CACHE.merge({"a": 1}) == {"a": 1}
+
+
+def test_a_failing_write_leaves_the_old_file(root: Path, monkeypatch: pytest.MonkeyPatch):
+    CACHE.merge({"a": 1})
+
+    def refuse(source: str, target: str) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(cache.os, "replace", refuse)
+    with pytest.warns(UserWarning, match="disk full"):
+        assert CACHE.merge({"b": 2}) == {"a": 1, "b": 2}
+    assert CACHE.load() == {"a": 1}
+    assert not list(root.glob("*.part"))
+
+
+def _merge_many(name: str) -> None:
+    for number in range(20):
+        CACHE.merge({f"{name}{number}": number})
+
+
+def test_processes_that_write_at_once_lose_nothing():
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_merge_many, args=(name,)) for name in ("a", "b")]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert CACHE.load() == {f"{name}{number}": number for name in ("a", "b") for number in range(20)}
+
+
+def test_the_file_is_json_that_says_what_it_holds():
+    CACHE.merge({"b": 2, "a": 1})
+    document = json.loads(CACHE.path.read_text())
+    assert document == {"format": 1, "kind": "workspaces", "circumstances": ["torch 2", "a processor"], "entries": {"a": 1, "b": 2}}
+
+
+def test_the_directory_is_the_users_choice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    assert directory() == Path(os.environ["LOWTIDE_CACHE"])
+    monkeypatch.delenv("LOWTIDE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert directory() == tmp_path / "lowtide"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert directory() == tmp_path / ".cache" / "lowtide"

@@ -1,0 +1,109 @@
+"""The import direction, and who may touch torch: see docs/architecture.md."""
+
+import pytest
+
+from tests.imports import PACKAGE, Mention, imports, in_package, is_private, names
+
+ROWS = (
+    {"errors"},
+    {"ir"},
+    {"capture", "cost", "runtime"},
+    {"schedule", "place", "rewrite", "fuse", "lower"},
+    {"search"},
+    {"api", "report"},
+    {"cli"},
+    {"__init__"},  # the public names: nobody within imports the package itself
+)
+ROW_OF = {member: row for row, members in enumerate(ROWS) for member in members}
+
+# What only some may import: folders and files of the package.
+PLACES = {
+    "torch": {"capture", "cost/profiler.py", "cost/workspaces.py", "runtime", "lower", "api"},
+    "ortools": set(),
+}
+PRIVATE_TORCH = {"capture", "cost/profiler.py", "cost/workspaces.py", "runtime", "lower"}
+
+
+def test_a_module_imports_only_from_rows_below_or_from_its_own_folder():
+    assert [complaint for mention in in_package(imports) if (complaint := misdirected(mention))] == []
+
+
+def test_every_member_has_a_row():
+    members = {path.stem if path.suffix == ".py" else path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
+    assert members - {"py.typed"} <= ROW_OF.keys()
+
+
+def test_libraries_are_imported_only_where_they_have_their_place():
+    assert [str(mention) for mention in in_package(imports) if misplaced(mention)] == []
+
+
+def test_private_names_of_torch_are_used_only_where_they_have_their_place():
+    found = [mention for mention in in_package(names) if mention.name.startswith("torch.") and is_private(mention.name)]
+    assert [str(mention) for mention in found if not lies_in(mention.file, PRIVATE_TORCH)] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("cost/memory.py", "from lowtide.schedule.base import Schedule"),  # a row above
+        ("cost/memory.py", "from lowtide.runtime import program"),  # a member of the same row
+        ("cost/memory.py", "import lowtide.capture.recorder"),
+        ("cost/memory.py", "from lowtide import search"),
+        ("cost/memory.py", "from lowtide import optimize"),  # the package itself
+        ("cost/memory.py", "import lowtide"),
+        ("cost/memory.py", "from ..search import planning"),
+        ("errors.py", "def f():\n    if True:\n        from lowtide.ir import graph"),
+        ("cost/memory.py", "from lowtide.nowhere import x"),
+    ],
+)
+def test_a_wrong_import_is_found(file: str, source: str):
+    (mention,) = imports(source, file)
+    assert misdirected(mention)
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("cost/memory.py", "from lowtide.ir.graph import Graph"),
+        ("cost/memory.py", "from lowtide.cost.cache import Cache"),
+        ("cost/memory.py", "from .cache import Cache"),
+        ("cost/memory.py", "from lowtide import errors"),
+        ("__init__.py", "from lowtide.api import optimize"),
+        ("cost/memory.py", "import numpy"),
+    ],
+)
+def test_a_right_import_is_let_through(file: str, source: str):
+    (mention,) = imports(source, file)
+    assert not misdirected(mention)
+
+
+def test_torch_out_of_its_place_is_found():
+    (inside,) = imports("from torch.nn import functional", "cost/profiler.py")
+    (outside,) = imports("def f():\n    import torch.nn", "cost/memory.py")
+    assert not misplaced(inside)
+    assert misplaced(outside)
+
+
+def misdirected(mention: Mention) -> str:
+    """What is wrong with an import; "" where nothing is."""
+    package, *target = mention.name.split(".")
+    if package != "lowtide":
+        return ""
+    mine = mention.file.split("/")[0].removesuffix(".py")
+    theirs = target[0] if target and (target[0] in ROW_OF or len(target) > 1) else "__init__"
+    if theirs not in ROW_OF:
+        return f"{mention}: {theirs} has no row"
+    if mine != theirs and ROW_OF[theirs] >= ROW_OF[mine]:
+        return f"{mention}: {mine} is in row {ROW_OF[mine]}, {theirs} in row {ROW_OF[theirs]}"
+    return ""
+
+
+def misplaced(mention: Mention) -> bool:
+    """Whether a file imports a library that has its place elsewhere."""
+    places = PLACES.get(mention.name.split(".")[0])
+    return places is not None and not lies_in(mention.file, places)
+
+
+def lies_in(file: str, places: set[str]) -> bool:
+    """Whether a file is one of `places` or in a folder that is."""
+    return file in places or file.split("/")[0] in places
