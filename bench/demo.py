@@ -24,7 +24,8 @@ from lowtide.cost.profiler import Timing, peak_bytes
 
 SHAPE = Shape()
 BATCH_SIZE = 1  # where gradients outweigh activations, as in fine-tuning: what order alone can save
-STEPS, ROW = 60, 15  # a row of the table every so many steps
+STEPS, ROW = 60, 15  # in all, and in each row of the table
+PATIENCE_S = 60.0  # no row is begun after that: a slow or busy machine trains fewer steps
 UNCOUNTED = 3  # the first steps make optimizer state and warm caches
 SEED = 0
 
@@ -79,7 +80,7 @@ def main() -> int:
     if unequal:
         console.print(f"[red]NOT EQUAL: {', '.join(unequal)}[/red]")
         return 1
-    console.print(f"equal to the last bit: {STEPS} losses, all parameters, all optimizer state, the random numbers")
+    console.print(f"equal to the last bit: {len(eager.losses)} losses, all parameters, all optimizer state, the random numbers")
     return 0
 
 
@@ -147,17 +148,24 @@ def _lowtide_run(console: Console, batch: Batch) -> tuple[Run, lowtide.Step]:
 
 
 def _train(console: Console, eager: Run, optimized: Run, data: list[Batch]) -> None:
-    """Both trainings in turns; who goes first changes, for whoever goes second finds warmer caches."""
-    console.print(f"\ntraining twice, {len(data)} steps, in turns")
+    """Both trainings in turns."""
+    console.print(f"\ntraining twice, in turns, {len(data)} steps or {PATIENCE_S:.0f} seconds")
     table = Table("steps", "eager, mean loss", "lowtide, mean loss", "each equal")
+    start = time.perf_counter()
+    for first in range(0, len(data), ROW):
+        if time.perf_counter() - start < PATIENCE_S:
+            _train_row(table, eager, optimized, data[first : first + ROW])
+    console.print(table)
+
+
+def _train_row(table: Table, eager: Run, optimized: Run, data: list[Batch]) -> None:
+    """Some steps of both; who goes first changes, for whoever goes second finds warmer caches."""
     for index, batch in enumerate(data):
         for run in (eager, optimized) if index % 2 else (optimized, eager):
             run.train(batch)
-        if (index + 1) % ROW == 0:
-            first, second = torch.stack(eager.losses[-ROW:]), torch.stack(optimized.losses[-ROW:])
-            equal = "yes" if _same_bits(first, second) else "[red]NO[/red]"
-            table.add_row(f"{index + 2 - ROW} to {index + 1}", f"{first.mean():.6f}", f"{second.mean():.6f}", equal)
-    console.print(table)
+    one, two = torch.stack(eager.losses[-len(data) :]), torch.stack(optimized.losses[-len(data) :])
+    steps = f"{len(eager.losses) + 1 - len(data)} to {len(eager.losses)}"
+    table.add_row(steps, f"{one.mean():.6f}", f"{two.mean():.6f}", "yes" if _same_bits(one, two) else "[red]NO[/red]")
 
 
 def _measured_peaks(eager: Run, optimized: Run, step: lowtide.Step, batch: Batch) -> tuple[int, int]:

@@ -55,7 +55,7 @@ def check(make: Make, **settings: Any) -> lowtide.Step:
     how = Settings(**settings)
     expected, _ = _train(make, how, _eager_step)
     found, step = _train(make, how, _optimized_step)
-    assert not (told := expected.differences(found)), "\n".join(told)
+    assert not (told := expected.differences(found)), "\n".join(told[:8])
     return step
 
 
@@ -172,9 +172,7 @@ def _single_tensor(optimizer: torch.optim.Optimizer) -> None:
 
 def _micro_batches(args: Any, kwargs: Any, count: int) -> list[Any]:
     leaves, rebuild = tree.flatten((args, kwargs))
-    parts = [
-        leaf.value.chunk(count) if isinstance(leaf.value, Tensor) and leaf.value.dim() else [leaf.value] * count for leaf in leaves
-    ]
+    parts = [leaf.value.chunk(count) if isinstance(leaf.value, Tensor) and leaf.value.dim() else [leaf.value] * count for leaf in leaves]
     return [tree.unflatten(rebuild, [part[index] for part in parts]) for index in range(count)] if count > 1 else [(args, kwargs)]
 
 
@@ -237,5 +235,8 @@ def _of_optimizer(optimizer: torch.optim.Optimizer | None) -> Any:
     if optimizer is None:
         return None
     state = {id(key): {name: id(item) for name, item in entries.items()} for key, entries in optimizer.state.items()}
-    groups = [[(key, repr(item) if key != "params" else [id(part) for part in item]) for key, item in group.items()] for group in optimizer.param_groups]
+    groups = [
+        [(key, repr(item) if key != "params" else [id(part) for part in item]) for key, item in group.items()]
+        for group in optimizer.param_groups
+    ]
     return [(name, id(item)) for name, item in optimizer.__dict__.items()], state, groups

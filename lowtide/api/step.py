@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from torch import nn
 
 from lowtide.capture.program import Captured
 from lowtide.cost.profiler import Measured, peak_bytes
@@ -36,7 +37,7 @@ class Variant:
         """The program that runs `plan`."""
         inputs = captured.graph.inputs
         devices = tuple(sorted({torch.device(value.storage.device).type for value in inputs}))
-        return cls(captured, plan, Program(lower(plan), gradients, devices), circumstances, InputCheck.of(inputs, captured.slots))
+        return cls(captured, plan, Program(lower(plan), gradients, devices), circumstances, InputCheck.of(captured.graph, captured.slots))
 
     def fits(self, now: View, circumstances: tuple[Any, ...]) -> bool:
         """Whether this is the program for what the caller holds now."""
@@ -149,9 +150,19 @@ def circumstances(caller: Caller) -> tuple[Any, ...]:
     groups = () if optimizer is None else tuple(tuple(map(id, group["params"])) for group in optimizer.param_groups)
     autocast = tuple((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda"))
     return (
-        tuple(module.training for module in model.modules()),
+        tuple(map(_settings, model.modules())),
         tuple(parameter.requires_grad for parameter in model.parameters()),
         groups,
         autocast,
         torch.get_default_dtype(),
     )
+
+
+def _settings(module: nn.Module) -> tuple[Any, ...]:
+    """A module's attributes that are plain numbers, flags and texts (`training` among them), and where it holds tensors."""
+    return tuple(
+        [(name, torch.Tensor if type(item) is torch.Tensor else item) for name, item in module.__dict__.items() if type(item) in _PLAIN]
+    )
+
+
+_PLAIN = frozenset({bool, int, float, str, type(None), torch.Tensor})

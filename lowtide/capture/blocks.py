@@ -87,3 +87,19 @@ def covers(tensor: torch.Tensor) -> bool:
             return False
         step *= extent
     return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+
+
+def same_layout(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two tensors have one dtype and lie alike, so that a kernel goes through both in the same way."""
+    return one.dtype == two.dtype and _steps(one) == _steps(two)
+
+
+def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense tensor with its dimensions permuted so that it is contiguous."""
+    strides = tensor.stride()
+    return tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
+
+
+def _steps(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """Extents with their strides, which mean nothing where the extent is 1."""
+    return [(extent, stride if extent != 1 else 0) for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)]

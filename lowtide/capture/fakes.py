@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,27 +15,36 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowtide.errors import CaptureError
+from lowtide.ir.slots import Slot
 
 
 @dataclass(frozen=True)
 class FakeModel:
-    """The fake of each parameter and buffer, by the real tensor, and their names. Tied tensors have one entry, under their first name."""
+    """The fake of each tensor that a model holds, by the real one, and their names. Tied tensors have one entry, under their first name."""
 
     parameters: dict[torch.Tensor, torch.Tensor]
     buffers: dict[torch.Tensor, torch.Tensor]
+    attributes: dict[torch.Tensor, torch.Tensor]  # plain tensors that modules keep beside
     names: dict[torch.Tensor, str]
+
+    @property
+    def all(self) -> dict[torch.Tensor, torch.Tensor]:
+        """The three tables as one."""
+        return {**self.parameters, **self.buffers, **self.attributes}
 
 
 def fake_model(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> FakeModel:
     """Fakes of all that a model owns. What lies on the meta device is taken to lie on `device`."""
-    names: dict[torch.Tensor, str] = {}
-    parameters: dict[torch.Tensor, torch.Tensor] = {}
-    buffers: dict[torch.Tensor, torch.Tensor] = {}
-    for table, found in ((model.named_parameters(), parameters), (model.named_buffers(), buffers)):
+    fakes = FakeModel({}, {}, {}, {})
+    for table, found in ((model.named_parameters(), fakes.parameters), (model.named_buffers(), fakes.buffers)):
         for name, tensor in table:
             _refuse(name, tensor)
-            names[tensor], found[tensor] = name, fake_of(tensor, mode, device)
-    return FakeModel(parameters, buffers, names)
+            fakes.names[tensor], found[tensor] = name, fake_of(tensor, mode, device)
+            _copy_hooks(name, tensor, found[tensor])
+    for name, tensor in _attributes(model):
+        if tensor not in fakes.names:
+            fakes.names[tensor], fakes.attributes[tensor] = name, fake_of(tensor, mode, device)
+    return fakes
 
 
 def fake_of(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> torch.Tensor:
@@ -55,6 +65,25 @@ def fake_batch_leaf(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.de
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place)
 
 
+def _attributes(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Plain tensors in the attributes of modules. One within a graph is what a forward pass left behind: it would be none to start from."""
+    for path, module in model.named_modules():
+        for name, item in module.__dict__.items():
+            if type(item) is torch.Tensor and item.layout is torch.strided and not item.requires_grad:
+                yield _joined(path, name), item
+
+
+def _copy_hooks(name: str, tensor: torch.Tensor, fake: torch.Tensor) -> None:
+    """Hooks on a parameter's gradient are part of the program."""
+    if getattr(tensor, "_post_accumulate_grad_hooks", None):
+        raise CaptureError(
+            f"{name} has a hook that runs after its gradient is accumulated, which a captured step would not: use after_backward"
+        )
+    if fake.requires_grad:
+        for hook in (tensor._backward_hooks or {}).values():
+            fake.register_hook(hook)
+
+
 def _refuse(name: str, tensor: torch.Tensor) -> None:
     if isinstance(tensor, (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)):
         raise CaptureError(f"{name} is not initialised yet: run one batch through the model first")
@@ -65,40 +94,101 @@ def _refuse(name: str, tensor: torch.Tensor) -> None:
 
 
 @contextmanager
-def swapped(model: nn.Module, fakes: FakeModel) -> Iterator[None]:
+def swapped(model: nn.Module, fakes: FakeModel) -> Iterator[Places]:
     """Run with fakes in the model's places.
 
-    Raises CaptureError if the model counts steps in a Python number, which no graph could follow.
+    Raises CaptureError if the model keeps count in Python numbers or containers, which no graph could follow.
     """
-    modules = list(model.modules())
-    before = [_Snapshot(module) for module in modules]
-    replace = {**fakes.parameters, **fakes.buffers}
+    modules = list(model.named_modules())
+    before = [_Snapshot(module) for _, module in modules]
+    replace = fakes.all
     try:
-        for module in modules:
+        for _, module in modules:
             _swap(module, replace)
-        yield
-        for path, module in model.named_modules():
-            _refuse_changed_numbers(path, module, before[modules.index(module)])
+        yield Places.of(modules)
+        for (path, module), snapshot in zip(modules, before, strict=True):
+            snapshot.refuse_changes(path or type(module).__name__)
     finally:
         for snapshot in before:
             snapshot.restore()
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where modules keep tensors beside parameters, and what was there before the program ran."""
+
+    before: tuple[tuple[str, nn.Module, dict[str, Any], dict[str, Any]], ...]  # path, module, its buffers, its attributes
+
+    @classmethod
+    def of(cls, modules: list[tuple[str, nn.Module]]) -> Places:
+        """The places of these modules as they are now."""
+        return cls(tuple((path, module, dict(module._buffers), dict(module.__dict__)) for path, module in modules))
+
+    def rebound(self) -> Iterator[tuple[Slot, torch.Tensor]]:
+        """The places where the program has put another tensor, and that tensor."""
+        for path, module, buffers, attributes in self.before:
+            for place, old, now in (("buffer", buffers, module._buffers), ("attribute", attributes, module.__dict__)):
+                for name, item in now.items():
+                    if isinstance(item, torch.Tensor) and item is not old.get(name):
+                        yield Slot(place, (_joined(path, name),)), item
+
+
 class _Snapshot:
-    """A module's attributes and tables."""
+    """A module's attributes, tables and containers."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.attributes = module, dict(module.__dict__)
         tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module._modules)
         self.tables = [(table, dict(table)) for table in tables]
+        self.containers = {
+            name: copy.copy(item)
+            for name, item in module.__dict__.items()
+            if type(item) in _CONTAINERS and not any(item is table for table in tables)
+        }
 
     def restore(self) -> None:
-        """Put them back, in the dictionaries that held them."""
+        """Put them back, in the dictionaries and lists that held them."""
         self.module.__dict__.clear()
         self.module.__dict__.update(self.attributes)
         for table, items in self.tables:
             table.clear()
             table.update(items)
+        for name, items in self.containers.items():
+            container = self.attributes[name]
+            container.clear()
+            container.extend(items) if isinstance(container, list) else container.update(items)
+
+    def refuse_changes(self, path: str) -> None:
+        """Raise CaptureError for an attribute that no longer holds what it held, unless it is a tensor now: those are part of the graph."""
+        for name, old in self.attributes.items():
+            new = self.module.__dict__.get(name)
+            counted = isinstance(old, (int, float)) and isinstance(new, (int, float)) and new != old
+            emptied = isinstance(old, torch.Tensor) and new is None
+            if (
+                counted
+                or emptied
+                or not _same_items(self.containers.get(name, ()), self.attributes[name] if name in self.containers else ())
+            ):
+                raise CaptureError(
+                    f"module {path!r} changes its attribute {name!r} in its forward, which a captured step would not: "
+                    "keep what changes from step to step in a buffer"
+                )
+
+
+_CONTAINERS = (list, dict, set)
+
+
+def _same_items(one: Any, two: Any) -> bool:
+    """Whether two containers hold the same objects. Numbers may be other objects."""
+    if len(one) != len(two):
+        return False
+    ones, twos = (list(x.items()) if isinstance(x, dict) else list(x) for x in (one, two))
+    flat = zip((part for item in ones for part in _parts(item)), (part for item in twos for part in _parts(item)), strict=False)
+    return all(a is b or (isinstance(a, (int, float, str)) and type(a) is type(b) and a == b) for a, b in flat)
+
+
+def _parts(item: Any) -> tuple[Any, ...]:
+    return item if isinstance(item, tuple) else (item,)
 
 
 def _swap(module: nn.Module, replace: dict[torch.Tensor, torch.Tensor]) -> None:
@@ -108,18 +198,14 @@ def _swap(module: nn.Module, replace: dict[torch.Tensor, torch.Tensor]) -> None:
             if tensor is not None:
                 table[name] = replace[tensor]  # type: ignore[assignment]
     for name, item in module.__dict__.items():
-        if isinstance(item, list) and any(isinstance(part, torch.Tensor) and part in replace for part in item):
+        if isinstance(item, torch.Tensor) and item in replace:
+            module.__dict__[name] = replace[item]
+        elif isinstance(item, list) and any(isinstance(part, torch.Tensor) and part in replace for part in item):
             module.__dict__[name] = [replace.get(part, part) if isinstance(part, torch.Tensor) else part for part in item]
 
 
-def _refuse_changed_numbers(path: str, module: nn.Module, before: _Snapshot) -> None:
-    for name, item in module.__dict__.items():
-        old = before.attributes.get(name)
-        if isinstance(old, (int, float)) and isinstance(item, (int, float)) and item != old:
-            raise CaptureError(
-                f"module {path or type(module).__name__!r} changes its attribute {name!r} from {old!r} to {item!r} in its forward: "
-                "a captured step would not; keep it in a buffer"
-            )
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 @contextmanager

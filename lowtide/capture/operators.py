@@ -38,6 +38,9 @@ _FUNCTIONAL = {
     "aten.normal_.default": "aten.normal_functional.default",
 }
 
+# Operators that draw in the order of memory while their functional forms draw in that of indices.
+_IN_MEMORY_ORDER = {"aten.bernoulli_.float"}
+
 # Element-wise operators that lack the tag.
 _POINTWISE = {
     "aten.hardtanh_backward.default",
@@ -98,6 +101,11 @@ def is_random(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     position, keyword = _DROPOUT_POSITION[name_of(op)]
     probability = args[position] if position < len(args) else kwargs.get(keyword, 0.0)
     return bool(probability)
+
+
+def draws_in_memory_order(op: OpOverload) -> bool:
+    """Whether a tensor that is not contiguous gets other numbers from `op` than from its functional form."""
+    return name_of(op) in _IN_MEMORY_ORDER
 
 
 @functools.cache

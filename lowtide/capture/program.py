@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowtide.capture.blocks import dtype_name
-from lowtide.capture.fakes import FakeModel, fake_batch_leaf, fake_model, swapped, untouched_randomness
+from lowtide.capture.fakes import FakeModel, Places, fake_batch_leaf, fake_model, swapped, untouched_randomness
 from lowtide.capture.optimizer import Shadow, Update, same_program
 from lowtide.capture.recorder import Recorder
 from lowtide.capture.scalars import Guard
@@ -82,7 +82,7 @@ def capture_training(program: TrainingProgram, args: tuple[Any, ...], kwargs: di
         shadow = Shadow.of(program.optimizer, trace.fakes.names, trace.fakes.parameters, trace.recorder)
         result = _forward_and_backward(trace, program, fake_args, fake_kwargs)
         first, following = _optimizer_step(trace, shadow, result)
-        if not first.assigned:
+        if not any(slot.place == "state" for slot in first.assigned):
             return (first,)
         second, _ = _optimizer_step(trace, following, result)
         return first, second
@@ -135,7 +135,12 @@ class _Trace:
         self.sources = Sources()
         self.recorder = Recorder(self.mode, self.sources)
         self.fakes = fake_model(model, self.mode, device)
-        for place, kind, table in (("parameter", Kind.PARAMETER, self.fakes.parameters), ("buffer", Kind.BUFFER, self.fakes.buffers)):
+        self.places = Places(())  # of the model's tensors, once fakes are in them
+        for place, kind, table in (
+            ("parameter", Kind.PARAMETER, self.fakes.parameters),
+            ("buffer", Kind.BUFFER, self.fakes.buffers),
+            ("attribute", Kind.BUFFER, self.fakes.attributes),
+        ):
             for real, fake in table.items():
                 name = self.fakes.names[real]
                 self.recorder.add_input(fake, Slot(place, (name,)), kind, name)
@@ -167,7 +172,9 @@ class _Trace:
         at = [index for index, leaf in enumerate(leaves) if isinstance(leaf.value, torch.Tensor)]
         with self.recording(recorder):
             outputs = [recorder.value(leaves[index].value) for index in at]
-        graph, slots = recorder.graph([*outputs, *(value for _, value in update.assigned)])
+            rebound = [(slot, recorder.value(tensor)) for slot, tensor in self.places.rebound()]
+        assigned = (*rebound, *update.assigned)
+        graph, slots = recorder.graph([*outputs, *(value for _, value in assigned)])
 
         def put(tensors: Sequence[Any]) -> Any:
             filled: list[Any] = [leaf.value for leaf in leaves]
@@ -178,14 +185,14 @@ class _Trace:
         for index in at:
             leaves[index] = tree.Leaf(leaves[index].where, None)  # no fake tensor outlives the capture
         return Captured(
-            graph, slots, tuple(slot for slot, _ in update.assigned), update.guards, tuple(recorder.constants), update.state_entries, put
+            graph, slots, tuple(slot for slot, _ in assigned), update.guards, tuple(recorder.constants), update.state_entries, put
         )
 
 
 @contextmanager
 def _tracing(model: nn.Module, device: torch.device) -> Iterator[_Trace]:
     trace = _Trace(model, device)
-    with untouched_randomness(), swapped(model, trace.fakes), trace.sources.following(model):
+    with untouched_randomness(), swapped(model, trace.fakes) as trace.places, trace.sources.following(model):
         yield trace
 
 

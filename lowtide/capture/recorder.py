@@ -29,7 +29,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from lowtide.capture import operators
-from lowtide.capture.blocks import Block, Names, address, covers, geometry, geometry_of_value
+from lowtide.capture.blocks import Block, Names, address, covers, geometry, geometry_of_value, in_memory_order, same_layout
 from lowtide.capture.prune import needed
 from lowtide.capture.sources import Sources, users_line
 from lowtide.errors import CaptureError
@@ -53,6 +53,7 @@ class Recorder(TorchDispatchMode):
         self.nodes: list[Node] = []
         self.constants: list[torch.Tensor] = []
         self.scalar_of: Callable[[float], Value | None] = lambda number: None
+        self.read_number: Callable[[torch.Tensor], float] | None = None  # what `item()` gives, where numbers can be traced
         self._blocks: dict[int, Block] = {}
         self._constant_fakes: dict[int, torch.Tensor] = {}
         self._names = Names()
@@ -137,6 +138,11 @@ class Recorder(TorchDispatchMode):
         args, kwargs = self._fake(args), self._fake(kwargs)
         if operators.changes_geometry_only(func):
             return self._reshape(func, args, kwargs)
+        if func is torch.ops.aten._local_scalar_dense.default and self.read_number is not None:
+            return self.read_number(args[0])
+        if operators.draws_in_memory_order(func) and not args[0].is_contiguous() and covers(args[0]) and not self.owns(args[0]):
+            self.__torch_dispatch__(func, types, (in_memory_order(args[0]), *args[1:]), kwargs)
+            return args[0]
         if func._schema.is_mutable:
             args = operators.with_defaults(func, args)
         recorded = self._arguments(func, args), tuple((key, self._argument(func, item)) for key, item in kwargs.items())
@@ -160,7 +166,8 @@ class Recorder(TorchDispatchMode):
         before = geometry(args[0])
         out = func(*args, **kwargs)
         if self.owns(args[0]) and geometry(args[0]) != before:
-            raise CaptureError(f"operator {operators.name_of(func)} at {users_line()} reshapes a tensor of the caller: use its out-of-place form")
+            name = operators.name_of(func)
+            raise CaptureError(f"operator {name} at {users_line()} reshapes a tensor of the caller: use its out-of-place form")
         return out
 
     def _functional_results(self, func: OpOverload, written: tuple[int | str, ...], args: Any, kwargs: Any) -> list[Any] | None:
@@ -222,22 +229,27 @@ class Recorder(TorchDispatchMode):
         form = operators.functional_form(func)
         assert form is not None
         targets = [tensor for at in written for tensor in _tensors(_at(at, args, kwargs))]
-        before = [self.value(tensor) for tensor in targets]
+        random = operators.is_random(func, args, kwargs)
+        if (random or isinstance(written[0], str)) and not all(map(same_layout, targets, results)):
+            raise CaptureError(
+                f"operator {operators.name_of(func)} at {users_line()} writes into another layout or dtype than it makes by itself, which "
+                "may give other bits: use its result, and copy_ it where it is wanted"
+            )
         kept = tuple((key, item) for key, item in recorded[1] if key not in written)
         covered = [covers(tensor) for tensor in targets]
         name = operators.name_of(form)
         if len(targets) == 1 and covered[0] and geometry(results[0])[:3] == geometry(targets[0])[:3]:
             outputs: tuple[Value, ...] = (self._new_value(results[0], name),)
-            own = ((before[0], operators.name_of(func)),)
+            own = () if isinstance(written[0], str) else ((recorded[0][written[0]], operators.name_of(func)),)
             node = Node(name, recorded[0], outputs, kept, inplace=own + self._may_take(form, (recorded[0], kept), outputs), source=source)
-            self._append(node, operators.is_random(func, args, kwargs))
+            self._append(node, random)
             self._blocks[address(targets[0])].renew(outputs[0])
             return
         if func is torch.ops.aten.copy_.default and args[0].shape == args[1].shape:
             self._scatter(targets[0], self.value(args[1]), source)  # a scatter is a copy already
             return
         outputs = tuple(self._new_value(result, name) for result in results)
-        self._append(Node(name, recorded[0], outputs, kept, source=source), operators.is_random(func, args, kwargs))
+        self._append(Node(name, recorded[0], outputs, kept, source=source), random)
         for tensor, update in zip(targets, outputs, strict=True):
             self._scatter(tensor, update, source)
 
@@ -256,7 +268,7 @@ class Recorder(TorchDispatchMode):
     def _append(self, node: Node, random: bool) -> None:
         """Add a node; random ones in the order in which they draw."""
         if random:
-            if self.kind is Kind.GRADIENT:
+            if torch._C._current_autograd_node() is not None:
                 raise CaptureError(
                     f"operator {node.op} draws random numbers in the backward pass, as torch.utils.checkpoint does when it repeats "
                     "a dropout: "

@@ -65,7 +65,7 @@ class Scalars:
         self._random = random.Random(seed)
         self._value_of: dict[float, Value] = {}
         self._memory: dict[tuple[Any, ...], Any] = {}
-        recorder.scalar_of = self._value_of.get
+        recorder.scalar_of, recorder.read_number = self._value_of.get, self.read
 
     def root(self, slot: Slot, actual: Any, name: str) -> Any:
         """What the optimizer gets for the number at `slot`; flags, None and strings are taken as they are and guarded."""
@@ -206,8 +206,8 @@ for _name in _ARITHMETIC:
     setattr(Traced, f"__r{_name}__", _arithmetic(_name, reflected=True))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Traced, f"__{_name}__", _comparison(_name))
-for _name in ("__round__", "__floor__", "__ceil__", "__trunc__", "__format__", "__divmod__", "__rdivmod__", "is_integer", "as_integer_ratio"):
-    setattr(Traced, _name, _untraceable(_name))  # what float itself would answer, with the stand-in
+for _name in ("round", "floor", "ceil", "trunc", "format", "divmod", "rdivmod"):
+    setattr(Traced, f"__{_name}__", _untraceable(f"__{_name}__"))  # float itself would answer, of the stand-in
 
 
 def _actual(number: Any) -> Any:

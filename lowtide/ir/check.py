@@ -201,10 +201,8 @@ def _check_layout(value: Value, where: Place | str) -> None:
         refuse(Verdict.UNKNOWN_DTYPE, f"{where} makes {value.name} of dtype {value.dtype!r}; known are {', '.join(ITEM_BYTES)}")
     sizes = (*value.shape, *value.stride, value.offset, value.storage.nbytes)
     if len(value.shape) != len(value.stride) or any(_is_negative(size) for size in sizes):
-        refuse(
-            Verdict.MALFORMED,
-            f"{where} makes {value.name} of shape {value.shape}, strides {value.stride}, offset {value.offset}, {value.storage.nbytes} bytes",
-        )
+        sizes_text = f"shape {value.shape}, strides {value.stride}, offset {value.offset}, in {value.storage.nbytes} bytes"
+        refuse(Verdict.MALFORMED, f"{where} makes {value.name}: {sizes_text}")
     reach_bytes = _reach_bytes(value)
     if _is_negative(value.storage.nbytes - reach_bytes):
         refuse(Verdict.OUTSIDE_STORAGE, f"{where} makes {value.name}, {reach_bytes} bytes long, within {value.storage.nbytes} bytes")

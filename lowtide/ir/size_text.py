@@ -60,7 +60,14 @@ def parse_size(text: str) -> Size:
 def _size_text(size: Size) -> str:
     if not isinstance(size, (int, sympy.Expr)):
         raise FormatError(f"expected a size, an integer or a sympy expression, got a {type(size).__name__}")
-    return str(parse_size(str(size)))
+    again = parse_size(str(size))
+    if not _dimensions(again) <= _dimensions(size):  # such as "oo" and "pi", which read like dimensions
+        raise FormatError(f"expected a size over dimensions, got {size}")
+    return str(again)
+
+
+def _dimensions(size: Size) -> set[str]:
+    return set() if isinstance(size, int) else {str(symbol) for symbol in size.free_symbols}
 
 
 class _Parser:

@@ -13,6 +13,7 @@ class Slot:
     """One place in the caller's program: `place` says which table, `path` where in it.
 
     parameter, buffer  (name,)                         of the model, "layer1.0.conv1.weight"
+    attribute          (name,)                         a plain tensor of a module, "layer1.memory"
     state              (parameter's name, key)         of the optimizer: a tensor or a number
     group              (group's index, key[, index])   a hyper-parameter
     batch              (leaf's index,)

@@ -76,7 +76,7 @@ class _Reader:
 
     def _next(self, indent: str) -> str:
         line = self._peek()
-        self.number += 1
+        self.number = min(self.number + 1, len(self._lines))
         if not line:
             raise FormatError("expected the graph to go on to its 'return (...)', got the end of the text")
         if not line.startswith(indent) or line[len(indent)].isspace():
@@ -140,13 +140,14 @@ class _Scope:
         return Graph(tuple(self.inputs), tuple(self.nodes), outputs)
 
     def _make(self, name: str, clause: str) -> Value:
-        return self._name(parse_value(name, clause, self.storages))
+        """A new value, as a clause describes it."""
+        self._check_unused(name)
+        self.values[name] = parse_value(name, clause, self.storages)
+        return self.values[name]
 
-    def _name(self, value: Value) -> Value:
-        if value.name in RESERVED or value.name in self.values:
-            raise FormatError(f"expected the name of a new value, got {value.name!r}")
-        self.values[value.name] = value
-        return value
+    def _check_unused(self, name: str) -> None:
+        if name in RESERVED or name in self.values:
+            raise FormatError(f"expected the name of a new value, got {name!r}")
 
     def _value(self, name: str) -> Value:
         if name not in self.values:
@@ -171,9 +172,13 @@ class _Scope:
         while clauses and (match := _WRITES.fullmatch(clauses[0])):
             clauses.popleft()
             before = self._value(match[1])
-            after = replace(before, name=match[2], version=before.version + 1)
-            writes.append((before, self._make(match[2], match[3]) if match[3] else self._name(after)))
+            writes.append((before, self._make(match[2], match[3]) if match[3] else self._next_version(before, match[2])))
         return tuple(writes)
+
+    def _next_version(self, before: Value, name: str) -> Value:
+        self._check_unused(name)
+        self.values[name] = replace(before, name=name, version=before.version + 1)
+        return self.values[name]
 
     def _after(self, clauses: deque[str]) -> tuple[Node, ...]:
         if not clauses or not clauses[0].startswith("after "):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
-from lowtide.errors import StepError
-from lowtide.ir.graph import Kind, Value
+from lowtide.errors import BatchError, StepError
+from lowtide.ir.graph import Graph, Kind, Value
 from lowtide.ir.slots import Slot
 
 
@@ -58,16 +58,29 @@ class View:
             raise StepError(f"{slot} was there when the step was captured and is gone now: optimize the model again") from error
 
     def assign(self, slots: Sequence[Slot], items: Sequence[Any]) -> None:
-        """Put new optimizer state where the optimizer looks for it."""
+        """Put new optimizer state where the optimizer looks for it, and new buffers and attributes into their modules."""
         for slot, item in zip(slots, items, strict=True):
-            name, key = slot.path
-            self._optimizer.state[self.parameters[str(name)]][key] = item
+            if slot.place == "state":
+                name, key = slot.path
+                self._optimizer.state[self.parameters[str(name)]][key] = item
+            else:
+                module, name = self._owner(slot.path)
+                (module._buffers if slot.place == "buffer" else module.__dict__)[name] = item
 
     @property
     def _optimizer(self) -> torch.optim.Optimizer:
         if self.caller.optimizer is None:
             raise StepError("this program was captured without an optimizer")
         return self.caller.optimizer
+
+    def _owner(self, path: Any) -> tuple[nn.Module, str]:
+        """The module that holds "layer1.mean", and its name there."""
+        module, _, name = path[0].rpartition(".")
+        return self.caller.model.get_submodule(module), name
+
+    def _attribute(self, path: Any) -> Any:
+        module, name = self._owner(path)
+        return module.__dict__[name]
 
     def _state(self, path: Any) -> Any:
         return self._optimizer.state[self.parameters[path[0]]][path[1]]
@@ -82,6 +95,7 @@ class View:
 _READERS: dict[str, Callable[[View, Any], Any]] = {
     "parameter": lambda view, path: view.parameters[path[0]],
     "buffer": lambda view, path: view.buffers[path[0]],
+    "attribute": View._attribute,
     "batch": lambda view, path: view.batch[path[0]],
     "state": View._state,
     "group": View._group,
@@ -90,24 +104,55 @@ _READERS: dict[str, Callable[[View, Any], Any]] = {
 
 @dataclass(frozen=True)
 class InputCheck:
-    """What the inputs of a graph must look like. Numbers and the batch are checked by whoever takes them in."""
+    """What the inputs of a graph must look like, and which of them may share memory. Numbers, and the batch's looks, are checked elsewhere."""
 
     expected: tuple[tuple[Slot, tuple[Any, ...]], ...]  # one per input; () where there is nothing to check
+    storages: tuple[int | None, ...]  # one per input: which storage it lies on; None for a number
+    written: frozenset[int]  # the storages that the program writes
 
     @classmethod
-    def of(cls, values: Sequence[Value], slots: Sequence[Slot]) -> InputCheck:
-        """The check for a graph's inputs."""
-        return cls(tuple((slot, _look_of(value)) for value, slot in zip(values, slots, strict=True)))
+    def of(cls, graph: Graph, slots: Sequence[Slot]) -> InputCheck:
+        """The check for a graph's inputs, which `slots` hold."""
+        numbers = {value.storage: number for number, value in enumerate(graph.inputs) if value.storage.kind is not Kind.SCALAR}
+        written = {before.storage for node in graph.nodes for before, _ in node.writes}
+        absolute = {value.storage for node in graph.nodes if "as_strided" in node.op for value in node.inputs}
+        return cls(
+            tuple((slot, _look_of(value, value.storage in absolute)) for value, slot in zip(graph.inputs, slots, strict=True)),
+            tuple(numbers.get(value.storage) for value in graph.inputs),
+            frozenset(number for storage, number in numbers.items() if storage in written),
+        )
 
     def __call__(self, items: Sequence[Any]) -> None:
-        """Raise StepError for a tensor that is not what the program was planned for."""
+        """Raise StepError for a tensor that is not what the program was planned for, BatchError for a batch that shares memory with one."""
         for (slot, look), item in zip(self.expected, items, strict=True):
-            if look and (item.shape, item.stride(), item.dtype, item.device) != look:
+            if look and (item.shape, item.stride(), item.dtype, item.device) != look[:4]:
+                got = describe(item.shape, item.stride(), item.dtype, item.device)
+                raise StepError(f"{slot} was {describe(*look[:4])} when the step was captured and is {got} now: optimize the model again")
+            if look and look[4] is not None and item.storage_offset() != look[4]:
                 raise StepError(
-                    f"{slot} was {describe(*look)} when the step was captured and is "
-                    f"{describe(item.shape, item.stride(), item.dtype, item.device)} now: "
-                    "optimize the model again"
+                    f"{slot} began at element {look[4]} of its storage and begins at {item.storage_offset()} now: optimize the model again"
                 )
+        self._check_sharing(items)
+
+    def _check_sharing(self, items: Sequence[Any]) -> None:
+        """The order of operators rests on who shares memory with whom: what is written must share as it did."""
+        storage_at: dict[int, int] = {}
+        address_of: dict[int, int] = {}
+        for (slot, _), number, item in zip(self.expected, self.storages, items, strict=True):
+            if number is None or not (address := item.untyped_storage().data_ptr()):
+                continue
+            other = storage_at.setdefault(address, number)
+            if other != number and (other in self.written or number in self.written):
+                self._refuse(
+                    slot, f"shares its memory with {self.expected[other][0]}, which it did not when the step was captured: pass a copy"
+                )
+            if address_of.setdefault(number, address) != address:
+                self._refuse(
+                    slot, f"shared its memory with {self.expected[number][0]} when the step was captured: optimize the model again"
+                )
+
+    def _refuse(self, slot: Slot, why: str) -> NoReturn:
+        raise BatchError(f"{slot} {why}") if slot.place == "batch" else StepError(f"{slot} {why}")
 
 
 def describe(shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> str:
@@ -115,7 +160,9 @@ def describe(shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) 
     return f"{str(dtype).removeprefix('torch.')}{list(shape)} with strides {list(stride)} on {device}"
 
 
-def _look_of(value: Value) -> tuple[Any, ...]:
+def _look_of(value: Value, absolute: bool) -> tuple[Any, ...]:
+    """Shape, strides, dtype, device; and the offset, where the program counts elements from the start of the storage."""
     if value.storage.kind in (Kind.SCALAR, Kind.INPUT):
         return ()
-    return value.shape, value.stride, getattr(torch, value.dtype), torch.device(value.storage.device)
+    look = value.shape, value.stride, getattr(torch, value.dtype), torch.device(value.storage.device)
+    return (*look, value.offset if absolute else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import io
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +15,8 @@ from torch.nn import functional
 from torch.optim import lr_scheduler
 
 import lowtide
-from tests.training import check, eager_step, varied
 from tests.training import Settings as Plain
+from tests.training import check, eager_step, varied
 
 
 class Net(nn.Module):
@@ -51,6 +52,7 @@ OPTIMIZERS = [
     (optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01}),
     (optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
     (optim.SGD, {"lr": 0.1, "momentum": 0.9, "maximize": True}),
+    (optim.SGD, {"lr": torch.tensor(0.1)}),
     (optim.Adam, {"lr": 0.01}),
     (optim.Adam, {"lr": torch.tensor(0.01)}),
     (optim.Adam, {"lr": 0.01, "weight_decay": 0.1, "amsgrad": True, "maximize": True, "betas": (0.8, 0.9)}),
@@ -223,10 +225,7 @@ def test_an_optimizer_of_ones_own_that_counts_in_python():
 
 def count_captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often a training step was captured, in a list of one number."""
-    from lowtide.api import optimize as _  # noqa: F401
-    import sys
-
-    module = sys.modules["lowtide.api.optimize"]
+    module = importlib.import_module("lowtide.api.optimize")
     count, capture = [0], module.capture_training
 
     def counting(*arguments: Any) -> Any:

@@ -1,0 +1,31 @@
+"""The `golden` fixture: texts that are kept under tests/golden, and written anew with `--update-golden`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="write the texts under tests/golden as they are now, to be looked at in the diff"
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden("relu.txt", text)`: the text is the one that is kept under that name."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="\n")
+        assert path.is_file(), f"no golden text {name}: run pytest --update-golden and look at it"
+        assert text == path.read_text(encoding="utf-8")
+
+    return compare
