@@ -19,6 +19,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import lowtide
+from bench.bits import same_bits
 from bench.models.char_gpt import CharGPT, Shape, batches, next_character_loss, standard_library
 from lowtide.cost.profiler import Timing, peak_bytes
 
@@ -93,18 +94,13 @@ def differences(one: Run, two: Run) -> list[str]:
         pairs[name] = (names[name], theirs)
         states = one.optimizer.state[names[name]], two.optimizer.state[theirs]
         pairs |= {f"{name}.{key}": (states[0].get(key), states[1].get(key)) for key in states[0] | states[1]}
-    return [name for name, (first, second) in pairs.items() if not _same_bits(first, second)]
+    return [name for name, (first, second) in pairs.items() if not _same(first, second)]
 
 
-def _same_bits(first: Any, second: Any) -> bool:
+def _same(first: Any, second: Any) -> bool:
     if not isinstance(first, Tensor) or not isinstance(second, Tensor):
         return type(first) is type(second) and first == second
-    return first.dtype == second.dtype and first.shape == second.shape and torch.equal(_bits(first), _bits(second))
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor: as numbers, 0.0 would equal -0.0, and nothing would equal nan."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return same_bits(first, second)
 
 
 def _read(console: Console) -> list[Batch]:
@@ -165,7 +161,7 @@ def _train_row(table: Table, eager: Run, optimized: Run, data: list[Batch]) -> N
             run.train(batch)
     one, two = torch.stack(eager.losses[-len(data) :]), torch.stack(optimized.losses[-len(data) :])
     steps = f"{len(eager.losses) + 1 - len(data)} to {len(eager.losses)}"
-    table.add_row(steps, f"{one.mean():.6f}", f"{two.mean():.6f}", "yes" if _same_bits(one, two) else "[red]NO[/red]")
+    table.add_row(steps, f"{one.mean():.6f}", f"{two.mean():.6f}", "yes" if same_bits(one, two) else "[red]NO[/red]")
 
 
 def _measured_peaks(eager: Run, optimized: Run, step: lowtide.Step, batch: Batch) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from bench.bits import same_bits
 from bench.memory import available_bytes
 from bench.models import MODELS
 from bench.results import Results
@@ -44,7 +45,13 @@ def main() -> None:
     for turn, name in enumerate(options.models):
         rows.append(row(name, options.batch_size, options.steps, *OPTIMIZERS[turn % len(OPTIMIZERS)]))
         print(rows[-1], flush=True)
-        results = Results("equal", "Three steps, eager and optimized, bit for bit", COLUMNS, tuple(rows), ("different: tensors that are not equal to the last bit",))
+        results = Results(
+            "equal",
+            "Three steps, eager and optimized, bit for bit",
+            COLUMNS,
+            tuple(rows),
+            ("different: tensors that are not equal to the last bit",),
+        )
         results.save()
     results.print()
 
@@ -59,7 +66,7 @@ def row(name: str, batch_size: int, steps: int, optimizer_name: str, make: Calla
     expected = _trained(name, batch_size, steps, make, optimized=False)
     gc.collect()
     got = _trained(name, batch_size, steps, make, optimized=True)
-    different = [key for key in expected if key not in got or not _same_bits(expected[key], got[key])] + [key for key in got if key not in expected]
+    different = [key for key in expected | got if key not in expected or key not in got or not same_bits(expected[key], got[key])]
     return found | {
         "tensors": len(expected),
         "different": len(different),
@@ -68,7 +75,9 @@ def row(name: str, batch_size: int, steps: int, optimizer_name: str, make: Calla
     }
 
 
-def _trained(name: str, batch_size: int, steps: int, make: Callable[[Any], torch.optim.Optimizer], optimized: bool) -> dict[str, torch.Tensor]:
+def _trained(
+    name: str, batch_size: int, steps: int, make: Callable[[Any], torch.optim.Optimizer], optimized: bool
+) -> dict[str, torch.Tensor]:
     """All that training leaves, by name."""
     made = MODELS[name].build(batch_size)
     work = Workload(made.model, made.batch, made.loss, make(made.model.parameters()))
@@ -86,15 +95,6 @@ def _trained(name: str, batch_size: int, steps: int, make: Callable[[Any], torch
 def _optimized_step(work: Workload) -> Callable[[], Any]:
     step = optimize(work.model, work.batch, loss=work.loss, optimizer=work.optimizer, progress=False)
     return lambda: step(*work.batch)
-
-
-def _same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:
-    return one.shape == two.shape and one.dtype == two.dtype and torch.equal(_bits(one), _bits(two))
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor: equal bits are equal, NaN and -0.0 included."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from lowtide.ir.files import write_whole
 
 _FORMAT = 1
 
@@ -50,7 +51,7 @@ class Cache:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(self.path.with_suffix(".lock")):
                 known = self.load() | dict(entries)
-                _replace(self.path, json.dumps(self._document(known), indent=1, sort_keys=True))
+                write_whole(self.path, json.dumps(self._document(known), indent=1, sort_keys=True))
             return known
         except OSError as error:
             warnings.warn(f"{self.path} cannot be written ({error}): set LOWTIDE_CACHE to a directory that can", stacklevel=2)
@@ -76,18 +77,6 @@ def directory() -> Path:
         return Path(chosen)
     caches = os.environ.get("XDG_CACHE_HOME")
     return (Path(caches) if caches else Path.home() / ".cache") / "lowtide"
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write `text` to a file beside `path`, then put it in its place: a reader sees the old file or the new one, nothing between."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 if sys.platform == "win32":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 from lowtide.errors import FormatError
@@ -11,7 +12,8 @@ from lowtide.errors import FormatError
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
     """Write a text so that the file at `path` is at every moment either whole or what it was before. Raises OSError."""
     path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")  # in the same folder: only there does a rename replace at once
+    # In the same folder: only there does a rename replace at once.
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         draft.write_text(text, encoding="utf-8", newline="\n")
         os.replace(draft, path)

@@ -19,8 +19,7 @@ and a storage of 0 bytes.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias, Union
 
 from lowtide.ir.sizes import Size
@@ -106,14 +105,11 @@ class Node:
     ] = ()  # an input whose storage outputs[0] may take over if it dies here, and the overload to call then
     body: Graph | None = None
     source: Source | None = None
+    inputs: tuple[Value, ...] = field(init=False, repr=False)  # the values that the node reads, in the order of its arguments, each once
 
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """The values that the node reads, in the order of its arguments, each once."""
-        found: dict[Value, None] = {}
-        for arg in (*self.args, *(arg for _, arg in self.kwargs)):
-            found.update(dict.fromkeys(values_of(arg)))
-        return tuple(found)
+    def __post_init__(self) -> None:
+        found = dict.fromkeys(values_of((*self.args, *(arg for _, arg in self.kwargs))))
+        object.__setattr__(self, "inputs", tuple(found))
 
     @property
     def results(self) -> tuple[Value, ...]:
@@ -130,10 +126,8 @@ class Graph:
     outputs: tuple[Value, ...]
 
 
-def values_of(arg: Arg) -> Iterator[Value]:
+def values_of(arg: Arg) -> list[Value]:
     """The values within an argument, depth first."""
     if isinstance(arg, Value):
-        yield arg
-    elif isinstance(arg, tuple):
-        for item in arg:
-            yield from values_of(item)
+        return [arg]
+    return [value for item in arg for value in values_of(item)] if isinstance(arg, tuple) else []

@@ -31,13 +31,13 @@ from __future__ import annotations
 import json
 import os
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lowtide.errors import FormatError
 from lowtide.ir import fields
+from lowtide.ir.files import read_utf8, write_whole
 from lowtide.ir.problem import OrderProblem, Rows
 from lowtide.ir.problem_check import Task
 
@@ -46,23 +46,16 @@ _FORMAT, _VERSION = "lowtide.order", 1
 
 def load_problem(path: str | os.PathLike[str]) -> OrderProblem:
     """The problem in a file, of either form. Raises FormatError naming the file and the node, OSError where the file cannot be read."""
+    text = read_utf8(path)
     try:
-        return problem_from_json(Path(path).read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: expected JSON in UTF-8: {error}") from error
+        return problem_from_json(text)
     except FormatError as error:
         raise FormatError(f"{path}: {error}") from error
 
 
 def save_problem(problem: OrderProblem, path: str | os.PathLike[str]) -> None:
     """Writes a problem so that the file is either whole or as it was before."""
-    path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")  # in the same folder, since only there does a rename replace at once
-    try:
-        draft.write_text(problem_to_json(problem), encoding="utf-8")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_whole(path, problem_to_json(problem))
 
 
 def problem_from_json(text: str) -> OrderProblem:

@@ -42,7 +42,8 @@ def _measured(plan: Plan) -> str:
 def _gap(plan: Plan) -> str:
     if plan.peak_bytes == plan.lower_bound_bytes:
         return "proven least"
-    return f"gap {1 - plan.lower_bound_bytes / plan.peak_bytes:.1%}" if plan.peak_bytes else ""
+    gap_bytes = plan.peak_bytes - plan.lower_bound_bytes
+    return f"gap {bytes_text(gap_bytes)}, {gap_bytes / plan.peak_bytes:.1%}"
 
 
 def _deeds(plan: Plan) -> str:

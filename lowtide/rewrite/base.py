@@ -19,7 +19,7 @@ class Rewritten:
 
 
 def replace_nodes(graph: Graph, instead: Forward) -> Rewritten:
-    """Put new nodes in the places of old ones. The new ones make the same values as the old, so that readers stay as they are; control edges follow."""
+    """Put new nodes in the places of old ones, which make the same values, so that readers stay as they are; control edges follow."""
     forward: dict[Node, tuple[Node, ...]] = {}
     nodes: list[Node] = []
     for node in graph.nodes:

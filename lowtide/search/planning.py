@@ -9,9 +9,9 @@ from typing import TypeAlias
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.ir.check import check_graph, check_order, check_takeovers
 from lowtide.ir.graph import Graph
+from lowtide.ir.plan import Plan, Provenance
 from lowtide.ir.problem import OrderProblem
 from lowtide.ir.problem_check import Task
-from lowtide.ir.plan import Plan, Provenance
 from lowtide.rewrite.split import split_results
 from lowtide.schedule import ProgramOrder, Schedule, Solver, schedule
 

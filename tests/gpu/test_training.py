@@ -13,7 +13,9 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 def _workload():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(inplace=True), nn.Dropout(0.1), nn.Flatten(), nn.Linear(32 * 900, 100)).cuda()
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(inplace=True), nn.Dropout(0.1), nn.Flatten(), nn.Linear(32 * 900, 100)
+    ).cuda()
     batch = torch.randn(8, 3, 32, 32, device="cuda"), torch.randint(0, 100, (8,), device="cuda")
     return model, batch, torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
 

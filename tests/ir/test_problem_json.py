@@ -169,7 +169,7 @@ def test_a_broken_simple_file_is_refused(old: str, new: str, message: str, tmp_p
 
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(FormatError, match=r"broken\.json: expected JSON in UTF-8"):
+    with pytest.raises(FormatError, match=r"broken\.json: expected text in UTF-8"):
         load_problem(tmp_path / "broken.json")
 
 

@@ -53,7 +53,15 @@ def test_control_edges_follow_what_their_ends_became():
 def _deep_and_narrow_at_the_end():
     """Large early activations, a large late weight: its gradient should not be made while those are held."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.Tanh(), nn.AdaptiveAvgPool2d(4), nn.Conv2d(16, 512, 4), nn.Tanh(), nn.Flatten(), nn.Linear(512, 4))
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.Tanh(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Conv2d(16, 512, 4),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(512, 4),
+    )
     return model, (torch.randn(1, 3, 96, 96), torch.tensor([1])), torch.optim.SGD(model.parameters(), 0.1)
 
 
@@ -61,7 +69,9 @@ def test_split_step_needs_less_and_trains_the_same():
     (model, batch, optimizer), (twin, _, twins) = _deep_and_narrow_at_the_end(), _deep_and_narrow_at_the_end()
     step = lowtide.optimize(model, batch, loss=lambda model, x, y: F.cross_entropy(model(x), y), optimizer=optimizer)
     whole = next(g for g in [step.plan.graph])
-    assert sum(node.op == "aten.convolution_backward.default" for node in whole.nodes) == 3, "two convolutions, of which one has an input gradient"
+    assert sum(node.op == "aten.convolution_backward.default" for node in whole.nodes) == 3, (
+        "two convolutions, of which one has an input gradient"
+    )
     for _ in range(3):
         twins.zero_grad()
         expected = F.cross_entropy(twin(batch[0]), batch[1])
