@@ -18,6 +18,7 @@ from lowtide.api.optimize import optimize
 from lowtide.api.step import Step
 from lowtide.cost.peak import peak_tensors
 from lowtide.errors import LowtideError
+from lowtide.ir.files import write_whole
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run a PyTorch program in less memory, and say how much before it runs.")
 _USAGE_ERROR = 2
@@ -51,12 +52,12 @@ def optimize_command(
             step.plan.save(save)
         if program is not None:
             step.save_program(program)
+        if json_out is not None:
+            _write_json(json_out, _figures(step, compared))
     except (LowtideError, OSError) as error:
         _refuse(error)
     if json_out != "-":
         _show(step, compared)
-    if json_out is not None:
-        _write_json(json_out, _figures(step, compared))
 
 
 def main() -> None:
@@ -127,7 +128,7 @@ def _write_json(target: str, figures: dict[str, Any]) -> None:
     if target == "-":
         typer.echo(text)
     else:
-        Path(target).write_text(text + "\n", encoding="utf-8")
+        write_whole(target, text + "\n")
 
 
 def _refuse(error: object) -> NoReturn:

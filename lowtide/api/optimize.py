@@ -117,25 +117,26 @@ class _Maker:
         here = circumstances(self.caller)
         with self.stages.stage("capture", "capturing the program"):
             captured = self._capture()
-        return [Variant.of(each, self._plan(each.graph), here, gradients=self.program is not None) for each in captured]
+        return [Variant.of(each, self._plan(each), here, gradients=self.program is not None) for each in captured]
 
     def _capture(self) -> tuple[Captured, ...]:
         if self.program is None:
             return (capture_inference(self.model, self.args, self.kwargs, self.device),)
         return capture_training(self.program, self.args, self.kwargs, self.device)
 
-    def _plan(self, graph: Graph) -> Plan:
+    def _plan(self, captured: Captured) -> Plan:
+        graph = captured.graph
         device = max((value.storage.device for value in graph.inputs), default=str(self.device))
         granule = _CUDA_GRANULE_BYTES if device.startswith("cuda") else 1
         if self.saved is not None:
             for candidate in candidates(graph):
-                if to_text(self.saved.graph) == to_text(candidate):
+                if to_text(self.saved.graph, sources=False) == to_text(candidate, sources=False):
                     return replan(self.saved, candidate)
         with self.stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):
             warm_up(self.solver)
         temporaries = {candidate: self._temporaries(candidate) for candidate in candidates(graph)}
         with self.stages.stage("order", f"ordering {len(graph.nodes)} operators"):
-            return make_plan(temporaries, self.solver, _provenance(device), round_to=granule)
+            return make_plan(temporaries, self.solver, _provenance(device), round_to=granule, held_by_eager=captured.gradients)
 
     def _temporaries(self, graph: Graph) -> tuple[int, ...]:
         """What each operator needs beside its arguments and results, bytes; measured unless that is switched off."""

@@ -6,7 +6,6 @@ import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 from lowtide.capture.program import Captured
 from lowtide.cost.profiler import Measured, peak_bytes
 from lowtide.errors import StepError
+from lowtide.ir.files import write_whole
 from lowtide.ir.plan import Plan
 from lowtide.lower.python import lower
 from lowtide.runtime.batch import BatchSpec
@@ -73,25 +73,27 @@ class Step:
     def __init__(
         self, caller: Caller, batch: BatchSpec, variants: list[Variant], replan: Replan, seconds: dict[str, float], runnable: bool
     ) -> None:
-        self._caller, self._batch, self._variants, self._replan, self._runnable = caller, batch, variants, replan, runnable
+        self._caller, self._batch, self._replan, self._runnable = caller, batch, replan, runnable
+        self._families = [variants]  # captured together, newest first; the last of a family is the one that most steps run
         self._current = variants[-1]
         self._measured: Measured | None = None
         self.seconds = seconds  # by stage: "capture", "measure", "order", "lower"
 
     @property
     def plan(self) -> Plan:
-        """The plan of the program that ran last; before the first call, of the one that most steps will run."""
-        measured = None if self._measured is None else self._measured.peak_bytes + self._current.plan.resident_bytes
-        return dataclasses.replace(self._current.plan, measured_peak_bytes=measured)
+        """The plan that most steps run. The first step of most optimizers, which makes their state, has one of its own."""
+        plan = self._families[0][-1].plan
+        measured = None if self._measured is None else self._measured.peak_bytes + plan.resident_bytes
+        return dataclasses.replace(plan, measured_peak_bytes=measured)
 
     @property
     def source(self) -> str:
         """The text of that plan's program."""
-        return self._current.program.source
+        return self._families[0][-1].program.source
 
     def save_program(self, path: str | os.PathLike[str]) -> None:
         """Write the program's text, to be read."""
-        Path(path).write_text(self.source, encoding="utf-8")
+        write_whole(path, self.source)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run once on a batch like the one given to `optimize`.
@@ -104,12 +106,12 @@ class Step:
         return result
 
     def measure(self, *args: Any, **kwargs: Any) -> Measured:
-        """Run once under the profiler:
+        """Run once under the profiler: the peak above what the caller holds, in bytes as the allocator counts them.
 
-        the peak above what the caller holds, in bytes as the allocator counts them. Training advances by this step.
+        Training advances by this step. Raises StepError for an optimizer's first step, and as a call does.
         """
         variant, now = self._prepare(args, kwargs)
-        if variant is not self._variants[-1] and variant.captured.assigned:
+        if variant is not self._families[0][-1]:
             raise StepError(
                 "the first step of this optimizer makes its state and is not like the later ones: call the step once, then measure"
             )
@@ -128,20 +130,31 @@ class Step:
         now = self._caller.look(leaves)
         variant = self._find(now)
         if variant is None:
-            self._variants = [*self._replan(), *self._variants]
+            self._families.insert(0, self._replan())
+            self._measured = None
             variant = self._find(now)
         if variant is None:
             raise StepError("the step was captured anew, but not for what the optimizer holds now: is its state changed by another thread?")
-        if variant is not self._current:
-            self._current, self._measured = variant, None
+        self._current = variant
         return variant, now
 
     def _find(self, now: View) -> Variant | None:
+        """The program for what the caller holds now; its family becomes the first."""
         here = circumstances(self._caller)
-        for variant in (self._current, *self._variants):
-            if variant.fits(now, here):
-                return variant
+        if self._current.fits(now, here):
+            return self._current
+        for family in self._families:
+            found = next((variant for variant in family if variant.fits(now, here)), None)
+            if found is not None:
+                self._show(family)
+                return found
         return None
+
+    def _show(self, family: list[Variant]) -> None:
+        """Make a family the one whose plan is shown."""
+        if family is not self._families[0]:
+            self._measured = None
+            self._families = [family, *(other for other in self._families if other is not family)]
 
 
 def circumstances(caller: Caller) -> tuple[Any, ...]:

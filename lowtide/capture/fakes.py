@@ -212,7 +212,7 @@ def _joined(path: str, name: str) -> str:
 def untouched_randomness() -> Iterator[None]:
     """Every generator is as before afterwards.
 
-    Raises CaptureError if the program drew from Python's or NumPy's, which no graph could follow.
+    Raises CaptureError if the program drew from Python's or NumPy's, or seeded torch's, which no graph could follow.
     """
     state, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
@@ -223,6 +223,10 @@ def untouched_randomness() -> Iterator[None]:
             for name, same in (("random", random.getstate() == python), ("numpy.random", _same(np.random.get_state(legacy=False), numpy)))
             if not same
         ]
+        if not torch.equal(torch.get_rng_state(), state):
+            raise CaptureError(
+                "the program seeds torch's generator, which a captured step would not: seed before the step, or draw once for all"
+            )
         if drawn:
             raise CaptureError(
                 f"the program draws from {' and '.join(drawn)}: a captured step would repeat the same choice for ever; draw with torch"

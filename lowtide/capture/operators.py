@@ -63,7 +63,7 @@ def resolve(name: str) -> OpOverload:
 
 
 def with_defaults(op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Positional arguments with the defaults that a call left out: the functional form may have none (`bernoulli_(x)` is `bernoulli(x, 0.5)`)."""
+    """Positional arguments with the defaults that a call left out; the functional form may have none (`bernoulli_(x)`: p = 0.5)."""
     rest = [argument for argument in op._schema.arguments[len(args) :] if not argument.kwarg_only]
     return (*args, *(argument.default_value for argument in rest)) if all(argument.has_default_value() for argument in rest) else args
 

@@ -7,7 +7,6 @@ escapes the trace by tracing it twice with other stand-in numbers and comparing 
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
@@ -78,13 +77,16 @@ class Shadow:
     def step(self, recorder: Recorder, seed: int) -> tuple[Update, Shadow]:
         """Record one step on `recorder`; what it assigns, and the shadow that the step after it starts from."""
         scalars = Scalars(recorder, seed)
-        twin = copy.copy(self.optimizer)
+        twin = object.__new__(type(self.optimizer))  # copy.copy would leave out what a class of the user's own keeps
+        twin.__dict__.update(self.optimizer.__dict__)
         twin.param_groups = [self._group(index, scalars) for index in range(len(self.optimizer.param_groups))]
         start = self._declare_state(recorder, scalars)
+        twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
         twin.state = defaultdict(dict, {self.fakes[parameter]: dict(entries) for parameter, entries in start.items()})
-        groups = [dict(group) for group in twin.param_groups]
+        groups, attributes = [dict(group) for group in twin.param_groups], dict(twin.__dict__)
         _run(twin, scalars)
         _refuse_changed_groups(twin.param_groups, groups)
+        _refuse_changed_attributes(twin, attributes)
         return self._outcome(recorder, scalars, start, twin)
 
     def _group(self, index: int, scalars: Scalars) -> dict[str, Any]:
@@ -139,7 +141,6 @@ def _run(twin: torch.optim.Optimizer, scalars: Scalars) -> None:
     """Take the step. The class's own `step`: the instance's may be wrapped by a scheduler that counts calls."""
     import torch._dynamo  # optimizers import it in their step; not while tensors are fake
 
-    twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
     with _ItemReader(scalars), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         type(twin).step(twin)
@@ -205,6 +206,12 @@ def _refuse_changed_groups(now: list[dict[str, Any]], before: list[dict[str, Any
         for key, item in group.items():
             if key not in old or item is not old[key]:
                 raise CaptureError(f"the optimizer's step changes its own setting {key!r} in group {index}, which cannot be captured")
+
+
+def _refuse_changed_attributes(twin: torch.optim.Optimizer, before: dict[str, Any]) -> None:
+    for name, item in twin.__dict__.items():
+        if name not in before or item is not before[name]:
+            raise CaptureError(f"the optimizer's step changes its attribute {name!r}, which a captured step would not: keep it in `state`")
 
 
 def same_program(one: Recorder, two: Recorder) -> bool:

@@ -19,7 +19,7 @@ from lowtide.capture.scalars import Guard
 from lowtide.capture.sources import Sources
 from lowtide.errors import BatchError, CaptureError
 from lowtide.ir import tree
-from lowtide.ir.graph import Graph, Kind
+from lowtide.ir.graph import Graph, Kind, Value
 from lowtide.ir.slots import Slot
 
 
@@ -35,6 +35,7 @@ class Captured:
     assigned: tuple[Slot, ...]  # of the last graph.outputs
     guards: tuple[Guard, ...]  # what must hold of the caller's numbers
     constants: tuple[torch.Tensor, ...]  # what "constant" slots refer to
+    gradients: tuple[Value, ...]  # what eager PyTorch would leave in the parameters' `.grad`
     state_entries: int  # of the optimizer, all parameters together, that the program starts from
     result: Callable[[Sequence[Any]], Any]  # the tensors of the result -> what the program returns
 
@@ -172,6 +173,7 @@ class _Trace:
         at = [index for index, leaf in enumerate(leaves) if isinstance(leaf.value, torch.Tensor)]
         with self.recording(recorder):
             outputs = [recorder.value(leaves[index].value) for index in at]
+            gradients = tuple(recorder.value(fake.grad) for fake in self.fakes.parameters.values() if fake.grad is not None)
             rebound = [(slot, recorder.value(tensor)) for slot, tensor in self.places.rebound()]
         assigned = (*rebound, *update.assigned)
         graph, slots = recorder.graph([*outputs, *(value for _, value in assigned)])
@@ -185,7 +187,14 @@ class _Trace:
         for index in at:
             leaves[index] = tree.Leaf(leaves[index].where, None)  # no fake tensor outlives the capture
         return Captured(
-            graph, slots, tuple(slot for slot, _ in assigned), update.guards, tuple(recorder.constants), update.state_entries, put
+            graph,
+            slots,
+            tuple(slot for slot, _ in assigned),
+            update.guards,
+            tuple(recorder.constants),
+            gradients,
+            update.state_entries,
+            put,
         )
 
 

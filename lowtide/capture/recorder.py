@@ -111,6 +111,10 @@ class Recorder(TorchDispatchMode):
         block = self._block_of(tensor)
         if block is None:
             raise CaptureError(f"a tensor of shape {tuple(tensor.shape)} came from outside of the captured program, at {users_line()}")
+        if tensor.is_conj() or tensor.is_neg():
+            raise CaptureError(
+                f"a lazy conjugate or negative view is used at {users_line()}: make it with resolve_conj() or torch.conj_physical"
+            )
         found = block.views.get(geometry(tensor))
         return found if found is not None else self._view_of_root(block, tensor)
 

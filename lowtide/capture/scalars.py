@@ -1,11 +1,10 @@
 """Python numbers that change from step to step, traced through Python arithmetic.
 
-An optimizer reads its learning rate, computes `1 - beta1 ** step` and hands the result to a kernel. To redo that arithmetic at each
-step, in
-the same order, to the last bit, hyper-parameters are handed to it as a subclass of float that records what is done to
-it (integers too: Python lets a float that stands left of an int compute without asking the int). An operator receives only the bare C number, so each traced number carries a number of its own making, unlike any other, by
-which the recorder knows it again. The true one serves comparisons, whose outcome becomes a guard: a fact that must hold for the
-recorded program to be the right one.
+An optimizer reads its learning rate, computes `1 - beta1 ** step` and hands the result to a kernel. To redo that arithmetic at each step,
+in the same order, to the last bit, hyper-parameters are handed to it as a subclass of float that records what is done to it (integers too:
+Python lets a float that stands left of an int compute without asking the int). An operator receives only the bare C number, so each traced
+number carries a number of its own making, unlike any other, by which the recorder knows it again. The true one serves comparisons, whose
+outcome becomes a guard: a fact that must hold for the recorded program to be the right one.
 """
 
 from __future__ import annotations

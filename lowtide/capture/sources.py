@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from torch import nn
 from lowtide.ir.graph import Source
 
 _OWN_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+_CALLS_THE_USER = str(Path(__file__).with_name("program.py"))
 
 
 class Sources:
@@ -30,16 +33,18 @@ class Sources:
         node = torch._C._current_autograd_node()
         if node is not None:
             return self._by_sequence.get(node._sequence_nr())
-        source = self._of_frame(sys._getframe(1))
+        source = self.of_frame(sys._getframe(1), _CALLS_THE_USER)
         if source is not None and torch.is_grad_enabled():
             # Autograd numbered this operator's backward node just before it came here (see torch.fx.proxy).
             self._by_sequence[torch.autograd._get_sequence_nr() - 1] = source
         return source
 
-    def _of_frame(self, frame: FrameType | None) -> Source | None:
-        """The innermost frame that is neither torch's nor lowtide's."""
+    def of_frame(self, frame: FrameType | None, last: str = "") -> Source | None:
+        """The innermost frame that is neither torch's nor lowtide's nor Python's own, searched up to the first one of the file `last`."""
         while frame is not None:
             name = frame.f_code.co_filename
+            if name == last:
+                return None  # what called the capture is no part of the program: a plan must not depend on it
             if self._is_users(name):
                 return Source(name, frame.f_lineno, self._modules[-1] if self._modules else "")
             frame = frame.f_back
@@ -48,7 +53,8 @@ class Sources:
     def _is_users(self, filename: str) -> bool:
         known = self._user_file.get(filename)
         if known is None:
-            known = not filename.startswith(("<", *_OWN_FOLDERS))
+            pythons = filename.startswith(_STANDARD_LIBRARY) and "-packages" not in filename
+            known = not pythons and not filename.startswith(("<", *_OWN_FOLDERS))
             self._user_file[filename] = known
         return known
 
@@ -74,5 +80,5 @@ class Sources:
 
 def users_line() -> str:
     """The innermost line of the user's own code that is running, for messages: "train.py:12"; a guess at worst, never an error."""
-    source = Sources()._of_frame(sys._getframe(1))
+    source = Sources().of_frame(sys._getframe(1))
     return f"{source.file}:{source.line}" if source is not None else "an unknown line"

@@ -45,14 +45,14 @@ _OPERATOR = re.compile(rf"{NAME}(?:\.{NAME})+")
 _Lines: TypeAlias = Iterator[Union[str, "_Lines"]]
 
 
-def to_text(graph: Graph) -> str:
-    """A graph as text, one line an input and a node.
+def to_text(graph: Graph, *, sources: bool = True) -> str:
+    """A graph as text, one line an input and a node; without `sources`, no word of where in the user's program nodes come from.
 
     Raises FormatError naming the node, for what text cannot hold: names that are no identifiers or not unique, values and control edges
     that point to nodes further down or outside of the graph, arguments of unknown types.
     """
     lines: list[str] = []
-    pending = [_definition("graph", graph, "")]
+    pending = [_definition("graph", graph, "", sources)]
     while pending:  # a stack for nested bodies: a graph may nest deeper than Python recurses
         item = next(pending[-1], None)
         if item is None:
@@ -64,9 +64,9 @@ def to_text(graph: Graph) -> str:
     return "\n".join([*lines, ""])
 
 
-def _definition(name: str, graph: Graph, indent: str) -> _Lines:
+def _definition(name: str, graph: Graph, indent: str, sources: bool) -> _Lines:
     """The lines of a graph, and in their places the lines of its bodies."""
-    scope = _Scope(graph)
+    scope = _Scope(graph, sources)
     if graph.inputs:
         yield f"{indent}def {name}("
         for value in graph.inputs:
@@ -77,7 +77,7 @@ def _definition(name: str, graph: Graph, indent: str) -> _Lines:
     for index, node in enumerate(graph.nodes):
         yield f"{indent}{_INDENT}{_located(scope, index, node)}"
         if node.body is not None:
-            yield _definition("body", node.body, indent + 2 * _INDENT)
+            yield _definition("body", node.body, indent + 2 * _INDENT, sources)
     yield f"{indent}{_INDENT}return {argument_text(graph.outputs, scope.values)}"
 
 
@@ -91,7 +91,8 @@ def _located(scope: _Scope, index: int, node: Node) -> str:
 class _Scope:
     """What has been written of one graph."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, sources: bool) -> None:
+        self._sources = sources
         self.values: set[Value] = set()
         self._names: set[str] = set()
         self._storages: dict[str, Storage] = {}
@@ -102,7 +103,7 @@ class _Scope:
     def line(self, index: int, node: Node) -> str:
         """One node, without its body."""
         call = self._call(node)
-        clauses = [*self._label(index, node), *self._results(node), *self._after(node), *self._inplace(node), *_source(node.source)]
+        clauses = [*self._label(index, node), *self._results(node), *self._after(node), *self._inplace(node), *self._source(node.source)]
         targets = ", ".join("_" if value is None else value.name for value in node.outputs)
         code = f"{targets} = {call}" if targets else call
         return f"{code}  # {'; '.join(clauses)}" if clauses else code
@@ -167,8 +168,7 @@ class _Scope:
                 raise FormatError(f"expected the name of an operator that works in place, got {overload!r}")
             yield f"takes {argument_text(value, self.values)} by {overload}"
 
-
-def _source(source: Source | None) -> Iterator[str]:
-    if source is not None:
-        module = f" in {json.dumps(source.module)}" if source.module else ""
-        yield f"at {json.dumps(source.file)}:{source.line}{module}"
+    def _source(self, source: Source | None) -> Iterator[str]:
+        if source is not None and self._sources:
+            module = f" in {json.dumps(source.module)}" if source.module else ""
+            yield f"at {json.dumps(source.file)}:{source.line}{module}"

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 import torch
 
+from lowtide.cost.workspaces import operator
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Atom, Graph, Node, Storage, Value
 from lowtide.ir.plan import Plan
@@ -192,9 +193,7 @@ def _keyword(name: str) -> str:
 
 
 def _schema(op: str) -> torch.FunctionSchema:
-    namespace, base, overload = op.split(".")
-    schema: torch.FunctionSchema = getattr(getattr(getattr(torch.ops, namespace), base), overload)._schema
-    return schema
+    return operator(op)._schema
 
 
 def _returns_list(op: str) -> bool:

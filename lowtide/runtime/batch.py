@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from lowtide.errors import BatchError
@@ -56,7 +57,7 @@ def _look(item: Any, device: torch.device) -> Any:
 
 def _check(where: str, wanted: Any, got: Any) -> None:
     if not isinstance(wanted, _TensorLook):
-        if isinstance(got, torch.Tensor) or type(got) is not type(wanted) or got != wanted:
+        if isinstance(got, torch.Tensor) or type(got) is not type(wanted) or not _equal(got, wanted):
             raise BatchError(
                 f"batch {where}: the step was captured with {wanted!r}, got {got!r}; values that are not tensors are fixed at capture"
             )
@@ -66,6 +67,11 @@ def _check(where: str, wanted: Any, got: Any) -> None:
     look = _TensorLook(tuple(got.shape), got.stride(), got.dtype, got.device)
     if look != wanted:
         raise BatchError(f"batch {where}: expected {wanted}, got {look}{_advice(look, wanted)}")
+
+
+def _equal(one: Any, two: Any) -> bool:
+    """Whether two values are one; arrays compare element by element."""
+    return one is two or bool(np.array_equal(one, two) if isinstance(one, np.ndarray) else one == two)
 
 
 def _advice(look: _TensorLook, wanted: _TensorLook) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lowtide.errors import BatchError, StepError
-from lowtide.ir.graph import Graph, Kind, Value
+from lowtide.ir.graph import Graph, Kind, Storage, Value
 from lowtide.ir.slots import Slot
 
 
@@ -104,7 +104,7 @@ _READERS: dict[str, Callable[[View, Any], Any]] = {
 
 @dataclass(frozen=True)
 class InputCheck:
-    """What the inputs of a graph must look like, and which of them may share memory. Numbers, and the batch's looks, are checked elsewhere."""
+    """What a graph's inputs must look like, and which of them may share memory. Numbers and the batch's looks are checked elsewhere."""
 
     expected: tuple[tuple[Slot, tuple[Any, ...]], ...]  # one per input; () where there is nothing to check
     storages: tuple[int | None, ...]  # one per input: which storage it lies on; None for a number
@@ -113,7 +113,10 @@ class InputCheck:
     @classmethod
     def of(cls, graph: Graph, slots: Sequence[Slot]) -> InputCheck:
         """The check for a graph's inputs, which `slots` hold."""
-        numbers = {value.storage: number for number, value in enumerate(graph.inputs) if value.storage.kind is not Kind.SCALAR}
+        numbers: dict[Storage, int] = {}  # the first input on it
+        for number, value in enumerate(graph.inputs):
+            if value.storage.kind is not Kind.SCALAR:
+                numbers.setdefault(value.storage, number)
         written = {before.storage for node in graph.nodes for before, _ in node.writes}
         absolute = {value.storage for node in graph.nodes if "as_strided" in node.op for value in node.inputs}
         return cls(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -31,7 +32,8 @@ class Program:
         filename = f"<lowtide step {next(_serial)}>"
         namespace: dict[str, Any] = {}
         exec(compile(self.source, filename, "exec"), namespace)
-        # Tracebacks and debuggers find the program's lines here.
+        # Tracebacks and debuggers find the program's lines here, for as long as there is a program.
+        weakref.finalize(self, linecache.cache.pop, filename, None)
         linecache.cache[filename] = (len(self.source), None, self.source.splitlines(keepends=True), filename)
         object.__setattr__(self, "_step", namespace["step"])
 

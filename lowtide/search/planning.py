@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.ir.check import check_graph, check_order, check_takeovers
-from lowtide.ir.graph import Graph
+from lowtide.ir.graph import Graph, Value
 from lowtide.ir.plan import Plan, Provenance
 from lowtide.ir.problem import OrderProblem
 from lowtide.ir.problem_check import Task
@@ -19,14 +19,16 @@ from lowtide.schedule import ProgramOrder, Schedule, Solver, schedule
 Candidates: TypeAlias = Mapping[Graph, Sequence[int]]
 
 
-def make_plan(among: Candidates, solver: Solver, provenance: Provenance, *, round_to: int = 1) -> Plan:
+def make_plan(among: Candidates, solver: Solver, provenance: Provenance, *, round_to: int = 1, held_by_eager: Sequence[Value] = ()) -> Plan:
     """A checked plan: the captured graph or one that computes the same, in the order of least peak that `solver` finds for any.
 
     `round_to` is what the device's allocator rounds sizes up to. `eager_peak_bytes` is the peak of the captured program as it
-    stands, working in place only where it did itself.
+    stands, working in place only where it did itself, and holding to the end what `held_by_eager` says: eager PyTorch keeps
+    gradients until after the step.
     """
     captured = next(iter(among))
-    eager = schedule(order_problem(captured, among[captured], round_to=round_to, eager=True), ProgramOrder())
+    as_eager = dataclasses.replace(captured, outputs=(*captured.outputs, *held_by_eager))
+    eager = schedule(order_problem(as_eager, among[captured], round_to=round_to, eager=True), ProgramOrder())
     found = [_planned(graph, sizes, solver, provenance, eager, round_to) for graph, sizes in among.items()]
     return checked(min(found, key=lambda plan: plan.peak_bytes))
 

@@ -19,6 +19,10 @@ def adamw(model: nn.Module) -> optim.Optimizer:
     return optim.AdamW(model.parameters(), lr=0.01)
 
 
+def sgd(model: nn.Module) -> optim.Optimizer:
+    return optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
 def workload(model: Callable[[], nn.Module], batch: Callable[[], Any], loss: Callable[..., Any], optimizer: Any = adamw):
     """Made in this order, so that one seed gives one workload."""
 
@@ -215,7 +219,7 @@ NETWORKS = {
     "spectral norm": workload(lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)), rows, squares),
     "weight norm": workload(lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)), rows, squares),
     "attention": workload(
-        lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), lambda: (torch.randn(2, 5, 8),), squares, lambda m: optim.SGD(m.parameters(), 0.1)
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), lambda: (torch.randn(2, 5, 8),), squares, sgd
     ),
     "transformer": workload(
         lambda: nn.Transformer(8, 2, 1, 1, 16), lambda: (torch.randn(3, 2, 8), torch.randn(4, 2, 8)), squares
@@ -229,7 +233,8 @@ NETWORKS = {
         lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, momentum=0.2), nn.CELU(inplace=True)), rows, squares
     ),
     "losses": workload(
-        lambda: nn.Linear(6, 6), rows, lambda m, x: functional.smooth_l1_loss(m(x), x) + functional.kl_div(m(x).log_softmax(1), x.softmax(1))
+        lambda: nn.Linear(6, 6), rows,
+        lambda m, x: functional.smooth_l1_loss(m(x), x) + functional.kl_div(m(x).log_softmax(1), x.softmax(1)),
     ),
 }  # fmt: skip
 
@@ -347,9 +352,7 @@ def test_layers_freeze_and_thaw():
     def between(model, optimizer):
         return lambda step: model[0].requires_grad_(step % 2 == 1)
 
-    check(
-        workload(convnet, pictures, cross_entropy, lambda model: optim.SGD(model.parameters(), 0.1, momentum=0.9)), steps=5, between=between
-    )
+    check(workload(convnet, pictures, cross_entropy, sgd), steps=5, between=between)
 
 
 def test_eager_evaluation_between_steps():

@@ -19,6 +19,7 @@ _SOLVERS = (Best(), RandomOrder(1), RandomOrder(2))
 # What cannot be captured, and says so.
 _HONEST = (
     "another dtype",
+    "another layout or dtype",
     "written in place through a view",
     "of the caller and of the step in one call",
     "reshapes a tensor of the caller",

@@ -1,0 +1,139 @@
+"""What a plan promises is what the allocator measures, of lowtide and of eager PyTorch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.nn import functional
+
+import lowtide
+from bench import torchvision_shim
+from lowtide.api.compare import Workload, eager_step
+from lowtide.cost.profiler import peak_bytes
+from lowtide.schedule import ProgramOrder
+
+
+def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return functional.cross_entropy(model(x), y)
+
+
+def perceptron() -> tuple[nn.Module, tuple[Tensor, ...], Callable[..., Tensor]]:
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Dropout(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 10))
+    return model, (torch.randn(32, 256), torch.randint(0, 10, (32,))), cross_entropy
+
+
+def convolutions() -> tuple[nn.Module, tuple[Tensor, ...], Callable[..., Tensor]]:
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3), nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
+    )  # fmt: skip
+    return model, (torch.randn(8, 3, 32, 32), torch.randint(0, 10, (8,))), cross_entropy
+
+
+def resnet18() -> tuple[nn.Module, tuple[Tensor, ...], Callable[..., Tensor]]:
+    torchvision_shim.install()
+    from torchvision.models import resnet18
+
+    return resnet18(), (torch.randn(2, 3, 64, 64), torch.randint(0, 1000, (2,))), cross_entropy
+
+
+def gpt2() -> tuple[nn.Module, tuple[Tensor, ...], Callable[..., Tensor]]:
+    torchvision_shim.install()  # transformers imports torchvision
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=64, n_head=4))
+    model.__dict__["loss_type"] = "ForCausalLM"
+    return model.train(), (torch.randint(0, 50257, (2, 64)),), lambda model, x: model(input_ids=x, labels=x, use_cache=False).loss
+
+
+@pytest.mark.parametrize("optimizer", [optim.SGD, optim.AdamW])
+@pytest.mark.parametrize("workload", [perceptron, convolutions, resnet18, gpt2])
+def test_promised_peaks_are_measured(workload, optimizer):
+    model, batch, loss = workload()
+    made = optimizer(model.parameters(), lr=1e-3)
+    step = lowtide.optimize(model, batch, loss=loss, optimizer=made)
+    step(*batch)
+    measured = step.measure(*batch).peak_bytes
+    promised = step.plan.peak_bytes - step.plan.resident_bytes
+    assert abs(promised - measured) <= max(2**20, measured // 100)
+    assert step.plan.measured_peak_bytes == measured + step.plan.resident_bytes
+
+    plain = eager_step(Workload(model, batch, loss, made))
+    plain()
+    made.zero_grad()
+    eager = peak_bytes(plain).peak_bytes
+    assert abs(step.plan.eager_peak_bytes - step.plan.resident_bytes - eager) <= 0.03 * eager
+    assert measured < eager
+    assert "lowtide" in str(step.plan)
+
+
+def test_what_is_resident_is_what_the_caller_holds():
+    model, batch, loss = convolutions()
+    optimizer = optim.AdamW(model.parameters())
+    step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, workspaces=False)
+    step(*batch)
+    state = [item for entries in optimizer.state.values() for item in entries.values()]
+    held = [*model.parameters(), *model.buffers(), *batch, *state]
+    assert step.plan.resident_bytes == sum(tensor.untyped_storage().nbytes() for tensor in held)
+
+
+def test_inference_holds_no_more_than_it_needs():
+    model, batch, _ = convolutions()
+    model.eval()
+    fn = lowtide.optimize(model, batch[:1])
+    assert torch.equal(fn(batch[0]), model(batch[0]))
+    measured = fn.measure(batch[0]).peak_bytes
+    with torch.no_grad():
+        assert measured <= peak_bytes(lambda: model(batch[0])).peak_bytes
+    assert abs(fn.plan.peak_bytes - fn.plan.resident_bytes - measured) <= 2**20
+
+
+def test_a_first_step_is_not_measured_as_a_later_one():
+    model, batch, loss = perceptron()
+    step = lowtide.optimize(model, batch, loss=loss, optimizer=optim.Adam(model.parameters()), workspaces=False)
+    with pytest.raises(lowtide.StepError, match=r"makes its state.*call the step once, then measure"):
+        step.measure(*batch)
+
+
+def test_a_saved_plan_is_used_again(tmp_path):
+    model, batch, loss = perceptron()
+    twin = copy.deepcopy(model)
+    first = lowtide.optimize(model, batch, loss=loss, optimizer=optim.SGD(model.parameters(), 0.1), solver=ProgramOrder(), workspaces=False)
+    first.plan.save(tmp_path / "plan.json")
+    for plan in (tmp_path / "plan.json", str(tmp_path / "plan.json"), first.plan, lowtide.Plan.load(tmp_path / "plan.json")):
+        again = lowtide.optimize(twin, batch, loss=loss, optimizer=optim.SGD(twin.parameters(), 0.1), plan=plan, workspaces=False)
+        assert (again.plan.order, again.plan.solver, again.plan.peak_bytes) == (first.plan.order, first.plan.solver, first.plan.peak_bytes)
+        assert again.source == first.source
+    torch.manual_seed(0)
+    expected = first(*batch)
+    torch.manual_seed(0)
+    assert torch.equal(again(*batch), expected)
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+
+
+def test_a_saved_plan_of_another_program_is_refused(tmp_path):
+    model, batch, loss = perceptron()
+    step = lowtide.optimize(model, batch, loss=loss, optimizer=optim.SGD(model.parameters(), 0.1), workspaces=False)
+    step.plan.save(tmp_path / "plan.json")
+    with pytest.raises(lowtide.FormatError, match="the saved plan is of another program"):
+        lowtide.optimize(model, batch, loss=loss, optimizer=optim.AdamW(model.parameters()), plan=tmp_path / "plan.json", workspaces=False)
+
+
+def test_the_same_input_gives_the_same_plan():
+    def plan() -> str:
+        model, batch, loss = convolutions()
+        return lowtide.optimize(model, batch, loss=loss, optimizer=optim.Adam(model.parameters()), workspaces=False).plan.to_json()
+
+    assert plan() == plan()
+
+
+def test_stages_are_told():
+    told: list[lowtide.Stage] = []
+    step = lowtide.optimize(nn.Linear(2, 2), torch.ones(1, 2), callback=told.append)
+    assert [(stage.name, stage.seconds is None) for stage in told[:2]] == [("capture", True), ("capture", False)]
+    assert {stage.name for stage in told} == set(step.seconds)
+    assert all(seconds >= 0 for seconds in step.seconds.values())

@@ -1,0 +1,107 @@
+"""A batch unlike the captured one is refused, with the argument's name, what was expected, what came, and what helps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+
+
+class Takes(nn.Module):
+    """Takes a tensor, a mapping with a tensor and a number, and a keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Any, options: Any, *, mask: Any = None) -> Any:
+        return self.linear(x) * options["scale"] + options["shift"]
+
+
+def good() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return (torch.ones(4, 3), {"shift": torch.zeros(3), "scale": 2}), {}
+
+
+@pytest.fixture(scope="module")
+def step() -> lowtide.Step:
+    return lowtide.optimize(Takes(), good()[0], workspaces=False)
+
+
+CHANGES = [
+    (lambda x, o: (x[:3], o), r"batch \[0\]: expected float32\[4, 3\] .* got float32\[3, 3\].*drop_last=True"),
+    (lambda x, o: (x.double(), o), r"batch \[0\]: expected float32.*got float64.*convert it with \.to\(torch\.float32\)"),
+    (lambda x, o: (x.t().contiguous().t(), o), r"batch \[0\]: .*strides \[3, 1\].*strides \[1, 4\].*contiguous\(\)"),
+    (lambda x, o: (x.to("meta"), o), r"batch \[0\]: expected .* on cpu, got .* on meta.*move it with \.to\('cpu'\)"),
+    (lambda x, o: (x.tolist(), o), r"expected a batch of \[0\], \[1\]\['shift'\], \[1\]\['scale'\]; got \[0\]\[0\]\[0\]"),
+    (lambda x, o: (None, o), r"batch \[0\]: expected float32\[4, 3\].*got a NoneType"),
+    (lambda x, o: (x,), r"expected a batch of .*\[1\]\['shift'\].*; got \[0\]$"),
+    (lambda x, o: (x, o, x), r"; got .*\[2\]"),
+    (
+        lambda x, o: (x, {**o, "scale": 3}),
+        r"batch \[1\]\['scale'\]: the step was captured with 2, got 3; values that are not tensors are fixed",
+    ),
+    (lambda x, o: (x, {**o, "scale": 2.0}), r"batch \[1\]\['scale'\]: the step was captured with 2, got 2\.0"),
+    (lambda x, o: (x, {**o, "scale": torch.tensor(2)}), r"batch \[1\]\['scale'\]: the step was captured with 2, got tensor"),
+    (lambda x, o: (x, {"scale": 2}), r"expected a batch of .*\['shift'\].*; got \[0\], \[1\]\['scale'\]"),
+    (lambda x, o: (x, [o["shift"], 2]), r"; got \[0\], \[1\]\[0\], \[1\]\[1\]"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES)
+def test_another_batch(step, change, message):
+    with pytest.raises(lowtide.BatchError, match=message):
+        step(*change(*good()[0]))
+
+
+def test_keyword_arguments_are_part_of_it(step):
+    with pytest.raises(lowtide.BatchError, match=r"got .*\['mask'\]"):
+        step(*good()[0], mask=torch.ones(3))
+
+
+def test_a_batch_that_requires_gradients_is_taken_as_data(step):
+    args, _ = good()
+    assert torch.equal(step(args[0].requires_grad_(), args[1]), step(*args))
+    assert not step(*args).requires_grad
+
+
+def test_a_mapping_is_passed_by_keyword_and_anything_else_as_the_one_argument():
+    model = Takes()
+    named = lowtide.optimize(model, {"x": torch.ones(4, 3), "options": good()[0][1]}, workspaces=False)
+    assert torch.equal(named(x=torch.ones(4, 3), options=good()[0][1]), model(*good()[0]))
+    single = lowtide.optimize(nn.Linear(3, 2), torch.ones(1, 3), workspaces=False)
+    assert single(torch.ones(1, 3)).shape == (1, 2)
+    with pytest.raises(lowtide.BatchError, match=r"expected a batch of \['x'\]"):
+        named(*good()[0])
+
+
+def test_a_batch_leaf_of_an_array_type_is_told_apart():
+    class Half(nn.Module):
+        def forward(self, x: torch.Tensor, scale: Any) -> torch.Tensor:
+            return x * float(scale[0])
+
+    step = lowtide.optimize(Half(), (torch.ones(2), np.array([1.0, 2.0])), workspaces=False)
+    assert step(torch.ones(2), np.array([1.0, 2.0])).tolist() == [1.0, 1.0]
+    with pytest.raises(lowtide.BatchError, match=r"batch \[1\]: the step was captured with"):
+        step(torch.ones(2), np.array([2.0, 2.0]))
+
+
+def test_a_model_that_changed_shape_is_refused():
+    model = nn.Linear(3, 3)
+    step = lowtide.optimize(model, torch.ones(1, 3), workspaces=False)
+    model.weight = nn.Parameter(torch.ones(3, 3, dtype=torch.float64))
+    with pytest.raises(lowtide.StepError, match=r"parameter weight was float32\[3, 3\].*is float64\[3, 3\].*optimize the model again"):
+        step(torch.ones(1, 3))
+
+
+def test_a_parameter_under_another_name_is_missed():
+    model = nn.Linear(3, 3)
+    model.extra = nn.Parameter(torch.ones(1))
+    step = lowtide.optimize(model, torch.ones(1, 3), workspaces=False)
+    model.renamed = model._parameters.pop("extra")
+    with pytest.raises(lowtide.StepError, match="parameter extra was there when the step was captured and is gone now"):
+        step(torch.ones(1, 3))

@@ -1,0 +1,133 @@
+"""The command line: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import lowtide
+from lowtide.cli import app
+
+SPEC = """
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+    loss = lambda model, x: model(x).square().mean()
+    return model, (torch.randn(16, 64),), loss, torch.optim.AdamW(model.parameters())
+
+def infer():
+    return nn.Linear(4, 4), torch.ones(2, 4), None, None
+
+def three():
+    return 1, 2, 3
+
+def half():
+    model = nn.Linear(4, 4)
+    return model, torch.ones(2, 4), lambda model, x: model(x).sum(), None
+
+def branching():
+    model = nn.Linear(4, 4)
+    loss = lambda model, x: model(x).sum() if model(x).sum() > 0 else -model(x).sum()
+    return model, torch.ones(2, 4), loss, torch.optim.SGD(model.parameters(), 0.1)
+
+number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def _spec(tmp_path, monkeypatch):
+    """A module to name, in the working directory; the search path and the modules are as before afterwards."""
+    (tmp_path / "spec_of_a_test.py").write_text(SPEC)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
+    yield
+    sys.modules.pop("spec_of_a_test", None)
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, ["optimize", *arguments])
+
+
+def test_a_table_and_a_measurement():
+    result = run("spec_of_a_test:make", "--repeats", "1")
+    assert result.exit_code == 0, result.output
+    for words in ("promised peak", "largest at", "measured peak: eager", "measured time: eager", "saved"):
+        assert words in result.output
+
+
+def test_figures_as_json_alone_on_standard_output():
+    result = run("spec_of_a_test:make", "--json", "-", "--repeats", "1")
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)
+    assert figures["peak_bytes"] < figures["eager_peak_bytes"]
+    assert figures["resident_bytes"] + figures["measured_bytes"] == figures["peak_bytes"]
+    assert figures["saving"] > 0
+    assert set(figures["seconds"]) >= {"capture", "order"}
+
+
+def test_without_measuring():
+    result = run("spec_of_a_test:make", "--no-measure", "--json", "figures.json")
+    assert result.exit_code == 0, result.output
+    assert "measured time" not in result.output
+    assert "measured_bytes" not in json.loads(Path("figures.json").read_text())
+
+
+def test_plan_and_program_are_written():
+    result = run("spec_of_a_test:make", "--no-measure", "--save", "plan.json", "--program", "program.py")
+    assert result.exit_code == 0, result.output
+    plan = lowtide.Plan.load("plan.json")
+    assert plan.peak_bytes <= plan.eager_peak_bytes
+    compile(Path("program.py").read_text(), "program.py", "exec")
+
+
+def test_inference():
+    result = run("spec_of_a_test:infer", "--repeats", "1", "--json", "-")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["operators"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["spec_of_a_test:missing"], "cannot find spec_of_a_test:missing: .*no attribute 'missing'"),
+        (["no_such_module:make"], "cannot find no_such_module:make: No module named"),
+        (["no-such-model"], "expected one of .*resnet50.*; got 'no-such-model'|cannot be imported"),
+        (["spec_of_a_test:three"], r"expected \(model, batch, loss, optimizer\).*got a tuple of int, int, int"),
+        (["spec_of_a_test:half"], "expected both a loss and an optimizer, or for inference neither"),
+        (["spec_of_a_test:number"], r"expected a function that returns \(model, .*got a int"),
+        (["spec_of_a_test:branching"], "control flow depends on data"),
+        (["spec_of_a_test:make", "--fake"], "--fake is for models of the bench"),
+        (["spec_of_a_test:make", "--no-measure", "--save", "no/such/folder/plan.json"], "No such file or directory"),
+        (["spec_of_a_test:make", "--no-measure", "--json", "no/such/folder/out.json"], "No such file or directory"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_exit_code_2(arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("lowtide: ")
+
+    assert re.search(message, lines[0])
+
+
+def test_a_model_of_the_bench_on_the_meta_device(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[1])
+    result = run("transformer", "--fake", "--json", "-")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["operators"] > 500
+
+
+def test_help_says_what_it_takes():
+    result = CliRunner().invoke(app, ["optimize", "--help"])
+    assert result.exit_code == 0
+    assert "module:function" in result.output
