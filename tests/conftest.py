@@ -1,4 +1,4 @@
-"""The `golden` fixture: texts that are kept under tests/golden, and written anew with `--update-golden`."""
+"""The `golden` fixture (texts that are kept under tests/golden, and written anew with `--update-golden`), and hypothesis' manners."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no failure: how long an example takes is the bench's business.
+settings.register_profile("lowtide", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("lowtide")
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -89,6 +89,11 @@ def covers(tensor: torch.Tensor) -> bool:
     return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether several elements of an expanded tensor are one in memory; eager PyTorch refuses to write to it."""
+    return any(stride == 0 and extent > 1 for stride, extent in zip(tensor.stride(), tensor.shape, strict=True))
+
+
 def same_layout(one: torch.Tensor, two: torch.Tensor) -> bool:
     """Whether two tensors have one dtype and lie alike, so that a kernel goes through both in the same way."""
     return one.dtype == two.dtype and _steps(one) == _steps(two)

@@ -18,25 +18,18 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from lowtide.capture import operators
-from lowtide.capture.blocks import Block, Names, address, covers, geometry, geometry_of_value, in_memory_order, same_layout
+from lowtide.capture.blocks import Block, Names, address, covers, geometry, in_memory_order, overlaps_itself, same_layout
+from lowtide.capture.calls import UNTRACEABLE, atom_of, may_take, results_of, targets_of, tensors_in, why_untraceable
 from lowtide.capture.prune import needed
 from lowtide.capture.sources import Sources, users_line
 from lowtide.errors import CaptureError
-from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Source, Storage, Value
+from lowtide.ir.graph import Arg, Graph, Kind, Node, Source, Storage, Value
 from lowtide.ir.slots import Slot
 
-_UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException, UnsupportedOperatorException)
 _IGNORED_NAMESPACES = {"prim", "profiler"}  # questions and marks, not computation
 _SCATTER, _AS_STRIDED = "aten.as_strided_scatter.default", "aten.as_strided.default"
 
@@ -154,8 +147,8 @@ class Recorder(TorchDispatchMode):
         functional = self._functional_results(func, written, args, kwargs)
         try:
             out = func(*args, **kwargs)
-        except _UNTRACEABLE as error:
-            raise CaptureError(_why_untraceable(func, error)) from error
+        except UNTRACEABLE as error:
+            raise CaptureError(why_untraceable(func, error)) from error
         source = self.sources.current()
         if not written:
             self._record(func, recorded, out, args, kwargs, source)
@@ -179,7 +172,9 @@ class Recorder(TorchDispatchMode):
 
         None if the operator writes only what the caller owns.
         """
-        targets = [tensor for at in written for tensor in _tensors(_at(at, args, kwargs))]
+        targets = targets_of(written, args, kwargs)
+        if any(map(overlaps_itself, targets)):
+            raise CaptureError(f"operator {operators.name_of(func)} at {users_line()} writes to an expanded tensor: clone it first")
         owned = [self.owns(tensor) for tensor in targets]
         if all(owned):
             return None
@@ -188,17 +183,15 @@ class Recorder(TorchDispatchMode):
             reason = "writes tensors of the caller and of the step in one call" if any(owned) else "has no functional form"
             raise CaptureError(f"operator {operators.name_of(func)} at {users_line()} {reason}: use its out-of-place form")
         kept = {key: item for key, item in kwargs.items() if key not in written}
-        return list(_tensors(form(*args, **kept)))
+        return tensors_in(form(*args, **kept))
 
     def _record(self, func: OpOverload, recorded: Any, out: Any, args: Any, kwargs: Any, source: Source | None) -> None:
         """An operator that writes nothing."""
-        name, tensors = operators.name_of(func), _results(func, out)
+        name, tensors = operators.name_of(func), results_of(func, out)
         if any(t is not None and self._is_new(t) for t in tensors) or not tensors:
             outputs = tuple(None if t is None or not self._is_new(t) else self._new_value(t, name) for t in tensors)
             random = operators.is_random(func, args, kwargs)
-            self._append(
-                Node(name, recorded[0], outputs, recorded[1], inplace=self._may_take(func, recorded, outputs), source=source), random
-            )
+            self._append(Node(name, recorded[0], outputs, recorded[1], inplace=may_take(func, recorded, outputs), source=source), random)
 
     def _record_write_to_owned(
         self, func: OpOverload, recorded: Any, out: Any, args: Any, kwargs: Any, written: tuple[int | str, ...], source: Source | None
@@ -206,7 +199,7 @@ class Recorder(TorchDispatchMode):
         """An operator that writes storages of the caller: it stays as it is, and each written storage goes to its next version."""
         name = operators.name_of(func)
         writes: list[tuple[Value, Value]] = []
-        for tensor in [t for at in written for t in _tensors(_at(at, args, kwargs))]:
+        for tensor in targets_of(written, args, kwargs):
             before, block = self.value(tensor), self._blocks[address(tensor)]
             if any(before.storage is done.storage for done, _ in writes):
                 raise CaptureError(f"operator {name} at {users_line()} writes one storage through two arguments")
@@ -215,7 +208,7 @@ class Recorder(TorchDispatchMode):
             )
             block.renew(after)
             writes.append((before, after))
-        outputs = tuple(None if t is None or not self._is_new(t) else self._new_value(t, name) for t in _results(func, out))
+        outputs = tuple(None if t is None or not self._is_new(t) else self._new_value(t, name) for t in results_of(func, out))
         random = operators.is_random(func, args, kwargs)
         self._append(Node(name, recorded[0], outputs, recorded[1], writes=tuple(writes), source=source), random)
 
@@ -232,7 +225,7 @@ class Recorder(TorchDispatchMode):
         """An operator that writes storages of the step: its functional form makes new ones."""
         form = operators.functional_form(func)
         assert form is not None
-        targets = [tensor for at in written for tensor in _tensors(_at(at, args, kwargs))]
+        targets = targets_of(written, args, kwargs)
         random = operators.is_random(func, args, kwargs)
         if (random or isinstance(written[0], str)) and not all(map(same_layout, targets, results)):
             raise CaptureError(
@@ -245,7 +238,7 @@ class Recorder(TorchDispatchMode):
         if len(targets) == 1 and covered[0] and geometry(results[0])[:3] == geometry(targets[0])[:3]:
             outputs: tuple[Value, ...] = (self._new_value(results[0], name),)
             own = () if isinstance(written[0], str) else ((recorded[0][written[0]], operators.name_of(func)),)
-            node = Node(name, recorded[0], outputs, kept, inplace=own + self._may_take(form, (recorded[0], kept), outputs), source=source)
+            node = Node(name, recorded[0], outputs, kept, inplace=own + may_take(form, (recorded[0], kept), outputs), source=source)
             self._append(node, random)
             self._blocks[address(targets[0])].renew(outputs[0])
             return
@@ -286,26 +279,6 @@ class Recorder(TorchDispatchMode):
         self.nodes.append(node)
 
     # Values and storages.
-
-    def _may_take(self, func: OpOverload, recorded: Any, outputs: tuple[Value | None, ...]) -> tuple[tuple[Value, str], ...]:
-        """The inputs whose memory an element-wise operator may give its result, if they die there:
-
-        same geometry, so that the same kernel runs.
-        """
-        overload = operators.out_form(func)
-        if overload is None or len(outputs) != 1 or outputs[0] is None:
-            return ()
-        out = outputs[0]
-        inputs = Node("", recorded[0], (), recorded[1]).inputs
-        return tuple(
-            (value, overload)
-            for value in inputs
-            if geometry_of_value(value) == geometry_of_value(out)
-            and value.storage.nbytes == out.storage.nbytes
-            and value.storage.device == out.storage.device
-            and not value.storage.kind.caller_owned
-            and not any(other.storage is value.storage for other in inputs if other is not value)
-        )
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
         block = self._block_of(tensor)
@@ -412,9 +385,8 @@ class Recorder(TorchDispatchMode):
             return self._number(item)
         if isinstance(item, (list, tuple)):
             return tuple(self._argument(func, part) for part in item)
-        for kind, cls in _ATOMS.items():
-            if isinstance(item, cls):
-                return Atom(kind, str(item).removeprefix("torch."))
+        if (atom := atom_of(item)) is not None:
+            return atom
         name = operators.name_of(func) if func is not None else "an operator"
         raise CaptureError(f"{name} at {users_line()} has an argument of type {type(item).__name__}, which a graph cannot hold")
 
@@ -422,38 +394,3 @@ class Recorder(TorchDispatchMode):
         """A literal, or the scalar value that this number stands for."""
         value = self.scalar_of(number)
         return number if value is None else value
-
-
-_ATOMS: dict[str, type] = {"dtype": torch.dtype, "device": torch.device, "layout": torch.layout, "memory_format": torch.memory_format}
-
-
-def _at(position: int | str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return kwargs.get(position) if isinstance(position, str) else args[position]
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    """The tensors of an argument or result, in order."""
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    if isinstance(tree, (list, tuple)):
-        return [tensor for item in tree for tensor in _tensors(item)]
-    return []
-
-
-def _results(func: OpOverload, out: Any) -> list[torch.Tensor | None]:
-    """An operator's results in order: a list of tensors counts as its items, None stands for a tensor that was not made."""
-    parts = out if isinstance(out, (list, tuple)) else (out,)
-    if any(isinstance(part, (list, tuple)) for part in parts):
-        raise CaptureError(f"{operators.name_of(func)} at {users_line()} returns lists within a tuple, which a graph cannot hold")
-    if len(func._schema.returns) == 0:
-        return []
-    return [part if isinstance(part, torch.Tensor) else None for part in parts]
-
-
-def _why_untraceable(func: OpOverload, error: Exception) -> str:
-    name, line = operators.name_of(func), users_line()
-    if isinstance(error, DataDependentOutputException):
-        return f"control flow depends on data: {name} at {line} reads a tensor's value, which no graph can follow; use torch.where or masks"
-    if isinstance(error, DynamicOutputShapeException):
-        return f"a shape depends on data: the result of {name} at {line} has no fixed shape; pad to a fixed size or use masks"
-    return f"{name} at {line} cannot be run without data: {error}"

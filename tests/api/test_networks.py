@@ -3,60 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor, nn
 from torch.nn import functional
 
 from bench import torchvision_shim
+from tests.api.networks import convnet, cross_entropy, pictures, rows, sgd, squares, workload
 from tests.training import check
-
-
-def adamw(model: nn.Module) -> optim.Optimizer:
-    return optim.AdamW(model.parameters(), lr=0.01)
-
-
-def sgd(model: nn.Module) -> optim.Optimizer:
-    return optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def workload(model: Callable[[], nn.Module], batch: Callable[[], Any], loss: Callable[..., Any], optimizer: Any = adamw):
-    """Made in this order, so that one seed gives one workload."""
-
-    def make():
-        built = model()
-        return built, batch(), loss, optimizer(built)
-
-    return make
-
-
-def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return functional.cross_entropy(model(x), y)
-
-
-def squares(model: nn.Module, *batch: Any) -> Tensor:
-    return model(*batch).square().mean()
-
-
-def pictures() -> tuple[Tensor, Tensor]:
-    return torch.randn(4, 3, 8, 8), torch.randint(0, 5, (4,))
-
-
-def rows() -> tuple[Tensor]:
-    return (torch.randn(4, 6),)
-
-
-def convnet() -> nn.Module:
-    """Batch norm, in-place activations, dropout in all its spellings, pooling, a bilinear resize."""
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
-        nn.Conv2d(8, 8, 3, padding=1, groups=2), nn.GroupNorm(2, 8), nn.Hardswish(inplace=True), nn.Dropout2d(0.2),
-        nn.Upsample(scale_factor=2, mode="bilinear"), nn.SiLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
-        nn.Dropout(0.2, inplace=True), nn.Linear(32, 16), nn.LeakyReLU(inplace=True), nn.AlphaDropout(0.1), nn.Linear(16, 5),
-    )  # fmt: skip
 
 
 def partly_frozen() -> nn.Module:
@@ -334,65 +290,6 @@ def test_autocast_around_each_step(around_optimize):
 
 def test_autocast_around_optimize_alone():
     check(workload(convnet, pictures, cross_entropy), around_optimize=autocast)
-
-
-def test_modes_and_flags_change_between_steps():
-    def between(model, optimizer):
-        def change(step):
-            model.eval() if step == 0 else model.train()
-            model[4].requires_grad_(step != 2)
-            model[1].train(step != 3)
-
-        return change
-
-    check(workload(convnet, pictures, cross_entropy), steps=6, between=between)
-
-
-def test_layers_freeze_and_thaw():
-    def between(model, optimizer):
-        return lambda step: model[0].requires_grad_(step % 2 == 1)
-
-    check(workload(convnet, pictures, cross_entropy, sgd), steps=5, between=between)
-
-
-def test_eager_evaluation_between_steps():
-    def between(model, optimizer):
-        def evaluate(step):
-            model.eval()
-            with torch.no_grad():
-                model(torch.ones(2, 3, 8, 8))
-            model.train()
-            model(torch.ones(2, 3, 8, 8))  # advances the statistics and the generator
-
-        return evaluate
-
-    check(workload(convnet, pictures, cross_entropy), between=between)
-
-
-def test_moving_average_of_the_weights_between_steps():
-    def between(model, optimizer):
-        shadow = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-
-        def average(step):
-            with torch.no_grad():
-                for name, parameter in model.named_parameters():
-                    shadow[name].lerp_(parameter, 0.5)
-                    parameter.copy_(shadow[name])
-
-        return average
-
-    check(workload(convnet, pictures, cross_entropy), between=between)
-
-
-def test_settings_of_modules_change_between_steps():
-    def between(model, optimizer):
-        def change(step):
-            model[7].p = model[12].p = 0.1 * step
-            model[1].momentum = 0.3 if step else 0.2
-
-        return change
-
-    check(workload(convnet, pictures, cross_entropy), steps=4, between=between)
 
 
 @pytest.mark.parametrize("checkpointed", [True, False])

@@ -1,0 +1,84 @@
+"""One call of an operator: the tensors in its arguments and results, how its arguments are written down, why it cannot be traced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+
+from lowtide.capture import operators
+from lowtide.capture.blocks import geometry_of_value
+from lowtide.capture.sources import users_line
+from lowtide.errors import CaptureError
+from lowtide.ir.graph import Atom, Node, Value
+
+UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException, UnsupportedOperatorException)
+_ATOMS: dict[str, type] = {"dtype": torch.dtype, "device": torch.device, "layout": torch.layout, "memory_format": torch.memory_format}
+
+
+def atom_of(item: Any) -> Atom | None:
+    """An argument that only torch can spell; None for any other."""
+    return next((Atom(kind, str(item).removeprefix("torch.")) for kind, cls in _ATOMS.items() if isinstance(item, cls)), None)
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors of an argument or result, in order."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, (list, tuple)):
+        return [tensor for item in tree for tensor in tensors_in(item)]
+    return []
+
+
+def targets_of(written: tuple[int | str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that a call writes, given the positions and keywords of what it writes."""
+    found = [kwargs.get(at) if isinstance(at, str) else args[at] for at in written]
+    return tensors_in(found)
+
+
+def results_of(func: OpOverload, out: Any) -> list[torch.Tensor | None]:
+    """An operator's results in order: a list of tensors counts as its items, None stands for a tensor that was not made."""
+    parts = out if isinstance(out, (list, tuple)) else (out,)
+    if any(isinstance(part, (list, tuple)) for part in parts):
+        raise CaptureError(f"{operators.name_of(func)} at {users_line()} returns lists within a tuple, which a graph cannot hold")
+    if len(func._schema.returns) == 0:
+        return []
+    return [part if isinstance(part, torch.Tensor) else None for part in parts]
+
+
+def may_take(func: OpOverload, recorded: Any, outputs: tuple[Value | None, ...]) -> tuple[tuple[Value, str], ...]:
+    """The inputs whose memory an element-wise operator may give its result, if they die there: same geometry, so that the same kernel runs.
+
+    `recorded` are the arguments as the graph writes them: positional ones, then keywords with theirs.
+    """
+    overload = operators.out_form(func)
+    if overload is None or len(outputs) != 1 or outputs[0] is None:
+        return ()
+    out = outputs[0]
+    inputs = Node("", recorded[0], (), recorded[1]).inputs
+    return tuple(
+        (value, overload)
+        for value in inputs
+        if geometry_of_value(value) == geometry_of_value(out)
+        and value.storage.nbytes == out.storage.nbytes
+        and value.storage.device == out.storage.device
+        and not value.storage.kind.caller_owned
+        and not any(other.storage is value.storage for other in inputs if other is not value)
+    )
+
+
+def why_untraceable(func: OpOverload, error: Exception) -> str:
+    """What an operator that has no answer without data means for its user."""
+    name, line = operators.name_of(func), users_line()
+    if isinstance(error, DataDependentOutputException):
+        return f"control flow depends on data: {name} at {line} reads a tensor's value, which no graph can follow; use torch.where or masks"
+    if isinstance(error, DynamicOutputShapeException):
+        return f"a shape depends on data: the result of {name} at {line} has no fixed shape; pad to a fixed size or use masks"
+    return f"{name} at {line} cannot be run without data: {error}"
