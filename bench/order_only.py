@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench.memory import available_bytes
+from bench.memory import available_bytes, touch_memory
 from bench.models import MODELS
 from bench.results import Results
 
@@ -53,6 +53,7 @@ def main() -> None:
 
 def table(options: argparse.Namespace) -> None:
     """All rows, saved after each, so that an interrupted run leaves what it has."""
+    touch_memory()
     rows: list[dict[str, Any]] = []
     start = time.monotonic()
     for batch_size in options.batch_sizes:
