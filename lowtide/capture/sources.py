@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from torch import nn
 
 from lowtide.ir.graph import Source
 
-_OWN_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_OWN_FOLDERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))  # not torchvision's
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _CALLS_THE_USER = str(Path(__file__).with_name("program.py"))
 

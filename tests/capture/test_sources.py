@@ -1,0 +1,22 @@
+"""Nodes come from the user's lines: their own files and other packages', torchvision's too, never torch's."""
+
+import torch
+from torch.nn import functional
+
+import lowtide
+from bench import torchvision_shim
+
+
+def test_lines_are_of_the_innermost_file_that_is_not_torchs():
+    torchvision_shim.install()
+    from torchvision.models import squeezenet1_0
+
+    model = squeezenet1_0()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batch = torch.randn(1, 3, 64, 64), torch.tensor([1])
+    step = lowtide.optimize(
+        model, batch, loss=lambda model, x, y: functional.cross_entropy(model(x), y), optimizer=optimizer, workspaces=False
+    )
+    found = {(node.op, node.source.module): node.source.file for node in step.plan.graph.nodes if node.source is not None}
+    assert found["aten.cat.default", "features.3"].endswith("squeezenet.py")
+    assert found["aten._log_softmax.default", ""] == __file__
