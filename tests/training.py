@@ -194,7 +194,8 @@ def _same_tensor(one: Any, two: Any) -> bool:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1, 1).view(torch.uint8)
+    fresh = tensor.detach().clone(memory_format=torch.contiguous_format)  # a dimension of one element may have any stride, but not here
+    return fresh.reshape(-1).view(torch.uint8).reshape(tensor.numel(), tensor.element_size())
 
 
 def _brief(item: Any) -> str:
