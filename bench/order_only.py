@@ -1,6 +1,7 @@
 """MODeL's table (its section 5.5): what order alone saves, on every model of the list, at batch 1 and 32.
 
     python -m bench.order_only [--models NAME ...] [--batch-sizes 1 32] [--plan-only] [--repeats 3] [--minutes 60]
+                               [--patience 60]
 
 Each row is a process of its own. It first plans the step under fake tensors; if eager and optimized model fit into memory side by
 side and the time allows, both then run for real: peaks by the allocator's own count, step times interleaved.
@@ -31,7 +32,6 @@ COLUMNS = (
     "promise_error", "time_ratio", "eager_ms", "how",
 )  # fmt: skip
 _SHARE_OF_MEMORY = 0.75
-_PATIENCE_S = 8.0  # a step that takes longer is not run a dozen times
 _SHOWN = ("ideal_saving", "saving", "measured_saving", "promise_error", "time_ratio", "how")
 
 
@@ -42,11 +42,13 @@ def main() -> None:
     parser.add_argument("--plan-only", action="store_true", help="run nothing for real")
     parser.add_argument("--repeats", type=int, default=3, help="timed steps of each")
     parser.add_argument("--minutes", type=float, default=60, help="after this time, rows are planned only")
+    parser.add_argument("--patience", type=float, default=60, metavar="SECONDS", help="a step that takes longer is not run a dozen times")
     parser.add_argument("--name", default="order_only", help="of the result file")
     parser.add_argument("--row", action="store_true", help="print one row as JSON: for the process of its own")
     options = parser.parse_args()
     if options.row:
-        print(json.dumps(row(options.models[0], options.batch_sizes[0], not options.plan_only, options.repeats)))
+        patience_s = 0.0 if options.plan_only else options.patience
+        print(json.dumps(row(options.models[0], options.batch_sizes[0], patience_s, options.repeats)))
         return
     table(options)
 
@@ -59,7 +61,7 @@ def table(options: argparse.Namespace) -> None:
     for batch_size in options.batch_sizes:
         for name in options.models:
             late = time.monotonic() - start > options.minutes * 60
-            rows.append(_in_its_own_process(name, batch_size, options.plan_only or late, options.repeats))
+            rows.append(_in_its_own_process(name, batch_size, 0.0 if options.plan_only or late else options.patience, options.repeats))
             results = Results(options.name, "What order alone saves", COLUMNS, tuple(rows), NOTES)
             results.save()
             print(
@@ -79,20 +81,10 @@ NOTES = (
 )
 
 
-def _in_its_own_process(name: str, batch_size: int, plan_only: bool, repeats: int) -> dict[str, Any]:
-    command = [
-        sys.executable,
-        "-m",
-        "bench.order_only",
-        "--row",
-        "--models",
-        name,
-        "--batch-sizes",
-        str(batch_size),
-        "--repeats",
-        str(repeats),
-    ]
-    done = subprocess.run([*command, *(["--plan-only"] if plan_only else [])], capture_output=True, text=True, check=False)
+def _in_its_own_process(name: str, batch_size: int, patience_s: float, repeats: int) -> dict[str, Any]:
+    settings = {"--models": name, "--batch-sizes": batch_size, "--repeats": repeats, "--patience": patience_s}
+    command = [sys.executable, "-m", "bench.order_only", "--row", *(str(word) for pair in settings.items() for word in pair)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         return {
             "model": name,
@@ -103,8 +95,8 @@ def _in_its_own_process(name: str, batch_size: int, plan_only: bool, repeats: in
     return found
 
 
-def row(name: str, batch_size: int, run: bool, repeats: int) -> dict[str, Any]:
-    """One model at one batch size."""
+def row(name: str, batch_size: int, patience_s: float, repeats: int) -> dict[str, Any]:
+    """One model at one batch size; run for real unless a step takes longer than `patience_s`."""
     from lowtide import optimize
     from lowtide.api.compare import Workload, compare, eager_step, plain_sgd
 
@@ -118,10 +110,10 @@ def row(name: str, batch_size: int, run: bool, repeats: int) -> dict[str, Any]:
     _warm_up()
     step = optimized(built("meta"))
     found = _planned(name, batch_size, step)
-    if not run or 2 * step.plan.resident_bytes + step.plan.eager_peak_bytes > _SHARE_OF_MEMORY * available_bytes():
+    if patience_s == 0 or 2 * step.plan.resident_bytes + step.plan.eager_peak_bytes > _SHARE_OF_MEMORY * available_bytes():
         return found | {"how": "planned"}
     eager, work = built("cpu"), built("cpu")
-    if (seconds := _seconds(eager_step(eager))) > _PATIENCE_S:
+    if (seconds := _seconds(eager_step(eager))) > patience_s:
         return found | {"how": f"planned: a step takes {seconds:.0f} s here"}
     step = optimized(work)
     return found | _measured(step, compare(eager, work, step, repeats)) | {"how": "run"}

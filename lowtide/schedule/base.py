@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -41,6 +41,23 @@ class Solver(Protocol):
     def solve(self, problem: OrderProblem) -> Schedule:
         """An order of `problem`; the same problem and settings always give the same one."""
         ...
+
+
+@runtime_checkable
+class Anytime(Protocol):
+    """A solver that answers early, and then better and better."""
+
+    def answers(self, problem: OrderProblem) -> Iterator[Schedule]:
+        """Schedules of which each has a lower peak or a higher bound than the one before, at least one; the last is what `solve` gives."""
+        ...
+
+
+def answers(problem: OrderProblem, solver: Solver) -> Iterator[Schedule]:
+    """All that `solver` has to say, the best last: for callers who may have to stop it early."""
+    if isinstance(solver, Anytime):
+        yield from solver.answers(problem)
+    else:
+        yield solver.solve(problem)
 
 
 def scheduled(
