@@ -1,0 +1,217 @@
+"""Beam search over downsets: of all sets of executed nodes one node further, the few most promising go on.
+
+A state is a downset with the lowest peak at which it was reached. States with one downset are one state, found by a 128-bit hash. Before a
+state branches it runs every ready node that raises neither live memory nor the peak so far: no completion is worse for it. Where no
+state ever had to be dropped for width, the search was complete and its answer is proven.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from lowtide.ir.problem import OrderProblem
+from lowtide.schedule.base import Schedule, scheduled
+from lowtide.schedule.bound import lower_bound_bytes
+
+_SEED = 20_231_101  # of the hash words
+
+
+@dataclass(frozen=True)
+class Beam:
+    """Keeps the `width` states of least peak, then of least live memory; stops after `max_states` of them.
+
+    Effort is about states x (ready nodes + nodes / 64), memory 16 bytes a state and executed node. Proves its answer where nothing was
+    dropped; where `max_states` stop it, the rest follows the best state's own greedy.
+    """
+
+    width: int = 64
+    max_states: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.max_states < 1:
+            raise ValueError(f"expected width and max_states of at least 1, got {self.width} and {self.max_states}")
+
+    def solve(self, problem: OrderProblem) -> Schedule:
+        """The order of the best state that reached the end."""
+        if problem.node_count == 0:
+            return scheduled(problem, (), self)
+        words = np.random.default_rng(_SEED).integers(0, 2**63, (problem.node_count, 2), np.int64)
+        lasting_bytes = problem.sum_by_row(problem.outputs_of, np.where(problem.uses > 0, problem.tensor_bytes, 0))
+        order, is_complete, states = _search(
+            *problem.preds, *problem.succs, *problem.reads, *problem.readers, *problem.takes, problem.take_output, problem.tensor_bytes,
+            lasting_bytes, problem.made_bytes + problem.workspace_bytes, problem.kept, problem.start_bytes,
+            lower_bound_bytes(problem) - problem.resident_bytes, words, self.width, self.max_states,
+        )  # fmt: skip
+        found = scheduled(problem, order, self, stats={"states": int(states)})
+        return scheduled(problem, order, self, bound_bytes=found.peak_bytes, stats=found.stats) if is_complete else found
+
+
+@njit(cache=True)
+def _has(bits: Any, node: Any) -> Any:
+    return (bits[node >> 6] >> np.uint64(node & 63)) & np.uint64(1) == np.uint64(1)
+
+
+@njit(cache=True)
+def _flip(bits: Any, node: Any) -> None:
+    bits[node >> 6] ^= np.uint64(1) << np.uint64(node & 63)
+
+
+@njit(cache=True)
+def _dies(tensor: Any, node: Any, done: Any, reader_ptr: Any, reader_ids: Any) -> Any:
+    """Whether `node` is the last reader of a tensor that is not kept."""
+    for entry in range(reader_ptr[tensor], reader_ptr[tensor + 1]):
+        if reader_ids[entry] != node and not _has(done, reader_ids[entry]):
+            return False
+    return True
+
+
+@njit(cache=True)
+def _change(
+    node: Any, done: Any, read_ptr: Any, read_ids: Any, reader_ptr: Any, reader_ids: Any, take_ptr: Any, take_ids: Any, take_output: Any,
+    tensor_bytes: Any, lasting_bytes: Any, own_bytes: Any, kept: Any,
+) -> Any:  # fmt: skip
+    """What `node` adds to live memory after the downset `done`, and what it needs beside it while it runs."""
+    added, need = lasting_bytes[node], own_bytes[node]
+    for entry in range(read_ptr[node], read_ptr[node + 1]):
+        tensor = read_ids[entry]
+        if not kept[tensor] and tensor_bytes[tensor] and _dies(tensor, node, done, reader_ptr, reader_ids):
+            added -= tensor_bytes[tensor]
+    for entry in range(take_ptr[node], take_ptr[node + 1]):
+        if not kept[take_ids[entry]] and _dies(take_ids[entry], node, done, reader_ptr, reader_ids):
+            need -= tensor_bytes[take_output[node]]
+            break
+    return added, need
+
+
+@njit(cache=True)
+def _run(node: Any, done: Any, ready: Any, pred_ptr: Any, pred_ids: Any, succ_ptr: Any, succ_ids: Any) -> None:
+    """Executes a ready node."""
+    _flip(done, node)
+    _flip(ready, node)
+    for entry in range(succ_ptr[node], succ_ptr[node + 1]):
+        succ, waits = succ_ids[entry], False
+        for other in range(pred_ptr[succ], pred_ptr[succ + 1]):
+            if not _has(done, pred_ids[other]):
+                waits = True
+                break
+        if not waits:
+            _flip(ready, succ)
+
+
+@njit(cache=True)
+def _search(
+    pred_ptr: Any, pred_ids: Any, succ_ptr: Any, succ_ids: Any, read_ptr: Any, read_ids: Any, reader_ptr: Any, reader_ids: Any,
+    take_ptr: Any, take_ids: Any, take_output: Any, tensor_bytes: Any, lasting_bytes: Any, own_bytes: Any, kept: Any, start_bytes: Any,
+    bound_bytes: Any, words: Any, width: Any, max_states: Any,
+) -> Any:  # fmt: skip
+    """The order found, whether nothing was dropped, and how many states there were."""
+    n = len(own_bytes)
+    row = (n + 63) // 64
+    done, ready = np.zeros((width, row), np.uint64), np.zeros((width, row), np.uint64)
+    next_done, next_ready = np.zeros((width, row), np.uint64), np.zeros((width, row), np.uint64)
+    live, peak, left = np.zeros(width, np.int64), np.zeros(width, np.int64), np.zeros(width, np.int64)
+    hashes, last = np.zeros((width, 2), np.int64), np.full(width, -1, np.int64)
+    for node in range(n):
+        if pred_ptr[node] == pred_ptr[node + 1]:
+            _flip(ready[0], node)
+    live[0], peak[0], left[0] = start_bytes, bound_bytes, n
+    trail = [(np.int64(0), np.int64(0)) for _ in range(0)]  # (node, the entry before it): the orders, as one tree
+    best_peak, best_last, is_complete, states, count, open_width = np.int64(2**62), np.int64(-1), True, 0, 1, width
+    seen, chosen = {(np.int64(0), np.int64(0))}, {(np.int64(0), np.int64(0))}  # hashes; an empty set would have no type
+    while count:
+        seen.clear()
+        alive = 0
+        for state in range(count):  # what is safe at once
+            moved = True
+            while moved and left[state]:
+                moved = False
+                for word in range(row):
+                    bits = ready[state, word]
+                    while bits:
+                        node = word * 64 + _lowest(bits)
+                        bits &= bits - np.uint64(1)
+                        added, need = _change(
+                            node, done[state], read_ptr, read_ids, reader_ptr, reader_ids, take_ptr, take_ids, take_output, tensor_bytes,
+                            lasting_bytes, own_bytes, kept,
+                        )  # fmt: skip
+                        if added <= 0 and live[state] + need <= peak[state]:
+                            _run(node, done[state], ready[state], pred_ptr, pred_ids, succ_ptr, succ_ids)
+                            live[state], left[state], moved = live[state] + added, left[state] - 1, True
+                            hashes[state] ^= words[node]
+                            trail.append((np.int64(node), last[state]))
+                            last[state] = len(trail) - 1
+            if left[state] == 0:
+                if peak[state] < best_peak:
+                    best_peak, best_last = peak[state], last[state]
+                continue
+            key = (hashes[state, 0], hashes[state, 1])
+            if key in seen:
+                continue  # states come in ascending order of peak: the one seen was no worse
+            seen.add(key)
+            if alive < state:
+                done[alive], ready[alive], hashes[alive] = done[state], ready[state], hashes[state]
+                live[alive], peak[alive], left[alive], last[alive] = live[state], peak[state], left[state], last[state]
+            alive += 1
+        if best_peak <= bound_bytes:
+            break  # as low as any order can be
+        states += alive
+        if states >= max_states and open_width > 1:
+            open_width, is_complete = 1, False
+        children = [(np.int64(0), np.int64(0), np.int64(0), np.int64(0)) for _ in range(0)]  # (peak, live, state, node)
+        for state in range(alive):
+            for word in range(row):
+                bits = ready[state, word]
+                while bits:
+                    node = word * 64 + _lowest(bits)
+                    bits &= bits - np.uint64(1)
+                    added, need = _change(
+                        node, done[state], read_ptr, read_ids, reader_ptr, reader_ids, take_ptr, take_ids, take_output, tensor_bytes,
+                        lasting_bytes, own_bytes, kept,
+                    )  # fmt: skip
+                    reached = max(peak[state], live[state] + need)
+                    if reached < best_peak:
+                        children.append((reached, live[state] + added, np.int64(state), np.int64(node)))
+        heapq.heapify(children)
+        chosen.clear()
+        picked = [(np.int64(0), np.int64(0), np.int64(0), np.int64(0)) for _ in range(0)]
+        while children and len(picked) < open_width:
+            child = heapq.heappop(children)
+            key = (hashes[child[2], 0] ^ words[child[3], 0], hashes[child[2], 1] ^ words[child[3], 1])
+            if key not in chosen:
+                chosen.add(key)
+                picked.append(child)
+        for child in children:
+            key = (hashes[child[2], 0] ^ words[child[3], 0], hashes[child[2], 1] ^ words[child[3], 1])
+            is_complete = is_complete and key in chosen
+        old_left, old_last, old_hashes = left.copy(), last.copy(), hashes.copy()
+        count = len(picked)
+        for state in range(count):
+            reached, after, parent, node = picked[state]
+            next_done[state], next_ready[state] = done[parent], ready[parent]
+            _run(node, next_done[state], next_ready[state], pred_ptr, pred_ids, succ_ptr, succ_ids)
+            peak[state], live[state], left[state] = reached, after, old_left[parent] - 1
+            hashes[state] = old_hashes[parent] ^ words[node]
+            trail.append((node, old_last[parent]))
+            last[state] = len(trail) - 1
+        done, next_done, ready, next_ready = next_done, done, next_ready, ready
+    order, step = np.empty(n, np.int32), n
+    while best_last >= 0:
+        node, best_last = trail[best_last]
+        step -= 1
+        order[step] = node
+    return order, is_complete or best_peak <= bound_bytes, states
+
+
+@njit(cache=True)
+def _lowest(bits: Any) -> Any:
+    """The place of the lowest bit that is set."""
+    place, low = 0, bits & (~bits + np.uint64(1))
+    for shift in (32, 16, 8, 4, 2, 1):
+        if low >> np.uint64(shift):
+            low, place = low >> np.uint64(shift), place + shift
+    return place

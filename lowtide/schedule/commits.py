@@ -1,0 +1,258 @@
+"""Safe commits: sets of nodes that may run now without losing the best order, so that a search need not branch on them.
+
+Let a downset S beyond the one reached be reachable within the bound, and of the least live memory among all its own sub-downsets, no more
+than what is live now. Then any order within the bound that goes on from here can run S first and stay within the bound, because
+live memory is submodular and what a node needs beside it never grows with the downset. Three ways to find such an S, cheapest first:
+
+- a **single** node that adds nothing;
+- a **chain**, each node made ready by the one before, until memory is back (it covers ICCAD'23, Theorem IV.2, on residual blocks);
+- a **valley**: greedily run what became ready until memory is back, then shrink that to its cheapest sub-downset by a minimum cut.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from lowtide.schedule.downsets import DONE, EPOCH, LIVE, READY, Net, Walk, added_bytes, need_bytes, run, undo
+from lowtide.schedule.flow import UNLIMITED, min_cut
+
+CHAIN, VALLEY, TOUCHED = 400, 400, 256  # how far each looks, nodes
+
+
+@njit(cache=True)
+def commit_all(net: Net, walk: Walk, bound_bytes: Any, since: Any, swept_bytes: Any) -> Any:
+    """Runs safe sets until none is found. `bound_bytes` is the most that may be live at any step.
+
+    Chains and valleys are tried from the ready nodes that the nodes run `since` have to do with. All others are tried only when less
+    is live than when they were all tried in vain, which was at `swept_bytes`; returns that level for whoever goes on from here.
+    """
+    while True:
+        _singles(net, walk, bound_bytes)
+        nodes, since = _touched(net, walk, since), walk.registers[DONE]
+        if _sweep(net, walk, nodes, bound_bytes):
+            continue
+        if walk.registers[LIVE] >= swept_bytes:
+            return swept_bytes
+        nodes = walk.ready[: walk.registers[READY]].copy()
+        if not (_valley(net, walk, nodes, bound_bytes) or _sweep(net, walk, nodes, bound_bytes)):
+            return walk.registers[LIVE]
+
+
+@njit(cache=True)
+def take_back(net: Net, walk: Walk, done: Any) -> None:
+    """Undoes all but the first `done` nodes."""
+    while walk.registers[DONE] > done:
+        undo(net, walk)
+
+
+@njit(cache=True)
+def _fits(net: Net, walk: Walk, node: Any, bound_bytes: Any) -> Any:
+    return walk.registers[LIVE] + need_bytes(net, walk, node) <= bound_bytes
+
+
+@njit(cache=True)
+def _singles(net: Net, walk: Walk, bound_bytes: Any) -> Any:
+    """Runs ready nodes that add nothing; goes round until a whole round finds none."""
+    before, place, missed = walk.registers[DONE], 0, 0
+    while missed < walk.registers[READY]:
+        if place >= walk.registers[READY]:
+            place = 0
+        node = walk.ready[place]
+        if walk.opens[node] <= walk.closes[node] and _fits(net, walk, node, bound_bytes):
+            run(net, walk, node)  # its place in `ready` now holds another
+            missed = 0
+        else:
+            place += 1
+            missed += 1
+    return walk.registers[DONE] > before
+
+
+@njit(cache=True)
+def _touched(net: Net, walk: Walk, since: Any) -> Any:
+    """Ready nodes on the way to nodes that wait for less, or free more, now that the nodes `since` have run."""
+    walk.registers[EPOCH] += 1
+    epoch, seen = walk.registers[EPOCH], walk.seen
+    stack, top, found, count = np.empty(TOUCHED, np.int32), 0, np.empty(TOUCHED, np.int32), 0
+    for step in range(walk.registers[DONE] - 1, since - 1, -1):
+        node = walk.order[step]
+        for entry in range(net.succ_ptr[node], net.succ_ptr[node + 1]):
+            top = _note(walk, net.succ_ids[entry], epoch, stack, top)
+        for entry in range(net.pin_ptr[node], net.pin_ptr[node + 1]):
+            tensor = net.pin_ids[entry]
+            if walk.ran[tensor] == net.pins[tensor] - 1:
+                top = _note(walk, walk.left_sum[tensor], epoch, stack, top)
+        while top > 0 and count < TOUCHED:
+            top -= 1
+            node = stack[top]
+            if walk.place[node] >= 0:
+                found[count] = node
+                count += 1
+            for entry in range(net.pred_ptr[node], net.pred_ptr[node + 1]):
+                top = _note(walk, net.pred_ids[entry], epoch, stack, top)
+    return found[:count]
+
+
+@njit(cache=True)
+def _note(walk: Walk, node: Any, epoch: Any, stack: Any, top: Any) -> Any:
+    """Puts a node on the stack that has not run and was not there yet; forgets it where the stack is full."""
+    if walk.seen[node] == epoch or top == len(stack):
+        return top
+    walk.seen[node] = epoch
+    if walk.place[node] < 0 and walk.waits[node] == 0:
+        return top
+    stack[top] = node
+    return top + 1
+
+
+@njit(cache=True)
+def _sweep(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
+    """Runs what is safe from each of `nodes`; whether anything was."""
+    done = walk.registers[DONE]
+    for node in nodes:
+        if walk.place[node] >= 0:
+            _chain(net, walk, node, bound_bytes)
+    if walk.registers[DONE] > done:
+        return True
+    for place in range(len(nodes)):
+        if walk.place[nodes[place]] >= 0:
+            _valley(net, walk, nodes[place : place + 1], bound_bytes)
+    return walk.registers[DONE] > done
+
+
+@njit(cache=True)
+def _chain(net: Net, walk: Walk, node: Any, bound_bytes: Any) -> Any:
+    done, live = walk.registers[DONE], walk.registers[LIVE]
+    for _ in range(CHAIN):
+        if not _fits(net, walk, node, bound_bytes):
+            break
+        run(net, walk, node)
+        if walk.registers[LIVE] <= live:
+            return True
+        newly, count = node, 0
+        for entry in range(net.succ_ptr[node], net.succ_ptr[node + 1]):
+            if walk.waits[net.succ_ids[entry]] == 0:
+                newly = net.succ_ids[entry]
+                count += 1
+        if count != 1:
+            break
+        node = newly
+    take_back(net, walk, done)
+    return False
+
+
+@njit(cache=True)
+def _valley(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
+    done, live = walk.registers[DONE], walk.registers[LIVE]
+    if not _roll_out(net, walk, nodes, bound_bytes):
+        return False
+    reached = walk.order[done : walk.registers[DONE]].copy()
+    fallen = live - walk.registers[LIVE]
+    take_back(net, walk, done)
+    chosen = _cheapest(net, walk, reached, fallen)
+    for place in range(len(reached)):
+        if not chosen[place]:
+            continue
+        if not _fits(net, walk, reached[place], bound_bytes):
+            take_back(net, walk, done)
+            return False
+        run(net, walk, reached[place])
+    return True
+
+
+@njit(cache=True)
+def _roll_out(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
+    """Runs what adds least among `nodes` and what they make ready, until memory is back where it was; takes all back if it never is."""
+    done, live = walk.registers[DONE], walk.registers[LIVE]
+    open_nodes = np.empty(len(nodes) + 4 * VALLEY, np.int32)
+    open_nodes[: len(nodes)] = nodes
+    count = len(nodes)
+    for _ in range(VALLEY):
+        best, best_added, best_need = -1, np.int64(0), np.int64(0)
+        for place in range(count):
+            node = open_nodes[place]
+            added = added_bytes(walk, node)
+            if best >= 0 and added > best_added:
+                continue
+            need = need_bytes(net, walk, node)
+            if walk.registers[LIVE] + need > bound_bytes:
+                continue
+            if best < 0 or added < best_added or need < best_need or (need == best_need and node < open_nodes[best]):
+                best, best_added, best_need = place, added, need
+        if best < 0:
+            break
+        node = open_nodes[best]
+        count -= 1
+        open_nodes[best] = open_nodes[count]
+        run(net, walk, node)
+        if walk.registers[LIVE] <= live:
+            return True
+        for entry in range(net.succ_ptr[node], net.succ_ptr[node + 1]):
+            if walk.waits[net.succ_ids[entry]] == 0:
+                if count == len(open_nodes):
+                    open_nodes = np.concatenate((open_nodes, np.empty(count, np.int32)))
+                open_nodes[count] = net.succ_ids[entry]
+                count += 1
+    take_back(net, walk, done)
+    return False
+
+
+@njit(cache=True)
+def _cheapest(net: Net, walk: Walk, reached: Any, fallen: Any) -> Any:
+    """[reached] whether each node is in the sub-downset of `reached` of least live memory, which is all of them where nothing is cheaper.
+
+    A project selection: running a node may open tensors, which costs their bytes; once all pins of a tensor have run, its bytes come back.
+    """
+    k = len(reached)
+    local = {np.int32(-1): 0}
+    for place in range(k):
+        local[reached[place]] = place
+    tensors = {np.int32(-1): 0}
+    inside = {np.int32(-1): 0}  # pins of each tensor among them
+    arcs = 0
+    for place in range(k):
+        node = reached[place]
+        arcs += net.succ_ptr[node + 1] - net.succ_ptr[node] + 2 * (net.pin_ptr[node + 1] - net.pin_ptr[node])
+        for entry in range(net.pin_ptr[node], net.pin_ptr[node + 1]):
+            tensor = net.pin_ids[entry]
+            if tensor not in tensors:
+                tensors[tensor] = len(tensors) - 1
+                inside[tensor] = 0
+            inside[tensor] += 1
+    count = len(tensors) - 1
+    source, sink = k + 2 * count, k + 2 * count + 1
+    tail, head = np.empty(arcs + 2 * count, np.int32), np.empty(arcs + 2 * count, np.int32)
+    capacity = np.empty(arcs + 2 * count, np.int64)
+    arc, most = 0, np.int64(0)
+    for tensor, index in tensors.items():
+        if tensor < 0:
+            continue
+        if walk.ran[tensor] == 0:  # vertex k + index: it is open
+            tail[arc], head[arc], capacity[arc] = k + index, sink, net.tensor_bytes[tensor]
+            arc += 1
+        if walk.ran[tensor] + inside[tensor] == net.pins[tensor]:  # vertex k + count + index: it is closed
+            tail[arc], head[arc], capacity[arc] = source, k + count + index, net.tensor_bytes[tensor]
+            arc += 1
+            most += net.tensor_bytes[tensor]
+    for place in range(k):
+        node = reached[place]
+        for entry in range(net.pin_ptr[node], net.pin_ptr[node + 1]):
+            tensor = net.pin_ids[entry]
+            index = tensors[tensor]
+            if walk.ran[tensor] == 0:
+                tail[arc], head[arc], capacity[arc] = place, k + index, UNLIMITED
+                arc += 1
+            if walk.ran[tensor] + inside[tensor] == net.pins[tensor]:
+                tail[arc], head[arc], capacity[arc] = k + count + index, place, UNLIMITED
+                arc += 1
+        for entry in range(net.succ_ptr[node], net.succ_ptr[node + 1]):
+            succ = net.succ_ids[entry]
+            if succ in local:
+                tail[arc], head[arc], capacity[arc] = local[succ], place, UNLIMITED
+                arc += 1
+    value, chosen = min_cut(k + 2 * count + 2, tail[:arc], head[:arc], capacity[:arc], source, sink)
+    if most - value <= fallen:
+        return np.ones(k, np.bool_)
+    return chosen[:k]

@@ -1,0 +1,247 @@
+"""Lower bounds from minimum cuts: what a node needs at the cheapest moment at which any order can run it.
+
+Every order runs node v after some downset D, a set of nodes closed under predecessors, that holds all ancestors of v and none of its
+descendants. What is alive after D is a submodular function of D, so the cheapest such D is a minimum cut, and the footprint of v after
+it bounds the peak of every order from below. The other nodes are free: D may hold them or not.
+
+As project selection (Picard 1976): a free node costs the bytes that it makes and that outlive it, and a tensor whose readers can all be
+in D pays its bytes once they are. Flow goes from tensors that pay, along "requires", to nodes that cost. What flow there is at any
+moment proves a bound, whether or not there could be more, so that effort may be capped without losing the proof.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import ArrayLike, NDArray
+
+from lowtide.cost.memory import simulate
+from lowtide.ir.problem import OrderProblem
+from lowtide.schedule.bound import lower_bound_bytes
+
+_PHASES = 1_000  # of one flow: far more than any network seen needs
+
+
+@dataclass(frozen=True, eq=False)
+class CutBound:
+    """A proven lower bound on the peak of every order, and where it comes from."""
+
+    bound_bytes: int  # with what is resident
+    node: int  # that needs as much whenever it runs; -1 where the bound comes from no cut
+    downset: NDArray[np.bool_]  # [n] the cheapest set of nodes to run before it
+    cuts: int  # nodes that were looked at
+
+
+class _Cut(NamedTuple):
+    need_bytes: int
+    downset: NDArray[np.bool_]
+
+
+def cut_bound_bytes(problem: OrderProblem, order: ArrayLike, *, max_cuts: int = 64) -> CutBound:
+    """The best bound of at most `max_cuts` nodes, those at which `order` needs most: no other node's bound can be higher than its step.
+
+    Stops where the bound meets the peak of `order`, which is then optimal. Raises CheckError unless `order` is a topological order.
+    """
+    footprint = simulate(problem, order)
+    bound_bytes, node, downset = lower_bound_bytes(problem), -1, np.zeros(problem.node_count, np.bool_)
+    steps, looked = np.asarray(order, np.int32), 0
+    for step in np.argsort(-footprint.footprint_bytes, kind="stable"):
+        if looked == max_cuts or footprint.footprint_bytes[step] <= bound_bytes:
+            break
+        cut, looked = least_need(problem, int(steps[step])), looked + 1
+        if cut.need_bytes > bound_bytes:
+            bound_bytes, node, downset = cut.need_bytes, int(steps[step]), cut.downset
+    return CutBound(bound_bytes, node, downset, looked)
+
+
+def least_need(problem: OrderProblem, node: int) -> _Cut:
+    """The least footprint at which any order can run `node`, with what is resident, and the downset [n] after which it needs no more."""
+    state = _states(node, *problem.preds, *problem.succs)
+    own_bytes = int(problem.made_bytes[node] + problem.workspace_bytes[node]) + problem.resident_bytes
+    # Of several candidates one is taken over, whichever allows most: each is tried, as "any of them" is no project.
+    cuts = [_cut(problem, node, state, candidate) for candidate in _candidates(problem, node, state)]
+    cheapest = min(cuts, key=lambda cut: cut.need_bytes)
+    return _Cut(cheapest.need_bytes + own_bytes, cheapest.downset)
+
+
+def _candidates(problem: OrderProblem, node: int, state: NDArray[np.int8]) -> list[int]:
+    """The tensors that `node` may take over after some downset; [-1] where there is none."""
+    ptr, ids = problem.readers
+    found = []
+    for tensor in problem.take_ids[problem.take_ptr[node] : problem.take_ptr[node + 1]]:
+        readers = ids[ptr[tensor] : ptr[tensor + 1]]
+        if not problem.kept[tensor] and np.count_nonzero(state[readers] == _LATER) == 1:  # that one is the node itself
+            found.append(int(tensor))
+    return found or [-1]
+
+
+def _cut(problem: OrderProblem, node: int, state: NDArray[np.int8], candidate: int) -> _Cut:
+    """The least bytes alive when `node` runs, less what it takes over where that is `candidate`, and the downset."""
+    alive_bytes, cost, gain, arc_ptr, arc_ids = _network(
+        node, candidate, state, *problem.preds, *problem.readers, *problem.outputs_of,
+        problem.producer, problem.tensor_bytes, problem.kept, problem.uses,
+    )  # fmt: skip
+    total_bytes = int(gain.sum())
+    flow_bytes, chosen = _max_flow(arc_ptr, arc_ids, cost, gain, _PHASES)
+    downset = (state == _DONE) | ((state == _FREE) & chosen[: problem.node_count])
+    return _Cut(int(alive_bytes) - (total_bytes - int(flow_bytes)), downset)
+
+
+_FREE, _DONE, _LATER = 0, 1, 2  # what a downset before the node holds: perhaps, always, never
+
+
+@njit(cache=True)
+def _states(node: Any, pred_ptr: Any, pred_ids: Any, succ_ptr: Any, succ_ids: Any) -> NDArray[np.int8]:
+    """[n] by node: done are the ancestors of `node`, later are its descendants and itself."""
+    state = np.zeros(len(pred_ptr) - 1, np.int8)
+    stack = np.empty(len(state), np.int32)
+    for mark, ptr, ids in ((_DONE, pred_ptr, pred_ids), (_LATER, succ_ptr, succ_ids)):
+        stack[0], depth = node, 1
+        while depth:
+            depth -= 1
+            at = stack[depth]
+            for entry in range(ptr[at], ptr[at + 1]):
+                if state[ids[entry]] == _FREE:
+                    state[ids[entry]] = mark
+                    stack[depth], depth = ids[entry], depth + 1
+    state[node] = _LATER
+    return state
+
+
+@njit(cache=True)
+def _network(
+    node: Any, candidate: Any, state: Any, pred_ptr: Any, pred_ids: Any, reader_ptr: Any, reader_ids: Any, made_ptr: Any, made_ids: Any,
+    producer: Any, tensor_bytes: Any, kept: Any, uses: Any,
+) -> Any:  # fmt: skip
+    """Bytes alive after the ancestors alone, and cost, gain and "requires" of n nodes followed by m tensors."""
+    n, m = len(state), len(tensor_bytes)
+    alive_bytes = np.int64(0)
+    cost, gain = np.zeros(n + m, np.int64), np.zeros(n + m, np.int64)
+    arc_ptr, arcs = np.zeros(n + m + 1, np.int32), 0
+    arc_ids = np.empty(len(pred_ids) + len(reader_ids), np.int32)
+    for at in range(n):
+        if state[at] == _FREE:
+            for entry in range(made_ptr[at], made_ptr[at + 1]):
+                if uses[made_ids[entry]]:
+                    cost[at] += tensor_bytes[made_ids[entry]]
+            for entry in range(pred_ptr[at], pred_ptr[at + 1]):
+                if state[pred_ids[entry]] == _FREE:
+                    arc_ids[arcs], arcs = pred_ids[entry], arcs + 1
+        arc_ptr[at + 1] = arcs
+    for tensor in range(m):
+        first, later = arcs, 0
+        for entry in range(reader_ptr[tensor], reader_ptr[tensor + 1]):
+            reader = reader_ids[entry]
+            if state[reader] == _FREE:
+                arc_ids[arcs], arcs = reader, arcs + 1
+            elif state[reader] == _LATER:
+                later += 1
+        is_made = producer[tensor] < 0 or state[producer[tensor]] == _DONE
+        dies = not kept[tensor] and (later == 0 or tensor == candidate)  # a candidate's only later reader is the node itself
+        if is_made and uses[tensor] and (kept[tensor] or arcs > first or later):
+            alive_bytes += tensor_bytes[tensor]
+        if dies and arcs > first:
+            gain[n + tensor] = tensor_bytes[tensor]
+        else:
+            arcs = first
+            if tensor == candidate:
+                alive_bytes -= tensor_bytes[tensor]
+        arc_ptr[n + tensor + 1] = arcs
+    return alive_bytes, cost, gain, arc_ptr, arc_ids[:arcs]
+
+
+@njit(cache=True)
+def _transposed(ptr: Any, ids: Any) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """By head: where its arcs start, their tails, and their places in `ids`."""
+    size = len(ptr) - 1
+    back_ptr = np.zeros(size + 1, np.int32)
+    for head in ids:
+        back_ptr[head + 1] += 1
+    for at in range(size):
+        back_ptr[at + 1] += back_ptr[at]
+    fill, tails, arcs = back_ptr[:-1].copy(), np.empty(len(ids), np.int32), np.empty(len(ids), np.int32)
+    for tail in range(size):
+        for arc in range(ptr[tail], ptr[tail + 1]):
+            place = fill[ids[arc]]
+            tails[place], arcs[place], fill[ids[arc]] = tail, arc, place + 1
+    return back_ptr, tails, arcs
+
+
+@njit(cache=True)
+def _levels(ptr: Any, ids: Any, back_ptr: Any, tails: Any, arcs: Any, flow: Any, cost: Any, gain: Any, level: Any, queue: Any) -> bool:
+    """Distances from what still has gain to give, -1 where nothing leads; whether any of it reaches a cost not yet paid."""
+    level[:] = -1
+    head, tail, target = 0, 0, -1
+    for at in range(len(level)):
+        if gain[at] > 0:
+            level[at], queue[tail], tail = 0, at, tail + 1
+    while head < tail:
+        at, head = queue[head], head + 1
+        if cost[at] > 0 and target < 0:
+            target = level[at]
+        if target >= 0 and level[at] >= target:
+            continue  # longer paths wait for a later phase
+        for arc in range(ptr[at], ptr[at + 1]):
+            if level[ids[arc]] < 0:
+                level[ids[arc]], queue[tail], tail = level[at] + 1, ids[arc], tail + 1
+        for entry in range(back_ptr[at], back_ptr[at + 1]):
+            if flow[arcs[entry]] > 0 and level[tails[entry]] < 0:
+                level[tails[entry]], queue[tail], tail = level[at] + 1, tails[entry], tail + 1
+    return target >= 0
+
+
+@njit(cache=True)
+def _max_flow(ptr: Any, ids: Any, cost: Any, gain: Any, max_phases: Any) -> Any:
+    """The most that can flow from gains to costs along arcs without limit (Dinic 1970), and what gain left over leads to.
+
+    Arcs of vertex i are `ids[ptr[i]:ptr[i + 1]]`. `cost` and `gain` are used up.
+    """
+    size, total = len(ptr) - 1, np.int64(0)
+    back_ptr, tails, arcs = _transposed(ptr, ids)
+    flow, level, queue = np.zeros(len(ids), np.int64), np.empty(size, np.int32), np.empty(size, np.int32)
+    path, via = np.empty(size + 1, np.int32), np.empty(size + 1, np.int32)  # vertices of a walk; the arc to each, ~arc where backwards
+    for _ in range(max_phases):
+        if not _levels(ptr, ids, back_ptr, tails, arcs, flow, cost, gain, level, queue):
+            break
+        forward, backward = ptr[:-1].copy(), back_ptr[:-1].copy()
+        for source in range(size):
+            while gain[source] > 0 and level[source] == 0:
+                path[0], depth = source, 0
+                while depth >= 0 and (cost[path[depth]] == 0 or depth == 0):
+                    at, moved = path[depth], False
+                    while forward[at] < ptr[at + 1] and not moved:
+                        arc = forward[at]
+                        moved = level[ids[arc]] == level[at] + 1
+                        if moved:
+                            path[depth + 1], via[depth + 1] = ids[arc], arc
+                        else:
+                            forward[at] += 1
+                    while backward[at] < back_ptr[at + 1] and not moved:
+                        entry = backward[at]
+                        moved = flow[arcs[entry]] > 0 and level[tails[entry]] == level[at] + 1
+                        if moved:
+                            path[depth + 1], via[depth + 1] = tails[entry], ~arcs[entry]
+                        else:
+                            backward[at] += 1
+                    if moved:
+                        depth += 1
+                    else:
+                        level[at], depth = -1, depth - 1  # leads nowhere in this phase
+                if depth < 0:
+                    break
+                pushed = min(gain[source], cost[path[depth]])
+                for place in range(1, depth + 1):
+                    if via[place] < 0:
+                        pushed = min(pushed, flow[~via[place]])
+                for place in range(1, depth + 1):
+                    if via[place] < 0:
+                        flow[~via[place]] -= pushed
+                    else:
+                        flow[via[place]] += pushed
+                gain[source] -= pushed
+                cost[path[depth]] -= pushed
+                total += pushed
+    return total, level >= 0

@@ -1,0 +1,135 @@
+"""The exact engine: orders proven to have the least peak, or a gap that is proven."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lowtide.ir.problem import OrderProblem
+from lowtide.schedule.base import Schedule, Solver, Status, scheduled
+from lowtide.schedule.best import Best
+from lowtide.schedule.downsets import Walk, net_of, start
+from lowtide.schedule.threshold import FOUND, FULL, NO, PAUSED, STATES, YES, Table, enlarge, new_stack, new_table, reset, search
+
+_SLICE = 1024  # states between two looks at the clock
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Threshold search over downsets: closes in on the least peak from both sides, in both directions of time.
+
+    Effort is counted in states (branchings); the seconds and the bytes of its tables are caps. Stopped early, it answers with the
+    best order so far and the bound that it proved.
+    """
+
+    max_states: int = 1_000_000
+    max_seconds: float = math.inf
+    max_bytes: int = 2**30
+    first: Solver = field(default_factory=Best)
+
+    def solve(self, problem: OrderProblem) -> Schedule:
+        """The least peak that was found, with the highest bound that was proven."""
+        *_, last = self.answers(problem)
+        return last
+
+    def answers(self, problem: OrderProblem) -> Iterator[Schedule]:
+        """Better and better orders and bounds."""
+        began = time.monotonic()
+        found = self.first.solve(problem)
+        found = scheduled(problem, found.order, self, bound_bytes=found.lower_bound_bytes, stats={"states": 0})
+        yield found
+        if found.status is not Status.FEASIBLE:
+            return
+        hunt = _Hunt(problem, self)
+        resident = problem.resident_bytes
+        while found.status is Status.FEASIBLE and hunt.states < self.max_states and time.monotonic() - began < self.max_seconds:
+            bound, order = hunt.step(found.lower_bound_bytes - resident, found.peak_bytes - resident)
+            if bound <= found.lower_bound_bytes - resident and order is None:
+                continue
+            found = scheduled(
+                problem, found.order if order is None else order, self, bound_bytes=max(bound + resident, found.lower_bound_bytes),
+                stats={"states": hunt.states},
+            )  # fmt: skip
+            yield found
+
+
+class _Side:
+    """One direction of time: its walk, and what it learned."""
+
+    def __init__(self, problem: OrderProblem, backwards: bool, max_bytes: int) -> None:
+        self.net = net_of(problem, backwards)
+        self.backwards = backwards
+        self.walk: Walk = start(self.net)
+        self.stack = new_stack(problem.node_count, 4 * problem.node_count)
+        self.table: Table = new_table(1 << 12)
+        self.max_bytes = max_bytes
+
+    @property
+    def states(self) -> int:
+        return int(self.stack.registers[STATES])
+
+    def ask(self, bound_bytes: int, states: int) -> int:
+        """YES, NO or PAUSED: is there an order within a bound?"""
+        reset(self.net, self.walk, self.stack)
+        limit = self.states + states
+        grow = True
+        while True:
+            said = int(search(self.net, self.walk, self.stack, self.table, bound_bytes, limit - self.states, grow))
+            if said != FULL:
+                return said
+            grow = self._grow()
+
+    def order(self) -> np.ndarray:
+        order = self.walk.order.copy()
+        return order[::-1] if self.backwards else order
+
+    def _grow(self) -> bool:
+        if 2 * self.table.count[0] > len(self.table.words):
+            if 24 * 2 * len(self.table.words) > self.max_bytes:
+                return False
+            larger = new_table(2 * len(self.table.words))
+            enlarge(self.table, larger)
+            self.table = larger
+        else:
+            self.stack = self.stack._replace(nodes=np.concatenate([self.stack.nodes, np.zeros_like(self.stack.nodes)]))
+        return True
+
+
+class _Hunt:
+    """Which bound to ask about next."""
+
+    def __init__(self, problem: OrderProblem, solver: Exact) -> None:
+        self.sides = [_Side(problem, backwards, solver.max_bytes // 2) for backwards in (False, True)]
+        self.quota = 64
+        self.hard: list[int] = []
+
+    @property
+    def states(self) -> int:
+        return sum(side.states for side in self.sides)
+
+    def step(self, low: int, high: int) -> tuple[int, np.ndarray | None]:
+        """Asks one question about a bound from `low` to `high` - 1: a proven bound, and an order if one was found."""
+        bound = self._next(low, high)
+        for side in self.sides:
+            said = side.ask(bound, self.quota)
+            if said == YES:
+                return low, side.order()
+            if said == NO:
+                return min(int(side.stack.registers[FOUND]), high), None
+        self.hard.append(bound)
+        return low, None
+
+    def _next(self, low: int, high: int) -> int:
+        self.hard = sorted(bound for bound in self.hard if low <= bound < high)
+        if not self.hard:
+            return (low + high) // 2
+        above, below = high - 1 - self.hard[-1], self.hard[0] - low
+        if max(above, below) * 64 < high - low or len(self.hard) > 6 or max(above, below) == 0:
+            self.hard.clear()
+            self.quota *= 4
+            return (low + high) // 2
+        return self.hard[-1] + (above + 1) // 2 if above >= below else low + below // 2

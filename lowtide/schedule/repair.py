@@ -1,0 +1,104 @@
+"""Repair of an order around its peak: a window of steps is ordered anew, all others stay, until no window improves.
+
+What a window costs depends only on which nodes run before it, so it is an ordering problem of its own, small enough for an
+exact solver where the whole is not. Minimum cuts say when to stop: where one meets the peak, no order is better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from lowtide.cost.memory import simulate
+from lowtide.ir.problem import Ints, OrderProblem
+from lowtide.schedule.base import Schedule, Solver, Status, scheduled
+from lowtide.schedule.beam import Beam
+from lowtide.schedule.best import Best
+from lowtide.schedule.cuts import cut_bound_bytes
+from lowtide.schedule.interval import interval
+
+
+@dataclass(frozen=True)
+class Repair:
+    """Improves the order of `first` by windows of up to `largest` steps around its peak, each ordered by `inner`.
+
+    A window starts at `window` steps and doubles while it does not help. `max_windows` and `max_cuts` cap the effort, each window and
+    each cut being linear in the problem at least.
+    """
+
+    inner: Solver = field(default_factory=Beam)
+    first: Solver = field(default_factory=Best)
+    window: int = 32
+    largest: int = 1024
+    max_windows: int = 200
+    max_cuts: int = 64
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.window <= self.largest:
+            raise ValueError(f"expected 2 <= window <= largest, got window {self.window} and largest {self.largest}")
+
+    def solve(self, problem: OrderProblem) -> Schedule:
+        """The order that no window improves, and the best bound of cuts."""
+        *_, last = self.answers(problem)
+        return last
+
+    def answers(self, problem: OrderProblem) -> Iterator[Schedule]:
+        """The first solver's order with the bound of cuts, and each lower peak that windows lead to."""
+        given = self.first.solve(problem)
+        if given.status is Status.INFEASIBLE:
+            yield given
+            return
+        order = np.array(given.order, np.int32)
+        bound_bytes = max(given.lower_bound_bytes, self._bound_bytes(problem, order))
+        best = scheduled(problem, order, self, bound_bytes=bound_bytes, stats={"windows": 0})
+        yield best
+        windows, size = 0, self.window
+        while windows < self.max_windows and best.status is Status.FEASIBLE:
+            window = _around_peak(problem, order, size)
+            found = self.inner.solve(window.problem)
+            windows += 1
+            if size >= problem.node_count:  # the window is the problem
+                bound_bytes = max(bound_bytes, found.lower_bound_bytes)
+            if found.status is not Status.INFEASIBLE and found.peak_bytes < window.peak_bytes:
+                order, size = window.reordered(order, found), self.window
+            elif size >= min(self.largest, problem.node_count):
+                break
+            else:
+                size *= 2
+            later = scheduled(problem, order, self, bound_bytes=bound_bytes, stats={"windows": windows})
+            if later.peak_bytes < best.peak_bytes:
+                best = later
+                yield best
+        if windows and best.status is Status.FEASIBLE:  # a better order has its highest steps elsewhere
+            bound_bytes = max(bound_bytes, self._bound_bytes(problem, order))
+        if bound_bytes > best.lower_bound_bytes:
+            yield scheduled(problem, order, self, bound_bytes=bound_bytes, stats={"windows": windows})
+
+    def _bound_bytes(self, problem: OrderProblem, order: Ints) -> int:
+        return cut_bound_bytes(problem, order, max_cuts=self.max_cuts).bound_bytes
+
+
+class _Window(NamedTuple):
+    """Steps `first` to `first + len(nodes)` of an order, as a problem of its own."""
+
+    problem: OrderProblem
+    first: int
+    nodes: Ints
+    peak_bytes: int  # as they are ordered now
+
+    def reordered(self, order: Ints, found: Schedule) -> Ints:
+        """`order` with the nodes of the window as `found` orders them."""
+        return np.concatenate([order[: self.first], self.nodes[list(found.order)], order[self.first + len(self.nodes) :]])
+
+
+def _around_peak(problem: OrderProblem, order: Ints, size: int) -> _Window:
+    """The window of `size` steps around the first step at the peak."""
+    footprint = simulate(problem, order)
+    first = max(0, min(footprint.peak_step - size // 2, len(order) - size))
+    done = np.zeros(len(order), np.bool_)
+    done[order[:first]] = True
+    nodes = order[first : first + size]
+    return _Window(interval(problem, nodes, done), first, nodes, footprint.peak_bytes)
