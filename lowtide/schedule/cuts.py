@@ -62,9 +62,15 @@ def least_need(problem: OrderProblem, node: int) -> _Cut:
     state = _states(node, *problem.preds, *problem.succs)
     own_bytes = int(problem.made_bytes[node] + problem.workspace_bytes[node]) + problem.resident_bytes
     # Of several candidates one is taken over, whichever allows most: each is tried, as "any of them" is no project.
-    cuts = [_cut(problem, node, state, candidate) for candidate in _candidates(problem, node, state)]
+    cuts = [_cut(problem, state, candidate) for candidate in _candidates(problem, node, state)]
     cheapest = min(cuts, key=lambda cut: cut.need_bytes)
     return _Cut(cheapest.need_bytes + own_bytes, cheapest.downset)
+
+
+def cheapest_downset(problem: OrderProblem, done: NDArray[np.bool_], later: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The downset [n] of least live memory that holds `done`, itself closed under predecessors, and nothing of `later`, closed under successors."""
+    state = np.where(done, _DONE, np.where(later, _LATER, _FREE)).astype(np.int8)
+    return _cut(problem, state, -1).downset
 
 
 def _candidates(problem: OrderProblem, node: int, state: NDArray[np.int8]) -> list[int]:
@@ -78,10 +84,10 @@ def _candidates(problem: OrderProblem, node: int, state: NDArray[np.int8]) -> li
     return found or [-1]
 
 
-def _cut(problem: OrderProblem, node: int, state: NDArray[np.int8], candidate: int) -> _Cut:
-    """The least bytes alive when `node` runs, less what it takes over where that is `candidate`, and the downset."""
+def _cut(problem: OrderProblem, state: NDArray[np.int8], candidate: int) -> _Cut:
+    """The least bytes alive after a downset that `state` allows, less those of `candidate` where all its readers but one are in it."""
     alive_bytes, cost, gain, arc_ptr, arc_ids = _network(
-        node, candidate, state, *problem.preds, *problem.readers, *problem.outputs_of,
+        candidate, state, *problem.preds, *problem.readers, *problem.outputs_of,
         problem.producer, problem.tensor_bytes, problem.kept, problem.uses,
     )  # fmt: skip
     total_bytes = int(gain.sum())
@@ -113,7 +119,7 @@ def _states(node: Any, pred_ptr: Any, pred_ids: Any, succ_ptr: Any, succ_ids: An
 
 @njit(cache=True)
 def _network(
-    node: Any, candidate: Any, state: Any, pred_ptr: Any, pred_ids: Any, reader_ptr: Any, reader_ids: Any, made_ptr: Any, made_ids: Any,
+    candidate: Any, state: Any, pred_ptr: Any, pred_ids: Any, reader_ptr: Any, reader_ids: Any, made_ptr: Any, made_ids: Any,
     producer: Any, tensor_bytes: Any, kept: Any, uses: Any,
 ) -> Any:  # fmt: skip
     """Bytes alive after the ancestors alone, and cost, gain and "requires" of n nodes followed by m tensors."""

@@ -12,6 +12,7 @@ import numpy as np
 from lowtide.ir.problem import OrderProblem
 from lowtide.schedule.base import Schedule, Solver, Status, scheduled
 from lowtide.schedule.best import Best
+from lowtide.schedule.cuts import cut_bound_bytes
 from lowtide.schedule.downsets import Walk, net_of, start
 from lowtide.schedule.threshold import FOUND, FULL, NO, PAUSED, STATES, YES, Table, enlarge, new_stack, new_table, reset, search
 
@@ -29,6 +30,7 @@ class Exact:
     max_states: int = 1_000_000
     max_seconds: float = math.inf
     max_bytes: int = 2**30
+    max_cuts: int = 16
     first: Solver = field(default_factory=Best)
 
     def solve(self, problem: OrderProblem) -> Schedule:
@@ -39,9 +41,13 @@ class Exact:
     def answers(self, problem: OrderProblem) -> Iterator[Schedule]:
         """Better and better orders and bounds."""
         began = time.monotonic()
-        found = self.first.solve(problem)
-        found = scheduled(problem, found.order, self, bound_bytes=found.lower_bound_bytes, stats={"states": 0})
+        first = self.first.solve(problem)
+        found = scheduled(problem, first.order, self, bound_bytes=first.lower_bound_bytes, stats={"states": 0})
         yield found
+        if found.status is Status.FEASIBLE:
+            cut = cut_bound_bytes(problem, found.order, max_cuts=self.max_cuts)
+            found = scheduled(problem, found.order, self, bound_bytes=cut.bound_bytes, stats={"states": 0})
+            yield found
         if found.status is not Status.FEASIBLE:
             return
         hunt = _Hunt(problem, self)
