@@ -34,6 +34,9 @@ def commit_all(net: Net, walk: Walk, bound_bytes: Any, since: Any, swept_bytes: 
         nodes, since = _touched(net, walk, since), walk.registers[DONE]
         if _sweep(net, walk, nodes, bound_bytes):
             continue
+        if walk.registers[READY] == 1 and _fits(net, walk, walk.ready[0], bound_bytes):
+            run(net, walk, walk.ready[0])  # there is no other way
+            continue
         if walk.registers[LIVE] >= swept_bytes:
             return swept_bytes
         nodes = walk.ready[: walk.registers[READY]].copy()

@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowtide.ir.problem import OrderProblem
 from lowtide.schedule.base import Schedule, Solver, Status, scheduled
 from lowtide.schedule.best import Best
 from lowtide.schedule.cuts import cut_bound_bytes
 from lowtide.schedule.downsets import Walk, net_of, start
-from lowtide.schedule.threshold import FOUND, FULL, NO, PAUSED, STATES, YES, Table, enlarge, new_stack, new_table, reset, search
+from lowtide.schedule.threshold import FOUND, FULL, NO, STATES, YES, Table, enlarge, new_stack, new_table, reset, search
 
-_SLICE = 1024  # states between two looks at the clock
+_CHUNK = 256  # states that one direction of time searches before it is the other's turn, and between two looks at the clock
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Exact:
         hunt = _Hunt(problem, self)
         resident = problem.resident_bytes
         while found.status is Status.FEASIBLE and hunt.states < self.max_states and time.monotonic() - began < self.max_seconds:
-            bound, order = hunt.step(found.lower_bound_bytes - resident, found.peak_bytes - resident)
+            bound, order = hunt.go_on(found.lower_bound_bytes - resident, found.peak_bytes - resident)
             if bound <= found.lower_bound_bytes - resident and order is None:
                 continue
             found = scheduled(
@@ -78,18 +79,26 @@ class _Side:
     def states(self) -> int:
         return int(self.stack.registers[STATES])
 
-    def ask(self, bound_bytes: int, states: int) -> int:
-        """YES, NO or PAUSED: is there an order within a bound?"""
+    def begin(self, bound_bytes: int) -> None:
+        """Turns to the question whether there is an order within `bound_bytes`; what was learned from others is kept."""
+        self.bound_bytes = bound_bytes
         reset(self.net, self.walk, self.stack)
-        limit = self.states + states
-        grow = True
+
+    def go_on(self, states: int) -> int:
+        """YES, NO, or PAUSED after so many states more."""
+        limit, may_grow = self.states + states, True
         while True:
-            said = int(search(self.net, self.walk, self.stack, self.table, bound_bytes, limit - self.states, grow))
+            said = int(search(self.net, self.walk, self.stack, self.table, self.bound_bytes, limit - self.states, may_grow))
             if said != FULL:
                 return said
-            grow = self._grow()
+            may_grow = self._grow()
 
-    def order(self) -> np.ndarray:
+    @property
+    def proven_bytes(self) -> int:
+        """After NO: no order has a lower peak."""
+        return int(self.stack.registers[FOUND])
+
+    def order(self) -> NDArray[np.int32]:
         order = self.walk.order.copy()
         return order[::-1] if self.backwards else order
 
@@ -106,35 +115,54 @@ class _Side:
 
 
 class _Hunt:
-    """Which bound to ask about next."""
+    """Which bound to ask about, and which side, next.
+
+    Questions are asked in the middle between the proven bound and the peak. One that neither direction of time answers within the present
+    quota of states is put aside, and others beside it are tried; when all are hard, the quota grows.
+    """
 
     def __init__(self, problem: OrderProblem, solver: Exact) -> None:
         self.sides = [_Side(problem, backwards, solver.max_bytes // 2) for backwards in (False, True)]
-        self.quota = 64
+        self.quota = _CHUNK * (4 + problem.node_count // _CHUNK)
         self.hard: list[int] = []
+        self.bound_bytes = -1
+        self.spent = 0
 
     @property
     def states(self) -> int:
+        """Effort so far."""
         return sum(side.states for side in self.sides)
 
-    def step(self, low: int, high: int) -> tuple[int, np.ndarray | None]:
-        """Asks one question about a bound from `low` to `high` - 1: a proven bound, and an order if one was found."""
-        bound = self._next(low, high)
+    def go_on(self, low: int, high: int) -> tuple[int, NDArray[np.int32] | None]:
+        """A little more search for orders from `low` to below `high`: a proven bound, and an order where one was found."""
+        if not low <= self.bound_bytes < high:
+            self._turn_to(self._next(low, high))
         for side in self.sides:
-            said = side.ask(bound, self.quota)
+            said = side.go_on(_CHUNK)
             if said == YES:
+                self.bound_bytes = -1
                 return low, side.order()
             if said == NO:
-                return min(int(side.stack.registers[FOUND]), high), None
-        self.hard.append(bound)
+                self.bound_bytes = -1
+                return min(side.proven_bytes, high), None
+        self.spent += _CHUNK
+        if self.spent >= self.quota:
+            self.hard.append(self.bound_bytes)
+            self.bound_bytes = -1
         return low, None
 
+    def _turn_to(self, bound_bytes: int) -> None:
+        self.bound_bytes, self.spent = bound_bytes, 0
+        for side in self.sides:
+            side.begin(bound_bytes)
+
     def _next(self, low: int, high: int) -> int:
+        """The middle of the widest stretch beside the questions put aside, which are taken up again when little is left between them."""
         self.hard = sorted(bound for bound in self.hard if low <= bound < high)
         if not self.hard:
             return (low + high) // 2
         above, below = high - 1 - self.hard[-1], self.hard[0] - low
-        if max(above, below) * 64 < high - low or len(self.hard) > 6 or max(above, below) == 0:
+        if max(above, below) <= (high - low) // 64:
             self.hard.clear()
             self.quota *= 4
             return (low + high) // 2
