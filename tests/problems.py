@@ -111,6 +111,36 @@ def slow_peak(case: Case, order: tuple[int, ...]) -> int:
     return max(slow_footprint(case, order)[0], default=case.resident_bytes + at_start)
 
 
+def least_peak(case: Case) -> int:
+    """The least peak of all orders, from nothing but the definition: by recursion over sets of nodes that have run."""
+    nodes = range(len(case.tasks))
+    preds, readers = [case.preds(node) for node in nodes], [case.readers(tensor) for tensor in range(len(case.tensor_bytes))]
+    maker = {tensor: node for node in nodes for tensor in case.tasks[node].makes}
+    known: dict[frozenset[int], int] = {frozenset(nodes): 0}
+
+    def alive(done: frozenset[int]) -> set[int]:
+        return {
+            tensor
+            for tensor in range(len(case.tensor_bytes))
+            if (tensor not in maker or maker[tensor] in done) and (tensor in case.kept or readers[tensor] - done)
+        }
+
+    def needed(node: int, done: frozenset[int]) -> int:
+        task = case.tasks[node]
+        total = sum(case.tensor_bytes[tensor] for tensor in alive(done) | set(task.makes)) + task.workspace_bytes
+        taken = any(tensor not in case.kept and readers[tensor] - done == {node} for tensor, _ in task.takes)
+        return total - case.tensor_bytes[task.makes[0]] if taken else total
+
+    def least(done: frozenset[int]) -> int:
+        if done not in known:
+            ready = [node for node in nodes if node not in done and preds[node] <= done]
+            known[done] = min(max(needed(node, done), least(done | {node})) for node in ready)
+        return known[done]
+
+    start = sum(case.tensor_bytes[tensor] for tensor in alive(frozenset()))
+    return case.resident_bytes + (least(frozenset()) if case.tasks else start)
+
+
 def same(first: OrderProblem, second: OrderProblem) -> bool:
     """Whether two problems are equal in all that they hold, types included."""
     return all(

@@ -77,7 +77,7 @@ def _singles(net: Net, walk: Walk, bound_bytes: Any) -> Any:
 def _touched(net: Net, walk: Walk, since: Any) -> Any:
     """Ready nodes on the way to nodes that wait for less, or free more, now that the nodes `since` have run."""
     walk.registers[EPOCH] += 1
-    epoch, seen = walk.registers[EPOCH], walk.seen
+    epoch = walk.registers[EPOCH]
     stack, top, found, count = np.empty(TOUCHED, np.int32), 0, np.empty(TOUCHED, np.int32), 0
     for step in range(walk.registers[DONE] - 1, since - 1, -1):
         node = walk.order[step]

@@ -1,9 +1,9 @@
 """Downsets of an ordering problem, walked forth and back one node at a time, in either direction of time.
 
-A downset is a set of executed nodes closed under predecessors. Its live memory depends on the set alone, not on the order in which it
-was executed: a tensor is live while some of its *pins* (the node that makes it and those that read it) have run and others have not. A tensor
-that is there from the start has one pin that has always run, a kept one has a pin that never does. Said like this, time has no
-direction: run backwards, the last reader opens a tensor and its maker closes it, and everything else stays as it is.
+A downset is a set of executed nodes closed under predecessors. Its live memory depends on the set alone, not on the order in which
+it was executed: a tensor is live while some of its *pins* (the node that makes it and those that read it) have run and others have
+not. A tensor that is there from the start has one pin that has always run, a kept one has a pin that never does. Said like this, time
+has no direction: run backwards, the last reader opens a tensor and its maker closes it, and everything else stays as it is.
 
 Live memory is submodular over downsets, and what a node needs beside it while it runs never grows with the set, in both directions.
 """
@@ -68,7 +68,7 @@ def net_of(problem: OrderProblem, backwards: bool = False) -> Net:
     readers = np.diff(problem.readers.ptr)
     given = problem.producer < 0
     pins = readers + 1 + problem.kept  # maker or start, readers, end; one more than there are where the last never runs
-    live_pin_ptr, live_pin_ids = _pins(problem)
+    pin_ptr, pin_ids = _pins(problem)
     if backwards:
         opener = problem.readers
         started = problem.kept
@@ -80,16 +80,16 @@ def net_of(problem: OrderProblem, backwards: bool = False) -> Net:
         pins = pins + problem.kept
     pins = np.where(problem.uses == 0, 0, pins)  # of no tensor that outlives a step
     unread = np.where(problem.uses == 0, problem.tensor_bytes, 0)
-    node_of = np.repeat(np.arange(n), np.diff(live_pin_ptr))
+    node_of = np.repeat(np.arange(n), np.diff(pin_ptr))
     pin_sum = np.zeros(m, np.int64)
-    np.add.at(pin_sum, live_pin_ids, node_of)
-    takes = _takes(problem)
+    np.add.at(pin_sum, pin_ids, node_of)
+    before, after = (problem.succs, problem.preds) if backwards else (problem.preds, problem.succs)
     return Net(
-        *(problem.preds if backwards else problem.succs), *(problem.succs if backwards else problem.preds), live_pin_ptr, live_pin_ids, *opener, *takes,
+        *after, *before, pin_ptr, pin_ids, *opener, *_takes(problem),
         np.where(problem.take_output >= 0, problem.tensor_bytes[problem.take_output] if m else 0, 0),
         problem.workspace_bytes + problem.sum_by_row(problem.outputs_of, unread),
         problem.tensor_bytes, pins.astype(np.int32), (started & (problem.uses > 0)).astype(np.int32), pin_sum,
-        np.diff(problem.succs.ptr if backwards else problem.pred_ptr).astype(np.int32), _keys(n), int(backwards),
+        np.diff(before.ptr).astype(np.int32), _keys(n), int(backwards),
         int(problem.tensor_bytes[problem.kept].sum()) if backwards else problem.start_bytes, n,
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ UNLIMITED = 1 << 61  # capacity of an arc that no minimum cut crosses; sums of t
 
 @njit(cache=True)
 def min_cut(vertices: Any, tail: Any, head: Any, capacity: Any, source: Any, sink: Any) -> Any:
-    """The value of a minimum cut and the [vertices] mask of its smallest source side, over the arcs `tail` -> `head` of `capacity` bytes."""
+    """The value of a minimum cut and the [vertices] mask of its smallest source side; arc a goes `tail[a]` -> `head[a]`."""
     arcs = len(tail)
     ptr, slot = _adjacency(vertices, tail, head)
     residual = np.zeros(2 * arcs, np.int64)  # arc a, and at arcs + a its reverse
