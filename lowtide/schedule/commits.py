@@ -19,7 +19,7 @@ from numba import njit
 from lowtide.schedule.downsets import DONE, EPOCH, LIVE, READY, Net, Walk, added_bytes, need_bytes, run, undo
 from lowtide.schedule.flow import UNLIMITED, min_cut
 
-CHAIN, VALLEY, TOUCHED = 400, 400, 256  # how far each looks, nodes
+CHAIN, VALLEY, TOUCHED, SWEPT = 400, 400, 256, 1024  # how far each looks, nodes
 
 
 @njit(cache=True)
@@ -37,7 +37,7 @@ def commit_all(net: Net, walk: Walk, bound_bytes: Any, since: Any, swept_bytes: 
         if walk.registers[READY] == 1 and _fits(net, walk, walk.ready[0], bound_bytes):
             run(net, walk, walk.ready[0])  # there is no other way
             continue
-        if walk.registers[LIVE] >= swept_bytes:
+        if walk.registers[LIVE] >= swept_bytes or walk.registers[READY] > SWEPT:
             return swept_bytes
         nodes = walk.ready[: walk.registers[READY]].copy()
         if not (_valley(net, walk, nodes, bound_bytes) or _sweep(net, walk, nodes, bound_bytes)):
@@ -75,39 +75,40 @@ def _singles(net: Net, walk: Walk, bound_bytes: Any) -> Any:
 
 @njit(cache=True)
 def _touched(net: Net, walk: Walk, since: Any) -> Any:
-    """Ready nodes on the way to nodes that wait for less, or free more, now that the nodes `since` have run."""
+    """Ready nodes on the way to nodes that wait for less, or free more, now that the nodes `since` have run: the nearest ones."""
     walk.registers[EPOCH] += 1
-    epoch = walk.registers[EPOCH]
-    stack, top, found, count = np.empty(TOUCHED, np.int32), 0, np.empty(TOUCHED, np.int32), 0
+    queue, last = np.empty(TOUCHED, np.int32), 0
     for step in range(walk.registers[DONE] - 1, since - 1, -1):
         node = walk.order[step]
         for entry in range(net.succ_ptr[node], net.succ_ptr[node + 1]):
-            top = _note(walk, net.succ_ids[entry], epoch, stack, top)
+            last = _note(walk, net.succ_ids[entry], queue, last)
         for entry in range(net.pin_ptr[node], net.pin_ptr[node + 1]):
             tensor = net.pin_ids[entry]
             if walk.ran[tensor] == net.pins[tensor] - 1:
-                top = _note(walk, walk.left_sum[tensor], epoch, stack, top)
-        while top > 0 and count < TOUCHED:
-            top -= 1
-            node = stack[top]
-            if walk.place[node] >= 0:
-                found[count] = node
-                count += 1
-            for entry in range(net.pred_ptr[node], net.pred_ptr[node + 1]):
-                top = _note(walk, net.pred_ids[entry], epoch, stack, top)
-    return found[:count]
+                last = _note(walk, walk.left_sum[tensor], queue, last)
+        if last == TOUCHED:
+            break
+    first, found = 0, 0
+    while first < last:
+        node = queue[first]
+        first += 1
+        if walk.place[node] >= 0:
+            queue[found] = node
+            found += 1
+            continue
+        for entry in range(net.pred_ptr[node], net.pred_ptr[node + 1]):
+            last = _note(walk, net.pred_ids[entry], queue, last)
+    return queue[:found]
 
 
 @njit(cache=True)
-def _note(walk: Walk, node: Any, epoch: Any, stack: Any, top: Any) -> Any:
-    """Puts a node on the stack that has not run and was not there yet; forgets it where the stack is full."""
-    if walk.seen[node] == epoch or top == len(stack):
-        return top
-    walk.seen[node] = epoch
-    if walk.place[node] < 0 and walk.waits[node] == 0:
-        return top
-    stack[top] = node
-    return top + 1
+def _note(walk: Walk, node: Any, queue: Any, last: Any) -> Any:
+    """Puts a node into the queue that has not run and was not there yet; forgets it where the queue is full."""
+    if last == len(queue) or walk.seen[node] == walk.registers[EPOCH] or (walk.place[node] < 0 and walk.waits[node] == 0):
+        return last
+    walk.seen[node] = walk.registers[EPOCH]
+    queue[last] = node
+    return last + 1
 
 
 @njit(cache=True)

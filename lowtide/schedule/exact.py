@@ -19,6 +19,8 @@ from lowtide.schedule.threshold import FOUND, FULL, NO, STATES, YES, Table, enla
 
 _CHUNK = 256  # states that one direction of time searches before it is the other's turn, and between two looks at the clock
 
+_SLOT_BYTES = 24  # of a table
+
 
 @dataclass(frozen=True)
 class Exact:
@@ -71,7 +73,7 @@ class _Side:
         self.net = net_of(problem, backwards)
         self.backwards = backwards
         self.walk: Walk = start(self.net)
-        self.stack = new_stack(problem.node_count, 4 * problem.node_count)
+        self.stack = new_stack(problem.node_count)
         self.table: Table = new_table(1 << 12)
         self.max_bytes = max_bytes
 
@@ -103,14 +105,11 @@ class _Side:
         return order[::-1] if self.backwards else order
 
     def _grow(self) -> bool:
-        if 2 * self.table.count[0] > len(self.table.words):
-            if 24 * 2 * len(self.table.words) > self.max_bytes:
-                return False
-            larger = new_table(2 * len(self.table.words))
-            enlarge(self.table, larger)
-            self.table = larger
-        else:
-            self.stack = self.stack._replace(nodes=np.concatenate([self.stack.nodes, np.zeros_like(self.stack.nodes)]))
+        if 2 * _SLOT_BYTES * len(self.table.words) > self.max_bytes:
+            return False
+        larger = new_table(2 * len(self.table.words))
+        enlarge(self.table, larger)
+        self.table = larger
         return True
 
 

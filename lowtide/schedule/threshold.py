@@ -14,9 +14,9 @@ from numba import njit
 from lowtide.schedule.commits import commit_all, take_back
 from lowtide.schedule.downsets import DONE, HASH, LIVE, READY, SALT, Net, Walk, added_bytes, need_bytes, run, undo
 
-YES, NO, PAUSED, FULL = range(4)  # what `search` came back with; FULL: the table or the stack wants more room
+YES, NO, PAUSED, FULL = range(4)  # what `search` came back with; FULL: the table wants more room
 NEVER = 1 << 62  # a bound that no problem reaches
-DEPTH, TOP, STATES, FOUND, ENTERED = range(5)  # registers of a search
+DEPTH, STATES, FOUND, ENTERED = range(4)  # registers of a search
 
 
 class Table(NamedTuple):
@@ -31,12 +31,10 @@ class Stack(NamedTuple):
     """Branchings from the empty downset to where a search stands."""
 
     entered: Any  # [depth] nodes that had run when it came to the branching, before commits
-    first: Any  # [depth] where its candidates start in `nodes`
-    next: Any  # [depth] the candidate that comes next
+    tried: Any  # [depth, 3] the candidate that was tried last: bytes added, bytes needed, node; candidates are tried in that order
     least_bytes: Any  # [depth] the least bound that would have let it through so far
     swept: Any  # [depth] live bytes at which chains and valleys were last tried from all ready nodes, in vain
-    nodes: Any  # [room] candidates, best first
-    registers: Any  # [5] int64: see DEPTH, ...
+    registers: Any  # [4] int64: see DEPTH, ...
 
 
 def new_table(slots: int) -> Table:
@@ -44,62 +42,57 @@ def new_table(slots: int) -> Table:
     return Table(np.zeros((slots, 2), np.int64), np.zeros(slots, np.int64), np.zeros(1, np.int64))
 
 
-def new_stack(n: int, room: int) -> Stack:
+def new_stack(n: int) -> Stack:
     """An empty stack for problems of n nodes."""
-    rows = [np.zeros(n + 2, np.int32) for _ in range(3)]
-    return Stack(*rows, np.zeros(n + 2, np.int64), np.zeros(n + 2, np.int64), np.zeros(max(room, n + 1), np.int32), np.zeros(5, np.int64))
+    rows = [np.zeros(n + 1, np.int64) for _ in range(2)]
+    return Stack(np.zeros(n + 1, np.int32), np.zeros((n + 1, 3), np.int64), *rows, np.zeros(4, np.int64))
 
 
 @njit(cache=True)
 def reset(net: Net, walk: Walk, stack: Stack) -> None:
     """Back to the empty downset, ready for another bound."""
     take_back(net, walk, 0)
-    stack.registers[DEPTH] = stack.registers[TOP] = stack.registers[ENTERED] = 0
+    stack.registers[DEPTH] = stack.registers[ENTERED] = 0
     stack.registers[FOUND] = NEVER
 
 
 @njit(cache=True)
-def search(net: Net, walk: Walk, stack: Stack, table: Table, bound_bytes: Any, states: Any, grow: Any) -> Any:
-    """Goes on until there is an answer, `states` branchings were made, or, if it may `grow`, table or stack are full.
+def search(net: Net, walk: Walk, stack: Stack, table: Table, bound_bytes: Any, states: Any, may_grow: Any) -> Any:
+    """Goes on until there is an answer, `states` downsets were entered, or the table is half full and `may_grow`.
 
     With YES, `walk.order` is within the bound. With NO, `stack.registers[FOUND]` is a bound that no order is below.
     """
     registers, limit = stack.registers, stack.registers[STATES] + states
     while True:
         if not registers[ENTERED]:
-            if grow and (2 * table.count[0] > len(table.words) or registers[TOP] + net.target > len(stack.nodes)):
+            if may_grow and 2 * table.count[0] > len(table.words):
                 return FULL
             if registers[STATES] >= limit:
                 return PAUSED
             registers[STATES] += 1
-            done = walk.registers[DONE]
-            above = registers[DEPTH] - 1
-            swept = commit_all(net, walk, bound_bytes, max(done - 1, 0), stack.swept[above] if above >= 0 else NEVER)
+            done, depth = walk.registers[DONE], registers[DEPTH]
+            swept = commit_all(net, walk, bound_bytes, max(done - 1, 0), stack.swept[depth - 1] if depth > 0 else NEVER)
             if walk.registers[DONE] == net.target:
                 return YES
             least = look_up(table, walk.registers[HASH], walk.registers[SALT])
-            if least > bound_bytes:
+            if least <= bound_bytes:
+                stack.entered[depth], stack.swept[depth], stack.least_bytes[depth] = done, swept, NEVER
+                stack.tried[depth, 0], stack.tried[depth, 1], stack.tried[depth, 2] = -NEVER, 0, 0
+                registers[DEPTH] += 1
+            else:
                 _fail(net, walk, stack, done, least)
-                if registers[DEPTH] == 0:
-                    return NO
-                registers[ENTERED] = 1
-                continue
-            stack.swept[registers[DEPTH]] = swept
-            _branch(net, walk, stack, bound_bytes, done)
-        depth = registers[DEPTH] - 1
-        if stack.next[depth] < registers[TOP]:
-            node = stack.nodes[stack.next[depth]]
-            stack.next[depth] += 1
+            registers[ENTERED] = 1
+        if registers[DEPTH] == 0:
+            return NO
+        node = _next_candidate(net, walk, stack, bound_bytes)
+        if node >= 0:
             run(net, walk, node)
             registers[ENTERED] = 0
             continue
-        remember(table, walk.registers[HASH], walk.registers[SALT], stack.least_bytes[depth])
-        registers[TOP] = stack.first[depth]
-        registers[DEPTH] = depth
-        _fail(net, walk, stack, stack.entered[depth], stack.least_bytes[depth])
-        if depth == 0:
-            return NO
-        registers[ENTERED] = 1
+        registers[DEPTH] -= 1
+        least = stack.least_bytes[registers[DEPTH]]
+        remember(table, walk.registers[HASH], walk.registers[SALT], least)
+        _fail(net, walk, stack, stack.entered[registers[DEPTH]], least)
 
 
 @njit(cache=True)
@@ -115,37 +108,37 @@ def _fail(net: Net, walk: Walk, stack: Stack, done: Any, least_bytes: Any) -> No
 
 
 @njit(cache=True)
-def _branch(net: Net, walk: Walk, stack: Stack, bound_bytes: Any, done: Any) -> None:
-    """A new branching over the ready nodes that fit: those that add least first, then those that need least."""
-    registers, live = stack.registers, walk.registers[LIVE]
-    depth, top = registers[DEPTH], registers[TOP]
-    least = np.int64(NEVER)
-    count = walk.registers[READY]
-    added, need, nodes = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int32)
-    fits = 0
-    for place in range(count):
-        node = walk.ready[place]
-        bytes_needed = need_bytes(net, walk, node)
-        if live + bytes_needed > bound_bytes:
-            least = min(least, live + bytes_needed)
+def _next_candidate(net: Net, walk: Walk, stack: Stack, bound_bytes: Any) -> Any:
+    """Of the ready nodes that fit, the first after the one tried last: by what each adds, then needs, then its index; -1 after the last.
+
+    Going through all of them each time is cheaper than sorting and keeping them, as few are ever tried.
+    """
+    depth, live = stack.registers[DEPTH] - 1, walk.registers[LIVE]
+    added_before, need_before, node_before = stack.tried[depth, 0], stack.tried[depth, 1], stack.tried[depth, 2]
+    best, best_added, best_need = np.int64(-1), np.int64(0), np.int64(0)
+    for place in range(walk.registers[READY]):
+        node = np.int64(walk.ready[place])
+        added = added_bytes(walk, node)
+        if added < added_before or (best >= 0 and added > best_added):
             continue
-        added[fits], need[fits], nodes[fits] = added_bytes(walk, node), bytes_needed, node
-        fits += 1
-    for place in _ranked(added[:fits], need[:fits], nodes[:fits]):
-        stack.nodes[top] = nodes[place]
-        top += 1
-    stack.entered[depth] = done
-    stack.first[depth] = stack.next[depth] = registers[TOP]
-    stack.least_bytes[depth] = least
-    registers[TOP], registers[DEPTH] = top, depth + 1
+        need = need_bytes(net, walk, node)
+        if live + need > bound_bytes:
+            stack.least_bytes[depth] = min(stack.least_bytes[depth], live + need)
+        elif not _before((added_before, need_before, node_before), (added, need, node)):
+            continue
+        elif best < 0 or _before((added, need, node), (best_added, best_need, best)):
+            best, best_added, best_need = node, added, need
+    stack.tried[depth, 0], stack.tried[depth, 1], stack.tried[depth, 2] = best_added, best_need, best
+    return best
 
 
 @njit(cache=True)
-def _ranked(added: Any, need: Any, nodes: Any) -> Any:
-    """Places by (added, need, node): sorts that keep the order of equals, the least important first."""
-    places = np.argsort(nodes, kind="mergesort")
-    places = places[np.argsort(need[places], kind="mergesort")]
-    return places[np.argsort(added[places], kind="mergesort")]
+def _before(one: Any, two: Any) -> Any:
+    if one[0] != two[0]:
+        return one[0] < two[0]
+    if one[1] != two[1]:
+        return one[1] < two[1]
+    return one[2] < two[2]
 
 
 @njit(cache=True)

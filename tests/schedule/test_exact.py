@@ -41,7 +41,7 @@ def test_brute_force_itself(case: Case) -> None:
 def test_each_direction_of_time_answers_by_itself(backwards: bool, case: Case) -> None:
     problem = case.problem
     least = least_peak(case) - case.resident_bytes
-    net, stack, table = net_of(problem, backwards), new_stack(problem.node_count, 64), new_table(16)
+    net, stack, table = net_of(problem, backwards), new_stack(problem.node_count), new_table(16)
     walk = start(net)
     if problem.node_count == 0:
         return
