@@ -1,7 +1,7 @@
 """MODeL's table (its section 5.5): what order alone saves, on every model of the list, at batch 1 and 32.
 
     python -m bench.order_only [--models NAME ...] [--batch-sizes 1 32] [--plan-only] [--repeats 3] [--minutes 60]
-                               [--patience 60]
+                               [--patience 60] [--keep]
 
 Each row is a process of its own. It first plans the step under fake tensors; if eager and optimized model fit into memory side by
 side and the time allows, both then run for real: peaks by the allocator's own count, step times interleaved.
@@ -19,12 +19,12 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bench.memory import available_bytes, touch_memory
 from bench.models import MODELS
-from bench.results import Results
+from bench.results import Results, load
 
 COLUMNS = (
     "model", "batch_size", "operators", "capture_s", "workspace_s", "planning_s", "resident_bytes", "ideal_eager_bytes", "ideal_bytes",
@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="timed steps of each")
     parser.add_argument("--minutes", type=float, default=60, help="after this time, rows are planned only")
     parser.add_argument("--patience", type=float, default=60, metavar="SECONDS", help="a step that takes longer is not run a dozen times")
+    parser.add_argument("--keep", action="store_true", help="keep the rows of the saved table that are not measured now")
     parser.add_argument("--name", default="order_only", help="of the result file")
     parser.add_argument("--row", action="store_true", help="print one row as JSON: for the process of its own")
     options = parser.parse_args()
@@ -56,20 +57,17 @@ def main() -> None:
 def table(options: argparse.Namespace) -> None:
     """All rows, saved after each, so that an interrupted run leaves what it has."""
     touch_memory()
-    rows: list[dict[str, Any]] = []
+    kept = load(options.name).rows if options.keep else ()
+    rows: dict[tuple[Any, Any], Mapping[str, Any]] = {(line["model"], line["batch_size"]): line for line in kept}
     start = time.monotonic()
     for batch_size in options.batch_sizes:
         for name in options.models:
             late = time.monotonic() - start > options.minutes * 60
-            rows.append(_in_its_own_process(name, batch_size, 0.0 if options.plan_only or late else options.patience, options.repeats))
-            results = Results(options.name, "What order alone saves", COLUMNS, tuple(rows), NOTES)
+            patience_s = 0.0 if options.plan_only or late else options.patience
+            line = rows[name, batch_size] = _in_its_own_process(name, batch_size, patience_s, options.repeats)
+            results = Results(options.name, "What order alone saves", COLUMNS, tuple(rows.values()), NOTES)
             results.save()
-            print(
-                name,
-                batch_size,
-                {key: rows[-1].get(key) for key in _SHOWN},
-                flush=True,
-            )
+            print(name, batch_size, {key: line.get(key) for key in _SHOWN}, flush=True)
     results.print()
 
 

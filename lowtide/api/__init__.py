@@ -1,7 +1,1 @@
-"""The public verb and what it hands back."""
-
-from lowtide.api.optimize import optimize
-from lowtide.api.stages import Stage
-from lowtide.api.step import Step
-
-__all__ = ["Stage", "Step", "optimize"]
+"""The public verbs and what they hand back. Nothing is imported here: `order` does without torch, which `optimize` needs."""

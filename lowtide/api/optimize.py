@@ -23,8 +23,9 @@ from lowtide.ir.plan import Plan, Provenance
 from lowtide.ir.text import to_text
 from lowtide.runtime.batch import BatchSpec
 from lowtide.runtime.caller import Caller
-from lowtide.schedule import Best, Solver
-from lowtide.search.planning import candidates, make_plan, replan, warm_up
+from lowtide.schedule import Auto, Solver
+from lowtide.schedule.rehearsal import rehearse
+from lowtide.search.planning import candidates, make_plan, replan
 
 _CUDA_GRANULE_BYTES = 512  # torch's caching allocator rounds every request up to this
 
@@ -82,7 +83,7 @@ def optimize(
     args, kwargs = _without_data((args, kwargs), place)
     saved = Plan.load(plan) if isinstance(plan, (str, os.PathLike)) else plan
     maker = _Maker(
-        model, program, args, kwargs, place, solver or Best(), not on_meta if workspaces is None else workspaces, saved,
+        model, program, args, kwargs, place, solver or Auto(), not on_meta if workspaces is None else workspaces, saved,
         Stages(callback, wants_progress(progress)),
     )  # fmt: skip
     variants = maker.make()
@@ -133,7 +134,7 @@ class _Maker:
                 if to_text(self.saved.graph, sources=False) == to_text(candidate, sources=False):
                     return replan(self.saved, candidate)
         with self.stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):
-            warm_up(self.solver)
+            rehearse(self.solver)
         temporaries = {candidate: self._temporaries(candidate) for candidate in candidates(graph)}
         with self.stages.stage("order", f"ordering {len(graph.nodes)} operators"):
             return make_plan(temporaries, self.solver, _provenance(device), round_to=granule, held_by_eager=captured.gradients)

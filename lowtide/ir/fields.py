@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, NoReturn, TypeGuard
 
 from lowtide.errors import FormatError
+
+
+class Repeating(dict[str, Any]):
+    """An object of which two fields were named alike; `check_fields` refuses it, where its place in the file is known."""
+
+    complaint: str
 
 
 def check_fields(where: str, item: Any, known: set[str]) -> None:
     """`item` is an object and has no field but `known` ones: a field that nobody reads is most likely misspelt."""
     if not isinstance(item, dict):
         raise FormatError(f"{where}: expected an object, got {type(item).__name__}")
+    if isinstance(item, Repeating):
+        raise FormatError(f"{where}: {item.complaint}")
     unknown = item.keys() - known
     if unknown:
         raise FormatError(f"{where}: expected fields among {', '.join(sorted(known))}, got {min(unknown)!r}")
@@ -18,12 +27,23 @@ def check_fields(where: str, item: Any, known: set[str]) -> None:
 
 def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object's fields, for `json.loads(object_pairs_hook=)`; JSON itself silently keeps the last of two that are named alike."""
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise FormatError(f"expected each field of an object once, got {twice!r} twice in {{{', '.join(map(repr, names[:6]))}}}")
+    fields = marking_repeats(pairs)
+    if isinstance(fields, Repeating):
+        raise FormatError(fields.complaint)
     return fields
+
+
+def marking_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The same for files whose every object goes through `check_fields`: which can say where the object is."""
+    fields = dict(pairs)
+    return fields if len(fields) == len(pairs) else _repeating([name for name, _ in pairs])
+
+
+def _repeating(names: list[str]) -> Repeating:
+    twice = next(name for name, count in Counter(names).items() if count > 1)
+    marked = Repeating()
+    marked.complaint = f"expected each field of an object once, got {twice!r} twice in {{{', '.join(map(repr, names[:6]))}}}"
+    return marked
 
 
 def integer(where: str, item: dict[str, Any], field: str, default: int | None = None) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from lowtide.errors import FormatError
 
 LIMIT_BYTES = 2**62  # of all sizes together: sums of them then never overflow an int64
+_SHOWN = 8  # of a list in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ def checked_predecessors(producer: Sequence[int], tasks: Sequence[Task]) -> list
 def _check_sizes(tensor_bytes: Sequence[int], tasks: Sequence[Task], resident_bytes: int) -> None:
     """Every size lies in [0, LIMIT_BYTES], and so does the sum of all."""
     for tensor, nbytes in enumerate(tensor_bytes):
-        _check_bytes(f"tensor {tensor}: bytes", nbytes)
+        if not 0 <= nbytes <= LIMIT_BYTES:
+            _refuse_bytes(f"tensor {tensor}: bytes", nbytes, _made_by(tensor, tasks))
     for index, task in enumerate(tasks):
         if task.workspace_bytes:
             _check_bytes(f"{_where(index, tasks)}: workspace_bytes", task.workspace_bytes)
@@ -71,8 +74,17 @@ def _check_sizes(tensor_bytes: Sequence[int], tasks: Sequence[Task], resident_by
 
 def _check_bytes(what: str, nbytes: int) -> None:
     if not 0 <= nbytes <= LIMIT_BYTES:
-        shown = str(nbytes) if abs(nbytes) < 10**30 else "a number of more than 30 digits"
-        raise FormatError(f"{what}: expected 0 to 2**62 bytes, got {shown}")
+        _refuse_bytes(what, nbytes)
+
+
+def _refuse_bytes(what: str, nbytes: int, remark: str = "") -> NoReturn:
+    shown = str(nbytes) if abs(nbytes) < 10**30 else "a number of more than 30 digits"
+    raise FormatError(f"{what}: expected 0 to 2**62 bytes, got {shown}{remark}")
+
+
+def _made_by(tensor: int, tasks: Sequence[Task]) -> str:
+    """Which node makes a tensor, for people who know nodes by name and tensors not at all."""
+    return next((f", made by {_where(index, tasks)}" for index, task in enumerate(tasks) if tensor in task.makes), "")
 
 
 def _check_known(where: str, noun: str, ids: Sequence[int], count: int) -> None:
@@ -92,7 +104,8 @@ def _check_takes(where: str, task: Task, tensor_bytes: Sequence[int]) -> None:
     candidates = [tensor for tensor, _ in task.takes]
     unread = set(candidates) - set(task.reads)
     if unread or len(set(candidates)) < len(candidates):
-        raise FormatError(f"{where}: expected takeovers of distinct tensors that it reads {list(task.reads)}, got {candidates}")
+        reads = f"{list(task.reads[:_SHOWN])}{' and more' * (len(task.reads) > _SHOWN)}"
+        raise FormatError(f"{where}: expected takeovers of distinct tensors that it reads {reads}, got {candidates[:_SHOWN]}")
     for tensor, slot in task.takes:
         if tensor_bytes[tensor] != tensor_bytes[task.makes[0]]:
             expected = f"{tensor_bytes[task.makes[0]]} bytes as its first output (tensor {task.makes[0]}) has"

@@ -61,11 +61,11 @@ def save_problem(problem: OrderProblem, path: str | os.PathLike[str]) -> None:
 def problem_from_json(text: str) -> OrderProblem:
     """The problem in a text of either form. Raises FormatError naming the node."""
     try:
-        data = json.loads(text, object_pairs_hook=fields.without_repeats)
-    except FormatError:
-        raise
-    except (ValueError, RecursionError) as error:  # truncated, not JSON, or nested or numbered beyond reason
+        data = json.loads(text, object_pairs_hook=fields.marking_repeats, parse_int=_integer)
+    except (ValueError, RecursionError) as error:  # truncated, not JSON, or nested beyond reason
         raise FormatError(f"expected a whole JSON text: {error}") from error
+    if isinstance(data, fields.Repeating):
+        raise FormatError(f"the top level: {data.complaint}")
     if not isinstance(data, dict) or not isinstance(data.get("nodes"), list):
         raise FormatError('expected a JSON object with a list of "nodes"')
     return _general(data) if "tensors" in data or "format" in data else _simple(data)
@@ -83,9 +83,14 @@ def problem_to_json(problem: OrderProblem) -> str:
     return f'{head},\n"tensors": [\n{_lines(tensors)}\n],\n"nodes": [\n{_lines(nodes)}\n]}}\n'
 
 
+def _integer(digits: str) -> int:
+    """A number, cut short where Python would refuse to read it: it is out of every range then, and whoever looks at it can say where."""
+    return int(digits[:40])
+
+
 def _general(data: dict[str, Any]) -> OrderProblem:
     fields.check_fields("the top level", data, {"format", "version", "resident_bytes", "tensors", "nodes"})
-    if data.get("format") != _FORMAT or data.get("version") != _VERSION:
+    if data.get("format") != _FORMAT or data.get("version") != _VERSION or isinstance(data.get("version"), bool):
         found = f"{data.get('format')!r} version {data.get('version')!r}"
         raise FormatError(f'expected "format" {_FORMAT!r} and "version" {_VERSION}, got {found}: write it again with this release')
     if not isinstance(data.get("tensors"), list):

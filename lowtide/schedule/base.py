@@ -48,7 +48,7 @@ class Anytime(Protocol):
     """A solver that answers early, and then better and better."""
 
     def answers(self, problem: OrderProblem) -> Iterator[Schedule]:
-        """Schedules of which each has a lower peak or a higher bound than the one before, at least one; the last is what `solve` gives."""
+        """At least one schedule, none with a higher peak or a lower bound than the one before; the last is what `solve` gives."""
         ...
 
 

@@ -120,8 +120,9 @@ def _search(
         if pred_ptr[node] == pred_ptr[node + 1]:
             _flip(ready[0], node)
     live[0], peak[0], left[0] = start_bytes, bound_bytes, n
-    trail = [(np.int64(0), np.int64(0)) for _ in range(0)]  # (node, the entry before it): the orders, as one tree
-    best_peak, best_last, is_complete, states, count, open_width = np.int64(2**62), np.int64(-1), True, 0, 1, width
+    trail: Any = [(np.int64(0), np.int64(0)) for _ in range(0)]  # (node, the entry before it): the orders, as one tree
+    best_last: Any = np.int64(-1)
+    best_peak, is_complete, states, count, open_width = np.int64(2**62), True, 0, 1, width
     seen, chosen = {(np.int64(0), np.int64(0))}, {(np.int64(0), np.int64(0))}  # hashes; an empty set would have no type
     while count:
         seen.clear()
@@ -162,7 +163,7 @@ def _search(
         states += alive
         if states >= max_states and open_width > 1:
             open_width, is_complete = 1, False
-        children = [(np.int64(0), np.int64(0), np.int64(0), np.int64(0)) for _ in range(0)]  # (peak, live, state, node)
+        children: Any = [(np.int64(0), np.int64(0), np.int64(0), np.int64(0)) for _ in range(0)]  # (peak, live, state, node)
         for state in range(alive):
             for word in range(row):
                 bits = ready[state, word]
@@ -178,7 +179,7 @@ def _search(
                         children.append((reached, live[state] + added, np.int64(state), np.int64(node)))
         heapq.heapify(children)
         chosen.clear()
-        picked = [(np.int64(0), np.int64(0), np.int64(0), np.int64(0)) for _ in range(0)]
+        picked: Any = [(np.int64(0), np.int64(0), np.int64(0), np.int64(0)) for _ in range(0)]
         while children and len(picked) < open_width:
             child = heapq.heappop(children)
             key = (hashes[child[2], 0] ^ words[child[3], 0], hashes[child[2], 1] ^ words[child[3], 1])
@@ -199,9 +200,9 @@ def _search(
             trail.append((node, old_last[parent]))
             last[state] = len(trail) - 1
         done, next_done, ready, next_ready = next_done, done, next_ready, ready
-    order, step = np.empty(n, np.int32), n
-    while best_last >= 0:
-        node, best_last = trail[best_last]
+    order, step, entry = np.empty(n, np.int32), n, best_last
+    while entry >= 0:
+        node, entry = trail[entry]
         step -= 1
         order[step] = node
     return order, is_complete or best_peak <= bound_bytes, states

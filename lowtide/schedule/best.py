@@ -1,4 +1,4 @@
-"""The verb, and the solver that asks several others."""
+"""The solver that asks several others."""
 
 from __future__ import annotations
 
@@ -35,14 +35,6 @@ class Best:
             if found[-1].status is not Status.FEASIBLE:
                 break
         return _combined(found)
-
-
-_BEST = Best()
-
-
-def schedule(problem: OrderProblem, solver: Solver = _BEST) -> Schedule:
-    """An order of `problem` of low peak memory, by `solver`: the best of the quick ones where it is left out."""
-    return solver.solve(problem)
 
 
 def _combined(found: list[Schedule]) -> Schedule:

@@ -22,7 +22,7 @@ from lowtide.cost.memory import simulate
 from lowtide.ir.problem import OrderProblem
 from lowtide.schedule.bound import lower_bound_bytes
 
-_PHASES = 1_000  # of one flow: far more than any network seen needs
+_PHASES = 300  # of one flow: far more than any network seen needs, and still affordable where a network is contrived
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,9 @@ class CutBound:
     cuts: int  # nodes that were looked at
 
 
-class _Cut(NamedTuple):
+class Cut(NamedTuple):
+    """The value of a minimum cut, and its downset."""
+
     need_bytes: int
     downset: NDArray[np.bool_]
 
@@ -57,20 +59,24 @@ def cut_bound_bytes(problem: OrderProblem, order: ArrayLike, *, max_cuts: int = 
     return CutBound(bound_bytes, node, downset, looked)
 
 
-def least_need(problem: OrderProblem, node: int) -> _Cut:
+def least_need(problem: OrderProblem, node: int) -> Cut:
     """The least footprint at which any order can run `node`, with what is resident, and the downset [n] after which it needs no more."""
     state = _states(node, *problem.preds, *problem.succs)
     own_bytes = int(problem.made_bytes[node] + problem.workspace_bytes[node]) + problem.resident_bytes
     # Of several candidates one is taken over, whichever allows most: each is tried, as "any of them" is no project.
     cuts = [_cut(problem, state, candidate) for candidate in _candidates(problem, node, state)]
     cheapest = min(cuts, key=lambda cut: cut.need_bytes)
-    return _Cut(cheapest.need_bytes + own_bytes, cheapest.downset)
+    return Cut(cheapest.need_bytes + own_bytes, cheapest.downset)
 
 
-def cheapest_downset(problem: OrderProblem, done: NDArray[np.bool_], later: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The downset [n] of least live memory that holds `done`, itself closed under predecessors, and nothing of `later`, closed under successors."""
+def least_live(problem: OrderProblem, done: NDArray[np.bool_], later: NDArray[np.bool_]) -> Cut:
+    """The least bytes alive after any downset that holds `done` [n] and nothing of `later` [n], with what is resident, and that downset.
+
+    `done` must be closed under predecessors, and `later` under successors.
+    """
     state = np.where(done, _DONE, np.where(later, _LATER, _FREE)).astype(np.int8)
-    return _cut(problem, state, -1).downset
+    found = _cut(problem, state, -1)
+    return Cut(found.need_bytes + problem.resident_bytes, found.downset)
 
 
 def _candidates(problem: OrderProblem, node: int, state: NDArray[np.int8]) -> list[int]:
@@ -84,16 +90,16 @@ def _candidates(problem: OrderProblem, node: int, state: NDArray[np.int8]) -> li
     return found or [-1]
 
 
-def _cut(problem: OrderProblem, state: NDArray[np.int8], candidate: int) -> _Cut:
+def _cut(problem: OrderProblem, state: NDArray[np.int8], candidate: int) -> Cut:
     """The least bytes alive after a downset that `state` allows, less those of `candidate` where all its readers but one are in it."""
     alive_bytes, cost, gain, arc_ptr, arc_ids = _network(
         candidate, state, *problem.preds, *problem.readers, *problem.outputs_of,
         problem.producer, problem.tensor_bytes, problem.kept, problem.uses,
     )  # fmt: skip
     total_bytes = int(gain.sum())
-    flow_bytes, chosen = _max_flow(arc_ptr, arc_ids, cost, gain, _PHASES)
+    flow_bytes, chosen = _max_flow(arc_ptr, arc_ids, cost, gain, _PHASES)  # stopped early it proves less, and chooses nothing
     downset = (state == _DONE) | ((state == _FREE) & chosen[: problem.node_count])
-    return _Cut(int(alive_bytes) - (total_bytes - int(flow_bytes)), downset)
+    return Cut(int(alive_bytes) - (total_bytes - int(flow_bytes)), downset)
 
 
 _FREE, _DONE, _LATER = 0, 1, 2  # what a downset before the node holds: perhaps, always, never
@@ -203,7 +209,7 @@ def _levels(ptr: Any, ids: Any, back_ptr: Any, tails: Any, arcs: Any, flow: Any,
 def _max_flow(ptr: Any, ids: Any, cost: Any, gain: Any, max_phases: Any) -> Any:
     """The most that can flow from gains to costs along arcs without limit (Dinic 1970), and what gain left over leads to.
 
-    Arcs of vertex i are `ids[ptr[i]:ptr[i + 1]]`. `cost` and `gain` are used up.
+    Where phases ran out, that is nothing. Arcs of vertex i are `ids[ptr[i]:ptr[i + 1]]`. `cost` and `gain` are used up.
     """
     size, total = len(ptr) - 1, np.int64(0)
     back_ptr, tails, arcs = _transposed(ptr, ids)
@@ -211,7 +217,7 @@ def _max_flow(ptr: Any, ids: Any, cost: Any, gain: Any, max_phases: Any) -> Any:
     path, via = np.empty(size + 1, np.int32), np.empty(size + 1, np.int32)  # vertices of a walk; the arc to each, ~arc where backwards
     for _ in range(max_phases):
         if not _levels(ptr, ids, back_ptr, tails, arcs, flow, cost, gain, level, queue):
-            break
+            return total, level >= 0
         forward, backward = ptr[:-1].copy(), back_ptr[:-1].copy()
         for source in range(size):
             while gain[source] > 0 and level[source] == 0:
@@ -250,4 +256,4 @@ def _max_flow(ptr: Any, ids: Any, cost: Any, gain: Any, max_phases: Any) -> Any:
                 gain[source] -= pushed
                 cost[path[depth]] -= pushed
                 total += pushed
-    return total, level >= 0
+    return total, np.zeros(size, np.bool_)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lowtide.ir.problem import OrderProblem, Rows
 
-LIVE, HASH, SALT, READY, DONE, EPOCH = range(6)  # registers of a walk
+LIVE, HASH, SALT, READY, DONE, EPOCH, MOVES = range(7)  # registers of a walk
 
 
 class Net(NamedTuple):
@@ -59,7 +59,7 @@ class Walk(NamedTuple):
     place: Any  # [n] of a node in `ready`, -1 where it is not there
     order: Any  # [n] the nodes that have run: the first `registers[DONE]`
     seen: Any  # [n] the last epoch in which each node was looked at; `registers[EPOCH]` is the present one
-    registers: Any  # [6] int64: see LIVE, ...
+    registers: Any  # [7] int64: see LIVE, ...
 
 
 def net_of(problem: OrderProblem, backwards: bool = False) -> Net:
@@ -123,7 +123,7 @@ def start(net: Net) -> Any:
     n, m = len(net.waits), len(net.tensor_bytes)
     walk = Walk(
         net.started.copy(), net.pin_sum.copy(), net.waits.copy(), np.zeros(n, np.int64), np.zeros(n, np.int64), np.empty(n, np.int32),
-        np.full(n, -1, np.int32), np.empty(n, np.int32), np.zeros(n, np.int64), np.zeros(6, np.int64),
+        np.full(n, -1, np.int32), np.empty(n, np.int32), np.zeros(n, np.int64), np.zeros(7, np.int64),
     )  # fmt: skip
     walk.registers[LIVE] = net.live_bytes
     for tensor in range(m):
@@ -160,6 +160,7 @@ def added_bytes(walk: Walk, node: Any) -> Any:
 def run(net: Net, walk: Walk, node: Any) -> None:
     """Runs a ready node."""
     registers = walk.registers
+    registers[MOVES] += 1
     registers[LIVE] += walk.opens[node] - walk.closes[node]
     for entry in range(net.pin_ptr[node], net.pin_ptr[node + 1]):
         tensor = net.pin_ids[entry]

@@ -85,7 +85,7 @@ class _Search:
 
     def _sweep(self, budget_bytes: int, width: int) -> int:
         """One sweep; what it proves raises the bound."""
-        outcome, peak_bytes, states, order = sweep(self.net, budget_bytes, width, self.max_states - self.states)
+        outcome, peak_bytes, states, order = sweep(self.net, budget_bytes, width, min(self.max_states - self.states, self._longest()))
         self.states, self.rounds = self.states + states, self.rounds + 1
         if outcome != WIDE:
             self.bound_bytes = max(self.bound_bytes, peak_bytes)
@@ -94,6 +94,9 @@ class _Search:
         return int(outcome)
 
     def _widest(self) -> int:
-        """The states of a level that memory allows: half of it for two levels and a copy of one that grows, the rest for the trace."""
-        level_states = self.max_bytes // 2 // (3 * state_bytes(len(self.net.own_bytes)))
-        return max(1, min(self.max_states, level_states))
+        """The states of a level that half the memory has room for: two levels, and a copy of one that grows."""
+        return max(1, min(self.max_states, self.max_bytes // 2 // (3 * state_bytes(len(self.net.own_bytes)))))
+
+    def _longest(self) -> int:
+        """The states of a sweep whose traces the other half has room for: eight bytes each, and a copy twice as long as it grows."""
+        return max(1, self.max_bytes // 2 // 24)

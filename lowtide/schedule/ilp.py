@@ -55,7 +55,7 @@ class TimeIndexed:
             raise ValueError(f"max_seconds: expected more than 0, got {self.max_seconds}")
 
     def solve(self, problem: OrderProblem) -> Schedule:
-        """The solver's order and bound, or the best heuristic's where it is no worse. `stats` count the model's variables and constraints."""
+        """The solver's order and bound, or the best heuristic's order where it is no worse. `stats` count variables and constraints."""
         need_ortools(self)
         first = first_order(problem)
         units = Units.of(problem, first.peak_bytes, _LIMIT_UNITS)
@@ -126,6 +126,10 @@ class _Span(NamedTuple):
         """The variable of a step and its factor; nothing where it is 0."""
         return [(self.variables[step - self.steps.start], factor)] if step in self.steps else []
 
+    def items(self) -> Iterable[tuple[int, Any]]:
+        """Steps and their variables."""
+        return zip(self.steps, self.variables, strict=True)
+
 
 class _Program:
     """The integer program in MathOpt."""
@@ -133,13 +137,13 @@ class _Program:
     def __init__(self, plan: _Plan, peak_range: tuple[int, int]) -> None:
         from ortools.math_opt.python import mathopt
 
-        self.mathopt: Any = mathopt
-        self.math: Any = mathopt.Model()
+        self.programopt: Any = mathopt
+        self.program: Any = mathopt.Model()
         self.n = len(plan.node_steps)
         self.runs = [self._span(steps) for steps in plan.node_steps]
         self.alive = [self._span(steps) for steps in plan.held_steps]
         self.takes = [self._span(self.runs[takeover.node].steps) for takeover in plan.takeovers]
-        self.peak = self.math.add_integer_variable(lb=peak_range[0], ub=peak_range[1])
+        self.peak = self.program.add_integer_variable(lb=peak_range[0], ub=peak_range[1])
         self._one_at_a_time()
         for item, alive in zip(plan.held, self.alive, strict=True):
             self._life(item, alive)
@@ -147,16 +151,16 @@ class _Program:
         for takeover, takes in zip(plan.takeovers, self.takes, strict=True):
             self._takeover(self.runs[takeover.node], takes, [self.alive[place[tensor]] for tensor, _ in takeover.rivals])
         self._footprint(plan)
-        self.math.minimize(self.peak)
+        self.program.minimize(self.peak)
 
     @property
     def constraints(self) -> int:
         """How many there are, bounds of single variables not counted."""
-        return int(self.math.get_num_linear_constraints())
+        return int(self.program.get_num_linear_constraints())
 
     def solve(self, solver: str, max_seconds: float, hint: Sequence[int]) -> tuple[list[int], int]:
         """The order found, empty where none was, and the units that every order has at its peak."""
-        mathopt = self.mathopt
+        mathopt = self.programopt
         kind = {"highs": mathopt.SolverType.HIGHS, "scip": mathopt.SolverType.GSCIP, "cp-sat": mathopt.SolverType.CP_SAT}[solver]
         parameters = mathopt.SolveParameters(
             time_limit=timedelta(seconds=max_seconds),
@@ -165,9 +169,9 @@ class _Program:
             relative_gap_tolerance=0.0,
             absolute_gap_tolerance=0.1,  # the objective is a whole number
         )
-        guess = {variable: float(hint[step] == node) for node, run in enumerate(self.runs) for step, variable in _by_step(run)}
+        guess = {variable: float(hint[step] == node) for node, run in enumerate(self.runs) for step, variable in run.items()}
         hints = mathopt.ModelSolveParameters(solution_hints=[mathopt.SolutionHint(variable_values=guess)])
-        result = mathopt.solve(self.math, kind, params=parameters, model_params=hints)
+        result = mathopt.solve(self.program, kind, params=parameters, model_params=hints)
         dual = result.termination.objective_bounds.dual_bound
         least = math.ceil(dual - _TOLERANCE * abs(dual) - 1e-3) if math.isfinite(dual) else 0
         return (self._order(result) if result.has_primal_feasible_solution() else []), max(0, least)
@@ -178,27 +182,27 @@ class _Program:
         return sorted(range(self.n), key=steps.__getitem__)
 
     def _span(self, steps: range) -> _Span:
-        return _Span(steps, [self.math.add_binary_variable() for _ in steps])
+        return _Span(steps, [self.program.add_binary_variable() for _ in steps])
 
     def _add(self, terms: Iterable[tuple[Any, int]], least: float, most: float) -> None:
         """least <= terms <= most; no variable stands in two terms."""
-        constraint = self.math.add_linear_constraint(lb=least, ub=most)
+        constraint = self.program.add_linear_constraint(lb=least, ub=most)
         for variable, factor in terms:
             constraint.set_coefficient(variable, factor)
 
     def _one_at_a_time(self) -> None:
         """(1) and (2)."""
-        for step in range(self.n):
-            self._add((term for run in self.runs for term in run.terms(step)), 1, 1)
+        for terms in self._by_step((run, 1) for run in self.runs):
+            self._add(terms, 1, 1)
         for run in self.runs:
             self._add(((variable, 1) for variable in run.variables), 1, 1)
 
     def _life(self, item: Held, alive: _Span) -> None:
         """(3): alive where it is read; (4), (5): alive only if it was at the step before or is made now."""
         for reader in item.readers:
-            for step, run in _by_step(self.runs[reader]):
+            for step, run in self.runs[reader].items():
                 self._add([(run, 1), *alive.terms(step, -1)], -math.inf, 0)
-        for step, now in _by_step(alive):
+        for step, now in alive.items():
             if step == 0 and item.producer < 0:
                 continue
             made = self.runs[item.producer].terms(step, -1) if item.producer >= 0 else []
@@ -208,7 +212,7 @@ class _Program:
 
     def _takeover(self, runs: _Span, takes: _Span, candidates: Sequence[_Span]) -> None:
         """Only where the node runs, and some candidate is not alive at the next step."""
-        for (step, run), (_, take) in zip(_by_step(runs), _by_step(takes), strict=True):
+        for (step, run), (_, take) in zip(runs.items(), takes.items(), strict=True):
             self._add([(take, 1), (run, -1)], -math.inf, 0)
             surviving = [term for candidate in candidates for term in candidate.terms(step + 1)]
             self._add([(take, 1), *surviving], -math.inf, len(candidates))
@@ -219,10 +223,13 @@ class _Program:
         for takeover in plan.model.takeovers:
             own_units[takeover.node] -= takeover.units * takeover.certain
         sizes = [*own_units, *(item.units for item in plan.held), *(-takeover.units for takeover in plan.takeovers)]
-        spans = [(span, units) for span, units in zip((*self.runs, *self.alive, *self.takes), sizes, strict=True) if units]
-        for step in range(self.n):
-            self._add([(self.peak, -1), *(term for span, units in spans for term in span.terms(step, units))], -math.inf, 0)
+        for terms in self._by_step(zip((*self.runs, *self.alive, *self.takes), sizes, strict=True)):
+            self._add([(self.peak, -1), *terms], -math.inf, 0)
 
-
-def _by_step(span: _Span) -> Iterable[tuple[int, Any]]:
-    return zip(span.steps, span.variables, strict=True)
+    def _by_step(self, spans: Iterable[tuple[_Span, int]]) -> list[list[tuple[Any, int]]]:
+        """[n] the variables of each step, each with its span's factor; those of factor 0 are left out."""
+        terms: list[list[tuple[Any, int]]] = [[] for _ in range(self.n)]
+        for span, factor in spans:
+            for step, variable in span.items() if factor else ():
+                terms[step].append((variable, factor))
+        return terms

@@ -2,75 +2,96 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from lowtide.cost.memory import checked_order
 from lowtide.ir.problem import Bytes, Ints, OrderProblem, Rows
 
 Item = TypeVar("Item", bound=np.generic)
 
 
-def interval(problem: OrderProblem, nodes: Ints, done: NDArray[np.bool_]) -> OrderProblem:
-    """The problem of `nodes` alone, where those of the mask `done` [n] have run and all others wait; node i of it is `nodes[i]`.
+@dataclass(frozen=True, eq=False)
+class Line:
+    """An order of a problem's n nodes, laid out so that each part of it is found in the time that the part takes."""
 
-    Every order of `nodes` has the footprints that it has as that part of an order of `problem`: what lives throughout is resident, what
-    others read later is kept, what nobody else reads any more is there from the start. `done` is closed under predecessors, and so
-    is it with `nodes`.
-    """
-    n, m = problem.node_count, problem.tensor_count
-    inside = np.zeros(n, np.bool_)
-    inside[nodes] = True
-    reads, outputs = row_entries(problem.reads, nodes), row_entries(problem.outputs_of, nodes)
-    is_here, was_made = np.zeros(m, np.bool_), np.append(done, True)[problem.producer]  # -1: there from the start
-    is_here[outputs.ids] = True
-    touched = is_here.copy()
-    touched[reads.ids] = True
-    waiting = ~done[problem.readers.ids]
-    left = _count(problem.readers, waiting)
-    lasting = problem.kept | (left > _count(problem.readers, waiting & inside[problem.readers.ids]))
-    is_local = is_here | (touched & was_made & ~lasting)
-    throughout = was_made & ~is_local & (problem.kept | (left > 0))
-    local, place = np.flatnonzero(is_local), renumbered(is_local)
-    node_place = np.full(n, -1, np.int32)
-    node_place[nodes] = np.arange(len(nodes), dtype=np.int32)
-    takes = row_entries(problem.takes, nodes)
-    may_take = is_local[takes.ids] & ~lasting[takes.ids]
-    taken = _only(takes, place, may_take)
-    makers = problem.producer[local]
-    return OrderProblem(
-        names=tuple(problem.names[node] for node in nodes),
-        tensor_bytes=frozen(problem.tensor_bytes[local]),
-        producer=frozen(np.where(is_here[local], node_place[makers], -1).astype(np.int32)),
-        kept=frozen((lasting & is_here)[local]),
-        **_named("read", _only(reads, place, is_local[reads.ids])),
-        **_named("pred", sorted_rows(_only(before := row_entries(problem.preds, nodes), node_place, inside[before.ids]))),
-        workspace_bytes=frozen(problem.workspace_bytes[nodes]),
-        **_named("take", taken),
-        take_slots=frozen(row_entries(Rows(problem.take_ptr, problem.take_slots), nodes).ids[may_take]),
-        take_output=frozen(np.where(np.diff(taken.ptr) > 0, np.append(place, -1)[problem.take_output[nodes]], -1).astype(np.int32)),
-        resident_bytes=problem.resident_bytes + int(problem.tensor_bytes[throughout].sum()),
-    )
+    problem: OrderProblem
+    order: Ints  # [n]
+    step_of: Ints  # [n] by node
+    made_step: Ints  # [m] the step that makes each tensor, -1 where it is there from the start
+    last_step: Ints  # [m] the last step that reads it, n where it is kept, -1 where nobody reads it
+    live_bytes: Bytes  # [n + 1] before each step and after the last, without what is resident
+
+    @classmethod
+    def of(cls, problem: OrderProblem, order: ArrayLike) -> Line:
+        """Raises CheckError unless `order` is a topological order."""
+        steps, n = checked_order(problem, order), problem.node_count
+        step_of = np.empty(n, np.int32)
+        step_of[steps] = np.arange(n, dtype=np.int32)
+        made_step = np.append(step_of, np.int32(-1))[problem.producer]
+        last_step = np.full(problem.tensor_count, -1, np.int32)
+        tensor_of = np.repeat(np.arange(problem.tensor_count), np.diff(problem.readers.ptr))
+        np.maximum.at(last_step, tensor_of, step_of[problem.readers.ids])
+        last_step[problem.kept] = n
+        change = np.zeros(n + 2, np.int64)
+        used = problem.uses > 0
+        np.add.at(change, made_step[used] + 1, problem.tensor_bytes[used])
+        np.add.at(change, last_step[used] + 1, -problem.tensor_bytes[used])
+        return cls(problem, steps, step_of, made_step, last_step, np.cumsum(change)[: n + 1])
+
+    def interval(self, first: int, last: int) -> OrderProblem:
+        """The problem of steps `first` to `last` - 1 alone; node i of it is `order[first + i]`, so that its order as written is this one.
+
+        Every order of them has the footprints that it has as that part of the order: what lives throughout is resident, what later
+        steps read is kept, what nobody else reads any more is there from the start.
+        """
+        problem, nodes = self.problem, self.order[first:last]
+        reads, outputs = row_entries(problem.reads, nodes), row_entries(problem.outputs_of, nodes)
+        dying = reads.ids[(self.made_step[reads.ids] < first) & (self.last_step[reads.ids] < last)]
+        local = np.unique(np.concatenate([outputs.ids, dying]))
+        lasting, is_here = self.last_step[local] >= last, self.made_step[local] >= first
+        takes = row_entries(problem.takes, nodes)
+        taken, may_take = _places(takes, local)
+        may_take &= self.last_step[takes.ids] < last
+        chosen = _chosen(takes, taken, may_take)
+        before = row_entries(problem.preds, nodes)
+        throughout = int(self.live_bytes[first]) - int(problem.tensor_bytes[local[~is_here]].sum())
+        output_place = np.searchsorted(local, problem.take_output[nodes])
+        read = _chosen(reads, *_places(reads, local))
+        pred = _sorted(_chosen(before, self.step_of[before.ids] - first, self.step_of[before.ids] >= first))
+        return OrderProblem(
+            names=tuple(problem.names[node] for node in nodes),
+            tensor_bytes=frozen(problem.tensor_bytes[local]),
+            producer=frozen(np.where(is_here, self.made_step[local] - first, -1).astype(np.int32)),
+            kept=frozen(lasting & is_here),
+            read_ptr=read.ptr,
+            read_ids=read.ids,
+            pred_ptr=pred.ptr,
+            pred_ids=pred.ids,
+            workspace_bytes=frozen(problem.workspace_bytes[nodes]),
+            take_ptr=chosen.ptr,
+            take_ids=chosen.ids,
+            take_slots=frozen(row_entries(Rows(problem.take_ptr, problem.take_slots), nodes).ids[may_take]),
+            take_output=frozen(np.where(np.diff(chosen.ptr) > 0, output_place, -1).astype(np.int32)),
+            resident_bytes=problem.resident_bytes + throughout,
+        )
+
+    def replaced(self, first: int, inner: ArrayLike) -> Ints:
+        """The order with the steps from `first` on put in the order that `inner` gives them as an interval."""
+        places = np.asarray(inner, np.int32)
+        last = first + len(places)
+        return np.concatenate([self.order[:first], self.order[first:last][places], self.order[last:]])
 
 
 def row_entries(rows: Rows, chosen: Ints) -> Rows:
     """The rows of numbers `chosen`, in that order."""
-    lengths = (rows.ptr[1:] - rows.ptr[:-1])[chosen]
+    lengths = rows.ptr[chosen + 1] - rows.ptr[chosen]
     ptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    places = np.arange(ptr[-1], dtype=np.int32) + np.repeat(rows.ptr[:-1][chosen] - ptr[:-1], lengths)
+    places = np.arange(ptr[-1], dtype=np.int32) + np.repeat(rows.ptr[chosen] - ptr[:-1], lengths)
     return Rows(ptr, rows.ids[places])
-
-
-def renumbered(mask: NDArray[np.bool_]) -> Ints:
-    """By number: its place among those in `mask`, -1 where it is not in it."""
-    return np.where(mask, np.cumsum(mask) - 1, -1).astype(np.int32)
-
-
-def sorted_rows(rows: Rows) -> Rows:
-    """The same rows, each ascending."""
-    row_of = np.repeat(np.arange(len(rows.ptr) - 1), np.diff(rows.ptr))
-    return Rows(rows.ptr, frozen(rows.ids[np.lexsort((rows.ids, row_of))]))
 
 
 def frozen(array: NDArray[Item]) -> NDArray[Item]:
@@ -79,16 +100,18 @@ def frozen(array: NDArray[Item]) -> NDArray[Item]:
     return array
 
 
-def _only(rows: Rows, place: Ints, keep: NDArray[np.bool_]) -> Rows:
+def _places(rows: Rows, local: Ints) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """By entry: its place in `local`, which is ascending, and whether it has one."""
+    place = np.searchsorted(local, rows.ids)
+    return place, np.append(local, np.int32(-1))[place] == rows.ids
+
+
+def _chosen(rows: Rows, place: NDArray[np.integer[Any]], keep: NDArray[np.bool_]) -> Rows:
     """The entries that `keep` marks, renumbered."""
-    return Rows(frozen(np.concatenate([[0], np.cumsum(keep)]).astype(np.int32)[rows.ptr]), frozen(place[rows.ids[keep]]))
+    return Rows(frozen(np.concatenate([[0], np.cumsum(keep)]).astype(np.int32)[rows.ptr]), frozen(place[keep].astype(np.int32)))
 
 
-def _count(rows: Rows, mask: NDArray[np.bool_]) -> Bytes:
-    """By row: how many of its entries are marked."""
-    running: Bytes = np.concatenate([[0], np.cumsum(mask, dtype=np.int64)])
-    return running[rows.ptr[1:]] - running[rows.ptr[:-1]]
-
-
-def _named(name: str, rows: Rows) -> dict[str, Ints]:
-    return {f"{name}_ptr": rows.ptr, f"{name}_ids": rows.ids}
+def _sorted(rows: Rows) -> Rows:
+    """The same rows, each ascending."""
+    row_of = np.repeat(np.arange(len(rows.ptr) - 1), np.diff(rows.ptr))
+    return Rows(rows.ptr, frozen(rows.ids[np.lexsort((rows.ids, row_of))]))

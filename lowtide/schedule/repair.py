@@ -18,7 +18,8 @@ from lowtide.schedule.base import Schedule, Solver, Status, scheduled
 from lowtide.schedule.beam import Beam
 from lowtide.schedule.best import Best
 from lowtide.schedule.cuts import cut_bound_bytes
-from lowtide.schedule.interval import interval
+from lowtide.schedule.exact import Exact
+from lowtide.schedule.interval import Line
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Repair:
     each cut being linear in the problem at least.
     """
 
-    inner: Solver = field(default_factory=Beam)
+    inner: Solver = field(default_factory=lambda: Exact(max_states=20_000, first=Beam()))
     first: Solver = field(default_factory=Best)
     window: int = 32
     largest: int = 1024
@@ -63,7 +64,7 @@ class Repair:
             if size >= problem.node_count:  # the window is the problem
                 bound_bytes = max(bound_bytes, found.lower_bound_bytes)
             if found.status is not Status.INFEASIBLE and found.peak_bytes < window.peak_bytes:
-                order, size = window.reordered(order, found), self.window
+                order, size = window.line.replaced(window.first, found.order), self.window
             elif size >= min(self.largest, problem.node_count):
                 break
             else:
@@ -82,23 +83,16 @@ class Repair:
 
 
 class _Window(NamedTuple):
-    """Steps `first` to `first + len(nodes)` of an order, as a problem of its own."""
+    """Steps from `first` on of an order, as a problem of its own."""
 
-    problem: OrderProblem
+    line: Line
     first: int
-    nodes: Ints
+    problem: OrderProblem
     peak_bytes: int  # as they are ordered now
-
-    def reordered(self, order: Ints, found: Schedule) -> Ints:
-        """`order` with the nodes of the window as `found` orders them."""
-        return np.concatenate([order[: self.first], self.nodes[list(found.order)], order[self.first + len(self.nodes) :]])
 
 
 def _around_peak(problem: OrderProblem, order: Ints, size: int) -> _Window:
     """The window of `size` steps around the first step at the peak."""
-    footprint = simulate(problem, order)
+    footprint, line = simulate(problem, order), Line.of(problem, order)
     first = max(0, min(footprint.peak_step - size // 2, len(order) - size))
-    done = np.zeros(len(order), np.bool_)
-    done[order[:first]] = True
-    nodes = order[first : first + size]
-    return _Window(interval(problem, nodes, done), first, nodes, footprint.peak_bytes)
+    return _Window(line, first, line.interval(first, min(first + size, len(order))), footprint.peak_bytes)

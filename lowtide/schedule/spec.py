@@ -19,9 +19,17 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from lowtide.errors import FormatError
+from lowtide.schedule.auto import Auto
 from lowtide.schedule.base import Solver
+from lowtide.schedule.beam import Beam
 from lowtide.schedule.best import Best
+from lowtide.schedule.cp_sat import Intervals
+from lowtide.schedule.dynamic import DynamicProgramme
+from lowtide.schedule.exact import Exact
 from lowtide.schedule.greedy import ProgramOrder, ReadyList, ReversePostOrder
+from lowtide.schedule.ilp import TimeIndexed
+from lowtide.schedule.partition import AtWaists, Partitioned
+from lowtide.schedule.repair import Repair
 from lowtide.schedule.spec_text import Spec, Text, read_spec
 
 _INT_LIMIT = 2**63  # solvers count in 64 bits
@@ -32,7 +40,13 @@ def named(classes: Sequence[type[Solver]]) -> dict[str, type[Solver]]:
     return {re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", solver.__name__).lower(): solver for solver in classes}
 
 
-SOLVERS: Mapping[str, type[Solver]] = named([Best, ProgramOrder, ReadyList, ReversePostOrder])
+SOLVERS: Mapping[str, type[Solver]] = named(
+    [
+        *(Auto, Exact, Repair, AtWaists, Partitioned, Beam),
+        *(Best, ReadyList, ReversePostOrder, ProgramOrder),
+        *(DynamicProgramme, TimeIndexed, Intervals),
+    ]
+)
 
 
 def parse_solver(text: str, solvers: Mapping[str, type[Solver]] = SOLVERS) -> Solver:
@@ -132,8 +146,9 @@ def _one_of(text: Text, choices: tuple[Any, ...], where: str, solvers: Mapping[s
 def _inner(spec: Spec, wanted: Any, where: str, solvers: Mapping[str, type[Solver]]) -> Solver:
     """A solver within a solver; where its field names one class, of that class."""
     solver = _solver(spec, solvers)
-    if wanted in solvers.values() and not isinstance(solver, wanted):
-        _refuse(where, f"expected {_wish(wanted)}", repr(spec.name))
+    fitting = [name for name, known in solvers.items() if known is wanted]
+    if fitting and spec.name not in fitting:
+        _refuse(where, f"expected {fitting[0]}", repr(spec.name))
     return solver
 
 

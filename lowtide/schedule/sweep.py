@@ -96,11 +96,13 @@ def _level(rows: Any, words: Any) -> Any:
 @njit(cache=True)
 def _grown(level: Any) -> Any:
     """The same rows, with room for twice as many."""
-    rows = len(level.via)
-    wider = _level(2 * rows, level.done.shape[1])
-    wider.done[:rows], wider.ready[:rows] = level.done, level.ready
-    wider.live_bytes[:rows], wider.peak_bytes[:rows] = level.live_bytes, level.peak_bytes
-    wider.hash[:rows], wider.parent[:rows], wider.via[:rows] = level.hash, level.parent, level.via
+    rows, words = level.done.shape
+    wider = _level(2 * rows, words)
+    for row in range(rows):
+        for word in range(words):  # by element: numba takes seconds to compile assignments of slices
+            wider.done[row, word], wider.ready[row, word] = level.done[row, word], level.ready[row, word]
+        wider.live_bytes[row], wider.peak_bytes[row] = level.live_bytes[row], level.peak_bytes[row]
+        wider.hash[row], wider.parent[row], wider.via[row] = level.hash[row], level.parent[row], level.via[row]
     return wider
 
 
@@ -160,7 +162,8 @@ def _is_with(bits: Any, done: Any, node: Any) -> Any:
 @njit(cache=True)
 def _refill(table: Any, mask: Any, hashes: Any, rows: Any) -> None:
     """Puts so many rows into a table that is cleared first; they are known to be distinct."""
-    table[: mask + 1] = -1
+    for entry in range(mask + 1):
+        table[entry] = -1
     for row in range(rows):
         slot = np.int64(hashes[row] & np.uint64(mask))
         while table[slot] >= 0:
@@ -171,7 +174,8 @@ def _refill(table: Any, mask: Any, hashes: Any, rows: Any) -> None:
 @njit(cache=True)
 def _put(net: Any, here: Any, row: Any, node: Any, there: Any, to: Any) -> None:
     """Writes the downset that `node` makes of `here`'s row into a new row of the next level; its peak and origin are yet to come."""
-    there.done[to], there.ready[to] = here.done[row], here.ready[row]
+    for word in range(here.done.shape[1]):
+        there.done[to, word], there.ready[to, word] = here.done[row, word], here.ready[row, word]
     _flip(there.done[to], node)
     _flip(there.ready[to], node)
     for entry in range(net.succ_ptr[node], net.succ_ptr[node + 1]):
@@ -189,7 +193,8 @@ def _put(net: Any, here: Any, row: Any, node: Any, there: Any, to: Any) -> None:
 @njit(cache=True)
 def _start(net: Any, level: Any) -> None:
     """Writes the empty downset into row 0."""
-    level.done[0], level.ready[0] = 0, 0
+    for word in range(level.done.shape[1]):
+        level.done[0, word], level.ready[0, word] = 0, 0
     for node in range(len(net.own_bytes)):
         if net.pred_ptr[node] == net.pred_ptr[node + 1]:
             _flip(level.ready[0], node)
@@ -216,7 +221,7 @@ def _next_level(net: Any, here: Any, rows: Any, there: Any, table: Any, nodes: A
     The level and its table, which may have grown; how many rows it has, `room` + 1 where they did not fit; and the least that was refused.
     """
     count, mask, refused_bytes = 0, 63, np.int64(UNBOUNDED + 1)
-    table[: mask + 1] = -1
+    _refill(table, mask, there.hash, 0)
     for row in range(rows):
         for index in range(_members(here.ready[row], nodes)):
             node = nodes[index]
@@ -248,9 +253,11 @@ def _recorded(trace: Any, offset: Any, level: Any, rows: Any) -> Any:
     """The trace with the origins of a level's rows written from `offset` on; a longer one where it was full."""
     if offset + rows > len(trace):
         longer = np.empty((2 * (offset + rows), 2), np.int32)
-        longer[:offset] = trace[:offset]
+        for entry in range(offset):
+            longer[entry, 0], longer[entry, 1] = trace[entry, 0], trace[entry, 1]
         trace = longer
-    trace[offset : offset + rows, 0], trace[offset : offset + rows, 1] = level.parent[:rows], level.via[:rows]
+    for row in range(rows):
+        trace[offset + row, 0], trace[offset + row, 1] = level.parent[row], level.via[row]
     return trace
 
 

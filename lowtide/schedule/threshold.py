@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from lowtide.schedule.commits import commit_all, take_back
-from lowtide.schedule.downsets import DONE, HASH, LIVE, READY, SALT, Net, Walk, added_bytes, need_bytes, run, undo
+from lowtide.schedule.downsets import DONE, HASH, LIVE, MOVES, READY, SALT, Net, Walk, added_bytes, need_bytes, run, undo
 
 YES, NO, PAUSED, FULL = range(4)  # what `search` came back with; FULL: the table wants more room
 NEVER = 1 << 62  # a bound that no problem reaches
@@ -44,8 +44,8 @@ def new_table(slots: int) -> Table:
 
 def new_stack(n: int) -> Stack:
     """An empty stack for problems of n nodes."""
-    rows = [np.zeros(n + 1, np.int64) for _ in range(2)]
-    return Stack(np.zeros(n + 1, np.int32), np.zeros((n + 1, 3), np.int64), *rows, np.zeros(4, np.int64))
+    least_bytes, swept = np.zeros(n + 1, np.int64), np.zeros(n + 1, np.int64)
+    return Stack(np.zeros(n + 1, np.int32), np.zeros((n + 1, 3), np.int64), least_bytes, swept, np.zeros(4, np.int64))
 
 
 @njit(cache=True)
@@ -57,17 +57,17 @@ def reset(net: Net, walk: Walk, stack: Stack) -> None:
 
 
 @njit(cache=True)
-def search(net: Net, walk: Walk, stack: Stack, table: Table, bound_bytes: Any, states: Any, may_grow: Any) -> Any:
-    """Goes on until there is an answer, `states` downsets were entered, or the table is half full and `may_grow`.
+def search(net: Net, walk: Walk, stack: Stack, table: Table, bound_bytes: Any, states: Any, moves: Any, may_grow: Any) -> Any:
+    """Goes on until there is an answer, `states` downsets were entered or `moves` made in all, or the table is half full and `may_grow`.
 
     With YES, `walk.order` is within the bound. With NO, `stack.registers[FOUND]` is a bound that no order is below.
     """
-    registers, limit = stack.registers, stack.registers[STATES] + states
+    registers = stack.registers
     while True:
         if not registers[ENTERED]:
             if may_grow and 2 * table.count[0] > len(table.words):
                 return FULL
-            if registers[STATES] >= limit:
+            if registers[STATES] >= states or walk.registers[MOVES] >= moves:
                 return PAUSED
             registers[STATES] += 1
             done, depth = walk.registers[DONE], registers[DEPTH]

@@ -10,8 +10,6 @@ from lowtide.cost.memory import order_problem, simulate
 from lowtide.ir.check import check_graph, check_order, check_takeovers
 from lowtide.ir.graph import Graph, Value
 from lowtide.ir.plan import Plan, Provenance
-from lowtide.ir.problem import OrderProblem
-from lowtide.ir.problem_check import Task
 from lowtide.rewrite.split import split_results
 from lowtide.schedule import ProgramOrder, Schedule, Solver, schedule
 
@@ -42,12 +40,6 @@ def candidates(graph: Graph) -> tuple[Graph, ...]:
 def replan(saved: Plan, graph: Graph) -> Plan:
     """A plan that was made for an equal graph, for this one: nothing is solved again."""
     return checked(dataclasses.replace(saved, graph=graph))
-
-
-def warm_up(solver: Solver) -> None:
-    """Have the kernels of `solver` loaded from disk, or compiled if this is the first time, on a problem of one node."""
-    tiny = OrderProblem.of([1], [Task("node", makes=(0,))])
-    simulate(tiny, schedule(tiny, solver).order)
 
 
 def checked(plan: Plan) -> Plan:

@@ -47,7 +47,7 @@ def test_each_direction_of_time_answers_by_itself(backwards: bool, case: Case) -
         return
     for bound_bytes, expected in ((least - 1, NO), (least, YES)):
         reset(net, walk, stack)
-        assert search(net, walk, stack, table, bound_bytes, 10**6, False) == expected
+        assert search(net, walk, stack, table, bound_bytes, 10**6, 10**9, False) == expected
         if expected == NO:
             assert bound_bytes < stack.registers[FOUND] <= least
     order = walk.order[::-1] if backwards else walk.order
@@ -78,7 +78,9 @@ def test_walks_agree_with_the_definition_in_both_directions(case: Case) -> None:
         while there.registers[DONE]:
             undo(net, there)
         fresh = start(net)
-        assert all(np.array_equal(getattr(there, field), getattr(fresh, field)) for field in ("ran", "left_sum", "waits", "opens", "closes"))
+        assert all(
+            np.array_equal(getattr(there, field), getattr(fresh, field)) for field in ("ran", "left_sum", "waits", "opens", "closes")
+        )
         assert set(there.ready[: there.registers[READY]]) == set(fresh.ready[: fresh.registers[READY]])
 
 

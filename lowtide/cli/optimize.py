@@ -1,35 +1,22 @@
-"""The command line: `lowtide optimize SPEC`."""
+"""`lowtide optimize SPEC`: a training step in less memory, measured beside eager PyTorch."""
 
 from __future__ import annotations
 
-import importlib
-import json
-import os
-import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from lowtide.api.compare import Comparison, Workload, compare, plain_sgd, workload_of
-from lowtide.api.optimize import optimize
-from lowtide.api.step import Step
-from lowtide.cost.peak import peak_tensors
+from lowtide.cli.output import STANDARD_OUTPUT, refuse, write_json
 from lowtide.errors import LowtideError
-from lowtide.ir.files import write_whole
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run a PyTorch program in less memory, and say how much before it runs.")
-_USAGE_ERROR = 2
-
-
-@app.callback()
-def _main() -> None:
-    """Keeps `optimize` a command of its own, beside those to come."""
+if TYPE_CHECKING:
+    from lowtide.api.compare import Comparison
+    from lowtide.api.step import Step
 
 
-@app.command("optimize")
 def optimize_command(
     spec: Annotated[
         str, typer.Argument(help="module:function returning (model, batch, loss, optimizer), or the name of a model of the bench")
@@ -43,8 +30,13 @@ def optimize_command(
     json_out: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write the figures as JSON; - for standard output")] = None,
 ) -> None:
     """Capture a training step, order it for the least peak, and show what that gains."""
+    # These import torch, which takes seconds: other commands do without it.
+    from lowtide.api.compare import compare
+    from lowtide.api.optimize import optimize
+    from lowtide.cli.workload import builder
+
     try:
-        build = _builder(spec, batch_size, fake)
+        build = builder(spec, batch_size, fake)
         workload = build()
         step = optimize(workload.model, workload.batch, loss=workload.loss, optimizer=workload.optimizer)
         compared = compare(build(), workload, step, repeats) if measure and not fake else None
@@ -53,50 +45,16 @@ def optimize_command(
         if program is not None:
             step.save_program(program)
         if json_out is not None:
-            _write_json(json_out, _figures(step, compared))
+            write_json(json_out, _figures(step, compared))
     except (LowtideError, OSError) as error:
-        _refuse(error)
-    if json_out != "-":
+        refuse(error)
+    if json_out != STANDARD_OUTPUT:
         _show(step, compared)
 
 
-def main() -> None:
-    """Entry point of the `lowtide` command."""
-    app()
-
-
-def _builder(spec: str, batch_size: int, fake: bool) -> Any:
-    """A function that makes the workload anew at each call: eager PyTorch and lowtide must start from the same weights."""
-    if ":" not in spec:
-        return lambda: _bench_workload(spec, batch_size, fake)
-    if fake:
-        _refuse(f"--fake is for models of the bench; {spec} decides itself where its model lies")
-    module_name, _, function_name = spec.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        _refuse(f"cannot find {spec}: {error}")
-    return lambda: workload_of(function)
-
-
-def _bench_workload(name: str, batch_size: int, fake: bool) -> Workload:
-    sys.path.insert(0, os.getcwd())
-    try:
-        models = importlib.import_module("bench.models")
-    except ImportError as error:
-        _refuse(
-            f"{name!r} is no module:function, and the bench's models cannot be imported ({error}): run inside a checkout, "
-            "with lowtide[bench] installed"
-        )
-    try:
-        made = models.get(name).build(batch_size, "meta" if fake else "cpu")
-    except KeyError as error:
-        _refuse(str(error.args[0]))
-    return Workload(made.model, made.batch, made.loss, plain_sgd(made.model))
-
-
 def _show(step: Step, compared: Comparison | None) -> None:
+    from lowtide.cost.peak import peak_tensors
+
     console = Console()
     console.print(str(step.plan), highlight=False)
     table = Table("largest at the peak", "bytes", "kind", "made by", "where", title=None)
@@ -121,17 +79,3 @@ def _figures(step: Step, compared: Comparison | None) -> dict[str, Any]:
         "seconds": step.seconds,
     }
     return figures | ({} if compared is None else compared.figures())
-
-
-def _write_json(target: str, figures: dict[str, Any]) -> None:
-    text = json.dumps(figures, indent=1)
-    if target == "-":
-        typer.echo(text)
-    else:
-        write_whole(target, text + "\n")
-
-
-def _refuse(error: object) -> NoReturn:
-    """One clear line and exit code 2."""
-    typer.echo(f"lowtide: {error}", err=True)
-    raise typer.Exit(_USAGE_ERROR)

@@ -1,0 +1,31 @@
+"""The ordering engine on its own: a bare problem in, its order out. No torch, no graph."""
+
+from __future__ import annotations
+
+import os
+
+from lowtide.ir.problem import OrderProblem
+from lowtide.ir.problem_json import load_problem
+from lowtide.schedule import Auto, Schedule, Solver, schedule
+from lowtide.schedule.spec import limited
+
+
+def order(
+    problem: OrderProblem | str | os.PathLike[str],
+    solver: Solver | None = None,
+    *,
+    max_states: int | None = None,
+    max_seconds: float | None = None,
+) -> Schedule:
+    """An order of `problem` of least peak memory, with a proven lower bound: what `lowtide order` prints.
+
+    problem: what to order, or the path of a JSON file that holds it, in either form of `lowtide.ir.problem_json`.
+    solver: how to find the order, a value like `lowtide.schedule.ReadyList()`; `Auto()` where left out.
+    max_states: the solver's effort, in its own states: the same on every machine.
+    max_seconds: a cap on its time, for when effort was guessed too high; an answer that it cuts short depends on the machine.
+
+    Raises FormatError for a file that holds no problem, naming the node, or a solver that cannot be limited so; OSError for a file that
+    cannot be read.
+    """
+    solver = limited(Auto() if solver is None else solver, max_states=max_states, max_seconds=max_seconds)
+    return schedule(problem if isinstance(problem, OrderProblem) else load_problem(problem), solver)

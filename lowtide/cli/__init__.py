@@ -1,0 +1,22 @@
+"""The command line: `lowtide optimize SPEC` and `lowtide order GRAPH.json`."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import typer
+
+from lowtide.cli.optimize import optimize_command
+from lowtide.cli.order import order_command
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run a PyTorch program in less memory, and say how much before it runs.")
+app.command("optimize")(optimize_command)
+app.command("order")(order_command)
+
+
+def main() -> None:
+    """Entry point of the `lowtide` command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names come from the user's files, and not every terminal can write them
+    app()

@@ -1,0 +1,87 @@
+"""`lowtide order GRAPH.json`: the order of least peak memory of a bare problem, proven or with its gap; on an interrupt the best so far."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from lowtide.cli.order_search import Outcome, search
+from lowtide.cli.order_table import show
+from lowtide.cli.output import STANDARD_OUTPUT, refuse, write_json
+from lowtide.errors import FormatError, LowtideError
+from lowtide.ir.problem import OrderProblem
+from lowtide.ir.problem_json import load_problem
+from lowtide.schedule import Auto
+from lowtide.schedule.spec import SOLVERS, limited, parse_solver
+
+_INTERRUPTED = 130  # as shells say of a program that ended by SIGINT
+
+
+def order_command(
+    graph: Annotated[
+        Path, typer.Argument(metavar="GRAPH.json", help="the problem: a list of nodes with their inputs and bytes", show_default=False)
+    ],
+    solver: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME{FIELD=VALUE,...}",
+            help=f"how to find the order: {', '.join(SOLVERS)}, each with settings of its own in braces; the best of several by default",
+        ),
+    ] = None,
+    states: Annotated[
+        int | None, typer.Option(min=1, max=2**63 - 1, help="effort: the solver's max_states; the same on every machine")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="a cap on time: the solver's max_seconds")] = None,
+    json_out: Annotated[
+        str | None, typer.Option("--json", metavar="OUT", help="write the answer as JSON; - for standard output alone")
+    ] = None,
+) -> None:
+    """Order the nodes of a graph for the least peak memory. An interrupt (Ctrl-C) prints the best order so far."""
+    try:
+        _check_target(json_out, graph)
+        chosen = limited(Auto() if solver is None else parse_solver(solver), max_states=states, max_seconds=seconds)
+        problem = load_problem(graph)
+        outcome = search(problem, chosen)
+        if json_out != STANDARD_OUTPUT:
+            show(Console(), problem, outcome)
+        if json_out is not None:
+            write_json(json_out, figures(problem, outcome))
+    except (LowtideError, OSError) as error:
+        refuse(error)
+    if outcome.interrupted:
+        typer.echo("lowtide: interrupted: this is the best order so far", err=True)
+        raise typer.Exit(_INTERRUPTED)
+
+
+def figures(problem: OrderProblem, outcome: Outcome) -> dict[str, Any]:
+    """What `--json` writes: the order by index and by name, what is known of its peak, and what it took."""
+    best = outcome.best
+    return {
+        "status": best.status.name.lower(),
+        "interrupted": outcome.interrupted,
+        "peak_bytes": best.peak_bytes,
+        "lower_bound_bytes": best.lower_bound_bytes,
+        "gap": outcome.gap,
+        "solver": best.solver,
+        "states": outcome.states,
+        "seconds": outcome.seconds,
+        "simple_orders_bytes": {label: simple.peak_bytes for label, simple in outcome.simple.items()},
+        "order": best.order,
+        "names": [problem.names[node] for node in best.order],
+    }
+
+
+def _check_target(target: str | None, graph: Path) -> None:
+    """Refused before the search, not after it: a file that cannot be written, or that would replace the problem."""
+    if target is None or target == STANDARD_OUTPUT:
+        return
+    path = Path(target)
+    if path.is_dir():
+        raise FormatError(f"--json {target}: expected a file, got a folder")
+    if not path.parent.is_dir():
+        raise FormatError(f"--json {target}: expected a file in a folder that exists: No such file or directory: {path.parent}")
+    if path.exists() and graph.exists() and path.samefile(graph):
+        raise FormatError(f"--json {target}: expected another file than the problem itself")

@@ -1,0 +1,69 @@
+"""A search that always has an answer: the solver's last one, also when it is interrupted, or else the best of the simple orders."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.status import Status as Spinner
+
+from lowtide.ir.problem import OrderProblem
+from lowtide.ir.summary import bytes_text
+from lowtide.schedule import ProgramOrder, ReadyList, ReversePostOrder, Schedule, Solver, answers, schedule
+from lowtide.schedule.rehearsal import rehearse
+
+SIMPLE: Mapping[str, Solver] = {
+    "as written": ProgramOrder(),
+    "ready list": ReadyList(),
+    "reverse post-order from inputs": ReversePostOrder("inputs"),
+    "reverse post-order from outputs": ReversePostOrder("outputs"),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The best answer of a search, and what it took."""
+
+    best: Schedule
+    simple: Mapping[str, Schedule]  # the orders that anybody would try first, for comparison
+    seconds: float  # of the search alone, without loading or compiling its kernels
+    interrupted: bool
+
+    @property
+    def gap(self) -> float:
+        """How much of the peak might at most be saved by another order, from 0 to 1; 0 where it is proven least."""
+        return (self.best.peak_bytes - self.best.lower_bound_bytes) / max(self.best.peak_bytes, 1)
+
+    @property
+    def states(self) -> int:
+        """The effort, in the solver's own states; 0 where it counts none."""
+        return self.best.stats.get("states", 0)
+
+
+def search(problem: OrderProblem, solver: Solver) -> Outcome:
+    """All that `solver` finds until it is done or interrupted; a second interrupt is not held back.
+
+    On a terminal the best so far is shown while the search goes on, on standard error.
+    """
+    last, interrupted, started = None, False, time.perf_counter()
+    try:
+        with Console(stderr=True).status("loading the solver's kernels") as spinner:
+            rehearse(solver)
+            started = time.perf_counter()
+            spinner.update("searching")
+            for last in answers(problem, solver):
+                _tell(spinner, last)
+    except KeyboardInterrupt:
+        interrupted = True
+    seconds = time.perf_counter() - started
+    simple = {label: schedule(problem, order) for label, order in SIMPLE.items()}
+    best = last if last is not None else min(simple.values(), key=lambda found: found.peak_bytes)
+    return Outcome(best, simple, seconds, interrupted)
+
+
+def _tell(spinner: Spinner, answer: Schedule) -> None:
+    spinner.update(
+        f"peak {bytes_text(answer.peak_bytes)}, no order needs less than {bytes_text(answer.lower_bound_bytes)}; Ctrl-C to stop here"
+    )

@@ -1,0 +1,42 @@
+"""What `lowtide optimize` is to work on: a function of the user's, or a model of the bench."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+
+from lowtide.api.compare import Workload, plain_sgd, workload_of
+from lowtide.cli.output import refuse
+
+
+def builder(spec: str, batch_size: int, fake: bool) -> Callable[[], Workload]:
+    """A function that makes the workload anew at each call: eager PyTorch and lowtide must start from the same weights."""
+    if ":" not in spec:
+        return lambda: _bench_workload(spec, batch_size, fake)
+    if fake:
+        refuse(f"--fake is for models of the bench; {spec} decides itself where its model lies")
+    module_name, _, function_name = spec.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        refuse(f"cannot find {spec}: {error}")
+    return lambda: workload_of(function)
+
+
+def _bench_workload(name: str, batch_size: int, fake: bool) -> Workload:
+    sys.path.insert(0, os.getcwd())
+    try:
+        models = importlib.import_module("bench.models")
+    except ImportError as error:
+        refuse(
+            f"{name!r} is no module:function, and the bench's models cannot be imported ({error}): run inside a checkout, "
+            "with lowtide[bench] installed"
+        )
+    try:
+        made = models.get(name).build(batch_size, "meta" if fake else "cpu")
+    except KeyError as error:
+        refuse(str(error.args[0]))
+    return Workload(made.model, made.batch, made.loss, plain_sgd(made.model))

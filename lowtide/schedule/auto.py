@@ -1,0 +1,65 @@
+"""What `schedule` does where nobody names a solver."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from lowtide.ir.problem import OrderProblem
+from lowtide.schedule.base import Schedule, Solver, Status
+from lowtide.schedule.exact import Exact
+from lowtide.schedule.repair import Repair
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Simple orders, minimum cuts and exact search; where that ends without proof, windows around the peak are ordered anew.
+
+    On training steps of today's networks the search usually ends with a proof after a few hundred states. The answer's `solver` is the
+    one that found the order.
+    """
+
+    max_states: int = 200_000
+    max_moves: int = 100_000_000
+    max_seconds: float = math.inf
+
+    def solve(self, problem: OrderProblem) -> Schedule:
+        """The least peak found, with the highest bound proven."""
+        *_, last = self.answers(problem)
+        return last
+
+    def answers(self, problem: OrderProblem) -> Iterator[Schedule]:
+        """Better and better orders and bounds."""
+        end = time.monotonic() + self.max_seconds
+        for found in Exact(max_states=self.max_states, max_moves=self.max_moves, max_seconds=self.max_seconds).answers(problem):
+            yield found
+        if found.status is not Status.FEASIBLE or time.monotonic() > end:
+            return
+        searched = found
+        for repaired in Repair(first=Given(searched)).answers(problem):
+            if repaired.peak_bytes < found.peak_bytes or repaired.lower_bound_bytes > found.lower_bound_bytes:
+                found = repaired
+            yield replace(found, stats={**searched.stats, **repaired.stats})
+            if time.monotonic() > end:
+                return
+
+
+@dataclass(frozen=True)
+class Given:
+    """The answer of an earlier solver, for another one to start from."""
+
+    found: Schedule = field(repr=False)
+
+    def solve(self, problem: OrderProblem) -> Schedule:
+        """That answer."""
+        return self.found
+
+
+AUTO = Auto()
+
+
+def schedule(problem: OrderProblem, solver: Solver = AUTO) -> Schedule:
+    """An order of `problem` of low peak memory, by `solver`; the least that can be found and proven where it is left out."""
+    return solver.solve(problem)
