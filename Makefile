@@ -33,7 +33,7 @@ $(READY): pyproject.toml constraints.txt Makefile
 	@$(PYTHON) -m venv $(VENV)
 	@$(INSTALL) torch
 	@$(INSTALL) --editable '.[bench,dev]'
-	@$(INSTALL) --no-deps torchvision
+	@$(INSTALL) --no-deps torchvision timm
 	@touch $@
 
 clean:

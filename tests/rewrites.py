@@ -35,7 +35,7 @@ def rewritten_cases(draw: st.DrawFn, max_nodes: int = 5) -> RewrittenCase:
         return RewrittenCase(old, old, tuple(range(len(old.tasks))))
     made_of = Source.of(rewritten.problem)
     new = Case(made_of.tensor_bytes, made_of.tasks, frozenset(made_of.kept), made_of.resident_bytes)
-    return _renumbered(RewrittenCase(old, new, rewritten.moved), draw(st.permutations(range(len(new.tasks)))))
+    return _renumbered(RewrittenCase(old, new, tuple(rewritten.moved.tolist())), draw(st.permutations(range(len(new.tasks)))))
 
 
 @st.composite

@@ -194,7 +194,7 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--solver", "fastest"], "solver: expected one of best, .*; got 'fastest'"),
+        (["--solver", "fastest"], "solver: expected one of at-waists, .*; got 'fastest'"),
         (["--solver", "ready-list{oldest=young}"], "solver ready-list: oldest: expected one of index, waiting, got 'young'"),
         (["--solver", "program-order", "--states", "5"], "solver ProgramOrder: expected .* limited by max_states, got .* no settings"),
         (["--solver", "program-order", "--seconds", "5"], "solver ProgramOrder: expected .* limited by max_seconds"),

@@ -1,6 +1,6 @@
 """The order of execution of least peak memory: `schedule(problem, solver)` with solvers that are values."""
 
-from lowtide.schedule.auto import Auto, schedule
+from lowtide.schedule.auto import AUTO, Auto, schedule
 from lowtide.schedule.base import Anytime, Schedule, Solver, Status, answers
 from lowtide.schedule.beam import Beam
 from lowtide.schedule.best import Best
@@ -14,6 +14,6 @@ from lowtide.schedule.partition import AtWaists, Partitioned
 from lowtide.schedule.repair import Repair
 
 __all__ = [
-    "Anytime", "AtWaists", "Auto", "Beam", "Best", "DynamicProgramme", "Exact", "Intervals", "Partitioned", "ProgramOrder", "ReadyList",
-    "Repair", "ReversePostOrder", "Schedule", "Solver", "Status", "TimeIndexed", "answers", "lower_bound_bytes", "schedule",
+    "AUTO", "Anytime", "AtWaists", "Auto", "Beam", "Best", "DynamicProgramme", "Exact", "Intervals", "Partitioned", "ProgramOrder",
+    "ReadyList", "Repair", "ReversePostOrder", "Schedule", "Solver", "Status", "TimeIndexed", "answers", "lower_bound_bytes", "schedule",
 ]  # fmt: skip

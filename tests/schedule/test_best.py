@@ -27,7 +27,7 @@ def test_known_networks(row: dict[str, str]) -> None:
         "list_greedy_bytes": schedule(problem, ReadyList("waiting")).peak_bytes,
     }
     assert peak_bytes == {column: int(row[column]) for column in peak_bytes}
-    best = schedule(problem)
+    best = schedule(problem, Best())
     least_kib = float(row["optimum_kib"])  # rounded to a tenth
     assert best.peak_bytes <= min(peak_bytes.values())
     assert best.lower_bound_bytes / 1024 - 0.05 <= least_kib <= best.peak_bytes / 1024 + 0.05
@@ -37,7 +37,7 @@ def test_known_networks(row: dict[str, str]) -> None:
 @given(cases(max_nodes=6))
 def test_bound_and_status_against_every_order(case: Case) -> None:
     least = min(slow_peak(case, order) for order in topological_orders(case))
-    found = schedule(case.problem)
+    found = schedule(case.problem, Best())
     assert found.lower_bound_bytes == lower_bound_bytes(case.problem) <= least <= found.peak_bytes
     assert (found.status is Status.OPTIMAL) == (found.peak_bytes == found.lower_bound_bytes)
 

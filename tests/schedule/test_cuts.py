@@ -11,7 +11,7 @@ from lowtide.errors import CheckError
 from lowtide.ir.problem import OrderProblem
 from lowtide.ir.problem_check import Task
 from lowtide.ir.problem_json import load_problem
-from lowtide.schedule import schedule
+from lowtide.schedule import Best, schedule
 from lowtide.schedule.cuts import cut_bound_bytes, least_need
 from tests.problems import Case, cases, slow_footprint, slow_peak, topological_orders, unhurried
 
@@ -45,7 +45,7 @@ def test_no_order_peaks_below_the_bound(case: Case) -> None:
 @pytest.mark.parametrize("name", LEAST_KIB)
 def test_known_networks(name: str) -> None:
     problem = load_problem(DATA / f"{name}.json")
-    best = schedule(problem)
+    best = schedule(problem, Best())
     found = cut_bound_bytes(problem, best.order)
     assert best.lower_bound_bytes <= found.bound_bytes <= LEAST_KIB[name] * 1024 + 52  # rounded to a tenth
     if name == "hrnet_w18_small-256":  # which a search takes seconds to prove

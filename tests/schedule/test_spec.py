@@ -77,7 +77,7 @@ def test_what_is_read(text: str, solver: Solver) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("exat", r"expected one of best, .*program-order, ready-list.*; got 'exat'"),
+        ("exat", r"expected one of at-waists, .*program-order, ready-list.*; got 'exat'"),
         ("", "expected a name, got the end: write it like"),
         ("{}", r"expected a name, got '\{'"),
         ("ready-list{oldest=index", r"expected ',' after 'ready-list\{oldest=index', got the end"),
@@ -103,7 +103,7 @@ def test_what_is_read(text: str, solver: Solver) -> None:
         ("ilpmodel{parts=3}", r"parts: expected a list like \[a,b\], got '3'"),
         ("ilpmodel{parts=[1,x]}", "parts: expected an integer below 2\\*\\*63, got 'x'"),
         ("ilpmodel{either=some}", "either: expected an integer below 2\\*\\*63 or one of all, got 'some'"),
-        ("ilpmodel{first=3}", "expected one of best, .*; got '3'"),
+        ("ilpmodel{first=3}", "expected one of at-waists, .*; got '3'"),
         ("best{solvers=[]}", "solver best: solvers: expected at least one, got none"),
         ("best{solvers=[ready-list{oldest=x}]}", "ready-list: oldest: expected one of index, waiting"),
         ("wrapped", "wrapped: expected a value for 'inner', got none"),
