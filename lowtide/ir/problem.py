@@ -19,9 +19,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from lowtide.ir.problem_check import Task, checked_predecessors, checked_producers
@@ -159,9 +160,24 @@ def _rows(lists: Sequence[Sequence[int]]) -> Rows:
 
 def _transposed(rows: Rows, columns: int) -> Rows:
     """By each number from 0 to `columns` - 1: the rows that hold it, ascending."""
-    row_of = np.repeat(np.arange(len(rows.ptr) - 1, dtype=np.int32), np.diff(rows.ptr))
-    ids = row_of[np.argsort(rows.ids, kind="stable")]
-    return Rows(_offsets(np.bincount(rows.ids, minlength=columns)), _frozen(ids))
+    ptr, ids = _turned(rows.ptr, rows.ids, columns)
+    return Rows(_frozen(ptr), _frozen(ids))
+
+
+@njit(cache=True)
+def _turned(ptr: Any, ids: Any, columns: Any) -> tuple[Ints, Ints]:
+    """Rows and columns of a sparse matrix exchanged, by counting: many times faster than sorting."""
+    starts = np.zeros(columns + 1, np.int32)
+    for column in ids:
+        starts[column + 1] += 1
+    for column in range(columns):
+        starts[column + 1] += starts[column]
+    fill, turned = starts[:-1].copy(), np.empty(len(ids), np.int32)
+    for row in range(len(ptr) - 1):
+        for entry in range(ptr[row], ptr[row + 1]):
+            turned[fill[ids[entry]]] = row
+            fill[ids[entry]] += 1
+    return starts, turned
 
 
 def _offsets(lengths: NDArray[np.int64]) -> Ints:

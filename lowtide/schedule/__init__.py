@@ -10,10 +10,12 @@ from lowtide.schedule.dynamic import DynamicProgramme
 from lowtide.schedule.exact import Exact
 from lowtide.schedule.greedy import ProgramOrder, ReadyList, ReversePostOrder
 from lowtide.schedule.ilp import TimeIndexed
+from lowtide.schedule.incremental import reschedule
 from lowtide.schedule.partition import AtWaists, Partitioned
 from lowtide.schedule.repair import Repair
 
 __all__ = [
     "AUTO", "Anytime", "AtWaists", "Auto", "Beam", "Best", "DynamicProgramme", "Exact", "Intervals", "Partitioned", "ProgramOrder",
-    "ReadyList", "Repair", "ReversePostOrder", "Schedule", "Solver", "Status", "TimeIndexed", "answers", "lower_bound_bytes", "schedule",
+    "ReadyList", "Repair", "ReversePostOrder", "Schedule", "Solver", "Status", "TimeIndexed", "answers", "lower_bound_bytes",
+    "reschedule", "schedule",
 ]  # fmt: skip

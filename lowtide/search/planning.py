@@ -10,11 +10,14 @@ from lowtide.cost.memory import order_problem, simulate
 from lowtide.ir.check import check_graph, check_order, check_takeovers
 from lowtide.ir.graph import Graph, Value
 from lowtide.ir.plan import Plan, Provenance
+from lowtide.rewrite.results import read_results
 from lowtide.rewrite.split import split_results
 from lowtide.schedule import ProgramOrder, Schedule, Solver, schedule
 
 # Equal graphs, the captured one first, and what each of their nodes needs beside its inputs and results, bytes; 0 where unknown.
 Candidates: TypeAlias = Mapping[Graph, Sequence[int]]
+
+_REWRITES = (read_results, split_results)
 
 
 def make_plan(among: Candidates, solver: Solver, provenance: Provenance, *, round_to: int = 1, held_by_eager: Sequence[Value] = ()) -> Plan:
@@ -33,8 +36,10 @@ def make_plan(among: Candidates, solver: Solver, provenance: Provenance, *, roun
 
 def candidates(graph: Graph) -> tuple[Graph, ...]:
     """The graphs that compute what `graph` does, bit for bit, and may need less memory; `graph` itself first."""
-    split = split_results(graph)
-    return (graph, split.graph) if split.forward else (graph,)
+    found = [graph]
+    for rewrite in _REWRITES:
+        found += [done.graph for old in found if (done := rewrite(old)).forward]
+    return tuple(found)
 
 
 def replan(saved: Plan, graph: Graph) -> Plan:

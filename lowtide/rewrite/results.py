@@ -1,0 +1,90 @@
+"""Letting a backward operator read what its forward operator made instead of what that had read.
+
+The gradient of a clamp needs to know where the input was inside, and the output says so as well: it is at a bound exactly where the
+input was not inside. So the input, or the copy of it that autograd keeps when the clamp works in place, need not live until the backward
+pass; the output usually does so anyway, for the operator after it. The bits are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
+
+from lowtide.ir.graph import Arg, Graph, Node, Value
+from lowtide.rewrite.base import Rewritten, replace_nodes
+
+Makers: TypeAlias = Mapping[Value, Node]
+
+
+class _Rule(NamedTuple):
+    """`backward(gradient, input, *parameters, ...)` gives the same bits for the output of `forward(input, *parameters)`."""
+
+    forward: str
+    defaults: tuple[Arg, ...]  # of the parameters
+    rising: int | None = None  # the parameter that has to be positive for it
+
+
+_RULES: dict[str, _Rule] = {
+    # x <= a or x >= b, and min(max(x, a), b) <= a or >= b, are the same question
+    "aten.hardtanh_backward.default": _Rule("aten.hardtanh.default", (-1, 1)),
+    # x > 0, and (x if x > 0 else s * x) > 0, are the same question if s > 0
+    "aten.leaky_relu_backward.default": _Rule("aten.leaky_relu.default", (0.01,), rising=0),
+}
+
+
+def read_results(graph: Graph) -> Rewritten:
+    """Every backward operator of the table reads its forward operator's output, and copies that nobody reads any more are gone."""
+    makers = {value: node for node in graph.nodes for value in node.outputs if value is not None}
+    outputs = {_key(node): node.outputs[0] for node in graph.nodes if node.op in {rule.forward for rule in _RULES.values()}}
+    instead = {node: (_reading(node, result),) for node in graph.nodes if (result := _result(node, makers, outputs)) is not None}
+    unread = _unread_copies(graph, instead, makers)
+    return replace_nodes(graph, instead | dict.fromkeys(unread, ()))
+
+
+def _result(node: Node, makers: Makers, outputs: Mapping[tuple[object, ...], Value | None]) -> Value | None:
+    """What the backward operator `node` can read instead of its input; None where it is none, or there is nothing."""
+    rule, saved = _RULES.get(node.op), node.args[1] if len(node.args) > 1 else None
+    if rule is None or not isinstance(saved, Value):
+        return None
+    parameters = node.args[2 : 2 + len(rule.defaults)]
+    slope = None if rule.rising is None else parameters[rule.rising]
+    if rule.rising is not None and not (isinstance(slope, (int, float)) and slope > 0):
+        return None
+    result = outputs.get((rule.forward, _copied(saved, makers), *parameters))
+    return result if result is not None and _layout(result) == _layout(saved) else None
+
+
+def _key(node: Node) -> tuple[object, ...]:
+    """What a forward operator does: itself, its input and its parameters, with those that were left out."""
+    rule = next(rule for rule in _RULES.values() if rule.forward == node.op)
+    return (node.op, node.args[0], *node.args[1:], *rule.defaults[len(node.args) - 1 :])
+
+
+def _copied(value: Value, makers: Makers) -> Value:
+    """The value that `value` is a copy of, or itself."""
+    maker = makers.get(value)
+    while maker is not None and maker.op == "aten.clone.default" and isinstance(maker.args[0], Value):
+        value, maker = maker.args[0], makers.get(maker.args[0])
+    return value
+
+
+def _reading(node: Node, result: Value) -> Node:
+    """The backward operator with another input."""
+    saved = node.args[1]
+    inplace = tuple((result if value is saved else value, overload) for value, overload in node.inplace)
+    return replace(node, args=(node.args[0], result, *node.args[2:]), inplace=inplace)
+
+
+def _unread_copies(graph: Graph, instead: Mapping[Node, tuple[Node, ...]], makers: Makers) -> set[Node]:
+    """The copies that only rewritten operators had read."""
+    read = set(graph.outputs)
+    for node in graph.nodes:
+        for new in instead.get(node, (node,)):
+            read.update(new.inputs)
+    copies = {makers[value] for node in instead for value in node.inputs if value in makers and value not in read}
+    return {node for node in copies if node.op == "aten.clone.default"}
+
+
+def _layout(value: Value) -> tuple[object, ...]:
+    return value.dtype, value.shape, value.stride, value.storage.device

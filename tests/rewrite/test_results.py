@@ -1,0 +1,105 @@
+"""Reading the output instead of the input changes no bit, and lets go of what autograd would keep."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+from lowtide.ir.check import check_graph
+from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
+from lowtide.rewrite.results import _RULES, read_results
+
+EDGES = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 6.0, -1.0, 1.0, 1e-45, -1e-45, 5.9999995, 6.0000005])
+PARAMETERS = {"aten.hardtanh.default": [(0.0, 6.0), (-1, 1), (2.0, 2.0)], "aten.leaky_relu.default": [(0.01,), (3,), (1e-30,)]}
+
+
+def _operator(name):
+    _, base, overload = name.split(".")
+    return getattr(getattr(torch.ops.aten, base), overload)
+
+
+@pytest.mark.parametrize(("backward", "rule"), _RULES.items())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_every_rule_on_real_tensors(backward, rule, dtype):
+    x = torch.cat([EDGES, torch.randn(501) * 4]).to(dtype)
+    gradient = torch.randn(len(x)).to(dtype)
+    for parameters in PARAMETERS[rule.forward]:
+        result = _operator(rule.forward)(x, *parameters)
+        more = (False,) if "leaky" in backward else ()
+        expected, got = (_operator(backward)(gradient, read, *parameters, *more) for read in (x, result))
+        assert torch.equal(expected, got)
+
+
+def _value(name, kind=Kind.ACTIVATION):
+    return Value(name, Storage(name, 16, "cpu", kind), "float32", (4,), (1,))
+
+
+def _clamp(forward_parameters=(0.0, 6.0), also_kept=False):
+    x, gradient, y, kept, dx = _value("x", Kind.INPUT), _value("gradient", Kind.INPUT), _value("y"), _value("kept"), _value("dx")
+    nodes = (
+        Node("aten.clone.default", (x,), (kept,)),
+        Node("aten.hardtanh.default", (x, *forward_parameters), (y,)),
+        Node("aten.hardtanh_backward.default", (gradient, kept, 0.0, 6.0), (dx,), inplace=((kept, "aten.hardtanh_backward.grad_input"),)),
+    )
+    return Graph((x, gradient), nodes, (y, dx, *((kept,) if also_kept else ())))
+
+
+def test_the_copy_goes_and_the_leave_to_work_in_place_follows():
+    graph = _clamp()
+    done = read_results(graph)
+    forward, backward = done.graph.nodes
+    assert backward.args == (graph.inputs[1], forward.outputs[0], 0.0, 6.0)
+    assert backward.inplace == ((forward.outputs[0], "aten.hardtanh_backward.grad_input"),)
+    assert done.forward == {graph.nodes[0]: (), graph.nodes[2]: (backward,)}
+    check_graph(done.graph)
+
+
+def test_a_copy_that_somebody_reads_stays():
+    assert read_results(_clamp(also_kept=True)).graph.nodes[0].op == "aten.clone.default"
+
+
+@pytest.mark.parametrize("parameters", [(0.0, 5.0), ()])
+def test_another_clamp_of_the_same_input_is_not_it(parameters):
+    assert not read_results(_clamp(parameters)).forward
+
+
+@pytest.mark.parametrize(("slope", "is_rewritten"), [(0.1, True), (0.0, False), (-0.5, False)])
+def test_a_leaky_relu_has_to_rise(slope, is_rewritten):
+    x, gradient, y, dx = _value("x", Kind.INPUT), _value("gradient", Kind.INPUT), _value("y"), _value("dx")
+    forward = Node("aten.leaky_relu.default", (x, slope), (y,))
+    backward = Node("aten.leaky_relu_backward.default", (gradient, x, slope, False), (dx,))
+    assert bool(read_results(Graph((x, gradient), (forward, backward), (y, dx))).forward) == is_rewritten
+
+
+def test_parameters_that_were_left_out_are_the_defaults():
+    x, gradient, y, dx = _value("x", Kind.INPUT), _value("gradient", Kind.INPUT), _value("y"), _value("dx")
+    forward = Node("aten.hardtanh.default", (x,), (y,))
+    backward = Node("aten.hardtanh_backward.default", (gradient, x, -1.0, 1.0), (dx,))
+    assert read_results(Graph((x, gradient), (forward, backward), (y, dx))).forward
+
+
+def _network():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU6(inplace=True), nn.Conv2d(16, 16, 3), nn.LeakyReLU(0.2), nn.Conv2d(16, 4, 3)]
+    model = nn.Sequential(*layers)
+    return model, torch.optim.SGD(model.parameters(), 0.1)
+
+
+def test_a_step_without_the_copies_trains_the_same_in_less():
+    (model, optimizer), (twin, twins) = _network(), _network()
+    x = torch.randn(2, 3, 24, 24) * 5
+    step = lowtide.optimize(model, (x,), loss=lambda model, x: model(x).square().mean(), optimizer=optimizer)
+    assert not [node for node in step.plan.graph.nodes if node.op == "aten.clone.default"]
+    for _ in range(3):
+        twins.zero_grad()
+        expected = twin(x).square().mean()
+        expected.backward()
+        twins.step()
+        assert torch.equal(step(x), expected.detach())
+    for ours, theirs in itertools.chain(
+        zip(model.parameters(), twin.parameters(), strict=True), zip(model.buffers(), twin.buffers(), strict=True)
+    ):
+        assert torch.equal(ours, theirs)
+    assert step.plan.peak_bytes < 0.9 * step.plan.eager_peak_bytes
