@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.table import Table
 from bench.machine import machine
 
 Cell = str | int | float | None  # None: not measured here
+_WIDTH = 240  # where the output is no terminal: tables should not be squeezed into a log
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -48,7 +50,7 @@ class Results:
             column.justify = "right"
         for row in self.rows:
             table.add_row(*(_shown(column, row.get(column)) for column in self.columns))
-        (console or Console()).print(table)
+        (console or Console(width=None if sys.stdout.isatty() else _WIDTH)).print(table)
 
     def _document(self) -> dict[str, object]:
         rows = [{column: row.get(column) for column in self.columns} for row in self.rows]

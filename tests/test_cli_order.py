@@ -265,7 +265,7 @@ def test_an_interrupt_prints_the_best_so_far() -> None:
     code, output, errors = interrupted(INSTANCE, "--solver", "slow", "--json", "-")
     figures = json.loads(output)
     assert (code, errors) == (130, "lowtide: interrupted: this is the best order so far\n")
-    assert (figures["interrupted"], figures["solver"]) == (True, "ReadyList(oldest='index')")
+    assert (figures["interrupted"], figures["solver"]) == (True, "ReadyList()")
     assert simulate(load_problem(INSTANCE), figures["order"]).peak_bytes == figures["peak_bytes"]
 
 

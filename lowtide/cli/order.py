@@ -28,7 +28,7 @@ def order_command(
         str | None,
         typer.Option(
             metavar="NAME{FIELD=VALUE,...}",
-            help=f"how to find the order: {', '.join(SOLVERS)}, each with settings of its own in braces; the best of several by default",
+            help=f"how to find the order: {', '.join(SOLVERS)}, each with settings of its own in braces; auto by default",
         ),
     ] = None,
     states: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,10 +32,11 @@ class Schedule:
     peak_bytes: int  # with what is resident; where infeasible, the lower bound
     lower_bound_bytes: int  # no order has a lower peak
     status: Status
-    solver: str  # that found it, with its settings: "ReadyList(oldest='index')"
+    solver: str  # that found it, with the settings that are not its defaults: "ReadyList(oldest='waiting')"
     stats: Mapping[str, int] = field(default_factory=dict)  # effort, by the solver's own names
 
 
+@runtime_checkable
 class Solver(Protocol):
     """A way to find an order: a frozen dataclass whose fields are its settings."""
 
@@ -70,4 +72,21 @@ def scheduled(
     footprint = simulate(problem, order)
     bound_bytes = max(bound_bytes, lower_bound_bytes(problem))
     status = Status.OPTIMAL if footprint.peak_bytes == bound_bytes else Status.FEASIBLE
-    return Schedule(tuple(np.asarray(order).tolist()), footprint.peak_bytes, bound_bytes, status, repr(solver), stats or {})
+    return Schedule(tuple(np.asarray(order).tolist()), footprint.peak_bytes, bound_bytes, status, described(solver), stats or {})
+
+
+def described(solver: Solver) -> str:
+    """A solver with those of its settings that are not what they are by default: "Exact(max_states=1000)"."""
+    if not dataclasses.is_dataclass(solver):
+        return repr(solver)
+    settings = [(each.name, getattr(solver, each.name)) for each in dataclasses.fields(solver) if each.repr and _is_changed(solver, each)]
+    return f"{type(solver).__name__}({', '.join(f'{name}={_shown(value)}' for name, value in settings)})"
+
+
+def _shown(value: object) -> str:
+    return described(value) if isinstance(value, Solver) else repr(value)
+
+
+def _is_changed(solver: Solver, each: dataclasses.Field[object]) -> bool:
+    default = each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
+    return bool(getattr(solver, each.name) != default)

@@ -9,6 +9,7 @@ from lowtide.ir.problem import OrderProblem
 from lowtide.ir.problem_check import Task
 from lowtide.ir.problem_json import load_problem
 from lowtide.schedule import Status, dynamic, lower_bound_bytes
+from lowtide.schedule.base import described
 from lowtide.schedule.dynamic import DynamicProgramme
 from tests.problems import Case, cases, slow_peak, unhurried
 from tests.schedule.unaided import least_peak, unaided
@@ -25,7 +26,7 @@ def test_the_least_of_all_orders(solver: DynamicProgramme, case: Case) -> None:
         found = solver.solve(case.problem)
     assert (found.peak_bytes, found.status) == (least_peak(case), Status.OPTIMAL)
     assert slow_peak(case, found.order) == found.peak_bytes
-    assert found.solver == repr(solver)
+    assert found.solver == described(solver)
 
 
 @unhurried

@@ -4,7 +4,8 @@ from hypothesis import strategies as st
 
 from lowtide.ir.problem import OrderProblem
 from lowtide.ir.problem_check import Task
-from lowtide.schedule import ProgramOrder, ReadyList, ReversePostOrder, Solver
+from lowtide.schedule import ProgramOrder, ReadyList, Repair, ReversePostOrder, Solver
+from lowtide.schedule.base import described
 from tests.problems import Case, cases, slow_peak, unhurried
 
 SOLVERS = [ProgramOrder(), ReversePostOrder("inputs"), ReversePostOrder("outputs"), ReadyList("index"), ReadyList("waiting")]
@@ -19,7 +20,7 @@ def test_orders_are_topological_and_their_peaks_true(solver: Solver, case: Case)
     assert all(case.preds(node) <= set(found.order[:step]) for step, node in enumerate(found.order))
     assert found.peak_bytes == slow_peak(case, found.order)
     assert found.lower_bound_bytes <= found.peak_bytes
-    assert found.solver == repr(solver)
+    assert found.solver == described(solver)
     assert solver.solve(case.problem) == found
 
 
@@ -98,3 +99,10 @@ def _added_and_needed(case: Case, done: list[int], node: int) -> tuple[int, int]
     if any(tensor in dying for tensor, _ in task.takes):
         needed -= case.tensor_bytes[task.makes[0]]
     return added, needed
+
+
+def test_a_solver_is_described_by_what_is_not_its_default() -> None:
+    assert described(ReadyList()) == "ReadyList()"
+    assert described(ReadyList("waiting")) == "ReadyList(oldest='waiting')"
+    nested = Repair(inner=ReadyList("waiting"), first=ProgramOrder())
+    assert described(nested) == "Repair(inner=ReadyList(oldest='waiting'), first=ProgramOrder())"
