@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit
 
 from lowtide.schedule.downsets import DONE, EPOCH, LIVE, READY, Net, Walk, added_bytes, need_bytes, run, undo
-from lowtide.schedule.flow import UNLIMITED, min_cut
+from lowtide.schedule.flow import select
 
 CHAIN, VALLEY, TOUCHED, SWEPT = 400, 400, 256, 1024  # how far each looks, nodes
 
@@ -205,58 +205,58 @@ def _roll_out(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
 
 @njit(cache=True)
 def _cheapest(net: Net, walk: Walk, reached: Any, fallen: Any) -> Any:
-    """[reached] whether each node is in the sub-downset of `reached` of least live memory, which is all of them where nothing is cheaper.
+    """[reached] whether each node is in the sub-downset of `reached` of least live memory: all of them where none is cheaper."""
+    place_of, index_of, pins = _numbered(net, reached)
+    k, count = len(reached), len(pins)
+    opened, closed = k, k + count  # vertices: nodes, then each tensor once as opened, once as closed
+    cost, gain = np.zeros(k + 2 * count, np.int64), np.zeros(k + 2 * count, np.int64)
+    ptr = np.zeros(k + 2 * count + 1, np.int32)
+    ids = np.empty(0, np.int32)
+    for is_filling in (False, True):  # counts the arcs of each vertex first
+        for place in range(k):
+            node = reached[place]
+            for entry in range(net.pin_ptr[node], net.pin_ptr[node + 1]):
+                tensor = net.pin_ids[entry]
+                index = index_of[tensor]
+                if walk.ran[tensor] == 0:
+                    cost[opened + index] = net.tensor_bytes[tensor]
+                    _arc(place, opened + index, ptr, ids, is_filling)
+                if walk.ran[tensor] + pins[index] == net.pins[tensor]:
+                    gain[closed + index] = net.tensor_bytes[tensor]
+                    _arc(closed + index, place, ptr, ids, is_filling)
+            for entry in range(net.pred_ptr[node], net.pred_ptr[node + 1]):
+                if net.pred_ids[entry] in place_of:
+                    _arc(place, place_of[net.pred_ids[entry]], ptr, ids, is_filling)
+        if not is_filling:
+            ids = np.empty(ptr.sum(), np.int32)
+            ptr[1:] = np.cumsum(ptr)[:-1]  # from counts to where rows start; filling moves each start to its end
+            ptr[0] = 0
+    ptr[1:] = ptr[:-1].copy()
+    ptr[0] = 0
+    most = gain.sum()
+    flow, chosen = select(ptr, ids, cost, gain, len(ptr))
+    return np.ones(k, np.bool_) if most - flow <= fallen else chosen[:k]
 
-    A project selection: running a node may open tensors, which costs their bytes; once all pins of a tensor have run, its bytes come back.
-    """
-    k = len(reached)
-    local = {np.int32(-1): 0}
-    for place in range(k):
-        local[reached[place]] = place
-    tensors = {np.int32(-1): 0}
-    inside = {np.int32(-1): 0}  # pins of each tensor among them
-    arcs = 0
-    for place in range(k):
-        node = reached[place]
-        arcs += net.succ_ptr[node + 1] - net.succ_ptr[node] + 2 * (net.pin_ptr[node + 1] - net.pin_ptr[node])
-        for entry in range(net.pin_ptr[node], net.pin_ptr[node + 1]):
+
+@njit(cache=True)
+def _numbered(net: Net, reached: Any) -> Any:
+    """Places by node, numbers by tensor, and by that number how many of the tensor's pins are among `reached`."""
+    place_of, index_of = {np.int32(-1): 0}, {np.int32(-1): 0}  # no node and no tensor: says what types these hold
+    pins = [np.int32(0) for _ in range(0)]
+    for place in range(len(reached)):
+        place_of[reached[place]] = place
+        for entry in range(net.pin_ptr[reached[place]], net.pin_ptr[reached[place] + 1]):
             tensor = net.pin_ids[entry]
-            if tensor not in tensors:
-                tensors[tensor] = len(tensors) - 1
-                inside[tensor] = 0
-            inside[tensor] += 1
-    count = len(tensors) - 1
-    source, sink = k + 2 * count, k + 2 * count + 1
-    tail, head = np.empty(arcs + 2 * count, np.int32), np.empty(arcs + 2 * count, np.int32)
-    capacity = np.empty(arcs + 2 * count, np.int64)
-    arc, most = 0, np.int64(0)
-    for tensor, index in tensors.items():
-        if tensor < 0:
-            continue
-        if walk.ran[tensor] == 0:  # vertex k + index: it is open
-            tail[arc], head[arc], capacity[arc] = k + index, sink, net.tensor_bytes[tensor]
-            arc += 1
-        if walk.ran[tensor] + inside[tensor] == net.pins[tensor]:  # vertex k + count + index: it is closed
-            tail[arc], head[arc], capacity[arc] = source, k + count + index, net.tensor_bytes[tensor]
-            arc += 1
-            most += net.tensor_bytes[tensor]
-    for place in range(k):
-        node = reached[place]
-        for entry in range(net.pin_ptr[node], net.pin_ptr[node + 1]):
-            tensor = net.pin_ids[entry]
-            index = tensors[tensor]
-            if walk.ran[tensor] == 0:
-                tail[arc], head[arc], capacity[arc] = place, k + index, UNLIMITED
-                arc += 1
-            if walk.ran[tensor] + inside[tensor] == net.pins[tensor]:
-                tail[arc], head[arc], capacity[arc] = k + count + index, place, UNLIMITED
-                arc += 1
-        for entry in range(net.succ_ptr[node], net.succ_ptr[node + 1]):
-            succ = net.succ_ids[entry]
-            if succ in local:
-                tail[arc], head[arc], capacity[arc] = local[succ], place, UNLIMITED
-                arc += 1
-    value, chosen = min_cut(k + 2 * count + 2, tail[:arc], head[:arc], capacity[:arc], source, sink)
-    if most - value <= fallen:
-        return np.ones(k, np.bool_)
-    return chosen[:k]
+            if tensor not in index_of:
+                index_of[tensor] = len(pins)
+                pins.append(np.int32(0))
+            pins[index_of[tensor]] += 1
+    return place_of, index_of, np.array(pins, np.int32)
+
+
+@njit(cache=True)
+def _arc(tail: Any, head: Any, ptr: Any, ids: Any, is_filling: Any) -> None:
+    """Counts an arc of `tail`, or puts it in the next place of its row."""
+    if is_filling:
+        ids[ptr[tail]] = head
+    ptr[tail] += 1

@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from lowtide.cost.memory import simulate
 from lowtide.ir.problem import OrderProblem
 from lowtide.schedule.bound import lower_bound_bytes
+from lowtide.schedule.flow import select
 
 _PHASES = 300  # of one flow: far more than any network seen needs, and still affordable where a network is contrived
 
@@ -97,7 +98,7 @@ def _cut(problem: OrderProblem, state: NDArray[np.int8], candidate: int) -> Cut:
         problem.producer, problem.tensor_bytes, problem.kept, problem.uses,
     )  # fmt: skip
     total_bytes = int(gain.sum())
-    flow_bytes, chosen = _max_flow(arc_ptr, arc_ids, cost, gain, _PHASES)  # stopped early it proves less, and chooses nothing
+    flow_bytes, chosen = select(arc_ptr, arc_ids, cost, gain, _PHASES)  # stopped early it proves less, and chooses nothing
     downset = (state == _DONE) | ((state == _FREE) & chosen[: problem.node_count])
     return Cut(int(alive_bytes) - (total_bytes - int(flow_bytes)), downset)
 
@@ -163,97 +164,3 @@ def _network(
                 alive_bytes -= tensor_bytes[tensor]
         arc_ptr[n + tensor + 1] = arcs
     return alive_bytes, cost, gain, arc_ptr, arc_ids[:arcs]
-
-
-@njit(cache=True)
-def _transposed(ptr: Any, ids: Any) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    """By head: where its arcs start, their tails, and their places in `ids`."""
-    size = len(ptr) - 1
-    back_ptr = np.zeros(size + 1, np.int32)
-    for head in ids:
-        back_ptr[head + 1] += 1
-    for at in range(size):
-        back_ptr[at + 1] += back_ptr[at]
-    fill, tails, arcs = back_ptr[:-1].copy(), np.empty(len(ids), np.int32), np.empty(len(ids), np.int32)
-    for tail in range(size):
-        for arc in range(ptr[tail], ptr[tail + 1]):
-            place = fill[ids[arc]]
-            tails[place], arcs[place], fill[ids[arc]] = tail, arc, place + 1
-    return back_ptr, tails, arcs
-
-
-@njit(cache=True)
-def _levels(ptr: Any, ids: Any, back_ptr: Any, tails: Any, arcs: Any, flow: Any, cost: Any, gain: Any, level: Any, queue: Any) -> bool:
-    """Distances from what still has gain to give, -1 where nothing leads; whether any of it reaches a cost not yet paid."""
-    level[:] = -1
-    head, tail, target = 0, 0, -1
-    for at in range(len(level)):
-        if gain[at] > 0:
-            level[at], queue[tail], tail = 0, at, tail + 1
-    while head < tail:
-        at, head = queue[head], head + 1
-        if cost[at] > 0 and target < 0:
-            target = level[at]
-        if target >= 0 and level[at] >= target:
-            continue  # longer paths wait for a later phase
-        for arc in range(ptr[at], ptr[at + 1]):
-            if level[ids[arc]] < 0:
-                level[ids[arc]], queue[tail], tail = level[at] + 1, ids[arc], tail + 1
-        for entry in range(back_ptr[at], back_ptr[at + 1]):
-            if flow[arcs[entry]] > 0 and level[tails[entry]] < 0:
-                level[tails[entry]], queue[tail], tail = level[at] + 1, tails[entry], tail + 1
-    return target >= 0
-
-
-@njit(cache=True)
-def _max_flow(ptr: Any, ids: Any, cost: Any, gain: Any, max_phases: Any) -> Any:
-    """The most that can flow from gains to costs along arcs without limit (Dinic 1970), and what gain left over leads to.
-
-    Where phases ran out, that is nothing. Arcs of vertex i are `ids[ptr[i]:ptr[i + 1]]`. `cost` and `gain` are used up.
-    """
-    size, total = len(ptr) - 1, np.int64(0)
-    back_ptr, tails, arcs = _transposed(ptr, ids)
-    flow, level, queue = np.zeros(len(ids), np.int64), np.empty(size, np.int32), np.empty(size, np.int32)
-    path, via = np.empty(size + 1, np.int32), np.empty(size + 1, np.int32)  # vertices of a walk; the arc to each, ~arc where backwards
-    for _ in range(max_phases):
-        if not _levels(ptr, ids, back_ptr, tails, arcs, flow, cost, gain, level, queue):
-            return total, level >= 0
-        forward, backward = ptr[:-1].copy(), back_ptr[:-1].copy()
-        for source in range(size):
-            while gain[source] > 0 and level[source] == 0:
-                path[0], depth = source, 0
-                while depth >= 0 and (cost[path[depth]] == 0 or depth == 0):
-                    at, moved = path[depth], False
-                    while forward[at] < ptr[at + 1] and not moved:
-                        arc = forward[at]
-                        moved = level[ids[arc]] == level[at] + 1
-                        if moved:
-                            path[depth + 1], via[depth + 1] = ids[arc], arc
-                        else:
-                            forward[at] += 1
-                    while backward[at] < back_ptr[at + 1] and not moved:
-                        entry = backward[at]
-                        moved = flow[arcs[entry]] > 0 and level[tails[entry]] == level[at] + 1
-                        if moved:
-                            path[depth + 1], via[depth + 1] = tails[entry], ~arcs[entry]
-                        else:
-                            backward[at] += 1
-                    if moved:
-                        depth += 1
-                    else:
-                        level[at], depth = -1, depth - 1  # leads nowhere in this phase
-                if depth < 0:
-                    break
-                pushed = min(gain[source], cost[path[depth]])
-                for place in range(1, depth + 1):
-                    if via[place] < 0:
-                        pushed = min(pushed, flow[~via[place]])
-                for place in range(1, depth + 1):
-                    if via[place] < 0:
-                        flow[~via[place]] -= pushed
-                    else:
-                        flow[via[place]] += pushed
-                gain[source] -= pushed
-                cost[path[depth]] -= pushed
-                total += pushed
-    return total, np.zeros(size, np.bool_)

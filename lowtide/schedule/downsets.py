@@ -84,7 +84,7 @@ def net_of(problem: OrderProblem, backwards: bool = False) -> Net:
     pin_sum = np.zeros(m, np.int64)
     np.add.at(pin_sum, pin_ids, node_of)
     before, after = (problem.succs, problem.preds) if backwards else (problem.preds, problem.succs)
-    return Net(
+    net = Net(
         *after, *before, pin_ptr, pin_ids, *opener, *_takes(problem),
         np.where(problem.take_output >= 0, problem.tensor_bytes[problem.take_output] if m else 0, 0),
         problem.workspace_bytes + problem.sum_by_row(problem.outputs_of, unread),
@@ -92,6 +92,8 @@ def net_of(problem: OrderProblem, backwards: bool = False) -> Net:
         np.diff(before.ptr).astype(np.int32), _keys(n), int(backwards),
         int(problem.tensor_bytes[problem.kept].sum()) if backwards else problem.start_bytes, n,
     )  # fmt: skip
+    # Copies, since numba compiles its kernels anew for arrays that are read-only.
+    return Net(*(np.array(item) if isinstance(item, np.ndarray) else item for item in net))
 
 
 def _pins(problem: OrderProblem) -> Rows:

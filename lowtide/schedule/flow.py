@@ -1,6 +1,9 @@
-"""Maximum flow and minimum cut (Dinic 1970): the workhorse of valleys and of lower bounds.
+"""Project selection (Picard 1976): the workhorse of valleys and of lower bounds.
 
-A minimum cut finds the cheapest downset among many, since live memory is submodular over downsets.
+Some vertices cost bytes and others gain bytes, and a vertex can be chosen only with all that it requires. The best choice is a minimum cut:
+flow goes from gains, along "requires" without limit, to costs (Dinic 1970), and what gain is left over leads to is chosen. Live
+memory is submodular over downsets, so the cheapest downset among many is such a choice: a node costs what it opens, and a
+tensor gains its bytes once all that touches it has run.
 """
 
 from __future__ import annotations
@@ -9,105 +12,99 @@ from typing import Any
 
 import numpy as np
 from numba import njit
-
-UNLIMITED = 1 << 61  # capacity of an arc that no minimum cut crosses; sums of two fit into an int64
-
-
-@njit(cache=True)
-def min_cut(vertices: Any, tail: Any, head: Any, capacity: Any, source: Any, sink: Any) -> Any:
-    """The value of a minimum cut and the [vertices] mask of its smallest source side; arc a goes `tail[a]` -> `head[a]`."""
-    arcs = len(tail)
-    ptr, slot = _adjacency(vertices, tail, head)
-    residual = np.zeros(2 * arcs, np.int64)  # arc a, and at arcs + a its reverse
-    residual[:arcs] = capacity
-    level, entry = np.empty(vertices, np.int32), np.empty(vertices, np.int32)
-    queue, path = np.empty(vertices, np.int32), np.empty(vertices, np.int32)
-    value = np.int64(0)
-    while _reach(ptr, slot, tail, head, residual, source, sink, level, queue):
-        entry[:] = ptr[:-1]
-        value += _blocking_flow(ptr, slot, tail, head, residual, source, sink, level, entry, path)
-    return value, level >= 0
+from numpy.typing import NDArray
 
 
 @njit(cache=True)
-def _adjacency(vertices: Any, tail: Any, head: Any) -> Any:
-    """Rows of residual arcs by vertex."""
-    arcs = len(tail)
-    ptr = np.zeros(vertices + 1, np.int32)
-    for arc in range(arcs):
-        ptr[tail[arc] + 1] += 1
-        ptr[head[arc] + 1] += 1
-    for vertex in range(vertices):
-        ptr[vertex + 1] += ptr[vertex]
-    fill, slot = ptr[:-1].copy(), np.empty(2 * arcs, np.int32)
-    for arc in range(arcs):
-        slot[fill[tail[arc]]] = arc
-        fill[tail[arc]] += 1
-        slot[fill[head[arc]]] = arcs + arc
-        fill[head[arc]] += 1
-    return ptr, slot
+def select(ptr: Any, ids: Any, cost: Any, gain: Any, max_phases: Any) -> Any:
+    """The most that can flow from gains to costs, and the [vertices] mask of the smallest best choice, nothing where phases ran out.
+
+    Vertex i requires those in `ids[ptr[i]:ptr[i + 1]]`. The best choice is worth the sum of gains less the flow. `cost` and `gain` are
+    used up.
+    """
+    size, total = len(ptr) - 1, np.int64(0)
+    back_ptr, tails, arcs = _transposed(ptr, ids)
+    flow, level, queue = np.zeros(len(ids), np.int64), np.empty(size, np.int32), np.empty(size, np.int32)
+    path, via = np.empty(size + 1, np.int32), np.empty(size + 1, np.int32)  # vertices of a walk; the arc to each, ~arc where backwards
+    for _ in range(max_phases):
+        if not _levels(ptr, ids, back_ptr, tails, arcs, flow, cost, gain, level, queue):
+            return total, level >= 0
+        forward, backward = ptr[:-1].copy(), back_ptr[:-1].copy()
+        for source in range(size):
+            while gain[source] > 0 and level[source] == 0:
+                path[0], depth = source, 0
+                while depth >= 0 and (cost[path[depth]] == 0 or depth == 0):
+                    at, moved = path[depth], False
+                    while forward[at] < ptr[at + 1] and not moved:
+                        arc = forward[at]
+                        moved = level[ids[arc]] == level[at] + 1
+                        if moved:
+                            path[depth + 1], via[depth + 1] = ids[arc], arc
+                        else:
+                            forward[at] += 1
+                    while backward[at] < back_ptr[at + 1] and not moved:
+                        entry = backward[at]
+                        moved = flow[arcs[entry]] > 0 and level[tails[entry]] == level[at] + 1
+                        if moved:
+                            path[depth + 1], via[depth + 1] = tails[entry], ~arcs[entry]
+                        else:
+                            backward[at] += 1
+                    if moved:
+                        depth += 1
+                    else:
+                        level[at], depth = -1, depth - 1  # leads nowhere in this phase
+                if depth < 0:
+                    break
+                pushed = min(gain[source], cost[path[depth]])
+                for place in range(1, depth + 1):
+                    if via[place] < 0:
+                        pushed = min(pushed, flow[~via[place]])
+                for place in range(1, depth + 1):
+                    if via[place] < 0:
+                        flow[~via[place]] -= pushed
+                    else:
+                        flow[via[place]] += pushed
+                gain[source] -= pushed
+                cost[path[depth]] -= pushed
+                total += pushed
+    return total, np.zeros(size, np.bool_)
 
 
 @njit(cache=True)
-def _reach(ptr: Any, slot: Any, tail: Any, head: Any, residual: Any, source: Any, sink: Any, level: Any, queue: Any) -> Any:
-    """Breadth first from the source over residual arcs; whether the sink is reached. `level` is -1 where nothing comes."""
+def _transposed(ptr: Any, ids: Any) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """By head: where its arcs start, their tails, and their places in `ids`."""
+    size = len(ptr) - 1
+    back_ptr = np.zeros(size + 1, np.int32)
+    for head in ids:
+        back_ptr[head + 1] += 1
+    for at in range(size):
+        back_ptr[at + 1] += back_ptr[at]
+    fill, tails, arcs = back_ptr[:-1].copy(), np.empty(len(ids), np.int32), np.empty(len(ids), np.int32)
+    for tail in range(size):
+        for arc in range(ptr[tail], ptr[tail + 1]):
+            place = fill[ids[arc]]
+            tails[place], arcs[place], fill[ids[arc]] = tail, arc, place + 1
+    return back_ptr, tails, arcs
+
+
+@njit(cache=True)
+def _levels(ptr: Any, ids: Any, back_ptr: Any, tails: Any, arcs: Any, flow: Any, cost: Any, gain: Any, level: Any, queue: Any) -> bool:
+    """Distances from what still has gain to give, -1 where nothing leads; whether any of it reaches a cost not yet paid."""
     level[:] = -1
-    level[source], queue[0], first, last = 0, source, 0, 1
-    while first < last:
-        vertex = queue[first]
-        first += 1
-        for place in range(ptr[vertex], ptr[vertex + 1]):
-            arc = slot[place]
-            other = head[arc] if arc < len(head) else tail[arc - len(head)]
-            if residual[arc] > 0 and level[other] < 0:
-                level[other] = level[vertex] + 1
-                queue[last] = other
-                last += 1
-                if other == sink:
-                    return True
-    return False
-
-
-@njit(cache=True)
-def _blocking_flow(
-    ptr: Any, slot: Any, tail: Any, head: Any, residual: Any, source: Any, sink: Any, level: Any, entry: Any, path: Any
-) -> Any:  # fmt: skip
-    """Pushes flow along shortest paths until each has a full arc; depth first, without recursion."""
-    arcs, total, depth, vertex = len(head), np.int64(0), 0, source
-    while True:
-        if vertex == sink:
-            push = residual[path[0]]
-            for step in range(1, depth):
-                push = min(push, residual[path[step]])
-            total += push
-            cut = depth
-            for step in range(depth):
-                arc = path[step]
-                residual[arc] -= push
-                residual[arc + arcs if arc < arcs else arc - arcs] += push
-                if residual[arc] == 0 and cut == depth:
-                    cut = step
-            depth = cut
-            full = path[cut]
-            vertex = tail[full] if full < arcs else head[full - arcs]
-            continue
-        advanced = False
-        while entry[vertex] < ptr[vertex + 1]:
-            arc = slot[entry[vertex]]
-            other = head[arc] if arc < arcs else tail[arc - arcs]
-            if residual[arc] > 0 and level[other] == level[vertex] + 1:
-                path[depth] = arc
-                depth += 1
-                vertex = other
-                advanced = True
-                break
-            entry[vertex] += 1
-        if advanced:
-            continue
-        if depth == 0:
-            return total
-        level[vertex] = -1  # a dead end
-        depth -= 1
-        arc = path[depth]
-        vertex = tail[arc] if arc < arcs else head[arc - arcs]
-        entry[vertex] += 1
+    head, tail, target = 0, 0, -1
+    for at in range(len(level)):
+        if gain[at] > 0:
+            level[at], queue[tail], tail = 0, at, tail + 1
+    while head < tail:
+        at, head = queue[head], head + 1
+        if cost[at] > 0 and target < 0:
+            target = level[at]
+        if target >= 0 and level[at] >= target:
+            continue  # longer paths wait for a later phase
+        for arc in range(ptr[at], ptr[at + 1]):
+            if level[ids[arc]] < 0:
+                level[ids[arc]], queue[tail], tail = level[at] + 1, ids[arc], tail + 1
+        for entry in range(back_ptr[at], back_ptr[at + 1]):
+            if flow[arcs[entry]] > 0 and level[tails[entry]] < 0:
+                level[tails[entry]], queue[tail], tail = level[at] + 1, tails[entry], tail + 1
+    return target >= 0
