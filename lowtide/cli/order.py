@@ -12,8 +12,7 @@ from lowtide.cli.order_search import Outcome, search
 from lowtide.cli.order_table import show
 from lowtide.cli.output import STANDARD_OUTPUT, refuse, write_json
 from lowtide.errors import FormatError, LowtideError
-from lowtide.ir.problem import OrderProblem
-from lowtide.ir.problem_json import load_problem
+from lowtide.ir.problem_json import Loaded, load_with_places
 from lowtide.schedule import Auto
 from lowtide.schedule.spec import SOLVERS, limited, parse_solver
 
@@ -43,12 +42,12 @@ def order_command(
     try:
         _check_target(json_out, graph)
         chosen = limited(Auto() if solver is None else parse_solver(solver), max_states=states, max_seconds=seconds)
-        problem = load_problem(graph)
-        outcome = search(problem, chosen)
+        loaded = load_with_places(graph)
+        outcome = search(loaded.problem, chosen)
         if json_out != STANDARD_OUTPUT:
-            show(Console(), problem, outcome)
+            show(Console(), loaded.problem, outcome)
         if json_out is not None:
-            write_json(json_out, figures(problem, outcome))
+            write_json(json_out, figures(loaded, outcome))
     except (LowtideError, OSError) as error:
         refuse(error)
     if outcome.interrupted:
@@ -56,8 +55,8 @@ def order_command(
         raise typer.Exit(_INTERRUPTED)
 
 
-def figures(problem: OrderProblem, outcome: Outcome) -> dict[str, Any]:
-    """What `--json` writes: the order by index and by name, what is known of its peak, and what it took."""
+def figures(loaded: Loaded, outcome: Outcome) -> dict[str, Any]:
+    """What `--json` writes: the order by places in the file's list "nodes" and by name, what is known of its peak, and what it took."""
     best = outcome.best
     return {
         "status": best.status.name.lower(),
@@ -69,8 +68,8 @@ def figures(problem: OrderProblem, outcome: Outcome) -> dict[str, Any]:
         "states": outcome.states,
         "seconds": outcome.seconds,
         "simple_orders_bytes": {label: simple.peak_bytes for label, simple in outcome.simple.items()},
-        "order": best.order,
-        "names": [problem.names[node] for node in best.order],
+        "order": [loaded.places[node] for node in best.order],
+        "names": [loaded.problem.names[node] for node in best.order],
     }
 
 

@@ -30,8 +30,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,11 +45,23 @@ from lowtide.ir.problem_check import Task
 _FORMAT, _VERSION = "lowtide.order", 1
 
 
+class Loaded(NamedTuple):
+    """A problem, and where its nodes stand in the text that it was read from."""
+
+    problem: OrderProblem
+    places: Sequence[int]  # [n] of each node in the list "nodes": in the simple form, items of op "Input" stand there too
+
+
 def load_problem(path: str | os.PathLike[str]) -> OrderProblem:
     """The problem in a file, of either form. Raises FormatError naming the file and the node, OSError where the file cannot be read."""
+    return load_with_places(path).problem
+
+
+def load_with_places(path: str | os.PathLike[str]) -> Loaded:
+    """The same, with the place of each node in the file's list."""
     text = read_utf8(path)
     try:
-        return problem_from_json(text)
+        return _loaded(text)
     except FormatError as error:
         raise FormatError(f"{path}: {error}") from error
 
@@ -60,15 +73,7 @@ def save_problem(problem: OrderProblem, path: str | os.PathLike[str]) -> None:
 
 def problem_from_json(text: str) -> OrderProblem:
     """The problem in a text of either form. Raises FormatError naming the node."""
-    try:
-        data = json.loads(text, object_pairs_hook=fields.marking_repeats, parse_int=_integer)
-    except (ValueError, RecursionError) as error:  # truncated, not JSON, or nested beyond reason
-        raise FormatError(f"expected a whole JSON text: {error}") from error
-    if isinstance(data, fields.Repeating):
-        raise FormatError(f"the top level: {data.complaint}")
-    if not isinstance(data, dict) or not isinstance(data.get("nodes"), list):
-        raise FormatError('expected a JSON object with a list of "nodes"')
-    return _general(data) if "tensors" in data or "format" in data else _simple(data)
+    return _loaded(text).problem
 
 
 def problem_to_json(problem: OrderProblem) -> str:
@@ -81,6 +86,20 @@ def problem_to_json(problem: OrderProblem) -> str:
     tensors = [{"bytes": nbytes} | ({"kept": True} if kept else {}) for nbytes, kept in zip(lists.tensor_bytes, lists.kept, strict=True)]
     nodes = [_node_item(problem, lists, node) for node in range(problem.node_count)]
     return f'{head},\n"tensors": [\n{_lines(tensors)}\n],\n"nodes": [\n{_lines(nodes)}\n]}}\n'
+
+
+def _loaded(text: str) -> Loaded:
+    try:
+        data = json.loads(text, object_pairs_hook=fields.marking_repeats, parse_int=_integer)
+    except (ValueError, RecursionError) as error:  # truncated, not JSON, or nested beyond reason
+        raise FormatError(f"expected a whole JSON text: {error}") from error
+    if isinstance(data, fields.Repeating):
+        raise FormatError(f"the top level: {data.complaint}")
+    if not isinstance(data, dict) or not isinstance(data.get("nodes"), list):
+        raise FormatError('expected a JSON object with a list of "nodes"')
+    if "tensors" in data or "format" in data:
+        return Loaded(_general(data), range(len(data["nodes"])))
+    return Loaded(_simple(data), [place for place, item in enumerate(data["nodes"]) if item["op"] != "Input"])
 
 
 def _integer(digits: str) -> int:
