@@ -285,6 +285,14 @@ def test_an_interrupt_before_the_first_answer_still_has_one(tmp_path: Path) -> N
     assert sorted(figures["order"]) == list(range(1, 61))
 
 
+def test_a_solver_that_needs_what_is_not_installed_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ortools", None)
+    result = run(INSTANCE, "--solver", "intervals")
+    assert result.exit_code == 2
+    assert re.match(r"lowtide: .*lowtide\[ilp\]", result.stderr)
+    assert result.stderr.count("\n") == 1
+
+
 class Impossible:
     """A solver whose answer is that there is none."""
 

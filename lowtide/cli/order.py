@@ -48,7 +48,7 @@ def order_command(
             show(Console(), loaded.problem, outcome)
         if json_out is not None:
             write_json(json_out, figures(loaded, outcome))
-    except (LowtideError, OSError) as error:
+    except (LowtideError, OSError, ImportError) as error:  # a solver may need what is not installed, and says how to get it
         refuse(error)
     if outcome.interrupted:
         typer.echo("lowtide: interrupted: this is the best order so far", err=True)
