@@ -1,0 +1,124 @@
+"""What a placer is, and the one shape of its results."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lowtide.ir.placement import PlaceProblem
+from lowtide.ir.placement_check import check_placement
+
+
+class Status(str, enum.Enum):
+    """What is known of a result; the members are their sentences."""
+
+    OPTIMAL = "The arena is the smallest of all: it meets a proven lower bound."
+    FEASIBLE = "The placement is right, and its arena may or may not be the smallest."
+    INFEASIBLE = "No placement fits the given capacity: that is proven."
+    UNKNOWN = "No placement within the given capacity was found, and none was proven impossible."
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Addresses for a problem's buffers, and what is known of their arena."""
+
+    offsets: tuple[int, ...]  # [n] in bytes from the arena's start; empty where none was found
+    arena_bytes: int  # of these offsets, even where they are above the capacity asked for; the lower bound where there are none
+    lower_bound_bytes: int  # no arena is smaller
+    status: Status
+    solver: str  # that found it, with the settings that are not its defaults: "Portfolio(max_moves=0)"
+    stats: Mapping[str, int] = field(default_factory=dict)  # effort, by the solver's own names
+
+    @property
+    def fits(self) -> bool:
+        """Whether the offsets answer the question: within the capacity, where one was given."""
+        return self.status in (Status.OPTIMAL, Status.FEASIBLE)
+
+
+@runtime_checkable
+class Placer(Protocol):
+    """A way to find addresses: a frozen dataclass whose fields are its settings."""
+
+    def place(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Placement:
+        """The smallest arena found; or, with a capacity, any placement that fits it: then the first found is as good as the best.
+
+        The same problem and settings always give the same placement.
+        """
+        ...
+
+
+@runtime_checkable
+class Anytime(Protocol):
+    """A placer that answers early, and then better and better."""
+
+    def answers(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Iterator[Placement]:
+        """At least one placement, none with a larger arena or a lower bound than the one before; the last is what `place` gives."""
+        ...
+
+
+def answers(problem: PlaceProblem, placer: Placer, capacity_bytes: int | None = None) -> Iterator[Placement]:
+    """All that `placer` has to say, the best last: for callers who may have to stop it early."""
+    if isinstance(placer, Anytime):
+        yield from placer.answers(problem, capacity_bytes)
+    else:
+        yield placer.place(problem, capacity_bytes)
+
+
+def placed(
+    problem: PlaceProblem,
+    offsets: ArrayLike,
+    placer: Placer,
+    *,
+    capacity_bytes: int | None = None,
+    bound_bytes: int = 0,
+    stats: Mapping[str, int] | None = None,
+) -> Placement:
+    """The result of a placer that found `offsets` and proved that no arena is below `bound_bytes`.
+
+    Checks the offsets, so that no placer answers for itself. Raises CheckError where they are wrong.
+    """
+    where = np.asarray(offsets, np.int64)
+    arena_bytes = int((where + problem.size_bytes).max(initial=0)) if problem.buffer_count else 0
+    check_placement(problem, where.tolist(), arena_bytes)
+    bound_bytes = max(bound_bytes, problem.lower_bound_bytes)
+    status = judged(arena_bytes, bound_bytes, capacity_bytes)
+    return Placement(tuple(where.tolist()), arena_bytes, bound_bytes, status, described(placer), stats or {})
+
+
+def unplaced(
+    problem: PlaceProblem, placer: Placer, *, capacity_bytes: int, bound_bytes: int = 0, stats: Mapping[str, int] | None = None
+) -> Placement:
+    """The result of a placer that found no offsets, and proved that no arena is below `bound_bytes`."""
+    bound_bytes = max(bound_bytes, problem.lower_bound_bytes)
+    status = Status.INFEASIBLE if bound_bytes > capacity_bytes else Status.UNKNOWN
+    return Placement((), bound_bytes, bound_bytes, status, described(placer), stats or {})
+
+
+def judged(arena_bytes: int, bound_bytes: int, capacity_bytes: int | None) -> Status:
+    """What an arena and a bound say about each other, and about the capacity."""
+    if capacity_bytes is not None and arena_bytes > capacity_bytes:
+        return Status.INFEASIBLE if bound_bytes > capacity_bytes else Status.UNKNOWN
+    return Status.OPTIMAL if arena_bytes <= bound_bytes else Status.FEASIBLE
+
+
+def described(placer: Placer) -> str:
+    """A placer with those of its settings that are not what they are by default: "Exact(max_nodes=1000)"."""
+    if not dataclasses.is_dataclass(placer):
+        return repr(placer)
+    settings = [(each.name, getattr(placer, each.name)) for each in dataclasses.fields(placer) if each.repr and _is_changed(placer, each)]
+    return f"{type(placer).__name__}({', '.join(f'{name}={_shown(value)}' for name, value in settings)})"
+
+
+def _shown(value: object) -> str:
+    return described(value) if isinstance(value, Placer) else repr(value)
+
+
+def _is_changed(placer: Placer, each: dataclasses.Field[object]) -> bool:
+    default = each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
+    return bool(getattr(placer, each.name) != default)
