@@ -1,0 +1,77 @@
+"""Devices as numbers, and what an operator takes on one by its roofline: the time of its arithmetic or of its bytes, whichever is more.
+
+Peak rates are those of the makers' data sheets, without sparsity; `efficiency` is the share of them that real kernels reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lowtide.cost.flops import compute_dtype, node_flops, node_moved_bytes
+from lowtide.ir.graph import Graph, Node
+from lowtide.ir.ops import is_view
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a machine does in a second, and what it costs to ask it to."""
+
+    name: str
+    flops_per_s: Mapping[str, float]  # by dtype; "float32" is what matrix products of float32 run at
+    bandwidth_bytes_per_s: float  # of its memory
+    launch_us: float  # before an operator does anything
+    to_host_bytes_per_s: float
+    from_host_bytes_per_s: float
+    efficiency: float = 1.0  # of peak rate and bandwidth
+    half_flops: float = 0.0  # an operator of this many operations reaches half of what a large one does
+    granule_bytes: int = 1  # its allocator rounds sizes up to this
+    memory_bytes: int = 0  # 0 where it has no memory of its own
+
+    def node_us(self, node: Node) -> float:
+        """The time of one run by roofline; 0 for what makes views only and for arithmetic on Python's numbers."""
+        if is_view(node) or node.op.startswith("py."):
+            return 0.0
+        flops = node_flops(node)
+        rate = self.flops_per_s.get(compute_dtype(node), self.flops_per_s["float32"])
+        arithmetic_s = (flops + self.half_flops) / (rate * self.efficiency) if flops else 0.0
+        moving_s = node_moved_bytes(node) / (self.bandwidth_bytes_per_s * self.efficiency)
+        return self.launch_us + 1e6 * max(arithmetic_s, moving_s)
+
+    def graph_us(self, graph: Graph) -> tuple[float, ...]:
+        """The times of a graph's nodes."""
+        return tuple(map(self.node_us, graph.nodes))
+
+    def store_us(self, nbytes: int) -> float:
+        """The time to copy bytes to the host."""
+        return self.launch_us + 1e6 * nbytes / self.to_host_bytes_per_s
+
+    def load_us(self, nbytes: int) -> float:
+        """The time to copy bytes back from the host."""
+        return self.launch_us + 1e6 * nbytes / self.from_host_bytes_per_s
+
+
+def _gpu(name: str, half: float, tf32: float, bandwidth: float, host: float, gib: int, **more: float) -> Device:
+    """A GPU of so many TFLOP/s, GB/s of its memory and of its host link."""
+    rates = {"float16": half * 1e12, "bfloat16": half * 1e12, "float32": tf32 * 1e12, "float64": more.pop("double", tf32 / 2) * 1e12}
+    return Device(
+        name=name,
+        flops_per_s=rates,
+        bandwidth_bytes_per_s=bandwidth * 1e9,
+        launch_us=5.0,
+        to_host_bytes_per_s=host * 1e9,
+        from_host_bytes_per_s=host * 1e9,
+        efficiency=0.6,
+        granule_bytes=512,
+        memory_bytes=gib * 2**30,
+        **more,
+    )
+
+
+# rtx3090 is the machine of MAGIS's evaluation, as its published code counts; the others are measured by their data sheets alike.
+PRESETS: Sequence[Device] = (
+    _gpu("rtx3090", half=71, tf32=35.6, bandwidth=936, host=12, gib=24),
+    _gpu("a100", half=312, tf32=156, bandwidth=2039, host=25, gib=80, double=19.5),
+    _gpu("h100", half=989, tf32=494, bandwidth=3350, host=55, gib=80, double=67),
+    _gpu("h200", half=989, tf32=494, bandwidth=4800, host=55, gib=141, double=67),
+)
