@@ -5,44 +5,54 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lowtide.errors import BatchError, CaptureError, CheckError, FormatError, LowtideError, StepError
+from lowtide.errors import BatchError, BudgetError, CaptureError, CheckError, FormatError, LowtideError, StepError
 
 if TYPE_CHECKING:
-    from lowtide import schedule
+    from lowtide import place, schedule
     from lowtide.api.optimize import optimize
     from lowtide.api.order import order
+    from lowtide.api.place import place_buffers
     from lowtide.api.stages import Stage
     from lowtide.api.step import Step
     from lowtide.cost.profiler import Measurement, measure
+    from lowtide.ir.placement import PlaceProblem
     from lowtide.ir.plan import Plan
     from lowtide.ir.problem import OrderProblem
     from lowtide.ir.problem_check import Task
+    from lowtide.place.base import Placement
     from lowtide.schedule.base import Schedule, Status
+    from lowtide.search.frontier import Sweep
 
 __all__ = [
-    "BatchError", "CaptureError", "CheckError", "FormatError", "LowtideError", "Measurement", "OrderProblem", "Plan", "Schedule", "Stage",
-    "Status", "Step", "StepError", "Task", "measure", "optimize", "order", "schedule",
+    "BatchError", "BudgetError", "CaptureError", "CheckError", "FormatError", "LowtideError", "Measurement", "OrderProblem",
+    "PlaceProblem", "Placement", "Plan", "Schedule", "Stage", "Status", "Step", "StepError", "Sweep", "Task", "measure", "optimize",
+    "order", "place", "place_buffers", "schedule",
 ]  # fmt: skip
 
-# Imported when first asked for: torch takes seconds, and ordering does without it.
+# Imported when first asked for: torch takes seconds, and ordering and placing do without it.
 _MODULES = {
     "Measurement": "lowtide.cost.profiler",
     "OrderProblem": "lowtide.ir.problem",
+    "PlaceProblem": "lowtide.ir.placement",
+    "Placement": "lowtide.place.base",
     "Plan": "lowtide.ir.plan",
     "Schedule": "lowtide.schedule.base",
     "Stage": "lowtide.api.stages",
     "Status": "lowtide.schedule.base",
     "Step": "lowtide.api.step",
+    "Sweep": "lowtide.search.frontier",
     "Task": "lowtide.ir.problem_check",
     "measure": "lowtide.cost.profiler",
     "optimize": "lowtide.api.optimize",
     "order": "lowtide.api.order",
+    "place_buffers": "lowtide.api.place",
 }
+_FOLDERS = ("place", "schedule")  # of the engines: their names are what callers see of them
 
 
 def __getattr__(name: str) -> Any:
-    if name == "schedule":
-        return import_module("lowtide.schedule")
+    if name in _FOLDERS:
+        return import_module(f"lowtide.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = getattr(import_module(_MODULES[name]), name)

@@ -5,8 +5,11 @@ LowtideError
 ├── BatchError        a batch unlike the captured one: which argument, expected and got
 ├── StepError         the model or optimizer no longer is what was captured, or cannot run here
 ├── FormatError       a file or text that does not read: line, or node, and what was expected
+├── BudgetError       a limit that no plan meets: the smallest peak found, and what stands in the way
 └── CheckError        a graph, order or plan that breaks a rule: its verdict and where
 """
+
+from __future__ import annotations
 
 
 class LowtideError(Exception):
@@ -27,6 +30,17 @@ class StepError(LowtideError, RuntimeError):
 
 class FormatError(LowtideError, ValueError):
     """A file or text that does not follow its format."""
+
+
+class BudgetError(LowtideError):
+    """No plan was found within the memory that was asked for."""
+
+    def __init__(self, message: str, smallest_peak_bytes: int) -> None:
+        super().__init__(message)
+        self.smallest_peak_bytes = smallest_peak_bytes  # with what is resident: what would have been possible
+
+    def __reduce__(self) -> tuple[type[BudgetError], tuple[str, int]]:
+        return type(self), (str(self), self.smallest_peak_bytes)  # so that it survives the way back from a worker process
 
 
 class CheckError(LowtideError):

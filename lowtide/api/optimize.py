@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable
-from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch import nn
 
+from lowtide.api.arena import StepArena
+from lowtide.api.limits import Memory, checked_latency
+from lowtide.api.maker import Maker
 from lowtide.api.stages import Callback, Stages, wants_progress
-from lowtide.api.step import Step, Variant, circumstances
-from lowtide.capture.program import Captured, TrainingProgram, capture_inference, capture_training, positional_and_keyword
-from lowtide.cost.workspaces import measure_workspaces
+from lowtide.api.step import Step
+from lowtide.capture.program import TrainingProgram, positional_and_keyword
 from lowtide.errors import FormatError
 from lowtide.ir import tree
-from lowtide.ir.graph import Graph
-from lowtide.ir.plan import Plan, Provenance
-from lowtide.ir.text import to_text
+from lowtide.ir.plan import Plan
+from lowtide.place import Placer, Portfolio
 from lowtide.runtime.batch import BatchSpec
-from lowtide.runtime.caller import Caller
 from lowtide.schedule import Auto, Solver
-from lowtide.schedule.rehearsal import rehearse
-from lowtide.search.planning import candidates, make_plan, replan
-
-_CUDA_GRANULE_BYTES = 512  # torch's caching allocator rounds every request up to this
+from lowtide.search.frontier import Sweep
 
 
 def optimize(
@@ -38,8 +32,13 @@ def optimize(
     optimizer: torch.optim.Optimizer | None = None,
     after_backward: Callable[[nn.Module], Any] | None = None,
     accumulate: int = 1,
+    memory: int | str | None = None,
+    latency: float | None = None,
+    search: Sweep | None = None,
     solver: Solver | None = None,
     workspaces: bool | None = None,
+    arena: bool = False,
+    placer: Placer | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
     device: torch.device | str | None = None,
     progress: bool | None = None,
@@ -62,17 +61,30 @@ def optimize(
     after_backward: called as `after_backward(model)` between backward and optimizer step, with gradients in `.grad`; for instance to
     clip them.
     accumulate: micro-batches per step. The batch is cut along dimension 0 into this many equal parts, whose losses are averaged.
+    memory: the most that the step may take at its peak, with all that the caller holds: bytes, "8GiB", or "60%" of the peak of the
+        program as it stands. Where order alone is not enough, tensors are let go and computed again, as little as was found to do;
+        random operators and updates are never repeated, and all numbers stay the same to the last bit.
+    latency: the most that a step may take, as a multiple of its time without recomputation; the peak is then as small as was found.
+    search: how far to look for what to compute again; lowtide.Sweep() by default.
     solver: how to find the order; the best of the quick heuristics by default.
     workspaces: measure operators' temporaries, so that the promised peak counts them. By default where the model can run.
+    arena: give the step memory of its own: what it allocates, operators' temporaries included, lies at planned addresses in one block
+        that stays, so that nothing is asked of the system at each step. The first step of each kind is recorded, the next one plans.
+        What the step returns is never in it. On the CPU under Linux, and with a C++ compiler, which is run once; where there is none, a
+        warning says so and the step runs without. `step.arena` tells how much was served.
+    placer: how to find those addresses; by default heuristics and local search, as no step should wait for an exact one.
     plan: a plan saved earlier for this very program, to be used instead of solving again.
     device: where a model on the meta device is taken to be; "cpu" by default.
     progress: show progress on standard error; by default where that is a terminal.
     callback: told of every stage, at its start and at its end.
 
-    Raises CaptureError where the program cannot be one graph, BatchError where the batch cannot be cut as asked, FormatError for a
-    `plan` that is of another program.
+    Raises CaptureError where the program cannot be one graph, BatchError where the batch cannot be cut as asked, BudgetError where no
+    plan within `memory` was found, FormatError for a `plan` that is of another program.
     """
     _check_arguments(model, loss, optimizer, after_backward, accumulate)
+    if memory is not None and latency is not None:
+        raise TypeError("memory and latency: expected one limit or none, got both: the other is what is made as small as can be")
+    limit = None if memory is None else Memory.of(memory)
     args, kwargs = positional_and_keyword(batch)
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     place = _device(model, device)
@@ -82,69 +94,17 @@ def optimize(
         program = TrainingProgram(model, loss, optimizer, after_backward, accumulate)
     args, kwargs = _without_data((args, kwargs), place)
     saved = Plan.load(plan) if isinstance(plan, (str, os.PathLike)) else plan
-    maker = _Maker(
-        model, program, args, kwargs, place, solver or Auto(), not on_meta if workspaces is None else workspaces, saved,
-        Stages(callback, wants_progress(progress)),
+    maker = Maker(
+        model, program, args, kwargs, place, solver or Auto(), not on_meta if workspaces is None else workspaces,
+        limit, checked_latency(latency), search or Sweep(), saved, Stages(callback, wants_progress(progress)),
     )  # fmt: skip
     variants = maker.make()
     if saved is not None and not any(variant.plan.solver == saved.solver and variant.plan.order == saved.order for variant in variants):
         raise FormatError(
             "the saved plan is of another program: other model, batch, optimizer settings or versions; leave `plan` out to make a new one"
         )
-    return Step(maker.caller, spec, variants, maker.make, maker.stages.seconds, runnable=not on_meta)
-
-
-@dataclass(frozen=True)
-class _Maker:
-    """Everything that is needed to capture and plan, now and again later."""
-
-    model: nn.Module
-    program: TrainingProgram | None
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    device: torch.device
-    solver: Solver
-    workspaces: bool
-    saved: Plan | None
-    stages: Stages
-
-    @property
-    def caller(self) -> Caller:
-        """The objects that the step works on."""
-        return Caller(self.model, None if self.program is None else self.program.optimizer)
-
-    def make(self) -> list[Variant]:
-        """Capture and plan the program as the caller's objects are now."""
-        here = circumstances(self.caller)
-        with self.stages.stage("capture", "capturing the program"):
-            captured = self._capture()
-        return [Variant.of(each, self._plan(each), here, gradients=self.program is not None) for each in captured]
-
-    def _capture(self) -> tuple[Captured, ...]:
-        if self.program is None:
-            return (capture_inference(self.model, self.args, self.kwargs, self.device),)
-        return capture_training(self.program, self.args, self.kwargs, self.device)
-
-    def _plan(self, captured: Captured) -> Plan:
-        graph = captured.graph
-        device = max((value.storage.device for value in graph.inputs), default=str(self.device))
-        granule = _CUDA_GRANULE_BYTES if device.startswith("cuda") else 1
-        if self.saved is not None:
-            for candidate in candidates(graph):
-                if to_text(self.saved.graph, sources=False) == to_text(candidate, sources=False):
-                    return replan(self.saved, candidate)
-        with self.stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):
-            rehearse(self.solver)
-        temporaries = {candidate: self._temporaries(candidate) for candidate in candidates(graph)}
-        with self.stages.stage("order", f"ordering {len(graph.nodes)} operators"):
-            return make_plan(temporaries, self.solver, _provenance(device), round_to=granule, held_by_eager=captured.gradients)
-
-    def _temporaries(self, graph: Graph) -> tuple[int, ...]:
-        """What each operator needs beside its arguments and results, bytes; measured unless that is switched off."""
-        if not self.workspaces:
-            return (0,) * len(graph.nodes)
-        with self.stages.stage("measure", "measuring operators' temporaries"):
-            return measure_workspaces(graph.nodes).nbytes
+    own = StepArena.of(place, placer or Portfolio(), maker.stages) if arena and not on_meta else None
+    return Step(maker.caller, spec, variants, maker.make, maker.stages.seconds, runnable=not on_meta, arena=own)
 
 
 def _device(model: nn.Module, wished: torch.device | str | None) -> torch.device:
@@ -168,16 +128,6 @@ def _meta(item: Any, device: torch.device) -> Any:
     if not isinstance(item, torch.Tensor) or item.device != device or item.requires_grad or item.layout is not torch.strided:
         return item  # what cannot be captured is refused by the capture
     return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device="meta")
-
-
-def _provenance(device: str) -> Provenance:
-    return Provenance(
-        lowtide=version("lowtide"),
-        torch=torch.__version__,
-        device=device,
-        python=platform.python_version(),
-        threads=torch.get_num_threads(),
-    )
 
 
 def _check_arguments(model: Any, loss: Any, optimizer: Any, after_backward: Any, accumulate: int) -> None:

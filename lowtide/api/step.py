@@ -11,12 +11,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from lowtide.api.arena import ArenaReport, StepArena
 from lowtide.capture.program import Captured
 from lowtide.cost.profiler import Measured, peak_bytes
 from lowtide.errors import StepError
 from lowtide.ir.files import write_whole
 from lowtide.ir.plan import Plan
 from lowtide.lower.python import lower
+from lowtide.runtime.arena import Arena
 from lowtide.runtime.batch import BatchSpec
 from lowtide.runtime.caller import Caller, InputCheck, View
 from lowtide.runtime.program import Program
@@ -48,11 +50,11 @@ class Variant:
         except StepError:
             return False
 
-    def run(self, now: View) -> Any:
+    def run(self, now: View, arena: Arena | None = None) -> Any:
         """Run once on what the caller holds; the result as the captured program returns it."""
         inputs = [now.read(slot, self.captured.constants) for slot in self.captured.slots]
         self.check(inputs)
-        outputs = self.program(inputs)
+        outputs = self.program(inputs) if arena is None else arena.run(self.program, lambda: self.program(inputs))
         results = len(outputs) - len(self.captured.assigned)
         now.assign(self.captured.assigned, outputs[results:])
         return self.captured.result(outputs[:results])
@@ -71,9 +73,11 @@ class Step:
     """
 
     def __init__(
-        self, caller: Caller, batch: BatchSpec, variants: list[Variant], replan: Replan, seconds: dict[str, float], runnable: bool
-    ) -> None:
+        self, caller: Caller, batch: BatchSpec, variants: list[Variant], replan: Replan, seconds: dict[str, float], runnable: bool,
+        arena: StepArena | None = None,
+    ) -> None:  # fmt: skip
         self._caller, self._batch, self._replan, self._runnable = caller, batch, replan, runnable
+        self._arena = arena
         self._families = [variants]  # captured together, newest first; the last of a family is the one that most steps run
         self._current = variants[-1]
         self._measured: Measured | None = None
@@ -87,9 +91,23 @@ class Step:
         return dataclasses.replace(plan, measured_peak_bytes=measured)
 
     @property
+    def frontier(self) -> tuple[tuple[int, float], ...]:
+        """What memory buys: (peak_bytes, time_us) of all plans that the search found best at something, leanest first.
+
+        Empty where no limit was asked for.
+        """
+        trade = self.plan.trade
+        return () if trade is None else trade.frontier
+
+    @property
     def source(self) -> str:
         """The text of that plan's program."""
         return self._families[0][-1].program.source
+
+    @property
+    def arena(self) -> ArenaReport | None:
+        """What the step's arena does; None where none was asked for."""
+        return None if self._arena is None else self._arena.report()
 
     def save_program(self, path: str | os.PathLike[str]) -> None:
         """Write the program's text, to be read."""
@@ -101,7 +119,7 @@ class Step:
         Raises BatchError for a batch unlike it, StepError where the model or optimizer no longer is what was captured.
         """
         variant, now = self._prepare(args, kwargs)
-        result = variant.run(now)
+        result = self._run(variant, now)
         self._caller.note_step()
         return result
 
@@ -116,9 +134,12 @@ class Step:
                 "the first step of this optimizer makes its state and is not like the later ones: call the step once, then measure"
             )
         device = max((value.storage.device for value in variant.captured.graph.inputs), default="cpu")
-        self._measured = peak_bytes(lambda: variant.run(now), device)
+        self._measured = peak_bytes(lambda: self._run(variant, now), device)
         self._caller.note_step()
         return self._measured
+
+    def _run(self, variant: Variant, now: View) -> Any:
+        return variant.run(now, None if self._arena is None else self._arena.arena)
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, View]:
         leaves = self._batch.leaves_of(args, kwargs)

@@ -1,4 +1,4 @@
-"""The command line: `lowtide optimize SPEC` and `lowtide order GRAPH.json`."""
+"""The command line: `lowtide optimize SPEC`, `lowtide order GRAPH.json` and `lowtide place BUFFERS.csv`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import typer
 
 from lowtide.cli.optimize import optimize_command
 from lowtide.cli.order import order_command
+from lowtide.cli.place import place_command
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run a PyTorch program in less memory, and say how much before it runs.")
 app.command("optimize")(optimize_command)
 app.command("order")(order_command)
+app.command("place")(place_command)
 
 
 def main() -> None:

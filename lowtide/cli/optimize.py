@@ -22,6 +22,11 @@ def optimize_command(
         str, typer.Argument(help="module:function returning (model, batch, loss, optimizer), or the name of a model of the bench")
     ],
     batch_size: Annotated[int, typer.Option(min=1, help="batch size of a bench model")] = 1,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="AMOUNT", help="the most the step may take: bytes with a unit (8GiB), or a share of its own peak (60%)"),
+    ] = None,
+    latency: Annotated[float | None, typer.Option(help="the most time, as a multiple of that without recomputation: 1.1")] = None,
     fake: Annotated[bool, typer.Option("--fake", help="plan a bench model on the meta device: no memory, nothing run")] = False,
     measure: Annotated[bool, typer.Option(help="run eager PyTorch and lowtide and measure both")] = True,
     repeats: Annotated[int, typer.Option(min=1, help="timed steps of each")] = 5,
@@ -35,10 +40,11 @@ def optimize_command(
     from lowtide.api.optimize import optimize
     from lowtide.cli.workload import builder
 
+    _check_limits(memory, latency)
     try:
         build = builder(spec, batch_size, fake)
         workload = build()
-        step = optimize(workload.model, workload.batch, loss=workload.loss, optimizer=workload.optimizer)
+        step = optimize(workload.model, workload.batch, loss=workload.loss, optimizer=workload.optimizer, memory=memory, latency=latency)
         compared = compare(build(), workload, step, repeats) if measure and not fake else None
         if save is not None:
             step.plan.save(save)
@@ -50,6 +56,19 @@ def optimize_command(
         refuse(error)
     if json_out != STANDARD_OUTPUT:
         _show(step, compared)
+
+
+def _check_limits(memory: str | None, latency: float | None) -> None:
+    from lowtide.api.limits import Memory, checked_latency
+
+    try:
+        checked_latency(latency)
+        if memory is not None:
+            Memory.of(memory)
+        if memory is not None and latency is not None:
+            refuse("--memory and --latency: expected one limit or none, got both")
+    except ValueError as error:
+        refuse(error)
 
 
 def _show(step: Step, compared: Comparison | None) -> None:
@@ -78,4 +97,7 @@ def _figures(step: Step, compared: Comparison | None) -> dict[str, Any]:
         "status": plan.status,
         "seconds": step.seconds,
     }
+    if plan.trade is not None:
+        figures |= {"time_us": plan.trade.time_us, "kept_us": plan.trade.kept_us, "recomputed": plan.trade.recomputed}
+        figures |= {"frontier": plan.trade.frontier}
     return figures | ({} if compared is None else compared.figures())

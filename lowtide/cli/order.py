@@ -8,15 +8,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from lowtide.cli.interrupt import INTERRUPTED
 from lowtide.cli.order_search import Outcome, search
 from lowtide.cli.order_table import show
-from lowtide.cli.output import STANDARD_OUTPUT, refuse, write_json
-from lowtide.errors import FormatError, LowtideError
+from lowtide.cli.output import STANDARD_OUTPUT, check_target, refuse, write_json
+from lowtide.errors import LowtideError
 from lowtide.ir.problem_json import Loaded, load_with_places
 from lowtide.schedule import Auto
 from lowtide.schedule.spec import SOLVERS, limited, parse_solver
-
-_INTERRUPTED = 130  # as shells say of a program that ended by SIGINT
 
 
 def order_command(
@@ -40,7 +39,7 @@ def order_command(
 ) -> None:
     """Order the nodes of a graph for the least peak memory. An interrupt (Ctrl-C) prints the best order so far."""
     try:
-        _check_target(json_out, graph)
+        check_target("--json", json_out, graph)
         chosen = limited(Auto() if solver is None else parse_solver(solver), max_states=states, max_seconds=seconds)
         loaded = load_with_places(graph)
         outcome = search(loaded.problem, chosen)
@@ -52,7 +51,7 @@ def order_command(
         refuse(error)
     if outcome.interrupted:
         typer.echo("lowtide: interrupted: this is the best order so far", err=True)
-        raise typer.Exit(_INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
 
 
 def figures(loaded: Loaded, outcome: Outcome) -> dict[str, Any]:
@@ -71,16 +70,3 @@ def figures(loaded: Loaded, outcome: Outcome) -> dict[str, Any]:
         "order": [loaded.places[node] for node in best.order],
         "names": [loaded.problem.names[node] for node in best.order],
     }
-
-
-def _check_target(target: str | None, graph: Path) -> None:
-    """Refused before the search, not after it: a file that cannot be written, or that would replace the problem."""
-    if target is None or target == STANDARD_OUTPUT:
-        return
-    path = Path(target)
-    if path.is_dir():
-        raise FormatError(f"--json {target}: expected a file, got a folder")
-    if not path.parent.is_dir():
-        raise FormatError(f"--json {target}: expected a file in a folder that exists: No such file or directory: {path.parent}")
-    if path.exists() and graph.exists() and path.samefile(graph):
-        raise FormatError(f"--json {target}: expected another file than the problem itself")

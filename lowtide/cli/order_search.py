@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rich.console import Console
-from rich.status import Status as Spinner
-
+from lowtide.cli.interrupt import until_interrupted
 from lowtide.ir.problem import OrderProblem
 from lowtide.ir.summary import bytes_text
 from lowtide.schedule import ProgramOrder, ReadyList, ReversePostOrder, Schedule, Solver, answers, schedule
@@ -43,27 +40,12 @@ class Outcome:
 
 
 def search(problem: OrderProblem, solver: Solver) -> Outcome:
-    """All that `solver` finds until it is done or interrupted; a second interrupt is not held back.
-
-    On a terminal the best so far is shown while the search goes on, on standard error.
-    """
-    last, interrupted, started = None, False, time.perf_counter()
-    try:
-        with Console(stderr=True).status("loading the solver's kernels") as spinner:
-            rehearse(solver)
-            started = time.perf_counter()
-            spinner.update("searching")
-            for last in answers(problem, solver):
-                _tell(spinner, last)
-    except KeyboardInterrupt:
-        interrupted = True
-    seconds = time.perf_counter() - started
+    """All that `solver` finds until it is done or interrupted."""
+    searched = until_interrupted(lambda: rehearse(solver), answers(problem, solver), _told)
     simple = {label: schedule(problem, order) for label, order in SIMPLE.items()}
-    best = last if last is not None else min(simple.values(), key=lambda found: found.peak_bytes)
-    return Outcome(best, simple, seconds, interrupted)
+    best = searched.last if searched.last is not None else min(simple.values(), key=lambda found: found.peak_bytes)
+    return Outcome(best, simple, searched.seconds, searched.interrupted)
 
 
-def _tell(spinner: Spinner, answer: Schedule) -> None:
-    spinner.update(
-        f"peak {bytes_text(answer.peak_bytes)}, no order needs less than {bytes_text(answer.lower_bound_bytes)}; Ctrl-C to stop here"
-    )
+def _told(answer: Schedule) -> str:
+    return f"peak {bytes_text(answer.peak_bytes)}, no order needs less than {bytes_text(answer.lower_bound_bytes)}"

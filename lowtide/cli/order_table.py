@@ -8,7 +8,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lowtide.cli.order_search import Outcome
-from lowtide.cli.output import printable, shortened
+from lowtide.cli.output import exact_bytes, printable, shortened
 from lowtide.cost.memory import Footprint, simulate
 from lowtide.ir.problem import OrderProblem
 from lowtide.ir.summary import bytes_text
@@ -28,11 +28,11 @@ def show(console: Console, problem: OrderProblem, outcome: Outcome) -> None:
 
 def _facts(problem: OrderProblem, outcome: Outcome) -> Table:
     best = outcome.best
-    peak = "none: no order is low enough" if best.status is Status.INFEASIBLE else _exact(best.peak_bytes)
+    peak = "none: no order is low enough" if best.status is Status.INFEASIBLE else exact_bytes(best.peak_bytes)
     rows = {
         "nodes": f"{problem.node_count:,}",
         "peak": peak,
-        "lower bound": _exact(best.lower_bound_bytes),
+        "lower bound": exact_bytes(best.lower_bound_bytes),
         "gap": _gap(outcome),
         "status": f"{'interrupted; ' * outcome.interrupted}{best.status.name.lower()}: {best.status.value}",
         "solver": best.solver,
@@ -95,8 +95,3 @@ def _saving(simple: Schedule, best: Schedule) -> str:
 def _gap(outcome: Outcome) -> str:
     gap_bytes = outcome.best.peak_bytes - outcome.best.lower_bound_bytes
     return f"{outcome.gap:.2%}, {bytes_text(gap_bytes)}" if gap_bytes else "0 %"
-
-
-def _exact(nbytes: int) -> str:
-    """A size for people, and to the byte."""
-    return bytes_text(nbytes) if nbytes < 1024 else f"{bytes_text(nbytes)} ({nbytes:,} bytes)"

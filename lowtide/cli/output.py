@@ -1,14 +1,17 @@
-"""What all commands say alike: figures as JSON, and refusals in one line."""
+"""What all commands say alike: figures as JSON, sizes, refusals in one line, and what may be written where."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
 
+from lowtide.errors import FormatError
 from lowtide.ir.files import write_whole
+from lowtide.ir.summary import bytes_text
 
 STANDARD_OUTPUT = "-"
 _USAGE_ERROR = 2
@@ -23,6 +26,24 @@ def write_json(target: str, figures: Mapping[str, Any]) -> None:
         typer.echo(text)
     else:
         write_whole(target, text + "\n")
+
+
+def check_target(option: str, target: str | None, problem: Path) -> None:
+    """Refused before the search, not after it: a file that cannot be written, or that would replace the problem. Raises FormatError."""
+    if target is None or target == STANDARD_OUTPUT:
+        return
+    path = Path(target)
+    if path.is_dir():
+        raise FormatError(f"{option} {target}: expected a file, got a folder")
+    if not path.parent.is_dir():
+        raise FormatError(f"{option} {target}: expected a file in a folder that exists: No such file or directory: {path.parent}")
+    if path.exists() and problem.exists() and path.samefile(problem):
+        raise FormatError(f"{option} {target}: expected another file than the problem itself")
+
+
+def exact_bytes(nbytes: int) -> str:
+    """A size for people, and to the byte."""
+    return bytes_text(nbytes) if nbytes < 1024 else f"{bytes_text(nbytes)} ({nbytes:,} bytes)"
 
 
 def refuse(error: object) -> NoReturn:

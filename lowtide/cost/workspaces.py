@@ -68,15 +68,15 @@ def measure_workspaces(nodes: Sequence[Node], *, limit_bytes: int | None = None,
     is not hidden: both are listed as unknown. `remember=False` neither reads nor writes the disk. The caller's random state stays as it is.
     Raises LowtideError when a profiler is already running on this thread.
     """
-    calls = [None if _needs_none(node) else signature(node) for node in nodes]
+    calls = [None if needs_none(node) else signature(node) for node in nodes]
     by_device: dict[str, dict[str, Node]] = {}
     for call, node in zip(calls, nodes, strict=True):
         if call is not None:
-            by_device.setdefault(_device(node), {}).setdefault(call, node)
+            by_device.setdefault(device_of(node), {}).setdefault(call, node)
     levels: dict[str, int] = {}
     trials: list[_Trial] = []
     for device, wanted in by_device.items():
-        cache = Cache("workspaces", _circumstances(device)) if remember else None
+        cache = Cache("workspaces", circumstances(device)) if remember else None
         known = cache.load() if cache is not None else {}
         tried = _run([_Trial(call, node) for call, node in wanted.items() if call not in known], device, limit_bytes)
         found = {trial.call: trial.level_bytes for trial in tried if not trial.failure}
@@ -136,6 +136,19 @@ def made_up(value: Value) -> Any:
     return flat.as_strided(_ints(value.shape), _ints(value.stride))
 
 
+def fits(node: Node, limit_bytes: int) -> None:
+    """Raises MemoryError where a call's arguments and results take more than `limit_bytes`."""
+    needed = sum(_extent(value) * ITEM_BYTES[value.dtype] for value in node.inputs) + _made_bytes(node)
+    if needed > limit_bytes:
+        raise MemoryError(f"arguments and results take {needed} bytes, the limit is {limit_bytes}: raise limit_bytes to measure it")
+
+
+def ready_call(node: Node) -> Callable[[], Any]:
+    """A node's operator with made-up arguments. Raises FormatError as `concrete_args` does."""
+    args, kwargs = concrete_args(node, made_up)
+    return functools.partial(operator(node.op), *args, **kwargs)
+
+
 class _Trial:
     """One call on made-up data: made right before it runs, let go right after. It keeps its failure or its level."""
 
@@ -155,12 +168,9 @@ class _Trial:
         return None if ready is None else self._attempt(ready)
 
     def _make(self, limit_bytes: int) -> Callable[[], object]:
-        needed = sum(_extent(value) * ITEM_BYTES[value.dtype] for value in self.node.inputs) + _made_bytes(self.node)
-        if needed > limit_bytes:
-            raise MemoryError(f"arguments and results take {needed} bytes, the limit is {limit_bytes}: raise limit_bytes to measure it")
-        args, kwargs = concrete_args(self.node, made_up)
-        ready = functools.partial(operator(self.node.op), *args, **kwargs)
-        if _device(self.node).startswith("cuda"):
+        fits(self.node, limit_bytes)
+        ready = ready_call(self.node)
+        if device_of(self.node).startswith("cuda"):
             ready()  # the first call of a kind makes buffers that its library keeps: they are not the call's
         return ready
 
@@ -178,8 +188,8 @@ def _run(trials: list[_Trial], device: str, limit_bytes: int | None) -> list[_Tr
     if not trials:
         return trials
     ready: list[_Trial] = []
-    with _aside(device):
-        limit = _free_bytes(device) // _SHARE_OF_FREE if limit_bytes is None else limit_bytes
+    with aside(device):
+        limit = free_bytes(device) // _SHARE_OF_FREE if limit_bytes is None else limit_bytes
         measured = peak_bytes_of_each(_prepared(trials, limit, ready), device)
     for trial, level in zip(ready, measured, strict=True):
         trial.level_bytes = level.peak_bytes
@@ -195,7 +205,7 @@ def _prepared(trials: Iterable[_Trial], limit_bytes: int, ready: list[_Trial]) -
 
 
 @contextmanager
-def _aside(device: str) -> Iterator[None]:
+def aside(device: str) -> Iterator[None]:
     """Leave no trace on the caller: neither on random state nor on modes.
 
     Gradients are enabled because some kernels ask, and a training step's answer is yes; nothing is recorded, as no made-up tensor requires
@@ -208,7 +218,7 @@ def _aside(device: str) -> Iterator[None]:
         yield
 
 
-def _needs_none(node: Node) -> bool:
+def needs_none(node: Node) -> bool:
     """Whether a node surely needs no workspace: it computes with numbers, or makes nothing but views."""
     if node.op.startswith("py."):
         return True
@@ -224,11 +234,11 @@ def _made(node: Node) -> set[Storage]:
 
 
 def _made_bytes(node: Node) -> int:
-    granule = 512 if _device(node).startswith("cuda") else 1  # what the device's allocator rounds to
+    granule = 512 if device_of(node).startswith("cuda") else 1  # what the device's allocator rounds to
     return sum(-(-size // granule) * granule for size in _ints([storage.nbytes for storage in _made(node)]))
 
 
-def _device(node: Node) -> str:
+def device_of(node: Node) -> str:
     """Where the node's result is made, or else where it reads."""
     values = (*(value for value in node.results if value.dtype != "scalar"), *node.inputs)
     return values[0].storage.device if values else "cpu"
@@ -283,7 +293,7 @@ def _extent(value: Value) -> int:
     return 0 if 0 in shape else 1 + sum((extent - 1) * step for extent, step in zip(shape, stride, strict=True))
 
 
-def _free_bytes(device: str) -> int:
+def free_bytes(device: str) -> int:
     """Memory that the device could give now."""
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info(device)[0]
@@ -292,7 +302,7 @@ def _free_bytes(device: str) -> int:
     return int(told[1]) * 1024 if told else _FREE_WHERE_UNTOLD_BYTES
 
 
-def _circumstances(device: str) -> tuple[str, ...]:
+def circumstances(device: str) -> tuple[str, ...]:
     """What decides, besides the call, which kernels run and what they take."""
     return (
         f"torch {torch.__version__}",

@@ -9,13 +9,13 @@ from pathlib import Path
 from lowtide.errors import FormatError
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text so that the file at `path` is at every moment either whole or what it was before. Raises OSError."""
+def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write text or bytes so that the file at `path` is at every moment either whole or what it was before. Raises OSError."""
     path = Path(path)
     # In the same folder: only there does a rename replace at once.
     draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
-        draft.write_text(text, encoding="utf-8", newline="\n")
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)

@@ -10,12 +10,15 @@
     "..."
     ]}
 
+A plan under a limit has one more field, "trade", with the fields of `Trade`.
+
 "graph" holds the lines of `text.to_text`. Equal plans give equal bytes: nothing in the file depends on when or how fast it was made.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -45,6 +48,18 @@ class Provenance:
     threads: int  # of torch, within an operator
 
 
+@dataclass(frozen=True, slots=True)
+class Trade:
+    """What a plan under a limit of memory or time gives for what. Times are by the cost model, of one run of all operators."""
+
+    runs: tuple[int, ...]  # the sequence of nodes of the graph without recomputation, see `rewrite.remat`; empty where nothing is repeated
+    time_us: float
+    kept_us: float  # the same without recomputation
+    kept_peak_bytes: int  # the least peak without recomputation
+    recomputed: int  # runs that repeat a node
+    frontier: tuple[tuple[int, float], ...]  # (peak_bytes, time_us) of all that was found and is best at something, leanest first
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """How to run a graph, and what that will cost."""
@@ -60,6 +75,7 @@ class Plan:
     status: str  # of the order: "optimal", "feasible"
     solver: str  # with its settings
     provenance: Provenance
+    trade: Trade | None = None  # where a limit was asked for
     measured_peak_bytes: int | None = None  # of a run of this plan, with what is resident; not saved, since it tells of a run
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -77,6 +93,8 @@ class Plan:
     def to_json(self) -> str:
         """The plan as JSON, one line a field and a node. Raises FormatError for a graph that text cannot hold."""
         entries = {"format": _FORMAT, "version": _VERSION} | {name: getattr(self, name) for name in (*_TEXTS, *_PROMISES)}
+        if self.trade is not None:
+            entries["trade"] = asdict(self.trade)
         entries |= {"provenance": asdict(self.provenance)} | {name: list(getattr(self, name)) for name in _PER_NODE}
         lines = [f'"{name}": {json.dumps(entry)}' for name, entry in entries.items()]
         graph = ",\n".join(json.dumps(line) for line in to_text(self.graph).splitlines())
@@ -102,6 +120,7 @@ class Plan:
             status=fields.string("plan", data, "status"),
             solver=fields.string("plan", data, "solver"),
             provenance=_provenance(data),
+            trade=_trade(data["trade"]) if "trade" in data else None,
         )
         check_graph(plan.graph)
         check_order(plan.graph, plan.order)
@@ -124,7 +143,7 @@ def _parsed(text: str) -> dict[str, Any]:
         raise FormatError(f'plan: expected a JSON object with "format": "{_FORMAT}"')
     if fields.integer("plan", data, "version") != _VERSION:
         raise FormatError(f"plan: expected version {_VERSION}, got {data['version']}: it is of another lowtide; make the plan again")
-    fields.check_fields("plan", data, {"format", "version", "provenance", "graph", *_TEXTS, *_PROMISES, *_PER_NODE})
+    fields.check_fields("plan", data, {"format", "version", "provenance", "graph", "trade", *_TEXTS, *_PROMISES, *_PER_NODE})
     return data
 
 
@@ -141,6 +160,29 @@ def _provenance(data: dict[str, Any]) -> Provenance:
     assert isinstance(item, dict)
     lowtide, torch, device, python = (fields.string("plan: provenance", item, name) for name in ("lowtide", "torch", "device", "python"))
     return Provenance(lowtide, torch, device, python, fields.integer("plan: provenance", item, "threads"))
+
+
+def _trade(item: Any) -> Trade:
+    where = "plan: trade"
+    fields.check_fields(where, item, {"runs", "time_us", "kept_us", "kept_peak_bytes", "recomputed", "frontier"})
+    frontier = item.get("frontier")
+    if not isinstance(frontier, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in frontier):
+        fields.refuse(where, "frontier", "a list of pairs", frontier)
+    return Trade(
+        runs=fields.integers(where, item, "runs"),
+        time_us=_number(where, item, "time_us"),
+        kept_us=_number(where, item, "kept_us"),
+        kept_peak_bytes=fields.integer(where, item, "kept_peak_bytes"),
+        recomputed=fields.integer(where, item, "recomputed"),
+        frontier=tuple((fields.integer(where, {"bytes": peak}, "bytes"), _number(where, {"us": us}, "us")) for peak, us in frontier),
+    )
+
+
+def _number(where: str, item: dict[str, Any], name: str) -> float:
+    number = item.get(name)
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < math.inf:
+        fields.refuse(where, name, "a number, 0 or more", number)
+    return float(number)
 
 
 def _count(data: dict[str, Any], name: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lowtide.ir.plan import Plan
+    from lowtide.ir.plan import Plan, Trade
 
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
@@ -19,6 +19,8 @@ def summarize(plan: Plan) -> str:
         ("  of which the caller's own", bytes_text(plan.resident_bytes), bytes_text(plan.resident_bytes), ""),
         ("no order needs less than", "", bytes_text(plan.lower_bound_bytes), _gap(plan)),
     ]
+    if plan.trade is not None:
+        rows.append(("promised time", "", f"{plan.trade.time_us / 1e3:.2f} ms", _slower(plan.trade)))
     table = [f"{label:<28}{eager:>12}{own:>14}  {note}".rstrip() for label, eager, own, note in rows]
     return "\n".join([*table, f"{_deeds(plan)}; found by {plan.solver}"])
 
@@ -46,7 +48,14 @@ def _gap(plan: Plan) -> str:
     return f"gap {bytes_text(gap_bytes)}, {gap_bytes / plan.peak_bytes:.1%}"
 
 
+def _slower(trade: Trade) -> str:
+    if not trade.recomputed:
+        return "nothing computed again"
+    return f"{trade.time_us / trade.kept_us - 1:+.1%}; by order alone the peak is {bytes_text(trade.kept_peak_bytes)}"
+
+
 def _deeds(plan: Plan) -> str:
     moved = sum(1 for before, after in zip(plan.order, plan.order[1:], strict=False) if after < before)
     in_place = sum(1 for slot in plan.takeovers if slot >= 0)
-    return f"{len(plan.order)} operators, {moved} brought forward, {in_place} in the memory of an input"
+    again = f", {plan.trade.recomputed} computed again" if plan.trade is not None and plan.trade.recomputed else ""
+    return f"{len(plan.order)} operators, {moved} brought forward, {in_place} in the memory of an input{again}"

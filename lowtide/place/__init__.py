@@ -1,5 +1,11 @@
-"""Addresses of buffers in the smallest arena: placers that are values, as in `schedule`."""
+"""Addresses of buffers in the smallest arena: `place(problem, placer)` with placers that are values, as in `schedule`."""
 
+from lowtide.place.auto import AUTO, Auto, place
 from lowtide.place.base import Anytime, Placement, Placer, Status, answers
+from lowtide.place.bound import arena_bound_bytes
+from lowtide.place.exact import Exact
+from lowtide.place.greedy import Greedy, Portfolio
 
-__all__ = ["Anytime", "Placement", "Placer", "Status", "answers"]
+__all__ = [
+    "AUTO", "Anytime", "Auto", "Exact", "Greedy", "Placement", "Placer", "Portfolio", "Status", "answers", "arena_bound_bytes", "place",
+]  # fmt: skip

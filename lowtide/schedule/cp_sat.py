@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowtide.errors import CheckError
+from lowtide.ir.extras import need_ortools
 from lowtide.ir.problem import OrderProblem
 from lowtide.schedule.base import Schedule, Status, scheduled
 from lowtide.schedule.model import Held, Takeover, Units, model_of, row
-from lowtide.schedule.reference import Windows, better_order, first_order, need_ortools, windows
+from lowtide.schedule.reference import Windows, better_order, first_order, windows
 
 _LIMIT_UNITS = 2**31  # of a peak: then sizes times lifetimes, which CP-SAT adds up in int64, stay far below its limit
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
+from lowtide.ir.extras import need_ortools
 from lowtide.ir.problem import OrderProblem
 from lowtide.schedule.base import Schedule, Status, scheduled
 from lowtide.schedule.model import Held, Model, Takeover, Units, model_of, row
-from lowtide.schedule.reference import Windows, better_order, first_order, need_ortools, windows
+from lowtide.schedule.reference import Windows, better_order, first_order, windows
 
 _LIMIT_UNITS = 2**19  # of a peak: a solver's tolerance of a millionth is then about half a unit
 _TOLERANCE = 1e-6

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,18 +39,6 @@ def windows(problem: OrderProblem, order: ArrayLike) -> Windows:
     steps = np.asarray(order, np.int32)
     last = problem.node_count - 1 - _reachable(steps[::-1].copy(), *problem.succs)
     return Windows(_reachable(steps, *problem.preds), last.astype(np.int32))
-
-
-def need_ortools(solver: object) -> None:
-    """Raises ImportError, saying what to do, where ortools is missing or cannot be imported any more."""
-    if "highspy" in sys.modules and "ortools" not in sys.modules:
-        raise ImportError(
-            f"{solver!r} needs ortools, which cannot share a process with highspy: run it in a process that imports no highspy"
-        )
-    try:
-        import ortools  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f"{solver!r} needs ortools, which is not installed: pip install 'lowtide[ilp]'") from error
 
 
 @njit(cache=True)

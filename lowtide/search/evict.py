@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from lowtide.ir.problem import Ints
-from lowtide.search.runs import RunProblem, Times
+from lowtide.ir.problem import Ints, OrderProblem, Rows
+from lowtide.ir.problem_check import Task
+from lowtide.search.runs import RunProblem, Times, cost_of
 
 _LONGEST = 12  # a sequence of more runs than this many times the nodes is no answer
 
@@ -48,6 +49,16 @@ def evict(
         base.made_bytes, base.workspace_bytes, base.kept, base.producer, len(base.names) * _LONGEST,
     )  # fmt: skip
     return found if len(found) else None
+
+
+def rehearse_eviction() -> None:
+    """Compile the kernels, or load them, so that it is not the first search that waits."""
+    problem = OrderProblem.of([8, 8], [Task("make", makes=(0,)), Task("use", makes=(1,), reads=(0,))], kept=[1])
+    rows = Rows(np.zeros(3, np.int32), np.zeros(0, np.int32))
+    runs = RunProblem(problem, np.ones(2), np.zeros(2, np.bool_), np.ones(2, np.bool_), rows)
+    order = runs.runs_of(np.arange(2))
+    cost_of(runs, order)
+    evict(runs, order, 16)
 
 
 @njit(cache=True)

@@ -28,10 +28,15 @@ def make_plan(among: Candidates, solver: Solver, provenance: Provenance, *, roun
     gradients until after the step.
     """
     captured = next(iter(among))
-    as_eager = dataclasses.replace(captured, outputs=(*captured.outputs, *held_by_eager))
-    eager = schedule(order_problem(as_eager, among[captured], round_to=round_to, eager=True), ProgramOrder())
-    found = [_planned(graph, sizes, solver, provenance, eager, round_to) for graph, sizes in among.items()]
+    eager_bytes = eager_peak_bytes(captured, among[captured], round_to=round_to, held_by_eager=held_by_eager)
+    found = [_planned(graph, sizes, solver, provenance, eager_bytes, round_to) for graph, sizes in among.items()]
     return checked(min(found, key=lambda plan: plan.peak_bytes))
+
+
+def eager_peak_bytes(graph: Graph, workspace_bytes: Sequence[int], *, round_to: int = 1, held_by_eager: Sequence[Value] = ()) -> int:
+    """The peak of a captured program as it stands: see `make_plan`."""
+    as_eager = dataclasses.replace(graph, outputs=(*graph.outputs, *held_by_eager))
+    return schedule(order_problem(as_eager, workspace_bytes, round_to=round_to, eager=True), ProgramOrder()).peak_bytes
 
 
 def candidates(graph: Graph) -> tuple[Graph, ...]:
@@ -55,7 +60,12 @@ def checked(plan: Plan) -> Plan:
     return plan
 
 
-def _planned(graph: Graph, workspace_bytes: Sequence[int], solver: Solver, provenance: Provenance, eager: Schedule, round_to: int) -> Plan:
+def planned(graph: Graph, workspace_bytes: Sequence[int], solver: Solver, round_to: int) -> Schedule:
+    """The order that `solver` finds for a graph."""
+    return schedule(order_problem(graph, workspace_bytes, round_to=round_to), solver)
+
+
+def _planned(graph: Graph, workspace_bytes: Sequence[int], solver: Solver, provenance: Provenance, eager_bytes: int, round_to: int) -> Plan:
     problem = order_problem(graph, workspace_bytes, round_to=round_to)
     found = schedule(problem, solver)
     return Plan(
@@ -65,7 +75,7 @@ def _planned(graph: Graph, workspace_bytes: Sequence[int], solver: Solver, prove
         workspace_bytes=tuple(int(size) for size in workspace_bytes),
         resident_bytes=int(problem.resident_bytes),
         peak_bytes=int(found.peak_bytes),
-        eager_peak_bytes=int(eager.peak_bytes),
+        eager_peak_bytes=int(eager_bytes),
         lower_bound_bytes=int(found.lower_bound_bytes),
         status=found.status.name.lower(),
         solver=found.solver,

@@ -28,9 +28,9 @@ class Spec:
 Text: TypeAlias = Union[Spec, "tuple[Text, ...]"]
 
 
-def read_spec(text: str) -> Spec:
-    """The name and settings in `text`. Raises FormatError saying where it ends being one."""
-    reader = _Reader(text)
+def read_spec(text: str, example: str) -> Spec:
+    """The name and settings in `text`. Raises FormatError saying where it ends being one, and how one is written, by an example."""
+    reader = _Reader(text, example)
     spec = reader.spec(0)
     return spec if reader.peek() == "" else reader.refuse("the end")
 
@@ -42,8 +42,8 @@ def _shown(value: Text) -> str:
 class _Reader:
     """Words and marks, one after another."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, text: str, example: str) -> None:
+        self.example = example
         self.tokens = [token.strip() for token in _TOKEN.findall(text) if token.strip()]
         self.at = 0
 
@@ -96,4 +96,4 @@ class _Reader:
     def refuse(self, expected: str) -> NoReturn:
         before, found = "".join(self.tokens[: self.at]), repr(self.peek()) if self.peek() else "the end"
         after = f" after {before!r}" if before else ""
-        raise FormatError(f"solver: expected {expected}{after}, got {found}: write it like exact{{max_states=1000,max_seconds=2.5}}")
+        raise FormatError(f"solver: expected {expected}{after}, got {found}: write it like {self.example}")

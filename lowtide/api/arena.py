@@ -1,0 +1,107 @@
+"""`optimize(..., arena=True)`: whether a step gets an arena, and what it tells about it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from lowtide.api.stages import Stages
+from lowtide.cost.cache import directory
+from lowtide.place import Placer, place
+from lowtide.place.rehearsal import rehearse
+from lowtide.runtime import native
+from lowtide.runtime.allocator import Allocator, BusyError, Counts
+from lowtide.runtime.arena import Arena
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class ArenaReport:
+    """What a step's arena does."""
+
+    planned_bytes: int  # that the addresses of the program that ran last need; 0 until there are any
+    lower_bound_bytes: int  # no arena for that program is smaller
+    recorded_steps: int
+    served_steps: int
+    steps_without: Mapping[str, int]  # by why: each took all its memory from PyTorch's allocator
+    last: Counts  # of the latest step that was served
+    held: int  # tensors that lie in the arena between steps, as something holds what a step made on its way
+    absent: str = ""  # why there is no arena at all
+
+    @property
+    def served_share(self) -> float:
+        """The share of the latest served step's requests, by bytes, that the arena gave; 0 before there is any such step."""
+        asked = self.last.asked_bytes + self.last.elsewhere_bytes
+        return self.last.served_bytes / asked if asked else 0.0
+
+    def __str__(self) -> str:
+        if self.absent:
+            return f"no arena: {self.absent}"
+        if not self.served_steps:
+            return "arena: no step was served yet; the first of each kind is recorded"
+        last = self.last
+        parts = [
+            f"arena of {self.planned_bytes / _MIB:.2f} MiB (bound {self.lower_bound_bytes / _MIB:.2f} MiB)",
+            f"{last.served} of {last.asked + last.elsewhere} requests and {self.served_share:.2%} of the bytes of the last step",
+            *(f"{count} requests {why}" for count, why in self._missed() if count),
+            *(f"{count} steps without: {why}" for why, count in self.steps_without.items()),
+            *([f"{self.held} tensors held"] if self.held else []),
+        ]
+        return "; ".join(parts)
+
+    def _missed(self) -> tuple[tuple[int, str], ...]:
+        last = self.last
+        return (
+            (last.outliving, "outlive the step"),
+            (last.unexpected, "unexpected"),
+            (last.occupied, "where something else still lies"),
+            (last.elsewhere, "by other threads"),
+        )
+
+
+@dataclass(frozen=True)
+class StepArena:
+    """A step's arena, or why it has none."""
+
+    arena: Arena | None
+    absent: str = ""
+
+    @classmethod
+    def of(cls, device: torch.device, placer: Placer, stages: Stages) -> StepArena:
+        """An arena for a step that runs on `device`. Where there can be none, says so once with a warning."""
+        if device.type != "cpu":
+            return cls._absent(f"arenas are for steps on the CPU, this one is on {device.type}")
+        try:
+            with stages.stage("arena", "building the planned allocator, or loading it"):
+                allocator = Allocator(native.load(directory()))
+        except (native.NativeError, BusyError) as why:
+            return cls._absent(str(why))
+        with stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):
+            rehearse(placer)
+        return cls(Arena(allocator, lambda problem: place(problem, placer)))
+
+    @classmethod
+    def _absent(cls, why: str) -> StepArena:
+        _warn(f"lowtide runs without an arena: {why}")
+        return cls(None, why)
+
+    def report(self) -> ArenaReport:
+        """What it does, so far."""
+        arena = self.arena
+        if arena is None:
+            return ArenaReport(0, 0, 0, 0, {}, Counts(), 0, self.absent)
+        return ArenaReport(
+            arena.planned_bytes, arena.lower_bound_bytes, arena.recorded_runs, arena.served_runs, dict(arena.runs_without), arena.counts,
+            arena.held,
+        )  # fmt: skip
+
+
+@cache
+def _warn(sentence: str) -> None:
+    """Each sentence once in a process: a program may optimize many steps."""
+    warnings.warn(sentence, stacklevel=5)

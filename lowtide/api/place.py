@@ -1,0 +1,34 @@
+"""The placement engine on its own: buffers in, their addresses out. No torch, no graph."""
+
+from __future__ import annotations
+
+import os
+
+from lowtide.ir.placement import PlaceProblem
+from lowtide.ir.placement_csv import load_buffers
+from lowtide.place.auto import Auto
+from lowtide.place.base import Placement, Placer
+from lowtide.place.spec import limited
+
+
+def place_buffers(
+    problem: PlaceProblem | str | os.PathLike[str],
+    solver: Placer | None = None,
+    *,
+    capacity_bytes: int | None = None,
+    max_nodes: int | None = None,
+    max_seconds: float | None = None,
+) -> Placement:
+    """Offsets for the buffers of `problem` in the smallest arena, with a proven lower bound: what `lowtide place` prints.
+
+    problem: what to place, or the path of a CSV file that holds it, as in `lowtide.ir.placement_csv`.
+    solver: how to find the offsets, a value like `lowtide.place.Exact()`; `Auto()` where left out.
+    capacity_bytes: asks for any placement within so many bytes instead; whether there is one is the answer's `status`.
+    max_nodes: the solver's effort, in its own nodes: the same on every machine.
+    max_seconds: a cap on its time, for when effort was guessed too high; an answer that it cuts short depends on the machine.
+
+    Raises FormatError for a file that holds no problem, naming the line, or a solver that cannot be limited so; OSError for a file that
+    cannot be read.
+    """
+    solver = limited(Auto() if solver is None else solver, max_nodes=max_nodes, max_seconds=max_seconds)
+    return solver.place(problem if isinstance(problem, PlaceProblem) else load_buffers(problem), capacity_bytes)

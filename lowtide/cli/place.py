@@ -1,0 +1,114 @@
+"""`lowtide place BUFFERS.csv`: addresses in the smallest arena, or within a capacity; on an interrupt the best so far."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from lowtide.cli.interrupt import INTERRUPTED
+from lowtide.cli.output import STANDARD_OUTPUT, check_target, refuse, write_json
+from lowtide.cli.place_search import Outcome, search
+from lowtide.cli.place_table import reason, show
+from lowtide.errors import FormatError, LowtideError
+from lowtide.ir.placement import PlaceProblem
+from lowtide.ir.placement_csv import ids, load_buffers, offsets_to_csv, save_offsets
+from lowtide.place.auto import Auto
+from lowtide.place.picture import check_picture, draw
+from lowtide.place.spec import PLACERS, limited, parse_placer
+
+_DOES_NOT_FIT = 3
+_MOST = 2**62 - 1
+
+
+def place_command(
+    buffers: Annotated[
+        Path,
+        typer.Argument(metavar="BUFFERS.csv", help="the problem: columns id,lower,upper,size, and alignment or fixed", show_default=False),
+    ],
+    capacity: Annotated[
+        int | None, typer.Option(min=0, max=_MOST, metavar="BYTES", help="ask only whether the buffers fit in so many bytes, and how")
+    ] = None,
+    align: Annotated[int, typer.Option(min=1, max=_MOST, metavar="BYTES", help="the alignment of buffers that have none of their own")] = 1,
+    solver: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME{FIELD=VALUE,...}",
+            help=f"how to find the offsets: {', '.join(PLACERS)}, each with settings of its own in braces; auto by default",
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, max=2**63 - 1, help="effort: the solver's max_nodes; the same on every machine")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="a cap on time: the solver's max_seconds")] = None,
+    json_out: Annotated[
+        str | None, typer.Option("--json", metavar="OUT", help="write the answer as JSON; - for standard output alone")
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(metavar="OFFSETS.csv", help="write id,lower,upper,size,offset where the buffers fit; - for standard output alone"),
+    ] = None,
+    plot: Annotated[str | None, typer.Option(metavar="FILE.png", help="draw addresses over time; .svg and .pdf too")] = None,
+) -> None:
+    """Give buffers addresses in the smallest arena. An interrupt (Ctrl-C) prints the best so far; what does not fit has exit code 3."""
+    try:
+        _check_targets(buffers, json_out, output, plot)
+        chosen = limited(Auto() if solver is None else parse_placer(solver), max_nodes=nodes, max_seconds=seconds)
+        problem = load_buffers(buffers, align_bytes=align)
+        outcome = search(problem, chosen, capacity)
+        _write(problem, outcome, json_out, output, plot)
+    except (LowtideError, OSError, ImportError) as error:  # a solver may need what is not installed, and says how to get it
+        refuse(error)
+    if not outcome.best.fits:
+        typer.echo(f"lowtide: {reason(outcome)}", err=True)
+    if outcome.interrupted:
+        typer.echo("lowtide: interrupted: this is the best placement so far", err=True)
+        raise typer.Exit(INTERRUPTED)
+    if not outcome.best.fits:
+        raise typer.Exit(_DOES_NOT_FIT)
+
+
+def figures(problem: PlaceProblem, outcome: Outcome) -> dict[str, Any]:
+    """What `--json` writes: what is known of the arena, what it took, and the offsets by id; there are none where none was found."""
+    best = outcome.best
+    return {
+        "status": best.status.name.lower(),
+        "interrupted": outcome.interrupted,
+        "arena_bytes": best.arena_bytes,
+        "lower_bound_bytes": best.lower_bound_bytes,
+        "capacity_bytes": outcome.capacity_bytes,
+        "gap": outcome.gap,
+        "solver": best.solver,
+        "effort": dict(best.stats),
+        "seconds": outcome.seconds,
+        "offsets": dict(zip(ids(problem), best.offsets, strict=False)),
+    }
+
+
+def _check_targets(buffers: Path, json_out: str | None, output: str | None, plot: str | None) -> None:
+    targets = {"--json": json_out, "--output": output, "--plot": plot}
+    for option, target in targets.items():
+        check_target(option, target, buffers)
+    if plot is not None:
+        check_picture(plot)
+    first: dict[str | Path, str] = {}
+    for option, target in targets.items():
+        if target is not None:
+            place = target if target == STANDARD_OUTPUT else Path(target).absolute()
+            if first.setdefault(place, option) != option:
+                raise FormatError(f"{option} {target}: expected another file than that of {first[place]}")
+
+
+def _write(problem: PlaceProblem, outcome: Outcome, json_out: str | None, output: str | None, plot: str | None) -> None:
+    if STANDARD_OUTPUT not in (json_out, output):
+        show(Console(), problem, outcome)
+    if json_out is not None:
+        write_json(json_out, figures(problem, outcome))
+    if output == STANDARD_OUTPUT and outcome.best.fits:
+        typer.echo(offsets_to_csv(problem, outcome.best.offsets), nl=False)
+    elif output is not None and outcome.best.fits:
+        save_offsets(problem, outcome.best.offsets, output)
+    if plot is not None:
+        draw(problem, outcome.best, plot, capacity_bytes=outcome.capacity_bytes)

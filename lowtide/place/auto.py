@@ -1,0 +1,152 @@
+"""What `place` does where nobody names a placer."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.ir.placement import PlaceProblem
+from lowtide.place.base import Placement, Placer, Status, described, judged, unplaced
+from lowtide.place.bound import arena_bound_bytes
+from lowtide.place.exact import Exact
+from lowtide.place.greedy import Portfolio
+from lowtide.place.parts import part_of, parts
+
+_MAX_LOOKS = 1_000_000_000  # of exact search (see `Exact`): some thirty seconds
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Simple placements; where none meets the bound, local search; where that does not help, exact search.
+
+    Parts of a problem that share no step are solved one by one, and no further than the largest of them needs. On training steps of
+    today's networks the first few placements mostly meet the bound, and that is all. The answer's `solver` is the one that found it.
+    """
+
+    max_moves: int = 100_000  # of local search
+    max_nodes: int = 2_000_000  # of exact search
+    max_seconds: float = math.inf
+
+    def place(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Placement:
+        """The smallest arena found, with the highest bound proven; or the first that fits the capacity."""
+        *_, last = self.answers(problem, capacity_bytes)
+        return last
+
+    def answers(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Iterator[Placement]:
+        """Smaller and smaller arenas, and higher and higher bounds."""
+        bound_bytes, deadline = arena_bound_bytes(problem), time.monotonic() + self.max_seconds
+        if capacity_bytes is not None and capacity_bytes < bound_bytes:
+            yield unplaced(problem, self, capacity_bytes=capacity_bytes, bound_bytes=bound_bytes)
+            return
+        apart = parts(problem)
+        if len(apart) <= 1:
+            yield from self._of_part(problem, capacity_bytes, deadline)
+            return
+        for found in Portfolio(max_moves=0, max_seconds=self.max_seconds).answers(problem, capacity_bytes):
+            yield found
+        if found.arena_bytes > (bound_bytes if capacity_bytes is None else capacity_bytes):
+            yield from self._of_parts(_Whole(problem, found, capacity_bytes), apart, deadline)
+
+    def _of_parts(self, whole: _Whole, apart: list[NDArray[np.intp]], deadline: float) -> Iterator[Placement]:
+        """The parts that need more than is enough, those of the highest bounds first: what they need is enough for all others."""
+        high = [each for each in apart if whole.top_bytes(each) > whole.enough_bytes]
+        bounds = {int(each[0]): arena_bound_bytes(part_of(whole.problem, each)) for each in high}
+        for buffers in sorted(high, key=lambda each: -bounds[int(each[0])]):
+            if whole.top_bytes(buffers) <= whole.enough_bytes:
+                continue
+            part = part_of(whole.problem, buffers)
+            limit = whole.enough_bytes if whole.capacity_bytes is not None or whole.enough_bytes > bounds[int(buffers[0])] else None
+            for found in self._of_part(part, limit, deadline):
+                yield whole.learned(buffers, found, self)
+            if not found.fits and whole.capacity_bytes is not None:
+                return
+            if not found.fits:
+                for found in self._of_part(part, None, deadline):
+                    yield whole.learned(buffers, found, self)
+            whole.enough_bytes = max(whole.enough_bytes, whole.top_bytes(buffers))
+
+    def _of_part(self, problem: PlaceProblem, capacity_bytes: int | None, deadline: float) -> Iterator[Placement]:
+        """One part: most moves of local search only where exact search, which is surer on small problems, leaves a gap."""
+        known = _Known(capacity_bytes)
+        yield from known.better(Portfolio(self.max_moves // 4, _left(deadline)).answers(problem, capacity_bytes))
+        if not known.is_done and self.max_nodes > 0 and _left(deadline):
+            exact = Exact(max_nodes=self.max_nodes, max_seconds=_left(deadline), max_looks=_MAX_LOOKS)
+            yield from known.better(exact.answers(problem, capacity_bytes))
+        if not known.is_done and known.best is not None and _left(deadline):
+            more = Portfolio(self.max_moves - self.max_moves // 4, _left(deadline))
+            yield from known.better(more.improved(problem, known.best, capacity_bytes))
+
+
+class _Known:
+    """The best answer and the best bound of several placers, one after the other."""
+
+    def __init__(self, capacity_bytes: int | None) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.best: Placement | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the question is answered: within the capacity, or proven the smallest, or proven not to fit."""
+        if self.best is None or self.best.status in (Status.OPTIMAL, Status.INFEASIBLE):
+            return True
+        return self.capacity_bytes is not None and self.best.fits
+
+    def better(self, answers: Iterator[Placement]) -> Iterator[Placement]:
+        """What is known after each of a placer's answers, until the question is answered."""
+        for found in answers:
+            self.best = found if self.best is None else self._joined(self.best, found)
+            yield self.best
+            if self.is_done:
+                return
+
+    def _joined(self, best: Placement, found: Placement) -> Placement:
+        bound_bytes = max(best.lower_bound_bytes, found.lower_bound_bytes)
+        stats = {**best.stats, **found.stats}
+        if found.offsets and (not best.offsets or found.arena_bytes < best.arena_bytes):
+            best = found
+        status = judged(best.arena_bytes, bound_bytes, self.capacity_bytes)
+        return replace(best, lower_bound_bytes=bound_bytes, status=status, stats=stats)
+
+
+class _Whole:
+    """A problem of several parts, and what is known of it so far."""
+
+    def __init__(self, problem: PlaceProblem, found: Placement, capacity_bytes: int | None) -> None:
+        self.problem, self.found, self.capacity_bytes = problem, found, capacity_bytes
+        self.offsets = np.array(found.offsets, np.int64)
+        self.enough_bytes = found.lower_bound_bytes if capacity_bytes is None else capacity_bytes
+
+    def top_bytes(self, buffers: NDArray[np.intp]) -> int:
+        """Where the highest of some buffers ends."""
+        return int((self.offsets[buffers] + self.problem.size_bytes[buffers]).max(initial=0))
+
+    def learned(self, buffers: NDArray[np.intp], found: Placement, placer: Auto) -> Placement:
+        """What is known with another answer for one part."""
+        if found.offsets and found.arena_bytes < self.top_bytes(buffers):
+            self.offsets[buffers] = found.offsets
+        arena_bytes = int((self.offsets + self.problem.size_bytes).max(initial=0))
+        bound_bytes = max(self.found.lower_bound_bytes, found.lower_bound_bytes)
+        status = judged(arena_bytes, bound_bytes, self.capacity_bytes)
+        stats = {**self.found.stats, **found.stats}
+        self.found = Placement(tuple(self.offsets.tolist()), arena_bytes, bound_bytes, status, described(placer), stats)
+        return self.found
+
+
+def _left(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.0)
+
+
+AUTO = Auto()
+
+
+def place(problem: PlaceProblem, placer: Placer = AUTO, capacity_bytes: int | None = None) -> Placement:
+    """Addresses for a problem's buffers, by `placer`; in the smallest arena that can be found and proven where it is left out.
+
+    With a capacity, in any arena that fits it.
+    """
+    return placer.place(problem, capacity_bytes)

@@ -1,0 +1,152 @@
+"""Placements in one pass, and the best of many of them made better by local search.
+
+Which sequence and rule is best differs from problem to problem, and all of them are quick; so `Portfolio` tries them in the order in
+which they were seen to succeed on lifetimes of training steps and compilers, and stops at the first that meets the lower bound.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from lowtide.ir.placement import Ints, PlaceProblem
+from lowtide.place.base import Placement, Placer, placed, unplaced
+from lowtide.place.bound import arena_bound_bytes
+from lowtide.place.fitting import FITS, Fit, fitted
+from lowtide.place.local import settled
+from lowtide.place.sequences import ORDERS, Order, sequence
+from lowtide.place.strip import Strip
+
+_MAX_LOOKS = 10_000_000_000  # of placing one block at another, in all passes of a portfolio: so many take some ten seconds
+_OTHER_ROUNDS = 1 << 20  # of local search: rounds from here on differ from those that start at 0
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """Buffers one after the other, in an order of `sequences`, each where a rule of `fitting` says."""
+
+    order: Order = "size"
+    fit: Fit = "first"
+
+    def __post_init__(self) -> None:
+        _check_choice("order", self.order, ORDERS)
+        _check_choice("fit", self.fit, FITS)
+
+    def place(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Placement:
+        """The placement of this order and rule."""
+        bound_bytes = arena_bound_bytes(problem)
+        strip = Strip.of(problem)
+        offsets = strip.offsets(self.offsets(strip, bound_bytes if capacity_bytes is None else capacity_bytes))
+        return placed(problem, offsets, self, capacity_bytes=capacity_bytes, bound_bytes=bound_bytes, stats={"placements": 1})
+
+    def offsets(self, strip: Strip, ceiling_bytes: int) -> Ints:
+        """[n] the same for the blocks of a strip, to be held beneath a ceiling if that is possible."""
+        return fitted(strip, sequence(strip, self.order), self.fit, ceiling_bytes)
+
+
+def _check_choice(setting: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{setting}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+_PASSES = (
+    Greedy("pressure"),
+    Greedy("pressure_size", "best"),
+    Greedy("outward_size"),
+    Greedy("peak_lifetime", "beside"),
+    Greedy("peak_end", "beside"),
+    Greedy("conflicts", "best"),
+    Greedy("size"),
+    Greedy("pressure", "best"),
+    Greedy("peak_inner", "beside"),
+    Greedy("pressure", "beside"),
+    Greedy("pressure_size", "beside"),
+    Greedy("peak_end", "snug"),
+    Greedy("area"),
+    Greedy("outward", "best"),
+    Greedy("peak_start", "beside"),
+    Greedy("peak_lifetime", "snug"),
+    Greedy("size", "best"),
+    Greedy("pressure_size", "first"),
+    Greedy("outward_size", "best"),
+    Greedy("area", "best"),
+    Greedy("lifetime", "best"),
+    Greedy("start", "best"),
+    Greedy("lifetime"),
+    Greedy("conflicts"),
+    Greedy("start"),
+)
+
+
+class Found(NamedTuple):
+    """A placement of a strip on its way to an answer."""
+
+    offsets: Ints  # [n] of blocks
+    placer: Placer
+    stats: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Portfolio:
+    """The best of many greedy placements, and where none meets the bound, local search (`local.py`)."""
+
+    max_moves: int = 100_000  # of the local search: blocks placed in it
+    max_seconds: float = math.inf
+
+    def place(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Placement:
+        """The smallest arena found, or the first that fits the capacity."""
+        bound_bytes = arena_bound_bytes(problem)
+        if capacity_bytes is not None and capacity_bytes < bound_bytes:
+            return unplaced(problem, self, capacity_bytes=capacity_bytes, bound_bytes=bound_bytes)
+        strip = Strip.of(problem)
+        *_, last = self._found(strip, bound_bytes if capacity_bytes is None else capacity_bytes)
+        return _answer(strip, last, capacity_bytes, bound_bytes)
+
+    def answers(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Iterator[Placement]:
+        """Smaller and smaller arenas."""
+        bound_bytes = arena_bound_bytes(problem)
+        if capacity_bytes is not None and capacity_bytes < bound_bytes:
+            yield unplaced(problem, self, capacity_bytes=capacity_bytes, bound_bytes=bound_bytes)
+            return
+        strip = Strip.of(problem)
+        for found in self._found(strip, bound_bytes if capacity_bytes is None else capacity_bytes):
+            yield _answer(strip, found, capacity_bytes, bound_bytes)
+
+    def improved(self, problem: PlaceProblem, found: Placement, capacity_bytes: int | None = None) -> Iterator[Placement]:
+        """Smaller and smaller arenas than that of an earlier answer, if any, by local search alone; by other moves than `answers` tries."""
+        bound_bytes, strip = arena_bound_bytes(problem), Strip.of(problem)
+        deadline = time.monotonic() + self.max_seconds
+        enough_bytes = found.lower_bound_bytes if capacity_bytes is None else capacity_bytes
+        best = np.array(found.offsets, np.int64)[strip.buffers]
+        for at, moves in settled(strip, best, enough_bytes, self._moves(strip), deadline, first_round=_OTHER_ROUNDS):
+            yield _answer(strip, Found(at, self, {"moves": moves}), capacity_bytes, bound_bytes)
+
+    def _found(self, strip: Strip, enough_bytes: int) -> Iterator[Found]:
+        """At least one placement, each better than the one before, until one is within `enough_bytes`."""
+        deadline = time.monotonic() + self.max_seconds
+        looks, top_bytes, count = max(strip.count**2 // 2, 1), None, 0
+        for count, placer in enumerate(_PASSES[: max(_MAX_LOOKS // looks, 4)], 1):
+            at = placer.offsets(strip, enough_bytes)
+            if top_bytes is None or strip.top_bytes(at) < top_bytes:
+                best, top_bytes = at, strip.top_bytes(at)
+                yield Found(at, placer, {"placements": count})
+            if top_bytes <= enough_bytes or time.monotonic() > deadline:
+                break
+        if top_bytes is None or top_bytes <= enough_bytes or time.monotonic() > deadline:
+            return
+        for at, moves in settled(strip, best, enough_bytes, self._moves(strip), deadline):
+            yield Found(at, self, {"placements": count, "moves": moves})
+
+    def _moves(self, strip: Strip) -> int:
+        """As many as allowed, and fewer where each has much to look at."""
+        return min(self.max_moves, _MAX_LOOKS // 20 // max(strip.count, 1))
+
+
+def _answer(strip: Strip, found: Found, capacity_bytes: int | None, bound_bytes: int) -> Placement:
+    offsets = strip.offsets(found.offsets)
+    return placed(strip.problem, offsets, found.placer, capacity_bytes=capacity_bytes, bound_bytes=bound_bytes, stats=found.stats)

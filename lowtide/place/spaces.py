@@ -1,0 +1,180 @@
+"""Several memory spaces, such as a small fast memory beside a large slow one: which buffer lies where, and at what address.
+
+Spaces are listed from the fastest to the slowest, and each buffer names those that it may live in. Having all in the fastest is rarely
+possible; `place_in_spaces` keeps there what gains most for the bytes and steps that it takes up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lowtide.errors import FormatError
+from lowtide.ir.placement import FREE, Ints, PlaceProblem
+from lowtide.place.auto import AUTO, place
+from lowtide.place.base import Placement, Placer, Status, placed
+from lowtide.place.bound import arena_bound_bytes
+from lowtide.place.parts import part_of
+from lowtide.place.room import with_room
+
+
+@dataclass(frozen=True)
+class Space:
+    """A memory of its own, with addresses from 0."""
+
+    name: str
+    capacity_bytes: int | None = None  # None for as much as it takes
+
+
+@dataclass(frozen=True, eq=False)
+class SpacedProblem:
+    """Buffers to be placed in several spaces."""
+
+    buffers: PlaceProblem
+    spaces: tuple[Space, ...]  # the fastest first
+    allowed: tuple[tuple[int, ...], ...]  # [n] the spaces that each buffer may live in, the fastest first
+    benefit: NDArray[np.float64]  # [n] of having it one space further up than the next that it allows
+
+    @classmethod
+    def of(
+        cls,
+        buffers: PlaceProblem,
+        spaces: Sequence[Space],
+        allowed: Sequence[Sequence[int]] | None = None,
+        benefit: ArrayLike | None = None,
+    ) -> SpacedProblem:
+        """The problem of `buffers`; where left out, all are allowed everywhere, and the benefit is their bytes.
+
+        Raises FormatError naming the buffer: no space or an unknown one, spaces that are not from fastest to slowest, a benefit that is
+        negative or no number, or a fixed offset without a fixed space.
+        """
+        everywhere = tuple(range(len(spaces)))
+        chosen = [everywhere] * buffers.buffer_count if allowed is None else [tuple(map(int, each)) for each in allowed]
+        gains = np.array(buffers.size_bytes if benefit is None else benefit, np.float64)
+        if len(chosen) != buffers.buffer_count or gains.shape != (buffers.buffer_count,):
+            got = f"{len(chosen)} and {gains.shape}"
+            raise FormatError(f"expected the spaces and the benefit of each of {buffers.buffer_count} buffers, got {got}")
+        for index, (each, gain) in enumerate(zip(chosen, gains.tolist(), strict=True)):
+            _check_buffer(buffers, index, each, gain, len(spaces))
+        return cls(buffers, tuple(spaces), tuple(chosen), gains)
+
+
+def _check_buffer(buffers: PlaceProblem, index: int, allowed: tuple[int, ...], benefit: float, count: int) -> None:
+    name = buffers.names[index]
+    if not allowed or list(allowed) != sorted(set(allowed)) or allowed[0] < 0 or allowed[-1] >= count:
+        raise FormatError(f"buffer {name}: expected some of the spaces 0 to {count - 1} in ascending order, got {list(allowed)}")
+    if not 0 <= benefit < np.inf:
+        raise FormatError(f"buffer {name}: expected a benefit of 0 or more, got {benefit}")
+    if buffers.fixed_bytes[index] != FREE and len(allowed) > 1:
+        raise FormatError(f"buffer {name}: expected one space for a fixed offset, got {list(allowed)}")
+
+
+@dataclass(frozen=True)
+class SpacedPlacement:
+    """Spaces and addresses for a problem's buffers."""
+
+    space: tuple[int, ...]  # [n] where each buffer lives; -1 where there is no room for it
+    offsets: tuple[int, ...]  # [n] in bytes from the start of its space; -1 where there is no room
+    arena_bytes: tuple[int, ...]  # by space
+    benefit: float  # of all buffers that live in a space further up than their last
+    status: Status  # OPTIMAL where each buffer is in its first space, and no space could be smaller
+    stuck: tuple[str, ...] = ()  # the names of buffers for which there was no room
+
+
+def place_in_spaces(problem: SpacedProblem, placer: Placer = AUTO) -> SpacedPlacement:
+    """Puts buffers into the fastest spaces that have room for them, those of the highest benefit per byte and step first.
+
+    Space by space, it takes those that may live nowhere else, then others by benefit as long as the bytes alive allow, and has them
+    placed by `placer`. What comes to lie above the capacity moves on to its next space. With one space this is `place`.
+    """
+    waiting = np.array([each[0] for each in problem.allowed], np.int64)  # the space that each buffer would go to next
+    space, offsets = np.full(len(waiting), -1, np.int64), np.full(len(waiting), -1, np.int64)
+    found: list[Placement] = []
+    for index in range(len(problem.spaces)):
+        buffers, answer = _filled(problem, index, np.flatnonzero(waiting == index), placer)
+        if not answer.fits:
+            stuck = _stuck(problem.buffers, buffers, answer, problem.spaces[index])
+            status = answer.status if all(len(problem.allowed[each]) == 1 for each in buffers.tolist()) else Status.UNKNOWN
+            return _result(problem, space, offsets, [*found, answer], status, stuck)
+        space[buffers], offsets[buffers] = index, answer.offsets
+        for each in np.flatnonzero((waiting == index) & (space != index)).tolist():
+            waiting[each] = next(later for later in problem.allowed[each] if later > index)
+        found.append(answer)
+    first = all(where == each[0] for where, each in zip(space.tolist(), problem.allowed, strict=True))
+    best = first and all(each.status is Status.OPTIMAL for each in found)
+    return _result(problem, space, offsets, found, Status.OPTIMAL if best else Status.FEASIBLE, ())
+
+
+def _filled(problem: SpacedProblem, index: int, candidates: NDArray[np.intp], placer: Placer) -> tuple[NDArray[np.intp], Placement]:
+    """Who of the candidates lives in a space, and where; all who may live nowhere else, even if they do not fit."""
+    capacity_bytes = problem.spaces[index].capacity_bytes
+    last = np.array([problem.allowed[each][-1] == index for each in candidates.tolist()], bool)
+    if capacity_bytes is None:
+        return candidates, place(part_of(problem.buffers, candidates), placer)
+    chosen = _chosen(problem, candidates, last, capacity_bytes)
+    while True:
+        buffers, must_stay = candidates[chosen], last[chosen]
+        part = part_of(problem.buffers, buffers)
+        answer = place(part, placer, capacity_bytes)
+        if answer.fits or must_stay.all():
+            return buffers, answer
+        high = _above(part, answer, capacity_bytes)
+        if answer.offsets and not (high & must_stay).any():
+            return buffers[~high], _lowered(part_of(problem.buffers, buffers[~high]), answer, ~high, placer, capacity_bytes)
+        leaving = np.flatnonzero(chosen & ~last)  # in the way of one that must stay: half of them move on, those of least benefit
+        leaving = leaving[np.argsort(_density(problem, candidates[leaving]), kind="stable")]
+        chosen[leaving[: (len(leaving) + 1) // 2]] = False
+
+
+def _chosen(problem: SpacedProblem, candidates: NDArray[np.intp], last: NDArray[np.bool_], capacity_bytes: int) -> NDArray[np.bool_]:
+    """[candidates] whether each stays: who must, and others by benefit where the bytes alive leave room, sizes rounded to alignments."""
+    buffers = problem.buffers
+    size = -(-buffers.size_bytes[candidates] // buffers.align_bytes[candidates]) * buffers.align_bytes[candidates]
+    order = np.lexsort((-_density(problem, candidates), ~last))
+    return with_room(size, buffers.start[candidates], buffers.end[candidates], order, last, capacity_bytes)
+
+
+def _density(problem: SpacedProblem, buffers: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Benefit for each byte and step taken up."""
+    steps = (problem.buffers.end - problem.buffers.start)[buffers]
+    return problem.benefit[buffers] / np.maximum(problem.buffers.size_bytes[buffers].astype(np.float64) * steps, 1.0)
+
+
+def _above(part: PlaceProblem, answer: Placement, capacity_bytes: int) -> NDArray[np.bool_]:
+    if not answer.offsets:
+        return np.zeros(part.buffer_count, bool)
+    above: NDArray[np.bool_] = np.array(answer.offsets, np.int64) + part.size_bytes > capacity_bytes
+    return above
+
+
+def _lowered(part: PlaceProblem, answer: Placement, kept: NDArray[np.bool_], placer: Placer, capacity_bytes: int) -> Placement:
+    """What is left of a placement once what lies above the capacity is taken off."""
+    offsets = np.array(answer.offsets, np.int64)[kept]
+    bound_bytes = arena_bound_bytes(part)
+    return placed(part, offsets, placer, capacity_bytes=capacity_bytes, bound_bytes=bound_bytes, stats=answer.stats)
+
+
+def _stuck(problem: PlaceProblem, buffers: NDArray[np.intp], answer: Placement, space: Space) -> tuple[str, ...]:
+    """Those for which there is no room: that lie above the capacity, or all alive where the bytes alive are most."""
+    part = part_of(problem, buffers)
+    high = _above(part, answer, space.capacity_bytes or 0)
+    if not high.any():
+        steps, live_bytes = part.live_bytes
+        step = steps[live_bytes.argmax()]
+        high = (part.start <= step) & (step < part.end) & (part.size_bytes > 0)
+    if not high.any():
+        high = part.size_bytes > (space.capacity_bytes or 0)
+    return tuple(problem.names[each] for each in buffers[high].tolist())
+
+
+def _result(
+    problem: SpacedProblem, space: Ints, offsets: Ints, found: list[Placement], status: Status, stuck: tuple[str, ...]
+) -> SpacedPlacement:
+    arenas = [each.arena_bytes for each in found] + [0] * (len(problem.spaces) - len(found))
+    ahead = [0 <= where < each[-1] for where, each in zip(space.tolist(), problem.allowed, strict=True)]
+    return SpacedPlacement(
+        tuple(space.tolist()), tuple(offsets.tolist()), tuple(arenas), float(problem.benefit[ahead].sum()), status, stuck
+    )  # fmt: skip

@@ -1,0 +1,69 @@
+"""A placement problem as heuristics read it: the buffers that need bytes, over time with its idle stretches taken out.
+
+Steps are numbered by the events (starts and ends) among them, so that a life is a range of small numbers and a problem over millions of
+steps takes no more memory than its buffers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.ir.placement import FREE, Ints, PlaceProblem
+
+
+class Blocks(NamedTuple):
+    """What kernels read of the buffers that need bytes; read-only."""
+
+    size: Ints  # [n]
+    start: Ints  # [n] the first section of each life
+    end: Ints  # [n] the first section after it
+    align: Ints  # [n]
+    fixed: Ints  # [n] or FREE
+
+
+@dataclass(frozen=True, eq=False)
+class Strip:
+    """The buffers of a problem that need bytes, and the way back to all of them."""
+
+    problem: PlaceProblem
+    buffers: NDArray[np.intp]  # [n] which of the problem's each is
+    blocks: Blocks
+    live_bytes: Ints  # [sections] alive in each section
+
+    @classmethod
+    def of(cls, problem: PlaceProblem) -> Strip:
+        """The strip of a problem."""
+        buffers = np.flatnonzero((problem.size_bytes > 0) & (problem.start < problem.end))
+        start, end = problem.start[buffers], problem.end[buffers]
+        events = np.unique(np.concatenate([start, end]))
+        low, high = np.searchsorted(events, start), np.searchsorted(events, end)
+        change = np.zeros(len(events), np.int64)
+        np.add.at(change, low, problem.size_bytes[buffers])
+        np.subtract.at(change, high, problem.size_bytes[buffers])
+        blocks = Blocks(problem.size_bytes[buffers], low, high, problem.align_bytes[buffers], problem.fixed_bytes[buffers])
+        return cls(problem, buffers, blocks, np.cumsum(change)[:-1])
+
+    @property
+    def count(self) -> int:
+        """n."""
+        return len(self.buffers)
+
+    @cached_property
+    def peak(self) -> int:
+        """The first section with the most bytes alive; 0 where there is none."""
+        return int(self.live_bytes.argmax()) if len(self.live_bytes) else 0
+
+    def offsets(self, at: Ints) -> Ints:
+        """The problem's offsets, given those of the blocks; others lie where they are fixed, or at 0."""
+        offsets = np.where(self.problem.fixed_bytes == FREE, 0, self.problem.fixed_bytes)
+        offsets[self.buffers] = at
+        return offsets
+
+    def top_bytes(self, at: Ints) -> int:
+        """Where the highest block ends."""
+        return int((at + self.blocks.size).max(initial=0))

@@ -1,0 +1,389 @@
+// The planned allocator: stands before PyTorch's CPU allocator, records what one step asks for, and serves later steps from one arena at
+// planned offsets (MODeL, section 4.5). Built by native.py, driven by allocator.py.
+//
+// What makes it safe is one rule that rests on no recording: a block is served only where no block of the arena is alive, whoever owns
+// that one and whatever step it stems from. A recording that does not fit costs time, never a wrong number.
+//
+// A thread that runs no step asks PyTorch's allocator as before, but for one pointer of its own that is read. Memory that an arena gave
+// may be let go by any thread, after the step, and after the arena's owner is gone. In a forked child nothing is served or recorded, and
+// no lock is taken: it may have been closed by a thread that the child does not have.
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <malloc.h>
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <new>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+constexpr int kRegions = 1024;      // at once; a program has one arena for each optimized step
+constexpr size_t kLookAhead = 256;  // requests that may be missing from a step before it is lost
+constexpr int64_t kHugePage = 2 << 20;  // bytes
+constexpr int64_t kSlack = 4096;    // mapped beyond the last block: vector loads may read past a tensor's end
+char* const kNowhere = reinterpret_cast<char*>(UINTPTR_MAX);
+
+// Why requests can be neither recorded nor served; allocator.py has the sentences.
+enum Answer : int { kYes = 0, kForked = 1, kNested = 2, kReplaced = 3, kTooSmall = 4, kNoRawMemory = 5 };
+
+// What a step asked for, and what became of it. allocator.py knows this layout.
+struct Counts {
+  int64_t asked, asked_bytes;              // by the step's thread
+  int64_t served, served_bytes;            // from the arena
+  int64_t outliving, outliving_bytes;      // planned to be PyTorch's: alive at the end of the recorded step
+  int64_t unexpected, unexpected_bytes;    // not what was recorded at this place
+  int64_t occupied, occupied_bytes;        // recorded, but something still lies there
+  int64_t absent;                          // recorded, and not asked for
+  int64_t elsewhere, elsewhere_bytes;      // asked by other threads meanwhile
+};
+
+// Memory of one arena. Never deleted: a thread may be looking at its limits while it is given back.
+struct Region {
+  std::atomic<char*> low{kNowhere}, high{nullptr};  // of what may be served; empty while unused
+  std::mutex guard;                                 // of all below
+  bool used = false, dropped = false;
+  char* mapped = nullptr;
+  int64_t mapped_bytes = 0;
+  std::map<char*, int64_t> live;  // where -> bytes
+};
+
+struct Script {
+  std::vector<int64_t> bytes, offset;  // of each request; an offset below 0: not from the arena
+  int64_t arena_bytes = 0;
+};
+
+struct Recording {
+  std::mutex guard;
+  std::vector<int64_t> bytes, born, died;  // in ticks: one for each request and each release; died < 0: alive at the end
+  std::unordered_map<void*, int64_t> alive;
+  int64_t clock = 0;
+};
+
+struct Session {
+  Region* region;
+  const Script* script;
+  Recording* recording;  // or null: then it is served
+  size_t next;           // request of the script
+  int64_t last_bytes;    // of the request before
+  Counts counts;
+};
+
+c10::Allocator* original = nullptr;
+c10::DeleterFnPtr original_release = nullptr;
+Region* const regions = new Region[kRegions];  // never destroyed: tensors may outlive this library's static objects
+std::atomic<int> regions_seen{0};
+std::mutex regions_guard;
+thread_local Session* session = nullptr;
+std::atomic<bool> forked{false};
+std::atomic<int> sessions{0};
+std::atomic<int64_t> elsewhere{0}, elsewhere_bytes{0};
+// The recordings that run: more than one only where several threads record at once.
+std::atomic<int> recordings{0};
+std::mutex recordings_guard;
+std::vector<Recording*>& recordings_list = *new std::vector<Recording*>;
+
+void unmap(Region& region) {  // under its guard
+  region.high.store(nullptr);
+  region.low.store(kNowhere);
+  munmap(region.mapped, region.mapped_bytes);
+  region.mapped = nullptr;
+  region.used = region.dropped = false;
+}
+
+// Whether `p` was an arena's; it no longer is.
+bool give_back(char* p) {
+  const int seen = regions_seen.load(std::memory_order_acquire);
+  for (int index = 0; index < seen; ++index) {
+    Region& region = regions[index];
+    if (p >= region.high.load(std::memory_order_acquire) || p < region.low.load(std::memory_order_acquire)) continue;
+    if (forked.load(std::memory_order_relaxed)) return true;  // a copy of the parent's memory, whose locks nobody may ever open
+    {
+      std::lock_guard<std::mutex> lock(region.guard);
+      if (region.live.find(p) == region.live.end()) continue;  // the limits changed while they were read
+    }
+    c10::profiledCPUMemoryReporter().Delete(p);  // before the bytes can be served, and reported, again
+    std::lock_guard<std::mutex> lock(region.guard);
+    region.live.erase(p);
+    if (region.dropped && region.live.empty()) unmap(region);
+    return true;
+  }
+  return false;
+}
+
+void note_release(void* p) {
+  std::lock_guard<std::mutex> all(recordings_guard);
+  for (Recording* recording : recordings_list) {
+    std::lock_guard<std::mutex> lock(recording->guard);
+    auto found = recording->alive.find(p);
+    if (found == recording->alive.end()) continue;
+    recording->died[found->second] = recording->clock++;
+    recording->alive.erase(found);
+    return;
+  }
+}
+
+void note_request(Recording& recording, void* p, int64_t bytes) {
+  std::lock_guard<std::mutex> lock(recording.guard);
+  recording.alive[p] = static_cast<int64_t>(recording.bytes.size());
+  recording.bytes.push_back(bytes);
+  recording.born.push_back(recording.clock++);
+  recording.died.push_back(-1);
+}
+
+void release(void* p) {
+  if (p == nullptr || give_back(static_cast<char*>(p))) return;
+  if (recordings.load(std::memory_order_relaxed) > 0) note_release(p);
+  original_release(p);
+}
+
+// The recorded request that this one is, or the script's length: the next one; or, where requests were left out or replaced, a later one
+// of the same size whose forerunner fits too. A request too many leaves the place as it is.
+size_t place_of(const Session& mine, int64_t bytes) {
+  const std::vector<int64_t>& script = mine.script->bytes;
+  const size_t next = mine.next, end = std::min(script.size(), next + kLookAhead);
+  if (next < script.size() && script[next] == bytes) return next;
+  for (size_t at = next + 1; at < end; ++at)
+    if (script[at] == bytes && (at == next + 1 || script[at - 1] == mine.last_bytes)) return at;
+  return script.size();
+}
+
+// Memory for a request from the arena, or null.
+void* serve(Session& mine, int64_t bytes) {
+  Counts& counts = mine.counts;
+  const size_t at = place_of(mine, bytes);
+  mine.last_bytes = bytes;
+  if (at == mine.script->bytes.size()) {
+    counts.unexpected += 1, counts.unexpected_bytes += bytes;
+    return nullptr;
+  }
+  counts.absent += static_cast<int64_t>(at - mine.next);
+  mine.next = at + 1;
+  const int64_t offset = mine.script->offset[at];
+  if (offset < 0) {
+    counts.outliving += 1, counts.outliving_bytes += bytes;
+    return nullptr;
+  }
+  Region& region = *mine.region;
+  char* const p = region.low.load(std::memory_order_relaxed) + offset;
+  {
+    std::lock_guard<std::mutex> lock(region.guard);
+    auto above = region.live.lower_bound(p);
+    const bool meets_above = above != region.live.end() && above->first < p + bytes;
+    const bool meets_below = above != region.live.begin() && std::prev(above)->first + std::prev(above)->second > p;
+    if (meets_above || meets_below) {
+      counts.occupied += 1, counts.occupied_bytes += bytes;
+      return nullptr;
+    }
+    region.live.emplace_hint(above, p, bytes);
+  }
+  counts.served += 1, counts.served_bytes += bytes;
+  c10::profiledCPUMemoryReporter().New(p, bytes);  // as PyTorch's own allocator does
+  return p;
+}
+
+struct Planned final : c10::Allocator {
+  c10::DataPtr allocate(size_t n) override {
+    Session* const mine = session;
+    void* p = nullptr;
+    if (mine != nullptr && n > 0) {
+      const int64_t bytes = static_cast<int64_t>(n);
+      mine->counts.asked += 1, mine->counts.asked_bytes += bytes;
+      if (mine->recording != nullptr) {
+        p = original->raw_allocate(n);
+        note_request(*mine->recording, p, bytes);
+      } else {
+        p = serve(*mine, bytes);
+      }
+    } else if (sessions.load(std::memory_order_relaxed) > 0 && n > 0) {
+      elsewhere.fetch_add(1, std::memory_order_relaxed);
+      elsewhere_bytes.fetch_add(static_cast<int64_t>(n), std::memory_order_relaxed);
+    }
+    if (p == nullptr) p = original->raw_allocate(n);
+    return {p, p, &release, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t count) const override { original->copy_data(to, from, count); }
+};
+
+Planned& planned() {
+  static Planned* const one = new Planned;  // never destroyed: tensors may outlive everything
+  return *one;
+}
+
+void after_fork() {
+  forked.store(true);
+  session = nullptr;
+  sessions.store(0);
+  recordings.store(0);
+}
+
+int begin(Session made) {
+  if (forked.load()) return kForked;
+  if (session != nullptr) return kNested;
+  if (c10::GetCPUAllocator() != &planned()) return kReplaced;
+  made.counts.elsewhere = -elsewhere.load();
+  made.counts.elsewhere_bytes = -elsewhere_bytes.load();
+  session = new Session(made);
+  sessions.fetch_add(1);
+  return kYes;
+}
+
+}  // namespace
+
+extern "C" {
+
+// Puts the planned allocator before the one that is there, once. Not to be called while other threads allocate for the first time.
+int lowtide_install() {
+  static std::mutex once;
+  std::lock_guard<std::mutex> lock(once);
+  if (forked.load()) return kForked;
+  if (original != nullptr) return kYes;
+  c10::Allocator* const before = c10::GetCPUAllocator();
+  if (before->raw_deleter() == nullptr) return kNoRawMemory;
+  if (pthread_atfork(nullptr, nullptr, &after_fork) != 0) return kNoRawMemory;
+  original_release = before->raw_deleter();
+  original = before;
+  c10::SetCPUAllocator(&planned(), 255);
+  return c10::GetCPUAllocator() == &planned() ? kYes : kReplaced;
+}
+
+// Memory for an arena, or null: not enough, or too many arenas. Nothing of it is resident until it is used.
+void* lowtide_region(int64_t bytes) {
+  if (forked.load() || bytes < 0 || bytes > (int64_t(1) << 62)) return nullptr;
+  const bool huge = bytes >= kHugePage;
+  const int64_t needed = bytes + kSlack + (huge ? kHugePage : 0);
+  std::lock_guard<std::mutex> all(regions_guard);
+  Region* const region = std::find_if(regions, regions + kRegions, [](Region& each) {
+    std::lock_guard<std::mutex> lock(each.guard);
+    return !each.used;
+  });
+  if (region == regions + kRegions) return nullptr;
+  void* const mapped = mmap(nullptr, needed, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  std::lock_guard<std::mutex> lock(region->guard);
+  uintptr_t low = reinterpret_cast<uintptr_t>(mapped);
+  if (huge) {  // whole large pages only: one that reaches beyond the arena would be resident for nothing
+    low = (low + kHugePage - 1) / kHugePage * kHugePage;
+    madvise(reinterpret_cast<void*>(low), bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
+  }
+  region->mapped = static_cast<char*>(mapped);
+  region->mapped_bytes = needed;
+  region->used = true;
+  region->low.store(reinterpret_cast<char*>(low), std::memory_order_release);
+  region->high.store(reinterpret_cast<char*>(low) + bytes, std::memory_order_release);
+  const int seen = static_cast<int>(region - regions) + 1;
+  if (seen > regions_seen.load()) regions_seen.store(seen, std::memory_order_release);
+  return region;
+}
+
+// The arena's owner is gone: it goes too, with the last block that lies in it. Nobody may be served from it.
+void lowtide_region_drop(void* handle) {
+  if (forked.load()) return;
+  Region& region = *static_cast<Region*>(handle);
+  std::lock_guard<std::mutex> lock(region.guard);
+  region.dropped = true;
+  if (region.live.empty()) unmap(region);
+}
+
+void* lowtide_region_base(void* handle) { return static_cast<Region*>(handle)->low.load(); }
+
+int64_t lowtide_region_live(void* handle) {
+  if (forked.load()) return 0;
+  Region& region = *static_cast<Region*>(handle);
+  std::lock_guard<std::mutex> lock(region.guard);
+  return static_cast<int64_t>(region.live.size());
+}
+
+void* lowtide_script(int64_t count, const int64_t* bytes, const int64_t* offset) {
+  Script* const script = new Script;
+  script->bytes.assign(bytes, bytes + count);
+  script->offset.assign(offset, offset + count);
+  for (int64_t at = 0; at < count; ++at)
+    if (offset[at] >= 0) script->arena_bytes = std::max(script->arena_bytes, offset[at] + bytes[at]);
+  return script;
+}
+
+void lowtide_script_drop(void* handle) { delete static_cast<Script*>(handle); }
+
+// From here to lowtide_end, this thread's requests are served.
+int lowtide_begin(void* region_handle, const void* script_handle) {
+  Region* const region = static_cast<Region*>(region_handle);
+  const Script* const script = static_cast<const Script*>(script_handle);
+  if (script->arena_bytes > region->high.load() - region->low.load()) return kTooSmall;
+  return begin(Session{region, script, nullptr, 0, 0, {}});
+}
+
+// From here to lowtide_end, this thread's requests are recorded.
+int lowtide_record(void** handle) {
+  Recording* const recording = new Recording;
+  const int answer = begin(Session{nullptr, nullptr, recording, 0, 0, {}});
+  if (answer != kYes) {
+    delete recording;
+    return answer;
+  }
+  std::lock_guard<std::mutex> all(recordings_guard);
+  recordings_list.push_back(recording);
+  recordings.fetch_add(1);
+  *handle = recording;
+  return kYes;
+}
+
+// Ends what this thread began; does nothing where that was ended by a fork.
+void lowtide_end(Counts* counts) {
+  Session* const mine = session;
+  if (mine == nullptr) return;
+  session = nullptr;
+  sessions.fetch_sub(1);
+  *counts = mine->counts;
+  counts->elsewhere += elsewhere.load();
+  counts->elsewhere_bytes += elsewhere_bytes.load();
+  if (mine->recording != nullptr) {
+    std::lock_guard<std::mutex> all(recordings_guard);
+    recordings_list.erase(std::find(recordings_list.begin(), recordings_list.end(), mine->recording));
+    recordings.fetch_sub(1);
+  } else {
+    counts->absent += static_cast<int64_t>(mine->script->bytes.size() - mine->next);
+  }
+  delete mine;
+}
+
+// How many requests an ended recording has.
+int64_t lowtide_recorded(const void* handle) { return static_cast<int64_t>(static_cast<const Recording*>(handle)->bytes.size()); }
+
+// Hands out an ended recording, and drops it.
+void lowtide_take(void* handle, int64_t* bytes, int64_t* born, int64_t* died) {
+  Recording* const recording = static_cast<Recording*>(handle);
+  std::copy(recording->bytes.begin(), recording->bytes.end(), bytes);
+  std::copy(recording->born.begin(), recording->born.end(), born);
+  std::copy(recording->died.begin(), recording->died.end(), died);
+  delete recording;
+}
+
+// Gives back to the system what malloc keeps of memory that was let go: what a recorded step used would lie beside the arena for ever.
+void lowtide_trim() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
+
+// Takes this thread's step aside, so that what runs now is not part of it.
+void* lowtide_suspend() {
+  Session* const mine = session;
+  session = nullptr;
+  return mine;
+}
+
+void lowtide_resume(void* handle) {
+  if (!forked.load()) session = static_cast<Session*>(handle);
+}
+
+}  // extern "C"

@@ -1,0 +1,194 @@
+"""Under a limit of memory or time: the limit is kept as an allocator measures it, and every number stays the same."""
+
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import lowtide
+from lowtide.api.limits import Memory, checked_latency
+from tests.api.networks import adamw, convnet, cross_entropy, sgd, squares, workload
+from tests.training import check
+
+
+class _Gpt(nn.Module):
+    """Blocks of attention with dropout, norms, residuals, and an embedding tied to the last layer."""
+
+    def __init__(self, blocks=3, width=32):
+        super().__init__()
+        self.embed = nn.Embedding(50, width)
+        layers = [nn.TransformerEncoderLayer(width, 4, 4 * width, 0.1, "gelu", batch_first=True, norm_first=True) for _ in range(blocks)]
+        self.blocks, self.head = nn.ModuleList(layers), nn.Linear(width, 50, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def _next_token(model, tokens):
+    return functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+
+class _Dropouts(nn.Module):
+    """Linear, sigmoid, dropout, four times: what partitioners that recompute random masks get silently wrong."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Sigmoid(), nn.Dropout(0.5)) for _ in range(4)])
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+SEARCH = lowtide.Sweep(levels=10, max_states=1200)  # enough here, and ten times faster than the default
+LIKE_PLANNED = {"search": SEARCH, "workspaces": True}
+
+
+MAKES = {
+    "gpt": workload(_Gpt, lambda: (torch.randint(0, 50, (4, 32)),), _next_token),
+    "dropouts": workload(_Dropouts, lambda: (torch.randn(256, 64),), squares, sgd),
+    "convnet": workload(convnet, lambda: (torch.randn(16, 3, 16, 16), torch.randint(0, 5, (16,))), cross_entropy, adamw),
+}
+
+
+def _planned(make, **limit):
+    torch.manual_seed(0)
+    model, batch, loss, optimizer = make()
+    return lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, progress=False, search=SEARCH, **limit)
+
+
+@pytest.fixture(scope="module", params=MAKES)
+def case(request):
+    """A workload, its smallest peak and its own."""
+    make = MAKES[request.param]
+    with pytest.raises(lowtide.BudgetError) as told:
+        _planned(make, memory=1)
+    return make, told.value.smallest_peak_bytes, _planned(make).plan.eager_peak_bytes
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.6])
+def test_numbers_are_eagers_at_every_limit(case, share):
+    make, least, most = case
+    step = check(make, options={**LIKE_PLANNED, "memory": int(least + share * (most - least))})
+    assert step.plan.trade.recomputed > 0 or step.plan.peak_bytes == step.plan.trade.kept_peak_bytes
+    if share == 0:
+        assert step.plan.trade.recomputed > 0
+
+
+def test_less_memory_never_measures_higher_and_more_is_never_slower(case):
+    make, least, most = case
+    seen = []
+    for limit in range(most, least - 1, -max(1, (most - least) // 4)):
+        torch.manual_seed(0)
+        model, batch, loss, optimizer = make()
+        step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, progress=False, search=SEARCH, memory=limit)
+        step(*batch)
+        measured = step.measure(*batch).peak_bytes + step.plan.resident_bytes
+        assert measured <= limit
+        assert measured <= step.plan.peak_bytes
+        assert step.plan.peak_bytes <= 1.01 * measured
+        seen.append((step.plan.peak_bytes, step.plan.trade.time_us))
+    assert seen == sorted(seen, key=lambda pair: (-pair[0], pair[1]))
+
+
+def test_autocast_stays_right_under_a_limit():
+    make = MAKES["gpt"]
+    around = lambda: torch.autocast("cpu", dtype=torch.bfloat16)  # noqa: E731
+    with around(), pytest.raises(lowtide.BudgetError) as told:
+        _planned(make, memory=1)
+    step = check(make, around=around, around_optimize=around, options={**LIKE_PLANNED, "memory": told.value.smallest_peak_bytes})
+    assert step.plan.trade.recomputed > 0
+
+
+def test_a_limit_of_time_is_kept_and_gives_the_least_memory_for_it():
+    make = MAKES["gpt"]
+    one, more = _planned(make, latency=1), _planned(make, latency=1.15)
+    assert one.plan.trade.time_us == one.plan.trade.kept_us
+    assert more.plan.trade.time_us <= 1.15 * more.plan.trade.kept_us
+    assert more.plan.peak_bytes < one.plan.peak_bytes
+    assert (more.plan.peak_bytes, more.plan.trade.time_us) in more.frontier
+    check(make, options={**LIKE_PLANNED, "latency": 1.15})
+
+
+def test_the_frontier_answers_every_limit(case):
+    make, least, most = case
+    frontier = _planned(make, memory=most).frontier
+    assert frontier == tuple(sorted(frontier, key=lambda pair: (pair[0], -pair[1])))
+    assert frontier[0][0] == least
+    peak, time_us = frontier[len(frontier) // 2]
+    plan = _planned(make, memory=peak).plan
+    assert (plan.peak_bytes, plan.trade.time_us) == (peak, time_us)
+
+
+def test_an_impossible_limit_says_what_would_be_possible_and_changes_nothing():
+    make = MAKES["gpt"]
+    torch.manual_seed(0)
+    model, batch, loss, optimizer = make()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(lowtide.BudgetError, match=r"the smallest peak that was found.*In the way at step \d+ of \d+ \(aten") as told:
+        lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, progress=False, search=SEARCH, memory="1%")
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert pickle.loads(pickle.dumps(told.value)).smallest_peak_bytes == told.value.smallest_peak_bytes
+    step = lowtide.optimize(
+        model, batch, loss=loss, optimizer=optimizer, progress=False, search=SEARCH, memory=told.value.smallest_peak_bytes
+    )
+    assert step.plan.peak_bytes == told.value.smallest_peak_bytes
+
+
+def test_a_plan_with_recomputation_is_saved_loaded_and_used_again(tmp_path):
+    make = MAKES["convnet"]
+    step = _planned(make, latency=2)
+    assert step.plan.trade.recomputed
+    step.plan.save(tmp_path / "plan.json")
+    assert lowtide.Plan.load(tmp_path / "plan.json").to_json() == step.plan.to_json()
+    again = _planned(make, plan=tmp_path / "plan.json")
+    assert again.plan.to_json() == step.plan.to_json()
+    check(make, options={"workspaces": True, "plan": tmp_path / "plan.json"})
+
+
+def test_the_same_limit_gives_the_same_plan():
+    make = MAKES["convnet"]
+    assert _planned(make, latency=1.3).plan.to_json() == _planned(make, latency=1.3).plan.to_json()
+
+
+def test_inference_fits_its_limit():
+    torch.manual_seed(0)
+    model, x = convnet().eval(), torch.randn(16, 3, 16, 16)
+    step = lowtide.optimize(model, (x,), progress=False, search=SEARCH, latency=1.5)
+    with torch.no_grad():
+        assert torch.equal(step(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("given", "nbytes"),
+    [(1000, 1000), ("8GiB", 8 * 2**30), (" 1.5 mb ", 1_500_000), ("12 KiB", 12288), ("7B", 7), ("50%", 500), ("12.5 %", 125)],
+)
+def test_amounts_of_memory_are_read(given, nbytes):
+    assert Memory.of(given).of_peak(1000) == nbytes
+
+
+@pytest.mark.parametrize("given", ["", "GiB", "5", "0%", "-3 MB", "3 parsecs", "1e3 MB", 0, -1])
+def test_amounts_that_cannot_be_are_refused(given):
+    with pytest.raises(ValueError, match="expected bytes as a whole number"):
+        Memory.of(given)
+
+
+@pytest.mark.parametrize("given", [1.5, None, True, []])
+def test_amounts_of_another_type_are_refused(given):
+    with pytest.raises(TypeError, match="expected bytes as a whole number"):
+        Memory.of(given)
+
+
+def test_limits_of_time_that_cannot_be_are_refused():
+    for wrong in (0.5, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="expected 1 or more"):
+            checked_latency(wrong)
+    with pytest.raises(TypeError, match="expected a number such as"):
+        checked_latency("10%")
+    with pytest.raises(TypeError, match="expected one limit or none, got both"):
+        _planned(MAKES["dropouts"], memory=10**9, latency=1.1)

@@ -1,0 +1,392 @@
+"""The planned allocator, driven directly: what it records, what it serves, and that no two tensors ever share a byte."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowtide.cost.profiler import peak_bytes
+from lowtide.runtime import native
+from lowtide.runtime.allocator import OUTLIVES, Allocator, BusyError, Region, Script
+from lowtide.runtime.arena import Arena
+from tests.arenas import FirstFit, Schedule, Tensors, deviations, mapped, planned, recorded, schedules
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the planned allocator is for Linux")
+
+
+@pytest.fixture(scope="session")
+def allocator(tmp_path_factory: pytest.TempPathFactory) -> Allocator:
+    try:
+        return Allocator(native.load(tmp_path_factory.mktemp("native")))
+    except native.NativeError as why:
+        pytest.skip(str(why))
+
+
+def empty(nbytes: int) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8)
+
+
+def script_of(allocator: Allocator, *requests: tuple[int, int]) -> tuple[Script, Region]:
+    """(bytes, offset) of each request."""
+    sizes, offsets = (np.array(each, np.int64) for each in zip(*requests, strict=True))
+    script = Script(allocator, sizes, offsets)
+    return script, Region(allocator, script.arena_bytes)
+
+
+def test_requests_and_releases_are_recorded_in_their_order(allocator: Allocator):
+    with allocator.recording() as found:
+        first = empty(100)
+        second = empty(300)
+        del first
+        third = empty(50)
+        empty(0)
+        del second
+    del third
+    assert [each.tolist() for each in vars(found[0]).values()] == [[100, 300, 50], [0, 1, 3], [2, 4, -1]]
+
+
+def test_the_same_requests_lie_at_their_offsets(allocator: Allocator):
+    script, region = script_of(allocator, (100, 0), (300, 128), (50, OUTLIVES), (80, 0))
+    with allocator.serving(region, script) as counts:
+        first, second, third = empty(100), empty(300), empty(50)
+        where = [each.data_ptr() - region.base for each in (first, second)]
+        del first
+        fourth = empty(80)
+        where.append(fourth.data_ptr() - region.base)
+        assert not region.holds(third.data_ptr())
+        del second, fourth
+    assert where == [0, 128, 0]
+    assert (counts.asked, counts.asked_bytes, counts.served, counts.served_bytes, counts.outliving) == (4, 530, 3, 480, 1)
+    assert not counts.deviates
+    assert region.live == 0
+
+
+def test_every_block_is_aligned(allocator: Allocator):
+    with pytest.raises(ValueError, match="a multiple of 64"):
+        Script(allocator, np.array([10]), np.array([32]))
+    for nbytes in (1, 2**20, 5 * 2**20):
+        assert Region(allocator, nbytes).base % 64 == 0
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_no_two_tensors_share_a_byte_whatever_is_asked_for(data: st.DataObject, allocator: Allocator):
+    """The schedule is recorded, then run with deviations; some tensors live on from run to run."""
+    schedule = data.draw(schedules)
+    script, region = planned(allocator, recorded(allocator, schedule, Tensors()))
+    tensors = Tensors()
+    for _ in range(3):
+        with allocator.serving(region, script) as counts:
+            tensors.run(data.draw(deviations(schedule)))
+            tensors.check()
+        assert counts.asked == counts.served + counts.outliving + counts.unexpected + counts.occupied
+        tensors.alive = tensors.alive[: data.draw(st.integers(0, 3))]
+    assert region.live <= len(tensors.alive)
+    tensors.clear()
+    assert region.live == 0
+
+
+@settings(max_examples=100)
+@given(schedule=schedules)
+def test_the_recorded_schedule_is_served_whole(allocator: Allocator, schedule: Schedule):
+    script, region = planned(allocator, found := recorded(allocator, schedule, Tensors()))
+    for _ in range(2):
+        tensors = Tensors()
+        with allocator.serving(region, script) as counts:
+            tensors.run(schedule)
+        tensors.clear()
+        assert not counts.deviates
+        assert (counts.served, counts.outliving) == (int((found.died >= 0).sum()), int((found.died < 0).sum()))
+
+
+def test_threads_that_let_go_and_ask_while_a_step_runs_disturb_nobody(allocator: Allocator):
+    """A step fills and checks its tensors, another thread lets half of them go and asks for its own."""
+    schedule: Schedule = [("make", 64 * (1 + number % 7)) for number in range(200)]
+    with allocator.recording() as found:
+        tensors = Tensors()
+        tensors.run(schedule)
+        tensors.clear()
+    script, region = planned(allocator, found[0])
+    for _ in range(20):
+        mine, others = Tensors(), Tensors()
+
+        def meanwhile(mine: Tensors = mine, others: Tensors = others) -> None:
+            for _ in range(100):
+                others.run([("make", 128)])
+                mine.run([("drop", 0)])
+
+        with allocator.serving(region, script) as counts:
+            mine.run(schedule[:100])
+            thread = threading.Thread(target=meanwhile)
+            thread.start()
+            for each in schedule[100:]:
+                mine.run([each])
+            thread.join()
+            mine.clear()
+        others.clear()
+        assert (counts.asked, counts.elsewhere, counts.elsewhere_bytes) == (200, 100, 12800)
+        assert counts.served + counts.occupied == 200
+        assert region.live == 0
+
+
+def test_a_request_that_is_left_out_replaced_or_new_costs_no_other_its_place(allocator: Allocator):
+    requests = [(100 + number, 128 * number) for number in range(20)]
+    script, region = script_of(allocator, *requests)
+    sizes = [size for size, _ in requests]
+    cases = {
+        "left out": (sizes[:5] + sizes[9:], 16, 0),
+        "replaced": ([*sizes[:5], 7, *sizes[6:]], 19, 1),
+        "new": ([*sizes[:5], 7, *sizes[5:]], 20, 1),
+    }
+    for what, (asked, served, unexpected) in cases.items():
+        with allocator.serving(region, script) as counts:
+            held = [empty(size) for size in asked]
+            del held
+        assert counts.deviates, what
+        assert served - 2 <= counts.served <= served, what
+        assert unexpected <= counts.unexpected <= unexpected + 2, what
+
+
+def test_what_is_still_alive_is_not_overwritten_and_the_rest_is_served(allocator: Allocator):
+    script, region = script_of(allocator, (100, 0), (100, 128), (200, 0))
+    with allocator.serving(region, script):
+        kept, other = empty(100).fill_(7), empty(100)
+        del other
+    with allocator.serving(region, script) as counts:
+        first, second = empty(100).fill_(1), empty(100).fill_(2)
+    assert (kept == 7).all()
+    assert (counts.occupied, counts.served, region.live) == (1, 1, 2)
+    assert not region.holds(first.data_ptr())
+    assert region.holds(second.data_ptr())
+
+
+def test_an_arena_goes_with_its_last_tensor(allocator: Allocator):
+    script, region = script_of(allocator, (10 * 2**20, 0))
+    with allocator.serving(region, script):
+        tensor = empty(10 * 2**20).fill_(9)
+    base = region.base
+    del region
+    gc.collect()
+    assert (tensor == 9).all()
+    assert mapped(base)
+    del tensor
+    assert not mapped(base)
+
+
+def test_an_error_ends_the_block(allocator: Allocator):
+    script, region = script_of(allocator, (100, 0), (100, 128))
+    with pytest.raises(ZeroDivisionError), allocator.serving(region, script) as counts:
+        empty(100)[1 // 0]
+    assert not region.holds(empty(100).data_ptr())
+    assert (counts.served, counts.absent) == (1, 1)
+    with pytest.raises(KeyError), allocator.recording() as found:
+        raise KeyError
+    assert found == []
+
+
+def test_a_block_within_a_block_is_refused_and_can_be_taken_aside(allocator: Allocator):
+    script, region = script_of(allocator, (100, 0), (100, 128))
+    with allocator.serving(region, script) as counts:
+        with pytest.raises(BusyError, match="within another step"), allocator.recording():
+            raise AssertionError
+        with allocator.aside():
+            assert not region.holds(empty(100).data_ptr())
+            with allocator.recording() as found:
+                empty(60)
+        assert empty(100).data_ptr() == region.base
+    assert (counts.asked, counts.elsewhere) == (1, 1)  # what is recorded belongs to somebody
+    assert found[0].size_bytes.tolist() == [60]
+
+
+def test_another_thread_has_its_own_steps(allocator: Allocator):
+    script, region = script_of(allocator, (100, 0))
+    other_script, other_region = script_of(allocator, (100, 0))
+    found = []
+
+    def step() -> None:
+        with allocator.serving(other_region, other_script):
+            found.append(empty(100).data_ptr() - other_region.base)
+
+    with allocator.serving(region, script) as counts:
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join()
+        found.append(empty(100).data_ptr() - region.base)
+    assert found == [0, 0]
+    assert counts.elsewhere == 0
+
+
+def test_a_forked_process_is_not_served_and_does_not_hang(allocator: Allocator):
+    script, region = script_of(allocator, (100, 0), (100, 128))
+    with allocator.serving(region, script):
+        kept = empty(100).fill_(5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, as torch has threads
+            child = os.fork()
+        if not child:  # anything that goes wrong here has to show as an exit status
+            try:
+                served = region.holds(empty(100).data_ptr())
+                right = bool((kept.numpy() == 5).all())
+                del kept
+                with pytest.raises(BusyError, match="in a forked process"), allocator.recording():
+                    pass
+                del script, region
+                gc.collect()
+                os._exit(0 if right and not served else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert region.holds(empty(100).data_ptr())
+    assert (kept == 5).all()
+
+
+def test_forks_while_other_threads_hold_the_allocators_locks(allocator: Allocator):
+    """A child that waited for a lock which its parent's thread had closed would be ended by its alarm."""
+    schedule: Schedule = [("make", 100), ("make", 300), ("drop", 0), ("make", 100), ("drop", 0), ("drop", 0)] * 50
+    script, region = planned(allocator, recorded(allocator, schedule, Tensors()))
+    done = threading.Event()
+
+    def steps() -> None:
+        while not done.is_set():
+            with allocator.serving(region, script):
+                Tensors().run(schedule)
+
+    thread = threading.Thread(target=steps)
+    thread.start()
+    try:
+        for _ in range(20):
+            with allocator.serving(region, script):
+                kept = empty(100)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    child = os.fork()
+                if not child:
+                    signal.alarm(20)
+                    del kept
+                    empty(100)
+                    os._exit(0)
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_the_profiler_sees_the_arenas_tensors(allocator: Allocator):
+    def call() -> None:
+        first, second = empty(1000), empty(5000)
+        del first
+        third = empty(3000)
+        del second, third
+
+    plain = peak_bytes(call)
+    with allocator.recording() as found:
+        call()
+    script, region = planned(allocator, found[0])
+    served = []
+
+    def in_the_arena() -> None:
+        with allocator.serving(region, script) as counts:
+            call()
+        served.append(counts.served)
+
+    assert peak_bytes(in_the_arena, warmup=1) == plain
+    assert served == [3, 3]
+
+
+class TestArena:
+    def test_the_first_run_is_recorded_and_later_ones_are_served(self, allocator: Allocator):
+        arena = Arena(allocator, FirstFit.of)
+        for _ in range(4):
+            (result,) = arena.run("program", lambda: [empty(100).fill_(1) + empty(100).fill_(2)])
+            assert (result == 3).all()
+        assert (arena.recorded_runs, arena.served_runs, arena.nbytes, arena.lower_bound_bytes) == (1, 3, 256, 256)
+        assert (arena.counts.asked, arena.counts.served, arena.counts.outliving, arena.held) == (3, 2, 1, 0)
+
+    def test_programs_share_the_arena_which_grows(self, allocator: Allocator):
+        arena = Arena(allocator, FirstFit.of)
+        found = []
+        for size in (100, 10_000) * 3:
+            arena.run(size, lambda size=size: [empty(size) is None])
+            found.append((arena.nbytes, arena.planned_bytes))
+        assert found == [(0, 0), (0, 0), (128, 128), (10_048, 10_048), (10_048, 128), (10_048, 10_048)]
+
+    def test_results_never_lie_in_the_arena(self, allocator: Allocator):
+        """A program that hands out at its second run what it let go at its first; both results share their memory."""
+        arena = Arena(allocator, FirstFit.of)
+        runs = []
+
+        def call():
+            runs.append(None)
+            made = empty(128).fill_(len(runs)).view(torch.complex64)
+            return [made.conj(), made[4:], 3] if len(runs) > 1 else [None]
+
+        arena.run("program", call)
+        for number in (2, 3):
+            whole, part, three = arena.run("program", call)
+            assert not arena.held
+            assert three == 3
+            assert whole.is_conj()
+            assert whole.untyped_storage().data_ptr() == part.untyped_storage().data_ptr()
+            assert (part.clone().view(torch.uint8) == number).all()
+            assert torch.equal(whole[4:], part.conj())
+
+    def test_what_deviates_is_recorded_again_after_ever_longer(self, allocator: Allocator):
+        arena = Arena(allocator, FirstFit.of)
+        recorded_at = []
+        for turn in range(1, 16):
+            before = arena.recorded_runs
+            arena.run("program", lambda turn=turn: [empty(1000 * turn) is None])
+            if arena.recorded_runs > before:
+                recorded_at.append(turn)
+        assert recorded_at == [1, 3, 6, 11]
+
+    def test_what_changes_once_is_served_again(self, allocator: Allocator):
+        arena = Arena(allocator, FirstFit.of)
+        shares = []
+        for size in (100, 100, 5000, 5000, 5000, 5000):
+            arena.run("program", lambda size=size: [empty(size) is None])
+            shares.append(arena.counts.served)
+        assert shares == [0, 1, 0, 0, 1, 1]
+
+    def test_a_run_within_a_run_goes_without(self, allocator: Allocator):
+        arena, other = Arena(allocator, FirstFit.of), Arena(allocator, FirstFit.of)
+
+        def call():
+            return [empty(100) is None, arena.run("program", lambda: [empty(70)]), other.run("program", lambda: [empty(80)])]
+
+        for _ in range(3):
+            arena.run("program", call)
+        assert dict(arena.runs_without) == {"the same step was running": 3}
+        assert dict(other.runs_without) == {"within another step": 3}
+        assert (arena.counts.asked, arena.counts.served, arena.counts.elsewhere) == (1, 1, 2)
+
+    def test_a_run_that_fails_is_no_recording_and_no_deviation(self, allocator: Allocator):
+        arena = Arena(allocator, FirstFit.of)
+
+        def fail():
+            empty(30)
+            raise KeyError
+
+        for call in (fail, lambda: [empty(100) is None], fail, lambda: [empty(100) is None], fail):
+            if call is fail:
+                with pytest.raises(KeyError):
+                    arena.run("program", call)
+            else:
+                arena.run("program", call)
+        assert (arena.recorded_runs, arena.served_runs, arena.counts.served) == (1, 1, 1)
+
+    def test_memory_that_the_system_does_not_give_is_done_without(self, allocator: Allocator):
+        arena = Arena(allocator, lambda problem: FirstFit(FirstFit.of(problem).offsets, 2**60, 0))
+        for _ in range(3):
+            assert arena.run("program", lambda: [empty(100).numel()]) == [100]
+        assert dict(arena.runs_without) == {f"the system gives no {2**60} bytes for an arena": 2}
