@@ -95,6 +95,16 @@ def test_inference():
     assert json.loads(result.stdout)["operators"] >= 1
 
 
+def test_a_limit_of_memory_is_told_with_what_it_costs():
+    result = run("spec_of_a_test:make", "--memory", "90%", "--json", "-", "--no-measure")
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)
+    assert figures["peak_bytes"] <= 0.9 * figures["eager_peak_bytes"]
+    assert figures["time_us"] >= figures["kept_us"] > 0
+    assert figures["frontier"]
+    assert "promised time" in run("spec_of_a_test:make", "--latency", "1.2", "--no-measure").output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -105,6 +115,10 @@ def test_inference():
         (["spec_of_a_test:half"], "expected both a loss and an optimizer, or for inference neither"),
         (["spec_of_a_test:number"], r"expected a function that returns \(model, .*got a int"),
         (["spec_of_a_test:branching"], "control flow depends on data"),
+        (["spec_of_a_test:make", "--memory", "lots"], "memory: expected bytes as a whole number, a text such as"),
+        (["spec_of_a_test:make", "--memory", "1%"], "memory: expected at least [0-9]+ bytes"),
+        (["spec_of_a_test:make", "--latency", "0.5"], "latency: expected 1 or more"),
+        (["spec_of_a_test:make", "--latency", "1.5", "--memory", "1GiB"], "expected one limit or none, got both"),
         (["spec_of_a_test:make", "--fake"], "--fake is for models of the bench"),
         (["spec_of_a_test:make", "--no-measure", "--save", "no/such/folder/plan.json"], "No such file or directory"),
         (["spec_of_a_test:make", "--no-measure", "--json", "no/such/folder/out.json"], "No such file or directory"),
