@@ -20,6 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -179,30 +180,47 @@ class Replay:
         return (self.reserved_bytes - self.live_bytes) / self.reserved_bytes if self.reserved_bytes else 0.0
 
 
-def replay(resident: Sequence[int], step: PlaceProblem, *, repeats: int = 8, first: First | None = None) -> Replay:
+class Allocator(Protocol):
+    """What a replay asks of an allocator: the simulated one, or that of a GPU (`bench.cuda_device`)."""
+
+    peak: tuple[int, int]
+
+    @property
+    def reserved_bytes(self) -> int: ...
+
+    def malloc(self, nbytes: int) -> int: ...
+
+    def free(self, address: int) -> None: ...
+
+    def layout(self) -> tuple[tuple[int, int, int], ...]: ...
+
+
+def replay(
+    resident: Sequence[int], step: PlaceProblem, *, repeats: int = 8, first: First | None = None, allocator: Allocator | None = None
+) -> Replay:
     """Requests the `resident` bytes, one after the other, and then runs the step `repeats` times, after `first` where there is one.
 
     At each step of the problem, buffers that start there are requested, in their order, and then those that end after it are freed.
     Buffers that live to the end (results, and gradients in eager PyTorch) are freed when the next repetition starts: `zero_grad` comes
     first in a step, and the caller holds the results until then.
     """
-    allocator = CachingAllocator()
-    for nbytes in resident:
-        if nbytes:
-            allocator.malloc(nbytes)
+    allocator = CachingAllocator() if allocator is None else allocator
+    there = [allocator.malloc(nbytes) for nbytes in resident if nbytes]
     if first is not None:
-        _run(allocator, first.step, _events(first.step), first.staying)
+        there += _run(allocator, first.step, _events(first.step), first.staying)
     events, reserved = _events(step), []
     before, after = (), allocator.layout()
     for _ in range(repeats):
         _run(allocator, step, events)
         reserved.append(allocator.reserved_bytes)
         before, after = after, allocator.layout()
+    for address in there:
+        allocator.free(address)
     return Replay(*allocator.peak, tuple(reserved), before == after)
 
 
-def _run(allocator: CachingAllocator, step: PlaceProblem, events: Sequence[tuple[int, bool]], staying: Collection[int] = ()) -> None:
-    """One repetition, at whose end all is freed but what stays."""
+def _run(allocator: Allocator, step: PlaceProblem, events: Sequence[tuple[int, bool]], staying: Collection[int] = ()) -> list[int]:
+    """One repetition, at whose end all is freed but what stays: the addresses of that."""
     held: dict[int, int] = {}
     for buffer, begins in events:
         if begins:
@@ -212,6 +230,7 @@ def _run(allocator: CachingAllocator, step: PlaceProblem, events: Sequence[tuple
     for buffer, address in held.items():  # now, which is the same as before the next repetition's first request
         if buffer not in staying:
             allocator.free(address)
+    return [address for buffer, address in held.items() if buffer in staying]
 
 
 def _events(step: PlaceProblem) -> list[tuple[int, bool]]:

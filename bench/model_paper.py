@@ -3,17 +3,19 @@
     python -m bench.model_paper [--networks NAME ...] [--batch-sizes 1 32] [--inputs paper list] [--plots] [--name NAME]
 
 Nothing runs and nothing takes memory: a training step with plain SGD is captured under fake tensors and planned. PyTorch's side is the same
-step in program order, replayed through a simulation of its allocator for CUDA (`bench.cuda_caching`), parameters, buffers and batch first.
+step in program order, replayed through its allocator for CUDA, parameters, buffers and batch first: the real one where there is a GPU, else
+a simulation of it (`bench.cuda_caching`).
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import mean, median
 from typing import Any
 
+from bench.cuda_caching import Allocator
 from bench.model_paper_networks import INPUTS, NETWORKS, network
 from bench.results import Cell, Results
 
@@ -80,15 +82,14 @@ def main() -> None:
 
 def row(name: str, batch_size: int, inputs: str) -> dict[str, Cell]:
     """One network at one batch size."""
-    from bench.cuda_caching import replay
     from bench.model_paper_step import InPyTorch, captured_step, planned_step
 
     entry = network(name, inputs)
     start = time.perf_counter()
     captured = captured_step(entry, batch_size)
     capture_s = time.perf_counter() - start
-    found, eager = planned_step(captured), InPyTorch(captured)
-    pytorch, pytorch_1_11, reordered = eager.replayed(), eager.replayed_1_11(), replay(eager.resident, found.buffers)
+    found, eager = planned_step(captured), InPyTorch(captured, _allocator())
+    pytorch, pytorch_1_11, reordered = eager.replayed(), eager.replayed_1_11(), eager.replayed_in(found.buffers)
     seconds = found.seconds
     return {
         "network": name,
@@ -134,10 +135,23 @@ def averages(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Cell]]:
     return found
 
 
-def seconds_in_words(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Median and worst of the planning seconds."""
-    seconds = [line["planning_s"] for line in rows]
-    return f"planning (order and addresses): median {median(seconds):.2f} s, worst {max(seconds):.2f} s, mean {mean(seconds):.2f} s"
+def seconds_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Median, worst and mean of the planning seconds, by the wall clock and of the processor."""
+    found = []
+    for what, column in (("wall clock", "planning_s"), ("processor", "planning_cpu_s")):
+        seconds = [line[column] for line in rows]
+        found.append(f"{what}: median {median(seconds):.2f} s, worst {max(seconds):.2f} s, mean {mean(seconds):.2f} s")
+    return "planning (order and addresses) by " + "; ".join(found)
+
+
+def _allocator() -> Callable[[], Allocator]:
+    """What requests are replayed on: the allocator of the GPU where there is one, else the simulated one."""
+    import torch
+
+    from bench.cuda_caching import CachingAllocator
+    from bench.cuda_device import DeviceAllocator
+
+    return DeviceAllocator if torch.cuda.is_available() else CachingAllocator
 
 
 def _warm_up() -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
-from bench.cuda_caching import First, Replay, replay, segment_bytes
+from bench.cuda_caching import Allocator, CachingAllocator, First, Replay, replay, segment_bytes
 from bench.models import Entry
 from lowtide.api.compare import plain_sgd
 from lowtide.capture.program import Captured, TrainingProgram, capture_training
@@ -40,6 +40,7 @@ class InPyTorch:
     """The step as eager PyTorch runs it: in program order, in place only where the program says so."""
 
     captured: Captured
+    allocator: Callable[[], Allocator] = CachingAllocator  # makes the one to replay requests on, simulated or a GPU's
 
     @cached_property
     def resident(self) -> tuple[int, ...]:
@@ -54,7 +55,11 @@ class InPyTorch:
 
     def replayed(self) -> Replay:
         """The step repeated, with PyTorch's defaults since version 2.0."""
-        return replay(self.resident, self.buffers)
+        return self.replayed_in(self.buffers)
+
+    def replayed_in(self, buffers: PlaceProblem) -> Replay:
+        """Another order's requests in the same allocator, beside the same parameters, buffers and batch."""
+        return replay(self.resident, buffers, allocator=self.allocator())
 
     def placed_fragmentation(self) -> float:
         """MODeL's (MR - RS) / MR where lowtide gives addresses to the step in program order."""
@@ -77,7 +82,7 @@ class InPyTorch:
                 staying.add(buffer)
                 end[buffer] = 1 + max(int(problem.producer[tensor]), readers.get(storage, -1))
         later = PlaceProblem.of(found.problem.size_bytes, found.problem.start, end)
-        return replay(self.resident, later, first=First(found.problem, frozenset(staying)))
+        return replay(self.resident, later, first=First(found.problem, frozenset(staying)), allocator=self.allocator())
 
 
 def _holding_gradients(captured: Captured) -> Graph:

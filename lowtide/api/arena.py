@@ -11,12 +11,13 @@ import torch
 
 from lowtide.api.stages import Stages
 from lowtide.cost.cache import directory
-from lowtide.place import Placer, place
+from lowtide.place import Auto, Placer, place
 from lowtide.place.rehearsal import rehearse
 from lowtide.runtime import native
 from lowtide.runtime.allocator import Allocator, BusyError, Counts
 from lowtide.runtime.arena import Arena
 
+QUICK = Auto(max_nodes=10_000)  # seconds, where most training steps take a tenth of one: the second step waits for it
 _MIB = 2**20
 
 
@@ -72,8 +73,8 @@ class StepArena:
     absent: str = ""
 
     @classmethod
-    def of(cls, device: torch.device, placer: Placer, stages: Stages) -> StepArena:
-        """An arena for a step that runs on `device`. Where there can be none, says so once with a warning."""
+    def of(cls, device: torch.device, placer: Placer | None, stages: Stages) -> StepArena:
+        """An arena for a step that runs on `device`. Where there can be none, a warning says so once."""
         if device.type != "cpu":
             return cls._absent(f"arenas are for steps on the CPU, this one is on {device.type}")
         try:
@@ -82,8 +83,8 @@ class StepArena:
         except (native.NativeError, BusyError) as why:
             return cls._absent(str(why))
         with stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):
-            rehearse(placer)
-        return cls(Arena(allocator, lambda problem: place(problem, placer)))
+            rehearse(placer or QUICK)
+        return cls(Arena(allocator, lambda problem: place(problem, placer or QUICK)))
 
     @classmethod
     def _absent(cls, why: str) -> StepArena:

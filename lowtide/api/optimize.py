@@ -18,7 +18,7 @@ from lowtide.capture.program import TrainingProgram, positional_and_keyword
 from lowtide.errors import FormatError
 from lowtide.ir import tree
 from lowtide.ir.plan import Plan
-from lowtide.place import Placer, Portfolio
+from lowtide.place import Placer
 from lowtide.runtime.batch import BatchSpec
 from lowtide.schedule import Auto, Solver
 from lowtide.search.frontier import Sweep
@@ -72,7 +72,7 @@ def optimize(
         that stays, so that nothing is asked of the system at each step. The first step of each kind is recorded, the next one plans.
         What the step returns is never in it. On the CPU under Linux, and with a C++ compiler, which is run once; where there is none, a
         warning says so and the step runs without. `step.arena` tells how much was served.
-    placer: how to find those addresses; by default heuristics and local search, as no step should wait for an exact one.
+    placer: how to find those addresses; by default what `lowtide.place` does, with little exact search, as a step waits for it.
     plan: a plan saved earlier for this very program, to be used instead of solving again.
     device: where a model on the meta device is taken to be; "cpu" by default.
     progress: show progress on standard error; by default where that is a terminal.
@@ -103,7 +103,7 @@ def optimize(
         raise FormatError(
             "the saved plan is of another program: other model, batch, optimizer settings or versions; leave `plan` out to make a new one"
         )
-    own = StepArena.of(place, placer or Portfolio(), maker.stages) if arena and not on_meta else None
+    own = StepArena.of(place, placer, maker.stages) if arena and not on_meta else None
     return Step(maker.caller, spec, variants, maker.make, maker.stages.seconds, runnable=not on_meta, arena=own)
 
 

@@ -5,7 +5,9 @@ from lowtide.place.base import Anytime, Placement, Placer, Status, answers
 from lowtide.place.bound import arena_bound_bytes
 from lowtide.place.exact import Exact
 from lowtide.place.greedy import Greedy, Portfolio
+from lowtide.place.spaces import Space, SpacedPlacement, SpacedProblem, place_in_spaces
 
 __all__ = [
-    "AUTO", "Anytime", "Auto", "Exact", "Greedy", "Placement", "Placer", "Portfolio", "Status", "answers", "arena_bound_bytes", "place",
+    "AUTO", "Anytime", "Auto", "Exact", "Greedy", "Placement", "Placer", "Portfolio", "Space", "SpacedPlacement", "SpacedProblem", "Status",
+    "answers", "arena_bound_bytes", "place", "place_in_spaces",
 ]  # fmt: skip

@@ -16,8 +16,11 @@ from lowtide.place.bound import arena_bound_bytes
 from lowtide.place.exact import Exact
 from lowtide.place.greedy import Portfolio
 from lowtide.place.parts import part_of, parts
+from lowtide.place.sections import cells, pairs
+from lowtide.place.strip import Strip
 
 _MAX_LOOKS = 1_000_000_000  # of exact search (see `Exact`): some thirty seconds
+_FEW_LOOKS = 10_000_000  # where the gap is a matter of alignment alone
 
 
 @dataclass(frozen=True)
@@ -72,14 +75,29 @@ class Auto:
 
     def _of_part(self, problem: PlaceProblem, capacity_bytes: int | None, deadline: float) -> Iterator[Placement]:
         """One part: most moves of local search only where exact search, which is surer on small problems, leaves a gap."""
-        known = _Known(capacity_bytes)
+        known, strip = _Known(capacity_bytes), Strip.of(problem)
         yield from known.better(Portfolio(self.max_moves // 4, _left(deadline)).answers(problem, capacity_bytes))
-        if not known.is_done and self.max_nodes > 0 and _left(deadline):
-            exact = Exact(max_nodes=self.max_nodes, max_seconds=_left(deadline), max_looks=_MAX_LOOKS)
-            yield from known.better(exact.answers(problem, capacity_bytes))
-        if not known.is_done and known.best is not None and _left(deadline):
+        if not known.is_done and self._can_search(problem) and _left(deadline):
+            yield from self._searched(problem, strip, known, deadline)
+        if not known.is_done and known.best is not None and known.gap_bytes >= strip.grain_bytes and _left(deadline):
             more = Portfolio(self.max_moves - self.max_moves // 4, _left(deadline))
             yield from known.better(more.improved(problem, known.best, capacity_bytes))
+
+    def _can_search(self, problem: PlaceProblem) -> bool:
+        """Whether exact search would do more than place a large problem once again."""
+        return self.max_nodes > 0 and max(cells(problem), pairs(problem)) <= Exact.max_cells
+
+    def _searched(self, problem: PlaceProblem, strip: Strip, known: _Known, deadline: float) -> Iterator[Placement]:
+        """By exact search. A bound that is no whole number of grains is much harder to meet than the next such number: that comes first."""
+        ceiling_bytes = strip.ceiling_bytes(known.enough_bytes)
+        if known.enough_bytes < ceiling_bytes < known.arena_bytes:
+            yield from known.better(self._exact(_MAX_LOOKS, deadline).answers(problem, ceiling_bytes))
+        if not known.is_done:
+            max_looks = _MAX_LOOKS if known.gap_bytes >= strip.grain_bytes else _FEW_LOOKS
+            yield from known.better(self._exact(max_looks, deadline).answers(problem, known.capacity_bytes))
+
+    def _exact(self, max_looks: int, deadline: float) -> Exact:
+        return Exact(max_nodes=self.max_nodes, max_seconds=_left(deadline), max_looks=max_looks)
 
 
 class _Known:
@@ -95,6 +113,23 @@ class _Known:
         if self.best is None or self.best.status in (Status.OPTIMAL, Status.INFEASIBLE):
             return True
         return self.capacity_bytes is not None and self.best.fits
+
+    @property
+    def arena_bytes(self) -> int:
+        """Of the best answer."""
+        return self.best.arena_bytes if self.best is not None else 0
+
+    @property
+    def enough_bytes(self) -> int:
+        """No arena needs to be smaller."""
+        if self.capacity_bytes is not None:
+            return self.capacity_bytes
+        return self.best.lower_bound_bytes if self.best is not None else 0
+
+    @property
+    def gap_bytes(self) -> int:
+        """By how much the best arena is larger than that."""
+        return self.arena_bytes - self.enough_bytes
 
     def better(self, answers: Iterator[Placement]) -> Iterator[Placement]:
         """What is known after each of a placer's answers, until the question is answered."""

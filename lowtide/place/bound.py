@@ -25,8 +25,8 @@ def arena_bound_bytes(problem: PlaceProblem) -> int:
 
 
 def _aligned_bytes(strip: Strip) -> int:
-    size, start, end, align, _ = strip.blocks
-    grain = int(np.gcd.reduce(align)) if strip.count else 1
+    size, start, end, _, _ = strip.blocks
+    grain = strip.grain_bytes
     if grain == 1:
         return 0
     slack = -size % grain

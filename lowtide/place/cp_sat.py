@@ -12,7 +12,7 @@ from lowtide.ir.placement import FREE, PlaceProblem
 from lowtide.place.base import Placement
 from lowtide.place.reference import Found, Model, answered, first_placement, is_answer
 
-_LIMIT_UNITS = 2**40  # of an arena: CP-SAT adds up areas, units times events, in int64
+_LIMIT_UNITS = 2**35  # of an arena: CP-SAT adds up areas, units times events, in int64
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ from numpy.typing import ArrayLike
 
 from lowtide.ir.placement import PlaceProblem
 from lowtide.place.base import Placement, Status, placed
-from lowtide.place.exact_first import first_fit
 from lowtide.place.exact_question import Question, Switches
 from lowtide.place.exact_search import NO, YES
+from lowtide.place.greedy import Greedy
 from lowtide.place.sections import cells, cut, pairs
 
+_FIRST = Greedy("pressure")
 _QUOTA = 16_000  # nodes that a question gets before it is put aside, at first
 _CHUNK_LOOKS = 10_000_000  # between two looks at the clock
 
@@ -24,10 +25,10 @@ _CHUNK_LOOKS = 10_000_000  # between two looks at the clock
 class Exact:
     """Canonical branch and bound over floors, section by section: closes in on the smallest arena from both sides.
 
-    Effort is counted in nodes: states that the search entered. A problem gets the fewer of them the more there is to look at in each: at most
-    `max_looks` over the number of pairs of a buffer and a section of its life. Problems of more than `max_cells` such pairs, or pairs of
-    buffers that meet, are not searched. The seconds are a cap. Stopped early, it answers with the best placement so far and the bound
-    that it proved.
+    Effort is counted in nodes: states that the search entered. A problem gets the fewer of them the more there is to look at in each: at
+    most `max_looks` over the number of pairs of a buffer and a section of its life (about 5 ns each). Problems with more than `max_cells`
+    such pairs, or pairs of buffers that meet, are not searched. The seconds are a cap. Stopped early, it answers with the best placement
+    so far and the bound that it proved; asked for a capacity that it found nothing for, with one that a heuristic found.
 
     Each technique may be turned off: answers stay right, and take longer. `canonical`: a buffer lies at its floor or rests on another,
     nowhere between. `inference`: sections must have room for all that is not placed. `lifting`: a buffer that cannot lie at its floor
@@ -39,7 +40,7 @@ class Exact:
     max_nodes: int = 2_000_000
     max_seconds: float = math.inf
     max_looks: int = 20_000_000_000
-    max_cells: int = 20_000_000
+    max_cells: int = 5_000_000
     canonical: bool = True
     inference: bool = True
     lifting: bool = True
@@ -60,10 +61,14 @@ class Exact:
     def answers(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Iterator[Placement]:
         """Better and better placements and bounds."""
         began = time.monotonic()
-        best = placed(problem, first_fit(problem), self, capacity_bytes=capacity_bytes, stats={"nodes": 0, "questions": 0})
+        first = _FIRST.place(problem, capacity_bytes)
+        best = placed(
+            problem, first.offsets, self, capacity_bytes=capacity_bytes, bound_bytes=first.lower_bound_bytes,
+            stats={"nodes": 0, "questions": 0},
+        )  # fmt: skip
         yield best
-        size = max(cells(problem), pairs(problem), 1)
-        if _is_open(best, capacity_bytes) and size <= self.max_cells:
+        size = max(cells(problem), 1)
+        if _is_open(best, capacity_bytes) and max(size, pairs(problem)) <= self.max_cells:
             hunt = _Hunt(problem, self, best, capacity_bytes)
             max_nodes = min(self.max_nodes, self.max_looks // size)
             while _is_open(hunt.best, capacity_bytes) and hunt.nodes < max_nodes and time.monotonic() - began < self.max_seconds:

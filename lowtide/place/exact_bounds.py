@@ -26,7 +26,7 @@ class Rules(NamedTuple):
     symmetry: Any
     memory: Any
     weighted: Any  # prefer sections that failed often
-    filling: Any  # candidates: 0 by rank alone, 1 those that leave no gap first, 2 those that leave fewest sections without one last
+    filling: Any  # who is tried first, before rank: 0 nobody, 1 who leaves the fewest gaps, 2 who closes the most sections without one
     rank: Any  # [n] of buffers, the lowest first
 
 

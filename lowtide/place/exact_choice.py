@@ -1,9 +1,10 @@
 """Where the exact placer branches: on which buffer comes next in one section, or that none comes at its floor.
 
 In a section let `v` be the lowest floor of a buffer not placed. Of those with this floor at most one lies at `v`, and all others of the
-section above it; or none does, and each rests on another buffer, hence at or above its *support*. These cases exclude each other and leave
-nothing out, provided that under none of the candidates another buffer would still fit. The section with the lowest floor of all has
-this property, others may: the search takes the one with the fewest cases, as one without any is a dead end and one with a single case no choice.
+section above it; or none does, and each rests on another buffer, hence at or above its *support*. These cases exclude each other and
+leave nothing out, provided that under none of the candidates another buffer would still fit. The section with the lowest floor of all
+has this property, others may: the search takes the one with the fewest cases, as one without any is a dead end and one with a single
+case no choice. Sections that failed often are taken earlier, by the root of how often.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def _support(net: Net, walk: Walk, buffer: Any) -> Any:
 
 @njit(cache=True)
 def candidates(net: Net, walk: Walk, rules: Rules, section: Any, none: Any, room: Any) -> Any:
-    """Writes the cases into `room`, the first to try last, and returns how many: a buffer's number, or -1 for "none", which is tried last."""
+    """Writes the cases into `room`, the first to try last, and returns how many: a buffer's number, or -1 for "none", tried after all."""
     count = 0
     if none:
         room[0] = -1
@@ -94,7 +95,7 @@ def candidates(net: Net, walk: Walk, rules: Rules, section: Any, none: Any, room
 
 @njit(cache=True)
 def _waste(net: Net, walk: Walk, rules: Rules, buffer: Any) -> Any:
-    """How many sections the buffer at its floor would leave a gap in, or, filling by 2, how many fewer than all it would not."""
+    """In how many sections the buffer at its floor leaves a gap; or, filling by 2, in how many of all it does not close one."""
     if not rules.filling:
         return 0
     gaps = 0

@@ -1,8 +1,8 @@
 """One question to the exact placer, "does it fit within this capacity", asked in many ways until one of them answers.
 
-How long a search takes has a heavy tail: an order of trying that is lucky needs as many nodes as there are buffers, another one millions. So
-it starts anew again and again, each time with another order, and goes on for longer after every round of orders. What failed is remembered
-all along, and so is how often each section failed.
+How long a search takes has a heavy tail: an order of trying that is lucky needs as many nodes as there are buffers, another one
+millions. So it starts anew again and again, in several ways, mostly for short runs and sometimes for long ones. What failed is
+remembered all along; and each way remembers how often each section failed, and branches there the earlier.
 """
 
 from __future__ import annotations
@@ -16,28 +16,24 @@ from numpy.typing import NDArray
 from lowtide.ir.placement import Ints
 from lowtide.place.exact_bounds import Rules
 from lowtide.place.exact_floors import Walk, walk_of
-from lowtide.place.exact_search import FULL, NODES, PAUSED, Stack, grown, new_stack, search
+from lowtide.place.exact_search import FULL, NODES, Stack, grown, new_stack, search
 from lowtide.place.exact_seen import Seen, enlarge, new_seen
 from lowtide.place.sections import Cut, Net
 
-_FIRST_NODES = 500  # of a run in the first round; doubled after each round
+_FIRST_NODES = 500  # of the shortest runs
 _FORGET = 0.9  # of a section's weight, kept from one run to the next
 _SLOTS, _MOST_SLOTS = 1 << 12, 1 << 20  # of the table of what failed
-_SEED = 7
 
 
 class Way(NamedTuple):
     """An order of trying."""
 
-    rank: str  # what comes first: the buffer's most Total bytes of a section, its Width in steps, Area, siZe; R is at random
+    rank: str  # what comes first: the buffer's most Total bytes of a section, its Width in sections, its Area
     filling: int  # as in Rules
     weighted: int
 
 
-WAYS = (
-    Way("TAW", 2, 1), Way("TWA", 1, 1), Way("TAW", 0, 0), Way("TWA", 2, 1), Way("TWA", 0, 0), Way("R", 2, 1), Way("AWT", 0, 1), Way("R", 1, 1),
-    Way("WTA", 1, 1), Way("AWT", 2, 1), Way("R", 0, 0), Way("ZTW", 1, 1),
-)  # fmt: skip
+WAYS = (Way("TAW", 2, 1), Way("TWA", 1, 1), Way("TAW", 0, 0))
 
 
 @dataclass(frozen=True)
@@ -60,9 +56,10 @@ class Question:
     def __init__(self, parts: Cut, switches: Switches, capacity: int) -> None:
         self.net, self.switches, self.capacity = parts.net, switches, capacity
         self.seen: Seen = new_seen(_SLOTS)
-        self.random = np.random.default_rng(_SEED)
-        self.orders = {way.rank: _rank(parts.net, way.rank) for way in WAYS if way.rank != "R"}
+        self.ranks = {way: _rank(parts.net, way.rank) for way in WAYS}
         self.fresh = walk_of(parts.net)
+        self.weight: dict[Way, NDArray[np.float64]] = {}  # of sections, as each way has learned it
+        self.way = WAYS[0]
         self.runs = self.done_nodes = 0
         self._start_anew()
 
@@ -74,7 +71,8 @@ class Question:
     @property
     def floor(self) -> Ints:
         """After YES: offsets in units."""
-        return self.walk.floor
+        floor: Ints = self.walk.floor
+        return floor
 
     def go_on(self, nodes: int) -> int:
         """YES, NO, or PAUSED after at most this many nodes more."""
@@ -95,17 +93,16 @@ class Question:
     def _start_anew(self) -> None:
         if self.runs:
             self.done_nodes += int(self.stack.registers[NODES])
-            self.fresh.weight[:] = _FORGET * self.walk.weight + (1 - _FORGET)
-        way = WAYS[self.runs % len(WAYS)]
-        self.quota = _FIRST_NODES << (self.runs // len(WAYS))
+            self.weight[self.way] = _FORGET * self.walk.weight + (1 - _FORGET)
+        way = self.way = WAYS[self.runs % len(WAYS)]
         self.runs += 1
-        self.walk: Walk = Walk(*(each.copy() for each in self.fresh))
+        self.quota = _FIRST_NODES * luby(self.runs)
+        self.walk: Walk = Walk(*(each.copy() for each in self.fresh._replace(weight=self.weight.get(way, self.fresh.weight))))
         self.stack: Stack = new_stack(self.net)
-        rank = self.random.permutation(len(self.net.size)) if way.rank == "R" else self.orders[way.rank]
         on = self.switches
         self.rules = Rules(
             int(on.canonical), int(on.inference), int(on.lifting), int(on.decomposition), int(on.dynamic), int(on.symmetry),
-            int(on.memory), way.weighted, way.filling, rank,
+            int(on.memory), way.weighted, way.filling, self.ranks[way],
         )  # fmt: skip
 
     def _grow(self) -> None:
@@ -117,6 +114,16 @@ class Question:
             self.walk, self.stack = grown(self.walk, self.stack)
 
 
+def luby(run: int) -> int:
+    """How long the run with this number, from 1 on, is: 1, 1, 2, 1, 1, 2, 4, 1, ...: of each length as many times in all as of any other.
+
+    No fixed sequence of restarts is better by more than a logarithm, whatever the distribution (Luby, Sinclair and Zuckerman, 1993).
+    """
+    while run & (run + 1):
+        run -= (1 << (run.bit_length() - 1)) - 1
+    return (run + 1) // 2
+
+
 def _rank(net: Net, letters: str) -> NDArray[np.int64]:
     """Each buffer's place in the order that `letters` describe, the largest first."""
     width = net.high - net.low
@@ -124,7 +131,7 @@ def _rank(net: Net, letters: str) -> NDArray[np.int64]:
     total = np.bincount(member, net.size[net.member_ids], len(net.member_ptr) - 1)
     most = np.zeros(len(net.size))
     np.maximum.at(most, net.member_ids, total[member])
-    features = {"T": most, "W": width, "A": net.size * width, "Z": net.size}
+    features = {"T": most, "W": width, "A": net.size * width}
     order = np.lexsort([features[letter] for letter in reversed(letters)])[::-1]
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))

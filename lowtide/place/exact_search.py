@@ -38,8 +38,8 @@ def new_stack(net: Net) -> Stack:
     """A search that has not begun: all sections are one part."""
     n, m = len(net.size), len(net.member_ptr) - 1
     stack = Stack(
-        np.zeros((n + 8, 6), np.int64), np.zeros((n + 8, 2), np.uint64), np.zeros(4 * n + 8, np.int64), np.zeros((2 * (n + m) + 8, 4), np.int64),
-        np.zeros(6, np.int64),
+        np.zeros((n + 8, 6), np.int64), np.zeros((n + 8, 2), np.uint64), np.zeros(4 * n + 8, np.int64),
+        np.zeros((2 * (n + m) + 8, 4), np.int64), np.zeros(6, np.int64),
     )  # fmt: skip
     stack.part[0] = 0, m, -1, -1
     stack.registers[ENTERING] = stack.registers[PARTS] = 1
@@ -69,7 +69,8 @@ def search(net: Net, walk: Walk, stack: Stack, seen: Seen, rules: Rules, capacit
                 return FULL
             if registers[NODES] >= nodes:
                 return PAUSED
-            if not _enter(net, walk, stack, seen, rules, capacity) and not _go_back(net, walk, stack, stack.part[registers[PART], _MADE_AT]):
+            entered = _enter(net, walk, stack, seen, rules, capacity)
+            if not entered and not _go_back(net, walk, stack, stack.part[registers[PART], _MADE_AT]):
                 return NO
         depth = registers[DEPTH]
         branching = stack.branching[depth]
@@ -192,10 +193,10 @@ def _split(net: Net, walk: Walk, stack: Stack, rules: Rules, left: Any, right: A
 @njit(cache=True)
 def _is_crossed(net: Net, walk: Walk, section: Any) -> Any:
     """Whether a buffer not placed lives in this section and in the one before."""
+    least = section
     for at in range(net.member_ptr[section], net.member_ptr[section] + walk.count[section]):
-        if net.low[walk.member[at]] < section:
-            return True
-    return False
+        least = min(least, net.low[walk.member[at]])
+    return least < section
 
 
 @njit(cache=True)

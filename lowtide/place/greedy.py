@@ -22,7 +22,7 @@ from lowtide.place.local import settled
 from lowtide.place.sequences import ORDERS, Order, sequence
 from lowtide.place.strip import Strip
 
-_MAX_LOOKS = 10_000_000_000  # of placing one block at another, in all passes of a portfolio: so many take some ten seconds
+_MAX_LOOKS = 5_000_000_000  # of placing one block at another, in all passes of a portfolio: so many take some five seconds
 _OTHER_ROUNDS = 1 << 20  # of local search: rounds from here on differ from those that start at 0
 
 
@@ -41,7 +41,8 @@ class Greedy:
         """The placement of this order and rule."""
         bound_bytes = arena_bound_bytes(problem)
         strip = Strip.of(problem)
-        offsets = strip.offsets(self.offsets(strip, bound_bytes if capacity_bytes is None else capacity_bytes))
+        ceiling_bytes = strip.ceiling_bytes(bound_bytes if capacity_bytes is None else capacity_bytes)
+        offsets = strip.offsets(self.offsets(strip, ceiling_bytes))
         return placed(problem, offsets, self, capacity_bytes=capacity_bytes, bound_bytes=bound_bytes, stats={"placements": 1})
 
     def offsets(self, strip: Strip, ceiling_bytes: int) -> Ints:
@@ -131,7 +132,7 @@ class Portfolio:
         deadline = time.monotonic() + self.max_seconds
         looks, top_bytes, count = max(strip.count**2 // 2, 1), None, 0
         for count, placer in enumerate(_PASSES[: max(_MAX_LOOKS // looks, 4)], 1):
-            at = placer.offsets(strip, enough_bytes)
+            at = placer.offsets(strip, strip.ceiling_bytes(enough_bytes))
             if top_bytes is None or strip.top_bytes(at) < top_bytes:
                 best, top_bytes = at, strip.top_bytes(at)
                 yield Found(at, placer, {"placements": count})
@@ -143,8 +144,9 @@ class Portfolio:
             yield Found(at, self, {"placements": count, "moves": moves})
 
     def _moves(self, strip: Strip) -> int:
-        """As many as allowed, and fewer where each has much to look at."""
-        return min(self.max_moves, _MAX_LOOKS // 20 // max(strip.count, 1))
+        """As many as allowed, fewer where each has much to look at, and none where not even a start can be made."""
+        moves = min(self.max_moves, _MAX_LOOKS // 10 // max(strip.count, 1))
+        return moves if moves >= strip.count else 0
 
 
 def _answer(strip: Strip, found: Found, capacity_bytes: int | None, bound_bytes: int) -> Placement:

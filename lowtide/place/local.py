@@ -3,8 +3,8 @@
 Nothing ever lies above the ceiling. While blocks are without a place, the one of the largest area goes where those in its way matter
 least. Long lives matter more than short ones; and how much a block matters grows each time that it had to push others out, so that two
 blocks do not go on pushing out each other. Of places that cost the same it takes the one at which the neighbour's life is most alike,
-give or take some noise. The search ends where all blocks
-have a place; it starts anew, from another greedy placement, where that takes too long.
+give or take some noise. The search ends where all blocks have a place; it starts anew, from another greedy placement, where that takes
+too long.
 """
 
 from __future__ import annotations
@@ -40,17 +40,25 @@ def settled(
 ) -> Iterator[tuple[Ints, int]]:
     """Offsets of smaller and smaller arenas than that of `best`, with the moves made so far, until one is within `enough_bytes`.
 
-    Half the moves are spent beneath the ceiling asked for; the rest beneath ceilings halfway from there to the best arena so far.
+    Half the moves are spent beneath the ceiling asked for, rounded up to a whole grain; half the rest beneath it as it is; and what is
+    left beneath ceilings halfway from there to the best arena so far.
     `deadline` is by `time.monotonic`; `first_round` decides which random numbers are drawn.
     """
     search = _Search(strip, deadline, first_round)
-    while search.moves < max_moves // 2 and not search.is_late:
-        at = search.fresh(enough_bytes)
-        if at is not None:
-            yield at, search.moves
+    for ceiling_bytes in dict.fromkeys((strip.ceiling_bytes(enough_bytes), enough_bytes)):
+        if strip.top_bytes(best) - ceiling_bytes <= 0:
+            continue
+        until = (max_moves + search.moves) // 2
+        while search.moves < until and not search.is_late:
+            at = search.fresh(ceiling_bytes)
+            if at is not None:
+                best = at
+                yield at, search.moves
+                break
+        if strip.top_bytes(best) <= enough_bytes:
             return
     low_bytes, high_bytes = enough_bytes, strip.top_bytes(best)
-    while search.moves < max_moves and not search.is_late and high_bytes - low_bytes > max(enough_bytes // _FINE, 1):
+    while search.moves < max_moves and not search.is_late and high_bytes - low_bytes > max(enough_bytes // _FINE, strip.grain_bytes):
         ceiling_bytes = (low_bytes + high_bytes) // 2
         at = search.beneath(best, ceiling_bytes)
         if at is None:
@@ -106,12 +114,11 @@ def _settle(
     tops = offsets + size
     waiting = np.flatnonzero(tops > ceiling)
     count, waiting = len(waiting), np.concatenate((waiting, np.empty(n - len(waiting), np.int64)))
+    lying = np.flatnonzero(tops <= ceiling)
+    placed = len(lying)
     by_low, by_high = np.empty(n, np.int64), np.empty(n, np.int64)  # the blocks placed: by where they start, and by where they end
-    placed = 0
-    for block in np.flatnonzero(tops <= ceiling):
-        _insert(by_low, placed, offsets, block)
-        _insert(by_high, placed, tops, block)
-        placed += 1
+    by_low[:placed] = lying[np.argsort(offsets[lying], kind="mergesort")]
+    by_high[:placed] = lying[np.argsort(tops[lying], kind="mergesort")]
     near_low, near_high = np.empty(n, np.int64), np.empty(n, np.int64)
     for move in range(max_moves):
         if count == 0:

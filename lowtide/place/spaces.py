@@ -158,15 +158,15 @@ def _lowered(part: PlaceProblem, answer: Placement, kept: NDArray[np.bool_], pla
 
 
 def _stuck(problem: PlaceProblem, buffers: NDArray[np.intp], answer: Placement, space: Space) -> tuple[str, ...]:
-    """Those for which there is no room: that lie above the capacity, or all alive where the bytes alive are most."""
-    part = part_of(problem, buffers)
-    high = _above(part, answer, space.capacity_bytes or 0)
+    """Those for which there is no room: too large or fixed too high by themselves, or left above the capacity, or most bytes at once."""
+    part, capacity_bytes = part_of(problem, buffers), space.capacity_bytes or 0
+    high = np.maximum(part.fixed_bytes, 0) + part.size_bytes > capacity_bytes
+    if not high.any():
+        high = _above(part, answer, capacity_bytes)
     if not high.any():
         steps, live_bytes = part.live_bytes
         step = steps[live_bytes.argmax()]
         high = (part.start <= step) & (step < part.end) & (part.size_bytes > 0)
-    if not high.any():
-        high = part.size_bytes > (space.capacity_bytes or 0)
     return tuple(problem.names[each] for each in buffers[high].tolist())
 
 

@@ -58,6 +58,18 @@ class Strip:
         """The first section with the most bytes alive; 0 where there is none."""
         return int(self.live_bytes.argmax()) if len(self.live_bytes) else 0
 
+    @cached_property
+    def grain_bytes(self) -> int:
+        """What divides every alignment, and so every offset."""
+        return int(np.gcd.reduce(self.blocks.align)) if self.count else 1
+
+    def ceiling_bytes(self, enough_bytes: int) -> int:
+        """Beneath what to place blocks so that an arena is about so large, less than a grain above at most.
+
+        A ceiling in the middle of a grain wastes what lies above the last multiple wherever a whole number of grains would end there.
+        """
+        return -(-enough_bytes // self.grain_bytes) * self.grain_bytes
+
     def offsets(self, at: Ints) -> Ints:
         """The problem's offsets, given those of the blocks; others lie where they are fixed, or at 0."""
         offsets = np.where(self.problem.fixed_bytes == FREE, 0, self.problem.fixed_bytes)

@@ -19,7 +19,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from functools import cache
+import threading
 from pathlib import Path
 
 import torch
@@ -36,9 +36,19 @@ class NativeError(Exception):
     """Why there is no planned allocator here, in words that go on after "runs without an arena: "."""
 
 
-@cache
+_loaded: list[ctypes.CDLL] = []  # at most one: a second planned allocator would stand before the first
+_loading = threading.Lock()
+
+
 def load(directory: Path) -> ctypes.CDLL:
-    """The library, built where there is none yet below `directory`. Raises NativeError."""
+    """This process's library, built where there is none yet below `directory`. Raises NativeError."""
+    with _loading:
+        if not _loaded:
+            _loaded.append(_library(directory))
+        return _loaded[0]
+
+
+def _library(directory: Path) -> ctypes.CDLL:
     if sys.platform != "linux":
         raise NativeError(f"the planned allocator is made for Linux, this is {platform.system()}")
     path = _own_folder(directory / "native") / f"allocator-{_key()}.so"

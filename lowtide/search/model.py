@@ -118,14 +118,20 @@ class Model:
         """Order and addresses of the solver's answer, or the first ones where those are as good."""
         if not answer.runs:
             return first.schedule, first.placement
-        least_peak_bytes = first.schedule.lower_bound_bytes
-        schedule = scheduled(problem.order, execution_sequence(answer.runs), named(self), bound_bytes=least_peak_bytes)
+        order = execution_sequence(answer.runs)
         if not self.addresses:
-            better = schedule.peak_bytes < first.schedule.peak_bytes
-            return (schedule, _by_size(problem.buffers(schedule.order))) if better else (first.schedule, first.placement)
+            schedule = self._best(problem, (order, first.schedule.order), answer.least_units * tensors.unit_bytes)
+            return schedule, _by_size(problem.buffers(schedule.order))
+        schedule = scheduled(problem.order, order, named(self), bound_bytes=first.schedule.lower_bound_bytes)
         placement = self._placed(order_buffers(problem.order, schedule.order, align_bytes=problem.align_bytes), tensors, answer)
         better = placement.arena_bytes < first.arena_bytes or (self.order is not None and placement.arena_bytes == first.arena_bytes)
         return (schedule, placement) if better else (first.schedule, first.placement)
+
+    def _best(self, problem: JointProblem, orders: Sequence[Sequence[int]], bound_bytes: int) -> Schedule:
+        """The order of the lowest peak, given that none has a peak below the bound beside what is resident."""
+        bound_bytes += problem.order.resident_bytes
+        found = [scheduled(problem.order, order, named(self), bound_bytes=bound_bytes) for order in orders]
+        return min(found, key=lambda schedule: schedule.peak_bytes)
 
     def _placed(self, buffers: Buffers, tensors: Tensors, answer: Answer) -> Placement:
         address = np.zeros(buffers.problem.buffer_count)

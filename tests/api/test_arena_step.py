@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 import lowtide
 from lowtide.api import arena as api_arena
 from lowtide.api.stages import Stages
-from lowtide.place import Portfolio
 from lowtide.runtime import native
 from tests.api.networks import convnet, cross_entropy, pictures, rows, sgd, squares, workload
 from tests.arenas import mapped
@@ -317,6 +316,7 @@ def test_without_a_compiler_it_says_so_once_and_trains(tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(native, "_loaded", [])
     api_arena._warn.cache_clear()
     with pytest.warns(UserWarning, match=r"lowtide runs without an arena: it takes a C\+\+ compiler, .* install g\+\+, or set CXX") as told:
         _training(arena=True)
@@ -330,7 +330,7 @@ def test_without_a_compiler_it_says_so_once_and_trains(tmp_path, monkeypatch):
 def test_other_devices_say_so():
     api_arena._warn.cache_clear()
     with pytest.warns(UserWarning, match="arenas are for steps on the CPU, this one is on cuda"):
-        api_arena.StepArena.of(torch.device("cuda"), Portfolio(), Stages())
+        api_arena.StepArena.of(torch.device("cuda"), None, Stages())
     api_arena._warn.cache_clear()
 
 

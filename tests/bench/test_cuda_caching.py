@@ -3,10 +3,12 @@
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.cuda_caching import CachingAllocator, First, replay, rounded_bytes, segment_bytes
+from bench.cuda_device import DeviceAllocator
 from lowtide.ir.placement import PlaceProblem
 from tests.placements import problems
 
@@ -160,7 +162,8 @@ def test_what_stays_of_the_first_step_is_there_in_all_others():
     step = PlaceProblem.of([12 * MIB], [0], [1])
     kept = replay([], step, first=First(PlaceProblem.of([12 * MIB, 14 * MIB], [0, 0], [1, 1]), frozenset({1})))
     assert (kept.reserved_bytes, kept.live_bytes) == (26 * MIB, 26 * MIB)
-    assert replay([], step).reserved_bytes == 12 * MIB
+    again = replay([], step, first=First(step, frozenset({0})))
+    assert (again.reserved_bytes, replay([], step).reserved_bytes) == (24 * MIB, 12 * MIB)
 
 
 @given(problems(aligned=False, fixed=False))
@@ -170,3 +173,20 @@ def test_a_replay_reserves_no_less_than_is_alive_and_gives_all_back(step: PlaceP
     assert found.live_bytes == rounded.lower_bound_bytes
     assert found.reserved_bytes >= found.live_bytes
     assert found.settled
+
+
+def test_the_allocator_of_a_gpu_is_asked_as_the_simulated_one_is(monkeypatch: pytest.MonkeyPatch):
+    """With PyTorch's functions stood in for by the simulation: that what is asked and counted is the same."""
+    stand_in = CachingAllocator()
+    segments = [{"address": 0, "total_size": 1, "allocated_size": 1}]
+    for name, function in {
+        "empty_cache": stand_in.empty_cache,
+        "memory_reserved": lambda: stand_in.reserved_bytes,
+        "caching_allocator_alloc": stand_in.malloc,
+        "caching_allocator_delete": stand_in.free,
+        "memory_snapshot": lambda: segments,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    step = PlaceProblem.of([4 * MIB, 4 * MIB, 12 * MIB], [0, 1, 2], [1, 3, 3])
+    assert replay([5 * MIB], step, allocator=DeviceAllocator()) == replay([5 * MIB], step)
+    assert stand_in.live_bytes == 0

@@ -81,7 +81,8 @@ def test_averages_are_over_networks_and_stand_beside_the_papers():
 
 
 def test_seconds_are_told_as_median_and_worst():
-    assert seconds_in_words([_row("a", 1, each) for each in (1.0, 2.0, 6.0)]).endswith("median 2.00 s, worst 6.00 s, mean 3.00 s")
+    told = seconds_in_words([_row("a", 1, each) for each in (1.0, 2.0, 6.0)])
+    assert told.count("median 2.00 s, worst 6.00 s, mean 3.00 s") == 2
 
 
 def test_four_figures_are_drawn_for_each_kind_of_inputs(tmp_path):

@@ -62,3 +62,11 @@ def test_a_row_that_fails_is_told() -> None:
     assert "missing.csv" in bench._in_a_process(["--row", "missing.csv", "auto", ""], 5.0)
     (line,) = [bench._in_a_process(["--row", str(DATA / "example.12.csv"), "greedy", ""], 5.0)]
     assert json.loads(json.dumps(line))["status"] == "optimal"
+
+
+def test_a_training_step_is_placed_at_both_alignments() -> None:
+    lines = bench.model_rows("alexnet", 1)
+    assert [line["alignment"] for line in lines] == [1, 64]
+    for line in lines:
+        assert set(line) | {"model", "batch_size"} == set(bench.MODEL_COLUMNS)
+        assert (line["above"], line["status"]) == (0, "optimal")

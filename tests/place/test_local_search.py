@@ -87,3 +87,9 @@ def test_seconds_are_a_cap() -> None:
     found = Portfolio(max_moves=10**9, max_seconds=0.2).place(problem)
     assert time.monotonic() - began < 20
     assert found.arena_bytes >= 1_000
+
+
+def test_a_fixed_block_in_the_only_place_ends_the_search() -> None:
+    problem = PlaceProblem.of([4, 4], [0, 1], [2, 3], fixed_bytes=[2, FREE])  # a ceiling of 8 leaves no 4 bytes in one piece
+    found = Portfolio(max_moves=50_000).place(problem)
+    assert (found.offsets, found.arena_bytes, found.status) == ((2, 6), 10, Status.FEASIBLE)

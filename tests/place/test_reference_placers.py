@@ -200,3 +200,12 @@ def test_a_solver_whose_answer_overlaps_is_not_believed() -> None:
     model = Model.of(problem, first.arena_bytes, 100)
     found = reference.answered(problem, Rectangles(), model, first, reference.Found((0.0, 1e-6)), None)
     assert sorted(found.offsets) == [0, 4]
+
+
+@pytest.mark.parametrize("placer", [Rectangles(), Addresses("highs"), Addresses("cp-sat")], ids=repr)
+def test_huge_sizes_are_placed_without_overflow(placer: Placer) -> None:
+    sizes = [2**58 + each for each in (1, 7, 30, 5, 11)]
+    problem = PlaceProblem.of(sizes, [0, 3, 0, 9, 0], [3, 9, 9, 2**61, 2**61])
+    with unaided():
+        found = placer.place(problem)
+    assert found.lower_bound_bytes == problem.lower_bound_bytes <= found.arena_bytes < problem.lower_bound_bytes + 60

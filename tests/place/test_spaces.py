@@ -130,3 +130,8 @@ def test_wrong_problems_are_refused() -> None:
         SpacedProblem.of(buffers, [FAST, SLOW], [[0], [1]])
     with pytest.raises(FormatError, match="buffer a: expected one space for a fixed offset"):
         SpacedProblem.of(PlaceProblem.of([8], [0], [1], names=["a"], fixed_bytes=[0]), [FAST, SLOW])
+
+
+def test_what_is_too_large_by_itself_is_named() -> None:
+    buffers = PlaceProblem.of([7, 5, 20], [4, 0, 9], [4, 2, 9], names=["fixed", "alive", "large"], fixed_bytes=[2, FREE, FREE])
+    assert place_in_spaces(SpacedProblem.of(buffers, [Space("small", 8)])).stuck == ("fixed", "large")

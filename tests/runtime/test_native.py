@@ -21,7 +21,7 @@ needs_compiler = pytest.mark.skipif(not _THERE, reason="no C++ compiler on this 
 @pytest.fixture(scope="session")
 def _built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("built")
-    native.load.__wrapped__(folder)
+    native._library(folder)
     (library,) = (folder / "native").iterdir()
     return library
 
@@ -39,7 +39,7 @@ def compiler(tmp_path: Path, _built: Path, monkeypatch: pytest.MonkeyPatch) -> P
 @needs_compiler
 def test_it_is_built_once_for_this_user_alone(tmp_path: Path, compiler: Path):
     for _ in range(3):
-        library = native.load.__wrapped__(tmp_path)
+        library = native._library(tmp_path)
     assert library.lowtide_suspend() == 0
     assert compiler.read_text().count("call") == 1
     (path,) = (tmp_path / "native").iterdir()
@@ -48,11 +48,11 @@ def test_it_is_built_once_for_this_user_alone(tmp_path: Path, compiler: Path):
 
 @needs_compiler
 def test_a_folder_that_others_may_write_to_is_closed_and_its_libraries_are_built_again(tmp_path: Path, compiler: Path):
-    native.load.__wrapped__(tmp_path)
+    native._library(tmp_path)
     folder = tmp_path / "native"
     (folder / "allocator-0.so").write_bytes(b"whoever wrote this")
     folder.chmod(0o777)
-    native.load.__wrapped__(tmp_path)
+    native._library(tmp_path)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert not (folder / "allocator-0.so").exists()
     assert compiler.read_text().count("call") == 2
@@ -63,7 +63,7 @@ def test_a_folder_that_others_may_write_to_is_closed_and_its_libraries_are_built
 def test_a_library_that_others_may_write_or_that_is_cut_off_is_built_again(tmp_path: Path, compiler: Path, harm):
     native._build(path := native._own_folder(tmp_path / "native") / f"allocator-{native._key()}.so")
     harm(path)
-    assert native.load.__wrapped__(tmp_path).lowtide_suspend() == 0
+    assert native._library(tmp_path).lowtide_suspend() == 0
     assert compiler.read_text().count("call") == 2
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
@@ -72,27 +72,27 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "native").mkdir(mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: (tmp_path / "native").stat().st_uid + 1)
     with pytest.raises(native.NativeError, match=r"native is not this user's own folder: remove it, or set LOWTIDE_CACHE"):
-        native.load.__wrapped__(tmp_path)
+        native._library(tmp_path)
 
 
 def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "native").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(native.NativeError, match="is not this user's own folder"):
-        native.load.__wrapped__(tmp_path)
+        native._library(tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(native.NativeError, match=r"file/native cannot be made \(Not a directory\): set LOWTIDE_CACHE"):
-        native.load.__wrapped__(tmp_path / "file")
+        native._library(tmp_path / "file")
 
 
 def test_without_a_compiler_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(native.NativeError, match=r"none of c\+\+, g\+\+, clang\+\+ is here: install g\+\+, or set CXX"):
-        native.load.__wrapped__(tmp_path)
+        native._library(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_without_a_compiler_it_says_what_to_install(tmp_path: Path, monkeypatch:
 def test_a_compiler_that_fails_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, message: str):
     monkeypatch.setenv("CXX", command)
     with pytest.raises(native.NativeError, match=message):
-        native.load.__wrapped__(tmp_path)
+        native._library(tmp_path)
     assert list((tmp_path / "native").iterdir()) == []
 
 
@@ -112,13 +112,13 @@ def test_a_compilers_first_complaint_is_told(tmp_path: Path, monkeypatch: pytest
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
     with pytest.raises(native.NativeError, match=r"failed \(error: unrecognized option '-std=c\+\+20'\): it has to know C\+\+20"):
-        native.load.__wrapped__(tmp_path)
+        native._library(tmp_path)
 
 
 def test_other_systems_are_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(native.NativeError, match="the planned allocator is made for Linux"):
-        native.load.__wrapped__(tmp_path)
+        native._library(tmp_path)
 
 
 @needs_compiler
@@ -135,3 +135,34 @@ def test_two_processes_build_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert out == b"0\n", error
     (path,) = (tmp_path / "native").iterdir()
     assert path.name.startswith("allocator-")
+
+
+@needs_compiler
+def test_an_allocator_that_is_there_already_is_kept_behind_and_one_that_comes_later_is_respected(tmp_path: Path, compiler: Path):
+    """Two copies of the library are two allocators, of which the second stands before the first."""
+    source = """if True:
+        import sys
+        from pathlib import Path
+        import numpy, torch
+        from lowtide.runtime import native
+        from lowtide.runtime.allocator import Allocator, BusyError, Region, Script
+
+        first = Allocator(native.load(Path(sys.argv[1])))
+        assert native.load(Path(sys.argv[2])) is first.library
+        held = torch.zeros(1000)
+        second = Allocator(native._library(Path(sys.argv[2])))
+        try:
+            with first.recording():
+                pass
+        except BusyError as why:
+            print(why)
+        region, script = Region(second, 128), Script(second, numpy.array([100, 50]), numpy.array([0, -1]))
+        with second.serving(region, script) as counts:
+            made = torch.empty(100, dtype=torch.uint8), torch.empty(50, dtype=torch.uint8)
+            print(made[0].data_ptr() == region.base, region.holds(made[1].data_ptr()))
+        del held, made
+        print(counts.served, counts.outliving, region.live)
+    """
+    folders = [str(tmp_path / name) for name in ("first", "second")]
+    done = subprocess.run([sys.executable, "-c", source, *folders], capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.splitlines() == ["another allocator was put before lowtide's", "True False", "1 1 0"], done.stderr
