@@ -38,7 +38,8 @@ def main() -> None:
     for name in options.networks:
         for batch_size in options.batch_sizes:
             problem = joint_problem(name, batch_size)
-            TwoStep().solve(problem)  # loads compiled kernels
+            for steps in (TwoStep(), TwoStep(order=ProgramOrder())):
+                steps.solve(problem)  # loads compiled kernels
             for question in QUESTIONS:
                 rows.append({"network": name, "batch_size": batch_size} | row(problem, question, options.solver, options.effort))
                 print({key: rows[-1].get(key) for key in ("network", "batch_size", "question", "status", "cpu_s")}, flush=True)

@@ -105,6 +105,12 @@ def test_a_limit_of_memory_is_told_with_what_it_costs():
     assert "promised time" in run("spec_of_a_test:make", "--latency", "1.2", "--no-measure").output
 
 
+def test_an_arena_says_what_it_served():
+    result = run("spec_of_a_test:make", "--arena", "--repeats", "1")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"arena of [\d.]+ MiB .* of \d+ requests|no arena: ", result.stdout)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -27,6 +27,7 @@ def optimize_command(
         typer.Option(metavar="AMOUNT", help="the most the step may take: bytes with a unit (8GiB), or a share of its own peak (60%)"),
     ] = None,
     latency: Annotated[float | None, typer.Option(help="the most time, as a multiple of that without recomputation: 1.1")] = None,
+    arena: Annotated[bool, typer.Option("--arena", help="serve the step's memory from one block, at planned addresses")] = False,
     fake: Annotated[bool, typer.Option("--fake", help="plan a bench model on the meta device: no memory, nothing run")] = False,
     measure: Annotated[bool, typer.Option(help="run eager PyTorch and lowtide and measure both")] = True,
     repeats: Annotated[int, typer.Option(min=1, help="timed steps of each")] = 5,
@@ -44,7 +45,8 @@ def optimize_command(
     try:
         build = builder(spec, batch_size, fake)
         workload = build()
-        step = optimize(workload.model, workload.batch, loss=workload.loss, optimizer=workload.optimizer, memory=memory, latency=latency)
+        limits: dict[str, Any] = {"memory": memory, "latency": latency, "arena": arena}
+        step = optimize(workload.model, workload.batch, loss=workload.loss, optimizer=workload.optimizer, **limits)
         compared = compare(build(), workload, step, repeats) if measure and not fake else None
         if save is not None:
             step.plan.save(save)
@@ -84,6 +86,8 @@ def _show(step: Step, compared: Comparison | None) -> None:
     console.print(table)
     if compared is not None:
         console.print(str(compared), highlight=False)
+    if compared is not None and step.arena is not None:
+        console.print(str(step.arena), highlight=False)
 
 
 def _figures(step: Step, compared: Comparison | None) -> dict[str, Any]:

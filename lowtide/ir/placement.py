@@ -1,7 +1,8 @@
 """The placement problem, bare: buffers with sizes and lifetimes as integer arrays, to be given addresses in one arena.
 
 Two buffers whose half-open lifetimes `[start, end)` share a step may not share a byte. A buffer of no bytes or of an empty lifetime
-shares nothing with anybody, and may lie anywhere. Offsets count from the arena's start, which is taken to be aligned to everything.
+shares nothing with anybody, and may lie anywhere in the arena. Offsets count from the arena's start, which is taken to be aligned to
+everything.
 
 `PlaceProblem.of` builds and checks a problem, `placement_csv` reads and writes it, `placement_check` goes over what a placer answers.
 """
@@ -79,10 +80,10 @@ class PlaceProblem:
 
     @cached_property
     def lower_bound_bytes(self) -> int:
-        """No arena is smaller: the most bytes alive at one step, or where the highest fixed buffer ends."""
+        """No arena is smaller: the most bytes alive at one step, the largest buffer, or where the highest fixed buffer ends."""
         alive = int(self.live_bytes[1].max(initial=0))
-        fixed = (self.fixed_bytes != FREE) & (self.size_bytes > 0) & (self.start < self.end)
-        return max(alive, int((self.fixed_bytes + self.size_bytes)[fixed].max(initial=0)))
+        fixed_ends = (self.fixed_bytes + self.size_bytes)[self.fixed_bytes != FREE]
+        return max(alive, int(self.size_bytes.max(initial=0)), int(fixed_ends.max(initial=0)))
 
 
 def check_buffer(name: str, size: int, start: int, end: int, align: int = 1, fixed: int = FREE) -> None:

@@ -17,11 +17,8 @@ def arena_bound_bytes(problem: PlaceProblem) -> int:
 
     Let g divide every alignment. Then all offsets are multiples of g, so of the buffers alive in a section each but the highest takes its
     size rounded up to g. The highest is at best the one that rounding would add most to: the bound is the rounded sizes less that.
-    Buffers without a life need no bytes of their own, but do lie in the arena.
     """
-    strip = Strip.of(problem)
-    idle_bytes = int((np.maximum(problem.fixed_bytes, 0) + problem.size_bytes).max(initial=0))
-    return max(problem.lower_bound_bytes, idle_bytes, _aligned_bytes(strip))
+    return max(problem.lower_bound_bytes, _aligned_bytes(Strip.of(problem)))
 
 
 def _aligned_bytes(strip: Strip) -> int:
