@@ -19,7 +19,7 @@ from lowtide.place.parts import part_of, parts
 from lowtide.place.sections import cells, pairs
 from lowtide.place.strip import Strip
 
-_MAX_LOOKS = 1_000_000_000  # of exact search (see `Exact`): some thirty seconds
+_MAX_LOOKS = 3_000_000_000  # of exact search (see `Exact`): some fifteen seconds
 _FEW_LOOKS = 10_000_000  # where the gap is a matter of alignment alone
 
 
