@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lowtide.api.place import place_buffers
     from lowtide.api.stages import Stage
     from lowtide.api.step import Step
+    from lowtide.cost.device import Device
     from lowtide.cost.profiler import Measurement, measure
     from lowtide.ir.placement import PlaceProblem
     from lowtide.ir.plan import Plan
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
     from lowtide.search.frontier import Sweep
 
 __all__ = [
-    "BatchError", "BudgetError", "CaptureError", "CheckError", "FormatError", "LowtideError", "Measurement", "OrderProblem",
+    "BatchError", "BudgetError", "CaptureError", "CheckError", "Device", "FormatError", "LowtideError", "Measurement", "OrderProblem",
     "PlaceProblem", "Placement", "Plan", "Schedule", "Stage", "Status", "Step", "StepError", "Sweep", "Task", "measure", "optimize",
     "order", "place", "place_buffers", "schedule",
 ]  # fmt: skip
 
 # Imported when first asked for: torch takes seconds, and ordering and placing do without it.
 _MODULES = {
+    "Device": "lowtide.cost.device",
     "Measurement": "lowtide.cost.profiler",
     "OrderProblem": "lowtide.ir.problem",
     "PlaceProblem": "lowtide.ir.placement",

@@ -105,6 +105,25 @@ def test_a_limit_of_memory_is_told_with_what_it_costs():
     assert "promised time" in run("spec_of_a_test:make", "--latency", "1.2", "--no-measure").output
 
 
+def test_a_machine_that_is_not_here_can_be_planned_for():
+    result = run("spec_of_a_test:make", "--memory", "90%", "--device", "h100", "--simulate", "--json", "-")
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)
+    assert figures["peak_bytes"] % 512 == 0
+    assert figures["kept_us"] > 5 * 20  # each of a few dozen launches takes 5 us
+    assert "measured_bytes" not in figures
+
+
+def test_machines_are_listed_with_this_one():
+    result = CliRunner().invoke(app, ["devices", "--json", "-"])
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)
+    assert {"cpu", "rtx3090", "a100", "h100", "h200"} == figures.keys()
+    assert figures["rtx3090"]["bandwidth_bytes_per_s"] == 936e9
+    assert figures["cpu"]["float32_flops_per_s"] > 1e8
+    assert "TFLOP/s" in CliRunner().invoke(app, ["devices", "--no-measure"]).output
+
+
 def test_an_arena_says_what_it_served():
     result = run("spec_of_a_test:make", "--arena", "--repeats", "1")
     assert result.exit_code == 0, result.output
@@ -125,6 +144,8 @@ def test_an_arena_says_what_it_served():
         (["spec_of_a_test:make", "--memory", "1%"], "memory: expected at least [0-9]+ bytes"),
         (["spec_of_a_test:make", "--latency", "0.5"], "latency: expected 1 or more"),
         (["spec_of_a_test:make", "--latency", "1.5", "--memory", "1GiB"], "expected one limit or none, got both"),
+        (["spec_of_a_test:make", "--simulate"], "--device and --simulate: expected both"),
+        (["spec_of_a_test:make", "--simulate", "--device", "abacus"], "expected one of rtx3090, a100, h100, h200, got 'abacus'"),
         (["spec_of_a_test:make", "--fake"], "--fake is for models of the bench"),
         (["spec_of_a_test:make", "--no-measure", "--save", "no/such/folder/plan.json"], "No such file or directory"),
         (["spec_of_a_test:make", "--no-measure", "--json", "no/such/folder/out.json"], "No such file or directory"),

@@ -48,6 +48,7 @@ class Maker:
     memory: Memory | None
     latency: float | None
     sweep: Sweep
+    simulated: Device | None  # the machine that is planned for, where that is not this one
     saved: Plan | None
     stages: Stages
 
@@ -78,11 +79,14 @@ class Maker:
         device = max((value.storage.device for value in captured.graph.inputs), default=str(self.device))
         graphs = candidates(captured.graph)
         if self.saved is not None and (known := _as_saved(self.saved, graphs)) is not None:
-            return _Measured(device, {}, known)
-        if not self.workspaces:
-            return _Measured(device, {graph: (0,) * len(graph.nodes) for graph in graphs})
+            return _Measured(device, 1, {}, known)
+        granule_bytes = _CUDA_GRANULE_BYTES if device.startswith("cuda") else 1
+        if self.simulated is not None:
+            device, granule_bytes = self.simulated.name, self.simulated.granule_bytes
+        if not self.workspaces or self.simulated is not None:
+            return _Measured(device, granule_bytes, {graph: (0,) * len(graph.nodes) for graph in graphs})
         with self.stages.stage("measure", "measuring operators' temporaries"):
-            return _Measured(device, {graph: measure_workspaces(graph.nodes).nbytes for graph in graphs})
+            return _Measured(device, granule_bytes, {graph: measure_workspaces(graph.nodes).nbytes for graph in graphs})
 
     def _plans(self, captured: Sequence[Captured], measured: Sequence[_Measured], budget: Budget) -> list[Plan]:
         """A plan for each program. Where several do not fit, the error is that of the one that needs the most."""
@@ -115,8 +119,10 @@ class Maker:
 
     def _times(self, measured: _Measured) -> dict[Graph, tuple[float, ...]]:
         """Microseconds of each node of each candidate: measured where operators may be run, else by roofline."""
+        if self.simulated is not None:
+            return {graph: self.simulated.graph_us(graph) for graph in measured.temporaries}
         with self.stages.stage("measure", "measuring operators' times"):
-            device: Device = device_here(measured.device)
+            device = device_here(measured.device)
             if not self.workspaces:
                 return {graph: device.graph_us(graph) for graph in measured.temporaries}
             return {graph: measure_timings(graph.nodes, device).us for graph in measured.temporaries}
@@ -127,12 +133,9 @@ class _Measured:
     """Of one captured program: the graphs that compute it, and what their operators need."""
 
     device: str
+    granule_bytes: int  # its allocator rounds every request up to this
     temporaries: Mapping[Graph, tuple[int, ...]]  # by graph, by node; the captured one first
     saved: Plan | None = None  # the plan that was saved for it: then nothing is measured
-
-    @property
-    def granule_bytes(self) -> int:
-        return _CUDA_GRANULE_BYTES if self.device.startswith("cuda") else 1
 
     def eager_peak_bytes(self, captured: Captured) -> int:
         if self.saved is not None:

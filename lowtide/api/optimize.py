@@ -15,6 +15,7 @@ from lowtide.api.maker import Maker
 from lowtide.api.stages import Callback, Stages, wants_progress
 from lowtide.api.step import Step
 from lowtide.capture.program import TrainingProgram, positional_and_keyword
+from lowtide.cost.device import Device, preset
 from lowtide.errors import FormatError
 from lowtide.ir import tree
 from lowtide.ir.plan import Plan
@@ -41,6 +42,7 @@ def optimize(
     placer: Placer | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
     device: torch.device | str | None = None,
+    simulate: Device | str | None = None,
     progress: bool | None = None,
     callback: Callback | None = None,
 ) -> Step:
@@ -75,6 +77,8 @@ def optimize(
     placer: how to find those addresses; by default what `lowtide.place` does, with little exact search, as a step waits for it.
     plan: a plan saved earlier for this very program, to be used instead of solving again.
     device: where a model on the meta device is taken to be; "cpu" by default.
+    simulate: plan for another machine: the name of a preset ("rtx3090", "a100", "h100", "h200"; `lowtide devices` lists them) or a
+        lowtide.Device. Times are then by its roofline, sizes as its allocator rounds them, nothing is measured, and the step cannot run.
     progress: show progress on standard error; by default where that is a terminal.
     callback: told of every stage, at its start and at its end.
 
@@ -94,17 +98,19 @@ def optimize(
         program = TrainingProgram(model, loss, optimizer, after_backward, accumulate)
     args, kwargs = _without_data((args, kwargs), place)
     saved = Plan.load(plan) if isinstance(plan, (str, os.PathLike)) else plan
+    machine = preset(simulate) if isinstance(simulate, str) else simulate
+    runnable = not on_meta and machine is None
     maker = Maker(
         model, program, args, kwargs, place, solver or Auto(), not on_meta if workspaces is None else workspaces,
-        limit, checked_latency(latency), search or Sweep(), saved, Stages(callback, wants_progress(progress)),
+        limit, checked_latency(latency), search or Sweep(), machine, saved, Stages(callback, wants_progress(progress)),
     )  # fmt: skip
     variants = maker.make()
     if saved is not None and not any(variant.plan.solver == saved.solver and variant.plan.order == saved.order for variant in variants):
         raise FormatError(
             "the saved plan is of another program: other model, batch, optimizer settings or versions; leave `plan` out to make a new one"
         )
-    own = StepArena.of(place, placer, maker.stages) if arena and not on_meta else None
-    return Step(maker.caller, spec, variants, maker.make, maker.stages.seconds, runnable=not on_meta, arena=own)
+    own = StepArena.of(place, placer, maker.stages) if arena and runnable else None
+    return Step(maker.caller, spec, variants, maker.make, maker.stages.seconds, runnable=runnable, arena=own)
 
 
 def _device(model: nn.Module, wished: torch.device | str | None) -> torch.device:

@@ -145,8 +145,8 @@ class Step:
         leaves = self._batch.leaves_of(args, kwargs)
         if not self._runnable:
             raise StepError(
-                "the model is on the meta device: its step can be planned, not run; materialise it with "
-                "model.to_empty(device=...) and optimize again"
+                "the model is on the meta device, or the plan is for a simulated machine: the step can be planned, not run; "
+                "materialise the model with model.to_empty(device=...) and optimize again without `simulate`"
             )
         now = self._caller.look(leaves)
         variant = self._find(now)

@@ -7,12 +7,14 @@ import sys
 
 import typer
 
+from lowtide.cli.devices import devices_command
 from lowtide.cli.optimize import optimize_command
 from lowtide.cli.order import order_command
 from lowtide.cli.place import place_command
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run a PyTorch program in less memory, and say how much before it runs.")
 app.command("optimize")(optimize_command)
+app.command("devices")(devices_command)
 app.command("order")(order_command)
 app.command("place")(place_command)
 

@@ -15,6 +15,7 @@ from lowtide.errors import LowtideError
 if TYPE_CHECKING:
     from lowtide.api.compare import Comparison
     from lowtide.api.step import Step
+    from lowtide.cost.device import Device
 
 
 def optimize_command(
@@ -28,6 +29,8 @@ def optimize_command(
     ] = None,
     latency: Annotated[float | None, typer.Option(help="the most time, as a multiple of that without recomputation: 1.1")] = None,
     arena: Annotated[bool, typer.Option("--arena", help="serve the step's memory from one block, at planned addresses")] = False,
+    device: Annotated[str | None, typer.Option(help="with --simulate: the machine, of those that `lowtide devices` lists")] = None,
+    simulate: Annotated[bool, typer.Option("--simulate", help="plan for --device in place of this machine; nothing is run")] = False,
     fake: Annotated[bool, typer.Option("--fake", help="plan a bench model on the meta device: no memory, nothing run")] = False,
     measure: Annotated[bool, typer.Option(help="run eager PyTorch and lowtide and measure both")] = True,
     repeats: Annotated[int, typer.Option(min=1, help="timed steps of each")] = 5,
@@ -42,12 +45,13 @@ def optimize_command(
     from lowtide.cli.workload import builder
 
     _check_limits(memory, latency)
+    machine = _machine(device, simulate)
     try:
         build = builder(spec, batch_size, fake)
         workload = build()
-        limits: dict[str, Any] = {"memory": memory, "latency": latency, "arena": arena}
+        limits: dict[str, Any] = {"memory": memory, "latency": latency, "arena": arena, "simulate": machine}
         step = optimize(workload.model, workload.batch, loss=workload.loss, optimizer=workload.optimizer, **limits)
-        compared = compare(build(), workload, step, repeats) if measure and not fake else None
+        compared = compare(build(), workload, step, repeats) if measure and not fake and machine is None else None
         if save is not None:
             step.plan.save(save)
         if program is not None:
@@ -69,6 +73,17 @@ def _check_limits(memory: str | None, latency: float | None) -> None:
             Memory.of(memory)
         if memory is not None and latency is not None:
             refuse("--memory and --latency: expected one limit or none, got both")
+    except ValueError as error:
+        refuse(error)
+
+
+def _machine(device: str | None, simulate: bool) -> Device | None:
+    from lowtide.cost.device import preset
+
+    if simulate != (device is not None):
+        refuse("--device and --simulate: expected both, to plan for another machine, or neither")
+    try:
+        return None if device is None else preset(device)
     except ValueError as error:
         refuse(error)
 

@@ -75,3 +75,11 @@ PRESETS: Sequence[Device] = (
     _gpu("h100", half=989, tf32=494, bandwidth=3350, host=55, gib=80, double=67),
     _gpu("h200", half=989, tf32=494, bandwidth=4800, host=55, gib=141, double=67),
 )
+
+
+def preset(name: str) -> Device:
+    """The preset of a name. Raises ValueError saying which there are."""
+    found = next((device for device in PRESETS if device.name == name), None)
+    if found is None:
+        raise ValueError(f"device: expected one of {', '.join(device.name for device in PRESETS)}, got {name!r}")
+    return found

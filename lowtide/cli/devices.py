@@ -1,0 +1,64 @@
+"""`lowtide devices`: the machines that can be planned for, and what this one does."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lowtide.cli.output import STANDARD_OUTPUT, refuse, write_json
+from lowtide.cost.device import PRESETS, Device
+
+
+def devices_command(
+    measure: Annotated[bool, typer.Option(help="measure this machine, or read what was measured before")] = True,
+    json_out: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write the figures as JSON; - for standard output")] = None,
+) -> None:
+    """List machines as numbers: rates that their makers state, and those that this machine reaches."""
+    devices = [*([_here()] if measure else []), *PRESETS]
+    try:
+        if json_out is not None:
+            write_json(json_out, {device.name: _figures(device) for device in devices})
+    except OSError as error:
+        refuse(error)
+    if json_out != STANDARD_OUTPUT:
+        _show(devices)
+
+
+def _here() -> Device:
+    from lowtide.cost.timings import device_here  # imports torch
+
+    return device_here("cpu")
+
+
+def _figures(device: Device) -> dict[str, Any]:
+    return {
+        "float32_flops_per_s": device.flops_per_s["float32"],
+        "bfloat16_flops_per_s": device.flops_per_s["bfloat16"],
+        "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s,
+        "to_host_bytes_per_s": device.to_host_bytes_per_s,
+        "from_host_bytes_per_s": device.from_host_bytes_per_s,
+        "launch_us": device.launch_us,
+        "efficiency": device.efficiency,
+        "granule_bytes": device.granule_bytes,
+        "memory_bytes": device.memory_bytes,
+    }
+
+
+def _show(devices: list[Device]) -> None:
+    table = Table("device", "float32", "bfloat16", "memory", "host link", "launch", "efficiency", "capacity")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for device in devices:
+        table.add_row(
+            device.name,
+            *(f"{device.flops_per_s[dtype] / 1e12:.3g} TFLOP/s" for dtype in ("float32", "bfloat16")),
+            f"{device.bandwidth_bytes_per_s / 1e9:.4g} GB/s",
+            f"{device.to_host_bytes_per_s / 1e9:.3g} GB/s" if device.memory_bytes else "",
+            f"{device.launch_us:.2g} us",
+            f"{device.efficiency:.0%}",
+            f"{device.memory_bytes / 2**30:.0f} GiB" if device.memory_bytes else "",
+        )
+    Console().print(table)
