@@ -53,6 +53,13 @@ def test_training_is_eagers_and_everything_but_the_loss_is_served():
     assert "outlive the step" in str(report)
 
 
+def test_a_step_under_a_limit_is_served_too():
+    search = lowtide.Sweep(levels=8, max_states=400)
+    step = check(workload(convnet, pictures, cross_entropy), steps=5, options=IN_ARENA | {"latency": 2, "search": search})
+    assert step.plan.trade.recomputed > 0
+    assert step.arena.served_share > 0.99
+
+
 def test_a_step_without_an_arena_tells_nothing():
     assert _training()[2].arena is None
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import lowtide.api.optimize as verb
+import lowtide.api.maker as maker
 from lowtide.errors import CheckError
 from lowtide.ir.check import check_graph
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
@@ -131,7 +131,7 @@ def test_training_with_random_recomputation_is_bit_equal_to_eager(seed, monkeypa
         check_graph(done.graph)
         return (done.graph,)
 
-    monkeypatch.setattr(verb, "candidates", recomputing)
+    monkeypatch.setattr(maker, "candidates", recomputing)
     optimizer = [torch.optim.AdamW, lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9)][seed % 2]
     check(_make(optimizer), options={"workspaces": False})
     assert min(written) > 10  # so that there was something to get wrong
