@@ -24,6 +24,11 @@ from lowtide.runtime.batch import BatchSpec
 from lowtide.schedule import Auto, Solver
 from lowtide.search.frontier import Sweep
 
+_ON_META = (
+    "the model is on the meta device: its step can be planned, not run; materialise it with model.to_empty(device=...) and optimize again"
+)
+_ELSEWHERE = "the plan is for another machine ({}): its step cannot run here; optimize again without `simulate`"
+
 
 def optimize(
     model: nn.Module,
@@ -99,7 +104,7 @@ def optimize(
     args, kwargs = _without_data((args, kwargs), place)
     saved = Plan.load(plan) if isinstance(plan, (str, os.PathLike)) else plan
     machine = preset(simulate) if isinstance(simulate, str) else simulate
-    runnable = not on_meta and machine is None
+    obstacle = _ON_META if on_meta else "" if machine is None else _ELSEWHERE.format(machine.name)  # why the step can only be planned
     maker = Maker(
         model, program, args, kwargs, place, solver or Auto(), not on_meta if workspaces is None else workspaces,
         limit, checked_latency(latency), search or Sweep(), machine, saved, Stages(callback, wants_progress(progress)),
@@ -109,8 +114,8 @@ def optimize(
         raise FormatError(
             "the saved plan is of another program: other model, batch, optimizer settings or versions; leave `plan` out to make a new one"
         )
-    own = StepArena.of(place, placer, maker.stages) if arena and runnable else None
-    return Step(maker.caller, spec, variants, maker.make, maker.stages.seconds, runnable=runnable, arena=own)
+    own = StepArena.of(place, placer, maker.stages) if arena and not obstacle else None
+    return Step(maker.caller, spec, variants, maker.make, maker.stages.seconds, obstacle, arena=own)
 
 
 def _device(model: nn.Module, wished: torch.device | str | None) -> torch.device:

@@ -73,10 +73,10 @@ class Step:
     """
 
     def __init__(
-        self, caller: Caller, batch: BatchSpec, variants: list[Variant], replan: Replan, seconds: dict[str, float], runnable: bool,
+        self, caller: Caller, batch: BatchSpec, variants: list[Variant], replan: Replan, seconds: dict[str, float], obstacle: str = "",
         arena: StepArena | None = None,
     ) -> None:  # fmt: skip
-        self._caller, self._batch, self._replan, self._runnable = caller, batch, replan, runnable
+        self._caller, self._batch, self._replan, self._obstacle = caller, batch, replan, obstacle
         self._arena = arena
         self._families = [variants]  # captured together, newest first; the last of a family is the one that most steps run
         self._current = variants[-1]
@@ -143,11 +143,8 @@ class Step:
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, View]:
         leaves = self._batch.leaves_of(args, kwargs)
-        if not self._runnable:
-            raise StepError(
-                "the model is on the meta device, or the plan is for a simulated machine: the step can be planned, not run; "
-                "materialise the model with model.to_empty(device=...) and optimize again without `simulate`"
-            )
+        if self._obstacle:
+            raise StepError(self._obstacle)
         now = self._caller.look(leaves)
         variant = self._find(now)
         if variant is None:
