@@ -104,11 +104,11 @@ class Maker:
     def _plan(self, captured: Captured, measured: _Measured, budget: Budget) -> Plan:
         if measured.saved is not None:
             return measured.saved
+        limited = budget != Budget()
         with self.stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):
             rehearse(self.solver)
-            if budget != Budget():
+            if limited:
                 rehearse_eviction()
-        limited = budget != Budget()
         node_us = self._times(measured) if limited else {}
         settings: dict[str, Any] = {"round_to": measured.granule_bytes, "held_by_eager": captured.gradients}
         among, provenance = measured.temporaries, _provenance(measured.device)

@@ -93,6 +93,8 @@ def optimize(
     _check_arguments(model, loss, optimizer, after_backward, accumulate)
     if memory is not None and latency is not None:
         raise TypeError("memory and latency: expected one limit or none, got both: the other is what is made as small as can be")
+    if plan is not None and (memory is not None or latency is not None):
+        raise TypeError("plan: a saved plan keeps to the limit that it was made for; leave out `memory` and `latency`, or `plan`")
     limit = None if memory is None else Memory.of(memory)
     args, kwargs = positional_and_keyword(batch)
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))

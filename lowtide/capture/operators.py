@@ -11,22 +11,14 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from lowtide.ir.ops import DROPOUT_POSITION
+
 # Statistics that an operator updates although its schema does not say so: positions of the arguments, and of the flag that turns it on.
 _HIDDEN_WRITES: dict[str, tuple[tuple[int, ...], int]] = {
     "aten.native_batch_norm.default": ((3, 4), 5),
     "aten.cudnn_batch_norm.default": ((3, 4), 5),
     "aten.miopen_batch_norm.default": ((3, 4), 5),
     "aten._batch_norm_impl_index.default": ((3, 4), 5),
-}
-
-# Operators that are random only if a probability argument is not zero: its position.
-_DROPOUT_POSITION = {
-    "aten._scaled_dot_product_flash_attention_for_cpu.default": (3, "dropout_p"),
-    "aten._scaled_dot_product_flash_attention.default": (3, "dropout_p"),
-    "aten._scaled_dot_product_efficient_attention.default": (5, "dropout_p"),
-    "aten._scaled_dot_product_cudnn_attention.default": (5, "dropout_p"),
-    "aten._scaled_dot_product_attention_math.default": (4, "dropout_p"),
-    "aten._scaled_dot_product_attention_math_for_mps.default": (4, "dropout_p"),
 }
 
 # Operators that give a tensor other memory: nothing that a graph of storages can say.
@@ -96,10 +88,10 @@ def is_random(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """Whether a call draws from the generator."""
     if torch.Tag.nondeterministic_seeded not in op.tags:
         return False
-    if name_of(op) not in _DROPOUT_POSITION:
+    position = DROPOUT_POSITION.get(name_of(op).split(".")[1])
+    if position is None:
         return True
-    position, keyword = _DROPOUT_POSITION[name_of(op)]
-    probability = args[position] if position < len(args) else kwargs.get(keyword, 0.0)
+    probability = args[position] if position < len(args) else kwargs.get("dropout_p", 0.0)
     return bool(probability)
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide.ir.described import described
 from lowtide.ir.placement import PlaceProblem
-from lowtide.place.base import Placement, Placer, Status, described, judged, unplaced
+from lowtide.place.base import Placement, Placer, Status, judged, unplaced
 from lowtide.place.bound import arena_bound_bytes
 from lowtide.place.exact import Exact
 from lowtide.place.greedy import Portfolio

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from lowtide.ir.described import described
 from lowtide.ir.placement import PlaceProblem
 from lowtide.ir.placement_check import check_placement
 
@@ -105,20 +105,3 @@ def judged(arena_bytes: int, bound_bytes: int, capacity_bytes: int | None) -> St
     if capacity_bytes is not None and arena_bytes > capacity_bytes:
         return Status.INFEASIBLE if bound_bytes > capacity_bytes else Status.UNKNOWN
     return Status.OPTIMAL if arena_bytes <= bound_bytes else Status.FEASIBLE
-
-
-def described(placer: Placer) -> str:
-    """A placer with those of its settings that are not what they are by default: "Exact(max_nodes=1000)"."""
-    if not dataclasses.is_dataclass(placer):
-        return repr(placer)
-    settings = [(each.name, getattr(placer, each.name)) for each in dataclasses.fields(placer) if each.repr and _is_changed(placer, each)]
-    return f"{type(placer).__name__}({', '.join(f'{name}={_shown(value)}' for name, value in settings)})"
-
-
-def _shown(value: object) -> str:
-    return described(value) if isinstance(value, Placer) else repr(value)
-
-
-def _is_changed(placer: Placer, each: dataclasses.Field[object]) -> bool:
-    default = each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
-    return bool(getattr(placer, each.name) != default)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lowtide.cost.memory import simulate
+from lowtide.ir.described import described
 from lowtide.ir.problem import OrderProblem
 from lowtide.schedule.bound import lower_bound_bytes
 
@@ -73,20 +73,3 @@ def scheduled(
     bound_bytes = max(bound_bytes, lower_bound_bytes(problem))
     status = Status.OPTIMAL if footprint.peak_bytes == bound_bytes else Status.FEASIBLE
     return Schedule(tuple(np.asarray(order).tolist()), footprint.peak_bytes, bound_bytes, status, described(solver), stats or {})
-
-
-def described(solver: Solver) -> str:
-    """A solver with those of its settings that are not what they are by default: "Exact(max_states=1000)"."""
-    if not dataclasses.is_dataclass(solver):
-        return repr(solver)
-    settings = [(each.name, getattr(solver, each.name)) for each in dataclasses.fields(solver) if each.repr and _is_changed(solver, each)]
-    return f"{type(solver).__name__}({', '.join(f'{name}={_shown(value)}' for name, value in settings)})"
-
-
-def _shown(value: object) -> str:
-    return described(value) if isinstance(value, Solver) else repr(value)
-
-
-def _is_changed(solver: Solver, each: dataclasses.Field[object]) -> bool:
-    default = each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
-    return bool(getattr(solver, each.name) != default)

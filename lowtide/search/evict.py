@@ -15,7 +15,7 @@ from numba import njit
 
 from lowtide.ir.problem import Ints, OrderProblem, Rows
 from lowtide.ir.problem_check import Task
-from lowtide.search.runs import RunProblem, Times, cost_of
+from lowtide.search.runs import RunProblem, cost_of
 
 _LONGEST = 12  # a sequence of more runs than this many times the nodes is no answer
 
@@ -34,7 +34,6 @@ def evict(
     runs: Ints,
     limit_bytes: int,
     weights: Weights = Weights(),
-    bias: Times | None = None,
 ) -> Ints | None:
     """A sequence that goes through `runs` in that order, and runs some nodes again, so that what is alive stays within the limit.
 
@@ -42,9 +41,8 @@ def evict(
     The limit counts what is resident.
     """
     base = problem.problem
-    bias = np.ones(base.tensor_count) if bias is None else bias
     found = _evict(
-        runs, limit_bytes - base.resident_bytes, bias, weights.cost_power, weights.bytes_power, weights.steps_power, problem.cost_us,
+        runs, limit_bytes - base.resident_bytes, weights.cost_power, weights.bytes_power, weights.steps_power, problem.cost_us,
         problem.repeatable, *problem.limits, *base.reads, *base.outputs_of, *base.takes, base.take_output, base.tensor_bytes,
         base.made_bytes, base.workspace_bytes, base.kept, base.producer, len(base.names) * _LONGEST,
     )  # fmt: skip
@@ -63,7 +61,7 @@ def rehearse_eviction() -> None:
 
 @njit(cache=True)
 def _evict(
-    base: Any, limit: Any, bias: Any, a: Any, b: Any, c: Any, cost_us: Any, repeatable: Any, limit_ptr: Any, limit_ids: Any, read_ptr: Any,
+    base: Any, limit: Any, a: Any, b: Any, c: Any, cost_us: Any, repeatable: Any, limit_ptr: Any, limit_ids: Any, read_ptr: Any,
     read_ids: Any, made_ptr: Any, made_ids: Any, take_ptr: Any, take_ids: Any, take_output: Any, tensor_bytes: Any, made_bytes: Any,
     workspace_bytes: Any, kept: Any, producer: Any, longest: Any,
 ) -> Ints:  # fmt: skip
@@ -139,7 +137,7 @@ def _evict(
                     remake = _remake_us(producer[tensor], later, until, resident, producer, read_ptr, read_ids, cost_us, seen, stamp, stack)
                     if remake < 0:
                         continue
-                    score[candidates] = bias[tensor] * remake**a / (tensor_bytes[tensor] ** b * max(1.0, float(later - step)) ** c)
+                    score[candidates] = remake**a / (tensor_bytes[tensor] ** b * max(1.0, float(later - step)) ** c)
                     rank[candidates] = tensor
                     candidates += 1
                 for place in np.argsort(score[:candidates], kind="mergesort"):

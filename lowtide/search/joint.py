@@ -15,13 +15,14 @@ from typing import Protocol, cast, runtime_checkable
 from numpy.typing import ArrayLike
 
 from lowtide.cost.buffers import place_problem
+from lowtide.ir.described import described
 from lowtide.ir.placement import PlaceProblem
 from lowtide.ir.problem import OrderProblem
 from lowtide.place import AUTO as PLACE
 from lowtide.place import Placement, Placer
 from lowtide.schedule import AUTO as ORDER
 from lowtide.schedule import Schedule, Solver
-from lowtide.schedule.base import described, scheduled
+from lowtide.schedule.base import scheduled
 
 
 @dataclass(frozen=True, eq=False)

@@ -190,5 +190,7 @@ def test_limits_of_time_that_cannot_be_are_refused():
             checked_latency(wrong)
     with pytest.raises(TypeError, match="expected a number such as"):
         checked_latency("10%")
+    with pytest.raises(TypeError, match="a saved plan keeps to the limit that it was made for"):
+        _planned(MAKES["dropouts"], memory=10**9, plan="plan.json")
     with pytest.raises(TypeError, match="expected one limit or none, got both"):
         _planned(MAKES["dropouts"], memory=10**9, latency=1.1)

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lowtide.ir.described import described
 from lowtide.ir.problem import OrderProblem
 from lowtide.ir.problem_check import Task
 from lowtide.ir.problem_json import load_problem
 from lowtide.schedule import Status, dynamic, lower_bound_bytes
-from lowtide.schedule.base import described
 from lowtide.schedule.dynamic import DynamicProgramme
 from tests.problems import Case, cases, slow_peak, unhurried
 from tests.schedule.unaided import least_peak, unaided

@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lowtide.ir.described import described
 from lowtide.ir.problem import OrderProblem
 from lowtide.ir.problem_check import Task
 from lowtide.schedule import ProgramOrder, ReadyList, Repair, ReversePostOrder, Solver
-from lowtide.schedule.base import described
 from tests.problems import Case, cases, slow_peak, unhurried
 
 SOLVERS = [ProgramOrder(), ReversePostOrder("inputs"), ReversePostOrder("outputs"), ReadyList("index"), ReadyList("waiting")]
