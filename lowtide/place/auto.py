@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lowtide.ir.described import described
 from lowtide.ir.placement import PlaceProblem
+from lowtide.ir.placement_check import check_placement
 from lowtide.place.base import Placement, Placer, Status, judged, unplaced
 from lowtide.place.bound import arena_bound_bytes
 from lowtide.place.exact import Exact
@@ -54,7 +55,9 @@ class Auto:
         for found in Portfolio(max_moves=0, max_seconds=self.max_seconds).answers(problem, capacity_bytes):
             yield found
         if found.arena_bytes > (bound_bytes if capacity_bytes is None else capacity_bytes):
-            yield from self._of_parts(_Whole(problem, found, capacity_bytes), apart, deadline)
+            whole = _Whole(problem, found, capacity_bytes)
+            yield from self._of_parts(whole, apart, deadline)
+            check_placement(problem, whole.found.offsets, whole.found.arena_bytes)  # each part was checked alone only
 
     def _of_parts(self, whole: _Whole, apart: list[NDArray[np.intp]], deadline: float) -> Iterator[Placement]:
         """The parts that need more than is enough, those of the highest bounds first: what they need is enough for all others."""
