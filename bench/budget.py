@@ -1,228 +1,234 @@
 """What memory costs: lowtide under a budget beside what people use today, all measured.
 
-    python -m bench.budget [--models NAME ...] [--steps 5] [--budgets 10] [--peers eager checkpoint aot_eager inductor] [--keep]
+    python -m bench.budget [--models NAME ...] [--quick] [--peers eager checkpoint aot_eager inductor] [--rounds 7] [--budgets 10]
+                           [--no-arena] [--keep]
 
-One training step with plain SGD. Each row is a process of its own: its peak above what it held before the step, by the allocator's own
-count, and the median time of its steps, as wall clock and as processor time. First come the peers: eager PyTorch, one
-`torch.utils.checkpoint` for each block, and torch.compile's `activation_memory_budget`. Then lowtide: at as many bytes as each peer took,
-and at even steps from its own peak down to the smallest that it finds.
+One training step with plain SGD. The peers: eager PyTorch, one `torch.utils.checkpoint` for each block, and torch.compile's
+`activation_memory_budget`. Beside each of them lowtide, within as many bytes as the peer was measured to take; then lowtide alone at even
+budgets from 95 % of eager's peak down to the smallest peak that it finds. Each setting is a process of its own; those of a group live at
+once and take turns, a step at a time (`bench.budget_turns`). Peaks are by the allocator's own count, above what the caller holds.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.memory import touch_memory
-from bench.models import MODELS
-from bench.models.block_gpt import BLOCK_GPT
+from bench.budget_plans import Planner
+from bench.budget_settings import CASES, COMPILED, SHARES, Setting
+from bench.budget_turns import Group, Ratio, Turn, Worker, median_ms
+from bench.memory import available_bytes, touch_memory
 from bench.results import Results, load
 
-CASES: Mapping[str, tuple[Any, int]] = {"block-gpt": (BLOCK_GPT, 4)} | {
-    name: (MODELS[name], batch)
-    for name, batch in (("gpt2", 2), ("bert-base", 4), ("vit_b_16", 4), ("resnet50", 8), ("mobilenet_v2", 16), ("unet", 1))
-}
 COLUMNS = (
-    "model", "batch_size", "setting", "limit_bytes", "peak_bytes", "promised_bytes", "wall_ms", "cpu_ms", "promised_ms", "recomputed",
-    "planning_s", "wall_to_eager", "cpu_to_eager", "wall_to_peer", "cpu_to_peer", "failed",
+    "model", "batch_size", "setting", "limit_bytes", "peak_bytes", "promised_bytes", "kept", "promise_off", "monotone",
+    "wall_ms", "cpu_ms", "page_faults", "wall_to_eager", "wall_to_eager_spread", "cpu_to_eager", "cpu_to_eager_spread",
+    "wall_to_peer", "wall_to_peer_spread", "cpu_to_peer", "cpu_to_peer_spread", "no_worse", "promised_ms", "promised_ratio", "recomputed",
+    "planning_s", "failed",
 )  # fmt: skip
-SHARES = (1.0, 0.5, 0.2, 0.05, 0.0)  # of the activations that torch.compile would save
-_WARM_UP = 2
-_TIMEOUT_S = 1800
+NOTES = (
+    "peak_bytes: above what the caller holds (parameters, buffers, batch): gradients, activations, temporaries; limit_bytes: likewise",
+    "times: each setting is a process, those that are compared take turns; medians, and of ratios the medians over adjacent turns",
+    "*_spread: half the distance between the quartiles of those ratios; page_faults: pages mapped in a step",
+    "kept: the measured peak is within limit_bytes; promise_off: promised over measured peak, less 1; monotone: against the budget before,"
+    " no higher measured peak and no less promised time",
+    "no_worse: within 3 % or better than the peer both in bytes and in wall-clock time",
+    "promised_ms: by the cost model, operators alone; promised_ratio: over the same without recomputation",
+    "planning_s: capture, measuring and the one search that answers all limits of a model",
+    "gradients kept: they lie in memory of the caller's, which peak_bytes of that row leaves out and those of other rows count",
+    "arena: addresses are planned and no page is mapped anew; the block, as large as the peak, stays the process's between steps",
+    "aot_eager, inductor: with activation_memory_budget, a share of saved activations, not of the peak",
+)
+_NEAR = 1.03
+_SAME = 1.002  # limits so near are one
+_MIB = 2**20
+_SHARE = 0.8  # of free memory, for the processes of a group
+_EAGER = Setting("eager")
+_WORKER_BYTES = 450 * _MIB  # a process with PyTorch and a library of models
+_KEPT = Setting("checkpoint, gradients kept")  # as where gradients are accumulated: they are there before the step
+EXTRA_PEERS = {"block-gpt": (_KEPT,)}
+EXTRA_LIMITS = {"block-gpt": ((25 * _MIB, _KEPT.label),)}  # less memory than that peer takes
+QUICK = ("block-gpt", "mobilenet_v2")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(CASES), choices=list(CASES), metavar="NAME")
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--budgets", type=int, default=10)
-    parser.add_argument("--peers", nargs="+", default=["eager", "checkpoint", "aot_eager", "inductor"])
-    parser.add_argument("--keep", action="store_true", help="keep the rows of other models in the saved table")
-    parser.add_argument("--one", nargs=3, metavar=("MODEL", "SETTING", "LIMIT"), help="one row: for the process of its own")
-    options = parser.parse_args()
-    if options.one:
-        name, setting, limit = options.one
-        print(json.dumps(measured(name, setting, float(limit), options.steps)))
-        return
+    options = _options()
     touch_memory()
-    rows = [row for row in (load("budget").rows if options.keep else ()) if row["model"] not in options.models]
-    for name in options.models:
-        for row in rows_of(name, options):
+    with TemporaryDirectory() as measured:
+        os.environ["LOWTIDE_CACHE"] = measured  # operators are timed anew, in the state that the machine is in now
+        rows = _run(options)
+    load(options.table).print()
+    print("\n".join(verdicts(rows)))
+    from bench.budget_plot import plot
+
+    plot(rows, options.table)
+
+
+def _run(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of all models; saved after each model."""
+    known = load(options.table).rows if options.keep else ()
+    rows: list[dict[str, Any]] = [dict(row) for row in known if row["model"] not in options.models]
+    notes = (*NOTES, f"{options.threads} thread(s) each, up to {options.rounds} turns")
+    for model in options.models:
+        for row in _rows_or_why(model, options):
             rows.append(row)
-            Results("budget", "What memory costs", COLUMNS, tuple(rows), NOTES).save()
             print({key: value for key, value in row.items() if value is not None}, flush=True)
-    load("budget").print()
+        Results(options.table, "What memory costs", COLUMNS, tuple(rows), notes).save()
+    return rows
 
 
-NOTES = (
-    "peak_bytes: above what the process held before the step: gradients, activations, temporaries",
-    "promised_ms: by the cost model, operators alone; *_to_eager and *_to_peer: medians over those of eager, or of the peer in the setting",
-    "limit_bytes: of lowtide, above what the caller holds; activation_memory_budget is a share of saved activations, not of the peak",
-)
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=list(CASES), metavar="NAME")
+    parser.add_argument("--quick", action="store_true", help=f"only {' and '.join(QUICK)}, fewer turns and budgets")
+    parser.add_argument("--peers", nargs="+", default=["eager", "checkpoint", "aot_eager"], choices=["eager", "checkpoint", *COMPILED])
+    parser.add_argument("--rounds", type=int, help="turns of each process; 7 by default")
+    parser.add_argument("--seconds", type=float, default=45.0, help="of turns in one group, where three rounds do not take longer")
+    parser.add_argument("--budgets", type=int, help="even budgets of lowtide alone; 10 by default")
+    parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds until a process has to be ready, compiled or planned")
+    parser.add_argument("--no-arena", dest="arena", action="store_false", help="leave out lowtide with planned addresses")
+    parser.add_argument("--table", default="budget", help="name of the saved table and picture")
+    parser.add_argument("--keep", action="store_true", help="keep the rows of other models in the saved table")
+    options = parser.parse_args()
+    options.models = options.models or list(QUICK if options.quick else CASES)
+    options.rounds = options.rounds or (5 if options.quick else 7)
+    options.budgets = (4 if options.quick else 10) if options.budgets is None else options.budgets
+    return options
 
 
-def rows_of(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The peers of one model, then lowtide at their peaks and at even budgets."""
-    peers: dict[str, dict[str, Any]] = {}
-    for setting, value in _peer_settings(options.peers):
-        label = f"{setting} {value:g}" if setting in ("aot_eager", "inductor") else setting
-        row = peers[label] = _row(name, label, _in_its_own_process(name, setting, value, options.steps), peers.get("eager"))
-        yield row
-    for label, peer in peers.items():
-        if "peak_bytes" in peer:
-            found = _in_its_own_process(name, "lowtide", peer["peak_bytes"], options.steps)
-            yield _row(name, f"lowtide at {label}", found, peers.get("eager"), peer)
-    if options.budgets:
-        frontier = _in_its_own_process(name, "frontier", 0, options.steps)
-        least, most = frontier["least_bytes"], frontier["most_bytes"]
-        for step in range(options.budgets):
-            limit = most - (most - least) * step // max(1, options.budgets - 1)
-            yield _row(name, "lowtide", _in_its_own_process(name, "lowtide", limit, options.steps), peers.get("eager"))
+def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How many rows each claim holds of, and which it does not hold of."""
+    found = []
+    for kind in ("lowtide", "lowtide arena"):
+        ours = [row for row in rows if row["setting"].split(" at ")[0] == kind]
+        for claim in ("kept", "monotone", "no_worse"):
+            asked = [row for row in ours if row.get(claim) is not None]
+            lacking = [f"{row['model']} {row['setting']}" for row in asked if row[claim] != "yes"]
+            if asked:
+                found.append(f"{kind}, {claim}: {len(asked) - len(lacking)} of {len(asked)}" + "".join(f"; not {each}" for each in lacking))
+    return found
 
 
-def _peer_settings(wanted: list[str]) -> Iterator[tuple[str, float]]:
-    for setting in wanted:
-        for value in SHARES if setting in ("aot_eager", "inductor") else (0.0,):
-            yield setting, value
+def _rows_or_why(model: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The rows of a model, as far as they go: one that fails leaves those of the others."""
+    try:
+        yield from rows_of(model, options)
+    except (TimeoutError, EOFError, OSError) as error:  # of the process that plans
+        yield {"model": model, "batch_size": CASES[model][1], "setting": "lowtide", "failed": f"{type(error).__name__}: {error}"[:200]}
 
 
-def _row(
-    name: str, label: str, found: Mapping[str, Any], eager: Mapping[str, Any] | None, peer: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    row = {"model": name, "batch_size": CASES[name][1], "setting": label, **found}
-    for other, ending in ((eager, "eager"), (peer, "peer")):
-        for clock in ("wall", "cpu"):
-            if other is not None and f"{clock}_ms" in row and f"{clock}_ms" in other:
-                row[f"{clock}_to_{ending}"] = row[f"{clock}_ms"] / other[f"{clock}_ms"]
+def rows_of(model: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The peers of one model with lowtide beside each, then lowtide at even budgets."""
+    with Planner(model, options.threads, options.patience) as planner:
+        ends = planner.ends
+        room = max(4, int(_SHARE * available_bytes() / (_WORKER_BYTES + ends.resident_bytes + ends.eager_bytes)))
+        peers = _peers(model, options.peers)
+        each = max(1, (room - 1) // (3 if options.arena else 2))
+        for start in range(0, len(peers), each):
+            for row in _peer_group(model, options, peers[start : start + each], planner):
+                yield row | ({"planning_s": ends.planning_s} if row["setting"].startswith("lowtide") else {})
+        most, least = int(0.95 * ends.eager_bytes - 0.05 * ends.resident_bytes), ends.least_bytes
+        limits = [most - (most - least) * step // max(1, options.budgets - 1) for step in range(options.budgets)]
+        yield from _budget_rows(model, options, limits, room - 1, planner)
+
+
+def _peers(model: str, wanted: Sequence[str]) -> list[Setting]:
+    found = [Setting(kind, share) for kind in wanted for share in (SHARES if kind in COMPILED else (1.0,))]
+    return found + list(EXTRA_PEERS.get(model, ()) if "checkpoint" in wanted else ())
+
+
+def _peer_group(model: str, options: argparse.Namespace, peers: Sequence[Setting], planner: Planner) -> Iterator[dict[str, Any]]:
+    """Eager, some peers, and lowtide at each one's bytes, all at once."""
+    with Group(model, options.threads, options.patience) as group:
+        eager, *others = group.start([_EAGER, *(peer for peer in peers if peer != _EAGER)])
+        asked = ([eager] if _EAGER in peers else []) + others
+        there = [worker for worker in asked if not worker.failed]
+        wishes = [(f"at {worker.setting.label}", worker.told["peak_bytes"], worker) for worker in there]
+        for limit, label in EXTRA_LIMITS.get(model, ()):
+            wishes += [(f"at {limit / _MIB:g} MiB", limit, worker) for worker in there if worker.setting.label == label]
+        kinds = ("lowtide", "lowtide arena") if options.arena else ("lowtide",)
+        ours = {kind: _at_limits(group, kind, [limit for _, limit, _ in wishes], planner) for kind in kinds}
+        beside = [worker for _, limit, peer in wishes for worker in (peer, *(found[limit] for found in ours.values()))]
+        group.workers = list(dict.fromkeys([eager, *beside, *group.workers]))  # what is compared has adjacent turns
+        group.take_turns(options.rounds, options.seconds)
+        for worker in asked:
+            yield _row(model, worker.setting.label, worker, eager)
+        for where, limit, peer in wishes:
+            for kind, found in ours.items():
+                yield _row(model, f"{kind} {where}", found[limit], eager, peer)
+
+
+def _at_limits(group: Group, kind: str, limits: Sequence[int], planner: Planner) -> dict[int, Worker]:
+    """A worker for each limit; limits that are as good as the same share the one of the smallest."""
+    shared: dict[int, int] = {}
+    low = 0
+    for limit in sorted(set(limits)):
+        low = low if low and limit <= _SAME * low else limit
+        shared[limit] = low
+    plans = planner.plans(sorted(set(shared.values()), reverse=True))
+    workers = group.start([Setting(kind, limit_bytes=limit, plan=plan) for limit, plan in plans.items()])
+    by_limit = dict(zip(plans, workers, strict=True))
+    return {limit: by_limit[low] for limit, low in shared.items()}
+
+
+def _budget_rows(model: str, options: argparse.Namespace, limits: Sequence[int], room: int, planner: Planner) -> Iterator[dict[str, Any]]:
+    """Lowtide at falling limits, beside eager."""
+    rows: list[dict[str, Any]] = []
+    plans = planner.plans(limits)
+    for start in range(0, len(limits), room):
+        part = limits[start : start + room]
+        with Group(model, options.threads, options.patience) as group:
+            eager, *ours = group.start([_EAGER, *(Setting("lowtide", limit_bytes=limit, plan=plans[limit]) for limit in part)])
+            group.take_turns(max(3, options.rounds // 2), options.seconds)
+            rows += [_row(model, "lowtide", worker, eager) | {"limit_bytes": limit} for limit, worker in zip(part, ours, strict=True)]
+    for before, after in pairwise(rows):
+        if "failed" not in before and "failed" not in after:
+            after["monotone"] = _yes(after["peak_bytes"] <= before["peak_bytes"] and after["promised_ms"] >= before["promised_ms"])
+    yield from rows
+
+
+def _row(model: str, label: str, worker: Worker, eager: Worker, peer: Worker | None = None) -> dict[str, Any]:
+    row: dict[str, Any] = {"model": model, "batch_size": CASES[model][1], "setting": label}
+    if worker.failed or not worker.turns:
+        return row | {"failed": worker.failed or "no turn"}
+    row |= {name: value for name, value in worker.told.items() if name in COLUMNS}
+    row |= {
+        "wall_ms": median_ms(worker.turns, lambda turn: turn.wall_s),
+        "cpu_ms": median_ms(worker.turns, lambda turn: turn.cpu_s),
+        "page_faults": _middle_faults(worker.turns),
+    }
+    if worker is not eager:
+        row |= _ratios(worker, eager, "eager")
+    if peer is not None:
+        row |= _ratios(worker, peer, "peer")
+        row["no_worse"] = _yes(row["peak_bytes"] <= _NEAR * peer.told["peak_bytes"] and row.get("wall_to_peer", 9) <= _NEAR)
+    if "promised_bytes" in row:
+        row["promise_off"] = row["promised_bytes"] / row["peak_bytes"] - 1
+        row["kept"] = _yes(row["peak_bytes"] <= row["limit_bytes"])
     return row
 
 
-def _in_its_own_process(name: str, setting: str, limit: float, steps: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "bench.budget", "--steps", str(steps), "--one", name, setting, str(limit)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"took more than {_TIMEOUT_S} s"}
-    if done.returncode != 0:
-        return {"failed": (done.stderr.strip().splitlines() or [str(done.returncode)])[-1][:200]}
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+def _ratios(worker: Worker, base: Worker, name: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    if min(len(worker.turns), len(base.turns)) < 2:
+        return found
+    for clock in ("wall", "cpu"):
+        ratio = Ratio.of(worker.turns, base.turns, "wall_s" if clock == "wall" else "cpu_s")
+        found |= {f"{clock}_to_{name}": ratio.median, f"{clock}_to_{name}_spread": ratio.spread}
     return found
 
 
-def measured(name: str, setting: str, limit: float, steps: int) -> dict[str, Any]:
-    """One row: a training in this process."""
-    from lowtide.cost.profiler import peak_bytes
-
-    entry, batch_size = CASES[name]
-    made = entry.build(batch_size)
-    if setting == "frontier":
-        return _ends(made)
-    call, told = _training(made, setting, limit)
-    for _ in range(_WARM_UP):
-        call()
-    peak = told.pop("measure")() if "measure" in told else peak_bytes(call).peak_bytes
-    samples = [_seconds(call) for _ in range(steps)]
-    wall, cpu = (statistics.median(sample[clock] for sample in samples) * 1e3 for clock in (0, 1))
-    return {"peak_bytes": peak, "wall_ms": wall, "cpu_ms": cpu, **told}
+def _middle_faults(turns: Sequence[Turn]) -> int:
+    return sorted(turn.faults for turn in turns)[len(turns) // 2]
 
 
-def _training(made: Any, setting: str, limit: float) -> tuple[Callable[[], Any], dict[str, Any]]:
-    """One step as a callable, and what is known of it beforehand."""
-    import torch
-
-    from lowtide.api.compare import Workload, eager_step, plain_sgd
-
-    model, optimizer = made.model, plain_sgd(made.model)
-    if setting == "lowtide":
-        return _lowtide(made, optimizer, int(limit))
-    if setting == "checkpoint" and not _checkpoint_blocks(model):
-        raise SystemExit("no repeated blocks")
-    loss = made.loss
-    if setting in ("aot_eager", "inductor"):
-        import torch._functorch.config
-
-        torch._functorch.config.activation_memory_budget = limit
-        compiled = torch.compile(model, backend=setting)
-        loss = lambda _, *batch: made.loss(compiled, *batch)  # noqa: E731
-    step = eager_step(Workload(model, made.batch, loss, optimizer))
-
-    def call() -> None:
-        step()
-        optimizer.zero_grad()  # so that the next step starts from what this one did
-
-    return call, {}
-
-
-def _lowtide(made: Any, optimizer: Any, limit: int) -> tuple[Callable[[], Any], dict[str, Any]]:
-    from lowtide import optimize
-
-    resident = _resident_bytes(made)
-    start = time.perf_counter()
-    step = optimize(made.model, made.batch, loss=made.loss, optimizer=optimizer, memory=resident + limit, progress=False)
-    planning_s, trade = time.perf_counter() - start, step.plan.trade
-    told = {
-        "limit_bytes": limit,
-        "promised_bytes": step.plan.peak_bytes - step.plan.resident_bytes,
-        "promised_ms": trade.time_us / 1e3,
-        "recomputed": trade.recomputed,
-        "planning_s": planning_s,
-        "measure": lambda: step.measure(*made.batch).peak_bytes,
-    }
-    return lambda: step(*made.batch), told
-
-
-def _ends(made: Any) -> dict[str, Any]:
-    """The smallest and the largest peak of the frontier, above what is resident."""
-    from lowtide import optimize
-    from lowtide.api.compare import plain_sgd
-
-    step = optimize(made.model, made.batch, loss=made.loss, optimizer=plain_sgd(made.model), latency=1000, progress=False)
-    resident = step.plan.resident_bytes
-    return {"least_bytes": step.frontier[0][0] - resident, "most_bytes": step.plan.trade.kept_peak_bytes - resident}
-
-
-def _resident_bytes(made: Any) -> int:
-    """What the caller holds, as the plan counts it: asked of a plan on the spot."""
-    from lowtide import optimize
-    from lowtide.api.compare import plain_sgd
-
-    plan = optimize(made.model, made.batch, loss=made.loss, optimizer=plain_sgd(made.model), workspaces=False, progress=False).plan
-    return int(plan.resident_bytes)
-
-
-def _checkpoint_blocks(model: Any) -> int:
-    """One checkpoint around each of a list of layers of one type, the outermost ones; how many."""
-    from functools import partial
-
-    from torch import nn
-    from torch.utils.checkpoint import checkpoint
-
-    found = 0
-    pending = [model]
-    while pending:
-        module = pending.pop()
-        children = list(module.children())
-        kinds = [type(child) for child in children]
-        repeated = isinstance(module, (nn.ModuleList, nn.Sequential)) and len(children) > 1
-        for child, kind in zip(children, kinds, strict=True):
-            if repeated and kinds.count(kind) > 1 and any(True for _ in child.parameters()):
-                child.forward = partial(checkpoint, child.forward, use_reentrant=False)
-                found += 1
-            else:
-                pending.append(child)
-    return found
-
-
-def _seconds(call: Callable[[], Any]) -> tuple[float, float]:
-    wall, cpu = time.perf_counter(), time.process_time()
-    call()
-    return time.perf_counter() - wall, time.process_time() - cpu
+def _yes(is_so: bool) -> str:
+    return "yes" if is_so else "no"
 
 
 if __name__ == "__main__":

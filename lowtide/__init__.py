@@ -9,6 +9,8 @@ from lowtide.errors import BatchError, BudgetError, CaptureError, CheckError, Fo
 
 if TYPE_CHECKING:
     from lowtide import place, schedule
+    from lowtide.api.explain import explain
+    from lowtide.api.explanation import Explanation
     from lowtide.api.optimize import optimize
     from lowtide.api.order import order
     from lowtide.api.place import place_buffers
@@ -25,14 +27,15 @@ if TYPE_CHECKING:
     from lowtide.search.frontier import Sweep
 
 __all__ = [
-    "BatchError", "BudgetError", "CaptureError", "CheckError", "Device", "FormatError", "LowtideError", "Measurement", "OrderProblem",
-    "PlaceProblem", "Placement", "Plan", "Schedule", "Stage", "Status", "Step", "StepError", "Sweep", "Task", "measure", "optimize",
-    "order", "place", "place_buffers", "schedule",
+    "BatchError", "BudgetError", "CaptureError", "CheckError", "Device", "Explanation", "FormatError", "LowtideError", "Measurement",
+    "OrderProblem", "PlaceProblem", "Placement", "Plan", "Schedule", "Stage", "Status", "Step", "StepError", "Sweep", "Task", "explain",
+    "measure", "optimize", "order", "place", "place_buffers", "schedule",
 ]  # fmt: skip
 
 # Imported when first asked for: torch takes seconds, and ordering and placing do without it.
 _MODULES = {
     "Device": "lowtide.cost.device",
+    "Explanation": "lowtide.api.explanation",
     "Measurement": "lowtide.cost.profiler",
     "OrderProblem": "lowtide.ir.problem",
     "PlaceProblem": "lowtide.ir.placement",
@@ -44,6 +47,7 @@ _MODULES = {
     "Step": "lowtide.api.step",
     "Sweep": "lowtide.search.frontier",
     "Task": "lowtide.ir.problem_check",
+    "explain": "lowtide.api.explain",
     "measure": "lowtide.cost.profiler",
     "optimize": "lowtide.api.optimize",
     "order": "lowtide.api.order",

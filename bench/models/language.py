@@ -16,7 +16,7 @@ from bench.models.workload import Batch, Entry, images, keyword_loss, labels
 
 # What their hubs' config.json says where it is not the class's default.
 _XLM_ROBERTA = {"vocab_size": 250_002, "max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
-_GPT_NEO = {"num_layers": 24, "hidden_size": 2048, "num_heads": 16, "attention_types": [[["global", "local"], 12]], "vocab_size": 50_257}
+GPT_NEO = {"num_layers": 24, "hidden_size": 2048, "num_heads": 16, "attention_types": [[["global", "local"], 12]], "vocab_size": 50_257}
 
 
 def regression_loss(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def _transformer() -> nn.Module:
         return nn.Transformer()
 
 
-def _hugging_face(model: str, config: str, **settings: Any) -> nn.Module:
+def hugging_face(model: str, config: str, **settings: Any) -> nn.Module:
     """A model of transformers with random weights. Imported here: transformers takes seconds."""
     import transformers
 
@@ -53,21 +53,21 @@ def _hugging_face(model: str, config: str, **settings: Any) -> nn.Module:
     return made
 
 
-def _language_model(model: str, config: str, **settings: Any) -> nn.Module:
-    made = _hugging_face(model, config, **settings)
+def language_model(model: str, config: str, **settings: Any) -> nn.Module:
+    made = hugging_face(model, config, **settings)
     made.__dict__["loss_type"] = "ForCausalLM"  # what transformers chooses anyway, after a warning
     return made
 
 
 def _classifier(name: str, model: str, config: str, vocabulary: int, length: int, **settings: Any) -> Entry:
     note = f"transformers.{model}, {length} tokens of {vocabulary:,}, 2 classes"
-    make = partial(_hugging_face, model, config, **settings)
+    make = partial(hugging_face, model, config, **settings)
     return Entry(name, make, partial(_class_batch, vocabulary, length), keyword_loss("input_ids", "labels"), note)
 
 
 def _generator(name: str, model: str, config: str, length: int, batch_size: int, **settings: Any) -> Entry:
     note = f"transformers.{model}, {length} tokens of 50,257, next-token loss"
-    make = partial(_language_model, model, config, **settings)
+    make = partial(language_model, model, config, **settings)
     loss = keyword_loss("input_ids", "labels", use_cache=False)
     return Entry(name, make, partial(_token_batch, 50_257, length), loss, note, batch_size)
 
@@ -83,5 +83,5 @@ ENTRIES = (
     _classifier("bert-base", "BertForSequenceClassification", "BertConfig", 30_522, 128),
     _classifier("xlm-roberta-base", "XLMRobertaForSequenceClassification", "XLMRobertaConfig", 250_002, 128, **_XLM_ROBERTA),
     _generator("gpt2", "GPT2LMHeadModel", "GPT2Config", 256, 2),
-    _generator("gpt-neo-1.3B", "GPTNeoForCausalLM", "GPTNeoConfig", 512, 1, **_GPT_NEO),
+    _generator("gpt-neo-1.3B", "GPTNeoForCausalLM", "GPTNeoConfig", 512, 1, **GPT_NEO),
 )

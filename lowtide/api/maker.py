@@ -30,6 +30,7 @@ from lowtide.search.budget import Budget, plan_within
 from lowtide.search.evict import rehearse_eviction
 from lowtide.search.frontier import Sweep
 from lowtide.search.planning import candidates, eager_peak_bytes, make_plan, replan
+from lowtide.search.seeds import rehearse_seeds
 
 _CUDA_GRANULE_BYTES = 512  # torch's caching allocator rounds every request up to this
 
@@ -48,6 +49,7 @@ class Maker:
     memory: Memory | None
     latency: float | None
     sweep: Sweep
+    swap: bool  # tensors may be sent to the host and back, where the device has memory of its own
     simulated: Device | None  # the machine that is planned for, where that is not this one
     saved: Plan | None
     stages: Stages
@@ -65,9 +67,16 @@ class Maker:
         measured = [self._measured(each) for each in captured]
         # A share is of the peak of the program that most steps run, the last; an optimizer's first step keeps to the same bytes.
         memory_bytes = None if self.memory is None else self.memory.of_peak(measured[-1].eager_peak_bytes(captured[-1]))
-        budget = Budget(memory_bytes, self.latency)
+        budget = Budget(memory_bytes, self.latency) if self.saved is None else _budget_of(self.saved)
         plans = self._plans(captured, measured, budget)
         return [Variant.of(each, plan, here, gradients=self.program is not None) for each, plan in zip(captured, plans, strict=True)]
+
+    def plan_of_most_steps(self, budget: Budget) -> tuple[Captured, int, Plan]:
+        """The program that most steps run, what its allocator rounds sizes up to, and its plan; nothing is made ready to run."""
+        with self.stages.stage("capture", "capturing the program"):
+            captured = self._capture()[-1]
+        measured = self._measured(captured)
+        return captured, measured.granule_bytes, self._plan(captured, measured, budget)
 
     def _capture(self) -> tuple[Captured, ...]:
         if self.program is None:
@@ -96,7 +105,10 @@ class Maker:
             try:
                 plans.append(self._plan(each, of, budget))
             except BudgetError as error:
-                refused.append(error)
+                if self.saved is not None:  # what the saved plan keeps to was not asked for now: as near to it as can be
+                    plans.append(self._plan(each, of, Budget(error.smallest_peak_bytes)))
+                else:
+                    refused.append(error)
         if refused:
             raise max(refused, key=lambda error: error.smallest_peak_bytes)
         return plans
@@ -109,13 +121,22 @@ class Maker:
             rehearse(self.solver)
             if limited:
                 rehearse_eviction()
+                rehearse_seeds()
         node_us = self._times(measured) if limited else {}
         settings: dict[str, Any] = {"round_to": measured.granule_bytes, "held_by_eager": captured.gradients}
         among, provenance = measured.temporaries, _provenance(measured.device)
         with self.stages.stage("order", f"ordering {len(captured.graph.nodes)} operators"):
-            if not limited:
-                return make_plan(among, self.solver, provenance, **settings)
-            return plan_within(budget, among, node_us, self.solver, provenance, sweep=self.sweep, **settings)
+            if limited:
+                links = self._links(measured)
+                return plan_within(budget, among, node_us, self.solver, provenance, sweep=self.sweep, links=links, **settings)
+            return make_plan(among, self.solver, provenance, **settings)
+
+    def _links(self, measured: _Measured) -> Device | None:
+        """The device over whose links to a host tensors may be swapped; None where there is nowhere to swap to."""
+        if not self.swap:
+            return None
+        device = self.simulated or device_here(measured.device)
+        return device if device.can_swap else None
 
     def _times(self, measured: _Measured) -> dict[Graph, tuple[float, ...]]:
         """Microseconds of each node of each candidate: measured where operators may be run, else by roofline."""
@@ -142,6 +163,11 @@ class _Measured:
             return self.saved.eager_peak_bytes
         sizes = self.temporaries[captured.graph]
         return eager_peak_bytes(captured.graph, sizes, round_to=self.granule_bytes, held_by_eager=captured.gradients)
+
+
+def _budget_of(saved: Plan) -> Budget:
+    """What the programs beside that of a saved plan keep to: its peak, where it was made under a limit."""
+    return Budget() if saved.trade is None else Budget(saved.peak_bytes)
 
 
 def _as_saved(saved: Plan, graphs: tuple[Graph, ...]) -> Plan | None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from lowtide.api.arena import StepArena
+from lowtide.api.arguments import check_arguments, device_of, without_data
 from lowtide.api.limits import Memory, checked_latency
 from lowtide.api.maker import Maker
 from lowtide.api.stages import Callback, Stages, wants_progress
@@ -17,7 +18,6 @@ from lowtide.api.step import Step
 from lowtide.capture.program import TrainingProgram, positional_and_keyword
 from lowtide.cost.device import Device, preset
 from lowtide.errors import FormatError
-from lowtide.ir import tree
 from lowtide.ir.plan import Plan
 from lowtide.place import Placer
 from lowtide.runtime.batch import BatchSpec
@@ -40,6 +40,7 @@ def optimize(
     accumulate: int = 1,
     memory: int | str | None = None,
     latency: float | None = None,
+    swap: bool = True,
     search: Sweep | None = None,
     solver: Solver | None = None,
     workspaces: bool | None = None,
@@ -72,7 +73,10 @@ def optimize(
         program as it stands. Where order alone is not enough, tensors are let go and computed again, as little as was found to do;
         random operators and updates are never repeated, and all numbers stay the same to the last bit.
     latency: the most that a step may take, as a multiple of its time without recomputation; the peak is then as small as was found.
-    search: how far to look for what to compute again; lowtide.Sweep() by default.
+    swap: under a limit, tensors may also be copied to the host's memory and back while operators run, where the device has memory of
+        its own; a CPU has none to swap to.
+    search: how far to look for what to compute again and what to swap; lowtide.Sweep() by default. Interrupted from the keyboard, the
+        search ends, with a warning, and the best that was found by then is used.
     solver: how to find the order; the best of the quick heuristics by default.
     workspaces: measure operators' temporaries, so that the promised peak counts them. By default where the model can run.
     arena: give the step memory of its own: what it allocates, operators' temporaries included, lies at planned addresses in one block
@@ -90,7 +94,7 @@ def optimize(
     Raises CaptureError where the program cannot be one graph, BatchError where the batch cannot be cut as asked, BudgetError where no
     plan within `memory` was found, FormatError for a `plan` that is of another program.
     """
-    _check_arguments(model, loss, optimizer, after_backward, accumulate)
+    check_arguments(model, loss, optimizer, after_backward, accumulate)
     if memory is not None and latency is not None:
         raise TypeError("memory and latency: expected one limit or none, got both: the other is what is made as small as can be")
     if plan is not None and (memory is not None or latency is not None):
@@ -98,18 +102,18 @@ def optimize(
     limit = None if memory is None else Memory.of(memory)
     args, kwargs = positional_and_keyword(batch)
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-    place = _device(model, device)
+    place = device_of(model, device)
     spec = BatchSpec.of(args, kwargs, place)
     program = None
     if loss is not None and optimizer is not None:
         program = TrainingProgram(model, loss, optimizer, after_backward, accumulate)
-    args, kwargs = _without_data((args, kwargs), place)
+    args, kwargs = without_data((args, kwargs), place)
     saved = Plan.load(plan) if isinstance(plan, (str, os.PathLike)) else plan
     machine = preset(simulate) if isinstance(simulate, str) else simulate
     obstacle = _ON_META if on_meta else "" if machine is None else _ELSEWHERE.format(machine.name)  # why the step can only be planned
     maker = Maker(
         model, program, args, kwargs, place, solver or Auto(), not on_meta if workspaces is None else workspaces,
-        limit, checked_latency(latency), search or Sweep(), machine, saved, Stages(callback, wants_progress(progress)),
+        limit, checked_latency(latency), search or Sweep(), swap, machine, saved, Stages(callback, wants_progress(progress)),
     )  # fmt: skip
     variants = maker.make()
     if saved is not None and not any(variant.plan.solver == saved.solver and variant.plan.order == saved.order for variant in variants):
@@ -118,43 +122,3 @@ def optimize(
         )
     own = StepArena.of(place, placer, maker.stages) if arena and not obstacle else None
     return Step(maker.caller, spec, variants, maker.make, maker.stages.seconds, obstacle, arena=own)
-
-
-def _device(model: nn.Module, wished: torch.device | str | None) -> torch.device:
-    """Where the step runs: where the model lies, or for a model without memory where it is wished to."""
-    found = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    if found.type == "meta":
-        return torch.device(wished if wished is not None else "cpu")
-    if wished is not None and torch.device(wished) != found:
-        raise ValueError(f"device: the model lies on {found}; `device` is for models on the meta device (got {wished})")
-    return found
-
-
-def _without_data(batch: tuple[tuple[Any, ...], dict[str, Any]], device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The batch's looks without its data: what a later capture needs, and no reason to keep the caller's tensors alive."""
-    leaves, rebuild = tree.flatten(batch)
-    light: tuple[tuple[Any, ...], dict[str, Any]] = tree.unflatten(rebuild, [_meta(leaf.value, device) for leaf in leaves])
-    return light
-
-
-def _meta(item: Any, device: torch.device) -> Any:
-    if not isinstance(item, torch.Tensor) or item.device != device or item.requires_grad or item.layout is not torch.strided:
-        return item  # what cannot be captured is refused by the capture
-    return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device="meta")
-
-
-def _check_arguments(model: Any, loss: Any, optimizer: Any, after_backward: Any, accumulate: int) -> None:
-    """Refuse what cannot be meant."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model: expected a torch.nn.Module, got a {type(model).__name__}")
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer: expected a torch.optim.Optimizer, got a {type(optimizer).__name__}")
-    if (loss is None) != (optimizer is None):
-        missing, given = ("loss", "optimizer") if loss is None else ("optimizer", "loss")
-        raise TypeError(f"{missing}: a training step needs both `loss` and `optimizer`, got only `{given}`; leave both out for inference")
-    if loss is not None and not callable(loss):
-        raise TypeError(f"loss: expected a function loss(model, *batch), got a {type(loss).__name__}")
-    if loss is None and (after_backward is not None or accumulate != 1):
-        raise TypeError("after_backward and accumulate belong to training: give `loss` and `optimizer` too")
-    if not isinstance(accumulate, int) or accumulate < 1:
-        raise ValueError(f"accumulate: expected a positive number of micro-batches, got {accumulate!r}")

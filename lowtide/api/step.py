@@ -18,9 +18,11 @@ from lowtide.errors import StepError
 from lowtide.ir.files import write_whole
 from lowtide.ir.plan import Plan
 from lowtide.lower.python import lower
+from lowtide.lower.transfers import swaps
 from lowtide.runtime.arena import Arena
 from lowtide.runtime.batch import BatchSpec
 from lowtide.runtime.caller import Caller, InputCheck, View
+from lowtide.runtime.host import host_memory
 from lowtide.runtime.program import Program
 
 
@@ -39,7 +41,9 @@ class Variant:
         """The program that runs `plan`."""
         inputs = captured.graph.inputs
         devices = tuple(sorted({torch.device(value.storage.device).type for value in inputs}))
-        return cls(captured, plan, Program(lower(plan), gradients, devices), circumstances, InputCheck.of(captured.graph, captured.slots))
+        host = host_memory(max((value.storage.device for value in inputs), default="cpu")) if swaps(plan) else None
+        program = Program(lower(plan), gradients, devices, host)
+        return cls(captured, plan, program, circumstances, InputCheck.of(captured.graph, captured.slots))
 
     def fits(self, now: View, circumstances: tuple[Any, ...]) -> bool:
         """Whether this is the program for what the caller holds now."""

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lowtide.cli.output import STANDARD_OUTPUT, refuse, write_json
-from lowtide.cost.device import PRESETS, Device
+from lowtide.cost.device import HERE, PRESETS, Device, preset
 
 
 def devices_command(
@@ -17,7 +17,7 @@ def devices_command(
     json_out: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write the figures as JSON; - for standard output")] = None,
 ) -> None:
     """List machines as numbers: rates that their makers state, and those that this machine reaches."""
-    devices = [*([_here()] if measure else []), *PRESETS]
+    devices = [*([preset(HERE)] if measure else []), *PRESETS]
     try:
         if json_out is not None:
             write_json(json_out, {device.name: _figures(device) for device in devices})
@@ -27,12 +27,6 @@ def devices_command(
         _show(devices)
 
 
-def _here() -> Device:
-    from lowtide.cost.timings import device_here  # imports torch
-
-    return device_here("cpu")
-
-
 def _figures(device: Device) -> dict[str, Any]:
     return {
         "float32_flops_per_s": device.flops_per_s["float32"],
@@ -40,25 +34,32 @@ def _figures(device: Device) -> dict[str, Any]:
         "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s,
         "to_host_bytes_per_s": device.to_host_bytes_per_s,
         "from_host_bytes_per_s": device.from_host_bytes_per_s,
+        "can_swap": device.can_swap,
         "launch_us": device.launch_us,
+        "half_flops": device.half_flops,
         "efficiency": device.efficiency,
         "granule_bytes": device.granule_bytes,
         "memory_bytes": device.memory_bytes,
     }
 
 
+_UNITS = """matrix products in TFLOP/s; memory and the link to the host, each way, in GB/s; launch in microseconds
+half: MFLOP of an operator that runs at half the rate; reached: the share of its maker's figures that kernels reach"""
+
+
 def _show(devices: list[Device]) -> None:
-    table = Table("device", "float32", "bfloat16", "memory", "host link", "launch", "efficiency", "capacity")
+    table = Table("device", "float32", "bfloat16", "memory", "link", "launch", "half", "reached", "GiB", caption=_UNITS)
     for column in table.columns[1:]:
         column.justify = "right"
     for device in devices:
         table.add_row(
             device.name,
-            *(f"{device.flops_per_s[dtype] / 1e12:.3g} TFLOP/s" for dtype in ("float32", "bfloat16")),
-            f"{device.bandwidth_bytes_per_s / 1e9:.4g} GB/s",
-            f"{device.to_host_bytes_per_s / 1e9:.3g} GB/s" if device.memory_bytes else "",
-            f"{device.launch_us:.2g} us",
+            *(f"{device.flops_per_s[dtype] / 1e12:.3g}" for dtype in ("float32", "bfloat16")),
+            f"{device.bandwidth_bytes_per_s / 1e9:.4g}",
+            f"{device.to_host_bytes_per_s / 1e9:.3g}" if device.can_swap else "none",
+            f"{device.launch_us:.2g}",
+            f"{device.half_flops / 1e6:.2g}" if device.half_flops else "",
             f"{device.efficiency:.0%}",
-            f"{device.memory_bytes / 2**30:.0f} GiB" if device.memory_bytes else "",
+            f"{device.memory_bytes / 2**30:.0f}" if device.memory_bytes else "",
         )
     Console().print(table)

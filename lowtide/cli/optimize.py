@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from lowtide.cli.output import STANDARD_OUTPUT, refuse, write_json
 from lowtide.errors import LowtideError
@@ -28,6 +28,7 @@ def optimize_command(
         typer.Option(metavar="AMOUNT", help="the most the step may take: bytes with a unit (8GiB), or a share of its own peak (60%)"),
     ] = None,
     latency: Annotated[float | None, typer.Option(help="the most time, as a multiple of that without recomputation: 1.1")] = None,
+    swap: Annotated[bool, typer.Option(help="under a limit, let tensors go to the host and back, where there is one to swap to")] = True,
     arena: Annotated[bool, typer.Option("--arena", help="serve the step's memory from one block, at planned addresses")] = False,
     device: Annotated[str | None, typer.Option(help="with --simulate: the machine, of those that `lowtide devices` lists")] = None,
     simulate: Annotated[bool, typer.Option("--simulate", help="plan for --device in place of this machine; nothing is run")] = False,
@@ -49,7 +50,7 @@ def optimize_command(
     try:
         build = builder(spec, batch_size, fake)
         workload = build()
-        limits: dict[str, Any] = {"memory": memory, "latency": latency, "arena": arena, "simulate": machine}
+        limits: dict[str, Any] = {"memory": memory, "latency": latency, "swap": swap, "arena": arena, "simulate": machine}
         step = optimize(workload.model, workload.batch, loss=workload.loss, optimizer=workload.optimizer, **limits)
         compared = compare(build(), workload, step, repeats) if measure and not fake and machine is None else None
         if save is not None:
@@ -89,16 +90,8 @@ def _machine(device: str | None, simulate: bool) -> Device | None:
 
 
 def _show(step: Step, compared: Comparison | None) -> None:
-    from lowtide.cost.peak import peak_tensors
-
     console = Console()
-    console.print(str(step.plan), highlight=False)
-    table = Table("largest at the peak", "bytes", "kind", "made by", "where", title=None)
-    plan = step.plan
-    for tensor in peak_tensors(plan.graph, plan.order, plan.workspace_bytes)[:8]:
-        where = f"{tensor.source.module} {Path(tensor.source.file).name}:{tensor.source.line}" if tensor.source is not None else ""
-        table.add_row(tensor.name, f"{tensor.nbytes:,}", str(getattr(tensor.kind, "value", tensor.kind)), tensor.op or "", where)
-    console.print(table)
+    console.print(str(step.plan), highlight=False, markup=False, soft_wrap=True)
     if compared is not None:
         console.print(str(compared), highlight=False)
     if compared is not None and step.arena is not None:
@@ -116,7 +109,9 @@ def _figures(step: Step, compared: Comparison | None) -> dict[str, Any]:
         "status": plan.status,
         "seconds": step.seconds,
     }
+    if plan.peak is not None:
+        figures["peak"] = asdict(plan.peak)
     if plan.trade is not None:
         figures |= {"time_us": plan.trade.time_us, "kept_us": plan.trade.kept_us, "recomputed": plan.trade.recomputed}
-        figures |= {"frontier": plan.trade.frontier}
+        figures |= {"frontier": plan.trade.frontier, "deals": [asdict(deal) for deal in plan.trade.deals]}
     return figures | ({} if compared is None else compared.figures())

@@ -1,8 +1,9 @@
 """Measurements kept on disk, so that a machine is asked once.
 
 One JSON file for each kind of measurement and each set of circumstances (library version, device, threads); in it, whole numbers by key. A
-file is replaced as a whole or not at all, two processes that write at once both have their say, and a file that does not read is a file
-that is measured anew. Nothing that is read is ever executed.
+file is replaced as a whole or not at all, and one that does not read, or holds a number that cannot have been measured, is a file that is
+measured anew. Two processes that write at once both have their say; of a key that both measured the first number stays, so that all who
+share the file agree. Nothing that is read is ever executed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class Cache:
 
     kind: str  # an identifier: "workspaces"
     circumstances: tuple[str, ...]  # all that the numbers depend on and the keys do not say
+    least: int = 0  # that can be measured
+    most: int = 2**60
 
     @property
     def path(self) -> Path:
@@ -41,21 +44,21 @@ class Cache:
             return self._parse(self.path.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             warnings.warn(f"{self.path} does not read ({error}): its measurements will be taken again", stacklevel=2)
             return {}
 
     def merge(self, entries: Mapping[str, int]) -> dict[str, int]:
-        """Add `entries` to the file; all it then holds. A directory that cannot be written costs a warning, not the measurement."""
+        """Add to the file what it does not know yet; all it then holds. One that cannot be written costs a warning, not the measurement."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(self.path.with_suffix(".lock")):
-                known = self.load() | dict(entries)
+                known = dict(entries) | self.load()
                 write_whole(self.path, json.dumps(self._document(known), indent=1, sort_keys=True))
             return known
         except OSError as error:
             warnings.warn(f"{self.path} cannot be written ({error}): set LOWTIDE_CACHE to a directory that can", stacklevel=2)
-            return self.load() | dict(entries)
+            return dict(entries) | self.load()
 
     def _document(self, entries: dict[str, int]) -> dict[str, object]:
         return {"format": _FORMAT, "kind": self.kind, "circumstances": list(self.circumstances), "entries": entries}
@@ -66,8 +69,8 @@ class Cache:
             raise ValueError('expected an object with "entries"')
         if document != self._document(entries):
             raise ValueError(f'expected format {_FORMAT}, kind "{self.kind}" and the circumstances that the file is named after')
-        if not all(type(number) is int and number >= 0 for number in entries.values()):
-            raise ValueError("expected every entry to be a whole number, 0 or more")
+        if not all(type(number) is int and self.least <= number <= self.most for number in entries.values()):
+            raise ValueError(f"expected every entry to be a whole number from {self.least} to {self.most}")
         return entries
 
 

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lowtide.cost.flops import compute_dtype, node_flops, node_moved_bytes
+from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph, Node
-from lowtide.ir.ops import is_view
+from lowtide.ir.ops import is_transfer, is_view
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Device:
     flops_per_s: Mapping[str, float]  # by dtype; "float32" is what matrix products of float32 run at
     bandwidth_bytes_per_s: float  # of its memory
     launch_us: float  # before an operator does anything
-    to_host_bytes_per_s: float
+    to_host_bytes_per_s: float  # of the link to a host with memory of its own; 0 where there is none to swap to
     from_host_bytes_per_s: float
     efficiency: float = 1.0  # of peak rate and bandwidth
     half_flops: float = 0.0  # an operator of this many operations reaches half of what a large one does
@@ -29,8 +30,8 @@ class Device:
     memory_bytes: int = 0  # 0 where it has no memory of its own
 
     def node_us(self, node: Node) -> float:
-        """The time of one run by roofline; 0 for what makes views only and for arithmetic on Python's numbers."""
-        if is_view(node) or node.op.startswith("py."):
+        """The time of one run by roofline; 0 for views, Python's arithmetic, and copies to the host and back, which run beside."""
+        if is_view(node) or is_transfer(node) or node.op.startswith("py."):
             return 0.0
         flops = node_flops(node)
         rate = self.flops_per_s.get(compute_dtype(node), self.flops_per_s["float32"])
@@ -42,13 +43,23 @@ class Device:
         """The times of a graph's nodes."""
         return tuple(map(self.node_us, graph.nodes))
 
+    @property
+    def can_swap(self) -> bool:
+        """Whether there is a host with memory of its own to keep tensors in. A CPU has none: its memory is the host's."""
+        return self.to_host_bytes_per_s > 0 and self.from_host_bytes_per_s > 0
+
     def store_us(self, nbytes: int) -> float:
-        """The time to copy bytes to the host."""
-        return self.launch_us + 1e6 * nbytes / self.to_host_bytes_per_s
+        """The time to copy bytes to the host. Raises CheckError where there is no host to swap to."""
+        return self._copy_us(nbytes, self.to_host_bytes_per_s)
 
     def load_us(self, nbytes: int) -> float:
-        """The time to copy bytes back from the host."""
-        return self.launch_us + 1e6 * nbytes / self.from_host_bytes_per_s
+        """The time to copy bytes back from the host. Raises CheckError where there is no host to swap to."""
+        return self._copy_us(nbytes, self.from_host_bytes_per_s)
+
+    def _copy_us(self, nbytes: int, bytes_per_s: float) -> float:
+        if not self.can_swap:
+            raise CheckError(f"expected a device with a link to a host, got {self.name}, which has none to swap to: ask `can_swap` first")
+        return self.launch_us + 1e6 * nbytes / bytes_per_s
 
 
 def _gpu(name: str, half: float, tf32: float, bandwidth: float, host: float, gib: int, double: float) -> Device:
@@ -76,9 +87,26 @@ PRESETS: Sequence[Device] = (
 )
 
 
+HERE = "cpu"  # this machine, as it was measured
+
+
 def preset(name: str) -> Device:
-    """The preset of a name. Raises ValueError saying which there are."""
+    """The preset of a name; this machine's, "cpu", is measured at first use. Raises ValueError saying which there are."""
+    if name == HERE:
+        from lowtide.cost.timings import device_here  # imports torch, and this
+
+        return device_here(name)
     found = next((device for device in PRESETS if device.name == name), None)
     if found is None:
-        raise ValueError(f"device: expected one of {', '.join(device.name for device in PRESETS)}, got {name!r}")
+        raise ValueError(f"device: expected one of {', '.join([HERE, *(device.name for device in PRESETS)])}, got {name!r}")
     return found
+
+
+def half_flops_of(samples: Sequence[tuple[int, float]], flops_per_ns: float, launch_ns: float) -> float:
+    """The operations at which a device reaches half its rate, from (operations, nanoseconds) of products of rising size.
+
+    By the roofline a product takes `launch + (flops + half) / rate`: the half that is nearest to all samples, each weighed by its time.
+    """
+    rests = [((took - launch_ns) * flops_per_ns - flops, took**-2) for flops, took in samples]
+    total = sum(weight for _, weight in rests)
+    return max(0.0, sum(rest * weight for rest, weight in rests) / total) if total else 0.0

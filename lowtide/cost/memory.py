@@ -74,7 +74,10 @@ def resident_storages(graph: Graph) -> tuple[Storage, ...]:
 
 
 def counted_storages(graph: Graph) -> tuple[Storage, ...]:
-    """The storages whose life the order decides: donated inputs, then what the nodes make, in program order."""
+    """The storages whose life the order decides: donated inputs, then what the nodes make, in program order.
+
+    Copies in the host's memory are not among them: they are no memory of the device.
+    """
     return tuple(_makers(graph))
 
 
@@ -162,10 +165,10 @@ class _Tasks:
 def _makers(graph: Graph) -> dict[Storage, int]:
     """The node that makes each counted storage, the first to put a value on it; -1 for donated inputs."""
     given = {value.storage for value in graph.inputs}
-    makers = {value.storage: -1 for value in graph.inputs if not _is_resident(value.storage)}
+    makers = {value.storage: -1 for value in graph.inputs if not (_is_resident(value.storage) or value.storage.kind is Kind.HOST)}
     for index, node in enumerate(graph.nodes):
         for value in node.outputs:
-            if value is not None and value.storage not in given:
+            if value is not None and value.storage not in given and value.storage.kind is not Kind.HOST:
                 makers.setdefault(value.storage, index)
     return makers
 

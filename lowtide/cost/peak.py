@@ -6,21 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowtide.cost.memory import Footprint, counted_storages, order_problem, resident_storages, simulate, storage_bytes
-from lowtide.ir.graph import Graph, Kind, Source, Storage
+from lowtide.ir.graph import Graph
+from lowtide.ir.moment import LiveTensor, Moment, looks
 from lowtide.ir.problem import Bytes
-
-
-@dataclass(frozen=True, slots=True)
-class LiveTensor:
-    """A storage and the steps `[start, end)` over which it lives; where its memory is taken over, it ends where the taker starts."""
-
-    name: str
-    nbytes: int  # as the allocator rounds it
-    kind: Kind
-    op: str  # of the node that makes it, "" where it is an input
-    source: Source | None  # of that node
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,31 +40,24 @@ def memory_profile(
         resident_bytes=problem.resident_bytes,
         peak_bytes=footprint.peak_bytes,
         peak_step=footprint.peak_step,
-        tensors=(*_resident(graph, round_to), *_counted(graph, footprint, round_to, problem.producer.tolist())),
+        tensors=tuple(_live(graph, footprint, round_to)),
     )
 
 
-def peak_tensors(
+def peak_moment(
     graph: Graph, order: Sequence[int], workspace_bytes: Sequence[int] | None = None, *, round_to: int = 1, eager: bool = False
-) -> tuple[LiveTensor, ...]:
-    """What lives at the first step at the peak, the largest first; arguments and errors as for `memory_profile`."""
+) -> Moment | None:
+    """The first step at the peak; None where there are no steps. Arguments and errors as for `memory_profile`."""
     profile = memory_profile(graph, order, workspace_bytes, round_to=round_to, eager=eager)
-    return profile.at(profile.peak_step)
+    if profile.peak_step < 0:
+        return None
+    node, step = graph.nodes[order[profile.peak_step]], profile.peak_step
+    return Moment.of(graph, step, node, profile.workspace_bytes[step], profile.at(step))
 
 
-def _resident(graph: Graph, round_to: int) -> list[LiveTensor]:
-    span = (0, len(graph.nodes))
-    return [_live(graph, storage, storage_bytes(storage, round_to), -1, span) for storage in resident_storages(graph)]
-
-
-def _counted(graph: Graph, footprint: Footprint, round_to: int, producer: list[int]) -> list[LiveTensor]:
-    spans = zip(footprint.lifetimes.start.tolist(), footprint.lifetimes.end.tolist(), strict=True)
-    return [
-        _live(graph, storage, storage_bytes(storage, round_to), maker, span)
-        for storage, maker, span in zip(counted_storages(graph), producer, spans, strict=True)
-    ]
-
-
-def _live(graph: Graph, storage: Storage, nbytes: int, maker: int, span: tuple[int, int]) -> LiveTensor:
-    node = graph.nodes[maker] if maker >= 0 else None
-    return LiveTensor(storage.name, nbytes, storage.kind, node.op if node else "", node.source if node else None, *span)
+def _live(graph: Graph, footprint: Footprint, round_to: int) -> list[LiveTensor]:
+    """Every storage that the problem knows of: the caller's own live throughout."""
+    known, (start, end) = looks(graph), footprint.lifetimes
+    spans = [(storage, 0, len(graph.nodes)) for storage in resident_storages(graph)]
+    spans += zip(counted_storages(graph), start.tolist(), end.tolist(), strict=True)
+    return [LiveTensor.of(known[storage], storage_bytes(storage, round_to), first, last) for storage, first, last in spans]

@@ -3,21 +3,25 @@
     takes   nodes of a graph with concrete sizes
     leaves  microseconds for each node: measured, by the roofline where a call cannot be run here, 0 for views
 
-The same calls are told apart, and made ready, as for `workspaces`. A call runs once to warm up and then until it has taken a millisecond,
-at least three times; the least of those times is what counts, since whatever else the machine does only adds to it.
+The same calls are told apart, and made ready, as for `workspaces`. In a training step an operator finds little of what it reads in the
+processor's caches: so other memory is read before each run that counts. Without that, what only moves bytes would seem two to four times
+as fast as it is in a step, and recomputing it too cheap. The calls take turns, in several rounds, and the least time of each counts:
+whatever else the machine does only adds to it, and seldom lasts for all rounds.
 """
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from lowtide.cost.cache import Cache
-from lowtide.cost.device import Device
+from lowtide.cost.device import Device, half_flops_of
 from lowtide.cost.workspaces import (
     Unknown,
     aside,
@@ -28,10 +32,16 @@ from lowtide.cost.workspaces import (
     needs_none,
     ready_call,
     signature,
+    warn_of_memory,
 )
 from lowtide.ir.graph import Node
 
+_ROUNDS = 3
 _LEAST_RUNS, _LEAST_S = 3, 1e-3
+_LONGEST_NS = 3600 * 10**9  # no operator takes an hour: such an entry is no measurement
+_CACHES_WHERE_UNTOLD_BYTES = 32 * 2**20
+_CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_RATED_DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,8 @@ def measure_timings(nodes: Sequence[Node], roofline: Device, *, limit_bytes: int
     """The time of each node on the device of what it makes; of a call that is not known and cannot be run here, what `roofline` says.
 
     A call whose arguments and results pass `limit_bytes` (a quarter of the device's free memory, where None) is not run, and one that fails
-    is not hidden: both are listed as unknown. The caller's random state stays as it is.
+    is not hidden: both are listed as unknown, and where memory was the reason a warning says so. Of two processes that measure the same
+    call, both get what the first one wrote down. The caller's random state stays as it is.
     """
     calls = [None if needs_none(node) else signature(node) for node in nodes]
     wanted = {call: node for call, node in zip(calls, nodes, strict=True) if call is not None}
@@ -54,13 +65,12 @@ def measure_timings(nodes: Sequence[Node], roofline: Device, *, limit_bytes: int
     unknown: list[Unknown] = []
     for device in dict.fromkeys(map(device_of, wanted.values())):
         here = {call: node for call, node in wanted.items() if device_of(node) == device}
-        cache = Cache("timings", circumstances(device)) if remember else None
+        cache = Cache("timings", (*circumstances(device), "cold caches"), 1, _LONGEST_NS) if remember else None
         remembered = cache.load() if cache is not None else {}
         found, failed = _measured({call: node for call, node in here.items() if call not in remembered}, device, limit_bytes)
-        if cache is not None and found:
-            cache.merge(found)
-        known |= remembered | found
+        known |= remembered | (cache.merge(found) if cache is not None and found else found)
         unknown += failed
+    warn_of_memory(unknown, "their times are taken from the device's rates")
     times = [
         0.0 if call is None else known[call] / 1e3 if call in known else roofline.node_us(node)
         for call, node in zip(calls, nodes, strict=True)
@@ -68,31 +78,59 @@ def measure_timings(nodes: Sequence[Node], roofline: Device, *, limit_bytes: int
     return Timings(tuple(times), tuple(unknown))
 
 
-def _measured(wanted: dict[str, Node], device: str, limit_bytes: int | None) -> tuple[dict[str, int], list[Unknown]]:
+def _measured(wanted: Mapping[str, Node], device: str, limit_bytes: int | None) -> tuple[dict[str, int], list[Unknown]]:
     """Nanoseconds by call, and the calls that could not be run."""
     found: dict[str, int] = {}
-    failed: list[Unknown] = []
+    failed: dict[str, Unknown] = {}
     with aside(device):
         limit = free_bytes(device) // 4 if limit_bytes is None else limit_bytes
-        for call, node in wanted.items():
-            try:
-                fits(node, limit)
-                found[call] = _best_ns(ready_call(node), device)
-            except Exception as error:  # whatever an operator raises on made-up data is its answer
-                failed.append(Unknown(call, f"{type(error).__name__}: {error}"))
-    return found, failed
+        crowd = _crowd(device) if wanted else None
+        for turn in range(_ROUNDS):
+            for call, node in wanted.items():
+                if call in failed:
+                    continue
+                try:
+                    fits(node, limit)
+                    took = _cold_ns(ready_call(node), crowd, device, warm_up=turn == 0)
+                    found[call] = min(took, found.get(call, took))
+                except Exception as error:  # whatever an operator raises on made-up data is its answer
+                    failed[call] = Unknown.of(call, error)
+    return {call: took for call, took in found.items() if call not in failed}, list(failed.values())
+
+
+def _crowd(device: str) -> Callable[[], Any] | None:
+    """Reads as much other memory as crowds what a call reads out of a device's caches; None where there is no memory for that."""
+    try:
+        return torch.ones(2 * _caches_bytes(device) // 4, device=device).sum
+    except (MemoryError, RuntimeError):
+        return None
+
+
+def _cold_ns(call: Callable[[], Any], crowd: Callable[[], Any] | None, device: str, warm_up: bool) -> int:
+    """The time of one run whose arguments are in no cache. A first run lets libraries choose and make their kernels."""
+    if warm_up:
+        call()
+    if crowd is not None:
+        crowd()
+    return _once_ns(call, device)
+
+
+def _once_ns(call: Callable[[], Any], device: str) -> int:
+    """On one thread of a CPU the processor's own time counts: waiting for a busy processor is not the operator's doing."""
+    clock = time.thread_time_ns if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter_ns
+    _finish(device)
+    start = clock()
+    call()
+    _finish(device)
+    return max(1, clock() - start)
 
 
 def _best_ns(call: Callable[[], Any], device: str) -> int:
-    """The least time of a call: the first run is to warm up."""
+    """The least time of a call in warm caches: the first run is to warm up."""
     call()
     best, spent, runs = 2**62, 0, 0
     while runs < _LEAST_RUNS or (spent < _LEAST_S * 1e9 and runs < 1000):
-        _finish(device)
-        start = time.perf_counter_ns()
-        call()
-        _finish(device)
-        took = time.perf_counter_ns() - start
+        took = _once_ns(call, device)
         best, spent, runs = min(best, took), spent + took, runs + 1
     return best
 
@@ -103,32 +141,70 @@ def _finish(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
+def _caches_bytes(device: str) -> int:
+    """The size of the largest cache; a guess where the system does not tell."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    told = [re.fullmatch(r"(\d+)K", path.read_text().strip()) for path in _CPU_CACHES.glob("index*/size")]
+    return max((int(size[1]) * 1024 for size in told if size is not None), default=_CACHES_WHERE_UNTOLD_BYTES)
+
+
 def device_here(device: str) -> Device:
     """This machine's device as numbers, for what cannot be measured operator by operator; measured at first use and remembered."""
-    cache = Cache("device", circumstances(device))
+    on_gpu = device.startswith("cuda")
+    cache = Cache("rates", circumstances(device), 1)
     known = cache.load()
-    if known.keys() != {"flops_per_s", "bytes_per_s", "launch_ns"} or not all(known.values()):
-        known = _rates(device)
-        cache.merge(known)
-    rate = float(known["flops_per_s"])
+    if not known.keys() >= _rate_names(on_gpu):
+        known = cache.merge(_rates(device))
     return Device(
         name=device,
-        flops_per_s={"float32": rate, "float64": rate / 2, "float16": rate, "bfloat16": rate},
+        flops_per_s={dtype: float(known[f"{dtype}_flops_per_s"]) for dtype in _RATED_DTYPES},
         bandwidth_bytes_per_s=float(known["bytes_per_s"]),
         launch_us=known["launch_ns"] / 1e3,
-        to_host_bytes_per_s=float(known["bytes_per_s"]),
-        from_host_bytes_per_s=float(known["bytes_per_s"]),
-        granule_bytes=512 if device.startswith("cuda") else 1,
+        to_host_bytes_per_s=float(known.get("to_host_bytes_per_s", 0)),
+        from_host_bytes_per_s=float(known.get("from_host_bytes_per_s", 0)),
+        half_flops=float(known["half_flops"]),
+        granule_bytes=512 if on_gpu else 1,
+        memory_bytes=torch.cuda.get_device_properties(device).total_memory if on_gpu else 0,
     )
 
 
+def _rate_names(on_gpu: bool) -> set[str]:
+    link = {"to_host_bytes_per_s", "from_host_bytes_per_s"} if on_gpu else set()
+    return {"bytes_per_s", "launch_ns", "half_flops"} | {f"{dtype}_flops_per_s" for dtype in _RATED_DTYPES} | link
+
+
 def _rates(device: str) -> dict[str, int]:
-    """Of a product of matrices, of a copy that no cache holds, and of an operator that does as good as nothing."""
+    """What matrix products by type, copies, and an operator that does as good as nothing reach."""
+    on_gpu, many = device.startswith("cuda"), 100
     with aside(device):
-        matrix, long, one = (torch.ones(shape, device=device) for shape in ((1024, 1024), (2**24,), (1,)))
-        target = torch.empty_like(long)
-        return {
-            "flops_per_s": int(2 * 1024**3 / (_best_ns(lambda: matrix @ matrix, device) / 1e9)),
-            "bytes_per_s": int(2 * 4 * 2**24 / (_best_ns(lambda: target.copy_(long), device) / 1e9)),
-            "launch_ns": _best_ns(lambda: one.add_(1), device),
-        }
+        one = torch.ones(1, device=device)
+        launch_ns = max(1, _best_ns(lambda: [one.neg_() for _ in range(many)], device) // many)
+        largest = 12 if on_gpu else 9  # powers of 2; some CPUs take seconds for float16
+        rates = {f"{dtype}_flops_per_s": _product(largest, dtype, device) for dtype in _RATED_DTYPES}
+        rising = [*(_product(power, "float32", device) for power in range(4, largest)), rates["float32_flops_per_s"]]
+        half = half_flops_of(rising, max(flops / took_ns for flops, took_ns in rising), launch_ns)
+        found = {name: int(flops * 1e9 / took_ns) for name, (flops, took_ns) in rates.items()}
+        return found | {"launch_ns": launch_ns, "half_flops": max(1, int(half)), **_copies(device, on_gpu)}
+
+
+def _product(power: int, dtype: str, device: str) -> tuple[int, int]:
+    """Operations and nanoseconds of a product of two square matrices with sides of 2**power."""
+    side = 2**power
+    matrix = torch.ones((side, side), dtype=getattr(torch, dtype), device=device)
+    return 2 * side**3, _best_ns(lambda: matrix @ matrix, device)
+
+
+def _copies(device: str, on_gpu: bool) -> dict[str, int]:
+    """Bytes in a second: within the device, read and written; over the link each way, from and to memory that the host holds in place."""
+    count = 2**26 if on_gpu else 2**24
+    source = torch.ones(count, device=device)
+    target = torch.empty_like(source)
+    rates = {"bytes_per_s": int(2 * source.nbytes * 1e9 / _best_ns(lambda: target.copy_(source), device))}
+    if not on_gpu:
+        return rates
+    host = torch.empty(count, pin_memory=True)
+    return rates | {
+        "to_host_bytes_per_s": int(host.nbytes * 1e9 / _best_ns(lambda: host.copy_(source, non_blocking=True), device)),
+        "from_host_bytes_per_s": int(host.nbytes * 1e9 / _best_ns(lambda: target.copy_(host, non_blocking=True), device)),
+    }

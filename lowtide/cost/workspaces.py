@@ -35,6 +35,7 @@ MakeTensor = Callable[[Value], Any]
 _OPERATOR = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2}", re.ASCII)
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _SHARE_OF_FREE = 4  # one call may take a quarter of the memory that is free now
+_SHOWN = 160  # characters of a call that a warning shows
 _FREE_WHERE_UNTOLD_BYTES = 4 * 2**30  # systems without /proc/meminfo
 
 
@@ -44,6 +45,13 @@ class Unknown:
 
     call: str  # as `signature` writes it
     reason: str  # the error that it raised, or the limit that it passes
+    of_memory: bool = False  # it needs more memory than there is, or than one call may take
+
+    @classmethod
+    def of(cls, call: str, error: Exception) -> Unknown:
+        """A call and the error that it raised, as text: a traceback would keep the call's tensors alive."""
+        lacking = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "not enough memory" in str(error)
+        return cls(call, f"{type(error).__name__}: {error}", lacking)
 
 
 @dataclass(frozen=True)
@@ -79,18 +87,28 @@ def measure_workspaces(nodes: Sequence[Node], *, limit_bytes: int | None = None,
         cache = Cache("workspaces", circumstances(device)) if remember else None
         known = cache.load() if cache is not None else {}
         tried = _run([_Trial(call, node) for call, node in wanted.items() if call not in known], device, limit_bytes)
-        found = {trial.call: trial.level_bytes for trial in tried if not trial.failure}
-        if cache is not None and found:
-            cache.merge(found)
-        levels |= known | found
+        found = {trial.call: trial.level_bytes for trial in tried if trial.failure is None}
+        levels |= known | (cache.merge(found) if cache is not None and found else found)
         trials += tried
-    return _report(nodes, calls, levels, trials)
+    found_out = _report(nodes, calls, levels, trials)
+    warn_of_memory(found_out.unknown, "their temporaries are taken to be none")
+    return found_out
 
 
 def _report(nodes: Sequence[Node], calls: Sequence[str | None], levels: dict[str, int], trials: Sequence[_Trial]) -> Workspaces:
     nbytes = tuple(max(0, levels[call] - _made_bytes(node)) if call in levels else 0 for call, node in zip(calls, nodes, strict=True))
-    unknown = tuple(Unknown(trial.call, trial.failure) for trial in trials if trial.failure)
+    unknown = tuple(trial.failure for trial in trials if trial.failure is not None)
     return Workspaces(nbytes, sum(call is not None and call not in levels for call in calls), unknown, len(trials) - len(unknown))
+
+
+def warn_of_memory(unknown: Sequence[Unknown], consequence: str) -> None:
+    """Say which calls could not be measured for lack of memory, and what is assumed of them. Python shows the same warning once."""
+    lacking = [each for each in unknown if each.of_memory]
+    if lacking:
+        first, more = lacking[0], f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        warnings.warn(
+            f"not enough memory to measure {first.call[:_SHOWN]} ({first.reason}){more}: {consequence}", RuntimeWarning, stacklevel=3
+        )
 
 
 def signature(node: Node) -> str:
@@ -154,13 +172,14 @@ class _Trial:
 
     def __init__(self, call: str, node: Node) -> None:
         self.call, self.node = call, node
-        self.failure, self.level_bytes = "", 0
+        self.failure: Unknown | None = None
+        self.level_bytes = 0
         self._ready: Callable[[], object] | None = None
 
     def prepare(self, limit_bytes: int) -> bool:
         """Whether the call can be tried."""
         self._ready = self._attempt(lambda: self._make(limit_bytes))
-        return not self.failure
+        return self.failure is None
 
     def __call__(self) -> object:
         """Run the call that `prepare` made."""
@@ -175,11 +194,11 @@ class _Trial:
         return ready
 
     def _attempt(self, action: Callable[[], Any]) -> Any:
-        """Whatever an operator raises on made-up data is its answer. It is kept as text: a traceback would keep the tensors alive."""
+        """Whatever an operator raises on made-up data is its answer."""
         try:
             return action()
         except Exception as error:
-            self.failure = f"{type(error).__name__}: {error}"
+            self.failure = Unknown.of(self.call, error)
             return None
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lowtide.ir.graph import Graph, Node, Storage, Value
+from lowtide.ir.host_check import check_host_copies
 from lowtide.ir.sizes import ITEM_BYTES, Size
 from lowtide.ir.takeover_check import check_takeovers
 from lowtide.ir.verdict import Place, Verdict, refuse
@@ -120,6 +121,7 @@ def _check_one(graph: Graph, within: str) -> None:
     for value in graph.outputs:
         if value not in machine.made:
             refuse(Verdict.READ_BEFORE_MADE, f"the graph returns {value.name}{within}")
+    check_host_copies(graph, within)
 
 
 def _check_names(graph: Graph, within: str) -> None:

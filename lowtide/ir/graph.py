@@ -14,6 +14,10 @@ alone, so a rewrite cannot lose them.
 
 A Python number that changes from step to step (a learning rate, Adam's bias correction) is a value too: of dtype "scalar", no shape,
 and a storage of 0 bytes.
+
+What has been sent to the host lies on a storage of kind "host". Three operators know of it: `host.store(t) -> h` begins to copy the whole
+storage of `t`; `host.drop(t, h)` is the last use of that copy of `t`, once the store is done; `host.load(h) -> t2` makes a new storage and
+begins to fill it. Such a storage is no memory of the device, and counts nowhere.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ class Kind(str, enum.Enum):
     INPUT = "input"  # part of the batch
     CONSTANT = "constant"  # a tensor that the program closes over
     SCALAR = "scalar"  # a Python number
+    HOST = "host"  # a copy in the host's memory
     ACTIVATION = "activation"  # made by the forward pass
     GRADIENT = "gradient"  # made by the backward pass
     TEMPORARY = "temporary"  # made by the optimizer

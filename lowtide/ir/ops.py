@@ -1,4 +1,6 @@
-"""What a node does, by its operator's name alone: draws random numbers, gives views, can be repeated. No torch is asked.
+"""What a node does, by its operator's name alone: draws random numbers, gives views, copies to the host, can be repeated.
+
+No torch is asked.
 
 The table of random operators is held to torch's own tags by a test.
 """
@@ -8,6 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lowtide.ir.graph import Arg, Node
+
+# Operators that are lowtide's own: copies to the host's memory and back, see `graph`.
+STORE, DROP, LOAD = "host.store", "host.drop", "host.load"
 
 # Operators of aten that draw from the generator, by their names without the overload.
 RANDOM = frozenset({
@@ -51,6 +56,11 @@ def is_random(node: Node) -> bool:
     return base in RANDOM
 
 
+def is_transfer(node: Node) -> bool:
+    """Whether a node begins, ends or needs a copy in the host's memory."""
+    return node.op in (STORE, DROP, LOAD)
+
+
 def is_view(node: Node) -> bool:
     """Whether a node only looks at the storages of its inputs in other ways: it makes no bytes and writes none."""
     results = [value for value in node.outputs if value is not None]
@@ -61,9 +71,10 @@ def is_view(node: Node) -> bool:
 def repeatable(node: Node) -> Node | None:
     """A node that computes the same results once more and does nothing else; None where there is none.
 
-    An operator that is random or that writes cannot be repeated; batch normalisation can, without the update of its statistics.
+    An operator that is random, that writes or that copies to the host or back cannot be repeated; batch normalisation can, without the
+    update of its statistics.
     """
-    if node.body is not None or is_random(node) or not any(value is not None for value in node.outputs):
+    if node.body is not None or is_random(node) or is_transfer(node) or not any(value is not None for value in node.outputs):
         return None
     if not node.writes:
         return node

@@ -1,6 +1,6 @@
 """Plan: a graph, what was decided about it, what that promises, and how it came about. Saved as JSON, without any code in it.
 
-    {"format": "lowtide.plan", "version": 1,
+    {"format": "lowtide.plan", "version": 2,
     "solver": "Best()", "status": "feasible",
     "resident_bytes": 12, "peak_bytes": 36, "eager_peak_bytes": 48, "lower_bound_bytes": 36,
     "provenance": {"lowtide": "0.1.0", "torch": "2.13.0", "device": "cpu", "python": "3.11.7", "threads": 2},
@@ -10,7 +10,8 @@
     "..."
     ]}
 
-A plan under a limit has one more field, "trade", with the fields of `Trade`.
+Two more fields are there where the plan knows of them: "peak", the step at the peak and what is held then (`Moment`), and "trade" of a plan
+under a limit (`Trade`). Their tensors are [storage, bytes, start, end]: what else is known of a storage is in the graph.
 
 "graph" holds the lines of `text.to_text`. Equal plans give equal bytes: nothing in the file depends on when or how fast it was made.
 """
@@ -18,9 +19,8 @@ A plan under a limit has one more field, "trade", with the fields of `Trade`.
 from __future__ import annotations
 
 import json
-import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lowtide.errors import CheckError, FormatError
@@ -28,10 +28,14 @@ from lowtide.ir import fields
 from lowtide.ir.check import check_graph, check_order, check_takeovers
 from lowtide.ir.files import read_utf8, write_whole
 from lowtide.ir.graph import Graph
+from lowtide.ir.moment import Moment, moment_from
 from lowtide.ir.summary import summarize
 from lowtide.ir.text import parse, to_text
+from lowtide.ir.trade import Deal, Trade, trade_from
 
-_FORMAT, _VERSION = "lowtide.plan", 1
+__all__ = ["Deal", "Moment", "Plan", "Provenance", "Trade"]
+
+_FORMAT, _VERSION = "lowtide.plan", 2
 _TEXTS = ("solver", "status")
 _PROMISES = ("resident_bytes", "peak_bytes", "eager_peak_bytes", "lower_bound_bytes")
 _PER_NODE = ("order", "takeovers", "workspace_bytes")
@@ -46,18 +50,6 @@ class Provenance:
     device: str  # "cpu", "cuda:0"
     python: str  # version
     threads: int  # of torch, within an operator
-
-
-@dataclass(frozen=True, slots=True)
-class Trade:
-    """What a plan under a limit of memory or time gives for what. Times are by the cost model, of one run of all operators."""
-
-    runs: tuple[int, ...]  # the sequence of nodes of the graph without recomputation, see `rewrite.remat`; empty where nothing is repeated
-    time_us: float
-    kept_us: float  # the same without recomputation
-    kept_peak_bytes: int  # the least peak without recomputation
-    recomputed: int  # runs that repeat a node
-    frontier: tuple[tuple[int, float], ...]  # (peak_bytes, time_us) of all that was found and is best at something, leanest first
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +68,7 @@ class Plan:
     solver: str  # with its settings
     provenance: Provenance
     trade: Trade | None = None  # where a limit was asked for
+    peak: Moment | None = None  # the first step at the peak; None where there are no steps, or nobody asked
     measured_peak_bytes: int | None = None  # of a run of this plan, with what is resident; not saved, since it tells of a run
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -93,8 +86,7 @@ class Plan:
     def to_json(self) -> str:
         """The plan as JSON, one line a field and a node. Raises FormatError for a graph that text cannot hold."""
         entries = {"format": _FORMAT, "version": _VERSION} | {name: getattr(self, name) for name in (*_TEXTS, *_PROMISES)}
-        if self.trade is not None:
-            entries["trade"] = asdict(self.trade)
+        entries |= {name: told.rows() for name, told in (("peak", self.peak), ("trade", self.trade)) if told is not None}
         entries |= {"provenance": asdict(self.provenance)} | {name: list(getattr(self, name)) for name in _PER_NODE}
         lines = [f'"{name}": {json.dumps(entry)}' for name, entry in entries.items()]
         graph = ",\n".join(json.dumps(line) for line in to_text(self.graph).splitlines())
@@ -120,12 +112,11 @@ class Plan:
             status=fields.string("plan", data, "status"),
             solver=fields.string("plan", data, "solver"),
             provenance=_provenance(data),
-            trade=_trade(data["trade"]) if "trade" in data else None,
         )
         check_graph(plan.graph)
         check_order(plan.graph, plan.order)
         check_takeovers(plan.graph, plan.order, plan.takeovers)
-        return plan
+        return replace(plan, trade=_trade(data, plan), peak=_peak(data, plan))
 
     def __str__(self) -> str:
         return summarize(self)
@@ -143,7 +134,7 @@ def _parsed(text: str) -> dict[str, Any]:
         raise FormatError(f'plan: expected a JSON object with "format": "{_FORMAT}"')
     if fields.integer("plan", data, "version") != _VERSION:
         raise FormatError(f"plan: expected version {_VERSION}, got {data['version']}: it is of another lowtide; make the plan again")
-    fields.check_fields("plan", data, {"format", "version", "provenance", "graph", "trade", *_TEXTS, *_PROMISES, *_PER_NODE})
+    fields.check_fields("plan", data, {"format", "version", "provenance", "graph", "trade", "peak", *_TEXTS, *_PROMISES, *_PER_NODE})
     return data
 
 
@@ -162,27 +153,18 @@ def _provenance(data: dict[str, Any]) -> Provenance:
     return Provenance(lowtide, torch, device, python, fields.integer("plan: provenance", item, "threads"))
 
 
-def _trade(item: Any) -> Trade:
-    where = "plan: trade"
-    fields.check_fields(where, item, {"runs", "time_us", "kept_us", "kept_peak_bytes", "recomputed", "frontier"})
-    frontier = item.get("frontier")
-    if not isinstance(frontier, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in frontier):
-        fields.refuse(where, "frontier", "a list of pairs", frontier)
-    return Trade(
-        runs=fields.integers(where, item, "runs"),
-        time_us=_number(where, item, "time_us"),
-        kept_us=_number(where, item, "kept_us"),
-        kept_peak_bytes=fields.integer(where, item, "kept_peak_bytes"),
-        recomputed=fields.integer(where, item, "recomputed"),
-        frontier=tuple((fields.integer(where, {"bytes": peak}, "bytes"), _number(where, {"us": us}, "us")) for peak, us in frontier),
-    )
+def _trade(data: dict[str, Any], plan: Plan) -> Trade | None:
+    return trade_from(data["trade"], plan.graph) if "trade" in data else None
 
 
-def _number(where: str, item: dict[str, Any], name: str) -> float:
-    number = item.get(name)
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < math.inf:
-        fields.refuse(where, name, "a number, 0 or more", number)
-    return float(number)
+def _peak(data: dict[str, Any], plan: Plan) -> Moment | None:
+    """What stands at the peak; its bytes must be the promise."""
+    if "peak" not in data:
+        return None
+    found = moment_from("plan: peak", data["peak"], plan.graph, plan.order)
+    if found.footprint_bytes != plan.peak_bytes:
+        raise FormatError(f"plan: peak: expected tensors of {plan.peak_bytes} bytes, which is the promise, got {found.footprint_bytes}")
+    return found
 
 
 def _count(data: dict[str, Any], name: str) -> int:

@@ -31,6 +31,13 @@ class Verdict(enum.Enum):
     CONTROL_OUTSIDE = "a control edge comes from a node outside of the graph"
     CONTROL_LATE = "a control edge comes from a node further down in the program"
 
+    HOST_FORM = "a copy to the host or back does not have the form host.store(t) -> h, host.drop(t, h) or host.load(h) -> t2"
+    HOST_ENDS = "a copy to the host or back does not lie on the device at one end and on the host at the other"
+    HOST_UNLIKE = "what is on the host does not look like what it is a copy of"
+    HOST_FIXED = "a copy to the host or back is of an input or an output of the graph"
+    HOST_TOUCHED = "what is on the host is used by something else than stores, drops and loads"
+    HOST_NOT_DROPPED = "what a store copies is not dropped after it, and may be gone before the copy is whole"
+
     NOT_A_PERMUTATION = "the order does not name every node once"
     ORDER_DATA = "the order runs a node before one that makes what it reads"
     ORDER_HAZARD = "the order runs a node while a storage is at another version than the one it reads"

@@ -1,11 +1,11 @@
 """A plan as a Python program: one line an operator, in the plan's order, each storage let go right after its last use.
 
     takes   a checked plan
-    leaves  source text that defines `step(inputs)`: the graph's inputs in their order in, its outputs in theirs out
+    leaves  source text that defines `step(inputs)`: the graph's inputs in their order in, its outputs in theirs out;
+            `step(inputs, host)` where storages go to the host and back, `runtime.host` says what it is given then
 
 The program calls operators directly; whoever runs it turns autograd and autocast off. Nothing in it comes from a file unchecked:
-operators are
-names of three identifiers, variables are made here, everything else is a literal.
+operators are names of three identifiers, variables are made here, everything else is a literal.
 """
 
 from __future__ import annotations
@@ -18,27 +18,31 @@ import torch
 
 from lowtide.cost.workspaces import operator
 from lowtide.errors import FormatError
-from lowtide.ir.graph import Arg, Atom, Graph, Node, Storage, Value
+from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value
+from lowtide.ir.ops import is_transfer
 from lowtide.ir.plan import Plan
 from lowtide.ir.sizes import Size
 from lowtide.ir.summary import bytes_text
+from lowtide.lower import transfers
 
 _OPERATOR = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _BINARY = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"}
-_RESERVED = {*keyword.kwlist, "_", "inputs", "step", "torch", "device", "inf", "nan", "abs"}
+_RESERVED = {*keyword.kwlist, "_", "inputs", "host", "step", "torch", "device", "inf", "nan", "abs"}
 _SCATTER = "aten.as_strided_scatter.default"
 
 
 def lower(plan: Plan) -> str:
     """The source text of a plan's program. Raises FormatError for an operator whose name is none."""
     graph, names = plan.graph, _variables(plan.graph)
-    dying = _deaths(plan)
-    lines = [*_header(plan), "def step(inputs):"]
+    dying, arrivals = _deaths(plan), transfers.arrivals(plan)
+    lines = [*_header(plan), "def step(inputs, host):" if transfers.swaps(plan) else "def step(inputs):"]
     lines += [f"    ({''.join(names[value] + ', ' for value in graph.inputs)}) = inputs" if graph.inputs else "    () = inputs"]
     for position, index in enumerate(plan.order):
         node, takeover = graph.nodes[index], plan.takeovers[index]
+        lines += [f"    {line}" for line in transfers.waits(arrivals.before.get(position, ()), names)]
         lines += [f"    {line}" for line in _statements(node, takeover, names)]
+        lines += [f"    {line}" for line in transfers.waits(arrivals.after.get(position, ()), names)]
         lines += [f"    {line}" for line in _releases(dying[position], names, node, takeover)]
     lines += [f"    return [{', '.join(names[value] for value in graph.outputs)}]", ""]
     return "\n".join(lines)
@@ -46,7 +50,7 @@ def lower(plan: Plan) -> str:
 
 def namespaces(graph: Graph) -> tuple[str, ...]:
     """The operator libraries that a graph's program calls, by name."""
-    return tuple(sorted({"aten"} | {node.op.split(".")[0] for node in graph.nodes if not node.op.startswith("py.")}))
+    return tuple(sorted({"aten"} | {node.op.split(".")[0] for node in graph.nodes if not (node.op.startswith("py.") or is_transfer(node))}))
 
 
 def _header(plan: Plan) -> Iterator[str]:
@@ -111,7 +115,7 @@ def _releases(dying: list[tuple[Storage, list[Value]]], names: dict[Value, str],
     taken = node.inplace[takeover][0].storage if takeover >= 0 else None
     freed: Size = 0
     for storage, _ in dying:
-        if storage is not taken:  # its memory lives on under another name
+        if storage is not taken and storage.kind is not Kind.HOST:  # what is taken lives on under another name
             freed = freed + storage.nbytes
     note = f"  # frees {_bytes(freed)}" if freed != 0 else ""
     yield f"del {', '.join(variables)}{note}"
@@ -119,7 +123,9 @@ def _releases(dying: list[tuple[Storage, list[Value]]], names: dict[Value, str],
 
 def _statements(node: Node, takeover: int, names: dict[Value, str]) -> Iterator[str]:
     """The lines that run one node."""
-    if node.op.startswith("py."):
+    if is_transfer(node):
+        yield from transfers.statements(node, names)
+    elif node.op.startswith("py."):
         yield f"{names[node.results[0]]} = {_arithmetic(node, names)}"
     elif node.op == "aten._local_scalar_dense.default":
         yield f"{names[node.results[0]]} = {_text(node.args[0], names)}.item()"

@@ -1,9 +1,9 @@
-"""Rematerialisation: computing a storage once more in place of keeping it (MAGIS, section 5.2).
+"""Rematerialisation and swapping: computing a storage once more, or fetching it back, in place of keeping it (MAGIS, section 5.2).
 
-A schedule with recomputation is a sequence of *runs*: indices of nodes, each at least once, some of them again. A run reads of each
-storage what its latest run made. Written out as a graph, the first run of a node makes the values that it always made, and every further
-run is a node of its own, whose results are values and storages of their own: which copy a reader reads is then said by values, as
-everything is.
+A schedule with recomputation is a sequence of *runs*: indices of nodes, each at least once, some of them again; with swapping there are
+stores, drops and loads of storages among them (`ir.sequence`). A run reads of each storage what its latest run or load made. Written out
+as a graph, the first run of a node makes the values that it always made, and every further run and every load is a node of its own, whose
+results are values and storages of their own: which copy a reader reads is then said by values, as everything is.
 
 Views are not in the sequence. A view is taken of whatever copy of its base is the present one, right before the first reader that asks.
 """
@@ -13,35 +13,52 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeVar
 
+from lowtide.cost.memory import counted_storages
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Arg, Graph, Node, Storage, Value
-from lowtide.ir.ops import is_view, repeatable
+from lowtide.ir.ops import is_transfer, is_view, repeatable
+from lowtide.ir.sequence import Codes, Deed
 from lowtide.rewrite.base import Rewritten
+from lowtide.rewrite.swap import Base, bases, drop, load, store
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
 class Rematerialised:
-    """The graph in the order of its runs, what became of the old nodes, and of which old node each new one is a copy."""
+    """The graph in the order of its sequence, what became of the old nodes, and of which old node each new one is a copy."""
 
     rewritten: Rewritten
-    origins: tuple[int, ...]  # by new node: the index of the old one
+    origins: tuple[int, ...]  # by new node: the index of the old one; -1 for a store, drop or load
     recomputed: tuple[int, ...]  # indices of the new nodes that repeat what had been computed before, views apart
 
     @property
     def graph(self) -> Graph:
-        """The new graph; its program order is the sequence of runs."""
+        """The new graph; its program order is the sequence."""
         return self.rewritten.graph
+
+    @cached_property
+    def transfers(self) -> tuple[int, ...]:
+        """Indices of the new nodes that store, drop and load."""
+        return tuple(index for index, node in enumerate(self.graph.nodes) if is_transfer(node))
+
+    def of_origins(self, items: Sequence[Item], otherwise: Item) -> tuple[Item, ...]:
+        """By new node: the item of the old node that it is a copy of; `otherwise` for a store, drop or load."""
+        return tuple(items[origin] if origin >= 0 else otherwise for origin in self.origins)
 
 
 def rematerialise(graph: Graph, runs: Sequence[int]) -> Rematerialised:
-    """The graph that runs the nodes `runs` of `graph`, one after another; nodes that only make views are not among them.
+    """The graph that does what the entries of `runs` say, one after another; nodes that only make views are not among them.
 
-    Raises CheckError naming the node where a run reads what no run before it made, repeats what is random or writes, or is missing.
+    Raises CheckError naming the node where a run reads what is not there, repeats what is random or writes, or is missing; naming the
+    storage and the place in the sequence where one is stored, dropped or loaded that cannot be.
     """
     writer = _Writer(graph)
-    for index in runs:
-        writer.run(index)
+    for place, entry in enumerate(runs):
+        writer.enter(place, entry)
     return writer.finished()
 
 
@@ -51,6 +68,10 @@ class _Writer:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.views = {value: index for index, node in enumerate(graph.nodes) if is_view(node) for value in node.outputs if value}
+        self.returned: defaultdict[Storage, list[Value]] = defaultdict(list)  # views among the graph's outputs, by old storage
+        for value in graph.outputs:
+            if value in self.views:
+                self.returned[value.storage].append(value)
         self.present: dict[Value, Value] = {value: value for value in graph.inputs}  # the latest copy of each old value
         self.storage: dict[Storage, Storage] = {value.storage: value.storage for value in graph.inputs}  # and of each old storage
         self.first: dict[Node, Node] = {}  # by old node
@@ -59,7 +80,30 @@ class _Writer:
         self.recomputed: list[int] = []
         self.taken = {value.name for node in graph.nodes for value in node.results} | {value.name for value in graph.inputs}
         self.taken |= {value.storage.name for node in graph.nodes for value in node.results} | {each.name for each in self.storage}
-        self.copies: defaultdict[str, int] = defaultdict(int)
+        self.copies: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self.counted = counted_storages(graph)
+        self.codes = Codes(len(graph.nodes), len(self.counted))
+        self.place = -1  # in the sequence
+        self.there: dict[Storage, Value] = {}  # by old storage: its copy on the host
+        self.stored: dict[Storage, int] = {}  # the places of stores whose drop is still to come
+        self.dropped: dict[Storage, int] = {}  # the places of drops
+
+    @cached_property
+    def bases(self) -> dict[Storage, Base]:
+        """What stands for each storage that can be stored."""
+        return bases(self.graph)
+
+    def enter(self, place: int, entry: int) -> None:
+        """Write what one entry of the sequence says."""
+        self.place = place
+        try:
+            deed, index = self.codes.read(entry)
+        except IndexError as error:
+            raise CheckError(f"runs: at place {place}: {error}") from error
+        if deed is Deed.RUN:
+            self.run(index)
+        else:
+            {Deed.STORE: self.store, Deed.DROP: self.drop, Deed.LOAD: self.load}[deed](self.counted[index])
 
     def run(self, index: int) -> None:
         """Write a node that makes or writes bytes."""
@@ -70,12 +114,81 @@ class _Writer:
             after = tuple(self.first[before] for before in node.after if before in self.first)
             if len(after) < len(node.after):
                 raise CheckError(f"runs: expected {self.described(index)} after the nodes that its control edges name")
+            self.take_returned_views(node)
             self.put(index, node if after == node.after else replace(node, after=after))
             return
         again = repeatable(node)
         if again is None:
             raise CheckError(f"runs: expected {self.described(index)} once, since it is random or writes; got it again")
+        for value in node.outputs if self.stored else ():
+            self.check_settled(value.storage if value else None, "which makes it again")
         self.recomputed.append(self.put(index, replace(again, after=())))
+
+    def take_returned_views(self, writer: Node) -> None:
+        """Views that the graph returns are taken in the end, but of what is written over: before that."""
+        for before, _ in writer.writes:
+            for value in self.returned[before.storage]:
+                if value.version == before.version:
+                    self.now(value, -1)
+
+    def store(self, storage: Storage) -> None:
+        """Write the start of a copy to the host."""
+        base = self.base(storage, "store")
+        if storage in self.there:
+            raise CheckError(f"runs: expected {storage.name} stored once, got it stored again at place {self.place}")
+        node = store(self.here(storage, "store"), self.name(base.value.name, "host"), base.maker.source)
+        self.append(node)
+        self.there[storage], self.stored[storage] = node.results[0], self.place
+
+    def drop(self, storage: Storage) -> None:
+        """Write the last use of a copy on the device."""
+        self.append(drop(self.here(storage, "drop"), self.on_host(storage, "drop"), self.base(storage, "drop").maker.source))
+        self.stored.pop(storage, None)
+        self.dropped[storage] = self.place
+        del self.storage[storage]
+
+    def load(self, storage: Storage) -> None:
+        """Write the start of a copy to the device, which is the present one from there on."""
+        there, base = self.on_host(storage, "load"), self.base(storage, "load")
+        self.check_settled(storage, "which loads it")
+        node = load(there, base.value, self.name(base.value.name, "back"), base.maker.source)
+        self.append(node)
+        self.present[base.value] = node.results[0]
+        self.storage[storage] = node.results[0].storage
+
+    def append(self, node: Node) -> None:
+        """Write a node that is no copy of an old one."""
+        self.nodes.append(node)
+        self.origins.append(-1)
+
+    def base(self, storage: Storage, deed: str) -> Base:
+        """What stands for a storage that is to be stored, dropped or loaded."""
+        if storage not in self.bases:
+            raise CheckError(f"runs: expected at place {self.place} to {deed} a storage that can be, got {storage.name}: see `storable`")
+        return self.bases[storage]
+
+    def here(self, storage: Storage, deed: str) -> Value:
+        """The present copy of a storage."""
+        base = self.base(storage, deed)
+        if storage not in self.storage:
+            raise CheckError(f"runs: expected {storage.name} to be there at place {self.place} to {deed} it, got {self.absence(storage)}")
+        return self.present[base.value]
+
+    def on_host(self, storage: Storage, deed: str) -> Value:
+        """The copy of a storage on the host."""
+        if storage not in self.there:
+            raise CheckError(f"runs: expected {storage.name} stored before place {self.place}, which is to {deed} it; got no store of it")
+        return self.there[storage]
+
+    def check_settled(self, storage: Storage | None, what: str) -> None:
+        """While a copy to the host is under way, what is copied stays: nothing ends its life but its drop."""
+        if storage in self.stored:
+            stored = f"{storage.name}, which place {self.stored[storage]} stores"
+            raise CheckError(f"runs: expected {stored}, dropped before place {self.place}, {what}; got no drop")
+
+    def absence(self, storage: Storage) -> str:
+        """Why a storage is not there."""
+        return f"it dropped at place {self.dropped[storage]}" if storage in self.dropped else "no run of its maker"
 
     def put(self, index: int, node: Node) -> int:
         """Append a copy of node `index`, of the form `node`, that reads the present copies of its inputs; the place where it stands."""
@@ -100,10 +213,10 @@ class _Writer:
                 found.append(None)
                 continue
             if value.storage not in lying:
-                lying[value.storage] = replace(value.storage, name=self.name(value.storage.name)) if again else value.storage
+                lying[value.storage] = replace(value.storage, name=self.name(value.storage.name, "again")) if again else value.storage
             storage = lying[value.storage]
             same = storage is value.storage and not again
-            found.append(value if same else replace(value, name=self.name(value.name), storage=storage))
+            found.append(value if same else replace(value, name=self.name(value.name, "again"), storage=storage))
             self.storage[value.storage] = storage
         self.present.update({value: new for value, new in zip(old.outputs, found, strict=True) if value and new})
         return tuple(found)
@@ -114,7 +227,8 @@ class _Writer:
         if found is not None and found.storage is self.storage.get(value.storage):
             return found
         if value not in self.views:
-            raise CheckError(f"runs: expected what {self.described(reader)} reads ({value.name}) to be there, got no run of its maker")
+            why = self.absence(value.storage)
+            raise CheckError(f"runs: expected what {self.described(reader)} reads ({value.name}) to be there, got {why}")
         view = self.graph.nodes[self.views[value]]
         self.put(self.views[value], replace(view, after=()) if view.after else view)
         return self.present[value]
@@ -125,6 +239,9 @@ class _Writer:
         for index, node in enumerate(self.graph.nodes):
             if node not in self.first and not is_view(node):
                 raise CheckError(f"runs: expected every node, got no {self.described(index)}")
+        self.place += 1
+        for storage in self.stored:
+            self.check_settled(storage, "the end")
         read = set(outputs)
         kept = []
         for place in reversed(range(len(self.nodes))):
@@ -140,7 +257,8 @@ class _Writer:
         new_place = {place: at for at, place in enumerate(kept)}
         became: dict[Node, list[Node]] = {node: [] for node in self.graph.nodes}
         for place in kept:
-            became[self.graph.nodes[self.origins[place]]].append(self.nodes[place])
+            if self.origins[place] >= 0:
+                became[self.graph.nodes[self.origins[place]]].append(self.nodes[place])
         return Rematerialised(
             Rewritten(
                 Graph(self.graph.inputs, tuple(self.nodes[place] for place in kept), outputs),
@@ -150,12 +268,12 @@ class _Writer:
             tuple(new_place[place] for place in self.recomputed if place in new_place),
         )
 
-    def name(self, old: str) -> str:
+    def name(self, old: str, suffix: str) -> str:
         """A name that nothing has: "relu_3_again", "relu_3_again2"."""
         while True:
-            self.copies[old] += 1
-            count = self.copies[old]
-            new = f"{old}_again{count if count > 1 else ''}"
+            self.copies[old, suffix] += 1
+            count = self.copies[old, suffix]
+            new = f"{old}_{suffix}{count if count > 1 else ''}"
             if new not in self.taken:
                 self.taken.add(new)
                 return new

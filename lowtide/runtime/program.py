@@ -11,12 +11,16 @@ from typing import Any
 
 import torch
 
+from lowtide.runtime.transfers import HostMemory
+
 _serial = count()
 
 
 @dataclass(frozen=True)
 class Program:
     """Source text that defines `step(inputs) -> outputs`, as `lower` leaves it. Runs beneath autograd and without autocast.
+
+    A program that stores and loads is `step(inputs, host)`, and needs the host's memory.
 
     Some kernels ask whether gradients are enabled (oneDNN's recurrent layers keep a workspace for the backward pass only then), so the
     program runs with
@@ -26,7 +30,8 @@ class Program:
     source: str
     gradients: bool = True
     autocast_devices: tuple[str, ...] = ("cpu",)  # where autocast would otherwise reach into the operators
-    _step: Callable[[Sequence[Any]], list[Any]] = field(init=False, repr=False, compare=False)
+    host: HostMemory | None = None
+    _step: Callable[..., list[Any]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         filename = f"<lowtide step {next(_serial)}>"
@@ -44,7 +49,13 @@ class Program:
             torch.set_autocast_enabled(device, False)
         try:
             with torch.set_grad_enabled(self.gradients), torch._C._AutoDispatchBelowAutograd():
-                return self._step(inputs)
+                return self._run(inputs)
         finally:
             for device in enabled:
                 torch.set_autocast_enabled(device, True)
+
+    def _run(self, inputs: Sequence[Any]) -> list[Any]:
+        if self.host is None:
+            return self._step(inputs)
+        with self.host.transfers() as transfers:
+            return self._step(inputs, transfers)

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from lowtide.cost.device import Device
 from lowtide.cost.memory import order_problem, simulate
-from lowtide.cost.peak import peak_tensors
-from lowtide.errors import BudgetError
+from lowtide.cost.peak import peak_moment
 from lowtide.ir.graph import Graph, Value
 from lowtide.ir.plan import Plan, Provenance, Trade
-from lowtide.ir.summary import bytes_text
 from lowtide.rewrite.remat import rematerialise
 from lowtide.schedule import Solver
 from lowtide.schedule.bound import lower_bound_bytes
-from lowtide.search.frontier import Archive, Point, Sweep
+from lowtide.search.archive import Archive, Point
+from lowtide.search.explain import deals_of
+from lowtide.search.frontier import Sweep
 from lowtide.search.planning import Candidates, checked, make_plan, planned
+from lowtide.search.pruning import prompt
+from lowtide.search.refusal import refusal
 from lowtide.search.runs import RunProblem
 
 SWEEP = Sweep()
-_NAMED = 5  # tensors that an error names
 
 
 @dataclass(frozen=True)
@@ -43,18 +46,22 @@ def plan_within(
     round_to: int = 1,
     held_by_eager: Sequence[Value] = (),
     sweep: Sweep = SWEEP,
+    links: Device | None = None,
 ) -> Plan:
     """A checked plan within the budget: without recomputation where order alone is enough, else with as little as was found to do.
 
-    `node_us` says what each node of each candidate takes. The other arguments are those of `make_plan`. Raises BudgetError, with the
+    `node_us` says what each node of each candidate takes; `links` is the device over whose links to a host tensors may be swapped, None for
+    no swapping. The other arguments are those of `make_plan`. Raises BudgetError, with the
     smallest peak that was found and what stands there, where nothing fits.
     """
     kept = make_plan(among, solver, provenance, round_to=round_to, held_by_eager=held_by_eager)
-    found = _Found.of(among, node_us, solver, kept, round_to, sweep)
+    found = _Found.of(among, node_us, solver, kept, round_to, sweep, links)
+    if found.archive.interrupted:
+        warnings.warn(f"search interrupted: the best of {found.archive.states} schedules seen so far is used", stacklevel=2)
     point = found.chosen(budget)
     if point is None:
         assert budget.memory_bytes is not None  # the fastest point of all is within any limit of time
-        raise _refusal(found.plan(found.archive.points[0], kept), budget.memory_bytes, round_to)
+        raise refusal(found.plan(found.archive.points[0], kept), budget.memory_bytes)
     return checked(found.plan(point, kept))
 
 
@@ -70,11 +77,18 @@ class _Found:
 
     @classmethod
     def of(
-        cls, among: Candidates, node_us: Mapping[Graph, Sequence[float]], solver: Solver, kept: Plan, round_to: int, sweep: Sweep
+        cls,
+        among: Candidates,
+        node_us: Mapping[Graph, Sequence[float]],
+        solver: Solver,
+        kept: Plan,
+        round_to: int,
+        sweep: Sweep,
+        links: Device | None,
     ) -> _Found:
-        problems = tuple(RunProblem.of(graph, node_us[graph], sizes, round_to=round_to) for graph, sizes in among.items())
+        problems = tuple(RunProblem.of(graph, node_us[graph], sizes, round_to=round_to, swap=links) for graph, sizes in among.items())
         orders = [
-            [problem.runs_of(range(len(graph.nodes))), problem.runs_of(_order(graph, sizes, solver, kept, round_to))]
+            [prompt(problem, problem.runs_of(range(len(graph.nodes)))), problem.runs_of(_order(graph, sizes, solver, kept, round_to))]
             for (graph, sizes), problem in zip(among.items(), problems, strict=True)
         ]
         return cls(tuple(among), tuple(among.values()), problems, sweep.explore(problems, orders), round_to)
@@ -93,11 +107,11 @@ class _Found:
     def plan(self, point: Point, kept: Plan) -> Plan:
         """A point as a plan, not yet checked."""
         done = rematerialise(self.graphs[point.problem], point.runs.tolist())
-        sizes = tuple(int(self.workspaces[point.problem][origin]) for origin in done.origins)
+        sizes = tuple(map(int, done.of_origins(self.workspaces[point.problem], 0)))
         problem = order_problem(done.graph, sizes, round_to=self.round_to)
         order = tuple(range(len(done.graph.nodes)))
         footprint = simulate(problem, order)
-        bound_bytes = kept.lower_bound_bytes if not done.recomputed else lower_bound_bytes(problem)
+        bound_bytes = kept.lower_bound_bytes if not done.recomputed and not done.transfers else lower_bound_bytes(problem)
         return dataclasses.replace(
             kept,
             graph=done.graph,
@@ -107,6 +121,7 @@ class _Found:
             peak_bytes=int(footprint.peak_bytes),
             lower_bound_bytes=min(bound_bytes, int(footprint.peak_bytes)),
             status="optimal" if bound_bytes >= footprint.peak_bytes else "feasible",
+            peak=peak_moment(done.graph, order, sizes, round_to=self.round_to),
             trade=Trade(
                 runs=tuple(point.runs.tolist()),
                 time_us=point.time_us,
@@ -114,6 +129,7 @@ class _Found:
                 kept_peak_bytes=kept.peak_bytes,
                 recomputed=len(done.recomputed),
                 frontier=tuple((each.peak_bytes, each.time_us) for each in self.archive.points),
+                deals=deals_of(self.problems[point.problem], point.runs, self.graphs[point.problem], done.graph),
             ),
         )
 
@@ -122,20 +138,3 @@ def _order(graph: Graph, sizes: Sequence[int], solver: Solver, kept: Plan, round
     """The order of least peak of a candidate: known already of the one that the plan chose."""
     order = kept.order if graph is kept.graph else planned(graph, sizes, solver, round_to).order
     return np.array(order, np.int32)
-
-
-def _refusal(leanest: Plan, memory_bytes: int, round_to: int) -> BudgetError:
-    """What to say when nothing fits."""
-    graph = leanest.graph
-    footprint = simulate(order_problem(graph, leanest.workspace_bytes, round_to=round_to), leanest.order)
-    node = graph.nodes[leanest.order[footprint.peak_step]]
-    where = f" at {node.source.file}:{node.source.line}" if node.source else ""
-    standing = [tensor for tensor in peak_tensors(graph, leanest.order, leanest.workspace_bytes, round_to=round_to) if tensor.nbytes]
-    names = ", ".join(f"{tensor.name} ({tensor.kind.value}, {bytes_text(tensor.nbytes)})" for tensor in standing[:_NAMED])
-    return BudgetError(
-        f"memory: expected at least {leanest.peak_bytes} bytes ({bytes_text(leanest.peak_bytes)}), the smallest peak that was found, "
-        f"of which {bytes_text(leanest.resident_bytes)} are the caller's own; got {memory_bytes} bytes ({bytes_text(memory_bytes)}). "
-        f"In the way at step {footprint.peak_step} of {len(graph.nodes)} ({node.op}{where}): {names}. "
-        "Raise `memory`, make the batch smaller, or set `accumulate`",
-        smallest_peak_bytes=leanest.peak_bytes,
-    )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from lowtide.cost.memory import order_problem, simulate
+from lowtide.cost.peak import peak_moment
 from lowtide.ir.check import check_graph, check_order, check_takeovers
 from lowtide.ir.graph import Graph, Value
 from lowtide.ir.plan import Plan, Provenance
@@ -30,7 +31,8 @@ def make_plan(among: Candidates, solver: Solver, provenance: Provenance, *, roun
     captured = next(iter(among))
     eager_bytes = eager_peak_bytes(captured, among[captured], round_to=round_to, held_by_eager=held_by_eager)
     found = [_planned(graph, sizes, solver, provenance, eager_bytes, round_to) for graph, sizes in among.items()]
-    return checked(min(found, key=lambda plan: plan.peak_bytes))
+    best = checked(min(found, key=lambda plan: plan.peak_bytes))
+    return dataclasses.replace(best, peak=peak_moment(best.graph, best.order, best.workspace_bytes, round_to=round_to))
 
 
 def eager_peak_bytes(graph: Graph, workspace_bytes: Sequence[int], *, round_to: int = 1, held_by_eager: Sequence[Value] = ()) -> int:

@@ -1,9 +1,14 @@
-"""Schedules with recomputation as plain sequences: what they cost, in one pass over integer arrays.
+"""Schedules with recomputation and swapping as plain sequences: what they cost, in one pass over integer arrays.
 
 A sequence of *runs* holds every node that makes or writes bytes at least once, and some again; views are not in it (`rewrite.remat` takes
 them where they are read). A run reads the latest copy of each tensor, so a copy lives from the run that makes it to the last run that
 reads it before the tensor is made anew: no lifetime is decided, all of them follow. A sequence is right if each run finds its inputs made,
 and what a node repeats to read has not been written over since (`limits`).
+
+Between the runs a tensor may be stored to the host, dropped, and loaded again: further entries, numbered as `ir.sequence` says. A store
+reads the tensor, a drop is the last reader of its copy, a load makes it anew. Three streams run side by side: operators, one after
+another; copies to the host; copies from the host. A copy starts when its link is free and the operators before it are done; a drop waits
+for its store, a run for the loads that it reads.
 """
 
 from __future__ import annotations
@@ -11,18 +16,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
+from lowtide.cost.device import Device
 from lowtide.cost.memory import order_problem
 from lowtide.ir.graph import Graph
 from lowtide.ir.ops import is_view, repeatable
-from lowtide.ir.problem import Ints, OrderProblem, Rows
+from lowtide.ir.problem import Bytes, Ints, OrderProblem, Rows
+from lowtide.ir.sequence import Codes
+from lowtide.rewrite.swap import storable
+from lowtide.search.evict_state import records
 
 Times = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Links:
+    """What copies to the host and back take."""
+
+    storable: NDArray[np.bool_]  # [m] may be stored
+    store_us: Times  # [m]
+    load_us: Times  # [m]
+
+    @classmethod
+    def of(cls, problem: OrderProblem, storable: Sequence[bool], device: Device) -> Links:
+        """By tensor, over a device's links. What takes not much longer to copy than to launch is not worth an entry."""
+        sizes = problem.tensor_bytes.tolist()
+        store_us = np.array([device.store_us(nbytes) for nbytes in sizes], np.float64)
+        load_us = np.array([device.load_us(nbytes) for nbytes in sizes], np.float64)
+        return cls(np.array(storable, np.bool_) & (store_us > 10 * device.launch_us), store_us, load_us)
+
+    @classmethod
+    def none(cls, tensors: int) -> Links:
+        """Over which nothing goes."""
+        return cls(np.zeros(tensors, np.bool_), np.zeros(tensors), np.zeros(tensors))
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,10 +65,22 @@ class RunProblem:
     is_view: NDArray[np.bool_]  # [n] makes no bytes and writes none: in no sequence
     repeatable: NDArray[np.bool_]  # [n] may run again
     limits: Rows  # by node: the nodes that write over what it reads; it is not repeated once one of them has run
+    links: Links | None = None  # to the host and back; None where nothing is swapped
 
     @classmethod
-    def of(cls, graph: Graph, cost_us: Sequence[float], workspace_bytes: Sequence[int] | None = None, *, round_to: int = 1) -> RunProblem:
-        """The problem of a graph whose nodes take `cost_us`; other arguments and errors as for `order_problem`."""
+    def of(
+        cls,
+        graph: Graph,
+        cost_us: Sequence[float],
+        workspace_bytes: Sequence[int] | None = None,
+        *,
+        round_to: int = 1,
+        swap: Device | None = None,
+    ) -> RunProblem:
+        """The problem of a graph whose nodes take `cost_us`, and whose storages may be swapped over the links of `swap`.
+
+        Other arguments and errors as for `order_problem`.
+        """
         problem = order_problem(graph, workspace_bytes, round_to=round_to)
         again = [repeatable(node) for node in graph.nodes]
         views = np.array([is_view(node) for node in graph.nodes], np.bool_)
@@ -58,7 +101,13 @@ class RunProblem:
                 np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int32),
                 np.array([each for row in rows for each in row], np.int32),
             ),
+            links=None if swap is None else Links.of(problem, storable(graph), swap),
         )
+
+    @property
+    def codes(self) -> Codes:
+        """What the entries of this problem's sequences mean."""
+        return Codes(self.problem.node_count, self.problem.tensor_count)
 
     def runs_of(self, order: ArrayLike) -> Ints:
         """An order of all nodes as a sequence of runs: without the views."""
@@ -66,94 +115,192 @@ class RunProblem:
         return steps[~self.is_view[steps]]
 
     @cached_property
-    def arrays(self) -> tuple[Any, ...]:
-        """What `_play` wants to know, in its order."""
-        problem = self.problem
-        return (
-            *problem.reads, *problem.outputs_of, *problem.takes, problem.take_output, problem.tensor_bytes, problem.made_bytes,
-            problem.workspace_bytes, problem.kept, problem.producer,
+    def facts(self) -> Facts:
+        """All that kernels want to know."""
+        problem, links = self.problem, self.links or Links.none(self.problem.tensor_count)
+        return Facts(
+            self.cost_us, self.repeatable, *self.limits, *problem.reads, *problem.outputs_of, *problem.takes, problem.take_output,
+            problem.tensor_bytes, problem.made_bytes, problem.workspace_bytes, problem.kept, problem.producer,
+            links.storable, links.store_us, links.load_us,
         )  # fmt: skip
+
+    @cached_property
+    def records(self) -> tuple[NDArray[Any], NDArray[Any], Ints]:
+        """The same as eviction takes it: to be copied."""
+        return records(self.facts)
+
+
+class Facts(NamedTuple):
+    """A `RunProblem` as kernels take it."""
+
+    cost_us: Times
+    repeatable: NDArray[np.bool_]
+    limit_ptr: Ints
+    limit_ids: Ints
+    read_ptr: Ints
+    read_ids: Ints
+    made_ptr: Ints
+    made_ids: Ints
+    take_ptr: Ints
+    take_ids: Ints
+    take_output: Ints
+    tensor_bytes: Bytes
+    made_bytes: Bytes
+    workspace_bytes: Bytes
+    kept: NDArray[np.bool_]
+    producer: Ints
+    storable: NDArray[np.bool_]
+    store_us: Times
+    load_us: Times
 
 
 @dataclass(frozen=True, eq=False)
 class Cost:
     """What a sequence costs."""
 
-    footprint_bytes: NDArray[np.int64]  # by run, with what is resident
+    footprint_bytes: NDArray[np.int64]  # by entry, with what is resident
     peak_bytes: int
     time_us: float
 
 
 def cost_of(problem: RunProblem, runs: Ints) -> Cost:
-    """The footprint of a sequence, run by run, and its time."""
-    footprint = _play(runs, *problem.arrays)
+    """The footprint of a sequence, entry by entry, and its time."""
+    footprint = _play(runs, problem.facts)
     footprint += problem.problem.resident_bytes
     peak = int(footprint.max(initial=problem.problem.resident_bytes))
-    return Cost(footprint, peak, float(problem.cost_us[runs].sum()))
+    return Cost(footprint, peak, float(_time_us(runs, problem.facts)))
 
 
 def first_wrong(problem: RunProblem, runs: Ints) -> int:
-    """The first place at which a run lacks an input, repeats what may not be, or comes after what wrote over its inputs; -1 where none."""
-    return int(_first_wrong(runs, problem.repeatable, *problem.problem.reads, *problem.limits, problem.problem.producer))
+    """The first place at which an entry is wrong, -1 where none is.
+
+    A run is wrong that lacks an input, repeats what may not be, or comes after what wrote over its inputs, or that makes anew what has
+    been stored and not yet dropped; a store of what is not there; a drop without a store, or of what is not there; a load of what was never
+    dropped. The end is wrong where something has been stored and not dropped: nobody would wait for that copy.
+    """
+    return int(_first_wrong(runs, problem.facts))
 
 
 @njit(cache=True)
-def _first_wrong(runs: Any, repeatable: Any, read_ptr: Any, read_ids: Any, limit_ptr: Any, limit_ids: Any, producer: Any) -> int:
-    done = np.zeros(len(repeatable), np.bool_)
+def _first_wrong(runs: Any, facts: Any) -> int:
+    n, m = len(facts.repeatable), len(facts.producer)
+    done, there, dropped = np.zeros(n, np.bool_), facts.producer < 0, np.zeros(m, np.bool_)
+    stored, pending = np.zeros(m, np.bool_), np.zeros(m, np.bool_)
     for place in range(len(runs)):
-        node = runs[place]
-        for entry in range(read_ptr[node], read_ptr[node + 1]):
-            maker = producer[read_ids[entry]]
-            if maker >= 0 and not done[maker]:
-                return place
-        if done[node]:
-            if not repeatable[node]:
-                return place
-            for entry in range(limit_ptr[node], limit_ptr[node + 1]):
-                if done[limit_ids[entry]]:
+        code = runs[place]
+        if code < 0 or code >= n + 3 * m:
+            return place
+        if code >= n:
+            deed, tensor = (code - n) // m, (code - n) % m
+            if deed == _STORE:
+                if not there[tensor] or stored[tensor] or not facts.storable[tensor]:
                     return place
-        done[node] = True
-    return -1
+                stored[tensor] = pending[tensor] = True
+            elif deed == _DROP:
+                if not there[tensor] or not stored[tensor]:
+                    return place
+                there[tensor], pending[tensor], dropped[tensor] = False, False, True
+            else:
+                if not dropped[tensor]:
+                    return place
+                there[tensor] = True
+            continue
+        for entry in range(facts.read_ptr[code], facts.read_ptr[code + 1]):
+            if not there[facts.read_ids[entry]]:
+                return place
+        if done[code]:
+            if not facts.repeatable[code]:
+                return place
+            for entry in range(facts.limit_ptr[code], facts.limit_ptr[code + 1]):
+                if done[facts.limit_ids[entry]]:
+                    return place
+        for entry in range(facts.made_ptr[code], facts.made_ptr[code + 1]):
+            if pending[facts.made_ids[entry]]:
+                return place
+            there[facts.made_ids[entry]] = True
+        done[code] = True
+    return len(runs) if pending.any() else -1
+
+
+_STORE, _DROP, _LOAD = 0, 1, 2  # of the entries from n on, see `ir.sequence`
 
 
 @njit(cache=True)
-def _play(
-    runs: Any, read_ptr: Any, read_ids: Any, made_ptr: Any, made_ids: Any, take_ptr: Any, take_ids: Any, take_output: Any,
-    tensor_bytes: Any, made_bytes: Any, workspace_bytes: Any, kept: Any, producer: Any,
-) -> NDArray[np.int64]:  # fmt: skip
-    """Footprint by run without what is resident. Backwards to find the last reader of each copy, then forwards."""
-    count, m = len(runs), len(tensor_bytes)
-    last = np.full(m, -1, np.int32)  # of the copy that a backward sweep is in: the run that reads it last
-    dead = np.empty(count, np.int64)  # bytes that are let go after each run
+def _play(runs: Any, facts: Any) -> NDArray[np.int64]:
+    """Footprint by entry without what is resident. Backwards to find the last reader of each copy, then forwards."""
+    count, n, m = len(runs), len(facts.made_bytes), len(facts.tensor_bytes)
+    last = np.full(m, -1, np.int32)  # of the copy that a backward sweep is in: the entry that reads it last
+    dead = np.zeros(count, np.int64)  # bytes that are let go after each entry
     taken = np.zeros(count, np.int64)  # bytes that its first output finds in the memory of an input that dies there
     live = np.int64(0)
     for tensor in range(m):
-        if kept[tensor]:
+        if facts.kept[tensor]:
             last[tensor] = count
     for place in range(count - 1, -1, -1):
-        node, freed = runs[place], np.int64(0)
-        for entry in range(made_ptr[node], made_ptr[node + 1]):
-            tensor = made_ids[entry]
+        code, freed = runs[place], np.int64(0)
+        if code >= n:
+            tensor = (code - n) % m
             if last[tensor] < 0:
-                freed += tensor_bytes[tensor]
+                freed = facts.tensor_bytes[tensor]
+                last[tensor] = place
+            if (code - n) // m == _LOAD:
+                last[tensor] = -1
+            dead[place] = freed
+            continue
+        for entry in range(facts.made_ptr[code], facts.made_ptr[code + 1]):
+            tensor = facts.made_ids[entry]
+            if last[tensor] < 0:
+                freed += facts.tensor_bytes[tensor]
             last[tensor] = -1
-        for entry in range(take_ptr[node], take_ptr[node + 1]):
-            if last[take_ids[entry]] < 0:
-                taken[place] = tensor_bytes[take_output[node]]
+        for entry in range(facts.take_ptr[code], facts.take_ptr[code + 1]):
+            if last[facts.take_ids[entry]] < 0:
+                taken[place] = facts.tensor_bytes[facts.take_output[code]]
                 break
-        for entry in range(read_ptr[node], read_ptr[node + 1]):
-            tensor = read_ids[entry]
+        for entry in range(facts.read_ptr[code], facts.read_ptr[code + 1]):
+            tensor = facts.read_ids[entry]
             if last[tensor] < 0:
                 last[tensor] = place
-                freed += tensor_bytes[tensor]
+                freed += facts.tensor_bytes[tensor]
         dead[place] = freed
     for tensor in range(m):
-        if producer[tensor] < 0 and last[tensor] >= 0:
-            live += tensor_bytes[tensor]
+        if facts.producer[tensor] < 0 and last[tensor] >= 0:
+            live += facts.tensor_bytes[tensor]
     footprint = np.empty(count, np.int64)
     for place in range(count):
-        node = runs[place]
-        live += made_bytes[node]
-        footprint[place] = live + workspace_bytes[node] - taken[place]
+        code = runs[place]
+        if code >= n:
+            if (code - n) // m == _LOAD:
+                live += facts.tensor_bytes[(code - n) % m]
+            footprint[place] = live
+        else:
+            live += facts.made_bytes[code]
+            footprint[place] = live + facts.workspace_bytes[code] - taken[place]
         live -= dead[place]
     return footprint
+
+
+@njit(cache=True)
+def _time_us(runs: Any, facts: Any) -> float:
+    """When the last operator is done: three streams side by side."""
+    n, m = len(facts.made_bytes), len(facts.tensor_bytes)
+    clock, to_host, from_host = 0.0, 0.0, 0.0
+    stored, arrived = np.zeros(m), np.zeros(m)
+    for place in range(len(runs)):
+        code = runs[place]
+        if code < n:
+            for entry in range(facts.read_ptr[code], facts.read_ptr[code + 1]):
+                clock = max(clock, arrived[facts.read_ids[entry]])
+            clock += facts.cost_us[code]
+            for entry in range(facts.made_ptr[code], facts.made_ptr[code + 1]):
+                arrived[facts.made_ids[entry]] = 0.0
+            continue
+        deed, tensor = (code - n) // m, (code - n) % m
+        if deed == _STORE:
+            to_host = max(to_host, clock, arrived[tensor]) + facts.store_us[tensor]
+            stored[tensor] = to_host
+        elif deed == _DROP:
+            clock = max(clock, stored[tensor])
+        else:
+            from_host = max(from_host, clock) + facts.load_us[tensor]
+            arrived[tensor] = from_host
+    return clock

@@ -26,8 +26,8 @@ def test_nothing_is_known_at_first():
 
 def test_what_is_merged_is_loaded(root: Path):
     assert CACHE.merge({"a": 1, "b": 2}) == {"a": 1, "b": 2}
-    assert CACHE.merge({"b": 3, "c": 4}) == {"a": 1, "b": 3, "c": 4}
-    assert CACHE.load() == {"a": 1, "b": 3, "c": 4}
+    assert CACHE.merge({"b": 3, "c": 4}) == {"a": 1, "b": 2, "c": 4}  # the first number stays
+    assert CACHE.load() == {"a": 1, "b": 2, "c": 4}
     assert CACHE.path.parent == root
     assert not list(root.glob("*.part"))
 
@@ -39,7 +39,7 @@ def test_any_keys_come_back(parts: list[dict[str, int]], kind: object):
     kept.path.unlink(missing_ok=True)
     expected: dict[str, int] = {}
     for part in parts:
-        expected |= part
+        expected = part | expected
         kept.merge(part)
     assert kept.load() == expected
 
@@ -55,6 +55,7 @@ def test_kinds_and_circumstances_are_kept_apart():
     "text",
     [
         "",
+        "[" * 100_000,
         '{"format": 1, "entr',
         "[]",
         "\x00",
@@ -63,6 +64,10 @@ def test_kinds_and_circumstances_are_kept_apart():
         '{"format": 2, "kind": "workspaces", "circumstances": ["torch 2", "a processor"], "entries": {}}',
         '{"format": 1, "kind": "workspaces", "circumstances": ["torch 2", "a processor"], "entries": {"a": -1}}',
         '{"format": 1, "kind": "workspaces", "circumstances": ["torch 2", "a processor"], "entries": {"a": true}}',
+        '{"format": 1, "kind": "workspaces", "circumstances": ["torch 2", "a processor"], "entries": {"a": NaN}}',
+        '{"format": 1, "kind": "workspaces", "circumstances": ["torch 2", "a processor"], "entries": {"a": Infinity}}',
+        '{"format": 1, "kind": "workspaces", "circumstances": ["torch 2", "a processor"], "entries": {"a": 1.5}}',
+        '{"format": 1, "kind": "workspaces", "circumstances": ["torch 2", "a processor"], "entries": {"a": 9999999999999999999999}}',
         '{"format": 1, "kind": "workspaces", "circumstances": ["torch 2", "a processor"], "entries": {"a": "__import__(\'os\')"}}',
     ],
 )
@@ -115,6 +120,40 @@ def test_processes_that_write_at_once_lose_nothing():
     for writer in writers:
         writer.join()
     assert CACHE.load() == {f"{name}{number}": number for name in ("a", "b") for number in range(20)}
+
+
+def _merge_until_killed(ready: object) -> None:
+    number = 0
+    while True:
+        CACHE.merge({f"key {number}": number})
+        number += 1
+        if number == 5:
+            ready.set()  # type: ignore[attr-defined]
+
+
+def test_killing_a_writer_leaves_a_file_that_reads():
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    writer = context.Process(target=_merge_until_killed, args=(ready,))
+    writer.start()
+    assert ready.wait(60)
+    writer.kill()
+    writer.join()
+    found = CACHE.load()  # a warning would be an error
+    assert len(found) >= 5
+    assert found == {f"key {number}": number for number in range(len(found))}
+    assert CACHE.merge({"more": 1}) == found | {"more": 1}  # the lock went with its holder
+
+
+def test_numbers_out_of_bounds_are_not_believed(root: Path):
+    kept = Cache("bounded", ("x",), least=1, most=10)
+    kept.merge({"a": 1, "b": 10})
+    assert kept.load() == {"a": 1, "b": 10}
+    for wrong in (0, 11):
+        Cache("bounded", ("x",)).merge({"c": wrong})
+        with pytest.warns(UserWarning, match="a whole number from 1 to 10"):
+            assert kept.load() == {}
+        kept.path.unlink()
 
 
 def test_the_file_is_json_that_says_what_it_holds():

@@ -1,12 +1,17 @@
 """Operations are counted as torch's own counter does, and a roofline follows from them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import lowtide
+from bench.models import get
+from lowtide.api.compare import plain_sgd
+from lowtide.capture.program import TrainingProgram, capture_training
 from lowtide.cost.device import PRESETS
 from lowtide.cost.flops import compute_dtype, node_flops, node_moved_bytes
 from lowtide.ir.graph import Kind, Node, Storage, Value
@@ -33,6 +38,40 @@ def test_operations_equal_torchs_own_count():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = lowtide.optimize(model, (x,), loss=lambda model, x: model(x), optimizer=optimizer, workspaces=False)
     assert sum(map(node_flops, step.plan.graph.nodes)) == counter.get_total_flops()
+
+
+# A network for every operator that torch has a formula for: convolutions (of pictures, clips, transposed, by channel), products, attention.
+NETWORKS = ("resnet50", "mobilenet_v2", "r3d_18", "unet", "unetplusplus", "vit_b_16", "transformer", "bert-base", "gpt2")
+
+
+def _meta(argument):
+    """A graph's argument as torch's formulas take it."""
+    if isinstance(argument, Value):
+        return torch.empty_strided(argument.shape, argument.stride, dtype=getattr(torch, argument.dtype), device="meta")
+    return tuple(map(_meta, argument)) if isinstance(argument, tuple) else argument
+
+
+def _torchs_count(node):
+    """What torch counts for a node, None where it has no formula for the operator, or a wrong one."""
+    namespace, name, _ = node.op.split(".") if node.op.count(".") == 2 else ("py", "", "")
+    packet = getattr(torch.ops.aten, name, None) if namespace == "aten" else None
+    grouped = name == "convolution_backward" and node.args[9] != 1  # it takes the weight for an ungrouped one
+    if packet not in flop_registry or grouped:
+        return None
+    made = tuple(_meta(output) for output in node.outputs)
+    return flop_registry[packet](*map(_meta, node.args), out_val=made[0] if len(made) == 1 else made)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_each_operator_of_a_network_counts_as_torch_has_it(name):
+    work = get(name).build(2, "meta")
+    program = TrainingProgram(work.model, work.loss, plain_sgd(work.model), None, 1)
+    graph = capture_training(program, work.batch, {}, torch.device("cpu"))[-1].graph
+    counted = {node: expected for node in graph.nodes if (expected := _torchs_count(node)) is not None}
+    assert len(counted) >= 40
+    assert [(node.op, node_flops(node), expected) for node, expected in counted.items() if node_flops(node) != expected] == []
+    products = ("mm", "bmm", "convolution", "scaled_dot_product")
+    assert [node.op for node in graph.nodes if any(part in node.op for part in products) and not node_flops(node)] == []
 
 
 def _value(name, *shape, stride=None, dtype="float32", storage=None):
@@ -64,6 +103,68 @@ def test_bytes_are_those_of_values_and_a_broadcast_is_read_once():
     assert compute_dtype(node) == "float32"
     view = Node("aten.view.default", (wide,), (_value("v", 32, storage=wide.storage),))
     assert node_moved_bytes(view) == 0
+
+
+def test_products_with_vectors():
+    matrix, row, column, number = _value("m", 4, 8), _value("r", 8), _value("c", 4), _value("n")
+    assert node_flops(Node("aten.mv.default", (matrix, row), (column,))) == 2 * 4 * 8
+    assert node_flops(Node("aten.addmv.default", (column, matrix, row), (column,))) == 2 * 4 * 8
+    assert node_flops(Node("aten.dot.default", (row, row), (number,))) == 2 * 8
+    assert node_flops(Node("aten.addr.default", (matrix, column, row), (matrix,))) == 2 * 4 * 8
+
+
+TABLE, ROWS = _value("table", 1000, 16), _value("rows", 5, 16)
+NUMBERS, CHOICES = _value("numbers", 5, dtype="int64"), _value("choices", 5, 16, dtype="int64")
+PICTURE, POOLED, LOSS = _value("picture", 2, 3, 8, 8), _value("pooled", 2, 3, 4, 4), _value("loss")
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "made", "moved_bytes"),
+    [
+        ("embedding.default", (TABLE, NUMBERS), ROWS, 5 * 8 + 2 * 5 * 16 * 4),
+        ("index_select.default", (TABLE, 0, NUMBERS), ROWS, 5 * 8 + 2 * 5 * 16 * 4),
+        ("index.Tensor", (TABLE, (NUMBERS,)), ROWS, 5 * 8 + 2 * 5 * 16 * 4),
+        ("gather.default", (TABLE, 0, CHOICES), ROWS, 5 * 16 * 8 + 2 * 5 * 16 * 4),
+        ("nll_loss_forward.default", (ROWS, NUMBERS, None, 1, -100), LOSS, 5 * 4 + 5 * 8 + 4),
+        ("nll_loss_backward.default", (LOSS, ROWS, NUMBERS, None, 1, -100, LOSS), ROWS, 4 + 5 * 8 + 5 * 16 * 4),
+        ("max_pool2d_with_indices_backward.default", (POOLED, PICTURE, (2, 2)), PICTURE, 4 * 2 * 3 * (16 + 64)),
+        ("_adaptive_avg_pool2d_backward.default", (POOLED, PICTURE), PICTURE, 4 * 2 * 3 * (16 + 64)),
+        ("zeros_like.default", (TABLE,), _value("zeros", 1000, 16), 1000 * 16 * 4),
+        ("new_zeros.default", (TABLE, (5, 16)), ROWS, 5 * 16 * 4),
+        ("bernoulli.p", (TABLE, 0.1), _value("mask", 1000, 16), 1000 * 16 * 4),
+        ("bernoulli.default", (TABLE,), _value("mask", 1000, 16), 2 * 1000 * 16 * 4),
+        ("empty_like.default", (TABLE,), _value("nothing", 1000, 16), 0),
+        ("slice_backward.default", (ROWS, (1000, 16), 0, 0, 5, 1), TABLE, (1000 + 5) * 16 * 4),
+    ],
+)
+def test_what_is_not_touched_is_not_moved(op, args, made, moved_bytes):
+    made = replace(made, storage=Storage("made", 0, "cpu", Kind.ACTIVATION))
+    assert node_moved_bytes(Node(f"aten.{op}", args, (made,))) == moved_bytes
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "moved_bytes"),
+    [
+        ("copy_.default", (TABLE, _value("source", 1000, 16)), 2 * 1000 * 16 * 4),
+        ("index_put_.default", (TABLE, (NUMBERS,), ROWS), 5 * 8 + 2 * 5 * 16 * 4),
+        ("index_put_.default", (TABLE, (NUMBERS,), ROWS, True), 5 * 8 + 3 * 5 * 16 * 4),
+        ("index_add_.default", (TABLE, 0, NUMBERS, ROWS), 5 * 8 + 3 * 5 * 16 * 4),
+        ("scatter_.src", (TABLE, 0, CHOICES, ROWS), 5 * 16 * 8 + 2 * 5 * 16 * 4),
+        ("scatter_.value", (TABLE, 0, CHOICES, 1.0), 5 * 16 * 8 + 5 * 16 * 4),
+    ],
+)
+def test_what_is_written_in_places_moves_those_places(op, args, moved_bytes):
+    after = Value("after", TABLE.storage, "float32", (1000, 16), (16, 1), version=1)
+    assert node_moved_bytes(Node(f"aten.{op}", args, (None,), writes=((TABLE, after),))) == moved_bytes
+
+
+def test_half_a_convolutions_backward_pass_reads_half():
+    x, weight, gradient = _value("x", 2, 8, 8, 8), _value("w", 8, 8, 3, 3), _value("o", 2, 8, 6, 6)
+    rest, of_x, of_w = (None, (1, 1), (0, 0), (1, 1), False, (0, 0), 1), _value("dx", 2, 8, 8, 8), _value("dw", 8, 8, 3, 3)
+    of_input = Node("aten.convolution_backward.default", (gradient, x, weight, *rest, (True, False, False)), (of_x, None, None))
+    of_weight = Node("aten.convolution_backward.default", (gradient, x, weight, *rest, (False, True, False)), (None, of_w, None))
+    assert node_moved_bytes(of_input) == 4 * (2 * 8 * 36 + 8 * 8 * 9 + 2 * 8 * 64)
+    assert node_moved_bytes(of_weight) == 4 * (2 * 8 * 36 + 2 * 8 * 64 + 8 * 8 * 9)
 
 
 def test_the_roofline_is_the_longer_of_arithmetic_and_bytes():

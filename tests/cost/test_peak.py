@@ -1,7 +1,9 @@
 import pytest
 
-from lowtide.cost.peak import LiveTensor, memory_profile, peak_tensors
+from lowtide.cost.peak import memory_profile, peak_moment
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
+from lowtide.ir.moment import LiveTensor, phase_of
+from tests.graphs import view, write
 
 
 def vector(name: str, nbytes: int, kind: Kind) -> Value:
@@ -24,12 +26,32 @@ def graph() -> Graph:
     )
 
 
-def test_the_tensors_at_the_peak(graph: Graph) -> None:
-    assert peak_tensors(graph, (0, 1, 2), (6, 0, 0)) == (
-        LiveTensor("x", 9, Kind.INPUT, "", None, 0, 3),
-        LiveTensor("a", 8, Kind.ACTIVATION, "aten.mm.default", Source("net.py", 12, "layer1.0"), 0, 1),
-        LiveTensor("w", 5, Kind.PARAMETER, "", None, 0, 3),
+def test_the_moment_of_the_peak(graph: Graph) -> None:
+    moment = peak_moment(graph, (0, 1, 2), (6, 0, 0))
+    assert (moment.step, moment.steps, moment.op, moment.phase) == (0, 3, "aten.mm.default", "forward")
+    assert moment.source == Source("net.py", 12, "layer1.0")
+    assert (moment.footprint_bytes, moment.workspace_bytes) == (9 + 8 + 5 + 6, 6)
+    assert moment.tensors == (
+        LiveTensor("x", 9, Kind.INPUT, "uint8", (9,), "", None, 0, 3),
+        LiveTensor("a", 8, Kind.ACTIVATION, "uint8", (8,), "aten.mm.default", Source("net.py", 12, "layer1.0"), 0, 1),
+        LiveTensor("w", 5, Kind.PARAMETER, "uint8", (5,), "", None, 0, 3),
     )
+    assert moment.by_kind == {Kind.INPUT: 9, Kind.ACTIVATION: 8, Kind.PARAMETER: 5}
+    assert moment.by_module(Kind.ACTIVATION) == {"layer1.0": 8}
+    assert moment.by_module(Kind.GRADIENT) == {}
+
+
+@pytest.mark.parametrize(("kind", "phase"), [(Kind.ACTIVATION, "forward"), (Kind.GRADIENT, "backward"), (Kind.TEMPORARY, "optimizer")])
+def test_a_step_belongs_to_a_phase_by_what_it_makes(kind: Kind, phase: str) -> None:
+    weight = vector("w", 5, Kind.PARAMETER)
+    assert phase_of(Node("aten.mm.default", (weight,), (vector("a", 8, kind),))) == phase
+
+
+def test_a_write_belongs_to_the_phase_of_what_it_writes() -> None:
+    weight, mean = vector("w", 5, Kind.PARAMETER), vector("mean", 5, Kind.BUFFER)
+    assert phase_of(write(weight)) == "optimizer"
+    assert phase_of(write(mean)) == "forward"
+    assert phase_of(view(weight, "w_t")) == "forward"
 
 
 @pytest.mark.parametrize("eager", [False, True])
@@ -44,4 +66,5 @@ def test_what_lives_adds_up_to_the_footprint(graph: Graph, eager: bool, round_to
 
 def test_a_profile_of_no_steps_has_nothing_at_its_peak() -> None:
     profile = memory_profile(Graph((), (), ()), ())
+    assert peak_moment(Graph((), (), ()), ()) is None
     assert (profile.peak_bytes, profile.peak_step, profile.at(profile.peak_step)) == (0, -1, ())

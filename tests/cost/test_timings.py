@@ -1,11 +1,18 @@
 """Times are measured once for each distinct call, and what cannot be measured is told."""
 
 import json
+import multiprocessing
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from lowtide.cost.device import PRESETS
-from lowtide.cost.timings import measure_timings
+from lowtide.cost import timings
+from lowtide.cost.cache import Cache
+from lowtide.cost.device import PRESETS, half_flops_of, preset
+from lowtide.cost.timings import device_here, measure_timings
+from lowtide.errors import CheckError
 from lowtide.ir.graph import Kind, Node, Storage, Value
 
 ROOFLINE = PRESETS[0]
@@ -56,9 +63,123 @@ def test_a_file_that_does_not_read_is_measured_anew(cache):
 
 
 def test_what_cannot_be_run_has_its_roofline_and_is_listed():
-    times = measure_timings([_mm(512)], ROOFLINE, limit_bytes=1000)
+    with pytest.warns(RuntimeWarning, match=r"not enough memory to measure aten\.mm\.default\(.*512, 512.*device's rates"):
+        times = measure_timings([_mm(512)], ROOFLINE, limit_bytes=1000)
     assert times.us == (ROOFLINE.node_us(_mm(512)),)
     (told,) = times.unknown
     assert "the limit is 1000" in told.reason
     wrong = Node("aten.mm.default", (_value("x", 2, 3), _value("y", 2, 3)), (_value("z", 2, 3),))
     assert "RuntimeError" in measure_timings([wrong], ROOFLINE).unknown[0].reason
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        MemoryError("none left"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: not enough memory: you tried to allocate 64 bytes."),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64 bytes"),
+    ],
+)
+def test_a_lack_of_memory_falls_back_to_the_roofline_and_says_so(monkeypatch, cache, raised):
+    """Only for the call that meets it: the others are measured, and it is tried again next time."""
+    real = timings.ready_call
+
+    def lacking(node):
+        if node.inputs[0].shape == (64, 64):
+            raise raised
+        return real(node)
+
+    monkeypatch.setattr(timings, "ready_call", lacking)
+    with pytest.warns(RuntimeWarning, match="not enough memory to measure aten") as told:
+        times = measure_timings([_mm(16), _mm(64), _mm(64)], ROOFLINE)
+    assert len(told) == 1
+    assert times.us[1] == times.us[2] == ROOFLINE.node_us(_mm(64)) != times.us[0]
+    (unknown,) = times.unknown
+    assert unknown.of_memory
+    assert "64, 64" in unknown.call
+    monkeypatch.setattr(timings, "ready_call", real)
+    assert not measure_timings([_mm(64)], ROOFLINE).unknown
+
+
+def test_other_failures_are_listed_without_a_warning():
+    wrong = Node("aten.mm.default", (_value("x", 2, 3), _value("y", 2, 3)), (_value("z", 2, 3),))
+    (unknown,) = measure_timings([wrong], ROOFLINE).unknown
+    assert not unknown.of_memory
+
+
+def test_what_was_measured_first_stays(cache):
+    """Another process may have measured the same call while this one did: both use what was written first, so that their plans agree."""
+    real = Cache.merge
+
+    def late(self, entries):
+        if self.kind == "timings":
+            real(self, dict.fromkeys(entries, 777_000))
+        return real(self, entries)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Cache, "merge", late)
+        assert measure_timings([_mm(16)], ROOFLINE).us == (777.0,)
+    assert measure_timings([_mm(16)], ROOFLINE).us == (777.0,)
+
+
+def _times_of(sizes, queue):
+    queue.put(dict(zip(sizes, measure_timings([_mm(size) for size in sizes], ROOFLINE).us, strict=True)))
+
+
+def test_two_processes_that_share_the_cache_agree(cache):
+    """One of them is this one; both measure at once."""
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    other = context.Process(target=_times_of, args=([24, 32, 40], queue))
+    other.start()
+    while other.is_alive() and queue.empty():  # until the other has written, at the latest
+        ours = dict(zip((16, 24, 32), measure_timings([_mm(size) for size in (16, 24, 32)], ROOFLINE).us, strict=True))
+    theirs = queue.get(timeout=120)
+    other.join()
+    assert (ours[24], ours[32]) == (theirs[24], theirs[32])
+    now = dict(zip((16, 24, 32, 40), measure_timings([_mm(size) for size in (16, 24, 32, 40)], ROOFLINE).us, strict=True))
+    assert now == ours | theirs
+
+
+@pytest.mark.parametrize("number", [0, -5, 10**30, "soon", None, True, 0.5, float("nan")])
+def test_times_that_cannot_have_been_measured_are_not_believed(cache, number):
+    measure_timings([_mm(16)], ROOFLINE)
+    (path,) = cache.glob("timings-*.json")
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | {"entries": dict.fromkeys(document["entries"], number)}))
+    with pytest.warns(UserWarning, match="does not read"):
+        again = measure_timings([_mm(16)], ROOFLINE)
+    assert 0 < again.us[0] < 1e6
+    assert measure_timings([_mm(16)], ROOFLINE).us == again.us
+
+
+def test_this_machine_as_a_device(cache):
+    here = preset("cpu")
+    assert here == device_here("cpu")
+    assert not here.can_swap
+    with pytest.raises(CheckError, match="none to swap to"):
+        here.store_us(1)
+    assert here.half_flops > 0
+    (path,) = cache.glob("rates-*.json")
+    document = json.loads(path.read_text())
+    del document["entries"]["launch_ns"]
+    path.write_text(json.dumps(document))
+    assert device_here("cpu").flops_per_s == here.flops_per_s
+    assert device_here("cpu").launch_us > 0
+    with pytest.raises(ValueError, match="expected one of cpu, rtx3090, a100, h100, h200, got 'abacus'"):
+        preset("abacus")
+
+
+def test_the_rtx3090_is_that_of_the_published_evaluation():
+    device = preset("rtx3090")
+    assert (device.flops_per_s["float32"], device.flops_per_s["bfloat16"]) == (35.6e12, 71e12)
+    assert (device.bandwidth_bytes_per_s, device.efficiency, device.launch_us) == (936e9, 0.6, 5.0)
+    assert device.store_us(12_000_000) == device.load_us(12_000_000) == 5 + 1000
+    assert device.can_swap
+
+
+@given(st.floats(0, 1e9), st.floats(0.1, 1e6), st.floats(0, 1e5))
+def test_the_half_rate_is_found_from_times_that_follow_the_roofline(half, rate, launch_ns):
+    sizes = [2 * side**3 for side in (16, 64, 256, 1024)]
+    samples = [(flops, launch_ns + (flops + half) / rate) for flops in sizes]
+    assert half_flops_of(samples, rate, launch_ns) == pytest.approx(half, rel=1e-3, abs=1e-3 * sizes[-1])

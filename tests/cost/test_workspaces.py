@@ -170,11 +170,27 @@ def test_what_fails_is_not_remembered():
 
 def test_what_is_too_large_is_not_run():
     large = node("aten.relu.default", value(CHUNK), out=(value(CHUNK),))
-    found = measure_workspaces([large], limit_bytes=8 * CHUNK - 1)
+    with pytest.warns(RuntimeWarning, match="not enough memory to measure aten.relu.default.*temporaries are taken to be none"):
+        found = measure_workspaces([large], limit_bytes=8 * CHUNK - 1)
     assert "the limit is 32767" in found.unknown[0].reason
     assert measure_workspaces([large], limit_bytes=8 * CHUNK).unknown == ()
     huge = node("aten.relu.default", value(2**44), out=(value(2**44),))
-    assert measure_workspaces([huge]).unknown_nodes == 1
+    with pytest.warns(RuntimeWarning, match="not enough memory"):
+        assert measure_workspaces([huge]).unknown_nodes == 1
+
+
+def test_a_lack_of_memory_is_told_and_other_calls_are_measured(monkeypatch: pytest.MonkeyPatch):
+    def lacking() -> None:
+        raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 64 bytes.")
+
+    real = workspaces.ready_call
+    monkeypatch.setattr(workspaces, "ready_call", lambda one: lacking if one.op.startswith("aten.relu") else real(one))
+    both = [node("aten.relu.default", value(8), out=(value(8),)), node("aten.neg.default", value(8), out=(value(8),))]
+    with pytest.warns(RuntimeWarning, match="not enough memory to measure aten.relu.default") as told:
+        found = measure_workspaces(both)
+    assert len(told) == 1
+    assert (found.unknown_nodes, found.measured_calls) == (1, 1)
+    assert found.unknown[0].of_memory
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,135 @@
+"""What people use to train in less memory, and lowtide: each setting makes one training step of a model, as a callable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bench.models import MODELS, Entry
+from bench.models.block_gpt import BLOCK_GPT
+from bench.models.workload import Workload
+
+CASES: Mapping[str, tuple[Entry, int]] = {"block-gpt": (BLOCK_GPT, 4)} | {
+    name: (MODELS[name], batch)
+    for name, batch in (("gpt2", 2), ("bert-base", 4), ("vit_b_16", 4), ("resnet50", 8), ("mobilenet_v2", 16), ("unet", 1))
+}
+SHARES = (1.0, 0.5, 0.2, 0.05, 0.0)  # of the activations that torch.compile would save
+COMPILED = ("aot_eager", "inductor")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How to train: what people use, or lowtide within so many bytes above what the caller holds."""
+
+    kind: str  # "eager", "checkpoint", "checkpoint, gradients kept", "aot_eager", "inductor", "lowtide", "lowtide arena"
+    share: float = 1.0  # activation_memory_budget, of what is compiled
+    limit_bytes: int = 0  # of lowtide
+    plan: str = ""  # the file of lowtide's plan for that
+
+    @property
+    def label(self) -> str:
+        """As tables name it."""
+        return f"{self.kind} {self.share:g}" if self.kind in COMPILED else self.kind
+
+
+@dataclass(frozen=True)
+class Training:
+    """One step as a callable, how to measure its peak, and what is known of it beforehand."""
+
+    step: Callable[[], Any]
+    peak_bytes: Callable[[], int]  # above what the caller holds
+    told: Mapping[str, Any]
+
+
+def workload(model: str) -> Workload:
+    """A model of the bench with its batch."""
+    entry, batch_size = CASES[model]
+    return entry.build(batch_size)
+
+
+def held_bytes(made: Workload) -> int:
+    """What the caller holds; plain SGD has no state."""
+    held = [tensor.untyped_storage() for tensor in (*made.model.parameters(), *made.model.buffers(), *made.batch)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in held}.values())
+
+
+def training(model: str, setting: Setting) -> Training:
+    """A model in a setting, ready to train in this process."""
+    made = workload(model)
+    if setting.kind.startswith("lowtide"):
+        return _of_lowtide(made, setting)
+    return _of_torch(made, setting)
+
+
+def _of_torch(made: Workload, setting: Setting) -> Training:
+    from lowtide.api.compare import plain_sgd
+    from lowtide.cost.profiler import peak_bytes
+
+    if setting.kind.startswith("checkpoint") and not checkpoint_blocks(made.model):
+        raise ValueError("no repeated blocks")
+    optimizer, loss = plain_sgd(made.model), _loss(made, setting)
+    for group in optimizer.param_groups:
+        group["foreach"], group["fused"] = False, False
+    kept = setting.kind.endswith("gradients kept")
+
+    def step() -> None:
+        loss(*made.batch).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=not kept)  # so that the next step starts from what this one did
+
+    return Training(step, lambda: peak_bytes(step).peak_bytes, {})
+
+
+def _loss(made: Workload, setting: Setting) -> Callable[..., Any]:
+    if setting.kind not in COMPILED:
+        return lambda *batch: made.loss(made.model, *batch)
+    import torch
+    import torch._functorch.config
+
+    torch._functorch.config.activation_memory_budget = setting.share
+    compiled: Any = torch.compile(made.model, backend=setting.kind)
+    return lambda *batch: made.loss(compiled, *batch)
+
+
+def _of_lowtide(made: Workload, setting: Setting) -> Training:
+    from lowtide import optimize
+    from lowtide.api.compare import plain_sgd
+
+    arena, optimizer = setting.kind.endswith("arena"), plain_sgd(made.model)
+    if not setting.plan:
+        raise ValueError(f"no plan within {setting.limit_bytes} bytes")
+    step = optimize(made.model, made.batch, loss=made.loss, optimizer=optimizer, progress=False, arena=arena, plan=setting.plan)
+    plan, trade = step.plan, step.plan.trade
+    assert trade is not None
+    told = {
+        "limit_bytes": setting.limit_bytes,
+        "promised_bytes": plan.peak_bytes - plan.resident_bytes,
+        "promised_ms": trade.time_us / 1e3,
+        "promised_ratio": trade.time_us / trade.kept_us,
+        "recomputed": trade.recomputed,
+    }
+    return Training(lambda: step(*made.batch), lambda: step.measure(*made.batch).peak_bytes, told)
+
+
+def checkpoint_blocks(model: Any) -> int:
+    """One checkpoint around each of a list of layers of one type, the outermost ones; how many."""
+    from functools import partial
+
+    from torch import nn
+    from torch.utils.checkpoint import checkpoint
+
+    found = 0
+    pending = [model]
+    while pending:
+        module = pending.pop()
+        children = list(module.children())
+        kinds = [type(child) for child in children]
+        repeated = isinstance(module, (nn.ModuleList, nn.Sequential)) and len(children) > 1
+        for child, kind in zip(children, kinds, strict=True):
+            if repeated and kinds.count(kind) > 1 and any(True for _ in child.parameters()):
+                child.forward = partial(checkpoint, child.forward, use_reentrant=False)
+                found += 1
+            else:
+                pending.append(child)
+    return found

@@ -1,0 +1,161 @@
+"""Why a program does not fit, and what would help: before any optimisation, and without running it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowtide.api.arguments import check_arguments, device_of, without_data
+from lowtide.api.explanation import Explanation, Remedy
+from lowtide.api.limits import Memory
+from lowtide.api.maker import Maker
+from lowtide.api.stages import Callback, Stages, wants_progress
+from lowtide.capture.program import Captured, TrainingProgram, positional_and_keyword
+from lowtide.cost.device import Device, preset
+from lowtide.cost.peak import peak_moment
+from lowtide.errors import BatchError, BudgetError, CaptureError
+from lowtide.ir.moment import Moment
+from lowtide.ir.plan import Trade
+from lowtide.runtime.batch import BatchSpec
+from lowtide.schedule import Auto, Best, Solver
+from lowtide.search.budget import Budget
+from lowtide.search.frontier import Sweep
+
+_SLOWER = (0.05, 0.10, 0.30)  # shares of time that are asked about
+
+
+def explain(
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss: Callable[..., Any] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    after_backward: Callable[[nn.Module], Any] | None = None,
+    accumulate: int = 1,
+    memory: int | str | None = None,
+    swap: bool = True,
+    search: Sweep | None = None,
+    solver: Solver | None = None,
+    device: torch.device | str | None = None,
+    simulate: Device | str | None = None,
+    progress: bool | None = None,
+    callback: Callback | None = None,
+) -> Explanation:
+    """Where the program's memory peaks as it stands, what is held then, and what would lower it; `print` it.
+
+    The program is followed under fake tensors: neither the model nor any of its operators runs, so a model on the meta device does as well
+    as one with memory, and model, optimizer and random generators are as before. Temporaries within operators are not counted,
+    as only a run can tell them, and times are by the rates of the machine. Arguments are those of `optimize`; beside them:
+
+    memory: what it is to fit in: then the answer says whether it does, and if not, the fastest way that was found to make it fit.
+    simulate: the machine whose rates and allocator count; without it this one, whose rates are measured once.
+
+    Raises CaptureError, BatchError and TypeError as `optimize` does; ValueError where `device` is a GPU that is not here and `simulate`
+    names no machine.
+    """
+    check_arguments(model, loss, optimizer, after_backward, accumulate)
+    limit = None if memory is None else Memory.of(memory)
+    args, kwargs = positional_and_keyword(batch)
+    place = device_of(model, device)
+    machine = preset(simulate) if isinstance(simulate, str) else simulate
+    _check_here(place, machine)
+    BatchSpec.of(args, kwargs, place)  # refuses what is no batch
+    program = None
+    if loss is not None and optimizer is not None:
+        program = TrainingProgram(model, loss, optimizer, after_backward, accumulate)
+    args, kwargs = without_data((args, kwargs), place)
+    maker = Maker(
+        model=model, program=program, args=args, kwargs=kwargs, device=place, solver=solver or Auto(), workspaces=False, memory=None,
+        latency=None, sweep=search or Sweep(), swap=swap, simulated=machine, saved=None, stages=Stages(callback, wants_progress(progress)),
+    )  # fmt: skip
+    captured, granule_bytes, plan = maker.plan_of_most_steps(Budget(latency=1.0))
+    assert plan.trade is not None, "a limit was asked for"
+    peak = _eager_peak(captured, granule_bytes)
+    memory_bytes = None if limit is None else limit.of_peak(peak.footprint_bytes)
+    within = None if memory_bytes is None else _within(plan.trade, memory_bytes, memory)
+    halved = _halved(maker, memory_bytes if within is None else None)
+    if within is None and halved is not None and memory_bytes is not None:
+        within = halved if halved.peak_bytes <= memory_bytes else None
+    return Explanation(
+        peak=peak,
+        resident_bytes=plan.resident_bytes,
+        time_us=plan.trade.kept_us,
+        remedies=(*_remedies(plan.trade), *([halved] if halved is not None else [])),
+        frontier=plan.trade.frontier,
+        memory_bytes=memory_bytes,
+        within=within,
+        device=plan.provenance.device,
+        training=program is not None,
+    )
+
+
+def _check_here(place: torch.device, machine: Device | None) -> None:
+    """Rates are needed: of a machine that is here, or of one that is named."""
+    if machine is None and place.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device: expected a device that is here, or the name of a machine in `simulate` ('h200'), got {place}")
+
+
+def _eager_peak(captured: Captured, granule_bytes: int) -> Moment:
+    """The peak of the program as it stands: in its own order, in place only where it works so itself, gradients held to the end."""
+    graph = dataclasses.replace(captured.graph, outputs=(*captured.graph.outputs, *captured.gradients))
+    peak = peak_moment(graph, range(len(graph.nodes)), round_to=granule_bytes, eager=True)
+    if peak is None:
+        raise CaptureError("the program runs no operator on tensors: there is no peak to explain")
+    return peak
+
+
+def _remedies(trade: Trade) -> list[Remedy]:
+    """From the cheapest to the leanest, each leaner than the one before."""
+    found = [_order_alone(trade)]
+    for share in _SLOWER:
+        point = next((peak, us) for peak, us in trade.frontier if us <= (1 + share) * trade.kept_us)
+        found.append(_letting_go(f"+{share:.0%} time at most", point, trade, f"latency={1 + share:g}"))
+    found.append(_letting_go("least found", trade.frontier[0], trade, f"memory={trade.frontier[0][0]}"))
+    return [each for place, each in enumerate(found) if place == 0 or each.peak_bytes < found[place - 1].peak_bytes]
+
+
+def _letting_go(how_far: str, point: tuple[int, float], trade: Trade, arguments: str) -> Remedy:
+    return Remedy(f"letting go, {how_far}", point[0], point[1] / trade.kept_us - 1, arguments)
+
+
+def _order_alone(trade: Trade) -> Remedy:
+    us = min((us for peak, us in trade.frontier if peak <= trade.kept_peak_bytes), default=trade.kept_us)
+    return Remedy("order alone", trade.kept_peak_bytes, us / trade.kept_us - 1, "")
+
+
+def _within(trade: Trade, memory_bytes: int, memory: int | str | None) -> Remedy | None:
+    """The fastest way to so many bytes."""
+    if trade.kept_peak_bytes <= memory_bytes:
+        return _order_alone(trade)
+    fitting = [point for point in trade.frontier if point[0] <= memory_bytes]  # the last is the fastest
+    return _letting_go("as little as does", fitting[-1], trade, f"memory={memory!r}") if fitting else None
+
+
+def _halved(maker: Maker, memory_bytes: int | None) -> Remedy | None:
+    """The same with twice as many micro-batches, captured anew; None where the batch or the loss cannot be cut so.
+
+    By order alone; where that does not do for `memory_bytes`, by letting go of what does, or to the least that was found.
+    """
+    if maker.program is None:
+        return None
+    count = 2 * maker.program.accumulate
+    # Twice as many operators: exact search would take most of the time, to make an estimate a little better.
+    solver = Best() if isinstance(maker.solver, Auto) else maker.solver
+    halved = dataclasses.replace(maker, program=dataclasses.replace(maker.program, accumulate=count), solver=solver)
+    try:
+        _, _, plan = halved.plan_of_most_steps(Budget())
+    except (BatchError, CaptureError):
+        return None
+    ordered = Remedy("smaller micro-batches", plan.peak_bytes, None, f"accumulate={count}")
+    if memory_bytes is None or plan.peak_bytes <= memory_bytes:
+        return ordered
+    try:
+        _, _, plan = halved.plan_of_most_steps(Budget(memory_bytes))
+        peak_bytes = plan.peak_bytes
+    except BudgetError as error:
+        peak_bytes = error.smallest_peak_bytes
+    return Remedy("smaller micro-batches, letting go", peak_bytes, None, f"accumulate={count}, memory={max(peak_bytes, memory_bytes)}")

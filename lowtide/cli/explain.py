@@ -1,0 +1,85 @@
+"""`lowtide explain SPEC`: where a training step's memory peaks as it stands, and what would lower it; nothing is run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lowtide.cli.output import STANDARD_OUTPUT, refuse, write_json
+from lowtide.errors import LowtideError
+from lowtide.ir.alike import alike
+from lowtide.ir.summary import bytes_text, moment_line
+
+if TYPE_CHECKING:
+    from lowtide.api.explanation import Explanation
+    from lowtide.ir.moment import Moment
+
+_TENSORS = 10  # lines of the table
+
+
+def explain_command(
+    spec: Annotated[
+        str, typer.Argument(help="module:function returning (model, batch, loss, optimizer), or the name of a model of the bench")
+    ],
+    batch_size: Annotated[int, typer.Option(min=1, help="batch size of a bench model")] = 1,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="AMOUNT", help="what it is to fit in: bytes with a unit (8GiB), or a share of its own peak (60%)"),
+    ] = None,
+    accumulate: Annotated[int, typer.Option(min=1, help="micro-batches")] = 1,
+    device: Annotated[str | None, typer.Option(help="the machine, of those that `lowtide devices` lists; this one by default")] = None,
+    swap: Annotated[bool, typer.Option(help="let tensors go to the host and back, where the machine has memory of its own")] = True,
+    json_out: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write it all as JSON; - for standard output")] = None,
+) -> None:
+    """Say why a training step does not fit, and what would help, without running it."""
+    # These import torch, which takes seconds: other commands do without it.
+    from lowtide.api.explain import explain
+    from lowtide.cli.workload import builder
+
+    try:
+        work = builder(spec, batch_size, fake=":" not in spec)()
+        told = explain(
+            work.model, work.batch, loss=work.loss, optimizer=work.optimizer, memory=memory, accumulate=accumulate, swap=swap,
+            simulate=device,
+        )  # fmt: skip
+        if json_out is not None:
+            write_json(json_out, told.figures())
+    except (LowtideError, OSError, TypeError, ValueError) as error:
+        refuse(error)
+    if json_out != STANDARD_OUTPUT:
+        _show(told)
+
+
+def _show(told: Explanation) -> None:
+    console = Console()
+    console.print(told.headline, highlight=False, markup=False, soft_wrap=True)
+    console.print(moment_line(told.peak), highlight=False, markup=False, soft_wrap=True)
+    console.print(_tensors(told.peak))
+    for line in told.part_lines():
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    table = Table("what would help", "peak", "", "time", "lowtide.optimize(...)")
+    for column in table.columns:
+        column.overflow = "fold"
+    for row in told.remedy_rows():
+        table.add_row(*map(escape, row))
+    console.print(table)
+    for line in told.foot_lines():
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _tensors(peak: Moment) -> Table:
+    """What stands at the peak, the largest first, those of repeated blocks together."""
+    table = Table("bytes", "what", "kind", "made by")
+    groups = alike(peak.tensors, lambda tensor: tensor, lambda tensor, _: (tensor.kind, tensor.dtype, tensor.shape))
+    for column in table.columns:
+        column.overflow = "fold"
+    for group in groups[:_TENSORS]:
+        table.add_row(bytes_text(group.nbytes), *map(escape, (group.looks, group.tensors[0].kind.value, group.origin)))
+    rest = [tensor for group in groups[_TENSORS:] for tensor in group.members]
+    if rest:
+        table.add_row(bytes_text(sum(tensor.nbytes for tensor in rest)), f"{len(rest)} more", "", "")
+    return table

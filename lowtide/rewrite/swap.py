@@ -1,0 +1,77 @@
+"""Swapping: sending a storage to the host's memory and fetching it back before it is needed (MAGIS, section 5.2).
+
+`store` begins to copy a whole storage to the host, `drop` is the last use of it on the device, `load` makes a new storage and begins to
+fill it. What moves is the storage: the copy on the host stands for the one value that the maker gave on it, and whoever wants a view takes
+it of the present copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from lowtide.cost.memory import counted_storages
+from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
+from lowtide.ir.ops import DROP, LOAD, STORE, is_view
+
+
+class Base(NamedTuple):
+    """The value that stands for a storage: the one that its maker gave."""
+
+    value: Value
+    maker: Node
+
+
+def storable(graph: Graph) -> tuple[bool, ...]:
+    """By counted storage (`cost.memory.counted_storages`): whether it can be stored, dropped and loaded."""
+    moved = bases(graph)
+    return tuple(storage in moved for storage in counted_storages(graph))
+
+
+def bases(graph: Graph) -> dict[Storage, Base]:
+    """The storages that can be stored, and what stands for each.
+
+    A storage that the graph returns has to be there in the end, a donated one is the caller's to let go, one without bytes or off the
+    device gains nothing. And where a storage has other values than the maker's one and views of it, nobody could take those anew.
+    """
+    device = max((value.storage.device for value in _tensors(graph)), default="cpu")
+    found: dict[Storage, Base] = {}
+    fixed = {value.storage for value in (*graph.inputs, *graph.outputs)}
+    for node in graph.nodes:
+        for value in () if is_view(node) else node.outputs:
+            if value is None:
+                continue
+            if value.storage in found:
+                fixed.add(value.storage)
+            found[value.storage] = Base(value, node)
+    return {storage: base for storage, base in found.items() if storage not in fixed and _moves(storage, device)}
+
+
+def store(value: Value, name: str, source: Source | None) -> Node:
+    """Begin to copy the storage of `value` to the host: the result, of that name, looks like it and lies there."""
+    there = Storage(name, value.storage.nbytes, "cpu", Kind.HOST)
+    return Node(STORE, (value,), (replace(value, name=name, storage=there),), source=source)
+
+
+def drop(value: Value, there: Value, source: Source | None) -> Node:
+    """Let go of `value` on the device, once what is `there` on the host is whole."""
+    return Node(DROP, (value, there), (), source=source)
+
+
+def load(there: Value, like: Value, name: str, source: Source | None) -> Node:
+    """Begin to fetch what is `there` on the host into a new storage like that of `like`."""
+    here = replace(like.storage, name=name)
+    return Node(LOAD, (there,), (replace(like, name=name, storage=here),), source=source)
+
+
+def _moves(storage: Storage, device: str) -> bool:
+    """Whether moving a storage frees bytes of that device."""
+    if storage.kind in (Kind.HOST, Kind.SCALAR) or storage.device != device:
+        return False
+    return isinstance(storage.nbytes, int) and storage.nbytes > 0
+
+
+def _tensors(graph: Graph) -> Iterator[Value]:
+    values = (*graph.inputs, *(value for node in graph.nodes for value in node.outputs if value is not None))
+    return (value for value in values if value.storage.kind not in (Kind.HOST, Kind.SCALAR))

@@ -1,0 +1,67 @@
+"""Stores, drops and loads as a lowered program calls them.
+
+with memory.transfers() as host:
+    x_host = host.store(x)      begins to copy the whole storage of x to the host
+    host.drop(x, x_host)        waits until that is done: x may be let go from here on
+    x_back = host.load(x_host)  makes a tensor like x and begins to fill it
+    host.arrived(x_back)        waits until that is done: x_back may be read, or let go, from here on
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+
+class Transfers(Protocol):
+    """What a program calls while it runs once."""
+
+    def store(self, tensor: torch.Tensor) -> Any:
+        """Begin to copy the tensor's whole storage; what `drop` and `load` want to be given."""
+
+    def drop(self, tensor: torch.Tensor, copy: Any) -> None:
+        """Wait until a copy is whole, so that the tensor's memory may be let go."""
+
+    def load(self, copy: Any) -> torch.Tensor:
+        """A new tensor like the one that was stored, which begins to be filled."""
+
+    def arrived(self, tensor: torch.Tensor) -> None:
+        """Wait until a loaded tensor is filled."""
+
+
+class HostMemory(Protocol):
+    """Where a program's copies go, kept between its runs."""
+
+    def transfers(self) -> AbstractContextManager[Transfers]:
+        """For one run."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a tensor lies on its storage."""
+
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int  # elements
+    nbytes: int  # of the storage
+    device: torch.device
+    conjugate: bool
+    negative: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Look:
+        """The look of a tensor."""
+        return cls(
+            tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor.untyped_storage().nbytes(), tensor.device,
+            tensor.is_conj(), tensor.is_neg(),
+        )  # fmt: skip
+
+    def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """A tensor of this look on another storage."""
+        tensor = torch.empty(0, dtype=self.dtype, device=self.device).set_(storage, self.offset, self.size, self.stride)
+        tensor = tensor.conj() if self.conjugate else tensor
+        return torch._neg_view(tensor) if self.negative else tensor

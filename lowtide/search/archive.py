@@ -1,0 +1,67 @@
+"""The archive: every schedule seen that no other beats in both memory and time. Any limit is answered from it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+
+from lowtide.ir.problem import Ints
+from lowtide.search.evict import Bias, Weights
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """How eviction made a schedule: from what, and by which rule."""
+
+    base: Ints
+    weights: Weights
+    bias: Bias | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """A schedule with recomputation and swapping, and what it costs."""
+
+    peak_bytes: int
+    time_us: float
+    problem: int  # which of the problems it is a schedule of
+    runs: Ints
+    recipe: Recipe | None = None
+
+
+@dataclass
+class Archive:
+    """The points that no other beats in both, by ascending peak and descending time."""
+
+    points: list[Point] = field(default_factory=list)
+    states: int = 0  # schedules built and costed
+    interrupted: bool = False  # the search was stopped by the user
+
+    def add(self, point: Point) -> bool:
+        """Whether the point belongs here; those that it beats are let go."""
+        place = bisect_right(self.points, point.peak_bytes, key=_peak)
+        if place and self.points[place - 1].time_us <= point.time_us:
+            return False
+        start = end = bisect_left(self.points, point.peak_bytes, key=_peak)
+        while end < len(self.points) and self.points[end].time_us >= point.time_us:
+            end += 1
+        self.points[start:end] = [point]
+        return True
+
+    def within(self, memory_bytes: int) -> Point | None:
+        """The fastest point within so many bytes."""
+        place = bisect_right(self.points, memory_bytes, key=_peak)
+        return self.points[place - 1] if place else None
+
+    def near(self, memory_bytes: int, count: int) -> list[Point]:
+        """So many points on either side of a peak."""
+        place = bisect_right(self.points, memory_bytes, key=_peak)
+        return self.points[max(0, place - count) : place + count]
+
+    def under(self, time_us: float) -> Point | None:
+        """The point of least peak that takes no longer."""
+        return next((each for each in self.points if each.time_us <= time_us), None)
+
+
+def _peak(point: Point) -> int:
+    return point.peak_bytes

@@ -1,0 +1,132 @@
+"""What a plan says of itself on real programs: the peak's tensors add up to the promise, the deals to what was paid."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+import bench.models
+import lowtide
+from bench.models.char_gpt import CharGPT, Shape
+from lowtide.cost.device import preset
+from lowtide.ir.text import to_text
+from tests.api.networks import adamw, convnet, cross_entropy
+from tests.api.test_explain import next_character
+
+SEARCH = lowtide.Sweep(levels=6, max_states=300)
+
+
+def _char_gpt(**options):
+    torch.manual_seed(0)
+    model = CharGPT(Shape(blocks=2, width=32, heads=2, length=32))
+    batch = (torch.randint(0, 128, (8, 33)),)
+    return lowtide.optimize(model, batch, loss=next_character, optimizer=adamw(model), **options)
+
+
+def _convnet(**options):
+    torch.manual_seed(0)
+    model = convnet()
+    batch = torch.randn(16, 3, 16, 16), torch.randint(0, 5, (16,))
+    return lowtide.optimize(model, batch, loss=cross_entropy, optimizer=adamw(model), **options)
+
+
+def _resnet(machine="rtx3090", **options):
+    work = bench.models.get("resnet18").build(32, "meta")
+    optimizer = torch.optim.SGD(work.model.parameters(), 0.1)
+    return lowtide.optimize(work.model, work.batch, loss=work.loss, optimizer=optimizer, simulate=machine, **options)
+
+
+def _inference(**options):
+    torch.manual_seed(0)
+    return lowtide.optimize(convnet().eval(), (torch.randn(16, 3, 16, 16),), **options)
+
+
+MAKES = {
+    "char_gpt": _char_gpt,
+    "char_gpt, accumulated": lambda **options: _char_gpt(accumulate=2, solver=lowtide.schedule.Best(), **options),
+    "convnet": _convnet,
+    "resnet18": _resnet,
+    "inference": _inference,
+}
+
+
+@pytest.fixture(scope="module", params=MAKES)
+def plan(request):
+    return MAKES[request.param](latency=1.3, progress=False, workspaces=False, search=SEARCH).plan
+
+
+def test_the_peaks_tensors_add_up_to_the_promise(plan):
+    assert plan.peak.footprint_bytes == plan.peak_bytes
+    assert sum(tensor.nbytes for tensor in plan.peak.tensors) + plan.peak.workspace_bytes == plan.peak_bytes
+    names = {value.storage.name for node in plan.graph.nodes for value in node.results} | {each.storage.name for each in plan.graph.inputs}
+    assert {tensor.name for tensor in plan.peak.tensors} <= names
+    assert plan.peak.op == plan.graph.nodes[plan.order[plan.peak.step]].op
+
+
+def test_what_the_deals_cost_is_no_more_than_what_the_plan_takes_more(plan):
+    """The rest are waits for copies, and what its graph takes longer than the fastest one."""
+    trade = plan.trade
+    assert sum(deal.runs for deal in trade.deals) == trade.recomputed
+    assert sum(deal.run_us for deal in trade.deals) <= (trade.time_us - trade.kept_us) * (1 + 1e-9) + 1e-6
+    assert all(deal.away for deal in trade.deals)
+
+
+def test_what_was_bought_is_no_less_than_what_was_saved(plan):
+    """Of the peak of the same order without recomputation, which is no lower than the least that was found."""
+    trade = plan.trade
+    if trade.deals:
+        assert sum(deal.tensor.nbytes for deal in trade.deals if deal.at_peak) >= trade.kept_peak_bytes - plan.peak_bytes
+    else:
+        assert plan.peak_bytes == trade.kept_peak_bytes
+
+
+def test_it_is_saved_with_the_plan(plan):
+    again = lowtide.Plan.from_json(plan.to_json())
+    assert again.peak == plan.peak
+    assert again.trade == plan.trade
+    assert to_text(again.graph) == to_text(plan.graph)
+    assert str(again) == str(plan)
+
+
+def test_it_prints_in_few_lines(plan):
+    text = str(plan)
+    assert len(text.splitlines()) <= 25
+    assert f"peak at step {plan.peak.step} of {len(plan.order)}" in text
+    assert ("run again" in text) == bool(plan.trade.deals)
+    assert ("no host to swap to" in text) == plan.provenance.device.startswith("cpu")
+
+
+def test_where_the_graph_is_the_same_costs_are_equal_to_the_last_digits():
+    trade = _char_gpt(latency=1.3, progress=False, workspaces=False, search=SEARCH).plan.trade
+    assert trade.recomputed > 0
+    assert sum(deal.run_us for deal in trade.deals) == pytest.approx(trade.time_us - trade.kept_us)
+
+
+def test_a_plan_without_a_limit_tells_of_its_peak_and_of_no_trade():
+    plan = _convnet(progress=False, workspaces=False).plan
+    assert plan.peak.footprint_bytes == plan.peak_bytes
+    assert plan.trade is None
+    assert "peak at step" in str(plan)
+    assert "run again" not in str(plan)
+
+
+def test_a_saved_plan_still_tells(tmp_path):
+    plan = _convnet(latency=1.3, progress=False, workspaces=False, search=SEARCH).plan
+    plan.save(tmp_path / "plan.json")
+    again = _convnet(plan=tmp_path / "plan.json", progress=False, workspaces=False, search=SEARCH).plan
+    assert (again.peak, again.trade) == (plan.peak, plan.trade)
+
+
+def test_what_was_swapped_tells_of_its_links_and_no_swapping_of_none():
+    near = dataclasses.replace(preset("rtx3090"), name="near", to_host_bytes_per_s=1e11, from_host_bytes_per_s=1e11)
+    swapped, kept = (_resnet(near, latency=1.05, swap=swap, progress=False, search=SEARCH).plan for swap in (True, False))
+    moved = [deal for deal in swapped.trade.deals if deal.load_us]
+    assert moved
+    assert all(deal.store_us > 0 and deal.how.endswith("stored and loaded") for deal in moved)
+    assert f"{len(moved)} swapped" in str(swapped)
+    assert "to the host" in str(swapped)
+    assert not any(deal.load_us or deal.store_us for deal in kept.trade.deals)
+    again = lowtide.Plan.from_json(swapped.to_json())
+    assert again.trade == swapped.trade

@@ -1,0 +1,160 @@
+"""Tensors that go to the host and back on a GPU: equal to eager bit for bit, within the promise, and beside the operators."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lowtide
+from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
+from lowtide.api import maker
+from lowtide.cost.profiler import peak_bytes
+from lowtide.runtime.host import host_memory
+from lowtide.runtime.streamed import StreamedMemory
+from lowtide.schedule import ProgramOrder
+from tests.swapping import random_sequence, swapping
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+DEVICE = "cuda"
+LARGE_BYTES = 256 * 2**20
+
+
+@pytest.fixture(autouse=True)
+def _deterministic(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+
+
+def _convnet():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64)]
+    model = nn.Sequential(*layers, nn.ReLU(), nn.Dropout(0.1), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(1024, 10)).to(DEVICE)
+    batch = torch.randn(16, 3, 64, 64, device=DEVICE), torch.randint(0, 10, (16,), device=DEVICE)
+    return model, batch, lambda model, x, y: F.cross_entropy(model(x), y)
+
+
+def _gpt():
+    torch.manual_seed(0)
+    model = CharGPT(Shape(blocks=4, width=256, heads=4, length=128, dropout=0.1)).to(DEVICE)
+    batch = torch.randint(0, VOCABULARY, (2, 16, 128), device=DEVICE).unbind(0)
+    return model, batch, lambda model, x, y: F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+
+def _adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+
+
+def _after_eager_steps(workload, steps):
+    model, batch, loss = workload()
+    optimizer = _adamw(model)
+    for turn in range(steps):
+        torch.manual_seed(turn)
+        optimizer.zero_grad()
+        loss(model, *batch).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def _assert_trains_like_eager(workload, **options):
+    model, batch, loss = workload()
+    step = lowtide.optimize(model, batch, loss=loss, optimizer=_adamw(model), **options)
+    for turn in range(4):
+        torch.manual_seed(turn)
+        step(*batch)
+    for (name, want), got in zip(_after_eager_steps(workload, 4).items(), model.state_dict().values(), strict=True):
+        assert torch.equal(want, got), name
+    return step, batch
+
+
+@pytest.mark.parametrize("workload", [_convnet, _gpt])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_swaps_change_no_number(workload, seed, monkeypatch):
+    written = []
+    monkeypatch.setattr(maker, "candidates", swapping(lambda graph: random_sequence(graph, random.Random(seed), 0.05, 0.05), written))
+    step, _ = _assert_trains_like_eager(workload, workspaces=False, solver=ProgramOrder())
+    assert "host.store(" in step.source
+    assert min(len(each.transfers) for each in written) > 20
+
+
+@pytest.mark.parametrize("workload", [_convnet, _gpt])
+@pytest.mark.parametrize("share", ["80%", "60%", "45%"])
+def test_a_limit_is_kept_and_changes_no_number(workload, share):
+    step, batch = _assert_trains_like_eager(workload, memory=share)
+    promised = step.plan.peak_bytes - step.plan.resident_bytes
+    measured = peak_bytes(lambda: step(*batch), DEVICE).peak_bytes
+    assert measured <= promised + max(0.01 * promised, 2**20)
+
+
+def test_a_storage_survives_the_way_while_its_memory_is_wanted_by_others():
+    """Kernels write to whatever memory becomes free as soon as it does; none of it may be what a copy still reads or fills."""
+    memory = host_memory(DEVICE)
+    expected, kept = [], []
+    with memory.transfers() as transfers:
+        for turn in range(40):
+            tensor = torch.full((2**20,), float(turn), device=DEVICE)
+            copy = transfers.store(tensor)
+            transfers.drop(tensor, copy)
+            del tensor
+            torch.full((2**20,), -1.0, device=DEVICE)  # most likely in the same memory
+            kept.append(copy)
+            expected.append(float(turn))
+        for copy, number in zip(kept, expected, strict=True):
+            torch.full((2**20,), -2.0, device=DEVICE)
+            back = transfers.load(copy)
+            transfers.arrived(back)
+            assert back.min().item() == back.max().item() == number
+            del back
+
+
+def test_pinned_memory_is_the_same_in_every_step(monkeypatch):
+    monkeypatch.setattr(maker, "candidates", swapping(lambda graph: random_sequence(graph, random.Random(0), 0.0, 0.05), []))
+    model, batch, loss = _gpt()
+    step = lowtide.optimize(model, batch, loss=loss, optimizer=_adamw(model), workspaces=False, solver=ProgramOrder())
+    memory = host_memory(f"{DEVICE}:{torch.cuda.current_device()}")
+    assert isinstance(memory, StreamedMemory)
+    kept = []
+    for _ in range(4):
+        step(*batch)
+        torch.cuda.synchronize()
+        kept.append(memory.idle_bytes)
+    assert kept[1] == kept[2] == kept[3] > 0
+
+
+def test_copies_run_beside_operators():
+    memory = host_memory(DEVICE)
+    matrix, moved = torch.randn(2048, 2048, device=DEVICE), torch.empty(LARGE_BYTES, dtype=torch.uint8, device=DEVICE)
+
+    def compute(count):
+        for _ in range(count):
+            matrix @ matrix
+
+    def copy_beside(count):
+        with memory.transfers() as transfers:
+            copy = transfers.store(moved)
+            back = transfers.load(copy)
+            compute(count)
+            transfers.drop(moved, copy)
+            transfers.arrived(back)
+
+    apart = _median_ms(lambda: copy_beside(0))
+    count = max(1, round(10 * apart / _median_ms(lambda: compute(10))))  # operators that take about as long
+    alone, together = _median_ms(lambda: compute(count)), _median_ms(lambda: copy_beside(count))
+    assert together < 0.8 * (alone + apart)
+
+
+def _median_ms(call):
+    call()  # the first time, memory is pinned
+    times = []
+    for _ in range(7):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return sorted(times)[len(times) // 2]

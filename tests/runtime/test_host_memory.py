@@ -1,0 +1,186 @@
+"""Copies to the host and back: who waits for whom, in which order, and what becomes of the buffers."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+
+import pytest
+import torch
+
+from lowtide.runtime import host
+from lowtide.runtime.host import DirectMemory, host_memory
+from lowtide.runtime.streamed import CudaStreams, StreamedMemory
+from lowtide.runtime.transfers import Look
+from tests.swapping import LateStreams
+
+
+@pytest.fixture
+def machine():
+    return LateStreams()
+
+
+@pytest.fixture(params=["direct", "streamed"])
+def memory(request, machine):
+    return DirectMemory() if request.param == "direct" else StreamedMemory(machine)
+
+
+LAID_OUT = {
+    "dense": lambda: torch.arange(12.0).reshape(3, 4),
+    "strided with an offset": lambda: torch.arange(40.0)[3:33].view(5, 6)[:, 1:4:2],
+    "channels last": lambda: torch.arange(48.0).reshape(2, 3, 2, 4).contiguous(memory_format=torch.channels_last),
+    "expanded": lambda: torch.arange(3.0).expand(4, 3),
+    "bfloat16": lambda: torch.arange(7).bfloat16(),
+    "conjugate": lambda: torch.randn(3, dtype=torch.complex64).conj(),
+    "negative": lambda: torch.randn(3, dtype=torch.complex64).conj().imag,
+    "number": lambda: torch.tensor(2.5),
+}
+
+
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_what_comes_back_is_the_same_on_a_storage_of_its_own(name, memory):
+    tensor = LAID_OUT[name]()
+    expected, look = tensor.clone(), Look.of(tensor)
+    with memory.transfers() as transfers:
+        copy = transfers.store(tensor)
+        transfers.drop(tensor, copy)
+        tensor.untyped_storage().fill_(0)
+        back, twice = transfers.load(copy), transfers.load(copy)
+        del copy
+        for each in (back, twice):
+            transfers.arrived(each)
+            assert torch.equal(each, expected)
+            assert Look.of(each) == look
+    assert len({each.untyped_storage().data_ptr() for each in (tensor, back, twice)}) == 3
+
+
+def test_who_waits_for_whom(machine):
+    with StreamedMemory(machine).transfers() as transfers:
+        tensor = torch.ones(8)
+        copy = transfers.store(tensor)
+        assert machine.log == [("compute", "record"), ("to host", "wait", "compute"), ("to host", "copy"), ("to host", "record")]
+        machine.log.clear()
+        transfers.drop(tensor, copy)
+        assert machine.log == [("compute", "wait", "to host")]
+        machine.log.clear()
+        back = transfers.load(copy)
+        assert machine.log == [
+            ("compute", "record"), ("from host", "wait", "compute"), ("from host", "wait", "to host"),
+            ("from host", "copy"), ("from host", "record"),
+        ]  # fmt: skip
+        machine.log.clear()
+        transfers.arrived(back)
+        assert machine.log == [("compute", "wait", "from host")]
+        machine.log.clear()
+    assert [entry for entry in machine.log if entry[0] == "compute"] == [("compute", "wait", "to host"), ("compute", "wait", "from host")]
+
+
+def test_nothing_is_copied_before_somebody_waits_and_the_source_is_not_held_on_to(machine):
+    with StreamedMemory(machine).transfers() as transfers:
+        tensor = torch.ones(8)
+        copy = transfers.store(tensor)
+        assert machine.copied_bytes == 0
+        del tensor  # as a program never does before its drop
+        with pytest.raises(AssertionError, match="let go before the copy of it was done"):
+            transfers.drop(torch.ones(8), copy)
+
+
+def test_a_buffer_is_not_written_before_its_last_load_is_done(machine):
+    with StreamedMemory(machine).transfers() as transfers:
+        first, second = torch.ones(8), torch.zeros(8)
+        copy = transfers.store(first)
+        transfers.drop(first, copy)
+        back = transfers.load(copy)
+        del copy
+        other = transfers.store(second)  # in the same buffer
+        assert machine.pinned_bytes == 32
+        transfers.drop(second, other)
+        transfers.arrived(back)
+        assert back.tolist() == [1.0] * 8
+
+
+def test_a_buffer_is_kept_for_whatever_is_about_as_large(machine):
+    memory = StreamedMemory(machine)
+    for count in (9, 16, 12, 8, 17):  # 36, 64, 48, 32 and 68 bytes
+        with memory.transfers() as transfers:
+            tensor = torch.ones(count)
+            copy = transfers.store(tensor)
+            assert memory.idle_bytes == machine.pinned_bytes - copy.buffer.memory.numel()
+            transfers.drop(tensor, copy)
+            del copy
+    assert machine.pinned_bytes == memory.idle_bytes == 64 + 32 + 128
+
+
+def test_two_copies_at_a_time_have_two_buffers(machine):
+    with StreamedMemory(machine).transfers() as transfers:
+        ones, twos = torch.ones(8), torch.full((8,), 2.0)
+        copies = [transfers.store(each) for each in (ones, twos)]
+        for each, copy in zip((ones, twos), copies, strict=True):
+            transfers.drop(each, copy)
+        loaded = [transfers.load(copy) for copy in copies]
+        for each in loaded:
+            transfers.arrived(each)
+        assert [each[0].item() for each in loaded] == [1.0, 2.0]
+
+
+def test_a_run_that_fails_leaves_no_copy_under_way_and_no_buffer_behind(machine):
+    memory = StreamedMemory(machine)
+    tensor = torch.ones(8)
+
+    def run():
+        with memory.transfers() as transfers:
+            copy = transfers.store(tensor)
+            back = transfers.load(copy)
+            assert back.shape == (8,)
+            raise KeyError("as told")
+
+    with pytest.raises(KeyError, match="as told"):
+        run()
+    gc.collect()  # the frames that the error held
+    assert machine.copied_bytes == 64
+    assert not any(stream.work for stream in machine.made)
+    assert memory.idle_bytes == 32
+
+
+def test_no_memory_for_a_buffer_is_the_callers_to_know(machine, monkeypatch):
+    def refuse(nbytes):
+        raise RuntimeError(f"no {nbytes} bytes")
+
+    monkeypatch.setattr(machine, "pinned", refuse)
+    with pytest.raises(RuntimeError, match="no 32 bytes"), StreamedMemory(machine).transfers() as transfers:
+        transfers.store(torch.ones(8))
+
+
+def test_copies_share_the_two_streams_over_all_runs(machine):
+    memory = StreamedMemory(machine)
+    for _ in range(3):
+        with memory.transfers():
+            pass
+    assert [stream.name for stream in machine.made] == ["to host", "from host"]
+
+
+def test_programs_on_a_cuda_device_share_its_host_memory():
+    one = host_memory("cuda:1")
+    assert isinstance(one, StreamedMemory)
+    assert host_memory("cuda:1") is one
+    assert host_memory("cuda:0") is not one
+    assert isinstance(host_memory("cpu"), DirectMemory)
+    del one
+    gc.collect()
+    assert "cuda:1" not in host._known
+
+
+def test_what_is_asked_of_cuda(monkeypatch):
+    """Names and arguments only: the rest is for a machine that has one."""
+    asked = []
+    current = contextlib.nullcontext("copying")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: asked.append(("current", device)))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: asked.append(("new", device)))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: (asked.append(("on", stream)), current)[1])
+    streams = CudaStreams(torch.device("cuda:1"))
+    streams.computing()
+    streams.copying()
+    target = torch.zeros(4, dtype=torch.uint8)
+    streams.copy("copying", target, torch.ones(4, dtype=torch.uint8))
+    assert asked == [("current", streams.device), ("new", streams.device), ("on", "copying")]
+    assert target.tolist() == [1] * 4
