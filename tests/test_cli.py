@@ -145,7 +145,7 @@ def test_an_arena_says_what_it_served():
         (["spec_of_a_test:make", "--latency", "0.5"], "latency: expected 1 or more"),
         (["spec_of_a_test:make", "--latency", "1.5", "--memory", "1GiB"], "expected one limit or none, got both"),
         (["spec_of_a_test:make", "--simulate"], "--device and --simulate: expected both"),
-        (["spec_of_a_test:make", "--simulate", "--device", "abacus"], "expected one of rtx3090, a100, h100, h200, got 'abacus'"),
+        (["spec_of_a_test:make", "--simulate", "--device", "abacus"], "expected one of cpu, rtx3090, a100, h100, h200, got 'abacus'"),
         (["spec_of_a_test:make", "--fake"], "--fake is for models of the bench"),
         (["spec_of_a_test:make", "--no-measure", "--save", "no/such/folder/plan.json"], "No such file or directory"),
         (["spec_of_a_test:make", "--no-measure", "--json", "no/such/folder/out.json"], "No such file or directory"),

@@ -48,6 +48,13 @@ class Archive:
         self.points[start:end] = [point]
         return True
 
+    def merge(self, other: Archive) -> None:
+        """All that another archive holds, too."""
+        for point in other.points:
+            self.add(point)
+        self.states += other.states
+        self.interrupted |= other.interrupted
+
     def within(self, memory_bytes: int) -> Point | None:
         """The fastest point within so many bytes."""
         place = bisect_right(self.points, memory_bytes, key=_peak)

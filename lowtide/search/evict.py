@@ -88,7 +88,7 @@ def rehearse_eviction() -> None:
     evict(runs, order, 16)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _evict(base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, out: Any) -> bool:
     """Whether a sequence was found; it is in `out`."""
     uses = start(base, now, tensors, nodes, steps, ids)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice, product
 
@@ -30,7 +31,7 @@ from lowtide.search.seeds import seeds
 _WEIGHTS = tuple(Weights(a, b, c) for a, b, c in product((0.5, 1.0, 1.6), (0.5, 1.0, 1.4), (0.0, 0.4, 1.0)))
 _STORES = ((0.0, 1e9), (0.05, 0.05), (0.05, 0.2), (0.1, 0.1), (0.14, 0.3), (0.3, 0.3), (0.3, 1e9))  # store_above, store_cap
 _LOADS = ((0.02, 2.0), (0.1, 2.0), (0.1, 4.0), (0.2, 4.0))  # load_weight, lead
-_RULES = 9  # of either kind, without swapping and with, that are tried at each level from each order
+_RULES = 9  # that are tried at each level from each order
 _STATES, _FEW = 200, 8  # a level wants so many states at least; and so many levels there are in any case
 _NEAR = 6  # points on either side of a limit whose recipes are tried there
 _FACTORS = np.array([0.02, 0.2, 5.0, 50.0])  # of a tensor's score
@@ -41,8 +42,8 @@ _STORE_FACTORS = np.array([0.0, 0.3, 3.0, 100.0])  # of its worth
 class Sweep:
     """How far to look.
 
-    levels: steps from the peak without recomputation to what is resident. max_states: schedules built, in all. max_runs: what these hold
-    together. max_seconds: only a cap.
+    levels: steps from the peak without recomputation to what is resident. max_states: schedules built. max_runs: what these hold together.
+    Where tensors may be swapped, as much again is done with that. max_seconds: only a cap.
     """
 
     levels: int = 96
@@ -55,16 +56,34 @@ class Sweep:
 
         Interrupted from the keyboard, it holds what was found by then.
         """
-        return _Search(self, problems, orders).done()
+        plain = _Search(self, [dataclasses.replace(problem, links=None) for problem in problems], orders)
+        if all(problem.links is None for problem in problems):
+            return plain.done()
+        return _both(plain, _Search(self, problems, orders))
+
+
+def _both(plain: _Search, swapping: _Search) -> Archive:
+    """What two searches find side by side: with swapping is then never worse than without. Kernels run without Python's lock."""
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(plain.done)
+        found = swapping.done()
+        plain.stopped |= found.interrupted
+        try:
+            found.merge(other.result())
+        except KeyboardInterrupt:
+            plain.stopped = True
+            found.merge(other.result())
+            found.interrupted = True
+    return found
 
 
 class _Search:
     def __init__(self, sweep: Sweep, problems: Sequence[RunProblem], orders: Sequence[Sequence[Ints]]) -> None:
         self.sweep, self.problems, self.orders = sweep, problems, orders
+        self.stopped = False
         self.archive, self.runs = Archive(), 0
         self.random = np.random.default_rng(0)
         self.deadline = time.monotonic() + sweep.max_seconds
-        self.swaps = any(problem.links is not None for problem in problems)
 
     def done(self) -> Archive:
         for which, orders in enumerate(self.orders):
@@ -131,12 +150,9 @@ class _Search:
         return found | self.repeat_near(limit)
 
     def rules(self, which: int) -> Iterator[Weights]:
-        """Some rules without swapping, and some with."""
+        """Some rules: with swapping where there are links."""
         for place in self.random.choice(len(_WEIGHTS), _RULES, replace=False):
-            yield _WEIGHTS[place]
-        if self.problems[which].links is not None:
-            for _ in range(_RULES):
-                yield self.swapping()
+            yield _WEIGHTS[place] if self.problems[which].links is None else self.swapping()
 
     def repeat_near(self, limit: int) -> bool:
         """What made the best schedules of limits nearby, done at this one."""
@@ -229,7 +245,8 @@ class _Search:
         return point
 
     def over(self) -> bool:
-        return self.archive.states >= self.sweep.max_states or self.runs >= self.sweep.max_runs or time.monotonic() > self.deadline
+        effort = self.archive.states >= self.sweep.max_states or self.runs >= self.sweep.max_runs
+        return effort or self.stopped or time.monotonic() > self.deadline
 
 
 def _without_swaps(runs: Ints, problem: RunProblem) -> Ints:

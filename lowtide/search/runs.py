@@ -225,7 +225,7 @@ def _first_wrong(runs: Any, facts: Any) -> int:
 _STORE, _DROP, _LOAD = 0, 1, 2  # of the entries from n on, see `ir.sequence`
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _play(runs: Any, facts: Any) -> NDArray[np.int64]:
     """Footprint by entry without what is resident. Backwards to find the last reader of each copy, then forwards."""
     count, n, m = len(runs), len(facts.made_bytes), len(facts.tensor_bytes)
@@ -279,7 +279,7 @@ def _play(runs: Any, facts: Any) -> NDArray[np.int64]:
     return footprint
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _time_us(runs: Any, facts: Any) -> float:
     """When the last operator is done: three streams side by side."""
     n, m = len(facts.made_bytes), len(facts.tensor_bytes)
