@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from lowtide.capture import operators
 from lowtide.capture.blocks import Block, Names, address, covers, geometry, in_memory_order, overlaps_itself, same_layout
 from lowtide.capture.calls import UNTRACEABLE, atom_of, may_take, results_of, targets_of, tensors_in, why_untraceable
+from lowtide.capture.corrections import corrected
 from lowtide.capture.prune import needed
 from lowtide.capture.sources import Sources, users_line
 from lowtide.errors import CaptureError
@@ -146,7 +147,7 @@ class Recorder(TorchDispatchMode):
         written = operators.written_positions(func, args)
         functional = self._functional_results(func, written, args, kwargs)
         try:
-            out = func(*args, **kwargs)
+            out = corrected(func, args, func(*args, **kwargs))
         except UNTRACEABLE as error:
             raise CaptureError(why_untraceable(func, error)) from error
         source = self.sources.current()

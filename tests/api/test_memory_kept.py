@@ -81,6 +81,7 @@ CASES = {
     "micro-batches": (workload(_Tied, lambda: (torch.randint(0, 40, (8, 24)),), _next_token, _plain_sgd), 2, _plain),
     "autocast": (workload(_Tied, lambda: (torch.randint(0, 40, (4, 24)),), _next_token, _plain_sgd), 1, _half),
     "statistics": (workload(_Normed, lambda: (torch.randn(6, 3, 12, 12),), squares, sgd), 2, _plain),
+    "statistics under autocast": (workload(_Normed, lambda: (torch.randn(6, 3, 12, 12),), squares, sgd), 1, _half),
 }
 
 

@@ -1,0 +1,38 @@
+"""Fake results look like real ones; where torch's own fakes say so by now, the correction can go."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lowtide.capture.corrections import corrected
+
+NORM = torch.ops.aten.native_batch_norm.default
+HALF, FULL = torch.bfloat16, torch.float32
+
+
+def _looks(results):
+    return [(result.dtype, tuple(result.shape), tuple(result.stride())) for result in results]
+
+
+def _arguments(given, weights, statistics):
+    norm = [torch.ones(3, dtype=weights), torch.zeros(3, dtype=weights)] if weights else [None, None]
+    running = [torch.zeros(3, dtype=statistics), torch.ones(3, dtype=statistics)] if statistics else [None, None]
+    return (torch.randn(2, 3, 4, 4).to(given), *norm, *running)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("given", "weights", "statistics"), [(FULL, FULL, FULL), (HALF, FULL, FULL), (HALF, HALF, HALF), (HALF, None, FULL)]
+)
+def test_statistics_of_a_batch_norm_are_of_the_real_type(given, weights, statistics, training):
+    real = _arguments(given, weights, statistics)
+    with FakeTensorMode() as mode:
+        fakes = tuple(None if each is None else mode.from_tensor(each) for each in real)
+        found = corrected(NORM, fakes, NORM(*fakes, training, 0.1, 1e-5))
+    assert _looks(found) == _looks(NORM(*real, training, 0.1, 1e-5))
+
+
+def test_the_correction_is_still_needed():
+    with FakeTensorMode() as mode:
+        fakes = tuple(mode.from_tensor(each) for each in _arguments(HALF, FULL, FULL))
+        assert NORM(*fakes, True, 0.1, 1e-5)[1].dtype == HALF, "torch's fake is right by now: delete the correction"
