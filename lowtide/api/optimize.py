@@ -70,7 +70,8 @@ def optimize(
     clip them.
     accumulate: micro-batches per step. The batch is cut along dimension 0 into this many equal parts, whose losses are averaged.
     memory: the most that the step may take at its peak, with all that the caller holds: bytes, "8GiB", or "60%" of the peak of the
-        program as it stands. Where order alone is not enough, tensors are let go and computed again, as little as was found to do;
+        program as it stands. Where order alone is not enough, tensors are let go and had back, as little as was found to do: computed
+        again, or copied to the host and back (see `swap`);
         random operators and updates are never repeated, and all numbers stay the same to the last bit.
     latency: the most that a step may take, as a multiple of its time without recomputation; the peak is then as small as was found.
     swap: under a limit, tensors may also be copied to the host's memory and back while operators run, where the device has memory of
@@ -86,7 +87,7 @@ def optimize(
     placer: how to find those addresses; by default what `lowtide.place` does, with little exact search, as a step waits for it.
     plan: a plan saved earlier for this very program, to be used instead of solving again.
     device: where a model on the meta device is taken to be; "cpu" by default.
-    simulate: plan for another machine: the name of a preset ("rtx3090", "a100", "h100", "h200"; `lowtide devices` lists them) or a
+    simulate: plan for another machine: the name of a preset ("rtx3090", "a100", "h100", "h200", "cpu"; `lowtide devices` lists them) or a
         lowtide.Device. Times are then by its roofline, sizes as its allocator rounds them, nothing is measured, and the step cannot run.
     progress: show progress on standard error; by default where that is a terminal.
     callback: told of every stage, at its start and at its end.

@@ -34,6 +34,8 @@ _LOADS = ((0.02, 2.0), (0.1, 2.0), (0.1, 4.0), (0.2, 4.0))  # load_weight, lead
 _RULES = 9  # that are tried at each level from each order
 _STATES, _FEW = 200, 8  # a level wants so many states at least; and so many levels there are in any case
 _NEAR = 6  # points on either side of a limit whose recipes are tried there
+_MOVES = (0.4, 0.15, 0.25, 0.2, 0.0)  # how often to repeat less, go on from the runs by another rule, take another rule, make exceptions
+_SWAP_MOVES = (0.4, 0.1, 0.1, 0.1, 0.3)  # the same where tensors may be swapped, and exceptions for what is stored
 _FACTORS = np.array([0.02, 0.2, 5.0, 50.0])  # of a tensor's score
 _STORE_FACTORS = np.array([0.0, 0.3, 3.0, 100.0])  # of its worth
 
@@ -47,7 +49,7 @@ class Sweep:
     """
 
     levels: int = 96
-    max_states: int = 20_000
+    max_states: int = 30_000
     max_runs: int = 30_000_000
     max_seconds: float = 60.0
 
@@ -190,7 +192,7 @@ class _Search:
         plain = _without_swaps(point.runs, problem)
         recipe = point.recipe or Recipe(plain, _WEIGHTS[0])
         again = _repeats(plain, problem.problem.node_count)
-        move = int(self.random.integers(5 if problem.links is not None else 4))
+        move = int(self.random.choice(5, p=_MOVES if problem.links is None else _SWAP_MOVES))
         if move == 0 and len(again):
             return dataclasses.replace(recipe, base=np.delete(plain, self.some(again)))
         if move == 1:
