@@ -220,7 +220,8 @@ def check_refused(result: Any, message: str) -> None:
 
 
 SLOW = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits it as ignored
 from dataclasses import dataclass
 from lowtide import cli
 from lowtide.place import spec
