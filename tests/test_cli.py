@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from typer.testing import CliRunner
 
 import lowtide
 from lowtide.cli import app
+from tests.specs import spec_module
 
 SPEC = """
 import torch
@@ -44,13 +44,7 @@ number = 3
 
 @pytest.fixture(autouse=True)
 def _spec(tmp_path, monkeypatch):
-    """A module to name, in the working directory; the search path and the modules are as before afterwards."""
-    (tmp_path / "spec_of_a_test.py").write_text(SPEC)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
-    yield
-    sys.modules.pop("spec_of_a_test", None)
+    yield from spec_module("spec_of_a_test", SPEC, tmp_path, monkeypatch)
 
 
 def run(*arguments: str):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from lowtide.cli import app
+from tests.specs import spec_module
 
 SPEC = """
 import torch
@@ -34,13 +34,7 @@ def branching():
 
 @pytest.fixture(autouse=True)
 def _spec(tmp_path, monkeypatch):
-    """A module to name, in the working directory; the search path and the modules are as before afterwards."""
-    (tmp_path / "spec_to_explain.py").write_text(SPEC)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
-    yield
-    sys.modules.pop("spec_to_explain", None)
+    yield from spec_module("spec_to_explain", SPEC, tmp_path, monkeypatch)
 
 
 def run(*arguments: str):

@@ -31,7 +31,8 @@ class Weights:
     """A tensor's score is `cost ** cost_power / (bytes ** bytes_power * steps ** steps_power)`; the least is let go first.
 
     Swapping: a tensor is stored while the link is free if making it takes `store_above` times as long as storing it, or more (inf: nothing
-    is swapped). A load counts `load_weight` of its time as cost, as it runs beside operators, and starts `lead` times its length ahead.
+    is swapped); what is worth most for its bytes goes first, worth counted up to `store_cap`. A load counts `load_weight` of its time as
+    cost, as it runs beside operators, and starts `lead` times its length ahead.
     """
 
     cost_power: float = 1.0

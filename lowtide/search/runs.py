@@ -27,7 +27,7 @@ from lowtide.cost.memory import order_problem
 from lowtide.ir.graph import Graph
 from lowtide.ir.ops import is_view, repeatable
 from lowtide.ir.problem import Bytes, Ints, OrderProblem, Rows
-from lowtide.ir.sequence import Codes
+from lowtide.ir.sequence import Codes, Deed
 from lowtide.rewrite.swap import storable
 from lowtide.search.evict_state import records
 
@@ -222,7 +222,7 @@ def _first_wrong(runs: Any, facts: Any) -> int:
     return len(runs) if pending.any() else -1
 
 
-_STORE, _DROP, _LOAD = 0, 1, 2  # of the entries from n on, see `ir.sequence`
+_STORE, _DROP, _LOAD = (int(deed) - 1 for deed in (Deed.STORE, Deed.DROP, Deed.LOAD))  # of the entries from n on
 
 
 @njit(cache=True, nogil=True)

@@ -10,26 +10,13 @@ from torch import nn
 import lowtide.api.maker as maker
 from lowtide.errors import CheckError
 from lowtide.ir.check import check_graph
-from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
+from lowtide.ir.graph import Graph, Kind, Node
 from lowtide.ir.ops import DROPOUT_POSITION, RANDOM, REDRAWING, is_random, is_view, repeatable
 from lowtide.rewrite.remat import rematerialise
 from lowtide.schedule import ProgramOrder
 from tests.programs import RandomOrder
+from tests.small_graph import GRAPH, RELU, SIN, VIEW, A, B, C, X, a_value
 from tests.training import check
-
-
-def _value(name, storage=None, kind=Kind.ACTIVATION, **changes):
-    return Value(name, storage or Storage(name, 16, "cpu", kind), "float32", (4,), (1,), **changes)
-
-
-X = _value("x", kind=Kind.INPUT)
-A, B, C = _value("a"), _value("b"), _value("c")
-A_VIEW = _value("a_view", A.storage)
-RELU = Node("aten.relu.default", (X,), (A,))
-VIEW = Node("aten.view.default", (A, (2, 2)), (A_VIEW,))
-SIN = Node("aten.sin.default", (A,), (B,))
-MUL = Node("aten.mul.Tensor", (A_VIEW, B), (C,))
-GRAPH = Graph((X,), (RELU, VIEW, SIN, MUL), (C,))
 
 
 def test_the_second_run_is_a_node_of_its_own_and_views_follow_it():
@@ -66,8 +53,8 @@ def test_runs_that_cannot_be_are_refused():
 
 
 def test_random_and_writing_operators_are_not_repeatable_but_batch_norm_is():
-    stats = [_value(name, kind=Kind.BUFFER) for name in ("mean", "var")]
-    after = tuple((each, _value(f"{each.name}_1", each.storage, version=1)) for each in stats)
+    stats = [a_value(name, kind=Kind.BUFFER) for name in ("mean", "var")]
+    after = tuple((each, a_value(f"{each.name}_1", each.storage, version=1)) for each in stats)
     norm = Node("aten.native_batch_norm.default", (X, None, None, *stats, True, 0.1, 1e-5), (A, B, C), writes=after)
     again = repeatable(norm)
     assert again is not None
@@ -96,9 +83,9 @@ def test_the_table_of_random_operators_is_torchs_own():
 
 
 def test_a_view_that_is_returned_is_taken_before_its_base_is_written_over():
-    w = _value("w", kind=Kind.PARAMETER)
-    after, flat = _value("w_1", w.storage, version=1), _value("flat", w.storage)
-    row = _value("row", w.storage)
+    w = a_value("w", kind=Kind.PARAMETER)
+    after, flat = a_value("w_1", w.storage, version=1), a_value("flat", w.storage)
+    row = a_value("row", w.storage)
     views = Node("aten.view.default", (w,), (flat,)), Node("aten.select.int", (flat, 0, 0), (row,))
     write = Node("aten.mul_.Tensor", (w, 2.0), (), writes=((w, after),))
     done = rematerialise(Graph((w,), (*views, write), (row,)), [2])

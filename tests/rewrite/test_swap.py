@@ -21,21 +21,9 @@ from lowtide.rewrite.remat import rematerialise
 from lowtide.rewrite.swap import storable
 from lowtide.rewrite.undo import extras, without
 from tests.graphs import graphs
+from tests.small_graph import A_VIEW, GRAPH, MUL, RELU, VIEW, A, B, X, a_value
 from tests.swapping import footprints, random_sequence
 
-
-def _value(name, storage=None, kind=Kind.ACTIVATION, **changes):
-    return Value(name, storage or Storage(name, 16, "cpu", kind), "float32", (4,), (1,), **changes)
-
-
-X = _value("x", kind=Kind.INPUT)
-A, B, C = _value("a"), _value("b"), _value("c")
-A_VIEW = _value("a_view", A.storage)
-RELU = Node("aten.relu.default", (X,), (A,))
-VIEW = Node("aten.view.default", (A, (2, 2)), (A_VIEW,))
-SIN = Node("aten.sin.default", (A,), (B,))
-MUL = Node("aten.mul.Tensor", (A_VIEW, B), (C,))
-GRAPH = Graph((X,), (RELU, VIEW, SIN, MUL), (C,))
 CODES = Codes(4, 3)
 STORE, DROP, LOAD = CODES.store(0), CODES.drop(0), CODES.load(0)
 
@@ -115,15 +103,15 @@ def test_what_can_be_stored():
 
     assert storable(GRAPH) == (True, True, False)  # the last one is returned
     assert of(RELU, outputs=(A_VIEW,)) == (False,)
-    assert of(Node("aten.split.default", (X,), (A, _value("more", A.storage)))) == (False,)  # two values of one maker
-    lent = _value("lent", A.storage)
+    assert of(Node("aten.split.default", (X,), (A, a_value("more", A.storage)))) == (False,)  # two values of one maker
+    lent = a_value("lent", A.storage)
     assert of(RELU, Node("aten.odd.default", (A,), (lent, B))) == (False, True)  # a view that only comes with something new
     nothing = Value("nothing", Storage("nothing", 0, "cpu", Kind.ACTIVATION), "float32", (0,), (1,))
     assert of(Node("aten.empty.default", (), (nothing,))) == (False,)
     assert of(Node("py.mul", (2, 3), (Value("s", Storage("s", 0, "cpu", Kind.SCALAR), "scalar", (), ()),))) == (False,)
-    donated = _value("donated")
+    donated = a_value("donated")
     assert of(Node("aten.relu.default", (donated,), (A,)), inputs=(donated,)) == (False, True)
-    there = _value("there", Storage("there", 16, "cuda:0", Kind.ACTIVATION))
+    there = a_value("there", Storage("there", 16, "cuda:0", Kind.ACTIVATION))
     assert of(RELU, Node("aten.to.device", (A,), (there,))) == (False, True)  # a is on the host already
 
 
@@ -136,8 +124,8 @@ def test_copies_are_not_random_no_views_and_not_repeatable():
     assert sum(map(is_transfer, done.graph.nodes)) == 3
 
 
-H = _value("h", Storage("h", 16, "cpu", Kind.HOST))
-BACK = _value("back")
+H = a_value("h", Storage("h", 16, "cpu", Kind.HOST))
+BACK = a_value("back")
 STORED, DROPPED, LOADED = Node("host.store", (A,), (H,)), Node("host.drop", (A, H), ()), Node("host.load", (H,), (BACK,))
 SMALL = Value("small", Storage("small", 8, "cpu", Kind.HOST), "float32", (2,), (1,))
 
@@ -150,9 +138,9 @@ SMALL = Value("small", Storage("small", 8, "cpu", Kind.HOST), "float32", (2,), (
         ((RELU, STORED, DROPPED, Node("host.load", (H, H), (BACK,))), (), "does not have the form"),
         ((RELU, STORED, DROPPED, Node("host.load", (H,), (BACK,), (("k", 1),))), (), "does not have the form"),
         ((RELU, STORED, DROPPED, Node("host.load", (H,), (None,))), (), "does not have the form"),
-        ((RELU, STORED, DROPPED, Node("host.load", (H,), (_value("other", H.storage),))), (), "does not have the form"),
+        ((RELU, STORED, DROPPED, Node("host.load", (H,), (a_value("other", H.storage),))), (), "does not have the form"),
         ((RELU, Node("host.store", (A,), (B,)), Node("host.drop", (A, B), ())), (), "does not lie on the device at one end"),
-        ((RELU, STORED, DROPPED, Node("host.store", (H,), (_value("h2", Storage("h2", 16, "cpu", Kind.HOST)),))), (), "at one end"),
+        ((RELU, STORED, DROPPED, Node("host.store", (H,), (a_value("h2", Storage("h2", 16, "cpu", Kind.HOST)),))), (), "at one end"),
         ((RELU, Node("host.store", (A,), (SMALL,)), Node("host.drop", (A, SMALL), ())), (), "does not look like"),
         ((RELU, STORED, DROPPED, Node("aten.relu.default", (H,), (B,))), (), "used by something else"),
         ((RELU, Node("aten.relu.default", (A,), (H,))), (), "used by something else"),
