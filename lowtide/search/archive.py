@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lowtide.ir.problem import Ints
 from lowtide.search.evict import Bias, Weights
@@ -17,6 +21,13 @@ class Recipe:
     weights: Weights
     bias: Bias | None = None
 
+    def digest(self, problem: int, limit_bytes: int) -> bytes:
+        """Of all that decides what comes out: two recipes of one digest make one schedule."""
+        found = blake2b(repr((problem, limit_bytes, *astuple(self.weights))).encode(), digest_size=16)
+        for array in (self.base, *(() if self.bias is None else (self.bias.keep, self.bias.store))):
+            found.update(array.tobytes())
+        return found.digest()
+
 
 @dataclass(frozen=True, eq=False)
 class Point:
@@ -27,6 +38,7 @@ class Point:
     problem: int  # which of the problems it is a schedule of
     runs: Ints
     recipe: Recipe | None = None
+    part: NDArray[np.int8] | None = None  # [m] what each tensor had to do with eviction's choices
 
 
 @dataclass

@@ -52,13 +52,21 @@ class Bias:
     store: NDArray[np.float64]
 
 
+@dataclass(frozen=True, eq=False)
+class Evicted:
+    """What eviction made of a sequence."""
+
+    runs: Ints
+    part: NDArray[np.int8]  # [m] what each tensor had to do with it: BYSTANDER, WEIGHED or CHOSEN, see `evict_state`
+
+
 def evict(
     problem: RunProblem,
     runs: Ints,
     limit_bytes: int,
     weights: Weights = Weights(),
     bias: Bias | None = None,
-) -> Ints | None:
+) -> Evicted | None:
     """A sequence that goes through `runs` in that order, and runs some nodes again, so that what is alive stays within the limit.
 
     Where `runs` itself repeats a node, what that makes is let go after its last reader before. None where this rule finds no sequence.
@@ -75,8 +83,7 @@ def evict(
     if not _evict(runs, now, tensors, nodes, steps, ids, out):
         return None
     found = out[: int(now["count"][0])]
-    codes: Ints = found["code"][found["needed"]]
-    return codes
+    return Evicted(found["code"][found["needed"]], tensors["part"].copy())
 
 
 def rehearse_eviction() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from lowtide.search.evict_state import DROPPED, NOTHING, STORED, emit, let_go, next_use
+from lowtide.search.evict_state import CHOSEN, DROPPED, NOTHING, STORED, WEIGHED, emit, let_go, next_use
 
 _DEAD, _REMAKE, _DROP, _SWAP, _UNKNOWN = 0, 1, 2, 3, 4  # how a tensor goes
 _LATE = 1e30  # what was loaded ahead goes last
@@ -59,6 +59,7 @@ def _candidates(step: Any, again: Any, before: Any, now: Any, tensors: Any, node
             if cost < np.inf:
                 tensors[found].score = _score(cost, tensor, later - step, now, tensors, steps)
                 tensors[found].candidate, tensors[found].way = tensor, _UNKNOWN
+                each.part = max(each.part, WEIGHED)
                 found += 1
     return found
 
@@ -127,6 +128,8 @@ def _evict(tensor: Any, way: Any, now: Any, tensors: Any, nodes: Any, out: Any) 
             each.host = DROPPED
         if not emit(len(nodes) - 1 + len(tensors) + tensor, now, out):
             return False
+    if way != _DEAD:
+        tensors[tensor].part = CHOSEN
     let_go(tensor, now, tensors)
     return True
 

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from lowtide.search.runs import Facts
 
+# Of a tensor's `part` in the choices of what goes, so that a search knows which exceptions change nothing.
+BYSTANDER, WEIGHED, CHOSEN = 0, 1, 2  # it was there at none of them, or held; it could have gone; it went
+
 # Of a tensor's `host`: what the host holds of it.
 NOTHING, STORED, DROPPED = 0, 1, 2  # a copy, or one on its way; one that is needed, since the device's was dropped
 
@@ -35,6 +38,7 @@ TENSOR = np.dtype([
     ("store_bias", np.float64),  # the same of its worth when something to store is chosen
     ("by_bytes", np.float64),  # what its bytes count for in its score, with its bias
     ("place", np.int32),  # where it stands among the members
+    ("part", np.int8),  # in the choices of what goes
     # Lists of tensors, by place and not by tensor:
     ("member", np.int32),  # all that are resident, in no order
     ("candidate", np.int32),

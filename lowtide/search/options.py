@@ -111,7 +111,7 @@ def _sequences(lone: LoneBlock, effort: Effort) -> Iterator[Ints]:
         limit_bytes = max(int(full_bytes * room), kept_bytes + _beside_bytes(lone))
         found = evict(_narrowed(lone, limit_bytes - _beside_bytes(lone) - kept_bytes), lone.runs, limit_bytes, weights)
         if found is not None:
-            yield found
+            yield found.runs
 
 
 def forward_twice(lone: LoneBlock) -> Ints:
@@ -139,7 +139,8 @@ def _improved(lone: LoneBlock, option: Option, random: np.random.Generator, effo
     gone = random.choice(again, min(int(random.integers(1, 5)), len(again)), replace=False)
     limit_bytes = _limit_bytes(lone, option)
     problem = _narrowed(lone, limit_bytes - option.kept_bytes - _beside_bytes(lone))
-    return evict(problem, np.delete(option.runs, gone), limit_bytes, effort.weights[random.integers(len(effort.weights))])
+    found = evict(problem, np.delete(option.runs, gone), limit_bytes, effort.weights[random.integers(len(effort.weights))])
+    return None if found is None else found.runs
 
 
 def _combined(lone: LoneBlock, parts: Sequence[Sequence[Option]]) -> list[Option]:

@@ -106,9 +106,9 @@ def test_eviction_keeps_its_limit_and_every_run_is_right(made, share, weights):
         found = evict(problem, array, limit, weights)
         if found is None:
             continue
-        assert first_wrong(problem, found) == -1
-        assert cost_of(problem, found).peak_bytes <= limit
-        firsts = list(dict.fromkeys(found.tolist()))
+        assert first_wrong(problem, found.runs) == -1
+        assert cost_of(problem, found.runs).peak_bytes <= limit
+        firsts = list(dict.fromkeys(found.runs.tolist()))
         assert set(firsts) == set(sequence)
 
 
@@ -122,7 +122,7 @@ def test_with_room_for_all_nothing_is_repeated(made):
     _, problem, order, _ = made
     if order:
         base = np.array(order, np.int32)
-        assert evict(problem, base, cost_of(problem, base).peak_bytes).tolist() == list(order)
+        assert evict(problem, base, cost_of(problem, base).peak_bytes).runs.tolist() == list(order)
 
 
 def _value(name, kind=Kind.ACTIVATION, nbytes=8):
@@ -148,8 +148,8 @@ def test_a_long_chain_fits_into_little_memory():
     kept = cost_of(problem, base)
     found = evict(problem, base, kept.peak_bytes // 4)
     assert found is not None
-    assert cost_of(problem, found).peak_bytes <= kept.peak_bytes // 4
-    assert cost_of(problem, found).time_us < 2 * kept.time_us
+    assert cost_of(problem, found.runs).peak_bytes <= kept.peak_bytes // 4
+    assert cost_of(problem, found.runs).time_us < 2 * kept.time_us
 
 
 def test_what_is_written_over_limits_its_readers():

@@ -150,9 +150,9 @@ def test_eviction_with_swapping_keeps_its_limit_and_is_right(made, share, weight
     for exceptions in (None, bias):
         found = evict(problem, array, limit, weights, exceptions)
         if found is not None:
-            assert first_wrong(problem, found) == -1
-            assert cost_of(problem, found).peak_bytes <= limit
-            assert list(dict.fromkeys(code for code in found.tolist() if code < len(case.tasks))) == list(order)
+            assert first_wrong(problem, found.runs) == -1
+            assert cost_of(problem, found.runs).peak_bytes <= limit
+            assert list(dict.fromkeys(code for code in found.runs.tolist() if code < len(case.tasks))) == list(order)
 
 
 def _chain(length):
@@ -180,8 +180,8 @@ def test_a_fast_link_makes_swapping_free_where_nothing_can_be_repeated():
     assert evict(problem, order, 400) is None  # recomputation alone cannot
     found = evict(problem, order, 400, Weights(store_above=0.0, load_weight=0.1, lead=2.0))
     assert found is not None
-    assert first_wrong(problem, found) == -1
-    cost = cost_of(problem, found)
+    assert first_wrong(problem, found.runs) == -1
+    cost = cost_of(problem, found.runs)
     assert cost.peak_bytes <= 400
     assert cost.time_us == plain.time_us  # every copy is hidden behind an operator
 
@@ -191,7 +191,7 @@ def test_a_slow_link_is_waited_for():
     slow_links = dataclasses.replace(problem, links=Links(problem.links.storable, np.full(8, 100.0), np.full(8, 100.0)))
     found = evict(slow_links, np.arange(8, dtype=np.int32), 300, Weights(store_above=0.0))
     assert found is not None
-    cost = cost_of(slow_links, found)
+    cost = cost_of(slow_links, found.runs)
     assert cost.time_us >= 80 + 100  # at least one store or load that nothing hides
     assert cost.peak_bytes <= 300
 
