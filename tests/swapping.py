@@ -11,29 +11,29 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from lowtide.cost.memory import counted_storages
 from lowtide.ir.graph import Graph, Kind, Node, Storage
 from lowtide.ir.ops import is_view, repeatable
 from lowtide.ir.sequence import Codes, Deed
-from lowtide.rewrite.swap import storable
+from lowtide.rewrite.swap import movable_storages, storable
 
 
-def random_sequence(graph: Graph, rng: random.Random, again: float = 0.2, away: float = 0.4) -> list[int]:
-    """All nodes in program order; between them some run again, and some storages go to the host and back."""
-    return _Writer(graph, rng, again, away).sequence()
+def random_sequence(graph: Graph, rng: random.Random, again: float = 0.2, away: float = 0.4, *, lend: bool = False) -> list[int]:
+    """All nodes in program order; between them some run again, and some storages go to the host and back; the caller's too with `lend`."""
+    return _Writer(graph, rng, again, away, lend).sequence()
 
 
 class _Writer:
     """Keeps book of what is where, so that the sequence is right."""
 
-    def __init__(self, graph: Graph, rng: random.Random, again: float, away: float) -> None:
+    def __init__(self, graph: Graph, rng: random.Random, again: float, away: float, lend: bool) -> None:
         self.graph, self.rng, self.likely_again, self.likely_away = graph, rng, again, away
-        counted = counted_storages(graph)
+        counted = movable_storages(graph)
         self.number = {storage: index for index, storage in enumerate(counted)}
         self.codes = Codes(len(graph.nodes), len(counted))
-        self.may_go = {storage for storage, may in zip(counted, storable(graph), strict=True) if may}
+        self.may_go = {storage for storage, may in zip(counted, storable(graph, lend=lend), strict=True) if may}
         self.makers = _makers(graph)
-        self.here: set[Storage] = set()
+        self.lent = self.may_go & {value.storage for value in graph.inputs}
+        self.here: set[Storage] = set(self.lent)
         self.stored: set[Storage] = set()
         self.pending: set[Storage] = set()
         self.version: dict[Storage, int] = {}
@@ -46,24 +46,30 @@ class _Writer:
             for value in node.inputs:
                 if value.storage in self.makers and self.rng.random() < self.likely_again:
                     self.again(self.makers[value.storage])
+            for before, _ in node.writes:
+                if before.storage in self.pending:
+                    self.drop(before.storage)
+                self.may_go.discard(before.storage)
             self.run(index, node)
             self.version.update({after.storage: after.version for _, after in node.writes})
             self.move()
         for storage in self.ordered(self.pending):
             self.drop(storage)
+        for storage in self.ordered(self.lent - self.here):
+            self.load(storage)
         return self.entries
 
     def run(self, index: int, node: Node) -> None:
-        for value in node.inputs:
+        for value in (*node.inputs, *(before for before, _ in node.writes)):
             self.want(value.storage)
         self.entries.append(index)
         self.here.update(value.storage for value in node.outputs if value is not None)
 
     def want(self, storage: Storage) -> None:
         """Have it there: what is away can be made again, or loaded."""
-        if storage not in self.makers or storage in self.here:
+        if storage in self.here or (storage not in self.makers and storage not in self.lent):
             return
-        if self.rng.random() < 0.3:
+        if storage in self.makers and self.rng.random() < 0.3:
             self.again(self.makers[storage])
         if storage not in self.here:
             self.load(storage)
@@ -106,8 +112,11 @@ class _Writer:
 
 
 def footprints(graph: Graph, entries: Sequence[int]) -> list[int]:
-    """The bytes alive at each entry, without what is resident: from the first word of `ir.sequence` alone, nobody working in place."""
-    counted = counted_storages(graph)
+    """The bytes alive at each entry, with all that could be lent and without what else is resident.
+
+    From the first word of `ir.sequence` alone, nobody working in place.
+    """
+    counted = movable_storages(graph)
     codes = Codes(len(graph.nodes), len(counted))
     made: dict[Storage, list[tuple[int, int]]] = {storage: [] for storage in counted}  # by copy: when it is made, when it is read last
     for storage in {value.storage for value in graph.inputs} & made.keys():
@@ -117,13 +126,15 @@ def footprints(graph: Graph, entries: Sequence[int]) -> list[int]:
         node = graph.nodes[index] if deed is Deed.RUN else None
         if node is not None and place != entries.index(entry):
             node = repeatable(node)
-        reads = {value.storage for value in node.inputs} if node else {counted[index]} if deed is not Deed.LOAD else set()
+        touched = (*node.inputs, *(before for before, _ in node.writes)) if node else ()
+        reads = {value.storage for value in touched} if node else {counted[index]} if deed is not Deed.LOAD else set()
         makes = {value.storage for value in node.outputs if value} - reads if node else {counted[index]} if deed is Deed.LOAD else set()
         for storage in reads & made.keys():
             made[storage][-1] = (made[storage][-1][0], place)
         for storage in makes & made.keys():
             made[storage].append((place, place))
-    for storage in {value.storage for value in graph.outputs} & made.keys():
+    given = {value.storage for value in graph.inputs if value.storage.kind.caller_owned}
+    for storage in ({value.storage for value in graph.outputs} | given) & made.keys():
         made[storage][-1] = (made[storage][-1][0], len(entries))
     lives = [(start, end, storage.nbytes) for storage, copies in made.items() for start, end in copies]
     return [sum(nbytes for start, end, nbytes in lives if start <= place <= end) for place in range(len(entries))]
@@ -217,10 +228,13 @@ class LateStreams:
         if stream is self.made[1]:
             target.fill_(0xFF)
         ends = [StorageWeakRef(each.untyped_storage()) for each in (target, source)]
+        starts = [each.untyped_storage().data_ptr() for each in (target, source)]
         addresses, nbytes = (target.data_ptr(), source.data_ptr()), target.numel()
 
         def move() -> None:
-            assert not any(end.expired() for end in ends), "memory was let go before the copy of it was done"
+            there = [torch.UntypedStorage._new_with_weak_ptr(end.cdata) for end in ends]
+            same = [storage is not None and storage.data_ptr() == ptr for storage, ptr in zip(there, starts, strict=True)]
+            assert all(same), "memory was let go before the copy of it was done"
             ctypes.memmove(*addresses, nbytes)
             self.copied_bytes += nbytes
 

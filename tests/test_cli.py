@@ -100,7 +100,7 @@ def test_a_limit_of_memory_is_told_with_what_it_costs():
 
 
 def test_a_machine_that_is_not_here_can_be_planned_for():
-    result = run("spec_of_a_test:make", "--memory", "90%", "--device", "h100", "--simulate", "--json", "-")
+    result = run("spec_of_a_test:make", "--memory", "90%", "--device", "h100", "--simulate", "--swap-state", "--json", "-")
     assert result.exit_code == 0, result.output
     figures = json.loads(result.stdout)
     assert figures["peak_bytes"] % 512 == 0

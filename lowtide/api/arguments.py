@@ -27,6 +27,19 @@ def check_arguments(model: Any, loss: Any, optimizer: Any, after_backward: Any, 
         raise ValueError(f"accumulate: expected a positive number of micro-batches, got {accumulate!r}")
 
 
+def check_swapping(model: nn.Module, optimizer: torch.optim.Optimizer | None, swap: bool, swap_state: bool) -> None:
+    """Refuse to lend what lies in memory that nobody can let go of."""
+    if not swap_state:
+        return
+    if not swap:
+        raise ValueError("swap_state: expected it together with `swap`, got swap=False")
+    states = {} if optimizer is None else optimizer.state
+    held = ((f"the optimizer's {key}", value) for state in states.values() for key, value in state.items())
+    for name, tensor in (*model.named_parameters(), *held):
+        if isinstance(tensor, torch.Tensor) and not tensor.untyped_storage().resizable():
+            raise ValueError(f"swap_state: {name} lies in memory that cannot be let go of (from numpy, shared or mapped); clone it first")
+
+
 def device_of(model: nn.Module, wished: torch.device | str | None) -> torch.device:
     """Where the step runs: where the model lies, or for a model without memory where it is wished to."""
     found = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))

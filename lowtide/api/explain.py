@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.api.arguments import check_arguments, device_of, without_data
+from lowtide.api.arguments import check_arguments, check_swapping, device_of, without_data
 from lowtide.api.explanation import Explanation, Remedy
 from lowtide.api.limits import Memory
 from lowtide.api.maker import Maker
@@ -38,6 +38,7 @@ def explain(
     accumulate: int = 1,
     memory: int | str | None = None,
     swap: bool = True,
+    swap_state: bool = False,
     search: Sweep | None = None,
     solver: Solver | None = None,
     device: torch.device | str | None = None,
@@ -58,6 +59,7 @@ def explain(
     names no machine.
     """
     check_arguments(model, loss, optimizer, after_backward, accumulate)
+    check_swapping(model, optimizer, swap, swap_state)
     limit = None if memory is None else Memory.of(memory)
     args, kwargs = positional_and_keyword(batch)
     place = device_of(model, device)
@@ -70,7 +72,8 @@ def explain(
     args, kwargs = without_data((args, kwargs), place)
     maker = Maker(
         model=model, program=program, args=args, kwargs=kwargs, device=place, solver=solver or Auto(), workspaces=False, memory=None,
-        latency=None, sweep=search or Sweep(), swap=swap, simulated=machine, saved=None, stages=Stages(callback, wants_progress(progress)),
+        latency=None, sweep=search or Sweep(), swap=swap, swap_state=swap_state, simulated=machine, saved=None,
+        stages=Stages(callback, wants_progress(progress)),
     )  # fmt: skip
     captured, granule_bytes, plan = maker.plan_of_most_steps(Budget(latency=1.0))
     assert plan.trade is not None, "a limit was asked for"

@@ -50,6 +50,7 @@ class Maker:
     latency: float | None
     sweep: Sweep
     swap: bool  # tensors may be sent to the host and back, where the device has memory of its own
+    swap_state: bool  # parameters and optimizer state too
     simulated: Device | None  # the machine that is planned for, where that is not this one
     saved: Plan | None
     stages: Stages
@@ -127,8 +128,8 @@ class Maker:
         among, provenance = measured.temporaries, _provenance(measured.device)
         with self.stages.stage("order", f"ordering {len(captured.graph.nodes)} operators"):
             if limited:
-                links = self._links(measured)
-                return plan_within(budget, among, node_us, self.solver, provenance, sweep=self.sweep, links=links, **settings)
+                settings |= {"sweep": self.sweep, "links": self._links(measured), "lend": self.swap_state}
+                return plan_within(budget, among, node_us, self.solver, provenance, **settings)
             return make_plan(among, self.solver, provenance, **settings)
 
     def _links(self, measured: _Measured) -> Device | None:

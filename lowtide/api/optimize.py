@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lowtide.api.arena import StepArena
-from lowtide.api.arguments import check_arguments, device_of, without_data
+from lowtide.api.arguments import check_arguments, check_swapping, device_of, without_data
 from lowtide.api.limits import Memory, checked_latency
 from lowtide.api.maker import Maker
 from lowtide.api.stages import Callback, Stages, wants_progress
@@ -41,6 +41,7 @@ def optimize(
     memory: int | str | None = None,
     latency: float | None = None,
     swap: bool = True,
+    swap_state: bool = False,
     search: Sweep | None = None,
     solver: Solver | None = None,
     workspaces: bool | None = None,
@@ -76,6 +77,8 @@ def optimize(
     latency: the most that a step may take, as a multiple of its time without recomputation; the peak is then as small as was found.
     swap: under a limit, tensors may also be copied to the host's memory and back while operators run, where the device has memory of
         its own; a CPU has none to swap to.
+    swap_state: parameters and optimizer state may be among what is swapped. They are there again when the step is over, also where it
+        fails; while it runs, nobody else may use them.
     search: how far to look for what to compute again and what to swap; lowtide.Sweep() by default. Interrupted from the keyboard, the
         search ends, with a warning, and the best that was found by then is used.
     solver: how to find the order; the best of the quick heuristics by default.
@@ -96,6 +99,7 @@ def optimize(
     plan within `memory` was found, FormatError for a `plan` that is of another program.
     """
     check_arguments(model, loss, optimizer, after_backward, accumulate)
+    check_swapping(model, optimizer, swap, swap_state)
     if memory is not None and latency is not None:
         raise TypeError("memory and latency: expected one limit or none, got both: the other is what is made as small as can be")
     if plan is not None and (memory is not None or latency is not None):
@@ -114,7 +118,7 @@ def optimize(
     obstacle = _ON_META if on_meta else "" if machine is None else _ELSEWHERE.format(machine.name)  # why the step can only be planned
     maker = Maker(
         model, program, args, kwargs, place, solver or Auto(), not on_meta if workspaces is None else workspaces,
-        limit, checked_latency(latency), search or Sweep(), swap, machine, saved, Stages(callback, wants_progress(progress)),
+        limit, checked_latency(latency), search or Sweep(), swap, swap_state, machine, saved, Stages(callback, wants_progress(progress)),
     )  # fmt: skip
     variants = maker.make()
     if saved is not None and not any(variant.plan.solver == saved.solver and variant.plan.order == saved.order for variant in variants):

@@ -29,6 +29,7 @@ def optimize_command(
     ] = None,
     latency: Annotated[float | None, typer.Option(help="the most time, as a multiple of that without recomputation: 1.1")] = None,
     swap: Annotated[bool, typer.Option(help="under a limit, let tensors go to the host and back, where there is one to swap to")] = True,
+    swap_state: Annotated[bool, typer.Option("--swap-state", help="parameters and optimizer state too")] = False,
     arena: Annotated[bool, typer.Option("--arena", help="serve the step's memory from one block, at planned addresses")] = False,
     device: Annotated[str | None, typer.Option(help="with --simulate: the machine, of those that `lowtide devices` lists")] = None,
     simulate: Annotated[bool, typer.Option("--simulate", help="plan for --device in place of this machine; nothing is run")] = False,
@@ -50,7 +51,8 @@ def optimize_command(
     try:
         build = builder(spec, batch_size, fake)
         workload = build()
-        limits: dict[str, Any] = {"memory": memory, "latency": latency, "swap": swap, "arena": arena, "simulate": machine}
+        limits: dict[str, Any] = {"memory": memory, "latency": latency, "swap": swap, "swap_state": swap_state}
+        limits |= {"arena": arena, "simulate": machine}
         step = optimize(workload.model, workload.batch, loss=workload.loss, optimizer=workload.optimizer, **limits)
         compared = compare(build(), workload, step, repeats) if measure and not fake and machine is None else None
         if save is not None:

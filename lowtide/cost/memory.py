@@ -10,7 +10,7 @@ takes over ends where the taker starts, so that at every step the bytes of the t
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from lowtide.errors import CheckError
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
+from lowtide.ir.ops import DROP, LOAD, STORE
 from lowtide.ir.problem import Bytes, Ints, OrderProblem
 from lowtide.ir.problem_check import Task
 
@@ -43,10 +44,18 @@ class Footprint:
     peak_step: int  # the first at the peak, -1 where there are no steps
 
 
-def order_problem(graph: Graph, workspace_bytes: Sequence[int] | None = None, *, round_to: int = 1, eager: bool = False) -> OrderProblem:
+def order_problem(
+    graph: Graph,
+    workspace_bytes: Sequence[int] | None = None,
+    *,
+    round_to: int = 1,
+    eager: bool = False,
+    lendable: Sequence[Storage] = (),
+) -> OrderProblem:
     """The ordering problem of a graph; its tensor i is `counted_storages(graph)[i]`, its node i is `graph.nodes[i]`.
 
-    Inputs that the caller owns are resident, other inputs are donated, and outputs are kept. Sizes are rounded up to `round_to` bytes,
+    Inputs that the caller owns are resident, other inputs are donated, and outputs are kept. Those in `lendable` are tensors, too, behind
+    all others: there from the start, and kept. Sizes are rounded up to `round_to` bytes,
     as the device's allocator does. `workspace_bytes` is by node, 0 for all where left out; for a node with a body it holds what the body
     needs beside the node's own inputs and outputs.
 
@@ -58,23 +67,36 @@ def order_problem(graph: Graph, workspace_bytes: Sequence[int] | None = None, *,
     """
     if workspace_bytes is not None and len(workspace_bytes) != len(graph.nodes):
         raise CheckError(f"expected workspace_bytes of {len(graph.nodes)} nodes, got {len(workspace_bytes)}")
-    tasks = _Tasks(graph, eager)
+    tasks = _Tasks(graph, eager, lendable)
     spaces = [0] * len(graph.nodes) if workspace_bytes is None else workspace_bytes
     return OrderProblem.of(
         [storage_bytes(storage, round_to) for storage in tasks.tensor_of],
         [tasks.of(index, space, before) for index, (space, before) in enumerate(zip(spaces, predecessors(graph), strict=True))],
         kept=sorted(tasks.kept),
-        resident_bytes=sum(storage_bytes(storage, round_to) for storage in resident_storages(graph)),
+        resident_bytes=sum(storage_bytes(storage, round_to) for storage in resident_storages(graph) if storage not in tasks.tensor_of),
     )
 
 
 def resident_storages(graph: Graph) -> tuple[Storage, ...]:
-    """The storages that the caller holds throughout, each once: of parameters, buffers, state, batch, constants and Python numbers."""
-    return tuple(dict.fromkeys(value.storage for value in graph.inputs if _is_resident(value.storage)))
+    """The storages that the caller holds throughout, each once: of parameters, buffers, state, batch, constants and Python numbers.
+
+    What the caller lends is not among them.
+    """
+    lent = lent_storages(graph)
+    return tuple(dict.fromkeys(value.storage for value in graph.inputs if _is_resident(value.storage) and value.storage not in lent))
+
+
+def lent_storages(graph: Graph) -> frozenset[Storage]:
+    """What the caller lets a step put elsewhere in between: the inputs of the caller's that are stored on the host.
+
+    Such a storage lives from the start to its drop, and what the last load makes of it is kept: that is the caller's again.
+    """
+    given = {value.storage for value in graph.inputs}
+    return frozenset(value.storage for node in graph.nodes if node.op == STORE for value in node.inputs if value.storage in given)
 
 
 def counted_storages(graph: Graph) -> tuple[Storage, ...]:
-    """The storages whose life the order decides: donated inputs, then what the nodes make, in program order.
+    """The storages whose life the order decides: donated and lent inputs, then what the nodes make, in program order.
 
     Copies in the host's memory are not among them: they are no memory of the device.
     """
@@ -123,10 +145,11 @@ def checked_order(problem: OrderProblem, order: ArrayLike) -> Ints:
 class _Tasks:
     """The tasks of a graph's nodes: storages numbered, and who makes and keeps them."""
 
-    def __init__(self, graph: Graph, eager: bool) -> None:
-        self.maker_of = _makers(graph)
+    def __init__(self, graph: Graph, eager: bool, lendable: Sequence[Storage]) -> None:
+        self.maker_of = _makers(graph) | dict.fromkeys(lendable, -1)
         self.tensor_of = {storage: tensor for tensor, storage in enumerate(self.maker_of)}
-        self.kept = {self.tensor_of[value.storage] for value in graph.outputs if value.storage in self.tensor_of}
+        kept = (*(value.storage for value in graph.outputs), *lendable, *_given_back(graph))
+        self.kept = {self.tensor_of[storage] for storage in kept if storage in self.tensor_of}
         self.nodes = graph.nodes
         self.eager = eager
 
@@ -157,20 +180,30 @@ class _Tasks:
 
     def _may_take(self, node: Node, value: Value, output: Value) -> bool:
         tensor = self.tensor_of.get(value.storage, -1)
-        if tensor < 0 or tensor in self.kept or _exact_bytes(value.storage) != _exact_bytes(output.storage):
+        if tensor < 0 or tensor in self.kept or value.storage.kind.caller_owned:
+            return False
+        if value.storage.device != output.storage.device or _exact_bytes(value.storage) != _exact_bytes(output.storage):
             return False
         return all(_layout(other) == _layout(value) for other in node.inputs if other.storage is value.storage)
 
 
 def _makers(graph: Graph) -> dict[Storage, int]:
     """The node that makes each counted storage, the first to put a value on it; -1 for donated inputs."""
-    given = {value.storage for value in graph.inputs}
-    makers = {value.storage: -1 for value in graph.inputs if not (_is_resident(value.storage) or value.storage.kind is Kind.HOST)}
+    given, lent = {value.storage for value in graph.inputs}, lent_storages(graph)
+    inputs = (value.storage for value in graph.inputs if value.storage in lent or not _is_resident(value.storage))
+    makers = {storage: -1 for storage in inputs if storage.kind is not Kind.HOST}
     for index, node in enumerate(graph.nodes):
         for value in node.outputs:
             if value is not None and value.storage not in given and value.storage.kind is not Kind.HOST:
                 makers.setdefault(value.storage, index)
     return makers
+
+
+def _given_back(graph: Graph) -> Iterator[Storage]:
+    """What loads make of lent storages and nobody drops again."""
+    dropped = {value.storage for node in graph.nodes if node.op == DROP for value in node.inputs}
+    made = (value.storage for node in graph.nodes if node.op == LOAD for value in node.results)
+    return (storage for storage in made if storage.kind.caller_owned and storage not in dropped)
 
 
 def _is_resident(storage: Storage) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.host_check import check_host_copies
+from lowtide.ir.ops import LOAD
 from lowtide.ir.sizes import ITEM_BYTES, Size
 from lowtide.ir.takeover_check import check_takeovers
 from lowtide.ir.verdict import Place, Verdict, refuse
@@ -109,7 +110,8 @@ def _check_one(graph: Graph, within: str) -> None:
     _check_names(graph, within)
     _check_inputs(graph, within)
     inside = set(graph.nodes)
-    owned = {value.storage for value in graph.inputs if value.storage.kind.caller_owned}
+    made = (value for node in graph.nodes if node.op == LOAD for value in node.results)  # of what is lent
+    owned = {value.storage for value in (*graph.inputs, *made) if value.storage.kind.caller_owned}
     machine = _Machine.of(graph)
     for index, node in enumerate(graph.nodes):
         where = Place(index, node, within)

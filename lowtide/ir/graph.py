@@ -17,7 +17,8 @@ and a storage of 0 bytes.
 
 What has been sent to the host lies on a storage of kind "host". Three operators know of it: `host.store(t) -> h` begins to copy the whole
 storage of `t`; `host.drop(t, h)` is the last use of that copy of `t`, once the store is done; `host.load(h) -> t2` makes a new storage and
-begins to fill it. Such a storage is no memory of the device, and counts nowhere.
+begins to fill it. Such a storage is no memory of the device, and counts nowhere. Where `t` is the caller's, the drop also writes it: it
+empties the caller's block, which the load fills again, so `t2` is of the caller's kind and counts as the caller's from there on.
 """
 
 from __future__ import annotations

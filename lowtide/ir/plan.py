@@ -60,7 +60,7 @@ class Plan:
     order: tuple[int, ...]  # indices into graph.nodes, by step
     takeovers: tuple[int, ...]  # by node: which of its `inplace` candidates' memory it takes over, -1 for none
     workspace_bytes: tuple[int, ...]  # by node: what it needs while it runs beside inputs and results, 0 where none or unknown
-    resident_bytes: int  # of the caller's, throughout
+    resident_bytes: int  # of the caller's, before and after
     peak_bytes: int  # promised, with what is resident
     eager_peak_bytes: int  # the same of the program as the user wrote it
     lower_bound_bytes: int  # no order needs less

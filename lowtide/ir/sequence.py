@@ -1,11 +1,11 @@
 """What the entries of a schedule with recomputation and swapping mean.
 
-A sequence is a list of integers. Of a graph of n nodes and m counted storages (`cost.memory.counted_storages` has their order), an entry
+A sequence is a list of integers. Of a graph of n nodes and m movable storages (`rewrite.swap.movable_storages` has their order), an entry
 
     below n             runs that node
-    n + t               stores t: begins to copy storage t to the host
-    n + m + t           drops t: its copy on the device is let go, once the store is done
-    n + 2 m + t         loads t: makes a new copy on the device and begins to fill it from the host
+    n + 3 t             stores t: begins to copy storage t to the host
+    n + 3 t + 1         drops t: its copy on the device is let go, once the store is done
+    n + 3 t + 2         loads t: makes a new copy on the device and begins to fill it from the host
 
 A run reads the latest copy of each storage, whether a run made it or a load. A store reads it and a drop is its last reader; a load makes
 it anew. So lifetimes follow from the sequence, with swapping as without.
@@ -28,22 +28,22 @@ class Deed(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """The meaning of entries for a graph of so many nodes and counted storages."""
+    """The meaning of entries for a graph of so many nodes and movable storages."""
 
     nodes: int
     storages: int
 
     def store(self, storage: int) -> int:
         """The entry that stores a storage."""
-        return self.nodes + storage
+        return self.nodes + 3 * storage
 
     def drop(self, storage: int) -> int:
         """The entry that drops a storage."""
-        return self.nodes + self.storages + storage
+        return self.nodes + 3 * storage + 1
 
     def load(self, storage: int) -> int:
         """The entry that loads a storage."""
-        return self.nodes + 2 * self.storages + storage
+        return self.nodes + 3 * storage + 2
 
     def read(self, entry: int) -> tuple[Deed, int]:
         """What an entry does, and the index of its node or storage. Raises IndexError for what is no entry."""
@@ -51,5 +51,5 @@ class Codes:
             return Deed.RUN, entry
         if not self.nodes <= entry < self.nodes + 3 * self.storages:
             raise IndexError(f"expected an entry of at least 0 and below {self.nodes + 3 * self.storages}, got {entry}")
-        deed, storage = divmod(entry - self.nodes, self.storages)
+        storage, deed = divmod(entry - self.nodes, 3)
         return Deed(deed + 1), storage

@@ -37,6 +37,10 @@ class Verdict(enum.Enum):
     HOST_FIXED = "a copy to the host or back is of an input or an output of the graph"
     HOST_TOUCHED = "what is on the host is used by something else than stores, drops and loads"
     HOST_NOT_DROPPED = "what a store copies is not dropped after it, and may be gone before the copy is whole"
+    LENT_WRITE = "a drop of what the caller lends has to write it, since it is emptied, and no other copy to the host or back writes"
+    LENT_WRITTEN = "what the caller lends is copied to the host or dropped after it has been written"
+    LENT_STILL_THERE = "what the caller lends is loaded without a drop that comes before"
+    LENT_NOT_BACK = "what the caller lends is not there in the end"
 
     NOT_A_PERMUTATION = "the order does not name every node once"
     ORDER_DATA = "the order runs a node before one that makes what it reads"

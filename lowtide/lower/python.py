@@ -35,13 +35,14 @@ _SCATTER = "aten.as_strided_scatter.default"
 def lower(plan: Plan) -> str:
     """The source text of a plan's program. Raises FormatError for an operator whose name is none."""
     graph, names = plan.graph, _variables(plan.graph)
-    dying, arrivals = _deaths(plan), transfers.arrivals(plan)
+    lent = transfers.Lent.of(graph)
+    dying, arrivals = _deaths(plan, lent), transfers.arrivals(plan, lent)
     lines = [*_header(plan), "def step(inputs, host):" if transfers.swaps(plan) else "def step(inputs):"]
     lines += [f"    ({''.join(names[value] + ', ' for value in graph.inputs)}) = inputs" if graph.inputs else "    () = inputs"]
     for position, index in enumerate(plan.order):
         node, takeover = graph.nodes[index], plan.takeovers[index]
         lines += [f"    {line}" for line in transfers.waits(arrivals.before.get(position, ()), names)]
-        lines += [f"    {line}" for line in _statements(node, takeover, names)]
+        lines += [f"    {line}" for line in _statements(node, takeover, names, lent)]
         lines += [f"    {line}" for line in transfers.waits(arrivals.after.get(position, ()), names)]
         lines += [f"    {line}" for line in _releases(dying[position], names, node, takeover)]
     lines += [f"    return [{', '.join(names[value] for value in graph.outputs)}]", ""]
@@ -87,10 +88,10 @@ def _fresh(name: str, taken: set[str]) -> str:
     return name
 
 
-def _deaths(plan: Plan) -> list[list[tuple[Storage, list[Value]]]]:
+def _deaths(plan: Plan, lent: transfers.Lent) -> list[list[tuple[Storage, list[Value]]]]:
     """By position in the order: the storages whose last use that is, with the values on them that exist by then."""
     graph, owned = plan.graph, {value.storage for value in plan.graph.inputs}
-    kept = owned | {value.storage for value in graph.outputs}
+    kept = owned | lent.storages | {value.storage for value in graph.outputs}
     last: dict[Storage, int] = {}
     on: dict[Storage, list[Value]] = {}
     for position, index in enumerate(plan.order):
@@ -121,10 +122,10 @@ def _releases(dying: list[tuple[Storage, list[Value]]], names: dict[Value, str],
     yield f"del {', '.join(variables)}{note}"
 
 
-def _statements(node: Node, takeover: int, names: dict[Value, str]) -> Iterator[str]:
+def _statements(node: Node, takeover: int, names: dict[Value, str], lent: transfers.Lent) -> Iterator[str]:
     """The lines that run one node."""
     if is_transfer(node):
-        yield from transfers.statements(node, names)
+        yield from transfers.statements(node, names, lent)
     elif node.op.startswith("py."):
         yield f"{names[node.results[0]]} = {_arithmetic(node, names)}"
     elif node.op == "aten._local_scalar_dense.default":

@@ -5,10 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from lowtide.ir.graph import Node, Storage, Value
+from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.ops import DROP, LOAD, STORE, is_transfer, is_view
 from lowtide.ir.plan import Plan
 from lowtide.ir.summary import bytes_text
+
+
+class Lent(NamedTuple):
+    """What the caller lends: it stays the caller's tensor, which is emptied and filled again."""
+
+    storages: frozenset[Storage]  # of its values: the caller's own, and what loads make of it
+    tensor: Mapping[Storage, Value]  # by storage on the host: the caller's tensor
+
+    @classmethod
+    def of(cls, graph: Graph) -> Lent:
+        """What a graph borrows."""
+        given = {value.storage for value in graph.inputs}
+        stores = [node for node in graph.nodes if node.op == STORE and node.inputs[0].storage in given]
+        tensor = {node.results[0].storage: node.inputs[0] for node in stores}
+        back = {node.results[0].storage for node in graph.nodes if node.op == LOAD and node.inputs[0].storage in tensor}
+        return cls(frozenset(back | {value.storage for value in tensor.values()}), tensor)
 
 
 class Arrivals(NamedTuple):
@@ -23,8 +39,8 @@ def swaps(plan: Plan) -> bool:
     return any(map(is_transfer, plan.graph.nodes))
 
 
-def arrivals(plan: Plan) -> Arrivals:
-    """Where the program waits: as late as it can. Taking a view reads nothing."""
+def arrivals(plan: Plan, lent: Lent) -> Arrivals:
+    """Where the program waits: as late as it can. Taking a view reads nothing. What is lent and not read again is waited for in the end."""
     loaded: dict[Storage, tuple[int, Value]] = {}
     before: dict[int, tuple[Value, ...]] = {}
     for position, index in enumerate(plan.order):
@@ -34,19 +50,24 @@ def arrivals(plan: Plan) -> Arrivals:
                 before[position] = (*before.get(position, ()), loaded.pop(value.storage)[1])
         if node.op == LOAD:
             loaded[node.results[0].storage] = position, node.results[0]
-    return Arrivals(before, {position: (value,) for position, value in loaded.values()})
+    unread = {position: (value,) for position, value in loaded.values() if value.storage not in lent.storages}
+    return Arrivals(before, unread)
 
 
-def statements(node: Node, names: Mapping[Value, str]) -> Iterator[str]:
+def statements(node: Node, names: Mapping[Value, str], lent: Lent) -> Iterator[str]:
     """The line of a store, a drop or a load."""
-    given = ", ".join(names[value] for value in node.inputs)
-    if node.op == DROP:
-        yield f"host.drop({given})"
-        return
-    result = node.results[0]
-    assert isinstance(result.storage.nbytes, int)
-    what, way = ("store", "to") if node.op == STORE else ("load", "from")
-    yield f"{names[result]} = host.{what}({given})  # {bytes_text(result.storage.nbytes)} {way} the host"
+    here, there = (node.results[0], node.inputs[0]) if node.op == LOAD else (node.inputs[0], (*node.outputs, *node.inputs[1:])[0])
+    assert there is not None
+    assert isinstance(here.storage.nbytes, int)
+    size, own = bytes_text(here.storage.nbytes), lent.tensor.get(there.storage)
+    if node.op == STORE:
+        yield f"{names[there]} = host.store({names[here]})  # {size} to the host"
+    elif node.op == DROP:
+        yield f"host.drop({names[here]}, {names[there]})" if own is None else f"host.empty({names[here]}, {names[there]})  # frees {size}"
+    elif own is None:
+        yield f"{names[here]} = host.load({names[there]})  # {size} from the host"
+    else:
+        yield f"{names[here]} = host.refill({names[own]}, {names[there]})  # {size} from the host"
 
 
 def waits(values: tuple[Value, ...], names: Mapping[Value, str]) -> Iterator[str]:

@@ -16,13 +16,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
-from lowtide.cost.memory import counted_storages
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Arg, Graph, Node, Storage, Value
 from lowtide.ir.ops import is_transfer, is_view, repeatable
 from lowtide.ir.sequence import Codes, Deed
 from lowtide.rewrite.base import Rewritten
-from lowtide.rewrite.swap import Base, bases, drop, load, store
+from lowtide.rewrite.swap import Base, bases, drop, lend, load, movable_storages, store
 
 Item = TypeVar("Item")
 
@@ -81,12 +80,15 @@ class _Writer:
         self.taken = {value.name for node in graph.nodes for value in node.results} | {value.name for value in graph.inputs}
         self.taken |= {value.storage.name for node in graph.nodes for value in node.results} | {each.name for each in self.storage}
         self.copies: defaultdict[tuple[str, str], int] = defaultdict(int)
-        self.counted = counted_storages(graph)
-        self.codes = Codes(len(graph.nodes), len(self.counted))
+        self.movable = movable_storages(graph)
+        self.codes = Codes(len(graph.nodes), len(self.movable))
         self.place = -1  # in the sequence
         self.there: dict[Storage, Value] = {}  # by old storage: its copy on the host
         self.stored: dict[Storage, int] = {}  # the places of stores whose drop is still to come
         self.dropped: dict[Storage, int] = {}  # the places of drops
+        self.given = frozenset(value.storage for value in graph.inputs)
+        self.lent: dict[Storage, tuple[Node, ...]] = {}  # of the caller's: the latest drop, after which comes the next load
+        self.written: dict[Storage, int] = {}  # places of the first writes: what is on the host is no longer true
 
     @cached_property
     def bases(self) -> dict[Storage, Base]:
@@ -103,7 +105,7 @@ class _Writer:
         if deed is Deed.RUN:
             self.run(index)
         else:
-            {Deed.STORE: self.store, Deed.DROP: self.drop, Deed.LOAD: self.load}[deed](self.counted[index])
+            {Deed.STORE: self.store, Deed.DROP: self.drop, Deed.LOAD: self.load}[deed](self.movable[index])
 
     def run(self, index: int) -> None:
         """Write a node that makes or writes bytes."""
@@ -111,6 +113,7 @@ class _Writer:
         if is_view(node):
             raise CheckError(f"runs: expected no node that only makes views, got {self.described(index)}")
         if node not in self.first:
+            self.note_writes(node)
             after = tuple(self.first[before] for before in node.after if before in self.first)
             if len(after) < len(node.after):
                 raise CheckError(f"runs: expected {self.described(index)} after the nodes that its control edges name")
@@ -124,6 +127,12 @@ class _Writer:
             self.check_settled(value.storage if value else None, "which makes it again")
         self.recomputed.append(self.put(index, replace(again, after=())))
 
+    def note_writes(self, node: Node) -> None:
+        """What is copied to the host now, or is to come back from there, is not written."""
+        for before, _ in node.writes:
+            self.check_settled(before.storage, "which writes it")
+            self.written.setdefault(before.storage, self.place)
+
     def take_returned_views(self, writer: Node) -> None:
         """Views that the graph returns are taken in the end, but of what is written over: before that."""
         for before, _ in writer.writes:
@@ -136,13 +145,20 @@ class _Writer:
         base = self.base(storage, "store")
         if storage in self.there:
             raise CheckError(f"runs: expected {storage.name} stored once, got it stored again at place {self.place}")
-        node = store(self.here(storage, "store"), self.name(base.value.name, "host"), base.maker.source)
+        self.check_unwritten(storage, "store")
+        node = store(self.here(storage, "store"), self.name(base.value.name, "host"), base.source)
         self.append(node)
         self.there[storage], self.stored[storage] = node.results[0], self.place
 
     def drop(self, storage: Storage) -> None:
         """Write the last use of a copy on the device."""
-        self.append(drop(self.here(storage, "drop"), self.on_host(storage, "drop"), self.base(storage, "drop").maker.source))
+        here, there, base = self.here(storage, "drop"), self.on_host(storage, "drop"), self.base(storage, "drop")
+        if storage in self.given:
+            self.check_unwritten(storage, "drop")
+            self.append(lend(here, there, self.name(base.value.name, "gone")))
+            self.lent[storage] = (self.nodes[-1],)
+        else:
+            self.append(drop(here, there, base.source))
         self.stored.pop(storage, None)
         self.dropped[storage] = self.place
         del self.storage[storage]
@@ -151,7 +167,9 @@ class _Writer:
         """Write the start of a copy to the device, which is the present one from there on."""
         there, base = self.on_host(storage, "load"), self.base(storage, "load")
         self.check_settled(storage, "which loads it")
-        node = load(there, base.value, self.name(base.value.name, "back"), base.maker.source)
+        if storage in self.given and storage in self.storage:
+            raise CheckError(f"runs: expected {storage.name} dropped before place {self.place} loads it: it is the caller's own")
+        node = load(there, base.value, self.name(base.value.name, "back"), base.source, self.lent.get(storage, ()))
         self.append(node)
         self.present[base.value] = node.results[0]
         self.storage[storage] = node.results[0].storage
@@ -186,6 +204,12 @@ class _Writer:
             stored = f"{storage.name}, which place {self.stored[storage]} stores"
             raise CheckError(f"runs: expected {stored}, dropped before place {self.place}, {what}; got no drop")
 
+    def check_unwritten(self, storage: Storage, deed: str) -> None:
+        """What has been written stays: a copy on the host would be of before, or would have to be made anew."""
+        if storage in self.written:
+            where = f"place {self.written[storage]} writes it, place {self.place} is to {deed} it"
+            raise CheckError(f"runs: expected {storage.name} not written before it is moved; {where}")
+
     def absence(self, storage: Storage) -> str:
         """Why a storage is not there."""
         return f"it dropped at place {self.dropped[storage]}" if storage in self.dropped else "no run of its maker"
@@ -196,12 +220,19 @@ class _Writer:
         inputs = {value: self.now(value, index) for value in (*node.inputs, *(before for before, _ in node.writes))}
         outputs = self.results(old, inputs)
         changed = outputs != node.outputs or any(known is not now for known, now in inputs.items())
-        copy = _substituted(node, inputs, outputs) if changed else node
-        self.present.update({after: after for _, after in node.writes})
+        writes = tuple((inputs[before], self.written_over(inputs[before], before, after)) for before, after in node.writes)
+        copy = _substituted(node, inputs, outputs, writes) if changed else node
+        self.present.update({after: new for (_, after), (_, new) in zip(node.writes, writes, strict=True)})
         self.first.setdefault(old, copy)
         self.nodes.append(copy)
         self.origins.append(index)
         return len(self.nodes) - 1
+
+    def written_over(self, now: Value, before: Value, after: Value) -> Value:
+        """The next version of what is written, on the copy that is written."""
+        if now.storage is before.storage:
+            return after
+        return replace(now, name=self.name(after.name, "back"), version=now.version + 1)
 
     def results(self, old: Node, inputs: Mapping[Value, Value]) -> tuple[Value | None, ...]:
         """What one more run of `old` gives: its own values the first time, then new ones in new storages; a view's lie in its base."""
@@ -242,6 +273,9 @@ class _Writer:
         self.place += 1
         for storage in self.stored:
             self.check_settled(storage, "the end")
+        for storage in self.lent:
+            if storage not in self.storage:
+                raise CheckError(f"runs: expected {storage.name}, which is the caller's, loaded by the end; got {self.absence(storage)}")
         read = set(outputs)
         kept = []
         for place in reversed(range(len(self.nodes))):
@@ -287,13 +321,16 @@ class _Writer:
         return f"node {index} ({node.op}){where}"
 
 
-def _substituted(node: Node, inputs: Mapping[Value, Value], outputs: tuple[Value | None, ...]) -> Node:
+def _substituted(
+    node: Node, inputs: Mapping[Value, Value], outputs: tuple[Value | None, ...], writes: tuple[tuple[Value, Value], ...]
+) -> Node:
     """The node with other inputs and outputs."""
     return replace(
         node,
         args=tuple(_argument(arg, inputs) for arg in node.args),
         kwargs=tuple((name, _argument(arg, inputs)) for name, arg in node.kwargs),
         outputs=outputs,
+        writes=writes,
         inplace=tuple((inputs[value], op) for value, op in node.inplace if value in inputs),
     )
 

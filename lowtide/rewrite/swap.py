@@ -7,6 +7,7 @@ it of the present copy.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -17,16 +18,32 @@ from lowtide.ir.ops import DROP, LOAD, STORE, is_view
 
 
 class Base(NamedTuple):
-    """The value that stands for a storage: the one that its maker gave."""
+    """The value that stands for a storage: the one that its maker gave, or the input."""
 
     value: Value
-    maker: Node
+    source: Source | None = None
 
 
-def storable(graph: Graph) -> tuple[bool, ...]:
-    """By counted storage (`cost.memory.counted_storages`): whether it can be stored, dropped and loaded."""
-    moved = bases(graph)
-    return tuple(storage in moved for storage in counted_storages(graph))
+def movable_storages(graph: Graph) -> tuple[Storage, ...]:
+    """The storages that entries of a sequence can name, in the order of their numbers: the counted ones, and then those to be lent."""
+    return (*counted_storages(graph), *lendable_storages(graph))
+
+
+def lendable_storages(graph: Graph) -> tuple[Storage, ...]:
+    """The inputs that the caller can lend: parameters and optimizer state, each of one value, that the graph does not return.
+
+    They are there again when the program is over. What has been written is never lent after that.
+    """
+    device, values = _device(graph), Counter(value.storage for value in graph.inputs)
+    returned = {value.storage for value in graph.outputs}
+    lent = (storage for storage, count in values.items() if storage.kind in _LENDABLE and count == 1 and storage not in returned)
+    return tuple(storage for storage in lent if _moves(storage, device))
+
+
+def storable(graph: Graph, *, lend: bool = False) -> tuple[bool, ...]:
+    """By movable storage: whether it can be stored, dropped and loaded; what could be lent only with `lend`."""
+    moved, counted = bases(graph), len(counted_storages(graph))
+    return tuple(storage in moved and (lend or place < counted) for place, storage in enumerate(movable_storages(graph)))
 
 
 def bases(graph: Graph) -> dict[Storage, Base]:
@@ -35,7 +52,7 @@ def bases(graph: Graph) -> dict[Storage, Base]:
     A storage that the graph returns has to be there in the end, a donated one is the caller's to let go, one without bytes or off the
     device gains nothing. And where a storage has other values than the maker's one and views of it, nobody could take those anew.
     """
-    device = max((value.storage.device for value in _tensors(graph)), default="cpu")
+    device = _device(graph)
     found: dict[Storage, Base] = {}
     fixed = {value.storage for value in (*graph.inputs, *graph.outputs)}
     for node in graph.nodes:
@@ -44,8 +61,10 @@ def bases(graph: Graph) -> dict[Storage, Base]:
                 continue
             if value.storage in found:
                 fixed.add(value.storage)
-            found[value.storage] = Base(value, node)
-    return {storage: base for storage, base in found.items() if storage not in fixed and _moves(storage, device)}
+            found[value.storage] = Base(value, node.source)
+    lendable = set(lendable_storages(graph))
+    own = {value.storage: Base(value) for value in graph.inputs if value.storage in lendable}
+    return own | {storage: base for storage, base in found.items() if storage not in fixed and _moves(storage, device)}
 
 
 def store(value: Value, name: str, source: Source | None) -> Node:
@@ -59,10 +78,23 @@ def drop(value: Value, there: Value, source: Source | None) -> Node:
     return Node(DROP, (value, there), (), source=source)
 
 
-def load(there: Value, like: Value, name: str, source: Source | None) -> Node:
-    """Begin to fetch what is `there` on the host into a new storage like that of `like`."""
+def lend(value: Value, there: Value, name: str) -> Node:
+    """The same of what the caller owns, who holds on to it: so it is emptied, which is a write, and every reader comes before."""
+    gone = replace(value, name=name, version=value.version + 1)
+    return Node(DROP, (value, there), (), writes=((value, gone),))
+
+
+def load(there: Value, like: Value, name: str, source: Source | None, after: tuple[Node, ...] = ()) -> Node:
+    """Begin to fetch what is `there` on the host into a new storage like that of `like`, or into the caller's own, `after` its drop."""
     here = replace(like.storage, name=name)
-    return Node(LOAD, (there,), (replace(like, name=name, storage=here),), source=source)
+    return Node(LOAD, (there,), (replace(like, name=name, storage=here, version=0),), after=after, source=source)
+
+
+_LENDABLE = (Kind.PARAMETER, Kind.STATE)
+
+
+def _device(graph: Graph) -> str:
+    return max((value.storage.device for value in _tensors(graph)), default="cpu")
 
 
 def _moves(storage: Storage, device: str) -> bool:

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from lowtide.cost.memory import counted_storages
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph, Storage
 from lowtide.ir.sequence import Codes, Deed
+from lowtide.rewrite.swap import movable_storages
 
 
 def extras(graph: Graph, runs: Sequence[int]) -> tuple[int, ...]:
     """The places of a sequence that can be taken out: runs that repeat a node, stores, drops and loads."""
-    codes, seen, found = Codes(len(graph.nodes), len(counted_storages(graph))), set(), []
+    codes, seen, found = Codes(len(graph.nodes), len(movable_storages(graph))), set(), []
     for place, entry in enumerate(runs):
         deed, _ = codes.read(entry)
         if deed is not Deed.RUN or entry in seen:
@@ -54,17 +54,21 @@ class _Event(NamedTuple):
 
 
 def _events(graph: Graph, runs: Sequence[int], may_go: set[int]) -> list[list[_Event]]:
-    """By storage that is ever stored: what is done with it, in the sequence's order."""
-    counted = counted_storages(graph)
+    """By storage that is ever stored: what is done with it, in the sequence's order; what is lent is there before and after."""
+    counted = movable_storages(graph)
     codes = Codes(len(graph.nodes), len(counted))
     found: dict[Storage, list[_Event]] = {counted[index]: [] for deed, index in map(codes.read, runs) if deed is Deed.STORE}
-    here: set[Storage] = set()
+    lent = {value.storage for value in graph.inputs} & found.keys()
+    here: set[Storage] = set(lent)
+    for storage in lent:
+        found[storage] = [_Event(-1, Deed.RUN, False, False, False), _Event(len(runs), Deed.RUN, True, False, False)]
     for place, entry in enumerate(runs):
         deed, index = codes.read(entry)
         if deed is Deed.RUN:
             node = graph.nodes[index]
+            read = {value.storage for value in (*node.inputs, *(before for before, _ in node.writes))}
             made = {value.storage for value in node.outputs if value is not None} - {value.storage for value in node.inputs}
-            for storage in {value.storage for value in node.inputs} & found.keys():
+            for storage in read & found.keys():
                 found[storage].append(_Event(place, deed, True, False, False))
             for storage in made & found.keys():
                 found[storage].append(_Event(place, deed, False, place in may_go, False))

@@ -38,9 +38,21 @@ class DirectMemory:
     """For a device without streams: the host's memory is its own, and copies are done when they are asked for."""
 
     @contextmanager
-    def transfers(self) -> Iterator[DirectMemory]:
-        """The same for every run."""
-        yield self
+    def transfers(self) -> Iterator[DirectTransfers]:
+        """For one run."""
+        run = DirectTransfers()
+        try:
+            yield run
+        finally:
+            for tensor, copy in list(run.empty_now.values()):
+                run.refill(tensor, copy)
+
+
+class DirectTransfers:
+    """One run's copies."""
+
+    def __init__(self) -> None:
+        self.empty_now: dict[int, tuple[torch.Tensor, _DirectCopy]] = {}  # by identity: what the caller is owed
 
     def store(self, tensor: torch.Tensor) -> _DirectCopy:
         """A copy of the tensor's storage."""
@@ -55,3 +67,16 @@ class DirectMemory:
 
     def arrived(self, tensor: torch.Tensor) -> None:
         """Nothing: it is filled."""
+
+    def empty(self, tensor: torch.Tensor, copy: _DirectCopy) -> None:
+        """Let its memory go."""
+        tensor.untyped_storage().resize_(0)
+        self.empty_now[id(tensor)] = tensor, copy
+
+    def refill(self, tensor: torch.Tensor, copy: _DirectCopy) -> torch.Tensor:
+        """Memory again, and what was in it."""
+        storage = tensor.untyped_storage()
+        storage.resize_(copy.look.nbytes)
+        storage.copy_(copy.storage)
+        del self.empty_now[id(tensor)]
+        return tensor

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,10 +85,12 @@ class StreamedMemory:
     - A load's target may lie where work still queued on the computing stream reads or writes: the copy waits for the moment of the load.
     - A loaded tensor's readers, and whoever gets its memory after it, come after `arrived`, where the computing stream waits for the copy.
     - A load reads what a store has written: it waits for the moment at which that is done.
+    - What the caller lends lies in memory of the same allocator: emptied after its drop, it is given memory as a load's target is.
     - A buffer is used again once nobody refers to the copy in it. The store that does so waits until the last load of that copy is done;
       an earlier store into the buffer is on the same stream.
 
     After a run, whichever way it ended, the computing stream waits for both: what a failed run leaves may be let go like everything else.
+    Only then is what such a run has borrowed given back.
     """
 
     def __init__(self, streams: Streams) -> None:
@@ -103,8 +106,11 @@ class StreamedMemory:
         run = StreamedTransfers(self, *self._way)
         try:
             yield run
-        finally:
+        except BaseException as error:
             run.settle()
+            run.give_back(error)
+            raise
+        run.settle()
 
     @property
     def idle_bytes(self) -> int:
@@ -148,6 +154,7 @@ class StreamedTransfers:
         self._memory, self._streams = memory, memory.streams
         self._to_host, self._from_host = to_host, from_host
         self._arriving: dict[int, Any] = {}  # by address: the moment at which a loaded storage is filled
+        self._empty: dict[int, tuple[torch.Tensor, _StreamedCopy]] = {}  # by identity: what the caller is owed
 
     def store(self, tensor: torch.Tensor) -> _StreamedCopy:
         """Begin to copy the tensor's storage, once it is made and the buffer is free."""
@@ -166,7 +173,10 @@ class StreamedTransfers:
     def load(self, copy: _StreamedCopy) -> torch.Tensor:
         """Memory as the computing stream has it to give, filled once that stream is done with it and the copy is whole."""
         look = copy.look
-        tensor = look.on(torch.empty(look.nbytes, dtype=torch.uint8, device=look.device).untyped_storage())
+        return self._filled(look.on(torch.empty(look.nbytes, dtype=torch.uint8, device=look.device).untyped_storage()), copy)
+
+    def _filled(self, tensor: torch.Tensor, copy: _StreamedCopy) -> torch.Tensor:
+        """The tensor, whose memory the computing stream has just been given."""
         self._from_host.wait_event(self._streams.computing().record_event())
         self._from_host.wait_event(copy.stored)
         self._streams.copy(self._from_host, _bytes_of(tensor), copy.bytes)
@@ -176,6 +186,26 @@ class StreamedTransfers:
     def arrived(self, tensor: torch.Tensor) -> None:
         """What is computed from here on comes after the copy."""
         self._streams.computing().wait_event(self._arriving.pop(_address(tensor)))
+
+    def empty(self, tensor: torch.Tensor, copy: _StreamedCopy) -> None:
+        """A drop, after which the memory may be given to what is computed from here on."""
+        self.drop(tensor, copy)
+        tensor.untyped_storage().resize_(0)
+        self._empty[id(tensor)] = tensor, copy
+
+    def refill(self, tensor: torch.Tensor, copy: _StreamedCopy) -> torch.Tensor:
+        """A load into the caller's own storage."""
+        tensor.untyped_storage().resize_(copy.look.nbytes)
+        del self._empty[id(tensor)]
+        return self._filled(tensor, copy)
+
+    def give_back(self, error: BaseException) -> None:
+        """Fill what a failed run has left empty, in memory that its variables hold."""
+        if self._empty:
+            traceback.clear_frames(error.__traceback__)
+            for tensor, copy in list(self._empty.values()):
+                self.refill(tensor, copy)
+            self.settle()
 
     def settle(self) -> None:
         """What is computed from here on comes after all copies so far."""

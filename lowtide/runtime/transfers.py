@@ -5,6 +5,11 @@ with memory.transfers() as host:
     host.drop(x, x_host)        waits until that is done: x may be let go from here on
     x_back = host.load(x_host)  makes a tensor like x and begins to fill it
     host.arrived(x_back)        waits until that is done: x_back may be read, or let go, from here on
+
+What the caller lends is the caller's block all along, and there again when the run is over, also where it fails:
+
+    host.empty(p, p_host)       drop, and the caller's storage has no memory from here on
+    p = host.refill(p, p_host)  gives it memory again, and begins to fill it: the same tensor
 """
 
 from __future__ import annotations
@@ -30,6 +35,12 @@ class Transfers(Protocol):
 
     def arrived(self, tensor: torch.Tensor) -> None:
         """Wait until a loaded tensor is filled."""
+
+    def empty(self, tensor: torch.Tensor, copy: Any) -> None:
+        """Wait until a copy is whole, and let the memory of the caller's tensor go."""
+
+    def refill(self, tensor: torch.Tensor, copy: Any) -> torch.Tensor:
+        """Give the caller's tensor memory again, which begins to be filled; the same tensor."""
 
 
 class HostMemory(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from hashlib import blake2b
 
 import numpy as np
@@ -39,6 +39,15 @@ class Point:
     runs: Ints
     recipe: Recipe | None = None
     part: NDArray[np.int8] | None = None  # [m] what each tensor had to do with eviction's choices
+
+    def among(self, tensors: int) -> Point:
+        """The same schedule for a problem of more tensors, at the end, which it leaves alone."""
+        bias, part = self.recipe.bias if self.recipe else None, self.part
+        if bias is not None:
+            bias = Bias(*(np.append(factors, np.ones(tensors - len(factors))) for factors in (bias.keep, bias.store)))
+        if part is not None:
+            part = np.append(part, np.zeros(tensors - len(part), np.int8))
+        return replace(self, recipe=self.recipe and replace(self.recipe, bias=bias), part=part)
 
 
 @dataclass

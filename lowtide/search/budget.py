@@ -6,6 +6,7 @@ import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -47,15 +48,16 @@ def plan_within(
     held_by_eager: Sequence[Value] = (),
     sweep: Sweep = SWEEP,
     links: Device | None = None,
+    lend: bool = False,
 ) -> Plan:
     """A checked plan within the budget: without recomputation where order alone is enough, else with as little as was found to do.
 
     `node_us` says what each node of each candidate takes; `links` is the device over whose links to a host tensors may be swapped, None for
-    no swapping. The other arguments are those of `make_plan`. Raises BudgetError, with the
-    smallest peak that was found and what stands there, where nothing fits.
+    no swapping; with `lend`, what the caller can lend is among them. The other arguments are those of `make_plan`. Raises BudgetError,
+    with the smallest peak that was found and what stands there, where nothing fits.
     """
     kept = make_plan(among, solver, provenance, round_to=round_to, held_by_eager=held_by_eager)
-    found = _Found.of(among, node_us, solver, kept, round_to, sweep, links)
+    found = _Found.of(among, node_us, solver, kept, round_to, sweep, links, lend)
     if found.archive.interrupted:
         warnings.warn(f"search interrupted: the best of {found.archive.states} schedules seen so far is used", stacklevel=2)
     point = found.chosen(budget)
@@ -85,8 +87,10 @@ class _Found:
         round_to: int,
         sweep: Sweep,
         links: Device | None,
+        lend: bool,
     ) -> _Found:
-        problems = tuple(RunProblem.of(graph, node_us[graph], sizes, round_to=round_to, swap=links) for graph, sizes in among.items())
+        settings: dict[str, Any] = {"round_to": round_to, "swap": links, "lend": lend}
+        problems = tuple(RunProblem.of(graph, node_us[graph], sizes, **settings) for graph, sizes in among.items())
         orders = [
             [prompt(problem, problem.runs_of(range(len(graph.nodes)))), problem.runs_of(_order(graph, sizes, solver, kept, round_to))]
             for (graph, sizes), problem in zip(among.items(), problems, strict=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lowtide.ir.problem import Ints, OrderProblem, Rows
 from lowtide.ir.problem_check import Task
-from lowtide.search.evict_links import better_loaded, load, load_ahead, store_ahead, weigh
+from lowtide.search.evict_links import better_loaded, give_back, load, load_ahead, store_ahead, weigh
 from lowtide.search.evict_room import make_room
 from lowtide.search.evict_state import ENTRY, NOTHING, NOW, STEP, STORED, emit, let_go, next_use, settle, start
 from lowtide.search.runs import RunProblem, cost_of
@@ -142,7 +142,7 @@ def _evict(base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, 
                 nodes[depth - 1].entry += 1
             depth -= 1
         _pass(top, step, tensors, nodes, ids)
-    return True
+    return bool(not swaps or give_back(len(base), now, tensors, nodes, steps, ids, uses, out))
 
 
 @njit(cache=True)
@@ -185,6 +185,10 @@ def _run(node: Any, step: Any, again: Any, wanted: Any, now: Any, tensors: Any, 
         if each.lock == 0 and not each.kept and next_use(tensor, step, again, tensors, uses) < 0:
             let_go(tensor, now, tensors)
     now[0].clock += nodes[node].cost_us
+    for entry in range(nodes[node].write, nodes[node].write_end):
+        each = tensors[ids[entry]]
+        each.lent = each.storable = False  # from here on it stays: what is on the host is no longer true
+        each.host = NOTHING
     for entry in range(nodes[node].made, nodes[node].made_end):
         tensor = ids[entry]
         if tensors[tensor].resident:

@@ -82,12 +82,24 @@ def load_ahead(step: Any, base: Any, now: Any, tensors: Any, nodes: Any, steps: 
 
 
 @njit(cache=True)
+def give_back(end: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, uses: Any, out: Any) -> bool:
+    """Load what is lent and not there, after the last step. False where there is no room, or the sequence is too long."""
+    for tensor in range(len(tensors)):
+        if tensors[tensor].lent and not tensors[tensor].resident:
+            if not make_room(tensors[tensor].bytes, end, True, end, now, tensors, nodes, steps, ids, uses, out):
+                return False
+            if not load(tensor, now, tensors, nodes, out):
+                return False
+    return True
+
+
+@njit(cache=True)
 def load(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     """Begin to copy a tensor from the host into memory for which there is room."""
     now[0].from_host = max(now[0].from_host, now[0].clock) + tensors[tensor].load_us
     tensors[tensor].arrived_us = now[0].from_host
     settle(tensor, now, tensors)
-    return emit(len(nodes) - 1 + 2 * len(tensors) + tensor, now, out)
+    return emit(len(nodes) - 1 + 3 * tensor + 2, now, out)
 
 
 @njit(cache=True)

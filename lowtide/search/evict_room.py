@@ -48,7 +48,7 @@ def _candidates(step: Any, again: Any, before: Any, now: Any, tensors: Any, node
     for place in range(now[0].members):
         tensor = tensors[place].member
         each = tensors[tensor]
-        if each.lock > 0 or each.kept or each.bytes == 0:
+        if each.lock > 0 or (each.kept and not each.lent) or each.bytes == 0:
             continue
         later = next_use(tensor, step, again, tensors, uses)
         if later < 0:
@@ -126,7 +126,7 @@ def _evict(tensor: Any, way: Any, now: Any, tensors: Any, nodes: Any, out: Any) 
         if each.host != DROPPED:
             out[each.store_at].needed = True
             each.host = DROPPED
-        if not emit(len(nodes) - 1 + len(tensors) + tensor, now, out):
+        if not emit(len(nodes) - 1 + 3 * tensor + 1, now, out):
             return False
     if way != _DEAD:
         tensors[tensor].part = CHOSEN
@@ -138,7 +138,7 @@ def _evict(tensor: Any, way: Any, now: Any, tensors: Any, nodes: Any, out: Any) 
 def store(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     """Begin to copy a tensor to the host. The entry stays in the sequence only if the copy is needed."""
     each, place = tensors[tensor], now[0].count
-    if not emit(len(nodes) - 1 + tensor, now, out):
+    if not emit(len(nodes) - 1 + 3 * tensor, now, out):
         return False
     out[place].needed = False
     each.store_at = place

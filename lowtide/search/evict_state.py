@@ -21,7 +21,7 @@ BYSTANDER, WEIGHED, CHOSEN = 0, 1, 2  # it was there at none of them, or held; i
 NOTHING, STORED, DROPPED = 0, 1, 2  # a copy, or one on its way; one that is needed, since the device's was dropped
 
 TENSOR = np.dtype([
-    ("bytes", np.int64), ("producer", np.int32), ("kept", np.bool_), ("storable", np.bool_), ("store_us", np.float64),
+    ("bytes", np.int64), ("producer", np.int32), ("kept", np.bool_), ("storable", np.bool_), ("lent", np.bool_), ("store_us", np.float64),
     ("load_us", np.float64),
     # The present:
     ("resident", np.bool_),
@@ -49,7 +49,7 @@ TENSOR = np.dtype([
 NODE = np.dtype([
     ("cost_us", np.float64), ("made_bytes", np.int64), ("workspace_bytes", np.int64), ("take_output", np.int32),
     ("read", np.int64), ("read_end", np.int64), ("made", np.int64), ("made_end", np.int64), ("take", np.int64), ("take_end", np.int64),
-    ("limit", np.int64), ("limit_end", np.int64), ("repeatable", np.bool_),
+    ("limit", np.int64), ("limit_end", np.int64), ("write", np.int64), ("write_end", np.int64), ("repeatable", np.bool_),
     ("first", np.int64),  # the step at which it first runs
     ("until", np.int64),  # the first step from which on it may not be repeated
     ("seen", np.int64),  # by the walk of that stamp
@@ -83,20 +83,22 @@ def records(facts: Facts) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int32]
         tensors[name] = getattr(facts, "tensor_bytes" if name == "bytes" else name)
     for name in ("cost_us", "made_bytes", "workspace_bytes", "take_output", "repeatable"):
         nodes[name][:-1] = getattr(facts, name)
+    tensors["lent"] = facts.kept & facts.storable & (facts.producer < 0)
+    tensors["worth_us"][tensors["lent"]] = np.inf  # nobody can make it
     tensors["bias"] = tensors["store_bias"] = 1.0
     start = 0
-    for name in ("read", "made", "take", "limit"):
+    for name in ("read", "made", "take", "limit", "write"):
         ptr = getattr(facts, f"{name}_ptr").astype(np.int64) + start
         nodes[name][:-1], nodes[f"{name}_end"][:-1] = ptr[:-1], ptr[1:]
         start = int(ptr[-1])
-    return tensors, nodes, np.concatenate([facts.read_ids, facts.made_ids, facts.take_ids, facts.limit_ids])
+    return tensors, nodes, np.concatenate([facts.read_ids, facts.made_ids, facts.take_ids, facts.limit_ids, facts.write_ids])
 
 
 @njit(cache=True)
 def start(base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any) -> Any:
     """Fill in what follows from the sequence; by tensor the steps at which it is read, as rows laid end to end.
 
-    Rows ascend, with `-1 - step` where the tensor is made once more.
+    Rows ascend, with `-1 - step` where the tensor is made once more; what is lent is used at last at the end.
     """
     _first_steps(base, nodes, ids)
     for step in range(len(base)):
@@ -147,6 +149,11 @@ def _uses(base: Any, tensors: Any, nodes: Any, ids: Any) -> Any:
                     if turn == 1:
                         uses[tensors[ids[entry]].use_end] = -1 - step
                     tensors[ids[entry]].use_end += 1
+        for tensor in range(len(tensors)):
+            if tensors[tensor].lent:
+                if turn == 1:
+                    uses[tensors[tensor].use_end] = len(base)
+                tensors[tensor].use_end += 1
     return uses
 
 

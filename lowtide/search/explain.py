@@ -17,13 +17,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from lowtide.cost.memory import counted_storages
 from lowtide.ir.graph import Graph
 from lowtide.ir.moment import LiveTensor, looks
 from lowtide.ir.ops import is_view
 from lowtide.ir.problem import Ints, Rows
 from lowtide.ir.sequence import Deed
 from lowtide.ir.trade import Deal
+from lowtide.rewrite.swap import movable_storages
 from lowtide.search.runs import RunProblem, cost_of
 
 
@@ -51,7 +51,7 @@ class _Cost:
 def deals_of(problem: RunProblem, runs: Ints, graph: Graph, written: Graph) -> tuple[Deal, ...]:
     """The deals of a right sequence over `graph`, the largest tensors first; `written` is the graph of it, in its order."""
     played = _Played(problem, runs.tolist())
-    costs, known, storages = played.costs(), looks(written), counted_storages(graph)
+    costs, known, storages = played.costs(), looks(written), movable_storages(graph)
     step_of = [step for step, node in enumerate(written.nodes) if not is_view(node)]  # by entry: views are written between them
     step_of.append(len(written.nodes))
     peak_step = step_of[peak_place(problem, runs)]

@@ -12,7 +12,6 @@ that they hold, so that large graphs do not take longer.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -53,7 +52,7 @@ class Sweep:
 
         Interrupted from the keyboard, it holds what was found by then.
         """
-        plain = _Search(self, [dataclasses.replace(problem, links=None) for problem in problems], orders)
+        plain = _Search(self, [problem.without_links for problem in problems], orders)
         if all(problem.links is None for problem in problems):
             return plain.done()
         return _both(plain, _Search(self, problems, orders))
@@ -102,7 +101,7 @@ class _Search:
         self.plant(levels)
         self.descend(levels)
         for point in () if other is None else other.result().points:
-            self.archive.add(point)
+            self.archive.add(point.among(self.problems[point.problem].problem.tensor_count))
         reached = [limit for limit in levels if self.archive.within(limit) is not None]
         turns = [*reached, *reversed(reached)]
         for turn, limit in enumerate(turns):
@@ -112,7 +111,7 @@ class _Search:
         """Schedules planned block by block, as far as a part of the effort goes, and what eviction makes of them at the levels."""
         for which, (problem, orders) in enumerate(zip(self.problems, self.orders, strict=True)):
             for order in orders:
-                for runs in islice(seeds(problem, order, levels), self.sweep.max_states // 20):
+                for runs in islice(seeds(problem.without_links, order, levels), self.sweep.max_states // 20):
                     if self.over():
                         return
                     self.archive.states += 1

@@ -14,7 +14,7 @@ for its store, a run for the loads that it reads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -24,11 +24,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from lowtide.cost.device import Device
 from lowtide.cost.memory import order_problem
-from lowtide.ir.graph import Graph
+from lowtide.ir.graph import Graph, Storage
 from lowtide.ir.ops import is_view, repeatable
 from lowtide.ir.problem import Bytes, Ints, OrderProblem, Rows
 from lowtide.ir.sequence import Codes, Deed
-from lowtide.rewrite.swap import storable
+from lowtide.rewrite.swap import lendable_storages, storable
 from lowtide.search.evict_state import records
 
 Times = NDArray[np.float64]
@@ -66,6 +66,8 @@ class RunProblem:
     repeatable: NDArray[np.bool_]  # [n] may run again
     limits: Rows  # by node: the nodes that write over what it reads; it is not repeated once one of them has run
     links: Links | None = None  # to the host and back; None where nothing is swapped
+    writes: Rows | None = None  # by node: the lent tensors that it writes; None where nothing is lent
+    plain: RunProblem | None = None  # the same without links and without what is lent
 
     @classmethod
     def of(
@@ -76,12 +78,15 @@ class RunProblem:
         *,
         round_to: int = 1,
         swap: Device | None = None,
+        lend: bool = False,
     ) -> RunProblem:
         """The problem of a graph whose nodes take `cost_us`, and whose storages may be swapped over the links of `swap`.
 
-        Other arguments and errors as for `order_problem`.
+        With `lend`, what the caller can lend is among them. Other arguments and errors as for `order_problem`.
         """
-        problem = order_problem(graph, workspace_bytes, round_to=round_to)
+        lend = lend and swap is not None
+        lendable = lendable_storages(graph) if lend else ()
+        problem = order_problem(graph, workspace_bytes, round_to=round_to, lendable=lendable)
         again = [repeatable(node) for node in graph.nodes]
         views = np.array([is_view(node) for node in graph.nodes], np.bool_)
         writers = {(before.storage, before.version): index for index, node in enumerate(graph.nodes) for before, _ in node.writes}
@@ -97,12 +102,16 @@ class RunProblem:
             cost_us=np.array(cost_us, np.float64),
             is_view=views,
             repeatable=np.array([node is not None for node in again], np.bool_) & ~views & makes,
-            limits=Rows(
-                np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int32),
-                np.array([each for row in rows for each in row], np.int32),
-            ),
-            links=None if swap is None else Links.of(problem, storable(graph), swap),
+            limits=_rows(rows),
+            links=None if swap is None else Links.of(problem, storable(graph, lend=lend)[: problem.tensor_count], swap),
+            writes=_writes(graph, lendable, problem.tensor_count) if lend else None,
+            plain=cls.of(graph, cost_us, workspace_bytes, round_to=round_to) if lend else None,
         )
+
+    @property
+    def without_links(self) -> RunProblem:
+        """The problem of the same sequences where nothing is swapped."""
+        return self.plain or replace(self, links=None)
 
     @property
     def codes(self) -> Codes:
@@ -121,7 +130,7 @@ class RunProblem:
         return Facts(
             self.cost_us, self.repeatable, *self.limits, *problem.reads, *problem.outputs_of, *problem.takes, problem.take_output,
             problem.tensor_bytes, problem.made_bytes, problem.workspace_bytes, problem.kept, problem.producer,
-            links.storable, links.store_us, links.load_us,
+            links.storable, links.store_us, links.load_us, *(self.writes or _rows([()] * problem.node_count)),
         )  # fmt: skip
 
     @cached_property
@@ -152,6 +161,19 @@ class Facts(NamedTuple):
     storable: NDArray[np.bool_]
     store_us: Times
     load_us: Times
+    write_ptr: Ints
+    write_ids: Ints
+
+
+def _rows(rows: Sequence[Sequence[int]]) -> Rows:
+    lengths = np.array([len(row) for row in rows], np.int32)
+    return Rows(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), np.array([each for row in rows for each in row], np.int32))
+
+
+def _writes(graph: Graph, lent: Sequence[Storage], tensors: int) -> Rows:
+    """By node: the numbers of the lent storages that it writes, which are the last of so many tensors."""
+    number = {storage: tensors - len(lent) + place for place, storage in enumerate(lent)}
+    return _rows([sorted({number[before.storage] for before, _ in node.writes if before.storage in number}) for node in graph.nodes])
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +198,9 @@ def first_wrong(problem: RunProblem, runs: Ints) -> int:
 
     A run is wrong that lacks an input, repeats what may not be, or comes after what wrote over its inputs, or that makes anew what has
     been stored and not yet dropped; a store of what is not there; a drop without a store, or of what is not there; a load of what was never
-    dropped. The end is wrong where something has been stored and not dropped: nobody would wait for that copy.
+    dropped. What is lent is there at the start, in one copy: it is loaded only while it is away, and neither stored nor dropped once it has
+    been written. The end is wrong where something has been stored and not dropped, since nobody would wait for that copy, or lent and is
+    not there.
     """
     return int(_first_wrong(runs, problem.facts))
 
@@ -185,23 +209,24 @@ def first_wrong(problem: RunProblem, runs: Ints) -> int:
 def _first_wrong(runs: Any, facts: Any) -> int:
     n, m = len(facts.repeatable), len(facts.producer)
     done, there, dropped = np.zeros(n, np.bool_), facts.producer < 0, np.zeros(m, np.bool_)
-    stored, pending = np.zeros(m, np.bool_), np.zeros(m, np.bool_)
+    stored, pending, written = np.zeros(m, np.bool_), np.zeros(m, np.bool_), np.zeros(m, np.bool_)
+    lent = facts.storable & facts.kept & (facts.producer < 0)
     for place in range(len(runs)):
         code = runs[place]
         if code < 0 or code >= n + 3 * m:
             return place
         if code >= n:
-            deed, tensor = (code - n) // m, (code - n) % m
+            deed, tensor = (code - n) % 3, (code - n) // 3
             if deed == _STORE:
-                if not there[tensor] or stored[tensor] or not facts.storable[tensor]:
+                if not there[tensor] or stored[tensor] or not facts.storable[tensor] or written[tensor]:
                     return place
                 stored[tensor] = pending[tensor] = True
             elif deed == _DROP:
-                if not there[tensor] or not stored[tensor]:
+                if not there[tensor] or not stored[tensor] or written[tensor]:
                     return place
                 there[tensor], pending[tensor], dropped[tensor] = False, False, True
             else:
-                if not dropped[tensor]:
+                if not dropped[tensor] or (lent[tensor] and there[tensor]):
                     return place
                 there[tensor] = True
             continue
@@ -218,8 +243,12 @@ def _first_wrong(runs: Any, facts: Any) -> int:
             if pending[facts.made_ids[entry]]:
                 return place
             there[facts.made_ids[entry]] = True
+        for entry in range(facts.write_ptr[code], facts.write_ptr[code + 1]):
+            if pending[facts.write_ids[entry]]:
+                return place
+            written[facts.write_ids[entry]] = True
         done[code] = True
-    return len(runs) if pending.any() else -1
+    return len(runs) if pending.any() or (lent & ~there).any() else -1
 
 
 _STORE, _DROP, _LOAD = (int(deed) - 1 for deed in (Deed.STORE, Deed.DROP, Deed.LOAD))  # of the entries from n on
@@ -239,11 +268,11 @@ def _play(runs: Any, facts: Any) -> NDArray[np.int64]:
     for place in range(count - 1, -1, -1):
         code, freed = runs[place], np.int64(0)
         if code >= n:
-            tensor = (code - n) % m
+            tensor = (code - n) // 3
             if last[tensor] < 0:
                 freed = facts.tensor_bytes[tensor]
                 last[tensor] = place
-            if (code - n) // m == _LOAD:
+            if (code - n) % 3 == _LOAD:
                 last[tensor] = -1
             dead[place] = freed
             continue
@@ -269,8 +298,8 @@ def _play(runs: Any, facts: Any) -> NDArray[np.int64]:
     for place in range(count):
         code = runs[place]
         if code >= n:
-            if (code - n) // m == _LOAD:
-                live += facts.tensor_bytes[(code - n) % m]
+            if (code - n) % 3 == _LOAD:
+                live += facts.tensor_bytes[(code - n) // 3]
             footprint[place] = live
         else:
             live += facts.made_bytes[code]
@@ -294,7 +323,7 @@ def _time_us(runs: Any, facts: Any) -> float:
             for entry in range(facts.made_ptr[code], facts.made_ptr[code + 1]):
                 arrived[facts.made_ids[entry]] = 0.0
             continue
-        deed, tensor = (code - n) // m, (code - n) % m
+        deed, tensor = (code - n) % 3, (code - n) // 3
         if deed == _STORE:
             to_host = max(to_host, clock, arrived[tensor]) + facts.store_us[tensor]
             stored[tensor] = to_host
@@ -303,4 +332,7 @@ def _time_us(runs: Any, facts: Any) -> float:
         else:
             from_host = max(from_host, clock) + facts.load_us[tensor]
             arrived[tensor] = from_host
+    for tensor in range(m):
+        if facts.kept[tensor]:
+            clock = max(clock, arrived[tensor])
     return clock

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import bench.models
 import lowtide
 from bench.models.char_gpt import CharGPT, Shape
 from lowtide.cost.device import preset
+from lowtide.ir.graph import Kind
 from lowtide.ir.text import to_text
 from tests.api.networks import adamw, convnet, cross_entropy
 from tests.api.test_explain import next_character
@@ -130,3 +133,33 @@ def test_what_was_swapped_tells_of_its_links_and_no_swapping_of_none():
     assert not any(deal.load_us or deal.store_us for deal in kept.trade.deals)
     again = lowtide.Plan.from_json(swapped.to_json())
     assert again.trade == swapped.trade
+
+
+def test_what_was_lent_is_told_of_like_everything_that_was_moved():
+    with torch.device("meta"):
+        model, batch = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(6))), torch.empty(4096, 1024)
+    near = dataclasses.replace(preset("rtx3090"), name="near", to_host_bytes_per_s=2.5e10, from_host_bytes_per_s=2.5e10)
+    settings = {"loss": lambda model, x: model(x).square().mean(), "optimizer": adamw(model), "latency": 1.2}
+    plans = [
+        lowtide.optimize(
+            model, batch, simulate=near, swap_state=lend, progress=False, search=lowtide.Sweep(max_states=1000), **settings
+        ).plan
+        for lend in (False, True)
+    ]
+    kinds = [{deal.tensor.kind for deal in plan.trade.deals} for plan in plans]
+    assert not kinds[0] & {Kind.PARAMETER, Kind.STATE}
+    assert kinds[1] & {Kind.PARAMETER, Kind.STATE}
+    assert plans[1].peak_bytes < plans[0].peak_bytes
+    assert plans[1].resident_bytes == plans[0].resident_bytes < plans[1].peak_bytes
+    moved = next(deal for deal in plans[1].trade.deals if deal.tensor.kind in (Kind.PARAMETER, Kind.STATE))
+    assert moved.how.endswith("stored and loaded")
+
+
+def test_what_cannot_be_lent_is_refused_and_nothing_is_changed():
+    model = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match="swap_state: expected it together with `swap`, got swap=False"):
+        lowtide.optimize(model, torch.ones(2, 4), memory="90%", swap=False, swap_state=True)
+    model.weight = nn.Parameter(torch.from_numpy(np.ones((4, 4), np.float32)))
+    with pytest.raises(ValueError, match="swap_state: weight lies in memory that cannot be let go of"):
+        lowtide.explain(model, torch.ones(2, 4), simulate="h200", swap_state=True)
+    assert model.weight.shape == (4, 4)

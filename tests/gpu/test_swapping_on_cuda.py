@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -158,3 +159,17 @@ def _median_ms(call):
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end))
     return sorted(times)[len(times) // 2]
+
+
+@pytest.mark.parametrize("workload", [_convnet, _gpt])
+@pytest.mark.parametrize("seed", range(2))
+def test_what_is_lent_changes_no_number(workload, seed, monkeypatch):
+    sequence = partial(random_sequence, rng=random.Random(seed), again=0.02, away=0.05, lend=True)
+    monkeypatch.setattr(maker, "candidates", swapping(sequence, []))
+    step, _ = _assert_trains_like_eager(workload, workspaces=False, solver=ProgramOrder())
+    assert "host.empty(" in step.source
+
+
+def test_parameters_and_optimizer_state_make_room(monkeypatch):
+    step, batch = _assert_trains_like_eager(_gpt, memory="60%", swap_state=True)
+    assert step.measure(*batch).peak_bytes + step.plan.resident_bytes <= 1.01 * step.plan.peak_bytes

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.cost.buffers import order_buffers
-from lowtide.cost.memory import counted_storages, order_problem, simulate
+from lowtide.cost.memory import counted_storages, order_problem, resident_storages, simulate
 from lowtide.errors import CheckError
 from lowtide.ir.check import check_graph, check_order, check_takeovers
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
@@ -18,7 +18,7 @@ from lowtide.ir.ops import is_random, is_transfer, is_view, repeatable
 from lowtide.ir.sequence import Codes
 from lowtide.ir.text import parse, to_text
 from lowtide.rewrite.remat import rematerialise
-from lowtide.rewrite.swap import storable
+from lowtide.rewrite.swap import lendable_storages, storable
 from lowtide.rewrite.undo import extras, without
 from tests.graphs import graphs
 from tests.small_graph import A_VIEW, GRAPH, MUL, RELU, VIEW, A, B, X, a_value
@@ -167,16 +167,17 @@ def test_an_input_on_the_host_is_refused_and_counts_nowhere():
 
 
 @settings(max_examples=60)
-@given(graphs(bodies=False), st.integers(0, 2**32))
-def test_a_random_sequence_as_a_graph_is_right_reads_back_and_takes_what_the_sequence_says(graph, seed):
+@given(graphs(bodies=False), st.integers(0, 2**32), st.booleans())
+def test_a_random_sequence_as_a_graph_is_right_reads_back_and_takes_what_the_sequence_says(graph, seed, lend):
     plain = _as_captured(graph, takeovers=False)
-    entries = random_sequence(plain, random.Random(seed))
+    entries = random_sequence(plain, random.Random(seed), lend=lend)
     done = rematerialise(plain, entries)
     check_graph(done.graph)
     check_order(done.graph, range(len(done.graph.nodes)))
     assert to_text(parse(to_text(done.graph))) == to_text(done.graph)
     problem = order_problem(done.graph)
-    found = simulate(problem, range(len(done.graph.nodes))).footprint_bytes - problem.resident_bytes
+    resident_bytes = sum(storage.nbytes for storage in resident_storages(plain)) - sum(each.nbytes for each in lendable_storages(plain))
+    found = simulate(problem, range(len(done.graph.nodes))).footprint_bytes - resident_bytes
     runs = [place for place, node in enumerate(done.graph.nodes) if not is_view(node)]
     assert found[runs].tolist() == footprints(plain, entries)
 
@@ -185,18 +186,18 @@ def test_a_random_sequence_as_a_graph_is_right_reads_back_and_takes_what_the_seq
 @given(graphs(bodies=False), st.integers(0, 2**32))
 def test_takeovers_of_a_random_sequence_are_right(graph, seed):
     plain = _as_captured(graph)
-    done = rematerialise(plain, random_sequence(plain, random.Random(seed)))
+    done = rematerialise(plain, random_sequence(plain, random.Random(seed), lend=True))
     order = range(len(done.graph.nodes))
     check_takeovers(done.graph, order, simulate(order_problem(done.graph), order).takeovers.tolist())
 
 
 @settings(max_examples=60)
-@given(graphs(bodies=False), st.integers(0, 2**32))
-def test_a_sequence_without_its_extras_is_the_graph_again(graph, seed):
+@given(graphs(bodies=False), st.integers(0, 2**32), st.booleans())
+def test_a_sequence_without_its_extras_is_the_graph_again(graph, seed, lend):
     rng = random.Random(seed)
     plain = _as_captured(graph)
     start = rematerialise(plain, [index for index, node in enumerate(plain.nodes) if not is_view(node)]).graph
-    entries = random_sequence(start, rng)
+    entries = random_sequence(start, rng, lend=lend)
     bare = without(start, entries, extras(start, entries))
     assert to_text(rematerialise(start, bare).graph) == to_text(start)
     some = [place for place in extras(start, entries) if rng.random() < 0.3]

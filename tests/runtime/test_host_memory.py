@@ -54,6 +54,40 @@ def test_what_comes_back_is_the_same_on_a_storage_of_its_own(name, memory):
     assert len({each.untyped_storage().data_ptr() for each in (tensor, back, twice)}) == 3
 
 
+@pytest.mark.parametrize("name", ["dense", "strided with an offset", "channels last", "bfloat16", "number"])
+def test_what_is_lent_is_the_callers_own_again(name, memory):
+    tensor = LAID_OUT[name]()
+    expected, storage = tensor.clone(), tensor.untyped_storage()
+    other = torch.empty(0, dtype=torch.uint8).set_(storage)  # all of it, as the caller may look at it, too
+    whole = other.clone()
+    with memory.transfers() as transfers:
+        copy = transfers.store(tensor)
+        for _ in range(2):
+            transfers.empty(tensor, copy)
+            assert storage.nbytes() == 0
+            assert transfers.refill(tensor, copy) is tensor
+            transfers.arrived(tensor)
+            assert torch.equal(tensor, expected)
+    assert torch.equal(other, whole)
+
+
+def test_what_is_lent_is_given_back_where_a_run_fails(memory):
+    first, second = torch.arange(8.0), torch.arange(4.0)
+
+    def run():
+        with memory.transfers() as transfers:
+            copies = [transfers.store(each) for each in (first, second)]
+            for tensor, copy in zip((first, second), copies, strict=True):
+                transfers.empty(tensor, copy)
+            transfers.refill(second, copies[1])
+            raise KeyError("as told")
+
+    with pytest.raises(KeyError, match="as told"):
+        run()
+    assert first.tolist() == list(range(8))
+    assert second.tolist() == list(range(4))
+
+
 def test_who_waits_for_whom(machine):
     with StreamedMemory(machine).transfers() as transfers:
         tensor = torch.ones(8)

@@ -7,25 +7,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lowtide.cost.device import preset
+from lowtide.cost.memory import order_problem, simulate
+from lowtide.ir.check import check_graph
+from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.problem import OrderProblem, Rows
 from lowtide.ir.problem_check import Task
 from lowtide.ir.sequence import Codes, Deed
+from lowtide.rewrite.remat import rematerialise
 from lowtide.search.evict import Bias, Weights, evict
 from lowtide.search.frontier import Sweep
 from lowtide.search.runs import Links, RunProblem, cost_of, first_wrong
 from tests.problems import cases, topological_orders, unhurried
+from tests.search.test_runs import _rows
 
 
 @st.composite
 def linked(draw):
-    """A run problem with links to a host, and an order of its nodes."""
+    """A run problem with links to a host, and an order of its nodes. What is there from the start and kept may be lent."""
     case = draw(cases(max_nodes=7))
     n, m = len(case.tasks), len(case.tensor_bytes)
     times = st.integers(1, 9)
     maker = {tensor: node for node, task in enumerate(case.tasks) for tensor in task.makes}
-    storable = [
-        tensor in maker and tensor not in case.kept and case.tensor_bytes[tensor] > 0 and draw(st.booleans()) for tensor in range(m)
-    ]
+    storable = [(tensor in maker) != (tensor in case.kept) and case.tensor_bytes[tensor] > 0 and draw(st.booleans()) for tensor in range(m)]
+    lent = {tensor for tensor in range(m) if storable[tensor] and tensor not in maker}
+    order = next(topological_orders(case), ())
+    written = {tensor: draw(st.sampled_from(order)) for tensor in sorted(lent) if order and draw(st.booleans())}
+    writes = [{tensor for tensor in case.tasks[node].reads if written.get(tensor) == node} for node in range(n)]
     problem = RunProblem(
         problem=case.problem,
         cost_us=np.array(draw(st.lists(times, min_size=n, max_size=n)), np.float64),
@@ -37,8 +45,9 @@ def linked(draw):
             np.array(draw(st.lists(times, min_size=m, max_size=m)), np.float64),
             np.array(draw(st.lists(times, min_size=m, max_size=m)), np.float64),
         ),
+        writes=_rows(writes),
     )
-    return case, problem, next(topological_orders(case), ())
+    return case, problem, order
 
 
 def slow(case, problem, sequence):
@@ -51,7 +60,9 @@ def slow(case, problem, sequence):
         if tensor not in made:
             current[tensor] = [tensor, -1, -2]
             copies.append(current[tensor])
-    host, dropped, pending, done = {}, set(), set(), set()
+    host, dropped, pending, done, written = {}, set(), set(), set(), set()
+    lent = set(np.flatnonzero(problem.links.storable).tolist()) - made
+    writes = [set(ids.tolist()) for ids in np.split(problem.writes.ids, problem.writes.ptr[1:-1])]
     clock = to_host = from_host = 0.0
     arrived, extra = {}, []
     for place, entry in enumerate(sequence):
@@ -61,8 +72,9 @@ def slow(case, problem, sequence):
             task = case.tasks[index]
             if any(current[tensor] is None for tensor in task.reads) or (index in done and not problem.repeatable[index]):
                 return None
-            if pending & set(task.makes):
+            if pending & (set(task.makes) | writes[index]):
                 return None
+            written |= writes[index]
             clock = max([clock, *(arrived.get(id(current[tensor]), 0.0) for tensor in task.reads)]) + problem.cost_us[index]
             for tensor in task.reads:
                 current[tensor][2] = place
@@ -72,14 +84,14 @@ def slow(case, problem, sequence):
             done.add(index)
             used = task.workspace_bytes
         elif deed is Deed.STORE:
-            if current[index] is None or index in host or not problem.links.storable[index]:
+            if current[index] is None or index in host or not problem.links.storable[index] or index in written:
                 return None
             to_host = max(to_host, clock, arrived.get(id(current[index]), 0.0)) + problem.links.store_us[index]
             host[index] = to_host
             current[index][2] = place
             pending.add(index)
         elif deed is Deed.DROP:
-            if current[index] is None or index not in host:
+            if current[index] is None or index not in host or index in written:
                 return None
             clock = max(clock, host[index])
             current[index][2] = place
@@ -87,17 +99,18 @@ def slow(case, problem, sequence):
             pending.discard(index)
             dropped.add(index)
         else:
-            if index not in dropped:
+            if index not in dropped or (index in lent and current[index] is not None):
                 return None
             from_host = max(from_host, clock) + problem.links.load_us[index]
             current[index] = [index, place, place]
             copies.append(current[index])
             arrived[id(current[index])] = from_host
         extra.append(used)
-    if pending:
+    if pending or any(current[tensor] is None for tensor in lent):
         return None
     for tensor in case.kept:
         if current[tensor] is not None:
+            clock = max(clock, arrived.get(id(current[tensor]), 0.0))
             current[tensor][2] = len(sequence)
     alive = [case.resident_bytes] * len(sequence)
     for tensor, born, last in copies:
@@ -184,6 +197,44 @@ def test_a_fast_link_makes_swapping_free_where_nothing_can_be_repeated():
     cost = cost_of(problem, found.runs)
     assert cost.peak_bytes <= 400
     assert cost.time_us == plain.time_us  # every copy is hidden behind an operator
+
+
+def _training_step(layers, nbytes):
+    """Parameters, all read forward, backward and by their update; between them activations as large."""
+
+    def value(name, kind, nbytes=nbytes):
+        return Value(name, Storage(name, nbytes, "cpu", kind), "float32", (nbytes // 4,), (1,))
+
+    x = value("x", Kind.INPUT, 16)
+    params = [value(f"w{i}", Kind.PARAMETER) for i in range(layers)]
+    acts = [value(f"a{i}", Kind.ACTIVATION) for i in range(layers)]
+    grads = [value(f"g{i}", Kind.GRADIENT) for i in range(layers)]
+    nodes = [Node("aten.mul.Tensor", ((x, *acts)[i], params[i]), (acts[i],)) for i in range(layers)]
+    nodes += [Node("aten.mul.Tensor", (acts[i], params[i]), (grads[i],)) for i in reversed(range(layers))]
+    for param, grad in zip(params, grads, strict=True):
+        after = dataclasses.replace(param, name=f"{param.name}_1", version=1)
+        nodes.append(Node("aten.add_.Tensor", (param, grad), (), writes=((param, after),)))
+    return Graph((x, *params), tuple(nodes), ())
+
+
+def test_what_is_lent_makes_room_for_activations_and_is_back_before_it_is_written():
+    graph = _training_step(6, 1_600_000)
+    own, lent = (RunProblem.of(graph, [500.0] * len(graph.nodes), swap=preset("rtx3090"), lend=lend) for lend in (False, True))
+    order = own.runs_of(range(len(graph.nodes)))
+    assert cost_of(own, order).footprint_bytes.tolist() == cost_of(lent, order).footprint_bytes.tolist()
+    least = {}
+    for name, problem in (("own", own), ("lent", lent)):
+        archive = Sweep(max_states=2000).explore([problem], [[order]])
+        least[name] = archive.points[0].peak_bytes
+        for point in archive.points:
+            assert first_wrong(problem, point.runs) == -1
+            done = rematerialise(graph, point.runs.tolist())
+            check_graph(done.graph)
+            assert simulate(order_problem(done.graph), range(len(done.graph.nodes))).peak_bytes == point.peak_bytes
+    assert own.problem.resident_bytes == 6 * 1_600_000 + 16
+    assert lent.problem.resident_bytes == 16
+    assert least["own"] >= 8 * 1_600_000  # all parameters, and what an operator reads and makes
+    assert least["lent"] < 8 * 1_600_000
 
 
 def test_a_slow_link_is_waited_for():
