@@ -21,7 +21,8 @@ from lowtide.ir.graph import Arg, Graph, Node, Storage, Value
 from lowtide.ir.ops import is_transfer, is_view, repeatable
 from lowtide.ir.sequence import Codes, Deed
 from lowtide.rewrite.base import Rewritten
-from lowtide.rewrite.swap import Base, bases, drop, lend, load, movable_storages, store
+from lowtide.rewrite.host_book import HostBook
+from lowtide.rewrite.swap import drop, lend, load, movable_storages, store
 
 Item = TypeVar("Item")
 
@@ -82,22 +83,11 @@ class _Writer:
         self.copies: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.movable = movable_storages(graph)
         self.codes = Codes(len(graph.nodes), len(self.movable))
-        self.place = -1  # in the sequence
-        self.there: dict[Storage, Value] = {}  # by old storage: its copy on the host
-        self.stored: dict[Storage, int] = {}  # the places of stores whose drop is still to come
-        self.dropped: dict[Storage, int] = {}  # the places of drops
-        self.given = frozenset(value.storage for value in graph.inputs)
-        self.lent: dict[Storage, tuple[Node, ...]] = {}  # of the caller's: the latest drop, after which comes the next load
-        self.written: dict[Storage, int] = {}  # places of the first writes: what is on the host is no longer true
-
-    @cached_property
-    def bases(self) -> dict[Storage, Base]:
-        """What stands for each storage that can be stored."""
-        return bases(self.graph)
+        self.host = HostBook(graph)
 
     def enter(self, place: int, entry: int) -> None:
         """Write what one entry of the sequence says."""
-        self.place = place
+        self.host.place = place
         try:
             deed, index = self.codes.read(entry)
         except IndexError as error:
@@ -113,7 +103,7 @@ class _Writer:
         if is_view(node):
             raise CheckError(f"runs: expected no node that only makes views, got {self.described(index)}")
         if node not in self.first:
-            self.note_writes(node)
+            self.host.note_writes(node)
             after = tuple(self.first[before] for before in node.after if before in self.first)
             if len(after) < len(node.after):
                 raise CheckError(f"runs: expected {self.described(index)} after the nodes that its control edges name")
@@ -123,15 +113,9 @@ class _Writer:
         again = repeatable(node)
         if again is None:
             raise CheckError(f"runs: expected {self.described(index)} once, since it is random or writes; got it again")
-        for value in node.outputs if self.stored else ():
-            self.check_settled(value.storage if value else None, "which makes it again")
+        for value in node.outputs if self.host.stored else ():
+            self.host.check_settled(value.storage if value else None, "which makes it again")
         self.recomputed.append(self.put(index, replace(again, after=())))
-
-    def note_writes(self, node: Node) -> None:
-        """What is copied to the host now, or is to come back from there, is not written."""
-        for before, _ in node.writes:
-            self.check_settled(before.storage, "which writes it")
-            self.written.setdefault(before.storage, self.place)
 
     def take_returned_views(self, writer: Node) -> None:
         """Views that the graph returns are taken in the end, but of what is written over: before that."""
@@ -142,34 +126,28 @@ class _Writer:
 
     def store(self, storage: Storage) -> None:
         """Write the start of a copy to the host."""
-        base = self.base(storage, "store")
-        if storage in self.there:
-            raise CheckError(f"runs: expected {storage.name} stored once, got it stored again at place {self.place}")
-        self.check_unwritten(storage, "store")
+        base = self.host.base(storage, "store")
+        self.host.check_new(storage)
         node = store(self.here(storage, "store"), self.name(base.value.name, "host"), base.source)
         self.append(node)
-        self.there[storage], self.stored[storage] = node.results[0], self.place
+        self.host.note_store(storage, node)
 
     def drop(self, storage: Storage) -> None:
         """Write the last use of a copy on the device."""
-        here, there, base = self.here(storage, "drop"), self.on_host(storage, "drop"), self.base(storage, "drop")
-        if storage in self.given:
-            self.check_unwritten(storage, "drop")
-            self.append(lend(here, there, self.name(base.value.name, "gone")))
-            self.lent[storage] = (self.nodes[-1],)
-        else:
-            self.append(drop(here, there, base.source))
-        self.stored.pop(storage, None)
-        self.dropped[storage] = self.place
+        here, there, base = self.here(storage, "drop"), self.host.copy(storage, "drop"), self.host.base(storage, "drop")
+        self.host.check_unwritten(storage, "drop")
+        lent = storage in self.host.given
+        self.append(lend(here, there, self.name(base.value.name, "gone")) if lent else drop(here, there, base.source))
+        self.host.note_drop(storage, self.nodes[-1])
         del self.storage[storage]
 
     def load(self, storage: Storage) -> None:
         """Write the start of a copy to the device, which is the present one from there on."""
-        there, base = self.on_host(storage, "load"), self.base(storage, "load")
-        self.check_settled(storage, "which loads it")
-        if storage in self.given and storage in self.storage:
-            raise CheckError(f"runs: expected {storage.name} dropped before place {self.place} loads it: it is the caller's own")
-        node = load(there, base.value, self.name(base.value.name, "back"), base.source, self.lent.get(storage, ()))
+        there, base = self.host.copy(storage, "load"), self.host.base(storage, "load")
+        self.host.check_settled(storage, "which loads it")
+        if storage in self.host.given and storage in self.storage:
+            raise CheckError(f"runs: expected {storage.name} dropped before place {self.host.place} loads it: it is the caller's own")
+        node = load(there, base.value, self.name(base.value.name, "back"), base.source, self.host.lent.get(storage, ()))
         self.append(node)
         self.present[base.value] = node.results[0]
         self.storage[storage] = node.results[0].storage
@@ -179,40 +157,13 @@ class _Writer:
         self.nodes.append(node)
         self.origins.append(-1)
 
-    def base(self, storage: Storage, deed: str) -> Base:
-        """What stands for a storage that is to be stored, dropped or loaded."""
-        if storage not in self.bases:
-            raise CheckError(f"runs: expected at place {self.place} to {deed} a storage that can be, got {storage.name}: see `storable`")
-        return self.bases[storage]
-
     def here(self, storage: Storage, deed: str) -> Value:
         """The present copy of a storage."""
-        base = self.base(storage, deed)
+        base = self.host.base(storage, deed)
         if storage not in self.storage:
-            raise CheckError(f"runs: expected {storage.name} to be there at place {self.place} to {deed} it, got {self.absence(storage)}")
+            where = f"at place {self.host.place} to {deed} it"
+            raise CheckError(f"runs: expected {storage.name} to be there {where}, got {self.host.absence(storage)}")
         return self.present[base.value]
-
-    def on_host(self, storage: Storage, deed: str) -> Value:
-        """The copy of a storage on the host."""
-        if storage not in self.there:
-            raise CheckError(f"runs: expected {storage.name} stored before place {self.place}, which is to {deed} it; got no store of it")
-        return self.there[storage]
-
-    def check_settled(self, storage: Storage | None, what: str) -> None:
-        """While a copy to the host is under way, what is copied stays: nothing ends its life but its drop."""
-        if storage in self.stored:
-            stored = f"{storage.name}, which place {self.stored[storage]} stores"
-            raise CheckError(f"runs: expected {stored}, dropped before place {self.place}, {what}; got no drop")
-
-    def check_unwritten(self, storage: Storage, deed: str) -> None:
-        """What has been written stays: a copy on the host would be of before, or would have to be made anew."""
-        if storage in self.written:
-            where = f"place {self.written[storage]} writes it, place {self.place} is to {deed} it"
-            raise CheckError(f"runs: expected {storage.name} not written before it is moved; {where}")
-
-    def absence(self, storage: Storage) -> str:
-        """Why a storage is not there."""
-        return f"it dropped at place {self.dropped[storage]}" if storage in self.dropped else "no run of its maker"
 
     def put(self, index: int, node: Node) -> int:
         """Append a copy of node `index`, of the form `node`, that reads the present copies of its inputs; the place where it stands."""
@@ -258,7 +209,7 @@ class _Writer:
         if found is not None and found.storage is self.storage.get(value.storage):
             return found
         if value not in self.views:
-            why = self.absence(value.storage)
+            why = self.host.absence(value.storage)
             raise CheckError(f"runs: expected what {self.described(reader)} reads ({value.name}) to be there, got {why}")
         view = self.graph.nodes[self.views[value]]
         self.put(self.views[value], replace(view, after=()) if view.after else view)
@@ -270,12 +221,7 @@ class _Writer:
         for index, node in enumerate(self.graph.nodes):
             if node not in self.first and not is_view(node):
                 raise CheckError(f"runs: expected every node, got no {self.described(index)}")
-        self.place += 1
-        for storage in self.stored:
-            self.check_settled(storage, "the end")
-        for storage in self.lent:
-            if storage not in self.storage:
-                raise CheckError(f"runs: expected {storage.name}, which is the caller's, loaded by the end; got {self.absence(storage)}")
+        self.host.check_end(self.storage)
         read = set(outputs)
         kept = []
         for place in reversed(range(len(self.nodes))):
