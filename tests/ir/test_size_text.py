@@ -31,7 +31,7 @@ def test_text_reads_back_as_the_same_number_whatever_the_dimensions_are(size: sy
     assert size_text(again) == text
     assert canonical(size) == again
     for values in ({S0: 3, S1: 4}, {S0: 0, S1: 7}):
-        assert sympy.sympify(again).subs(values) == size.subs(values)
+        assert int(sympy.sympify(again).subs(values)) == int(size.subs(values))  # sympy may leave Min(1, 2) as it is
 
 
 @given(st.integers(-(10**39), 10**39))
