@@ -21,7 +21,8 @@ from lowtide.ir.problem_check import Task
 from lowtide.search.evict_links import better_loaded, give_back, load, load_ahead, store_ahead, weigh
 from lowtide.search.evict_room import make_room
 from lowtide.search.evict_state import ENTRY, NOTHING, NOW, STEP, STORED, emit, let_go, next_use, settle, start
-from lowtide.search.runs import RunProblem, cost_of
+from lowtide.search.run_cost import cost_of
+from lowtide.search.runs import RunProblem
 
 _LONGEST = 12  # a sequence of more runs than this many times the nodes is no answer
 

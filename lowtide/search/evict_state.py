@@ -12,7 +12,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from lowtide.search.runs import Facts
+    from lowtide.search.run_cost import Facts
 
 # Of a tensor's `part` in the choices of what goes, so that a search knows which exceptions change nothing.
 BYSTANDER, WEIGHED, CHOSEN = 0, 1, 2  # it was there at none of them, or held; it could have gone; it went

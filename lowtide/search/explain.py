@@ -24,7 +24,8 @@ from lowtide.ir.problem import Ints, Rows
 from lowtide.ir.sequence import Deed
 from lowtide.ir.trade import Deal
 from lowtide.rewrite.swap import movable_storages
-from lowtide.search.runs import RunProblem, cost_of
+from lowtide.search.run_cost import cost_of
+from lowtide.search.runs import RunProblem
 
 
 @dataclass

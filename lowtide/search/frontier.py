@@ -25,7 +25,8 @@ from lowtide.ir.problem import Ints
 from lowtide.search.archive import Archive, Point, Recipe
 from lowtide.search.evict import evict
 from lowtide.search.moves import RULES, Moves, without_swaps
-from lowtide.search.runs import RunProblem, cost_of
+from lowtide.search.run_cost import cost_of
+from lowtide.search.runs import RunProblem
 from lowtide.search.seeds import seeds
 
 _STATES, _FEW = 200, 8  # a level wants so many states at least; and so many levels there are in any case

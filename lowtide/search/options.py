@@ -16,7 +16,8 @@ from lowtide.ir.problem import Ints
 from lowtide.search.evict import Weights, evict
 from lowtide.search.lone import LoneBlock
 from lowtide.search.pruning import needed, pruned
-from lowtide.search.runs import RunProblem, cost_of
+from lowtide.search.run_cost import cost_of
+from lowtide.search.runs import RunProblem
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,8 @@ from lowtide.search.chain import ChainTable, Step
 from lowtide.search.options import Option
 from lowtide.search.planned import Planned
 from lowtide.search.pruning import prompt, pruned
-from lowtide.search.runs import RunProblem, cost_of
+from lowtide.search.run_cost import cost_of
+from lowtide.search.runs import RunProblem
 
 _ROUNDS = 6  # of aiming at a limit
 _REHEARSED = 4  # blocks of a rehearsal

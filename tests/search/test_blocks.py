@@ -9,7 +9,7 @@ from hypothesis import given
 from lowtide.search.blocks import find_blocks
 from lowtide.search.lone import lone_blocks
 from lowtide.search.pruning import prompt, pruned
-from lowtide.search.runs import cost_of, first_wrong
+from lowtide.search.run_cost import cost_of, first_wrong
 from tests.chains import Builder, chains, equal_blocks, in_order
 from tests.problems import unhurried
 

@@ -16,7 +16,8 @@ from lowtide.search.blocks import find_blocks, hills
 from lowtide.search.chain import BACKWARD, FORWARD, HAND_ON, Chain, ChainTable
 from lowtide.search.planned import Planned
 from lowtide.search.pruning import pruned
-from lowtide.search.runs import RunProblem, cost_of, first_wrong
+from lowtide.search.run_cost import cost_of, first_wrong
+from lowtide.search.runs import RunProblem
 from lowtide.search.seeds import rehearse_seeds, seeds
 from tests.chains import chains, equal_blocks, in_order
 from tests.problems import cases, topological_orders, unhurried

@@ -12,7 +12,7 @@ from lowtide.search.evict import Bias, evict
 from lowtide.search.evict_state import BYSTANDER, CHOSEN, WEIGHED
 from lowtide.search.frontier import Sweep
 from lowtide.search.moves import Moves
-from lowtide.search.runs import cost_of
+from lowtide.search.run_cost import cost_of
 from tests.problems import unhurried
 from tests.search.test_runs import repeating
 from tests.search.test_swaps import RULES, _chain, linked

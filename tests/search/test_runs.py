@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.problem import Rows
 from lowtide.search.evict import Weights, evict
-from lowtide.search.runs import RunProblem, cost_of, first_wrong
+from lowtide.search.run_cost import cost_of, first_wrong
+from lowtide.search.runs import RunProblem
 from tests.problems import Case, cases, slow_footprint, topological_orders, unhurried
 
 

@@ -17,7 +17,8 @@ from lowtide.ir.sequence import Codes, Deed
 from lowtide.rewrite.remat import rematerialise
 from lowtide.search.evict import Bias, Weights, evict
 from lowtide.search.frontier import Sweep
-from lowtide.search.runs import Links, RunProblem, cost_of, first_wrong
+from lowtide.search.run_cost import cost_of, first_wrong
+from lowtide.search.runs import Links, RunProblem
 from tests.problems import cases, topological_orders, unhurried
 from tests.search.test_runs import _rows
 
