@@ -138,6 +138,7 @@ def test_an_arena_says_what_it_served():
         (["spec_of_a_test:make", "--memory", "1%"], "memory: expected at least [0-9]+ bytes"),
         (["spec_of_a_test:make", "--latency", "0.5"], "latency: expected 1 or more"),
         (["spec_of_a_test:make", "--latency", "1.5", "--memory", "1GiB"], "expected one limit or none, got both"),
+        (["spec_of_a_test:make", "--swap-state", "--no-swap"], "--swap-state and --no-swap: expected one of them, got both"),
         (["spec_of_a_test:make", "--simulate"], "--device and --simulate: expected both"),
         (["spec_of_a_test:make", "--simulate", "--device", "abacus"], "expected one of cpu, rtx3090, a100, h100, h200, got 'abacus'"),
         (["spec_of_a_test:make", "--fake"], "--fake is for models of the bench"),

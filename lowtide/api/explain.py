@@ -87,10 +87,10 @@ def explain(
         peak=peak,
         resident_bytes=plan.resident_bytes,
         time_us=plan.trade.kept_us,
-        remedies=(*_remedies(plan.trade), *([halved] if halved is not None else [])),
+        remedies=tuple(_told(each, swap, swap_state) for each in (*_remedies(plan.trade), *([halved] if halved is not None else []))),
         frontier=plan.trade.frontier,
         memory_bytes=memory_bytes,
-        within=within,
+        within=None if within is None else _told(within, swap, swap_state),
         device=plan.provenance.device,
         training=program is not None,
     )
@@ -119,6 +119,13 @@ def _remedies(trade: Trade) -> list[Remedy]:
         found.append(_letting_go(f"+{share:.0%} time at most", point, trade, f"latency={1 + share:g}"))
     found.append(_letting_go("least found", trade.frontier[0], trade, f"memory={trade.frontier[0][0]}"))
     return [each for place, each in enumerate(found) if place == 0 or each.peak_bytes < found[place - 1].peak_bytes]
+
+
+def _told(remedy: Remedy, swap: bool, swap_state: bool) -> Remedy:
+    """The remedy with what else `optimize` has to be told, as this was."""
+    more = "" if swap else ", swap=False"
+    more += ", swap_state=True" if swap_state else ""
+    return dataclasses.replace(remedy, arguments=remedy.arguments + more) if remedy.arguments else remedy
 
 
 def _letting_go(how_far: str, point: tuple[int, float], trade: Trade, arguments: str) -> Remedy:

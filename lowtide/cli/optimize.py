@@ -47,6 +47,8 @@ def optimize_command(
     from lowtide.cli.workload import builder
 
     _check_limits(memory, latency)
+    if swap_state and not swap:
+        refuse("--swap-state and --no-swap: expected one of them, got both")
     machine = _machine(device, simulate)
     try:
         build = builder(spec, batch_size, fake)

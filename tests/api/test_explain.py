@@ -184,6 +184,10 @@ def test_without_swapping_the_frontier_is_another():
     swapped, kept = (explain(work.model, work.batch, simulate=near, swap=swap, **options) for swap in (True, False))
     assert swapped.frontier != kept.frontier
     assert swapped.peak_bytes == kept.peak_bytes
+    assert all(each.arguments.endswith(", swap=False") for each in kept.remedies if each.arguments)
+    lent = explain(work.model, work.batch, simulate=near, swap_state=True, **options)
+    assert all(each.arguments.endswith(", swap_state=True") for each in lent.remedies if each.arguments)
+    assert lent.remedies[-1].peak_bytes <= swapped.remedies[-1].peak_bytes
 
 
 def test_meta_and_real_models_are_explained_alike(gpt):
