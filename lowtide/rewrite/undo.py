@@ -55,9 +55,9 @@ class _Event(NamedTuple):
 
 def _events(graph: Graph, runs: Sequence[int], may_go: set[int]) -> list[list[_Event]]:
     """By storage that is ever stored: what is done with it, in the sequence's order; what is lent is there before and after."""
-    counted = movable_storages(graph)
-    codes = Codes(len(graph.nodes), len(counted))
-    found: dict[Storage, list[_Event]] = {counted[index]: [] for deed, index in map(codes.read, runs) if deed is Deed.STORE}
+    movable = movable_storages(graph)
+    codes = Codes(len(graph.nodes), len(movable))
+    found: dict[Storage, list[_Event]] = {movable[index]: [] for deed, index in map(codes.read, runs) if deed is Deed.STORE}
     lent = {value.storage for value in graph.inputs} & found.keys()
     here: set[Storage] = set(lent)
     for storage in lent:
@@ -74,7 +74,7 @@ def _events(graph: Graph, runs: Sequence[int], may_go: set[int]) -> list[list[_E
                 found[storage].append(_Event(place, deed, False, place in may_go, False))
                 here.add(storage)
             continue
-        storage = counted[index]
+        storage = movable[index]
         if storage in found:
             found[storage].append(_Event(place, deed, deed is not Deed.LOAD, True, storage in here))
         (here.discard if deed is Deed.DROP else here.add)(storage)

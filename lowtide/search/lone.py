@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lowtide.ir.problem import Bytes, Ints, OrderProblem, Rows
 from lowtide.search.blocks import Blocks
-from lowtide.search.runs import RunProblem
+from lowtide.search.runs import RunProblem, rows_of
 
 _DIGITS = 3  # of a run's time that have to agree for two blocks to be equal
 
@@ -105,7 +105,7 @@ class _Cut:
         for index, row in enumerate(makes):
             producer[row] = index
         outlives = ~self.by_forward & (self.read >= self.last)
-        read_rows, take_rows = _rows(reads), _rows(takes)
+        read_rows, take_rows = rows_of(reads), rows_of(takes)
         arrays: dict[str, Any] = {
             "tensor_bytes": sizes,
             "producer": producer,
@@ -127,7 +127,7 @@ class _Cut:
             cost_us=np.where(own < 0, 0.0, whole.cost_us[own]),
             is_view=np.zeros(count, np.bool_),
             repeatable=(own >= 0) & whole.repeatable[own],
-            limits=_rows([self.limits_of(node) if node >= 0 else [] for node in own.tolist()]),
+            limits=rows_of([self.limits_of(node) if node >= 0 else [] for node in own.tolist()]),
         )
 
     def rows(self, rows: Rows) -> list[list[int]]:
@@ -150,11 +150,6 @@ class _Cut:
 
 def _row(rows: Rows, index: Any) -> Ints:
     return rows.ids[rows.ptr[index] : rows.ptr[index + 1]]
-
-
-def _rows(lists: list[list[int]]) -> Rows:
-    ptr = np.concatenate([[0], np.cumsum([len(each) for each in lists])]).astype(np.int32)
-    return Rows(ptr, np.array([item for each in lists for item in each], np.int32))
 
 
 def _key(problem: RunProblem, turn: int) -> bytes:

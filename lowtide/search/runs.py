@@ -98,7 +98,7 @@ class RunProblem:
             cost_us=np.array(cost_us, np.float64),
             is_view=views,
             repeatable=np.array([node is not None for node in again], np.bool_) & ~views & makes,
-            limits=_rows(rows),
+            limits=rows_of(rows),
             links=None if swap is None else Links.of(problem, storable(graph, lend=lend)[: problem.tensor_count], swap),
             writes=_writes(graph, lendable, problem.tensor_count) if lend else None,
             plain=cls.of(graph, cost_us, workspace_bytes, round_to=round_to) if lend else None,
@@ -126,7 +126,7 @@ class RunProblem:
         return Facts(
             self.cost_us, self.repeatable, *self.limits, *problem.reads, *problem.outputs_of, *problem.takes, problem.take_output,
             problem.tensor_bytes, problem.made_bytes, problem.workspace_bytes, problem.kept, problem.producer,
-            links.storable, links.store_us, links.load_us, *(self.writes or _rows([()] * problem.node_count)),
+            links.storable, links.store_us, links.load_us, *(self.writes or rows_of([()] * problem.node_count)),
         )  # fmt: skip
 
     @cached_property
@@ -135,7 +135,8 @@ class RunProblem:
         return records(self.facts)
 
 
-def _rows(rows: Sequence[Sequence[int]]) -> Rows:
+def rows_of(rows: Sequence[Sequence[int]]) -> Rows:
+    """Lists laid end to end."""
     lengths = np.array([len(row) for row in rows], np.int32)
     return Rows(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), np.array([each for row in rows for each in row], np.int32))
 
@@ -143,4 +144,4 @@ def _rows(rows: Sequence[Sequence[int]]) -> Rows:
 def _writes(graph: Graph, lent: Sequence[Storage], tensors: int) -> Rows:
     """By node: the numbers of the lent storages that it writes, which are the last of so many tensors."""
     number = {storage: tensors - len(lent) + place for place, storage in enumerate(lent)}
-    return _rows([sorted({number[before.storage] for before, _ in node.writes if before.storage in number}) for node in graph.nodes])
+    return rows_of([sorted({number[before.storage] for before, _ in node.writes if before.storage in number}) for node in graph.nodes])
