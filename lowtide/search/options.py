@@ -188,11 +188,12 @@ def _joined(lone: LoneBlock, options: Sequence[Option]) -> Ints:
     forward, backward = [], []
     begin, end = 0, len(lone.nodes)
     for option in options:
-        turn, place = option.turn, int(np.flatnonzero(option.runs == option.turn)[0])
-        nodes = int(option.runs.max()) + 1
-        end -= nodes - turn - 1
-        forward.append(option.runs[:place] + begin)
-        backward.append(option.runs[place + 1 :] - (turn + 1) + end)
+        turn, count, place = option.turn, int(option.runs.max()) + 1, int(np.flatnonzero(option.runs == option.turn)[0])
+        end -= count - turn - 1
+        # A backward part runs nodes of its forward part, too.
+        runs = np.where(option.runs < turn, option.runs + begin, option.runs - (turn + 1) + end)
+        forward.append(runs[:place])
+        backward.append(runs[place + 1 :])
         begin += turn
     return np.concatenate([*forward, [lone.turn], *reversed(backward)]).astype(np.int32)
 
