@@ -12,12 +12,14 @@ each repeated run is paid for once, by the tensor that asked for it.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 
-from lowtide.ir.graph import Graph
+from lowtide.cost.memory import order_problem, simulate
+from lowtide.ir.graph import Graph, Storage
 from lowtide.ir.moment import LiveTensor, looks
 from lowtide.ir.ops import is_view
 from lowtide.ir.problem import Ints, Rows
@@ -55,6 +57,7 @@ def deals_of(problem: RunProblem, runs: Ints, graph: Graph, written: Graph) -> t
     costs, known, storages = played.costs(), looks(written), movable_storages(graph)
     step_of = [step for step, node in enumerate(written.nodes) if not is_view(node)]  # by entry: views are written between them
     step_of.append(len(written.nodes))
+    played.take(graph, storages, takeovers_of(written)[step_of[:-1]])
     peak_step = step_of[peak_place(problem, runs)]
     deals = []
     for tensor, copies in sorted(played.copies.items()):
@@ -68,6 +71,11 @@ def deals_of(problem: RunProblem, runs: Ints, graph: Graph, written: Graph) -> t
         at_peak = any(start <= peak_step < end for start, end in away)
         deals.append(Deal(live, away, at_peak, cost.runs, cost.run_us, cost.store_us, cost.load_us))
     return tuple(sorted(deals, key=lambda deal: (-deal.tensor.nbytes, deal.tensor.start)))
+
+
+def takeovers_of(written: Graph) -> Ints:
+    """By node of a graph in its order: which of its candidates it takes over, -1 for none."""
+    return simulate(order_problem(written), range(len(written.nodes))).takeovers
 
 
 def peak_place(problem: RunProblem, runs: Ints) -> int:
@@ -93,27 +101,29 @@ class _Played:
     def __init__(self, problem: RunProblem, runs: list[int]) -> None:
         self.problem, self.runs = problem, runs
         base = problem.problem
-        self.reads, self.makes, self.takes = (_listed(rows) for rows in (base.reads, base.outputs_of, base.takes))
+        self.reads, self.makes = _listed(base.reads), _listed(base.outputs_of)
         given = np.flatnonzero(base.producer < 0).tolist()
         self.copies: dict[int, list[_Copy]] = {tensor: [_Copy(-1, -1)] for tensor in given}
         self.repeated: dict[int, list[tuple[int, _Copy]]] = {}  # by place of a repetition: the tensors and copies that it makes
         self.transfers: list[tuple[Deed, int]] = []
-        candidates: list[tuple[int, list[_Copy]]] = []  # by run: what its first output might be put into
         done: set[int] = set()
         for place, entry in enumerate(runs):
             deed, which = problem.codes.read(entry)
             if deed is Deed.RUN:
-                candidates.append((place, [self.copies[tensor][-1] for tensor in self.takes[which]]))
                 self._run(place, which, which in done)
                 done.add(which)
             else:
                 self._move(place, deed, which)
         for tensor in np.flatnonzero(base.kept).tolist():
             self.copies[tensor][-1].wanted, self.copies[tensor][-1].last = True, len(runs)
-        for place, inputs in candidates:
-            dying = next((copy for copy in inputs if copy.last == place), None)
-            if dying is not None:
-                dying.taken = True
+
+    def take(self, graph: Graph, storages: Sequence[Storage], takeovers: Ints) -> None:
+        """Mark the copies whose memory is taken over: `takeovers` is by entry, as `cost.memory.Footprint` has them by node."""
+        number = {storage: tensor for tensor, storage in enumerate(storages)}
+        for place in np.flatnonzero(takeovers >= 0).tolist():
+            value, _ = graph.nodes[self.runs[place]].inplace[takeovers[place]]
+            for copy in self.copies[number[value.storage]]:
+                copy.taken |= copy.last == place
 
     def _run(self, place: int, node: int, again: bool) -> None:
         for tensor in self.reads[node]:

@@ -44,7 +44,7 @@ def _as_captured(graph: Graph) -> Graph:
     return Graph(graph.inputs, tuple(became.values()), outputs)
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(sequences())
 def test_each_repetition_and_each_copy_is_paid_for_once(made):
     _, problem, runs = made
@@ -59,7 +59,7 @@ def test_each_repetition_and_each_copy_is_paid_for_once(made):
     assert {deal.tensor.name for deal in deals if deal.store_us} <= stored
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(sequences())
 def test_no_copy_is_there_while_a_tensor_is_away_and_one_is_before_and_after(made):
     graph, problem, runs = made
@@ -75,7 +75,7 @@ def test_no_copy_is_there_while_a_tensor_is_away_and_one_is_before_and_after(mad
         assert within == [step for start, end in deal.away for step in range(start, end)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(sequences())
 def test_what_is_away_at_the_peak_makes_up_for_what_is_saved_there(made):
     graph, problem, runs = made
