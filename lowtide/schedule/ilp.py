@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from lowtide.ir.extras import need_ortools
 from lowtide.ir.problem import OrderProblem
 from lowtide.schedule.base import Schedule, Status, scheduled
-from lowtide.schedule.model import Held, Model, Takeover, Units, model_of, row
+from lowtide.schedule.model import Held, Model, Takeover, Units, handovers, model_of
 from lowtide.schedule.reference import Windows, better_order, first_order, windows
 
 _LIMIT_UNITS = 2**19  # of a peak: a solver's tolerance of a millionth is then about half a unit
@@ -95,7 +95,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(problem: OrderProblem, model: Model, when: Windows, prune: bool) -> _Plan:
-    n, held = problem.node_count, (*model.held, *_handovers(problem))
+    n, held = problem.node_count, (*model.held, *(Held(-1, 0, node, waiting, False) for node, waiting in handovers(problem)))
     first, last = when.first.tolist(), when.last.tolist()
     takeovers = tuple(takeover for takeover in model.takeovers if not takeover.certain)
     if not prune:
@@ -106,15 +106,6 @@ def _plan(problem: OrderProblem, model: Model, when: Windows, prune: bool) -> _P
         for item in held
     )  # (8), (10)
     return _Plan(model, held, node_steps, held_steps, takeovers)
-
-
-def _handovers(problem: OrderProblem) -> Iterable[Held]:
-    """For each node with successors that read nothing it makes: a tensor of no bytes that they read."""
-    for node in range(problem.node_count):
-        readers = {reader for tensor in row(problem.outputs_of, node) for reader in row(problem.readers, tensor)}
-        waiting = tuple(succ for succ in row(problem.succs, node) if succ not in readers)
-        if waiting:
-            yield Held(-1, 0, node, waiting, False)
 
 
 class _Span(NamedTuple):

@@ -92,6 +92,15 @@ def row(rows: Rows, index: int) -> tuple[int, ...]:
     return tuple(rows.ids[rows.ptr[index] : rows.ptr[index + 1]].tolist())
 
 
+def handovers(problem: OrderProblem) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Each node with successors that read nothing that it makes, and those: in a program of tensors alone, one of no bytes ties them."""
+    for node in range(problem.node_count):
+        readers = {reader for tensor in row(problem.outputs_of, node) for reader in row(problem.readers, tensor)}
+        waiting = tuple(succ for succ in row(problem.succs, node) if succ not in readers)
+        if waiting:
+            yield node, waiting
+
+
 def _held(problem: OrderProblem, sizes: Bytes) -> Iterator[Held]:
     for tensor in np.flatnonzero(problem.uses > 0).tolist():
         producer, kept = int(problem.producer[tensor]), bool(problem.kept[tensor])

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lowtide.ir.problem import OrderProblem
-from lowtide.schedule.model import row
+from lowtide.schedule.model import handovers, row
 
 
 class Tensor(NamedTuple):
@@ -57,7 +57,8 @@ class Tensors:
         if divisor % align_bytes and align_bytes % divisor:
             divisor = int(np.gcd(divisor, align_bytes))
         unit = max(divisor, -(-arena_bytes // limit))
-        found = [*_own(problem, unit), *_workspaces(problem, unit), *_handovers(problem)]
+        ties = (Tensor(-1, 0, node, waiting, False) for node, waiting in handovers(problem))
+        found = [*_own(problem, unit), *_workspaces(problem, unit), *ties]
         place = {tensor.number: number for number, tensor in enumerate(found) if tensor.number >= 0}
         takings = tuple(_takings(problem, place, found))
         return cls(tuple(found), takings, unit, align_bytes // unit if align_bytes % unit == 0 else 1, unit == divisor)
@@ -73,14 +74,6 @@ def _own(problem: OrderProblem, unit: int) -> Iterator[Tensor]:
 def _workspaces(problem: OrderProblem, unit: int) -> Iterator[Tensor]:
     for node in np.flatnonzero(problem.workspace_bytes).tolist():
         yield Tensor(-1, int(problem.workspace_bytes[node]) // unit, node, (), False)
-
-
-def _handovers(problem: OrderProblem) -> Iterator[Tensor]:
-    for node in range(problem.node_count):
-        readers = {reader for tensor in row(problem.outputs_of, node) for reader in row(problem.readers, tensor)}
-        waiting = tuple(succ for succ in row(problem.succs, node) if succ not in readers)
-        if waiting:
-            yield Tensor(-1, 0, node, waiting, False)
 
 
 def _takings(problem: OrderProblem, place: dict[int, int], found: list[Tensor]) -> Iterator[Taking]:
