@@ -52,3 +52,25 @@ def convnet() -> nn.Module:
         nn.Upsample(scale_factor=2, mode="bilinear"), nn.SiLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
         nn.Dropout(0.2, inplace=True), nn.Linear(32, 16), nn.LeakyReLU(inplace=True), nn.AlphaDropout(0.1), nn.Linear(16, 5),
     )  # fmt: skip
+
+
+class Gpt(nn.Module):
+    """Blocks of attention with dropout, norms, residuals, and an embedding tied to the last layer."""
+
+    def __init__(self, blocks: int = 3, width: int = 32):
+        super().__init__()
+        self.embed = nn.Embedding(50, width)
+        layers = [nn.TransformerEncoderLayer(width, 4, 4 * width, 0.1, "gelu", batch_first=True, norm_first=True) for _ in range(blocks)]
+        self.blocks, self.head = nn.ModuleList(layers), nn.Linear(width, 50, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def next_token(model: nn.Module, tokens: Tensor) -> Tensor:
+    """The loss of guessing each token from itself: numbers are what counts here."""
+    return functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())

@@ -5,33 +5,11 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 import lowtide
 from lowtide.api.limits import Memory, checked_latency
-from tests.api.networks import adamw, convnet, cross_entropy, sgd, squares, workload
+from tests.api.networks import Gpt, adamw, convnet, cross_entropy, next_token, sgd, squares, workload
 from tests.training import check
-
-
-class _Gpt(nn.Module):
-    """Blocks of attention with dropout, norms, residuals, and an embedding tied to the last layer."""
-
-    def __init__(self, blocks=3, width=32):
-        super().__init__()
-        self.embed = nn.Embedding(50, width)
-        layers = [nn.TransformerEncoderLayer(width, 4, 4 * width, 0.1, "gelu", batch_first=True, norm_first=True) for _ in range(blocks)]
-        self.blocks, self.head = nn.ModuleList(layers), nn.Linear(width, 50, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-def _next_token(model, tokens):
-    return functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
 
 
 class _Dropouts(nn.Module):
@@ -50,7 +28,7 @@ LIKE_PLANNED = {"search": SEARCH, "workspaces": True}
 
 
 MAKES = {
-    "gpt": workload(_Gpt, lambda: (torch.randint(0, 50, (4, 32)),), _next_token),
+    "gpt": workload(Gpt, lambda: (torch.randint(0, 50, (4, 32)),), next_token),
     "dropouts": workload(_Dropouts, lambda: (torch.randn(256, 64),), squares, sgd),
     "convnet": workload(convnet, lambda: (torch.randn(16, 3, 16, 16), torch.randint(0, 5, (16,))), cross_entropy, adamw),
 }
