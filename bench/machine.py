@@ -12,7 +12,7 @@ import torch
 
 from lowtide.cost.profiler import device_name
 
-_PACKAGES = ("torch", "numpy", "numba")
+_PACKAGES = ("numpy", "numba")
 
 
 def machine() -> dict[str, str | int]:
@@ -27,6 +27,7 @@ def machine() -> dict[str, str | int]:
     }
     if torch.cuda.is_available():
         found["gpu"] = device_name("cuda")
+    found["torch"] = torch.__version__  # with the build: wheels with CUDA may leave that out of their metadata
     return found | {name: metadata.version(name) for name in _PACKAGES}
 
 
