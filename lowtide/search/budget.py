@@ -133,7 +133,7 @@ class _Found:
                 kept_peak_bytes=kept.peak_bytes,
                 recomputed=len(done.recomputed),
                 frontier=tuple((each.peak_bytes, each.time_us) for each in self.archive.points),
-                deals=deals_of(self.problems[point.problem], point.runs, self.graphs[point.problem], done.graph),
+                deals=deals_of(self.problems[point.problem], point.runs, self.graphs[point.problem], done.graph, footprint.takeovers),
             ),
         )
 

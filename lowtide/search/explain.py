@@ -1,6 +1,6 @@
 """What each tensor's absence buys and costs, read off a sequence.
 
-    takes   a run problem, a right sequence of its entries, the graph that they are of, and the graph that `rewrite.remat` wrote
+    takes   a run problem, a right sequence of its entries, the graph that they are of, the graph that `rewrite.remat` wrote, its takeovers
     leaves  a `Deal` for every tensor that is let go of while something still wants it
 
 A sequence decides no lifetimes and names no reasons: both follow. A copy that a repeated run makes is *wanted* where a run that is no
@@ -18,7 +18,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from lowtide.cost.memory import order_problem, simulate
 from lowtide.ir.graph import Graph, Storage
 from lowtide.ir.moment import LiveTensor, looks
 from lowtide.ir.ops import is_view
@@ -51,13 +50,16 @@ class _Cost:
     load_us: float = 0.0
 
 
-def deals_of(problem: RunProblem, runs: Ints, graph: Graph, written: Graph) -> tuple[Deal, ...]:
-    """The deals of a right sequence over `graph`, the largest tensors first; `written` is the graph of it, in its order."""
+def deals_of(problem: RunProblem, runs: Ints, graph: Graph, written: Graph, takeovers: Ints) -> tuple[Deal, ...]:
+    """The deals of a right sequence over `graph`, the largest tensors first.
+
+    `written` is the graph of it, in its order, and `takeovers` says by node of that what it takes over, as `cost.memory.Footprint` does.
+    """
     played = _Played(problem, runs.tolist())
     costs, known, storages = played.costs(), looks(written), movable_storages(graph)
     step_of = [step for step, node in enumerate(written.nodes) if not is_view(node)]  # by entry: views are written between them
     step_of.append(len(written.nodes))
-    played.take(graph, storages, takeovers_of(written)[step_of[:-1]])
+    played.take(graph, storages, takeovers[step_of[:-1]])
     peak_step = step_of[peak_place(problem, runs)]
     deals = []
     for tensor, copies in sorted(played.copies.items()):
@@ -71,11 +73,6 @@ def deals_of(problem: RunProblem, runs: Ints, graph: Graph, written: Graph) -> t
         at_peak = any(start <= peak_step < end for start, end in away)
         deals.append(Deal(live, away, at_peak, cost.runs, cost.run_us, cost.store_us, cost.load_us))
     return tuple(sorted(deals, key=lambda deal: (-deal.tensor.nbytes, deal.tensor.start)))
-
-
-def takeovers_of(written: Graph) -> Ints:
-    """By node of a graph in its order: which of its candidates it takes over, -1 for none."""
-    return simulate(order_problem(written), range(len(written.nodes))).takeovers
 
 
 def peak_place(problem: RunProblem, runs: Ints) -> int:
@@ -118,7 +115,7 @@ class _Played:
             self.copies[tensor][-1].wanted, self.copies[tensor][-1].last = True, len(runs)
 
     def take(self, graph: Graph, storages: Sequence[Storage], takeovers: Ints) -> None:
-        """Mark the copies whose memory is taken over: `takeovers` is by entry, as `cost.memory.Footprint` has them by node."""
+        """Mark the copies whose memory is taken over: `takeovers` is by entry."""
         number = {storage: tensor for tensor, storage in enumerate(storages)}
         for place in np.flatnonzero(takeovers >= 0).tolist():
             value, _ = graph.nodes[self.runs[place]].inplace[takeovers[place]]

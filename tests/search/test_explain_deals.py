@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.cost.device import preset
-from lowtide.cost.memory import counted_storages
+from lowtide.cost.memory import counted_storages, order_problem, simulate
 from lowtide.cost.peak import memory_profile
 from lowtide.ir.graph import Graph, Kind, Node, Storage
 from lowtide.ir.ops import LOAD, STORE, is_view
@@ -33,6 +33,12 @@ def sequences(draw, away=0.3):
     return graph, RunProblem.of(graph, costs, swap=DEVICE), np.array(runs, np.int32)
 
 
+def _deals(problem, runs, graph):
+    """The deals of a sequence, written out in its order."""
+    written = rematerialise(graph, runs.tolist()).graph
+    return deals_of(problem, runs, graph, written, simulate(order_problem(written), range(len(written.nodes))).takeovers)
+
+
 def _as_captured(graph: Graph) -> Graph:
     """The same graph as a capture would leave it: nobody waits for a view, and nothing is returned as it was before a write."""
     became: dict[Node, Node] = {}
@@ -48,7 +54,7 @@ def _as_captured(graph: Graph) -> Graph:
 @given(sequences())
 def test_each_repetition_and_each_copy_is_paid_for_once(made):
     _, problem, runs = made
-    deals = deals_of(problem, runs, made[0], rematerialise(made[0], runs.tolist()).graph)
+    deals = _deals(problem, runs, made[0])
     entries = [problem.codes.read(entry) for entry in runs.tolist()]
     nodes = [index for deed, index in entries if deed is Deed.RUN]
     assert sum(deal.runs for deal in deals) == len(nodes) - len(set(nodes))
@@ -65,7 +71,7 @@ def test_no_copy_is_there_while_a_tensor_is_away_and_one_is_before_and_after(mad
     graph, problem, runs = made
     done = rematerialise(graph, runs.tolist())
     lives = _lives(graph, done)
-    for deal in deals_of(problem, runs, graph, done.graph):
+    for deal in _deals(problem, runs, graph):
         there = {step for start, end in lives[deal.tensor.name] for step in range(start, end)}
         for start, end in deal.away:
             assert there.isdisjoint(range(start, end))
@@ -89,7 +95,7 @@ def test_what_is_away_at_the_peak_makes_up_for_what_is_saved_there(made):
     step = done.origins.index(node)  # its first run
     before = profile.footprint_bytes[kept.origins.index(node)]
     after = memory_profile(done.graph, range(len(done.graph.nodes))).footprint_bytes[step]
-    spared = sum(deal.tensor.nbytes for deal in deals_of(problem, runs, graph, done.graph) if deal.at_peak)
+    spared = sum(deal.tensor.nbytes for deal in _deals(problem, runs, graph) if deal.at_peak)
     assert after >= before - spared
 
 
@@ -127,7 +133,7 @@ def test_a_chain_run_again_is_paid_for_by_the_tensor_that_asked_for_it():
     graph = Graph((x,), (a, b, c, d, e), (e.results[0],))
     problem = RunProblem.of(graph, (10.0, 20.0, 30.0, 40.0, 50.0))
     runs = np.array([0, 1, 2, 3, 0, 1, 4], np.int32)
-    (deal,) = deals_of(problem, runs, graph, rematerialise(graph, runs.tolist()).graph)
+    (deal,) = _deals(problem, runs, graph)
     assert deal.tensor.name == "b"
     assert (deal.runs, deal.run_us, deal.store_us, deal.load_us) == (2, 30.0, 0.0, 0.0)
     assert deal.away == ((3, 5),)
@@ -146,7 +152,7 @@ def test_a_swap_is_away_from_its_drop_to_its_load():
     problem = RunProblem.of(graph, (10.0,) * 4, swap=DEVICE)
     code = problem.codes
     runs = np.array([0, code.store(0), 1, code.drop(0), 2, code.load(0), 3], np.int32)
-    (deal,) = deals_of(problem, runs, graph, rematerialise(graph, runs.tolist()).graph)
+    (deal,) = _deals(problem, runs, graph)
     assert (deal.tensor.name, deal.away, deal.at_peak) == ("a", ((4, 5),), True)
     assert (deal.runs, deal.run_us) == (0, 0.0)
     assert (deal.store_us, deal.load_us) == (DEVICE.store_us(64), DEVICE.load_us(64))
@@ -162,7 +168,7 @@ def test_the_larger_of_two_results_pays_and_both_come_back():
     last = compute("last", big, small, other.results[0])
     graph = Graph((x,), (two, use, other, last), (last.results[0],))
     runs = np.array([0, 1, 2, 0, 3], np.int32)
-    first, second = deals_of(RunProblem.of(graph, (7.0, 1.0, 1.0, 1.0)), runs, graph, rematerialise(graph, runs.tolist()).graph)
+    first, second = _deals(RunProblem.of(graph, (7.0, 1.0, 1.0, 1.0)), runs, graph)
     assert (first.tensor.name, first.runs, first.run_us) == ("big", 1, 7.0)
     assert (second.tensor.name, second.runs, second.run_us) == ("small", 0, 0.0)
     assert first.away == second.away == ((2, 3),)
