@@ -80,9 +80,9 @@ def planned(allocator: Allocator, recorded: Recorded) -> tuple[Script, Region]:
 
 
 def recorded(allocator: Allocator, schedule: Schedule, tensors: Tensors) -> Recorded:
-    with allocator.recording() as found:
-        tensors.run(schedule)
-    return found[0]
+    _, found = allocator.record(lambda: tensors.run(schedule))
+    assert found is not None
+    return found
 
 
 def mapped(address: int) -> bool:

@@ -39,7 +39,7 @@ def found(name: str) -> bool:
     for depth, part in enumerate(parts[1:], 2):
         if not hasattr(thing, part) and not _is_module(".".join(parts[:depth])):
             return False
-        thing = getattr(thing, part)
+        thing = getattr(thing, part) if hasattr(thing, part) else importlib.import_module(".".join(parts[:depth]))
     return True
 
 

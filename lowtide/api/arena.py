@@ -10,7 +10,7 @@ from functools import cache
 import torch
 
 from lowtide.api.stages import Stages
-from lowtide.cost.cache import directory
+from lowtide.ir.folders import directory
 from lowtide.place import Auto, Placer, place
 from lowtide.place.rehearsal import rehearse
 from lowtide.runtime import native

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lowtide.capture.wrapped import scalers_within
+from lowtide.errors import CaptureError
 from lowtide.ir import tree
 
 
@@ -25,6 +27,22 @@ def check_arguments(model: Any, loss: Any, optimizer: Any, after_backward: Any, 
         raise TypeError("after_backward and accumulate belong to training: give `loss` and `optimizer` too")
     if not isinstance(accumulate, int) or accumulate < 1:
         raise ValueError(f"accumulate: expected a positive number of micro-batches, got {accumulate!r}")
+
+
+def check_scaler(scaler: Any, optimizer: Any, swap_state: bool) -> None:
+    """Refuse a scaler that cannot be meant, and one that is left out where the optimizer's wrapper uses one."""
+    if scaler is None:
+        if any(within.is_enabled() for within in scalers_within(optimizer)):
+            raise CaptureError(
+                f"this {type(optimizer).__name__} steps with a gradient scaler: give that to lowtide, too (`scaler=optimizer.scaler`)"
+            )
+        return
+    if not isinstance(scaler, torch.amp.GradScaler):
+        raise TypeError(f"scaler: expected a torch.amp.GradScaler, got a {type(scaler).__name__}")
+    if optimizer is None:
+        raise TypeError("scaler belongs to training: give `loss` and `optimizer` too")
+    if swap_state and scaler.is_enabled():
+        raise ValueError("swap_state: expected it without `scaler`, as a step that is skipped ends before what was sent away is back")
 
 
 def check_swapping(model: nn.Module, optimizer: torch.optim.Optimizer | None, swap: bool, swap_state: bool) -> None:
@@ -50,14 +68,12 @@ def device_of(model: nn.Module, wished: torch.device | str | None) -> torch.devi
     return found
 
 
-def without_data(batch: tuple[tuple[Any, ...], dict[str, Any]], device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The batch's looks without its data: what a later capture needs, and no reason to keep the caller's tensors alive."""
-    leaves, rebuild = tree.flatten(batch)
-    light: tuple[tuple[Any, ...], dict[str, Any]] = tree.unflatten(rebuild, [_meta(leaf.value, device) for leaf in leaves])
-    return light
+def detached(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A batch whose tensors belong to no graph, as a capture wants it; nothing is copied."""
+    leaves, rebuild = tree.flatten((args, kwargs))
+    plain: tuple[tuple[Any, ...], dict[str, Any]] = tree.unflatten(rebuild, [_detached(leaf.value) for leaf in leaves])
+    return plain
 
 
-def _meta(item: Any, device: torch.device) -> Any:
-    if not isinstance(item, torch.Tensor) or item.device != device or item.requires_grad or item.layout is not torch.strided:
-        return item  # what cannot be captured is refused by the capture
-    return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device="meta")
+def _detached(item: Any) -> Any:
+    return item.detach() if isinstance(item, torch.Tensor) and item.requires_grad else item

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.api.arguments import check_arguments, check_swapping, device_of, without_data
+from lowtide.api.arguments import check_arguments, check_scaler, check_swapping, device_of
 from lowtide.api.explanation import Explanation, Remedy
 from lowtide.api.limits import Memory
 from lowtide.api.maker import Maker
 from lowtide.api.stages import Callback, Stages, wants_progress
 from lowtide.capture.program import Captured, TrainingProgram, positional_and_keyword
+from lowtide.capture.wrapped import torch_optimizer
 from lowtide.cost.device import Device, preset
 from lowtide.cost.peak import peak_moment
 from lowtide.errors import BatchError, BudgetError, CaptureError
@@ -36,6 +37,7 @@ def explain(
     optimizer: torch.optim.Optimizer | None = None,
     after_backward: Callable[[nn.Module], Any] | None = None,
     accumulate: int = 1,
+    scaler: torch.amp.GradScaler | None = None,
     memory: int | str | None = None,
     swap: bool = True,
     swap_state: bool = False,
@@ -59,6 +61,8 @@ def explain(
     names no machine.
     """
     check_arguments(model, loss, optimizer, after_backward, accumulate)
+    check_scaler(scaler, optimizer, swap_state)
+    optimizer = torch_optimizer(optimizer)
     check_swapping(model, optimizer, swap, swap_state)
     limit = None if memory is None else Memory.of(memory)
     args, kwargs = positional_and_keyword(batch)
@@ -68,19 +72,18 @@ def explain(
     BatchSpec.of(args, kwargs, place)  # refuses what is no batch
     program = None
     if loss is not None and optimizer is not None:
-        program = TrainingProgram(model, loss, optimizer, after_backward, accumulate)
-    args, kwargs = without_data((args, kwargs), place)
+        program = TrainingProgram(model, loss, optimizer, after_backward, accumulate, scaler)
     maker = Maker(
-        model=model, program=program, args=args, kwargs=kwargs, device=place, solver=solver or Auto(), workspaces=False, memory=None,
+        model=model, program=program, device=place, solver=solver or Auto(), workspaces=False, memory=None,
         latency=None, sweep=search or Sweep(), swap=swap, swap_state=swap_state, simulated=machine, saved=None,
         stages=Stages(callback, wants_progress(progress)),
     )  # fmt: skip
-    captured, granule_bytes, plan = maker.plan_of_most_steps(Budget(latency=1.0))
+    captured, granule_bytes, plan = maker.plan_of_most_steps(args, kwargs, Budget(latency=1.0))
     assert plan.trade is not None, "a limit was asked for"
     peak = _eager_peak(captured, granule_bytes)
     memory_bytes = None if limit is None else limit.of_peak(peak.footprint_bytes)
     within = None if memory_bytes is None else _within(plan.trade, memory_bytes, memory)
-    halved = _halved(maker, memory_bytes if within is None else None)
+    halved = _halved(maker, args, kwargs, memory_bytes if within is None else None)
     if within is None and halved is not None and memory_bytes is not None:
         within = halved if halved.peak_bytes <= memory_bytes else None
     return Explanation(
@@ -145,7 +148,7 @@ def _within(trade: Trade, memory_bytes: int, memory: int | str | None) -> Remedy
     return _letting_go("as little as does", fitting[-1], trade, f"memory={memory!r}") if fitting else None
 
 
-def _halved(maker: Maker, memory_bytes: int | None) -> Remedy | None:
+def _halved(maker: Maker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_bytes: int | None) -> Remedy | None:
     """The same with twice as many micro-batches, captured anew; None where the batch or the loss cannot be cut so.
 
     By order alone; where that does not do for `memory_bytes`, by letting go of what does, or to the least that was found.
@@ -157,14 +160,14 @@ def _halved(maker: Maker, memory_bytes: int | None) -> Remedy | None:
     solver = Best() if isinstance(maker.solver, Auto) else maker.solver
     halved = dataclasses.replace(maker, program=dataclasses.replace(maker.program, accumulate=count), solver=solver)
     try:
-        _, _, plan = halved.plan_of_most_steps(Budget())
+        _, _, plan = halved.plan_of_most_steps(args, kwargs, Budget())
     except (BatchError, CaptureError):
         return None
     ordered = Remedy("smaller micro-batches", plan.peak_bytes, None, f"accumulate={count}")
     if memory_bytes is None or plan.peak_bytes <= memory_bytes:
         return ordered
     try:
-        _, _, plan = halved.plan_of_most_steps(Budget(memory_bytes))
+        _, _, plan = halved.plan_of_most_steps(args, kwargs, Budget(memory_bytes))
         peak_bytes = plan.peak_bytes
     except BudgetError as error:
         peak_bytes = error.smallest_peak_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -13,23 +13,28 @@ from torch import nn
 
 from lowtide.api.limits import Memory
 from lowtide.api.stages import Stages
-from lowtide.api.step import Variant, circumstances
+from lowtide.api.step import Variant
 from lowtide.capture.program import Captured, TrainingProgram, capture_inference, capture_training
+from lowtide.capture.real import knowing
 from lowtide.cost.device import Device
+from lowtide.cost.laboratory import Call, Laboratory
 from lowtide.cost.timings import device_here, measure_timings
 from lowtide.cost.workspaces import measure_workspaces
-from lowtide.errors import BudgetError, CheckError
-from lowtide.ir.graph import Graph
+from lowtide.errors import BudgetError, CaptureError, CheckError, FormatError
+from lowtide.ir.graph import Graph, Node
+from lowtide.ir.made import Results
 from lowtide.ir.plan import Plan, Provenance
 from lowtide.ir.text import to_text
 from lowtide.rewrite.remat import rematerialise
 from lowtide.runtime.caller import Caller
+from lowtide.runtime.granted import Granted, first_difference
+from lowtide.runtime.look import Look, Reads
 from lowtide.schedule import Solver
 from lowtide.schedule.rehearsal import rehearse
 from lowtide.search.budget import Budget, plan_within
 from lowtide.search.evict import rehearse_eviction
 from lowtide.search.frontier import Sweep
-from lowtide.search.planning import candidates, eager_peak_bytes, make_plan, replan
+from lowtide.search.planning import bound_to, candidates, eager_peak_bytes, make_plan, replan
 from lowtide.search.seeds import rehearse_seeds
 
 _CUDA_GRANULE_BYTES = 512  # torch's caching allocator rounds every request up to this
@@ -41,8 +46,6 @@ class Maker:
 
     model: nn.Module
     program: TrainingProgram | None
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
     device: torch.device
     solver: Solver
     workspaces: bool  # measure operators: their temporaries, and their times where a limit asks for them
@@ -58,45 +61,109 @@ class Maker:
     @property
     def caller(self) -> Caller:
         """The objects that the step works on."""
-        return Caller(self.model, None if self.program is None else self.program.optimizer)
+        return Caller(self.model) if self.program is None else Caller(self.model, self.program.optimizer, self.program.scaler)
 
-    def make(self) -> list[Variant]:
-        """Capture and plan the program as the caller's objects are now."""
-        here = circumstances(self.caller)
-        with self.stages.stage("capture", "capturing the program"):
-            captured = self._capture()
-        measured = [self._measured(each) for each in captured]
+    def make(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, as_saved: bool = False) -> list[Variant]:
+        """Capture and plan the program as the caller's objects and this batch are now.
+
+        Raises FormatError where it has to be `as_saved` and is not.
+        """
+        with self._laboratory() as laboratory:
+            captured, granted = self._capture_as_it_is(args, kwargs, laboratory)
+            if as_saved:
+                self._check_saved(captured)
+            measured = [self._measured(each, laboratory) for each in captured]
         # A share is of the peak of the program that most steps run, the last; an optimizer's first step keeps to the same bytes.
         memory_bytes = None if self.memory is None else self.memory.of_peak(measured[-1].eager_peak_bytes(captured[-1]))
         budget = Budget(memory_bytes, self.latency) if self.saved is None else _budget_of(self.saved)
         plans = self._plans(captured, measured, budget)
-        return [Variant.of(each, plan, here, gradients=self.program is not None) for each, plan in zip(captured, plans, strict=True)]
+        return [Variant.of(each, plan, granted, gradients=self.program is not None) for each, plan in zip(captured, plans, strict=True)]
 
-    def plan_of_most_steps(self, budget: Budget) -> tuple[Captured, int, Plan]:
+    def plan_of_most_steps(self, args: tuple[Any, ...], kwargs: dict[str, Any], budget: Budget) -> tuple[Captured, int, Plan]:
         """The program that most steps run, what its allocator rounds sizes up to, and its plan; nothing is made ready to run."""
-        with self.stages.stage("capture", "capturing the program"):
-            captured = self._capture()[-1]
-        measured = self._measured(captured)
+        with self._laboratory() as laboratory:
+            captured = self._capture(args, kwargs, laboratory)[-1]
+            measured = self._measured(captured, laboratory, timed=budget != Budget())
         return captured, measured.granule_bytes, self._plan(captured, measured, budget)
 
-    def _capture(self) -> tuple[Captured, ...]:
-        if self.program is None:
-            return (capture_inference(self.model, self.args, self.kwargs, self.device),)
-        return capture_training(self.program, self.args, self.kwargs, self.device)
+    def _laboratory(self) -> Laboratory:
+        """Where operators are tried; where they may not be, it only remembers."""
+        return Laboratory(gradients=self.program is not None, tries=self.workspaces and self.simulated is None)
 
-    def _measured(self, captured: Captured) -> _Measured:
+    def _capture_as_it_is(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory
+    ) -> tuple[tuple[Captured, ...], Granted]:
+        """The program, and what it takes for granted. A first run may fill in what later ones find (a cache in a configuration)."""
+        for _ in range(2):
+            before = Look(self.caller).places
+            captured = self._capture(args, kwargs, laboratory)
+            reads = Reads(frozenset().union(*(each.read for each in captured)))
+            change = first_difference(reads.among(before), reads.among(Look(self.caller).places))
+            if not change:
+                return captured, Granted(self.caller, reads)
+        raise CaptureError(
+            f"the program changes what it rests on each time it runs, which a captured step would not: {change}; "
+            "keep what changes from step to step in a buffer"
+        )
+
+    def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[Captured, ...]:
+        def really(node: Node, before: Sequence[Node], makes_bytes: int) -> Results | None:
+            return laboratory.results(Call(node, before, makes_bytes))
+
+        with self.stages.stage("capture", "capturing the program"), knowing(really):
+            if self.program is None:
+                return (capture_inference(self.model, args, kwargs, self.device),)
+            return capture_training(self.program, args, kwargs, self.device)
+
+    @property
+    def _is_limited(self) -> bool:
+        """Whether there is something to keep to, so that times matter."""
+        return self.memory is not None or self.latency is not None or (self.saved is not None and self.saved.trade is not None)
+
+    def _measured(self, captured: Captured, laboratory: Laboratory, timed: bool | None = None) -> _Measured:
+        """What each operator of each equal graph needs, beside its arguments and results; and how long it takes, where that matters."""
+        measured = self._workspaces_of(captured, laboratory)
+        if measured.saved is not None or not (self._is_limited if timed is None else timed):
+            return measured
+        return replace(measured, node_us=self._times(measured, laboratory))
+
+    def _workspaces_of(self, captured: Captured, laboratory: Laboratory) -> _Measured:
         """What each operator of each equal graph needs beside its arguments and results; measured unless that is switched off."""
-        device = max((value.storage.device for value in captured.graph.inputs), default=str(self.device))
+        device, granule_bytes = self._machine(captured)
+        if self.saved is not None and self._is_saved(captured):
+            return _Measured(device, granule_bytes, {}, _as_saved(self.saved, candidates(captured.graph)))
         graphs = candidates(captured.graph)
-        if self.saved is not None and (known := _as_saved(self.saved, graphs)) is not None:
-            return _Measured(device, 1, {}, known)
-        granule_bytes = _CUDA_GRANULE_BYTES if device.startswith("cuda") else 1
-        if self.simulated is not None:
-            device, granule_bytes = self.simulated.name, self.simulated.granule_bytes
         if not self.workspaces or self.simulated is not None:
             return _Measured(device, granule_bytes, {graph: (0,) * len(graph.nodes) for graph in graphs})
         with self.stages.stage("measure", "measuring operators' temporaries"):
-            return _Measured(device, granule_bytes, {graph: measure_workspaces(graph.nodes).nbytes for graph in graphs})
+            found = {graph: measure_workspaces(graph.nodes, laboratory=laboratory) for graph in graphs}
+        # An equal graph whose operators give results that lie otherwise than it says is none.
+        sizes = {graph: found[graph].nbytes for graph in graphs if graph is captured.graph or not found[graph].unlike}
+        return _Measured(device, granule_bytes, sizes)
+
+    def _machine(self, captured: Captured) -> tuple[str, int]:
+        """The device that is planned for, and what its allocator rounds every request up to."""
+        if self.simulated is not None:
+            return self.simulated.name, self.simulated.granule_bytes
+        device = max((value.storage.device for value in captured.graph.inputs), default=str(self.device))
+        return device, _CUDA_GRANULE_BYTES if device.startswith("cuda") else 1
+
+    def _is_saved(self, captured: Captured) -> bool:
+        """Whether the saved plan is of this program."""
+        device, granule_bytes = self._machine(captured)
+        return self.saved is not None and self.saved.program == bound_to(captured.graph, _provenance(device), granule_bytes) != ""
+
+    def _check_saved(self, captured: Sequence[Captured]) -> None:
+        """Raises FormatError, before anything is measured, where the saved plan is of none of these programs."""
+        if any(map(self._is_saved, captured)):
+            return
+        assert self.saved is not None
+        there, here = self.saved.provenance, _provenance(self._machine(captured[-1])[0])
+        raise FormatError(
+            "the saved plan is of another program: other model, batch, optimizer settings or versions "
+            f"(made with torch {there.torch} for {there.device}; here are torch {here.torch} and {here.device}); "
+            "leave `plan` out to make a new one"
+        )
 
     def _plans(self, captured: Sequence[Captured], measured: Sequence[_Measured], budget: Budget) -> list[Plan]:
         """A plan for each program. Where several do not fit, the error is that of the one that needs the most."""
@@ -123,13 +190,12 @@ class Maker:
             if limited:
                 rehearse_eviction()
                 rehearse_seeds()
-        node_us = self._times(measured) if limited else {}
         settings: dict[str, Any] = {"round_to": measured.granule_bytes, "held_by_eager": captured.gradients}
         among, provenance = measured.temporaries, _provenance(measured.device)
         with self.stages.stage("order", f"ordering {len(captured.graph.nodes)} operators"):
             if limited:
                 settings |= {"sweep": self.sweep, "links": self._links(measured), "lend": self.swap_state}
-                return plan_within(budget, among, node_us, self.solver, provenance, **settings)
+                return plan_within(budget, among, measured.node_us, self.solver, provenance, **settings)
             return make_plan(among, self.solver, provenance, **settings)
 
     def _links(self, measured: _Measured) -> Device | None:
@@ -139,7 +205,7 @@ class Maker:
         device = self.simulated or device_here(measured.device)
         return device if device.can_swap else None
 
-    def _times(self, measured: _Measured) -> dict[Graph, tuple[float, ...]]:
+    def _times(self, measured: _Measured, laboratory: Laboratory) -> dict[Graph, tuple[float, ...]]:
         """Microseconds of each node of each candidate: measured where operators may be run, else by roofline."""
         if self.simulated is not None:
             return {graph: self.simulated.graph_us(graph) for graph in measured.temporaries}
@@ -147,7 +213,7 @@ class Maker:
             device = device_here(measured.device)
             if not self.workspaces:
                 return {graph: device.graph_us(graph) for graph in measured.temporaries}
-            return {graph: measure_timings(graph.nodes, device).us for graph in measured.temporaries}
+            return {graph: measure_timings(graph.nodes, device, laboratory=laboratory).us for graph in measured.temporaries}
 
 
 @dataclass(frozen=True)
@@ -158,6 +224,7 @@ class _Measured:
     granule_bytes: int  # its allocator rounds every request up to this
     temporaries: Mapping[Graph, tuple[int, ...]]  # by graph, by node; the captured one first
     saved: Plan | None = None  # the plan that was saved for it: then nothing is measured
+    node_us: Mapping[Graph, tuple[float, ...]] = field(default_factory=dict)  # by graph, by node; empty where times do not matter
 
     def eager_peak_bytes(self, captured: Captured) -> int:
         if self.saved is not None:
@@ -171,8 +238,8 @@ def _budget_of(saved: Plan) -> Budget:
     return Budget() if saved.trade is None else Budget(saved.peak_bytes)
 
 
-def _as_saved(saved: Plan, graphs: tuple[Graph, ...]) -> Plan | None:
-    """The saved plan for the one of these graphs that it is of, if any."""
+def _as_saved(saved: Plan, graphs: tuple[Graph, ...]) -> Plan:
+    """The saved plan for the one of these graphs, which compute the same, that it is of. Raises FormatError where it is of none."""
     text = to_text(saved.graph, sources=False)
     for graph in graphs:
         written = graph
@@ -183,7 +250,7 @@ def _as_saved(saved: Plan, graphs: tuple[Graph, ...]) -> Plan | None:
                 continue
         if to_text(written, sources=False) == text:
             return replan(saved, written)
-    return None
+    raise FormatError("the saved plan was changed: its graph is not what the program was rewritten to; leave `plan` out to make a new one")
 
 
 def _provenance(device: str) -> Provenance:

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from lowtide.api.arena import StepArena
-from lowtide.api.arguments import check_arguments, check_swapping, device_of, without_data
+from lowtide.api.arguments import check_arguments, check_scaler, check_swapping, device_of
 from lowtide.api.limits import Memory, checked_latency
 from lowtide.api.maker import Maker
 from lowtide.api.stages import Callback, Stages, wants_progress
 from lowtide.api.step import Step
 from lowtide.capture.program import TrainingProgram, positional_and_keyword
+from lowtide.capture.wrapped import torch_optimizer
 from lowtide.cost.device import Device, preset
-from lowtide.errors import FormatError
 from lowtide.ir.plan import Plan
 from lowtide.place import Placer
 from lowtide.runtime.batch import BatchSpec
@@ -38,6 +38,7 @@ def optimize(
     optimizer: torch.optim.Optimizer | None = None,
     after_backward: Callable[[nn.Module], Any] | None = None,
     accumulate: int = 1,
+    scaler: torch.amp.GradScaler | None = None,
     memory: int | str | None = None,
     latency: float | None = None,
     swap: bool = True,
@@ -56,9 +57,8 @@ def optimize(
     """A callable that does what the program does, bit for bit, in less memory and at no cost in time.
 
     With `loss` and `optimizer`, one call is one training step: zero_grad, forward, backward, optimizer.step. Without, one call is
-    `model(*batch)` without gradients. Nothing is run here but, once for each distinct operator, a measurement of its temporaries; the
-    model, the
-    optimizer and the random generators are as before, also when an error is raised.
+    `model(*batch)` without gradients. Nothing is run here but, once for each distinct operator, a trial on made-up data, on a CPU in a
+    process of its own; the model, the optimizer and the random generators are as before, also when an error is raised.
 
     model: lies where it is to run. On the meta device its step can be planned (as if on `device`) but not run.
     batch: an example of what each call will get, same shapes, strides and dtypes. A tuple or list is passed on as positional arguments,
@@ -68,8 +68,11 @@ def optimize(
         What it returns, detached, is what each call returns.
     optimizer: any torch optimizer whose step is plain arithmetic on tensors and hyper-parameters. Those are read at each call.
     after_backward: called as `after_backward(model)` between backward and optimizer step, with gradients in `.grad`; for instance to
-    clip them.
+        clip them. Where it returns tensors or numbers (`.item()` of a tensor is one), each call returns them beside the loss:
+        `value, norm = step(*batch)`.
     accumulate: micro-batches per step. The batch is cut along dimension 0 into this many equal parts, whose losses are averaged.
+    scaler: scales the loss, unscales the gradients before after_backward, skips the optimizer's step where one is not finite, and is
+        updated; all within the step. Every gradient then exists before the first parameter is updated, which costs memory.
     memory: the most that the step may take at its peak, with all that the caller holds: bytes, "8GiB", or "60%" of the peak of the
         program as it stands. Where order alone is not enough, tensors are let go and had back, as little as was found to do: computed
         again, or copied to the host and back (see `swap`);
@@ -82,7 +85,8 @@ def optimize(
     search: how far to look for what to compute again and what to swap; lowtide.Sweep() by default. Interrupted from the keyboard, the
         search ends, with a warning, and the best that was found by then is used.
     solver: how to find the order; the best of the quick heuristics by default.
-    workspaces: measure operators' temporaries, so that the promised peak counts them. By default where the model can run.
+    workspaces: try operators on made-up data, so that the promised peak counts their temporaries and their results lie as real ones do.
+        By default where the model can run. Without, only what is remembered of earlier trials is known.
     arena: give the step memory of its own: what it allocates, operators' temporaries included, lies at planned addresses in one block
         that stays, so that nothing is asked of the system at each step. The first step of each kind is recorded, the next one plans.
         What the step returns is never in it. On the CPU under Linux, and with a C++ compiler, which is run once; where there is none, a
@@ -99,6 +103,8 @@ def optimize(
     plan within `memory` was found, FormatError for a `plan` that is of another program.
     """
     check_arguments(model, loss, optimizer, after_backward, accumulate)
+    check_scaler(scaler, optimizer, swap_state)
+    optimizer = torch_optimizer(optimizer)
     check_swapping(model, optimizer, swap, swap_state)
     if memory is not None and latency is not None:
         raise TypeError("memory and latency: expected one limit or none, got both: the other is what is made as small as can be")
@@ -108,22 +114,17 @@ def optimize(
     args, kwargs = positional_and_keyword(batch)
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     place = device_of(model, device)
-    spec = BatchSpec.of(args, kwargs, place)
+    spec = BatchSpec.of(args, kwargs, place, training=loss is not None)
     program = None
     if loss is not None and optimizer is not None:
-        program = TrainingProgram(model, loss, optimizer, after_backward, accumulate)
-    args, kwargs = without_data((args, kwargs), place)
+        program = TrainingProgram(model, loss, optimizer, after_backward, accumulate, scaler)
     saved = Plan.load(plan) if isinstance(plan, (str, os.PathLike)) else plan
     machine = preset(simulate) if isinstance(simulate, str) else simulate
     obstacle = _ON_META if on_meta else "" if machine is None else _ELSEWHERE.format(machine.name)  # why the step can only be planned
     maker = Maker(
-        model, program, args, kwargs, place, solver or Auto(), not on_meta if workspaces is None else workspaces,
+        model, program, place, solver or Auto(), not on_meta if workspaces is None else workspaces,
         limit, checked_latency(latency), search or Sweep(), swap, swap_state, machine, saved, Stages(callback, wants_progress(progress)),
     )  # fmt: skip
-    variants = maker.make()
-    if saved is not None and not any(variant.plan.solver == saved.solver and variant.plan.order == saved.order for variant in variants):
-        raise FormatError(
-            "the saved plan is of another program: other model, batch, optimizer settings or versions; leave `plan` out to make a new one"
-        )
+    variants = maker.make(args, kwargs, as_saved=saved is not None)
     own = StepArena.of(place, placer, maker.stages) if arena and not obstacle else None
     return Step(maker.caller, spec, variants, maker.make, maker.stages.seconds, obstacle, arena=own)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeAlias
-
-from rich.console import Console
+from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Stages:
         start = time.perf_counter()
         self._tell(Stage(name, what))
         if self.progress:
-            with Console(stderr=True).status(f"lowtide: {what}"):
+            with _status(f"lowtide: {what}"):
                 yield
         else:
             yield
@@ -49,6 +48,15 @@ class Stages:
     def _tell(self, stage: Stage) -> None:
         if self.callback is not None:
             self.callback(stage)
+
+
+def _status(text: str) -> Any:
+    """A line on standard error that says what is done. rich draws from Python's generator when it is imported: not the program's draws."""
+    state = random.getstate()
+    from rich.console import Console
+
+    random.setstate(state)
+    return Console(stderr=True).status(text)
 
 
 def wants_progress(progress: bool | None) -> bool:

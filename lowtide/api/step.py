@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
-from torch import nn
 
 from lowtide.api.arena import ArenaReport, StepArena
+from lowtide.api.arguments import detached
+from lowtide.api.harm import tell_harm
+from lowtide.api.recaptures import Recaptures
+from lowtide.capture.facts import Facts, Reading
+from lowtide.capture.failures import programs_own
 from lowtide.capture.program import Captured
 from lowtide.cost.profiler import Measured, peak_bytes
-from lowtide.errors import StepError
+from lowtide.errors import CaptureError, StepError
 from lowtide.ir.files import write_whole
 from lowtide.ir.plan import Plan
+from lowtide.ir.slots import Slot
 from lowtide.lower.python import lower
 from lowtide.lower.transfers import swaps
 from lowtide.runtime.arena import Arena
 from lowtide.runtime.batch import BatchSpec
 from lowtide.runtime.caller import Caller, InputCheck, View
+from lowtide.runtime.granted import Granted
 from lowtide.runtime.host import host_memory
 from lowtide.runtime.program import Program
+from lowtide.runtime.settings import SettingsCheck
+
+MOST_PROGRAMS = 32  # that differ in nothing but what they read from the data
+_MOST_KEPT = MOST_PROGRAMS + 8  # of earlier captures
 
 
 @dataclass(frozen=True)
@@ -33,38 +43,56 @@ class Variant:
     captured: Captured
     plan: Plan
     program: Program
-    circumstances: tuple[Any, ...]
+    granted: Granted  # the same for all that were captured together
     check: InputCheck
+    settings: SettingsCheck
 
     @classmethod
-    def of(cls, captured: Captured, plan: Plan, circumstances: tuple[Any, ...], gradients: bool) -> Variant:
+    def of(cls, captured: Captured, plan: Plan, granted: Granted, gradients: bool) -> Variant:
         """The program that runs `plan`."""
         inputs = captured.graph.inputs
         devices = tuple(sorted({torch.device(value.storage.device).type for value in inputs}))
         host = host_memory(max((value.storage.device for value in inputs), default="cpu")) if swaps(plan) else None
+        check = InputCheck.of(captured.graph, captured.slots)
         program = Program(lower(plan), gradients, devices, host)
-        return cls(captured, plan, program, circumstances, InputCheck.of(captured.graph, captured.slots))
+        return cls(captured, plan, program, granted, check, SettingsCheck.of(captured.graph, captured.slots))
 
-    def fits(self, now: View, circumstances: tuple[Any, ...]) -> bool:
-        """Whether this is the program for what the caller holds now."""
-        if self.circumstances != circumstances or self.captured.state_entries != now.caller.state_entries:
+    def fits(self, now: View, facts: Facts) -> bool:
+        """Whether this is the program for what the caller holds now. `facts` are of the same moment."""
+        return self.granted.holds() and self.fits_settings(now) and facts.hold(self.captured.readings)
+
+    def fits_settings(self, now: View) -> bool:
+        """Whether this is the program for the caller's settings, whatever the data are; `granted` tells of the rest."""
+        if self.captured.state_entries != now.caller.state_entries:
             return False
+
+        def read(slot: Slot) -> Any:
+            return now.read(slot, self.captured.constants)
+
         try:
-            return all(guard.holds(now.read(guard.slot)) for guard in self.captured.guards)
+            if not self.settings.hold(read):
+                return False
+            return all(guard.holds(read) for guard in self.captured.guards)
         except StepError:
             return False
 
-    def run(self, now: View, arena: Arena | None = None) -> Any:
-        """Run once on what the caller holds; the result as the captured program returns it."""
+    def run(self, now: View, arena: Arena | None = None) -> tuple[Any, bool]:
+        """Run once on what the caller holds; the result as the captured program returns it, and whether the optimizer has stepped."""
         inputs = [now.read(slot, self.captured.constants) for slot in self.captured.slots]
         self.check(inputs)
-        outputs = self.program(inputs) if arena is None else arena.run(self.program, lambda: self.program(inputs))
+        try:
+            outputs = self.program(inputs) if arena is None else arena.run(self.program, lambda: self.program(inputs))
+        except BaseException as error:
+            tell_harm(error, self.plan, self.program)
+            raise
         results = len(outputs) - len(self.captured.assigned)
-        now.assign(self.captured.assigned, outputs[results:])
-        return self.captured.result(outputs[:results])
+        stepped = isinstance(outputs, list)  # a program that ends before the optimizer returns a tuple
+        slots, items = self.captured.to_assign(outputs[results:]) if stepped else self.captured.made_before(outputs[results:])
+        now.assign(slots, items)
+        return self.captured.result(outputs[:results]), stepped
 
 
-Replan: TypeAlias = Callable[[], "list[Variant]"]
+Replan: TypeAlias = Callable[["tuple[Any, ...]", "dict[str, Any]"], "list[Variant]"]  # captures with this batch
 
 
 class Step:
@@ -73,7 +101,7 @@ class Step:
     It reads parameters, buffers, optimizer state and hyper-parameters from the caller's own objects at each call and advances them in
     place. What
     it was planned for may change between calls: a learning rate at no cost, a flag (frozen layers, `model.eval()`, a weight decay that
-    becomes zero) by capturing once more.
+    becomes zero) by capturing once more, and so does what the program reads from its data (whether a mask is all ones).
     """
 
     def __init__(
@@ -84,6 +112,7 @@ class Step:
         self._arena = arena
         self._families = [variants]  # captured together, newest first; the last of a family is the one that most steps run
         self._current = variants[-1]
+        self._recaptures = Recaptures()
         self._measured: Measured | None = None
         self.seconds = seconds  # by stage: "capture", "measure", "order", "lower"
 
@@ -120,11 +149,13 @@ class Step:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run once on a batch like the one given to `optimize`.
 
-        Raises BatchError for a batch unlike it, StepError where the model or optimizer no longer is what was captured.
+        Raises BatchError for a batch unlike it, StepError where the model or optimizer no longer is what was captured; CaptureError where
+        it has to be captured anew and cannot be; what the program itself raises where it checks its data and finds them wrong: nothing
+        has been changed then.
         """
         variant, now = self._prepare(args, kwargs)
-        result = self._run(variant, now)
-        self._caller.note_step()
+        result, stepped = self._run(variant, now)
+        self._caller.end_step(stepped)
         return result
 
     def measure(self, *args: Any, **kwargs: Any) -> Measured:
@@ -138,21 +169,34 @@ class Step:
                 "the first step of this optimizer makes its state and is not like the later ones: call the step once, then measure"
             )
         device = max((value.storage.device for value in variant.captured.graph.inputs), default="cpu")
-        self._measured = peak_bytes(lambda: self._run(variant, now), device)
-        self._caller.note_step()
+        done: list[tuple[Any, bool]] = []  # holds the result, as a caller would
+        self._measured = peak_bytes(lambda: done.append(self._run(variant, now)), device)
+        self._caller.end_step(done[-1][1])
         return self._measured
 
-    def _run(self, variant: Variant, now: View) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """A step is bound to the objects that it works on. Raises StepError, also for `copy.copy` and `copy.deepcopy`."""
+        raise StepError(
+            "a step cannot be pickled or copied: it works on the very model and optimizer that it was made for. Save its plan with "
+            "step.plan.save(path), and call lowtide.optimize(model, batch, ..., plan=path) where the copy or the other process has its own"
+        )
+
+    def _run(self, variant: Variant, now: View) -> tuple[Any, bool]:
         return variant.run(now, None if self._arena is None else self._arena.arena)
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, View]:
         leaves = self._batch.leaves_of(args, kwargs)
         if self._obstacle:
             raise StepError(self._obstacle)
+        self._caller.begin_step()
         now = self._caller.look(leaves)
         variant = self._find(now)
-        if variant is None:
-            self._families.insert(0, self._replan())
+        if variant is not None:
+            self._recaptures.none()
+        else:
+            if not self._is_of_the_data(now):
+                self._recaptures.one_more(self._current.granted.change())
+            self._families = [self._capture(args, kwargs), *self._families[:_MOST_KEPT]]
             self._measured = None
             variant = self._find(now)
         if variant is None:
@@ -162,15 +206,33 @@ class Step:
 
     def _find(self, now: View) -> Variant | None:
         """The program for what the caller holds now; its family becomes the first."""
-        here = circumstances(self._caller)
-        if self._current.fits(now, here):
+        facts = Facts(now.read)
+        if self._current.fits(now, facts):
             return self._current
         for family in self._families:
-            found = next((variant for variant in family if variant.fits(now, here)), None)
+            found = next((variant for variant in family if variant.fits(now, facts)), None)
             if found is not None:
                 self._show(family)
                 return found
         return None
+
+    def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Variant]:
+        """Programs for the caller's objects and this batch as they are now. Where an assertion of the program's own fails, its error."""
+        try:
+            return self._replan(*detached(args, kwargs))
+        except CaptureError as error:
+            own = programs_own(error)
+            if own is None:
+                raise
+        raise own
+
+    def _is_of_the_data(self, now: View) -> bool:
+        """Whether only what is read from the data is in the way. Raises StepError where that has made too many programs already."""
+        families = [family for family in self._families if family[0].granted.holds()]
+        alike = [family[-1].captured.readings for family in families if any(each.fits_settings(now) for each in family)]
+        if len(alike) >= MOST_PROGRAMS:
+            raise StepError(too_many(alike))
+        return bool(alike)
 
     def _show(self, family: list[Variant]) -> None:
         """Make a family the one whose plan is shown."""
@@ -179,25 +241,19 @@ class Step:
             self._families = [family, *(other for other in self._families if other is not family)]
 
 
-def circumstances(caller: Caller) -> tuple[Any, ...]:
-    """What a captured program takes for granted beside its guards: modes, flags, and who is in which group."""
-    model, optimizer = caller.model, caller.optimizer
-    groups = () if optimizer is None else tuple(tuple(map(id, group["params"])) for group in optimizer.param_groups)
-    autocast = tuple((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda"))
+def too_many(readings: Sequence[tuple[Reading, ...]]) -> str:
+    """Why no further program is captured: what changes most often, and where it is read."""
+    outcomes: dict[str, dict[str, Reading]] = {}
+    for reading in (each for program in readings for each in program):
+        outcomes.setdefault(reading.question.key, {})[reading.outcome] = reading
+    often = max(outcomes.values(), key=len)
+    first, few = next(iter(often.values())), ", ".join(_brief(outcome) for outcome in list(often)[:3])
     return (
-        tuple(map(_settings, model.modules())),
-        tuple(parameter.requires_grad for parameter in model.parameters()),
-        groups,
-        autocast,
-        torch.get_default_dtype(),
+        f"{len(readings)} programs were captured for as many kinds of batches, and this batch is of yet another kind: {first} came out in "
+        f"{len(often)} ways ({few}, ...) and changes with almost every batch. Python reads it, so a program is fixed for it: compute "
+        "with tensors instead (torch.where, masks), or pad and bucket batches so that few kinds are left"
     )
 
 
-def _settings(module: nn.Module) -> tuple[Any, ...]:
-    """A module's attributes that are plain numbers, flags and texts (`training` among them), and where it holds tensors."""
-    return tuple(
-        [(name, torch.Tensor if type(item) is torch.Tensor else item) for name, item in module.__dict__.items() if type(item) in _PLAIN]
-    )
-
-
-_PLAIN = frozenset({bool, int, float, str, type(None), torch.Tensor})
+def _brief(outcome: str) -> str:
+    return outcome if len(outcome) <= 40 else f"{outcome[:37]}..."

@@ -9,7 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from lowtide.ir.graph import Value
 
-Geometry = tuple[str, tuple[int, ...], tuple[int, ...], int]  # dtype, shape, stride, offset
+Geometry = tuple[str, tuple[int, ...], tuple[int, ...], int, bool, bool]  # dtype, shape, stride, offset, lazily conjugate, negative
 
 
 class Block:
@@ -71,12 +71,18 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def geometry(tensor: torch.Tensor) -> Geometry:
     """What tells two tensors on one storage apart."""
-    return dtype_name(tensor.dtype), tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+    place = dtype_name(tensor.dtype), tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+    return *place, tensor.is_conj(), tensor.is_neg()
 
 
 def geometry_of_value(value: Value) -> Geometry:
-    """The same of a value."""
-    return value.dtype, value.shape, value.stride, value.offset
+    """The same of a value, which is taken to mean the bytes as they lie in memory."""
+    return value.dtype, value.shape, value.stride, value.offset, False, False
+
+
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for the conjugates or the negatives of the bytes that it lies on."""
+    return tensor.is_conj() or tensor.is_neg()
 
 
 def covers(tensor: torch.Tensor) -> bool:

@@ -9,6 +9,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
@@ -19,7 +20,8 @@ from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Atom, Node, Value
 
-UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException, UnsupportedOperatorException)
+NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException)
+UNTRACEABLE = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 _ATOMS: dict[str, type] = {"dtype": torch.dtype, "device": torch.device, "layout": torch.layout, "memory_format": torch.memory_format}
 
 
@@ -44,13 +46,16 @@ def targets_of(written: tuple[int | str, ...], args: tuple[Any, ...], kwargs: di
 
 
 def results_of(func: OpOverload, out: Any) -> list[torch.Tensor | None]:
-    """An operator's results in order: a list of tensors counts as its items, None stands for a tensor that was not made."""
+    """An operator's results in order: a list of tensors counts as its items, None stands for a tensor that was not made.
+
+    A real tensor among them is a constant from there on, not made by the operator.
+    """
     parts = out if isinstance(out, (list, tuple)) else (out,)
     if any(isinstance(part, (list, tuple)) for part in parts):
         raise CaptureError(f"{operators.name_of(func)} at {users_line()} returns lists within a tuple, which a graph cannot hold")
     if len(func._schema.returns) == 0:
         return []
-    return [part if isinstance(part, torch.Tensor) else None for part in parts]
+    return [part if isinstance(part, FakeTensor) else None for part in parts]
 
 
 def may_take(func: OpOverload, recorded: Any, outputs: tuple[Value | None, ...]) -> tuple[tuple[Value, str], ...]:
@@ -62,6 +67,8 @@ def may_take(func: OpOverload, recorded: Any, outputs: tuple[Value | None, ...])
     if overload is None or len(outputs) != 1 or outputs[0] is None:
         return ()
     out = outputs[0]
+    if out.dtype.startswith("complex"):  # a complex division in place takes another loop, and gives other bits
+        return ()
     inputs = Node("", recorded[0], (), recorded[1]).inputs
     return tuple(
         (value, overload)
@@ -74,11 +81,24 @@ def may_take(func: OpOverload, recorded: Any, outputs: tuple[Value | None, ...])
     )
 
 
+def why_unread(name: str, follows_from: str) -> str:
+    """What it means for the user that `name` reads numbers which follow from what only the running step knows."""
+    return (
+        f"control flow depends on data: {name} at {users_line()} reads a tensor's value, which no graph can follow, since it follows from "
+        f"{follows_from}; use torch.where or masks, return tensors for numbers, leave out what only checks "
+        "(torch.distributions: validate_args=False)"
+    )
+
+
+def why_unshaped(name: str, follows_from: str) -> str:
+    """What it means for the user that the shape of what `name` gives follows from what only the running step knows."""
+    return (
+        f"a shape depends on data: the result of {name} at {users_line()} has no fixed shape, since that follows from {follows_from}; "
+        "pad to a fixed size or use masks"
+    )
+
+
 def why_untraceable(func: OpOverload, error: Exception) -> str:
     """What an operator that has no answer without data means for its user."""
     name, line = operators.name_of(func), users_line()
-    if isinstance(error, DataDependentOutputException):
-        return f"control flow depends on data: {name} at {line} reads a tensor's value, which no graph can follow; use torch.where or masks"
-    if isinstance(error, DynamicOutputShapeException):
-        return f"a shape depends on data: the result of {name} at {line} has no fixed shape; pad to a fixed size or use masks"
     return f"{name} at {line} cannot be run without data: {error}"

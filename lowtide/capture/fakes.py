@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import random
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -40,7 +39,7 @@ def fake_model(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> 
         for name, tensor in table:
             _refuse(name, tensor)
             fakes.names[tensor], found[tensor] = name, fake_of(tensor, mode, device)
-            _copy_hooks(name, tensor, found[tensor])
+            _refuse_late_hooks(name, tensor)
     for name, tensor in _attributes(model):
         if tensor not in fakes.names:
             fakes.names[tensor], fakes.attributes[tensor] = name, fake_of(tensor, mode, device)
@@ -73,15 +72,11 @@ def _attributes(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield _joined(path, name), item
 
 
-def _copy_hooks(name: str, tensor: torch.Tensor, fake: torch.Tensor) -> None:
-    """Hooks on a parameter's gradient are part of the program."""
+def _refuse_late_hooks(name: str, tensor: torch.Tensor) -> None:
     if getattr(tensor, "_post_accumulate_grad_hooks", None):
         raise CaptureError(
             f"{name} has a hook that runs after its gradient is accumulated, which a captured step would not: use after_backward"
         )
-    if fake.requires_grad:
-        for hook in (tensor._backward_hooks or {}).values():
-            fake.register_hook(hook)
 
 
 def _refuse(name: str, tensor: torch.Tensor) -> None:
@@ -164,22 +159,22 @@ class _Snapshot:
             new = self.module.__dict__.get(name)
             counted = isinstance(old, (int, float)) and isinstance(new, (int, float)) and new != old
             emptied = isinstance(old, torch.Tensor) and new is None
-            if (
-                counted
-                or emptied
-                or not _same_items(self.containers.get(name, ()), self.attributes[name] if name in self.containers else ())
-            ):
+            refilled = name in self.containers and not _same_items(self.containers[name], self.attributes[name])
+            if counted or emptied or (refilled and not name.endswith(_HOOKS)):
                 raise CaptureError(
                     f"module {path!r} changes its attribute {name!r} in its forward, which a captured step would not: "
                     "keep what changes from step to step in a buffer"
                 )
 
 
-_CONTAINERS = (list, dict, set)
+_CONTAINERS = (list, dict, set, OrderedDict)
+_HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")  # libraries add theirs in the first forward; they are put back only
 
 
 def _same_items(one: Any, two: Any) -> bool:
-    """Whether two containers hold the same objects. Numbers may be other objects."""
+    """Whether two containers hold the same objects. Numbers may be other objects, and sets have no order."""
+    if isinstance(one, set) or isinstance(two, set):
+        return bool(one == two)
     if len(one) != len(two):
         return False
     ones, twos = (list(x.items()) if isinstance(x, dict) else list(x) for x in (one, two))
@@ -206,38 +201,3 @@ def _swap(module: nn.Module, replace: dict[torch.Tensor, torch.Tensor]) -> None:
 
 def _joined(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
-
-
-@contextmanager
-def untouched_randomness() -> Iterator[None]:
-    """Every generator is as before afterwards.
-
-    Raises CaptureError if the program drew from Python's or NumPy's, or seeded torch's, which no graph could follow.
-    """
-    state, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
-    try:
-        yield
-        drawn = [
-            name
-            for name, same in (("random", random.getstate() == python), ("numpy.random", _same(np.random.get_state(legacy=False), numpy)))
-            if not same
-        ]
-        if not torch.equal(torch.get_rng_state(), state):
-            raise CaptureError(
-                "the program seeds torch's generator, which a captured step would not: seed before the step, or draw once for all"
-            )
-        if drawn:
-            raise CaptureError(
-                f"the program draws from {' and '.join(drawn)}: a captured step would repeat the same choice for ever; draw with torch"
-            )
-    finally:
-        torch.set_rng_state(state)
-        random.setstate(python)
-        np.random.set_state(numpy)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
-
-
-def _same(one: Any, two: Any) -> bool:
-    return repr(one) == repr(two)

@@ -30,6 +30,13 @@ _FUNCTIONAL = {
     "aten.normal_.default": "aten.normal_functional.default",
 }
 
+# Functional forms that return what the operator writes after their own results, and how many of those are the operator's own.
+_WITH_WRITES = {
+    "aten.native_batch_norm.default": ("aten._native_batch_norm_legit_functional.default", 3),
+    "aten.rrelu_with_noise.default": ("aten.rrelu_with_noise_functional.default", 1),
+    "aten.rrelu_with_noise_.default": ("aten.rrelu_with_noise_functional.default", 0),
+}
+
 # Operators that draw in the order of memory while their functional forms draw in that of indices.
 _IN_MEMORY_ORDER = {"aten.bernoulli_.float"}
 
@@ -100,6 +107,11 @@ def draws_in_memory_order(op: OpOverload) -> bool:
     return name_of(op) in _IN_MEMORY_ORDER
 
 
+def rounds_otherwise_in_place(op: OpOverload, args: tuple[Any, ...]) -> bool:
+    """Whether `op` in place gives other bits than its functional form: a complex division."""
+    return name_of(op) == "aten.div_.Tensor" and bool(args[0].dtype.is_complex)
+
+
 @functools.cache
 def functional_form(op: OpOverload) -> OpOverload | None:
     """The operator that returns what `op` would write, or None. `x.add_(y)` -> `add(x, y)`; `add(x, y, out=z)` -> `add(x, y)`."""
@@ -116,6 +128,12 @@ def functional_form(op: OpOverload) -> OpOverload | None:
     wanted = [str(a.type) + a.name for a in op._schema.arguments if not (by_keyword and a.alias_info is not None)]
     packet = getattr(getattr(torch.ops, namespace), stem, None)
     return _overload_with(packet, wanted)
+
+
+def form_with_writes(op: OpOverload) -> tuple[OpOverload, int] | None:
+    """The operator that takes what `op` takes, writes nothing, and returns `count` results of `op` followed by what `op` would write."""
+    found = _WITH_WRITES.get(name_of(op))
+    return None if found is None else (resolve(found[0]), found[1])
 
 
 def _overload_with(packet: Any, wanted: list[str]) -> OpOverload | None:

@@ -11,13 +11,29 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lowtide.capture.blocks import dtype_name
-from lowtide.capture.fakes import FakeModel, Places, fake_batch_leaf, fake_model, swapped, untouched_randomness
-from lowtide.capture.optimizer import Shadow, Update, same_program
+from lowtide.capture import host
+from lowtide.capture import openings as openings  # what torch's registry can open is opened from here on
+from lowtide.capture.batches import micro_batches, objects_in, refuse_batch_leaf, refuse_changed_batch
+from lowtide.capture.conversions import conversions_in_place
+from lowtide.capture.draft import Draft
+from lowtide.capture.facts import Reading
+from lowtide.capture.failures import no_tracebacks_logged, told_as
+from lowtide.capture.fakes import FakeModel, Places, fake_batch_leaf, fake_model, swapped
+from lowtide.capture.formulas import as_eager
+from lowtide.capture.generators import untouched_randomness
+from lowtide.capture.hooks import watched_hooks
+from lowtide.capture.leaks import Watch
+from lowtide.capture.losses import checked_loss, summed, with_loss
+from lowtide.capture.optimizer import Shadow, Update, refuse_idle, same_program
+from lowtide.capture.reader import Reader
+from lowtide.capture.reads import AttributeReads, following_reads
 from lowtide.capture.recorder import Recorder
-from lowtide.capture.scalars import Guard
+from lowtide.capture.returned import Number, NumbersLater, beside, is_result
+from lowtide.capture.scalars import Fact, UndecidedError
+from lowtide.capture.scaler import ScalerTrace, scalers_refused, stop_if
 from lowtide.capture.sources import Sources
-from lowtide.errors import BatchError, CaptureError
+from lowtide.capture.surroundings import put_back_on_failure
+from lowtide.errors import CaptureError
 from lowtide.ir import tree
 from lowtide.ir.graph import Graph, Kind, Value
 from lowtide.ir.slots import Slot
@@ -33,11 +49,27 @@ class Captured:
     graph: Graph
     slots: tuple[Slot, ...]  # of graph.inputs
     assigned: tuple[Slot, ...]  # of the last graph.outputs
-    guards: tuple[Guard, ...]  # what must hold of the caller's numbers
+    constants_assigned: tuple[tuple[int, Slot, Any], ...]  # flags and texts that the optimizer sets, and how many of `assigned` come before
+    guards: tuple[Fact, ...]  # what must hold of the caller's numbers
+    readings: tuple[Reading, ...]  # what must come out of the caller's data, in the program's order
     constants: tuple[torch.Tensor, ...]  # what "constant" slots refer to
     gradients: tuple[Value, ...]  # what eager PyTorch would leave in the parameters' `.grad`
     state_entries: int  # of the optimizer, all parameters together, that the program starts from
+    read: frozenset[tuple[str, str]]  # the attributes of modules that the program has read: (path, name)
     result: Callable[[Sequence[Any]], Any]  # the tensors of the result -> what the program returns
+
+    def to_assign(self, made: Sequence[Any]) -> tuple[list[Slot], list[Any]]:
+        """Slots and what goes into them, given what the program made for `assigned`, in the order that eager's `state_dict` shows."""
+        slots, items = list(self.assigned), list(made)
+        for at, slot, item in reversed(self.constants_assigned):
+            slots.insert(at, slot)
+            items.insert(at, item)
+        return slots, items
+
+    def made_before(self, made: Sequence[Any]) -> tuple[list[Slot], list[Any]]:
+        """The same of a program that ended before the optimizer stepped: what the model's own places get."""
+        pairs = [(slot, item) for slot, item in zip(self.assigned, made, strict=True) if slot.place in ("buffer", "attribute")]
+        return [slot for slot, _ in pairs], [item for _, item in pairs]
 
 
 @dataclass(frozen=True)
@@ -49,6 +81,7 @@ class TrainingProgram:
     optimizer: torch.optim.Optimizer
     after_backward: Callable[[nn.Module], Any] | None = None
     accumulate: int = 1  # micro-batches
+    scaler: torch.amp.GradScaler | None = None
 
 
 def positional_and_keyword(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -65,11 +98,19 @@ def positional_and_keyword(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]
 
 def capture_inference(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Captured:
     """Capture `model(*args, **kwargs)` without gradients. Raises CaptureError; the model is as before, whatever happens."""
-    with _tracing(model, device) as trace, torch.no_grad():
+    watch = Watch()
+    with put_back_on_failure((), objects_in(args, kwargs)):
+        captured = _captured_inference(watch, model, args, kwargs, device)
+        watch.refuse_survivors()
+        return captured
+
+
+def _captured_inference(watch: Watch, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Captured:
+    with _tracing(watch, model, device, training=False) as trace, torch.no_grad():
         fake_args, fake_kwargs = trace.declare_batch(args, kwargs)
-        with trace.recording():
+        with trace.recording(), told_as(f"{type(model).__name__}()"):
             result = model(*fake_args, **fake_kwargs)
-        return trace.finish(trace.recorder, result, Update((), (), 0))
+        return trace.finish(trace.recorder, result, Update())
 
 
 def capture_training(program: TrainingProgram, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> tuple[Captured, ...]:
@@ -78,35 +119,70 @@ def capture_training(program: TrainingProgram, args: tuple[Any, ...], kwargs: di
     The first steps of most optimizers make their state, the later ones update it: two programs, which share forward and backward.
     Raises CaptureError; model, optimizer and generators are as before, whatever happens.
     """
-    with _tracing(program.model, device) as trace, torch.enable_grad():
+    watch = Watch()
+    with put_back_on_failure((program.loss, program.after_backward), objects_in(args, kwargs)):
+        captured = _captured_training(watch, program, args, kwargs, device)
+        watch.refuse_survivors()
+        return captured
+
+
+def _captured_training(
+    watch: Watch, program: TrainingProgram, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device
+) -> tuple[Captured, ...]:
+    if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+        raise CaptureError("torch's anomaly detection is on, which looks at the values of all gradients: switch it off for the capture")
+    with _tracing(watch, program.model, device, training=True) as trace, torch.enable_grad():
         fake_args, fake_kwargs = trace.declare_batch(args, kwargs)
-        shadow = Shadow.of(program.optimizer, trace.fakes.names, trace.fakes.parameters, trace.recorder)
+        shadow = Shadow.of(program.optimizer, trace.fakes.names, trace.fakes.parameters, trace.recorder.draft)
+        if program.scaler is not None and program.scaler.is_enabled():
+            trace.scaler = ScalerTrace.of(program.scaler, trace.recorder.draft, trace.mode, device)
         result = _forward_and_backward(trace, program, fake_args, fake_kwargs)
         first, following = _optimizer_step(trace, shadow, result)
-        if not any(slot.place == "state" for slot in first.assigned):
-            return (first,)
-        second, _ = _optimizer_step(trace, following, result)
-        return first, second
+        if not any(slot.place in ("state", "group") for slot in (*first.assigned, *(slot for _, slot, _ in first.constants_assigned))):
+            captured: tuple[Captured, ...] = (first,)
+        else:
+            later = _later_step(trace, following, result)
+            if later is None:
+                return (first,)
+            captured = first, later
+        refuse_idle(program.optimizer, [each.graph for each in captured])
+        return captured
+
+
+def _later_step(trace: _Trace, following: Shadow, result: Any) -> Captured | None:
+    """The program of the steps after this one; None where it can be known only then, as the optimizer decides on the state it has made."""
+    try:
+        return _optimizer_step(trace, following, result)[0]
+    except UndecidedError:
+        return None
 
 
 def _forward_and_backward(trace: _Trace, program: TrainingProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record everything up to the optimizer; gradients are left on the fake parameters, as eager would."""
     results, recorder = [], trace.recorder
     with trace.recording(), torch.autograd.set_multithreading_enabled(False):
-        for micro_args, micro_kwargs in _micro_batches(args, kwargs, program.accumulate):
-            recorder.kind = Kind.ACTIVATION
-            result = program.loss(program.model, *micro_args, **micro_kwargs)
-            loss = _checked_loss(result)
+        for micro_args, micro_kwargs in micro_batches(args, kwargs, program.accumulate):
+            recorder.draft.kind = Kind.ACTIVATION
+            with told_as("loss(model, ...)"):
+                result = program.loss(program.model, *micro_args, **micro_kwargs)
+            loss = checked_loss(result)
             scaled = loss / program.accumulate if program.accumulate > 1 else loss
-            recorder.kind = Kind.GRADIENT
-            scaled.backward()
-            results.append(_with_loss(result, scaled))
+            recorder.note_loss()
+            recorder.draft.kind = Kind.GRADIENT
+            with told_as("the backward pass"):
+                (scaled if trace.scaler is None else trace.scaler.scaled(scaled)).backward()
+            results.append(with_loss(result, scaled))
         _refuse_sparse(trace.fakes)
-        recorder.kind = Kind.GRADIENT
+        found = None if trace.scaler is None else trace.scaler.unscale(_trained(program.optimizer, trace.fakes))
+        returned = None
         if program.after_backward is not None:
-            with torch.no_grad():
-                program.after_backward(program.model)
-        return results[0] if program.accumulate == 1 else _summed(results)
+            with torch.no_grad(), told_as("after_backward(model)"), NumbersLater(recorder.draft):
+                returned = program.after_backward(program.model)
+        result = beside(results[0] if program.accumulate == 1 else summed(results), returned)
+        if trace.scaler is not None and found is not None:
+            trace.scaler.update(found)
+            recorder.stop = stop_if(found, trace.values_of(result), recorder.draft)
+        return result
 
 
 def _optimizer_step(trace: _Trace, shadow: Shadow, result: Any) -> tuple[Captured, Shadow]:
@@ -114,11 +190,11 @@ def _optimizer_step(trace: _Trace, shadow: Shadow, result: Any) -> tuple[Capture
     tails = []
     for seed in (1, 2):
         tail = trace.recorder.fork()
-        tail.kind = Kind.TEMPORARY
-        with trace.recording(tail):
-            tails.append((tail, *shadow.step(tail, seed)))
+        tail.draft.kind = Kind.TEMPORARY
+        with trace.recording(tail), told_as(f"{type(shadow.optimizer).__name__}.step()"):
+            tails.append((tail, *shadow.step(tail.draft, seed)))
     (tail, update, following), (other, _, _) = tails
-    if not same_program(tail, other):
+    if not same_program(tail.draft, other.draft):
         name = type(shadow.optimizer).__name__
         raise CaptureError(
             f"{name} turns a hyper-parameter into a constant (through `math`, `torch.tensor` or the like), so later changes "
@@ -127,16 +203,29 @@ def _optimizer_step(trace: _Trace, shadow: Shadow, result: Any) -> tuple[Capture
     return trace.finish(tail, result, update), following
 
 
+def _trained(optimizer: torch.optim.Optimizer, fakes: FakeModel) -> Iterator[torch.Tensor]:
+    """The fakes of the optimizer's parameters, in its order."""
+    for group in optimizer.param_groups:
+        yield from (fakes.parameters[parameter] for parameter in group["params"])
+
+
 class _Trace:
     """One capture under way."""
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    scaler: ScalerTrace | None = None
+
+    def __init__(self, watch: Watch, model: nn.Module, device: torch.device, training: bool) -> None:
         self.model, self.device = model, device
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.sources = Sources()
-        self.recorder = Recorder(self.mode, self.sources)
+        self.real: dict[Slot, torch.Tensor] = {}  # what the caller holds, where it can be read before the step
+        held = self.real  # not by way of this trace: in a circle, its fakes would wait for the collector
+        reader = Reader(held.__getitem__, lambda slot: slot.place == "parameter" and not (training and held[slot].requires_grad))
+        self.recorder = Recorder(Draft(self.mode, self.sources), reader)
+        self.watch = watch
         self.fakes = fake_model(model, self.mode, device)
         self.places = Places(())  # of the model's tensors, once fakes are in them
+        self.reads = AttributeReads()
         for place, kind, table in (
             ("parameter", Kind.PARAMETER, self.fakes.parameters),
             ("buffer", Kind.BUFFER, self.fakes.buffers),
@@ -144,12 +233,14 @@ class _Trace:
         ):
             for real, fake in table.items():
                 name = self.fakes.names[real]
-                self.recorder.add_input(fake, Slot(place, (name,)), kind, name)
+                self.real[Slot(place, (name,))] = real
+                self.recorder.draft.add_input(fake, Slot(place, (name,)), kind, name)
 
     @contextmanager
     def recording(self, recorder: Recorder | None = None) -> Iterator[None]:
         """What runs inside is recorded."""
-        with self.mode, recorder or self.recorder:
+        recorder = recorder or self.recorder
+        with self.mode, recorder, as_eager(), host.reading(recorder):
             yield
 
     def declare_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -158,23 +249,35 @@ class _Trace:
         fakes = []
         for index, leaf in enumerate(leaves):
             if isinstance(leaf.value, torch.Tensor):
-                _refuse_batch_leaf(leaf)
+                refuse_batch_leaf(leaf)
                 fake = fake_batch_leaf(leaf.value, self.mode, self.device)
-                self.recorder.add_input(fake, Slot("batch", (index,)), Kind.INPUT, f"batch_{index}")
+                self.real[Slot("batch", (index,))] = leaf.value
+                self.recorder.draft.add_input(fake, Slot("batch", (index,)), Kind.INPUT, f"batch_{index}")
                 fakes.append(fake)
             else:
                 fakes.append(leaf.value)
         built: tuple[tuple[Any, ...], dict[str, Any]] = tree.unflatten(rebuild, fakes)
+        self.batch = built, tree.flatten(built)[0]
         return built
+
+    def forget_example(self) -> None:
+        """Hold on to nothing of the caller's."""
+        self.real.clear()
+        self.recorder.reader.close()
+
+    def values_of(self, result: Any) -> list[Value]:
+        """The values that a call returns or puts into modules."""
+        items = [leaf.value for leaf in tree.flatten(result)[0] if is_result(leaf.value)]
+        return [_value_of(item, self.recorder.draft) for item in (*items, *(tensor for _, tensor in self.places.rebound()))]
 
     def finish(self, recorder: Recorder, result: Any, update: Update) -> Captured:
         """The graph of what was recorded."""
         leaves, rebuild = tree.flatten(result)
-        at = [index for index, leaf in enumerate(leaves) if isinstance(leaf.value, torch.Tensor)]
+        at = [index for index, leaf in enumerate(leaves) if is_result(leaf.value)]
         with self.recording(recorder):
-            outputs = [recorder.value(leaves[index].value) for index in at]
-            gradients = tuple(recorder.value(fake.grad) for fake in self.fakes.parameters.values() if fake.grad is not None)
-            rebound = [(slot, recorder.value(tensor)) for slot, tensor in self.places.rebound()]
+            outputs = [_value_of(leaves[index].value, recorder.draft) for index in at]
+            gradients = tuple(recorder.draft.value(fake.grad) for fake in self.fakes.parameters.values() if fake.grad is not None)
+            rebound = [(slot, recorder.draft.value(tensor)) for slot, tensor in self.places.rebound()]
         assigned = (*rebound, *update.assigned)
         graph, slots = recorder.graph([*outputs, *(value for _, value in assigned)])
 
@@ -186,31 +289,42 @@ class _Trace:
 
         for index in at:
             leaves[index] = tree.Leaf(leaves[index].where, None)  # no fake tensor outlives the capture
+        refuse_changed_batch(*self.batch)
+        self.watch.note(recorder.draft)
         return Captured(
             graph,
             slots,
             tuple(slot for slot, _ in assigned),
-            update.guards,
-            tuple(recorder.constants),
+            tuple((len(rebound) + at, slot, item) for at, slot, item in update.constants),
+            (*update.guards, *(self.scaler.guards() if self.scaler is not None else ())),
+            tuple(recorder.reader.readings.values()),
+            tuple(recorder.draft.constants),
             gradients,
             update.state_entries,
+            self.reads.pairs(self.model),
             put,
         )
 
 
+def _value_of(item: Any, draft: Draft) -> Value:
+    return item.value if isinstance(item, Number) else draft.value(item)
+
+
 @contextmanager
-def _tracing(model: nn.Module, device: torch.device) -> Iterator[_Trace]:
-    trace = _Trace(model, device)
-    with untouched_randomness(), swapped(model, trace.fakes) as trace.places, trace.sources.following(model):
-        yield trace
-
-
-def _refuse_batch_leaf(leaf: tree.Leaf) -> None:
-    tensor: torch.Tensor = leaf.value
-    if tensor.requires_grad:
-        raise CaptureError(f"batch{leaf.where} requires gradients, which a captured step does not return: pass it detached")
-    if tensor.layout is not torch.strided:
-        raise CaptureError(f"batch{leaf.where} has layout {tensor.layout}: dense tensors can be captured")
+def _tracing(watch: Watch, model: nn.Module, device: torch.device, training: bool) -> Iterator[_Trace]:
+    with told_as("the capture"), no_tracebacks_logged(), untouched_randomness(), scalers_refused():
+        trace = _Trace(watch, model, device, training)
+        try:
+            with (
+                swapped(model, trace.fakes) as trace.places,
+                trace.sources.following(model),
+                conversions_in_place(),
+                following_reads() as trace.reads,
+                watched_hooks(model, trace.fakes, trace.recorder.draft, trace.places),
+            ):
+                yield trace
+        finally:
+            trace.forget_example()
 
 
 def _refuse_sparse(fakes: FakeModel) -> None:
@@ -219,74 +333,3 @@ def _refuse_sparse(fakes: FakeModel) -> None:
             raise CaptureError(
                 f"the gradient of {fakes.names[real]} is sparse ({fake.grad.layout}), which cannot be captured: use sparse=False"
             )
-
-
-def _micro_batches(args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The batch cut along the first dimension of its tensors into `count` equal parts; what has no such dimension goes to every part."""
-    if count == 1:
-        yield args, kwargs
-        return
-    leaves, rebuild = tree.flatten((args, kwargs))
-    parts = [_cut(leaf, count) for leaf in leaves]
-    for index in range(count):
-        yield tree.unflatten(rebuild, [part[index] for part in parts])
-
-
-def _cut(leaf: tree.Leaf, count: int) -> Sequence[Any]:
-    if not isinstance(leaf.value, torch.Tensor) or leaf.value.dim() == 0:
-        return [leaf.value] * count
-    if leaf.value.shape[0] % count:
-        raise BatchError(f"batch{leaf.where} has {leaf.value.shape[0]} rows, which {count} micro-batches cannot share equally")
-    return leaf.value.chunk(count)
-
-
-def _checked_loss(result: Any) -> torch.Tensor:
-    """The loss within what the loss function returned."""
-    loss = _loss_of(result)
-    if not isinstance(loss, torch.Tensor):
-        raise CaptureError(
-            "loss() must return a scalar tensor, a tuple that starts with one, or an object with a `.loss`; it returned a "
-            f"{type(result).__name__}"
-        )
-    if loss.numel() != 1:
-        raise CaptureError(
-            f"loss() must return a scalar; it returned a tensor of shape {tuple(loss.shape)}: reduce it, for instance with .mean()"
-        )
-    if not loss.requires_grad:
-        raise CaptureError(
-            f"the loss ({dtype_name(loss.dtype)}) does not depend on any parameter that requires gradients: nothing could be trained"
-        )
-    return loss
-
-
-def _loss_of(result: Any) -> Any:
-    if isinstance(result, torch.Tensor):
-        return result
-    if hasattr(result, "loss"):
-        return result.loss
-    return result[0] if isinstance(result, (tuple, list)) and result else None
-
-
-def _with_loss(result: Any, loss: torch.Tensor) -> Any:
-    """The user's result, detached, with the loss that was differentiated."""
-    if isinstance(result, torch.Tensor):
-        return loss.detach()
-    leaves, rebuild = tree.flatten(result)
-    user_loss = _loss_of(result)
-    return tree.unflatten(rebuild, [_detached(loss if leaf.value is user_loss else leaf.value) for leaf in leaves])
-
-
-def _detached(item: Any) -> Any:
-    return item.detach() if isinstance(item, torch.Tensor) else item
-
-
-def _summed(results: list[Any]) -> torch.Tensor:
-    """The loss of the whole batch. Other results of micro-batches would need a rule for joining them, which only the user knows."""
-    if not all(isinstance(result, torch.Tensor) for result in results):
-        raise CaptureError(
-            "with accumulate > 1, loss() must return the loss alone: results of several micro-batches cannot be joined for you"
-        )
-    total: torch.Tensor = results[0]
-    for result in results[1:]:
-        total = total + result
-    return total

@@ -8,6 +8,7 @@ import torch
 
 from lowtide.capture import operators
 from lowtide.ir.graph import Node, Value
+from lowtide.ir.ops import STOP
 
 
 def needed(nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[Node, ...]:
@@ -25,6 +26,8 @@ def needed(nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[Node, ...]:
 
 def _acts(node: Node) -> bool:
     """Whether a node does something beside making its outputs: writing, asserting, drawing from the generator."""
+    if node.op == STOP:
+        return True
     if node.op.startswith("py."):
         return False
     return bool(node.writes) or not node.outputs or torch.Tag.nondeterministic_seeded in operators.resolve(node.op).tags

@@ -15,35 +15,37 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from lowtide.capture.recorder import Recorder
-from lowtide.capture.sources import users_line
-from lowtide.errors import CaptureError
-from lowtide.ir.graph import Value
-from lowtide.ir.slots import Slot
+import torch
 
-_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "is": operator.is_,
-}  # fmt: skip
-_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv,
-    "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow,
-}  # fmt: skip
+from lowtide.capture.draft import Draft
+from lowtide.capture.foretold import Branch, Foretold, Formula, Unknown, Unmade, content_of
+from lowtide.capture.python_calls import ARITHMETIC, COMPARISONS
+from lowtide.capture.sources import users_line
+from lowtide.errors import CaptureError, StepError
+from lowtide.ir.graph import Arg, Value
+from lowtide.ir.slots import Slot
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A fact about one slot that the recorded program relies on: `compare(slot, operand) is outcome`."""
+    """A fact about one slot that the recorded program relies on: `compare(slot, operand) is outcome`; or that there is none ("absent")."""
 
     slot: Slot
-    compare: str  # a key of _COMPARISONS
+    compare: str  # a key of COMPARISONS, or "absent"
     operand: Any
     outcome: bool
 
-    def holds(self, current: Any) -> bool:
-        """Whether the slot, now holding `current`, still satisfies the guard."""
+    def holds(self, read: Callable[[Slot], Any]) -> bool:
+        """Whether what `read` finds in the slot now still satisfies the guard."""
         try:
-            return bool(_COMPARISONS[self.compare](current, self.operand)) is self.outcome and _same_type(current, self.operand)
-        except TypeError:
+            current = read(self.slot)
+        except StepError:
+            return self.compare == "absent"
+        if self.compare == "absent":
+            return False
+        try:
+            return bool(COMPARISONS[self.compare](current, self.operand)) is self.outcome and _same_type(current, self.operand)
+        except (TypeError, ValueError, RuntimeError):
             return False
 
 
@@ -52,97 +54,154 @@ def _same_type(current: Any, operand: Any) -> bool:
     return isinstance(current, bool) == isinstance(operand, bool) or isinstance(operand, (int, float))
 
 
+class UndecidedError(CaptureError):
+    """A decision that can be known once the step before has been taken."""
+
+
 Literal: TypeAlias = "int | float"
+Fact: TypeAlias = Guard | Branch  # both are asked `holds(read)`
+UNKNOWN = object()  # in the place of a number that follows from data
 
 
 class Scalars:
     """Makes traced numbers and remembers which value each stands for."""
 
-    def __init__(self, recorder: Recorder, seed: int) -> None:
-        self.recorder = recorder
+    def __init__(self, draft: Draft, seed: int) -> None:
+        self.draft = draft
         self.guards: dict[Guard, None] = {}
+        self._branches: dict[tuple[Formula, str, bool], dict[tuple[Slot, ...], None]] = {}
         self._random = random.Random(seed)
         self._value_of: dict[float, Value] = {}
         self._memory: dict[tuple[Any, ...], Any] = {}
-        recorder.scalar_of, recorder.read_number = self._value_of.get, self.read
+        self._foretold = Foretold(lambda: zip(draft.inputs, draft.slots, strict=True), draft.nodes)
+        draft.scalar_of, draft.read_number = self._value_of.get, self._read_by_operator
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """What must hold for the recorded program to be the right one."""
+        return (*self.guards, *(Branch(*key, tuple(applied)) for key, applied in self._branches.items()))
 
     def root(self, slot: Slot, actual: Any, name: str) -> Any:
         """What the optimizer gets for the number at `slot`; flags, None and strings are taken as they are and guarded."""
         if actual is None or isinstance(actual, (bool, str)):
             self.guards[Guard(slot, "is" if actual is None else "eq", actual, True)] = None
             return actual
-        if not isinstance(actual, (int, float)):
+        if isinstance(actual, (torch.dtype, torch.device)) or callable(actual):
+            self.guards[Guard(slot, "is", actual, True)] = None
+            return actual
+        if actual is not UNKNOWN and not isinstance(actual, (int, float)):
             raise CaptureError(f"{slot} holds a {type(actual).__name__}; numbers, flags, strings and None can be captured")
-        return self._traced(self.recorder.add_scalar_input(slot, name), actual, (Root(slot, actual),), direct=True)
+        value = self.draft.add_scalar_input(slot, name)
+        self.learn(value, actual)
+        return self._traced(value, slot)
+
+    def learn(self, value: Value, content: Any) -> None:
+        """Say what an input holds at capture, where that is a number or a tensor of one element on the host."""
+        try:
+            self._foretold.known[value] = content_of(content)
+        except Unknown:
+            return
 
     def read(self, tensor: Any) -> Any:
         """What `tensor.item()` gives: known only when the step runs."""
         if tensor.numel() != 1:
             raise CaptureError(f"item() of a tensor of shape {tuple(tensor.shape)} at {users_line()}: it needs exactly one element")
-        value = self.recorder.emit_scalar("aten._local_scalar_dense.default", (self.recorder.value(tensor),))
-        actual = 1.5 if tensor.dtype.is_floating_point else 1
-        return self._traced(value, actual, None, direct=False)
+        return self._traced(self.draft.emit_scalar("aten._local_scalar_dense.default", (self.draft.value(tensor),)))
+
+    def _read_by_operator(self, tensor: Any) -> Any:
+        """What an operator gets that is given a tensor for a number."""
+        if tensor.dtype is torch.bool:
+            raise CaptureError(
+                f"control flow depends on data: a comparison of tensors is asked for its outcome at {users_line()}; use torch.where"
+            )
+        return self.read(tensor)
 
     def apply(self, op: str, operands: tuple[Any, ...]) -> Any:
         """Arithmetic on numbers of which one at least is traced. The same arithmetic twice is done once."""
-        key = (op, *((type(x), x.value if isinstance(x, Traced) else x) for x in operands))
+        key = (op, *((type(x), x.value if isinstance(x, Traced) else repr(x)) for x in operands))
         if key not in self._memory:
-            args = tuple(x.value if isinstance(x, Traced) else x for x in operands)
-            roots = _joined(operands)
-            actual = _compute(op, tuple(_actual(x) for x in operands))
-            self._memory[key] = self._traced(self.recorder.emit_scalar(f"py.{op}", args), actual, roots, direct=False)
+            self._memory[key] = self._traced(self.draft.emit_scalar(f"py.{op}", tuple(map(_written, operands))))
         return self._memory[key]
 
     def compare(self, op: str, left: Traced, right: Any) -> bool:
         """The outcome of a comparison, now a guard."""
-        if left.roots is None or (isinstance(right, Traced) and right.roots is None):
+        try:
+            found = self._foretold.now(left.value, _written(right))
+        except Unmade:
+            raise UndecidedError(
+                f"the optimizer decides on state that its step before this one has made, at {users_line()}: take that step first"
+            ) from None
+        except Unknown:
             raise CaptureError(
                 f"control flow depends on data: the optimizer compares a number read from a tensor, at {users_line()}; its step "
                 "cannot be captured as one program"
-            )
-        outcome = bool(_COMPARISONS[op](left.actual, _actual(right)))
-        if left.direct and not isinstance(right, Traced):
-            self.guards[Guard(left.roots[0].slot, op, right, outcome)] = None
+            ) from None
+        outcome = bool(COMPARISONS[op](*found))
+        if left.slot is not None and not isinstance(right, Traced):
+            self.guards[Guard(left.slot, op, right, outcome)] = None
         else:
-            self.freeze(left)
-            if isinstance(right, Traced):
-                self.freeze(right)
+            self._branch(left.value, op, _written(right), outcome)
         return outcome
 
     def freeze(self, number: Traced) -> Any:
         """The number itself, for code that cannot be traced: the program now holds for the present hyper-parameters only."""
-        if number.roots is None:
+        actual = self.actual(number)
+        if actual is UNKNOWN or actual != actual or self._counts(number):
             raise CaptureError(
                 f"a number read from a tensor leaves the traced arithmetic at {users_line()}: use plain Python operators on it"
             )
-        for root in number.roots:
-            self.guards[Guard(root.slot, "eq", root.actual, True)] = None
-        return number.actual
+        self.compare("eq", number, actual)
+        return actual
 
-    def _traced(self, value: Value, actual: Any, roots: tuple[Root, ...] | None, direct: bool) -> Any:
+    def actual(self, number: Traced) -> Any:
+        """The number at capture; UNKNOWN if it follows from data."""
+        try:
+            return self._foretold.now(number.value)[0]
+        except Unknown:
+            return UNKNOWN
+
+    def known_content(self, value: Value) -> Any:
+        """What a tensor of one element will hold after what was recorded; UNKNOWN if that follows from data."""
+        try:
+            return content_of(self._foretold.now(value)[0])
+        except Unknown:
+            return UNKNOWN
+
+    def is_float(self, number: Traced) -> bool:
+        """Whether a number is a float now and, held by a guard, whenever the program runs."""
+        if isinstance(self.actual(number), float):
+            self._branch(number.value, "is float", True, True)
+            return True
+        return False
+
+    def _counts(self, number: Traced) -> bool:
+        """Whether a number rests on a state tensor, such as a step count: frozen, the program would be right for one step."""
+        _, roots = self._foretold.formula((number.value,))
+        return any(slot.place == "state" and value.dtype != "scalar" for value, slot in roots)
+
+    def _branch(self, left: Value, compare: str, right: Arg, outcome: bool) -> None:
+        formula, roots = self._foretold.formula((left, right))
+        self._branches.setdefault((formula, compare, outcome), {})[tuple(slot for _, slot in roots)] = None
+
+    def _traced(self, value: Value, slot: Slot | None = None) -> Any:
         stand_in = self._random.uniform(0.25, 0.75)
         number = Traced(stand_in)
-        number.scalars, number.value, number.actual, number.roots, number.direct = self, value, actual, roots, direct
+        number.scalars, number.value, number.slot = self, value, slot
         self._value_of[stand_in] = value
         return number
 
 
-@dataclass(frozen=True, slots=True)
-class Root:
-    """A slot and the number that it held at capture."""
-
-    slot: Slot
-    actual: Any
-
-
 class Traced(float):
-    """A number whose arithmetic is recorded. `roots` is None for one that depends on data."""
+    """A number whose arithmetic is recorded."""
 
     scalars: Scalars
     value: Value
-    actual: Any
-    roots: tuple[Root, ...] | None
-    direct: bool  # the slot's own number, not one computed from it
+    slot: Slot | None  # that it is the content of; None for one that was computed
+
+    @property
+    def actual(self) -> Any:
+        """The number at capture; UNKNOWN if it follows from data."""
+        return self.scalars.actual(self)
 
     def __neg__(self) -> Any:
         return self.scalars.apply("neg", (self,))
@@ -200,7 +259,7 @@ def _untraceable(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in _ARITHMETIC:
+for _name in ARITHMETIC:
     setattr(Traced, f"__{_name}__", _arithmetic(_name, reflected=False))
     setattr(Traced, f"__r{_name}__", _arithmetic(_name, reflected=True))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
@@ -209,26 +268,16 @@ for _name in ("round", "floor", "ceil", "trunc", "format", "divmod", "rdivmod"):
     setattr(Traced, f"__{_name}__", _untraceable(f"__{_name}__"))  # float itself would answer, of the stand-in
 
 
-def _actual(number: Any) -> Any:
-    return number.actual if isinstance(number, Traced) else number
+def is_traced(item: Any) -> bool:
+    """Whether this is a traced number."""
+    return isinstance(item, Traced)
 
 
-def _joined(operands: tuple[Any, ...]) -> tuple[Root, ...] | None:
-    """The roots of all operands; None if one of them depends on data."""
-    found: dict[Root, None] = {}
-    for operand in operands:
-        if isinstance(operand, Traced):
-            if operand.roots is None:
-                return None
-            found.update(dict.fromkeys(operand.roots))
-    return tuple(found)
+def apply(op: str, operands: tuple[Any, ...]) -> Any:
+    """Arithmetic on numbers of which one at least is traced."""
+    scalars: Scalars = next(item for item in operands if isinstance(item, Traced)).scalars
+    return scalars.apply(op, operands)
 
 
-def _compute(op: str, operands: tuple[Any, ...]) -> Any:
-    """The true result. A stand-in of a number read from a tensor may divide by zero here; only its type matters then."""
-    if op in ("neg", "abs"):
-        return -operands[0] if op == "neg" else abs(operands[0])
-    try:
-        return _ARITHMETIC[op](*operands)
-    except ArithmeticError:
-        return 1.5
+def _written(operand: Any) -> Arg:
+    return operand.value if isinstance(operand, Traced) else operand

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -20,6 +21,8 @@ _OWN_FOLDERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).par
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _CALLS_THE_USER = str(Path(__file__).with_name("program.py"))
 
+Line: TypeAlias = "tuple[str, int]"  # file, line
+
 
 class Sources:
     """Follows a running program: `current()` says where it is."""
@@ -27,7 +30,6 @@ class Sources:
     def __init__(self) -> None:
         self._modules: list[str] = []
         self._by_sequence: dict[int, Source] = {}
-        self._user_file: dict[str, bool] = {}
 
     def current(self) -> Source | None:
         """The source of the operator that runs now. In a backward pass, that of the forward operator whose gradient it computes."""
@@ -46,18 +48,10 @@ class Sources:
             name = frame.f_code.co_filename
             if name == last:
                 return None  # what called the capture is no part of the program: a plan must not depend on it
-            if self._is_users(name):
+            if not _is_below(name):
                 return Source(name, frame.f_lineno, self._modules[-1] if self._modules else "")
             frame = frame.f_back
         return None
-
-    def _is_users(self, filename: str) -> bool:
-        known = self._user_file.get(filename)
-        if known is None:
-            pythons = filename.startswith(_STANDARD_LIBRARY) and "-packages" not in filename
-            known = not pythons and not filename.startswith(("<", *_OWN_FOLDERS))
-            self._user_file[filename] = known
-        return known
 
     @contextmanager
     def following(self, model: nn.Module) -> Iterator[None]:
@@ -72,14 +66,95 @@ class Sources:
 
         entering = nn.modules.module.register_module_forward_pre_hook(enter)
         leaving = nn.modules.module.register_module_forward_hook(leave, always_call=True)
+        _followed.append(self)
         try:
             yield
         finally:
+            _followed.remove(self)
             entering.remove()
             leaving.remove()
 
 
+_followed: list[Sources] = []  # of the captures under way, the innermost last
+
+
 def users_line() -> str:
-    """The innermost line of the user's own code that is running, for messages: "train.py:12"; a guess at worst, never an error."""
-    source = Sources().of_frame(sys._getframe(1))
-    return f"{source.file}:{source.line}" if source is not None else "an unknown line"
+    """The lines of the user's that are running, for messages (see `told`); in a backward pass, where the forward operator was called.
+
+    A guess at worst, never an error.
+    """
+    if _followed and torch._C._current_autograd_node() is not None and (source := _followed[-1].current()) is not None:
+        return f"{source.file}:{source.line}"
+    frame = sys._getframe(1)
+    return told(_until_the_capture(frame)) or told(_frames(frame)) or "an unknown line"
+
+
+def line_of(error: BaseException) -> str:
+    """The lines of the user's that an error came through; "" where it came through none."""
+    return told(reversed(list(_traced(error.__traceback__))))
+
+
+def told(lines: Iterable[Line]) -> str:
+    """Of lines from the innermost outward: "model.py:40", or "model.py:40, called at train.py:12".
+
+    The first is the innermost that is not torch's, lowtide's or Python's own, the second the outermost that is no library's at all.
+    """
+    above = [line for line in lines if not _is_below(line[0])]
+    if not above:
+        return ""
+    own = [line for line in above if not is_library(line[0])]
+    innermost, outermost = above[0], own[-1] if own else above[0]
+    text = f"{innermost[0]}:{innermost[1]}"
+    return text if outermost == innermost else f"{text}, called at {outermost[0]}:{outermost[1]}"
+
+
+def _frames(frame: FrameType | None) -> Iterator[Line]:
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+
+
+def _until_the_capture(frame: FrameType | None) -> Iterator[Line]:
+    """The frames of the program: up to the file that calls it."""
+    for line in _frames(frame):
+        if line[0] == _CALLS_THE_USER:
+            return
+        yield line
+
+
+def _traced(traceback: TracebackType | None) -> Iterator[Line]:
+    while traceback is not None:
+        yield traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
+        traceback = traceback.tb_next
+
+
+@functools.cache
+def _is_below(filename: str) -> bool:
+    """Whether a file is torch's, lowtide's or Python's own, or none at all."""
+    pythons = filename.startswith(_STANDARD_LIBRARY) and "-packages" not in filename
+    return pythons or filename.startswith(("<", *_OWN_FOLDERS))
+
+
+@functools.cache
+def is_library(filename: str) -> bool:
+    """Whether a file was installed, not written here."""
+    return _is_below(filename) or f"site-packages{os.sep}" in filename or f"dist-packages{os.sep}" in filename
+
+
+def is_users(function: Any) -> bool:
+    """Whether a function is the user's own: of no library."""
+    file = _file_of(function)
+    return file is None or not is_library(file)
+
+
+def is_torchs(function: Any) -> bool:
+    """Whether a function is of torch's, lowtide's or Python's own files."""
+    file = _file_of(function)
+    return file is not None and _is_below(file)
+
+
+def _file_of(function: Any) -> str | None:
+    """The file that a function was written in; None where it has none, as methods of lists have not."""
+    bare = getattr(function, "func", function)  # of a functools.partial
+    code = getattr(getattr(bare, "__func__", bare), "__code__", None)
+    return None if code is None else code.co_filename

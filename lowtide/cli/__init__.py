@@ -1,28 +1,26 @@
-"""The command line: `lowtide optimize SPEC`, `lowtide explain SPEC`, `lowtide order GRAPH.json` and `lowtide place BUFFERS.csv`."""
+"""The command line: `lowtide optimize SPEC`, `lowtide explain SPEC`, `lowtide order GRAPH.json` and `lowtide place BUFFERS.csv`.
+
+What the commands need takes seconds to import, and is imported only once an interrupt finds somebody to answer it.
+"""
 
 from __future__ import annotations
 
-import io
-import sys
+from typing import Any
 
-import typer
-
-from lowtide.cli.devices import devices_command
-from lowtide.cli.explain import explain_command
-from lowtide.cli.optimize import optimize_command
-from lowtide.cli.order import order_command
-from lowtide.cli.place import place_command
-
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run a PyTorch program in less memory, and say how much before it runs.")
-app.command("optimize")(optimize_command)
-app.command("explain")(explain_command)
-app.command("devices")(devices_command)
-app.command("order")(order_command)
-app.command("place")(place_command)
+from lowtide.cli import leaving
 
 
 def main() -> None:
     """Entry point of the `lowtide` command."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names come from the user's files, and not every terminal can write them
-    app()
+    leaving.quit_on_interrupt()
+    from lowtide.cli.commands import run
+
+    leaving.leave_quietly(run)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from lowtide.cli.commands import app
+
+    return app

@@ -8,8 +8,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lowtide.cli.output import STANDARD_OUTPUT, refuse, write_json
+from lowtide.cli.output import STANDARD_OUTPUT, check_targets, refuse, write_json
 from lowtide.cost.device import HERE, PRESETS, Device, preset
+from lowtide.errors import LowtideError
 
 
 def devices_command(
@@ -17,11 +18,12 @@ def devices_command(
     json_out: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write the figures as JSON; - for standard output")] = None,
 ) -> None:
     """List machines as numbers: rates that their makers state, and those that this machine reaches."""
-    devices = [*([preset(HERE)] if measure else []), *PRESETS]
     try:
+        check_targets({"--json": json_out})
+        devices = [*([preset(HERE)] if measure else []), *PRESETS]
         if json_out is not None:
             write_json(json_out, {device.name: _figures(device) for device in devices})
-    except OSError as error:
+    except (LowtideError, OSError) as error:
         refuse(error)
     if json_out != STANDARD_OUTPUT:
         _show(devices)

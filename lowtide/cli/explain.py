@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lowtide.cli.output import STANDARD_OUTPUT, refuse, write_json
+from lowtide.cli.output import STANDARD_OUTPUT, check_targets, prints_aside, refuse, write_json
 from lowtide.errors import LowtideError
 from lowtide.ir.alike import alike
 from lowtide.ir.summary import bytes_text, moment_line
@@ -39,14 +39,18 @@ def explain_command(
     """Say why a training step does not fit, and what would help, without running it."""
     # These import torch, which takes seconds: other commands do without it.
     from lowtide.api.explain import explain
+    from lowtide.cli.users_code import users_code
     from lowtide.cli.workload import builder
 
     try:
-        work = builder(spec, batch_size, fake=":" not in spec)()
-        told = explain(
-            work.model, work.batch, loss=work.loss, optimizer=work.optimizer, memory=memory, accumulate=accumulate, swap=swap,
-            swap_state=swap_state, simulate=device,
-        )  # fmt: skip
+        check_targets({"--json": json_out})
+        with prints_aside(json_out):
+            work = builder(spec, batch_size, fake=":" not in spec)()
+            with users_code(spec):
+                told = explain(
+                    work.model, work.batch, loss=work.loss, optimizer=work.optimizer, memory=memory, accumulate=accumulate, swap=swap,
+                    swap_state=swap_state, simulate=device,
+                )  # fmt: skip
         if json_out is not None:
             write_json(json_out, told.figures())
     except (LowtideError, OSError, TypeError, ValueError) as error:

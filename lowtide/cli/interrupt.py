@@ -9,8 +9,9 @@ from typing import Generic, TypeVar
 
 from rich.console import Console
 
+from lowtide.cli.leaving import interruptible
+
 Answer = TypeVar("Answer")
-INTERRUPTED = 130  # as shells say of a program that ended by SIGINT
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ def until_interrupted(prepare: Callable[[], None], answers: Iterable[Answer], de
     """
     last, interrupted, started = None, False, time.perf_counter()
     try:
-        with Console(stderr=True).status("loading the solver's kernels") as spinner:
+        with interruptible(), Console(stderr=True).status("loading the solver's kernels") as spinner:
             prepare()
             started = time.perf_counter()
             spinner.update("searching")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from lowtide.cli.output import STANDARD_OUTPUT, refuse, write_json
+from lowtide.cli.output import STANDARD_OUTPUT, check_targets, prints_aside, refuse, write_json
 from lowtide.errors import LowtideError
 
 if TYPE_CHECKING:
@@ -44,19 +44,24 @@ def optimize_command(
     # These import torch, which takes seconds: other commands do without it.
     from lowtide.api.compare import compare
     from lowtide.api.optimize import optimize
+    from lowtide.cli.users_code import users_code
     from lowtide.cli.workload import builder
 
     _check_limits(memory, latency)
     if swap_state and not swap:
         refuse("--swap-state and --no-swap: expected one of them, got both")
     machine = _machine(device, simulate)
+    limits: dict[str, Any] = {"memory": memory, "latency": latency, "swap": swap, "swap_state": swap_state}
+    limits |= {"arena": arena, "simulate": machine}
     try:
-        build = builder(spec, batch_size, fake)
-        workload = build()
-        limits: dict[str, Any] = {"memory": memory, "latency": latency, "swap": swap, "swap_state": swap_state}
-        limits |= {"arena": arena, "simulate": machine}
-        step = optimize(workload.model, workload.batch, loss=workload.loss, optimizer=workload.optimizer, **limits)
-        compared = compare(build(), workload, step, repeats) if measure and not fake and machine is None else None
+        check_targets({"--save": save, "--program": program, "--json": json_out})
+        with prints_aside(json_out):
+            build = builder(spec, batch_size, fake)
+            workload = build()
+            with users_code(spec):
+                step = optimize(workload.model, workload.batch, loss=workload.loss, optimizer=workload.optimizer, **limits)
+            with users_code(spec):
+                compared = compare(build(), workload, step, repeats) if measure and not fake and machine is None else None
         if save is not None:
             step.plan.save(save)
         if program is not None:

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from lowtide.cli.interrupt import INTERRUPTED
+from lowtide.cli.leaving import INTERRUPTED
 from lowtide.cli.order_search import Outcome, search
 from lowtide.cli.order_table import show
-from lowtide.cli.output import STANDARD_OUTPUT, check_target, refuse, write_json
+from lowtide.cli.output import STANDARD_OUTPUT, check_targets, refuse, write_json
 from lowtide.errors import LowtideError
 from lowtide.ir.problem_json import Loaded, load_with_places
 from lowtide.schedule import Auto
@@ -39,7 +39,7 @@ def order_command(
 ) -> None:
     """Order the nodes of a graph for the least peak memory. An interrupt (Ctrl-C) prints the best order so far."""
     try:
-        check_target("--json", json_out, graph)
+        check_targets({"--json": json_out}, graph)
         chosen = limited(Auto() if solver is None else parse_solver(solver), max_states=states, max_seconds=seconds)
         loaded = load_with_places(graph)
         outcome = search(loaded.problem, chosen)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
 
+from lowtide.cli.leaving import CLOSED_PIPE, output_is_closed
 from lowtide.errors import FormatError
-from lowtide.ir.files import write_whole
+from lowtide.ir.files import check_writable, write_whole
 from lowtide.ir.summary import bytes_text
 
 STANDARD_OUTPUT = "-"
@@ -23,22 +27,71 @@ def write_json(target: str, figures: Mapping[str, Any]) -> None:
     lines = (f" {json.dumps(name)}: {json.dumps(value)}" for name, value in figures.items())  # a long order is still one line
     text = "{\n" + ",\n".join(lines) + "\n}"
     if target == STANDARD_OUTPUT:
-        typer.echo(text)
+        write_answer(text + "\n")
     else:
         write_whole(target, text + "\n")
 
 
-def check_target(option: str, target: str | None, problem: Path) -> None:
-    """Refused before the search, not after it: a file that cannot be written, or that would replace the problem. Raises FormatError."""
-    if target is None or target == STANDARD_OUTPUT:
+def write_answer(text: str) -> None:
+    """Write to standard output. Raises OSError, which names it."""
+    try:
+        typer.echo(text, nl=False)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from error
+
+
+def check_targets(targets: Mapping[str, str | os.PathLike[str] | None], problem: Path | None = None) -> None:
+    """Refused before the search, not after it: a file that cannot be written, or that two options name, or that is the problem itself.
+
+    `targets` are by option. Raises FormatError.
+    """
+    first: dict[str | Path, str] = {}
+    for option, given in targets.items():
+        if given is None:
+            continue
+        target = os.fspath(given)
+        _check_target(option, target, problem)
+        place = target if target == STANDARD_OUTPUT else Path(target).absolute()
+        if first.setdefault(place, option) != option:
+            raise FormatError(f"{option} {target}: expected another file than that of {first[place]}")
+
+
+def _check_target(option: str, target: str, problem: Path | None) -> None:
+    if target == STANDARD_OUTPUT:
         return
     path = Path(target)
     if path.is_dir():
         raise FormatError(f"{option} {target}: expected a file, got a folder")
     if not path.parent.is_dir():
         raise FormatError(f"{option} {target}: expected a file in a folder that exists: No such file or directory: {path.parent}")
-    if path.exists() and problem.exists() and path.samefile(problem):
+    if problem is not None and path.exists() and problem.exists() and path.samefile(problem):
         raise FormatError(f"{option} {target}: expected another file than the problem itself")
+    try:
+        check_writable(target)
+    except OSError as error:
+        raise FormatError(f"{option} {target}: expected a file that can be written: {error.strerror}") from error
+
+
+@contextmanager
+def prints_aside(target: str | None) -> Iterator[None]:
+    """Where standard output is kept for the answer alone: in here whatever the user's code prints goes to standard error."""
+    if target != STANDARD_OUTPUT:
+        yield
+        return
+    with redirect_stdout(sys.stderr), _descriptors_aside():
+        yield
+
+
+@contextmanager
+def _descriptors_aside() -> Iterator[None]:
+    """The same for those who write without Python: libraries in C, and programs that are started."""
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def exact_bytes(nbytes: int) -> str:
@@ -46,9 +99,13 @@ def exact_bytes(nbytes: int) -> str:
     return bytes_text(nbytes) if nbytes < 1024 else f"{bytes_text(nbytes)} ({nbytes:,} bytes)"
 
 
-def refuse(error: object) -> NoReturn:
-    """One clear line on standard error and exit code 2."""
+def refuse(error: object, *lines: str) -> NoReturn:
+    """One clear line on standard error, perhaps lines that say where, and exit code 2. Of a closed standard output nothing is said."""
+    if isinstance(error, BrokenPipeError) and output_is_closed():
+        raise typer.Exit(CLOSED_PIPE)
     typer.echo(f"lowtide: {shortened(printable(_text(error)), _LONGEST_LINE)}", err=True)
+    for line in lines:
+        typer.echo(f"  {shortened(printable(line), _LONGEST_LINE)}", err=True)
     raise typer.Exit(_USAGE_ERROR)
 
 

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from lowtide.cli.interrupt import INTERRUPTED
-from lowtide.cli.output import STANDARD_OUTPUT, check_target, refuse, write_json
+from lowtide.cli.leaving import INTERRUPTED
+from lowtide.cli.output import STANDARD_OUTPUT, check_targets, refuse, write_answer, write_json
 from lowtide.cli.place_search import Outcome, search
 from lowtide.cli.place_table import reason, show
-from lowtide.errors import FormatError, LowtideError
+from lowtide.errors import LowtideError
 from lowtide.ir.placement import PlaceProblem
 from lowtide.ir.placement_csv import ids, load_buffers, offsets_to_csv, save_offsets
 from lowtide.place.auto import Auto
@@ -54,7 +54,9 @@ def place_command(
 ) -> None:
     """Give buffers addresses in the smallest arena. An interrupt (Ctrl-C) prints the best so far; what does not fit has exit code 3."""
     try:
-        _check_targets(buffers, json_out, output, plot)
+        check_targets({"--json": json_out, "--output": output, "--plot": plot}, buffers)
+        if plot is not None:
+            check_picture(plot)
         chosen = limited(Auto() if solver is None else parse_placer(solver), max_nodes=nodes, max_seconds=seconds)
         problem = load_buffers(buffers, align_bytes=align)
         outcome = search(problem, chosen, capacity)
@@ -87,27 +89,13 @@ def figures(problem: PlaceProblem, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _check_targets(buffers: Path, json_out: str | None, output: str | None, plot: str | None) -> None:
-    targets = {"--json": json_out, "--output": output, "--plot": plot}
-    for option, target in targets.items():
-        check_target(option, target, buffers)
-    if plot is not None:
-        check_picture(plot)
-    first: dict[str | Path, str] = {}
-    for option, target in targets.items():
-        if target is not None:
-            place = target if target == STANDARD_OUTPUT else Path(target).absolute()
-            if first.setdefault(place, option) != option:
-                raise FormatError(f"{option} {target}: expected another file than that of {first[place]}")
-
-
 def _write(problem: PlaceProblem, outcome: Outcome, json_out: str | None, output: str | None, plot: str | None) -> None:
     if STANDARD_OUTPUT not in (json_out, output):
         show(Console(), problem, outcome)
     if json_out is not None:
         write_json(json_out, figures(problem, outcome))
     if output == STANDARD_OUTPUT and outcome.best.fits:
-        typer.echo(offsets_to_csv(problem, outcome.best.offsets), nl=False)
+        write_answer(offsets_to_csv(problem, outcome.best.offsets))
     elif output is not None and outcome.best.fits:
         save_offsets(problem, outcome.best.offsets, output)
     if plot is not None:

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from lowtide.errors import CheckError
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
+from lowtide.ir.kernels import kernel
 from lowtide.ir.ops import DROP, LOAD, STORE
 from lowtide.ir.problem import Bytes, Ints, OrderProblem
 from lowtide.ir.problem_check import Task
@@ -229,7 +229,7 @@ def _is_inplace(overload: str) -> bool:
     return base.endswith("_") and (not base.startswith("__") or base.startswith("__i"))
 
 
-@njit(cache=True)
+@kernel
 def _first_misplaced(order: Any, pred_ptr: Any, pred_ids: Any) -> int:
     """The first step whose node is unknown, has run before, or comes before one of its predecessors; -1 where all is well."""
     done = np.zeros(len(order), np.bool_)
@@ -244,7 +244,7 @@ def _first_misplaced(order: Any, pred_ptr: Any, pred_ids: Any) -> int:
     return -1
 
 
-@njit(cache=True)
+@kernel
 def _play(
     order: Any, read_ptr: Any, read_ids: Any, made_ptr: Any, made_ids: Any, take_ptr: Any, take_ids: Any, take_slots: Any, take_output: Any,
     tensor_bytes: Any, made_bytes: Any, workspace_bytes: Any, uses: Any, kept: Any, start_bytes: Any,

@@ -10,6 +10,7 @@ recorded: recording slows a call down.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import platform
@@ -103,10 +104,14 @@ def peak_bytes(call: Call, device: str = "cpu", warmup: int = 0) -> Measured:
     return peak_bytes_of_each([call] * (warmup + 1), device)[-1]
 
 
-def peak_bytes_of_each(calls: Iterable[Call], device: str = "cpu") -> list[Measured]:
-    """`peak_bytes` of each of many calls in one recording. `calls` may make each call on demand: none is held once it has run."""
+def peak_bytes_of_each(calls: Iterable[Call], device: str = "cpu", *, collect: bool = True) -> list[Measured]:
+    """`peak_bytes` of each of many calls in one recording. `calls` may make each call on demand: none is held once it has run.
+
+    Garbage is collected first, so that what it frees does not fall into the recording; `collect=False` for calls that meet none.
+    """
     measured = _peaks_on_cuda if _is_cuda(device) else _peaks_on_cpu
-    gc.collect()
+    if collect:
+        gc.collect()
     return measured(calls, device)
 
 
@@ -258,6 +263,7 @@ def _is_cuda(device: str) -> bool:
     return kind == "cuda"
 
 
+@functools.cache
 def _processor() -> str:
     """The processor's name. Linux tells it in a file only, other systems through Python."""
     info = Path("/proc/cpuinfo")

@@ -3,44 +3,31 @@
     takes   nodes of a graph with concrete sizes
     leaves  microseconds for each node: measured, by the roofline where a call cannot be run here, 0 for views
 
-The same calls are told apart, and made ready, as for `workspaces`. In a training step an operator finds little of what it reads in the
-processor's caches: so other memory is read before each run that counts. Without that, what only moves bytes would seem two to four times
-as fast as it is in a step, and recomputing it too cheap. The calls take turns, in several rounds, and the least time of each counts:
-whatever else the machine does only adds to it, and seldom lasts for all rounds.
+The same calls are told apart, and tried in the same place, as for `workspaces`. In a training step an operator finds little of what it
+reads in the processor's caches: so other memory is read before each run that counts. Without that, what only moves bytes would seem two to
+four times as fast as it is in a step, and recomputing it too cheap. The calls take turns, in several rounds, and the least time of each
+counts: whatever else the machine does only adds to it, and seldom lasts for all rounds.
 """
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from lowtide.cost.cache import Cache
 from lowtide.cost.device import Device, half_flops_of
-from lowtide.cost.workspaces import (
-    Unknown,
-    aside,
-    circumstances,
-    device_of,
-    fits,
-    free_bytes,
-    needs_none,
-    ready_call,
-    signature,
-    warn_of_memory,
-)
+from lowtide.cost.laboratory import Call, Laboratory, Unknown
+from lowtide.cost.trial import aside, circumstances, once_ns
+from lowtide.cost.workspaces import call_of, needs_none, warn_of_memory
 from lowtide.ir.graph import Node
 
 _ROUNDS = 3
 _LEAST_RUNS, _LEAST_S = 3, 1e-3
 _LONGEST_NS = 3600 * 10**9  # no operator takes an hour: such an entry is no measurement
-_CACHES_WHERE_UNTOLD_BYTES = 32 * 2**20
-_CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _RATED_DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -52,77 +39,53 @@ class Timings:
     unknown: tuple[Unknown, ...]  # distinct calls that were not measured: their times are the roofline's
 
 
-def measure_timings(nodes: Sequence[Node], roofline: Device, *, limit_bytes: int | None = None, remember: bool = True) -> Timings:
+def measure_timings(
+    nodes: Sequence[Node],
+    roofline: Device,
+    *,
+    limit_bytes: int | None = None,
+    remember: bool = True,
+    laboratory: Laboratory | None = None,
+) -> Timings:
     """The time of each node on the device of what it makes; of a call that is not known and cannot be run here, what `roofline` says.
 
     A call whose arguments and results pass `limit_bytes` (a quarter of the device's free memory, where None) is not run, and one that fails
     is not hidden: both are listed as unknown, and where memory was the reason a warning says so. Of two processes that measure the same
-    call, both get what the first one wrote down. The caller's random state stays as it is.
+    call, both get what the first one wrote down. A `laboratory` that is given stays open. The caller's random state stays as it is.
     """
-    calls = [None if needs_none(node) else signature(node) for node in nodes]
-    wanted = {call: node for call, node in zip(calls, nodes, strict=True) if call is not None}
+    calls = [None if needs_none(node) else call_of(node, nodes, limit_bytes) for node in nodes]
+    wanted = {call.text: call for call in calls if call is not None}
     known: dict[str, int] = {}  # nanoseconds
-    unknown: list[Unknown] = []
-    for device in dict.fromkeys(map(device_of, wanted.values())):
-        here = {call: node for call, node in wanted.items() if device_of(node) == device}
-        cache = Cache("timings", (*circumstances(device), "cold caches"), 1, _LONGEST_NS) if remember else None
-        remembered = cache.load() if cache is not None else {}
-        found, failed = _measured({call: node for call, node in here.items() if call not in remembered}, device, limit_bytes)
-        known |= remembered | (cache.merge(found) if cache is not None and found else found)
-        unknown += failed
+    with nullcontext(laboratory) if laboratory is not None else Laboratory(remember=remember) as used:
+        for device in dict.fromkeys(call.device for call in wanted.values()):
+            known |= _of_device({text: call for text, call in wanted.items() if call.device == device}, device, used)
+    unknown = tuple(used.failures[text] for text in wanted if text not in known and text in used.failures)
     warn_of_memory(unknown, "their times are taken from the device's rates")
     times = [
-        0.0 if call is None else known[call] / 1e3 if call in known else roofline.node_us(node)
+        0.0 if call is None else known[call.text] / 1e3 if call.text in known else roofline.node_us(node)
         for call, node in zip(calls, nodes, strict=True)
     ]
-    return Timings(tuple(times), tuple(unknown))
+    return Timings(tuple(times), unknown)
 
 
-def _measured(wanted: Mapping[str, Node], device: str, limit_bytes: int | None) -> tuple[dict[str, int], list[Unknown]]:
-    """Nanoseconds by call, and the calls that could not be run."""
+def _of_device(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) -> dict[str, int]:
+    """Nanoseconds by call: remembered, or measured now and remembered."""
+    circumstances = (*laboratory.circumstances(device), "cold caches")
+    cache = Cache("timings", circumstances, 1, _LONGEST_NS) if laboratory.remember else None
+    remembered = cache.load() if cache is not None else {}
+    found = _measured([call for text, call in wanted.items() if text not in remembered], laboratory)
+    return remembered | (cache.merge(found) if cache is not None and found else found)
+
+
+def _measured(calls: Sequence[Call], laboratory: Laboratory) -> dict[str, int]:
+    """Nanoseconds by call; without those that cannot be run."""
     found: dict[str, int] = {}
-    failed: dict[str, Unknown] = {}
-    with aside(device):
-        limit = free_bytes(device) // 4 if limit_bytes is None else limit_bytes
-        crowd = _crowd(device) if wanted else None
-        for turn in range(_ROUNDS):
-            for call, node in wanted.items():
-                if call in failed:
-                    continue
-                try:
-                    fits(node, limit)
-                    took = _cold_ns(ready_call(node), crowd, device, warm_up=turn == 0)
-                    found[call] = min(took, found.get(call, took))
-                except Exception as error:  # whatever an operator raises on made-up data is its answer
-                    failed[call] = Unknown.of(call, error)
-    return {call: took for call, took in found.items() if call not in failed}, list(failed.values())
-
-
-def _crowd(device: str) -> Callable[[], Any] | None:
-    """Reads as much other memory as crowds what a call reads out of a device's caches; None where there is no memory for that."""
-    try:
-        return torch.ones(2 * _caches_bytes(device) // 4, device=device).sum
-    except (MemoryError, RuntimeError):
-        return None
-
-
-def _cold_ns(call: Callable[[], Any], crowd: Callable[[], Any] | None, device: str, warm_up: bool) -> int:
-    """The time of one run whose arguments are in no cache. A first run lets libraries choose and make their kernels."""
-    if warm_up:
-        call()
-    if crowd is not None:
-        crowd()
-    return _once_ns(call, device)
-
-
-def _once_ns(call: Callable[[], Any], device: str) -> int:
-    """On one thread of a CPU the processor's own time counts: waiting for a busy processor is not the operator's doing."""
-    clock = time.thread_time_ns if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter_ns
-    _finish(device)
-    start = clock()
-    call()
-    _finish(device)
-    return max(1, clock() - start)
+    for turn in range(_ROUNDS):
+        for call in calls:
+            took = laboratory.time_ns(call, warm_up=turn == 0)
+            if took is not None:
+                found[call.text] = min(took, found.get(call.text, took))
+    return {text: took for text, took in found.items() if text not in laboratory.failures}
 
 
 def _best_ns(call: Callable[[], Any], device: str) -> int:
@@ -130,23 +93,9 @@ def _best_ns(call: Callable[[], Any], device: str) -> int:
     call()
     best, spent, runs = 2**62, 0, 0
     while runs < _LEAST_RUNS or (spent < _LEAST_S * 1e9 and runs < 1000):
-        took = _once_ns(call, device)
+        took = once_ns(call, device)
         best, spent, runs = min(best, took), spent + took, runs + 1
     return best
-
-
-def _finish(device: str) -> None:
-    """Wait for what a GPU still does."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
-
-
-def _caches_bytes(device: str) -> int:
-    """The size of the largest cache; a guess where the system does not tell."""
-    if device.startswith("cuda"):
-        return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    told = [re.fullmatch(r"(\d+)K", path.read_text().strip()) for path in _CPU_CACHES.glob("index*/size")]
-    return max((int(size[1]) * 1024 for size in told if size is not None), default=_CACHES_WHERE_UNTOLD_BYTES)
 
 
 def device_here(device: str) -> Device:

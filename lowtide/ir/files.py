@@ -1,29 +1,241 @@
-"""Files that are whole or not there."""
+"""The one place where files are written and read: a file is whole or what it was before, and nothing waits for ever.
+
+**Written.** A regular file is replaced at once by a draft beside it, so that it is never there by half. Links are followed to the file that
+they name; mode, owner and group stay where the system lets them. A name that is one of several hard links leaves the others with the old
+content. Where the folder takes no draft (it cannot be written, or the file is a mount of its own) the file itself is written, and only
+there can a failure leave it cut short. What is no regular file is written straight, never replaced: a terminal, `/dev/null`, a FIFO that
+somebody reads. Block devices and FIFOs without a reader are refused.
+
+**Read.** A regular file at once; a pipe, FIFO or terminal as long as something comes, with limits to silence and to bytes. A pipe or FIFO
+that is written has the same limit to silence, but where it is standard output.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
-import threading
+import secrets
+import select
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 from lowtide.errors import FormatError
 
+_MOST_BYTES = 2**30  # of a file that is read: a plan of a million operators has a quarter of that
+_CHUNK_BYTES = 2**20
+_NO_WRITER_SECONDS = 5.0  # for somebody to open the other end of a FIFO
+_SILENT_SECONDS = 60.0  # for a program at the other end to say something
+_CLOSED_FOLDER = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY}  # a draft cannot be made there, or not take the file's place
 
-def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write text or bytes so that the file at `path` is at every moment either whole or what it was before. Raises OSError."""
-    path = Path(path)
-    # In the same folder: only there does a rename replace at once.
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+_PathLike = str | os.PathLike[str]
+
+
+def write_whole(path: _PathLike, content: str | bytes, *, regular: bool = False) -> None:
+    """Write text or bytes to `path`, as told above; `regular`: only to a regular file. Raises OSError, which names `path`."""
+    content = content.encode() if isinstance(content, str) else content
+    with _told_of(path):
+        found = _stat(path)
+        if found is not None and not stat.S_ISREG(found.st_mode):
+            _check_can_be_written_straight(found, regular)
+            _write_straight(path, found, content)
+        elif found is not None and _is_open_for_output(found) is not None:
+            _write_straight(path, found, content)
+        else:
+            _replace(Path(os.path.realpath(path)), found, content)
+
+
+def check_writable(path: _PathLike) -> None:
+    """Raise now what `write_whole` would raise later, as far as that can be told without a trace. Raises OSError, which names `path`."""
+    with _told_of(path):
+        found, target = _stat(path), Path(os.path.realpath(path))
+        if found is None:
+            if not target.parent.is_dir():
+                raise OSError(errno.ENOENT, f"{os.strerror(errno.ENOENT)}: {os.path.dirname(os.fspath(path)) or target.parent}")
+            if not os.access(target.parent, os.W_OK | os.X_OK):
+                raise OSError(errno.EACCES, "the folder cannot be written")
+        elif not stat.S_ISREG(found.st_mode):
+            _check_can_be_written_straight(found)
+        elif _is_open_for_output(found) is None:
+            _check_may_be_written(target)
+
+
+def read_bytes(path: _PathLike, *, regular: bool = False) -> bytes:
+    """What a file holds; `regular`: anything but a regular file is refused at once, not waited for. Raises OSError, which names `path`."""
+    with _told_of(path):
+        descriptor = os.open(path, os.O_RDONLY | _WITHOUT_WAITING)
+        with open(descriptor, "rb", buffering=0) as file:
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISDIR(mode):
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if stat.S_ISREG(mode):
+                return _limited(iter(lambda: file.read(_CHUNK_BYTES), b""))
+            if regular or stat.S_ISBLK(mode):
+                raise OSError(errno.EINVAL, f"expected a regular file, got {_kind(mode)}")
+            return _limited(_arriving(descriptor))
+
+
+def read_utf8(path: _PathLike, *, regular: bool = False) -> str:
+    """The text of a file, its lines ended by "\\n". Raises FormatError where it is not UTF-8, OSError where it cannot be read."""
     try:
-        draft.write_bytes(content.encode() if isinstance(content, str) else content)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def read_utf8(path: str | os.PathLike[str]) -> str:
-    """The text of a file. Raises FormatError where it is not UTF-8, OSError where it cannot be read."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
+        text = read_bytes(path, regular=regular).decode()
     except UnicodeDecodeError as error:
         raise FormatError(f"{os.fspath(path)}: expected text in UTF-8: {error}") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+# A FIFO does not hold an open up, a terminal does not become this process's own.
+_WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
+
+
+@contextmanager
+def _told_of(path: _PathLike) -> Iterator[None]:
+    """Errors name the path that the caller gave, not a draft or where a link leads."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def _stat(path: _PathLike) -> os.stat_result | None:
+    """What stands at the end of the links; None where nothing does."""
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
+
+
+def _is_open_for_output(found: os.stat_result) -> int | None:
+    """The descriptor of standard output or error, where it is this very file: then all that is said there goes on where the last ended."""
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            if os.path.samestat(found, os.fstat(descriptor)):
+                return descriptor
+    return None
+
+
+def _check_can_be_written_straight(found: os.stat_result, regular: bool = False) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise OSError(errno.EISDIR, "expected a file, got a folder")
+    if regular or stat.S_ISBLK(found.st_mode):
+        raise OSError(errno.EINVAL, f"expected a regular file, got {_kind(found.st_mode)}")
+
+
+def _check_may_be_written(target: Path) -> None:
+    """A file that is marked as not to be written is not replaced either."""
+    if not os.access(target, os.W_OK):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _replace(target: Path, found: os.stat_result | None, content: bytes) -> None:
+    if found is not None:
+        _check_may_be_written(target)
+    # In the same folder: only there does a rename replace at once. No longer than the shortest limit to names.
+    draft = target.with_name(f".{target.name[:40]}.{secrets.token_hex(8)}")
+    try:
+        _draft(draft, found, content)
+        os.replace(draft, target)
+    except OSError as error:
+        if found is None or error.errno not in _CLOSED_FOLDER:
+            raise
+        _write_straight(target, found, content)
+    finally:
+        with suppress(OSError):  # the folder that took no draft has none
+            draft.unlink(missing_ok=True)
+
+
+def _draft(draft: Path, found: os.stat_result | None, content: bytes) -> None:
+    """Write the draft; nobody may see in it what they may not see in the file whose place it takes."""
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _WITHOUT_WAITING, 0o666 if found is None else 0o600)
+    with open(descriptor, "wb", buffering=0) as file:
+        if found is not None and hasattr(os, "fchown"):
+            with suppress(PermissionError):
+                os.fchown(descriptor, -1, found.st_gid)
+            with suppress(PermissionError):
+                os.fchown(descriptor, found.st_uid, -1)
+        _write(file.fileno(), content)
+        if found is not None and hasattr(os, "fchmod"):
+            os.fchmod(descriptor, stat.S_IMODE(found.st_mode))  # after the owner: changing that takes away setuid
+
+
+def _write_straight(path: _PathLike, found: os.stat_result, content: bytes) -> None:
+    """Into what stands there. Raises OSError, in a sentence where it is a FIFO that nobody reads."""
+    standard = _is_open_for_output(found)
+    if standard is not None:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        _write(standard, content)
+        return
+    descriptor = _opened_for_writing(path, os.O_TRUNC if stat.S_ISREG(found.st_mode) else 0)
+    with open(descriptor, "wb", buffering=0):
+        _write(descriptor, content)
+
+
+def _opened_for_writing(path: _PathLike, flags: int) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | _WITHOUT_WAITING | flags)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "nobody reads this FIFO or socket: start its reader first") from error
+        raise
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        try:
+            rest = rest[os.write(descriptor, rest) :]
+        except BlockingIOError:  # a pipe that is full
+            _await_reader(descriptor)
+
+
+def _await_reader(descriptor: int) -> None:
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLOUT)
+    # Standard output may be held up for as long as a person looks at a page.
+    if not waiting.poll(None if descriptor in (1, 2) else _SILENT_SECONDS * 1000):
+        raise OSError(errno.ETIMEDOUT, f"whoever reads it took nothing for {_SILENT_SECONDS:g} seconds")
+
+
+def _limited(chunks: Iterator[bytes]) -> bytes:
+    parts, size = [], 0
+    for chunk in chunks:
+        parts.append(chunk)
+        size += len(chunk)
+        if size > _MOST_BYTES:
+            raise OSError(errno.EFBIG, f"expected at most {_MOST_BYTES:,} bytes, got more")
+    return b"".join(parts)
+
+
+def _arriving(descriptor: int) -> Iterator[bytes]:
+    """What comes through a pipe, FIFO or terminal until its end."""
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    while True:
+        came = waiting.poll(_NO_WRITER_SECONDS * 1000)
+        try:
+            chunk = os.read(descriptor, _CHUNK_BYTES)
+        except BlockingIOError:  # there is a writer, and it has said nothing yet
+            if not waiting.poll(_SILENT_SECONDS * 1000):
+                _refuse_silence(f"nothing came for {_SILENT_SECONDS:g} seconds")
+            continue
+        if not chunk and not came:
+            _refuse_silence("nobody writes to it")
+        if not chunk:
+            return
+        yield chunk
+
+
+def _refuse_silence(why: str) -> NoReturn:
+    raise OSError(errno.ETIMEDOUT, f"expected a whole file, but {why}: write a regular file first")
+
+
+def _kind(mode: int) -> str:
+    names = {stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a block device", stat.S_IFSOCK: "a socket"}
+    return names.get(stat.S_IFMT(mode), "something else")

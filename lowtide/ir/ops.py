@@ -7,12 +7,22 @@ The table of random operators is held to torch's own tags by a test.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
-from lowtide.ir.graph import Arg, Node
+from lowtide.errors import FormatError
+from lowtide.ir.graph import Arg, Graph, Node
+
+# Functions of Python's `math` that arithmetic on numbers may call, as "py.math_sqrt".
+MATH_FUNCTIONS = frozenset({
+    "atan", "ceil", "cos", "exp", "expm1", "fabs", "floor", "log", "log10", "log1p", "log2", "pow", "sin", "sqrt", "tan", "tanh",
+})  # fmt: skip
 
 # Operators that are lowtide's own: copies to the host's memory and back, see `graph`.
 STORE, DROP, LOAD = "host.store", "host.drop", "host.load"
+
+# Ends the program if its first argument, a number, is not zero; its further arguments are what the program returns.
+STOP = "py.stop_if"
 
 # Operators of aten that draw from the generator, by their names without the overload.
 RANDOM = frozenset({
@@ -45,11 +55,27 @@ REDRAWING = frozenset({
 _STATISTICS = {"aten.native_batch_norm.default": (3, 4)}
 
 
+# A library's operator and its overload, or arithmetic on Python numbers: nothing that Python could look up by such a name.
+_OPERATOR = re.compile(r"(?!py\.|host\.)[A-Za-z_]\w*(\.[A-Za-z_]\w*){2}|py\.[a-z_]+", re.ASCII)
+
+
+def check_operators(graph: Graph) -> None:
+    """Whether every operator of a graph has a name that an operator can have. Raises FormatError naming the node."""
+    pending = [graph]
+    while pending:
+        for index, node in enumerate(pending.pop().nodes):
+            for name in (node.op, *(overload for _, overload in node.inplace)):
+                if not _OPERATOR.fullmatch(name) and name not in (STORE, DROP, LOAD):
+                    raise FormatError(f"node {index}: expected the name of an operator such as 'aten.add.Tensor', got {name!r}")
+            if node.body is not None:
+                pending.append(node.body)
+
+
 def is_random(node: Node) -> bool:
     """Whether a node draws from the generator."""
     namespace, base, _ = node.op.split(".") if node.op.count(".") == 2 else ("py", "", "")
     if namespace != "aten":
-        return namespace != "py"  # of somebody else's operators nothing is known
+        return namespace not in ("py", "lowtide")  # of somebody else's operators nothing is known
     base = base.rstrip("_")
     if base in DROPOUT_POSITION:
         return _probability(node, DROPOUT_POSITION[base]) != 0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterable
-from typing import SupportsIndex
+from typing import NoReturn, SupportsIndex
 
 from lowtide.errors import CheckError
 from lowtide.ir.placement import FREE, PlaceProblem
@@ -19,8 +19,14 @@ def check_placement(problem: PlaceProblem, offsets: Iterable[SupportsIndex], are
     if len(at) != problem.buffer_count:
         raise CheckError(f"expected offsets of {problem.buffer_count} buffers, got {len(at)}")
     sizes, starts, ends = problem.size_bytes.tolist(), problem.start.tolist(), problem.end.tolist()
-    for buffer, offset in enumerate(at):
-        _check_alone(problem, buffer, offset, sizes[buffer], arena_bytes)
+    each = zip(at, sizes, problem.align_bytes.tolist(), problem.fixed_bytes.tolist(), strict=True)
+    for buffer, (offset, size, align, fixed) in enumerate(each):
+        if offset < 0 or offset + size > arena_bytes:
+            _refuse(problem, buffer, f"within the arena of {arena_bytes} bytes, got [{offset}, {offset + size})")
+        if offset % align:
+            _refuse(problem, buffer, f"an offset that is a multiple of {align}, got {offset}")
+        if fixed not in (FREE, offset):
+            _refuse(problem, buffer, f"the fixed offset {fixed}, got {offset}")
     living = [buffer for buffer in range(len(at)) if sizes[buffer] and starts[buffer] < ends[buffer]]
     events = sorted([(starts[each], 1, each) for each in living] + [(ends[each], 0, each) for each in living])  # who ends goes first
     alive: list[tuple[int, int]] = []  # (offset, buffer)
@@ -32,17 +38,11 @@ def check_placement(problem: PlaceProblem, offsets: Iterable[SupportsIndex], are
         for _, other in alive[max(place - 1, 0) : place + 1]:
             if at[other] < at[buffer] + sizes[buffer] and at[buffer] < at[other] + sizes[other]:
                 raise CheckError(f"{_described(problem, at, other)} and {_described(problem, at, buffer)} overlap at step {step}")
-        insort(alive, (at[buffer], buffer))
+        alive.insert(place, (at[buffer], buffer))
 
 
-def _check_alone(problem: PlaceProblem, buffer: int, offset: int, size: int, arena_bytes: int) -> None:
-    name, align, fixed = problem.names[buffer], int(problem.align_bytes[buffer]), int(problem.fixed_bytes[buffer])
-    if offset < 0 or offset + size > arena_bytes:
-        raise CheckError(f"buffer {name}: expected within the arena of {arena_bytes} bytes, got [{offset}, {offset + size})")
-    if offset % align:
-        raise CheckError(f"buffer {name}: expected an offset that is a multiple of {align}, got {offset}")
-    if fixed not in (FREE, offset):
-        raise CheckError(f"buffer {name}: expected the fixed offset {fixed}, got {offset}")
+def _refuse(problem: PlaceProblem, buffer: int, expected: str) -> NoReturn:
+    raise CheckError(f"buffer {problem.names[buffer]}: expected {expected}")
 
 
 def _described(problem: PlaceProblem, at: list[int], buffer: int) -> str:

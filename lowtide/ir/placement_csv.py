@@ -22,11 +22,10 @@ import io
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple, NoReturn, SupportsIndex
 
 from lowtide.errors import FormatError
-from lowtide.ir.files import write_whole
+from lowtide.ir.files import read_bytes, write_whole
 from lowtide.ir.placement import FREE, PlaceProblem, check_buffer
 
 _NEEDED = ("id", "lower", "upper", "size")
@@ -115,7 +114,7 @@ def _text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def _loaded(path: str | os.PathLike[str], align_bytes: int, *, with_offsets: bool) -> tuple[PlaceProblem, tuple[int, ...]]:
     try:
-        text = Path(path).read_bytes().decode("utf-8")
+        text = read_bytes(path).decode("utf-8")
         rows = list(_rows(text, align_bytes, with_offsets=with_offsets))
         return _problem(rows), tuple(row.offset for row in rows if row.offset is not None)
     except UnicodeDecodeError as error:

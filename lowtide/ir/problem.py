@@ -22,9 +22,9 @@ from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from lowtide.ir.kernels import kernel
 from lowtide.ir.problem_check import Task, checked_predecessors, checked_producers
 
 Ints = NDArray[np.int32]
@@ -164,7 +164,7 @@ def _transposed(rows: Rows, columns: int) -> Rows:
     return Rows(_frozen(ptr), _frozen(ids))
 
 
-@njit(cache=True)
+@kernel
 def _turned(ptr: Any, ids: Any, columns: Any) -> tuple[Ints, Ints]:
     """Rows and columns of a sparse matrix exchanged, by counting: many times faster than sorting."""
     starts = np.zeros(columns + 1, np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -93,7 +94,7 @@ def _check_known(where: str, noun: str, ids: Sequence[int], count: int) -> None:
         if not 0 <= id_ < count:
             raise FormatError(f"{where}: expected a {noun} from 0 to {count - 1}, got {id_}")
     if len(set(ids)) < len(ids):
-        twice = next(id_ for place, id_ in enumerate(ids) if id_ in ids[:place])
+        twice = next(id_ for id_, count in Counter(ids).items() if count > 1)
         raise FormatError(f"{where}: expected each {noun} once, got {noun} {twice} twice")
 
 

@@ -16,6 +16,7 @@ class Slot:
     attribute          (name,)                         a plain tensor of a module, "layer1.memory"
     state              (parameter's name, key)         of the optimizer: a tensor or a number
     group              (group's index, key[, index])   a hyper-parameter
+    scaler             (attribute,)                    of the gradient scaler
     batch              (leaf's index,)
     constant           (index,)                        a tensor that the program closes over
     """

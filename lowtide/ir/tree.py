@@ -1,10 +1,18 @@
-"""Nested Python structures as a list of leaves and a skeleton: batches come in as these, results go out as these."""
+"""Nested Python structures as a list of leaves and a skeleton: batches come in as these, results go out as these.
+
+Containers and dataclasses are opened always, other objects where their attributes hold tensors (transformers' caches, torch's
+distributions), however deep. Nothing of what was opened is kept in the skeleton, so that it keeps no tensor alive.
+"""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
+
+from lowtide.errors import CaptureError
 
 Rebuild: TypeAlias = Callable[[Iterator[Any]], Any]
 
@@ -17,18 +25,31 @@ class Leaf:
     value: Any
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Opened:
+    """What a container holds, each with the step that leads to it, and how one like it is made of other children."""
+
+    children: list[tuple[str, Any]]
+    make: Callable[[list[Any]], Any]
+
+
+Opener: TypeAlias = Callable[[Any], "Opened | None"]
+_openers: list[Opener] = []
+
+
+def open_with(opener: Opener) -> Opener:
+    """Have objects of kinds that are not known here opened by `opener`, which gives None for those that it does not know either."""
+    _openers.append(opener)
+    return opener
+
+
 def flatten(tree: Any, where: str = "") -> tuple[list[Leaf], Rebuild]:
-    """The leaves of tuples, lists, mappings and dataclasses, and a function that puts other leaves in their places.
+    """The leaves of a nested structure, and a function that puts other leaves in their places.
 
     A mapping that is also a dataclass (the outputs of transformers) is rebuilt from its keys, so that both of its faces agree.
+    Raises CaptureError for a structure that holds itself.
     """
-    children, make = _open(tree)
-    if children is None:
-        return [Leaf(where, tree)], next
-    parts = [flatten(child, f"{where}{step}") for step, child in children]
-    leaves = [leaf for part, _ in parts for leaf in part]
-    rebuilds = [rebuild for _, rebuild in parts]
-    return leaves, lambda items: make([rebuild(items) for rebuild in rebuilds])
+    return _flatten(tree, where, frozenset())
 
 
 def unflatten(rebuild: Rebuild, leaves: Iterable[Any]) -> Any:
@@ -36,35 +57,183 @@ def unflatten(rebuild: Rebuild, leaves: Iterable[Any]) -> Any:
     return rebuild(iter(leaves))
 
 
-def _open(tree: Any) -> tuple[list[tuple[str, Any]] | None, Callable[[list[Any]], Any]]:
-    """The children of a container with their steps, and how to make it again; None for a leaf."""
-    kind = type(tree)
+def holds_tensors(item: Any) -> bool:
+    """Whether there is a tensor in an object, or in what it refers to by items or attributes."""
+    seen: set[int] = set()
+    waiting = [item]
+    while waiting:
+        found = waiting.pop()
+        if _is_tensor(found):
+            return True
+        if type(found) not in _PLAIN and id(found) not in seen:
+            seen.add(id(found))
+            waiting.extend(_parts(found))
+    return False
+
+
+def _flatten(tree: Any, where: str, above: frozenset[int]) -> tuple[list[Leaf], Rebuild]:
+    opened = None if type(tree) in _PLAIN else _open(tree)
+    if opened is None:
+        return [Leaf(where, tree)], next
+    if id(tree) in above:
+        raise CaptureError(f"the {type(tree).__name__} at {where or 'the root'} holds itself: pass and return structures without circles")
+    within, make = above | {id(tree)}, opened.make
+    parts = [_flatten(child, f"{where}{step}", within) for step, child in opened.children]
+    leaves = [leaf for part, _ in parts for leaf in part]
+    rebuilds = [rebuild for _, rebuild in parts]
+    return leaves, lambda items: make([rebuild(items) for rebuild in rebuilds])
+
+
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+_CLOSED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.CodeType, types.FrameType)
+_PLACES = ("named_parameters", "add_param_group")  # modules and optimizers are where tensors live, not values that are handed on
+
+
+def _is_tensor(item: Any) -> bool:
+    """Told by a method, as torch is not imported here."""
+    return hasattr(type(item), "untyped_storage")
+
+
+def _is_closed(item: Any) -> bool:
+    kind = type(item)
+    return kind in _PLAIN or isinstance(item, _CLOSED) or _is_tensor(item) or any(hasattr(kind, name) for name in _PLACES)
+
+
+def _parts(item: Any) -> list[Any]:
+    """What an object refers to by items and attributes."""
+    if _is_closed(item):
+        return []
+    if isinstance(item, Mapping):
+        return [*item.values(), *attributes_of(item).values()]
+    if isinstance(item, (tuple, list, set, frozenset, collections.deque)):
+        return [*item, *attributes_of(item).values()]
+    opened = next((opened for opener in _openers if (opened := opener(item)) is not None), None)
+    return list(attributes_of(item).values()) if opened is None else [child for _, child in opened.children]
+
+
+def _open(tree: Any) -> Opened | None:
+    """What a container holds; None for a leaf."""
+    if _is_closed(tree):
+        return None
     if isinstance(tree, Mapping):
-        keys = list(tree)
-        children = [(f"[{key!r}]", tree[key]) for key in keys]
-        return children, lambda items: _remake_mapping(tree, dict(zip(keys, items, strict=True)))
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return [(f".{name}", item) for name, item in zip(tree._fields, tree, strict=True)], lambda items: kind(*items)
+        return _open_mapping(tree)
     if isinstance(tree, (tuple, list)):
-        return [(f"[{index}]", item) for index, item in enumerate(tree)], kind
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        names = [field.name for field in dataclasses.fields(tree) if field.init]
-        return [(f".{name}", getattr(tree, name)) for name in names], lambda items: dataclasses.replace(
-            tree, **dict(zip(names, items, strict=True))
-        )
-    return None, lambda items: items[0]
-
-
-def _remake_mapping(tree: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """A mapping like `tree` with other values: by keywords if it is a dataclass too, else from the dictionary."""
+        return _open_sequence(tree)
+    for opener in _openers:
+        if (opened := opener(tree)) is not None:
+            return opened
     if dataclasses.is_dataclass(tree):
-        return type(tree)(**items)
-    if type(tree) is dict:
-        return items
-    data = getattr(tree, "data", None)
-    if isinstance(data, dict):  # UserDict and its kin (transformers' BatchEncoding) take no bare dictionary of anything
-        clone = tree.__class__.__new__(tree.__class__)
-        clone.__dict__.update(tree.__dict__)
-        clone.__dict__["data"] = items
-        return clone
-    return type(tree)(items)  # type: ignore[call-arg]
+        return _open_object(tree, [field.name for field in dataclasses.fields(tree) if hasattr(tree, field.name)])
+    if not holds_tensors(tree):
+        return None
+    if isinstance(tree, (set, frozenset)):
+        return Opened([(f"[{index}]", item) for index, item in enumerate(tree)], type(tree))
+    return _open_object(tree, list(attributes_of(tree)))
+
+
+def _open_mapping(tree: Mapping[Any, Any]) -> Opened:
+    """A mapping from its values; one that is a dataclass too is made by keywords, so that both of its faces agree."""
+    kind: Any = type(tree)
+    keys = list(tree)
+    children = [(f"[{key!r}]", tree[key]) for key in keys]
+    if dataclasses.is_dataclass(tree):
+        return Opened(children, lambda items: kind(**dict(zip(keys, items, strict=True))))
+    if kind is dict:
+        return Opened(children, lambda items: dict(zip(keys, items, strict=True)))
+    if isinstance(tree, (dict, collections.UserDict)):  # a class of its own may take other arguments than a dictionary
+        return _with_attributes(tree, children, _maker_of_dict(tree, keys))
+    return Opened(children, lambda items: kind(dict(zip(keys, items, strict=True))))
+
+
+def _maker_of_dict(tree: Any, keys: list[Any]) -> Callable[[list[Any]], Any]:
+    kind: Any = type(tree)
+    base: Any = collections.OrderedDict if isinstance(tree, collections.OrderedDict) else dict
+    factory = tree.default_factory if isinstance(tree, collections.defaultdict) else None
+
+    def make(items: list[Any]) -> Any:
+        new = kind.__new__(kind)
+        if isinstance(new, collections.UserDict):
+            new.data = dict(zip(keys, items, strict=True))
+            return new
+        if factory is not None:
+            new.default_factory = factory
+        for key, item in zip(keys, items, strict=True):
+            base.__setitem__(new, key, item)
+        return new
+
+    return make
+
+
+def _open_sequence(tree: Any) -> Opened:
+    kind = type(tree)
+    names = getattr(tree, "_fields", None) if isinstance(tree, tuple) else None
+    children = [(f"[{index}]" if names is None else f".{names[index]}", item) for index, item in enumerate(tree)]
+    if kind in (tuple, list):
+        return Opened(children, kind)
+    if names is not None:
+        return _with_attributes(tree, children, kind._make)
+    if isinstance(tree, list):
+        return _with_attributes(tree, children, lambda items: _filled_list(kind, items))
+    return Opened(children, kind)  # of C, as torch.Size is and what torch.max returns
+
+
+def _filled_list(kind: Any, items: list[Any]) -> Any:
+    new = kind.__new__(kind)
+    list.extend(new, items)
+    return new
+
+
+def _with_attributes(tree: Any, children: list[tuple[str, Any]], make: Callable[[list[Any]], Any]) -> Opened:
+    """A container of a class of its own: attributes that hold tensors are children too, others are handed on as they are."""
+    held = {id(child) for _, child in children}
+    found = {name: item for name, item in attributes_of(tree).items() if not (name == "data" and isinstance(tree, collections.UserDict))}
+    opened = [name for name, item in found.items() if id(item) not in held and holds_tensors(item)]
+    linked = {name: [id(child) for _, child in children].index(id(item)) for name, item in found.items() if id(item) in held}
+    kept = {name: item for name, item in found.items() if name not in opened and name not in linked}
+
+    def make_all(items: list[Any]) -> Any:
+        new = make(items[: len(items) - len(opened)])
+        attributes = {**kept, **{name: items[at] for name, at in linked.items()}}
+        _set_attributes(new, {**attributes, **dict(zip(opened, items[len(items) - len(opened) :], strict=True))})
+        return new
+
+    return Opened([*children, *((f".{name}", found[name]) for name in opened)], make_all)
+
+
+def _open_object(tree: Any, names: list[str]) -> Opened | None:
+    """An object from its attributes, made without its class's `__init__`; None where it is more than its attributes."""
+    kind: Any = type(tree)
+    blank = types.SimpleNamespace if isinstance(tree, types.SimpleNamespace) else object
+    try:
+        blank.__new__(kind)
+    except TypeError:
+        return None
+
+    def make(items: list[Any]) -> Any:
+        new = blank.__new__(kind)
+        _set_attributes(new, dict(zip(names, items, strict=True)))
+        return new
+
+    return Opened([(f".{name}", getattr(tree, name)) for name in names], make)
+
+
+def attributes_of(item: Any) -> dict[str, Any]:
+    """An object's own attributes, in its dictionary and in slots."""
+    slots = [name for kind in type(item).__mro__ for name in _slots_of(kind)]
+    found = {name: getattr(item, name) for name in slots if hasattr(item, name)}
+    own = getattr(item, "__dict__", None)
+    return found | own if isinstance(own, dict) and own is not item else found
+
+
+def _slots_of(kind: type) -> list[str]:
+    slots = kind.__dict__.get("__slots__", ())
+    return [name for name in ([slots] if isinstance(slots, str) else list(slots)) if name not in ("__dict__", "__weakref__")]
+
+
+def _set_attributes(new: Any, attributes: dict[str, Any]) -> None:
+    own = getattr(new, "__dict__", None)
+    for name, item in attributes.items():
+        if isinstance(own, dict) and not any(name in kind.__dict__.get("__slots__", ()) for kind in type(new).__mro__):
+            own[name] = item
+        else:
+            object.__setattr__(new, name, item)  # also where the class is frozen

@@ -2,6 +2,7 @@
 
     takes   a checked plan
     leaves  source text that defines `step(inputs)`: the graph's inputs in their order in, its outputs in theirs out;
+            a program that may end before the optimizer's writes returns a tuple there;
             `step(inputs, host)` where storages go to the host and back, `runtime.host` says what it is given then
 
 The program calls operators directly; whoever runs it turns autograd and autocast off. Nothing in it comes from a file unchecked:
@@ -16,10 +17,10 @@ from collections.abc import Iterator
 
 import torch
 
-from lowtide.cost.workspaces import operator
+from lowtide.cost.operators import operator
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value
-from lowtide.ir.ops import is_transfer
+from lowtide.ir.ops import MATH_FUNCTIONS, STOP, is_transfer
 from lowtide.ir.plan import Plan
 from lowtide.ir.sizes import Size
 from lowtide.ir.summary import bytes_text
@@ -28,25 +29,47 @@ from lowtide.lower import transfers
 _OPERATOR = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _BINARY = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"}
-_RESERVED = {*keyword.kwlist, "_", "inputs", "host", "step", "torch", "device", "inf", "nan", "abs"}
+_RESERVED = {*keyword.kwlist, "_", "inputs", "host", "step", "torch", "device", "inf", "nan", "abs", "max", "min", "math"}
 _SCATTER = "aten.as_strided_scatter.default"
 
 
 def lower(plan: Plan) -> str:
     """The source text of a plan's program. Raises FormatError for an operator whose name is none."""
+    return "\n".join(line for line, _ in _lines(plan))
+
+
+def positions(plan: Plan) -> tuple[int, ...]:
+    """By line of the program, the first one first: the position in the plan's order of the node that it runs or lets go after; else -1."""
+    return tuple(position for _, position in _lines(plan))
+
+
+def _lines(plan: Plan) -> Iterator[tuple[str, int]]:
+    """The program's lines, and the position in the order of the node that each belongs to."""
     graph, names = plan.graph, _variables(plan.graph)
     lent = transfers.Lent.of(graph)
     dying, arrivals = _deaths(plan, lent), transfers.arrivals(plan, lent)
-    lines = [*_header(plan), "def step(inputs, host):" if transfers.swaps(plan) else "def step(inputs):"]
-    lines += [f"    ({''.join(names[value] + ', ' for value in graph.inputs)}) = inputs" if graph.inputs else "    () = inputs"]
+    for line in (*_header(plan), "def step(inputs, host):" if transfers.swaps(plan) else "def step(inputs):"):
+        yield line, -1
+    yield f"    ({''.join(names[value] + ', ' for value in graph.inputs)}) = inputs" if graph.inputs else "    () = inputs", -1
+    made = set(graph.inputs)
     for position, index in enumerate(plan.order):
         node, takeover = graph.nodes[index], plan.takeovers[index]
-        lines += [f"    {line}" for line in transfers.waits(arrivals.before.get(position, ()), names)]
-        lines += [f"    {line}" for line in _statements(node, takeover, names, lent)]
-        lines += [f"    {line}" for line in transfers.waits(arrivals.after.get(position, ()), names)]
-        lines += [f"    {line}" for line in _releases(dying[position], names, node, takeover)]
-    lines += [f"    return [{', '.join(names[value] for value in graph.outputs)}]", ""]
-    return "\n".join(lines)
+        for line in (
+            *transfers.waits(arrivals.before.get(position, ()), names),
+            *(_statements(node, takeover, names, lent) if node.op != STOP else _stop(node, graph, made, names)),
+            *transfers.waits(arrivals.after.get(position, ()), names),
+            *_releases(dying[position], names, node, takeover),
+        ):
+            yield f"    {line}", position
+        made.update(node.results)
+    yield f"    return [{', '.join(names[value] for value in graph.outputs)}]", len(plan.order)
+    yield "", -1
+
+
+def _stop(node: Node, graph: Graph, made: set[Value], names: dict[Value, str]) -> Iterator[str]:
+    """The line that may end the program: with a tuple, and None for an output that is not made yet."""
+    outputs = "".join(f"{names[value] if value in made else None}, " for value in graph.outputs)
+    yield f"if {_text(node.args[0], names)}: return ({outputs})"
 
 
 def namespaces(graph: Graph) -> tuple[str, ...]:
@@ -58,6 +81,8 @@ def _header(plan: Plan) -> Iterator[str]:
     yield f"# {len(plan.order)} operators; promised peak {_bytes(plan.peak_bytes)}, of which {_bytes(plan.resident_bytes)} are the caller's"
     yield "from torch import device, inf, nan, ops"
     yield "import torch"
+    if any(node.op.startswith("py.math_") for node in plan.graph.nodes):
+        yield "import math"
     for name in namespaces(plan.graph):
         if not _VARIABLE.fullmatch(name):
             raise FormatError(f"expected the name of an operator library, got {name!r}")
@@ -177,7 +202,9 @@ def _arithmetic(node: Node, names: dict[Value, str]) -> str:
         return f" {_BINARY[op]} ".join(operands)
     if op in ("neg", "abs"):
         return f"-{operands[0]}" if op == "neg" else f"abs({operands[0]})"
-    raise FormatError(f"expected arithmetic on numbers, one of {', '.join(_BINARY)}, neg, abs; got {node.op!r}")
+    if op in ("max", "min") or (op.startswith("math_") and op.removeprefix("math_") in MATH_FUNCTIONS):
+        return f"{op.replace('math_', 'math.', 1)}({', '.join(operands)})"
+    raise FormatError(f"expected arithmetic on numbers, one of {', '.join(_BINARY)}, neg, abs, max, min, math_sqrt; got {node.op!r}")
 
 
 def _text(arg: Arg, names: dict[Value, str]) -> str:

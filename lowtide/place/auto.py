@@ -35,7 +35,7 @@ class Auto:
 
     max_moves: int = 100_000  # of local search
     max_nodes: int = 2_000_000  # of exact search
-    max_seconds: float = math.inf
+    max_seconds: float = math.inf  # buffers of a first pass that it cuts short are stacked upon the others; `stats` count them
 
     def place(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Placement:
         """The smallest arena found, with the highest bound proven; or the first that fits the capacity."""
@@ -64,6 +64,8 @@ class Auto:
         high = [each for each in apart if whole.top_bytes(each) > whole.enough_bytes]
         bounds = {int(each[0]): arena_bound_bytes(part_of(whole.problem, each)) for each in high}
         for buffers in sorted(high, key=lambda each: -bounds[int(each[0])]):
+            if not _left(deadline):
+                return
             if whole.top_bytes(buffers) <= whole.enough_bytes:
                 continue
             part = part_of(whole.problem, buffers)

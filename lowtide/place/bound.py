@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from lowtide.ir.kernels import kernel
 from lowtide.ir.placement import PlaceProblem
 from lowtide.place.strip import Strip
 
@@ -34,7 +34,7 @@ def _aligned_bytes(strip: Strip) -> int:
     return int((strip.live_bytes + np.cumsum(change)[:-1] - most).max(initial=0))
 
 
-@njit(cache=True)
+@kernel
 def _most_alive(order: Any, weight: Any, start: Any, end: Any, count: Any) -> NDArray[np.int64]:
     """By section: the largest weight among the lives that hold it; `order` is by falling weight, and paints what nobody has painted."""
     most = np.zeros(count, np.int64)

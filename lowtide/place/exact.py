@@ -61,7 +61,7 @@ class Exact:
     def answers(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Iterator[Placement]:
         """Better and better placements and bounds."""
         began = time.monotonic()
-        first = _FIRST.place(problem, capacity_bytes)
+        first = _FIRST.place_by(began + self.max_seconds, problem, capacity_bytes)
         best = placed(
             problem, first.offsets, self, capacity_bytes=capacity_bytes, bound_bytes=first.lower_bound_bytes,
             stats={"nodes": 0, "questions": 0},

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from numba import njit
-
+from lowtide.ir.kernels import kernel
 from lowtide.place.exact_floors import DEAD, LEFT, NEVER, RIGHT, TRAIL, Walk, quiet, raise_floor
 from lowtide.place.sections import Net
 
@@ -30,7 +29,7 @@ class Rules(NamedTuple):
     rank: Any  # [n] of buffers, the lowest first
 
 
-@njit(cache=True)
+@kernel
 def fits(net: Net, walk: Walk, rules: Rules, capacity: Any, left: Any, right: Any) -> Any:
     """Whether the sections of `[left, right)` where floors rose may still fit."""
     if walk.registers[DEAD]:
@@ -62,7 +61,7 @@ def fits(net: Net, walk: Walk, rules: Rules, capacity: Any, left: Any, right: An
     return True
 
 
-@njit(cache=True)
+@kernel
 def conclude(net: Net, walk: Walk, rules: Rules, capacity: Any, left: Any, right: Any) -> Any:
     """Brings all that follows from the floors up to date in `[left, right)`, lifting buffers; False where the state is dead."""
     changed_left, changed_right = left, right
@@ -76,7 +75,7 @@ def conclude(net: Net, walk: Walk, rules: Rules, capacity: Any, left: Any, right
         changed_left, changed_right = walk.registers[LEFT], walk.registers[RIGHT]
 
 
-@njit(cache=True)
+@kernel
 def _look_at_sections(net: Net, walk: Walk, left: Any, right: Any) -> None:
     for section in range(left, right):
         lowest, top, second, topper = NEVER, NEVER, NEVER, -1
@@ -92,7 +91,7 @@ def _look_at_sections(net: Net, walk: Walk, left: Any, right: Any) -> None:
         walk.lowest[section], walk.top[section], walk.second[section], walk.topper[section] = lowest, top, second, topper
 
 
-@njit(cache=True)
+@kernel
 def _look_beneath_buffers(net: Net, walk: Walk, rules: Rules, capacity: Any, begin: Any, left: Any, right: Any) -> Any:
     """Whether some buffer was lifted, of those from section `begin` on that live in some of `[left, right)`.
 

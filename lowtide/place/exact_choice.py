@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
-
+from lowtide.ir.kernels import kernel
 from lowtide.place.exact_bounds import Rules
 from lowtide.place.exact_floors import NEVER, Walk, raise_floor
 from lowtide.place.sections import Net
 
 
-@njit(cache=True)
+@kernel
 def choose(net: Net, walk: Walk, rules: Rules, capacity: Any, left: Any, right: Any) -> Any:
     """The section of `[left, right)` to branch on, and whether "none at its floor" is a case there."""
     best, best_cost, best_tie, best_none = -1, 0.0, 0, False
@@ -49,7 +48,7 @@ def choose(net: Net, walk: Walk, rules: Rules, capacity: Any, left: Any, right: 
     return best, best_none
 
 
-@njit(cache=True)
+@kernel
 def put_none(net: Net, walk: Walk, rules: Rules, section: Any) -> None:
     """No buffer of the section lies at its lowest floor: those that could rest on others that are not placed."""
     lowest = NEVER
@@ -62,7 +61,7 @@ def put_none(net: Net, walk: Walk, rules: Rules, section: Any) -> None:
             raise_floor(net, walk, buffer, _support(net, walk, buffer) if rules.canonical else lowest + 1)
 
 
-@njit(cache=True)
+@kernel
 def _support(net: Net, walk: Walk, buffer: Any) -> Any:
     support = NEVER
     for at in range(net.meet_ptr[buffer], net.meet_ptr[buffer + 1]):
@@ -72,7 +71,7 @@ def _support(net: Net, walk: Walk, buffer: Any) -> Any:
     return support
 
 
-@njit(cache=True)
+@kernel
 def candidates(net: Net, walk: Walk, rules: Rules, section: Any, none: Any, room: Any) -> Any:
     """Writes the cases into `room`, the first to try last, and returns how many: a buffer's number, or -1 for "none", tried after all."""
     count = 0
@@ -93,7 +92,7 @@ def candidates(net: Net, walk: Walk, rules: Rules, section: Any, none: Any, room
     return count
 
 
-@njit(cache=True)
+@kernel
 def _waste(net: Net, walk: Walk, rules: Rules, buffer: Any) -> Any:
     """In how many sections the buffer at its floor leaves a gap; or, filling by 2, in how many of all it does not close one."""
     if not rules.filling:

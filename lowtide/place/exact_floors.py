@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from lowtide.ir.kernels import kernel
 from lowtide.ir.placement import FREE
 from lowtide.place.sections import Net
 
@@ -59,7 +59,7 @@ def walk_of(net: Net) -> Walk:
     return walk
 
 
-@njit(cache=True)
+@kernel
 def settle(net: Net, walk: Walk) -> None:
     """Lifts free buffers out of fixed ones that they do not fit beneath, once and for all."""
     for buffer in range(len(net.size)):
@@ -67,13 +67,13 @@ def settle(net: Net, walk: Walk) -> None:
             walk.floor[buffer] = _allowed(net, buffer, 0)
 
 
-@njit(cache=True)
+@kernel
 def quiet(walk: Walk) -> None:
     """Forgets where floors rose."""
     walk.registers[LEFT], walk.registers[RIGHT], walk.registers[DEAD] = NEVER, 0, 0
 
 
-@njit(cache=True)
+@kernel
 def raise_floor(net: Net, walk: Walk, buffer: Any, offset: Any) -> None:
     """The buffer lies at `offset` or above."""
     registers = walk.registers
@@ -88,7 +88,7 @@ def raise_floor(net: Net, walk: Walk, buffer: Any, offset: Any) -> None:
     registers[RIGHT] = max(registers[RIGHT], net.high[buffer])
 
 
-@njit(cache=True)
+@kernel
 def put(net: Net, walk: Walk, buffer: Any) -> None:
     """Places the buffer at its floor: all that meet it and are not placed lie above."""
     place = walk.registers[TRAIL]
@@ -118,7 +118,7 @@ def put(net: Net, walk: Walk, buffer: Any) -> None:
     walk.registers[LEFT], walk.registers[RIGHT] = min(walk.registers[LEFT], left), max(walk.registers[RIGHT], right)
 
 
-@njit(cache=True)
+@kernel
 def take_back(net: Net, walk: Walk, mark: Any) -> None:
     """Undoes everything since the trail was `mark` long."""
     place = walk.registers[TRAIL]
@@ -135,7 +135,7 @@ def take_back(net: Net, walk: Walk, mark: Any) -> None:
     walk.registers[TRAIL] = place
 
 
-@njit(cache=True)
+@kernel
 def _allowed(net: Net, buffer: Any, offset: Any) -> Any:
     """The lowest offset from this one on that is aligned and not in the way of a fixed buffer."""
     align, size = net.align[buffer], net.size[buffer]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from lowtide.ir.kernels import kernel
 from lowtide.place.exact_bounds import Rules, conclude, fits
 from lowtide.place.exact_choice import candidates, choose, put_none
 from lowtide.place.exact_floors import LEFT, RIGHT, TRAIL, Walk, put, quiet, take_back
@@ -56,7 +56,7 @@ def _doubled(array: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate([array, np.zeros_like(array)])
 
 
-@njit(cache=True)
+@kernel
 def search(net: Net, walk: Walk, stack: Stack, seen: Seen, rules: Rules, capacity: Any, nodes: Any, may_grow: Any) -> Any:
     """Goes on until there is an answer, `nodes` were entered in all, or something wants more room (the table only if it `may_grow`).
 
@@ -87,7 +87,7 @@ def search(net: Net, walk: Walk, stack: Stack, seen: Seen, rules: Rules, capacit
             return YES
 
 
-@njit(cache=True)
+@kernel
 def _is_full(net: Net, walk: Walk, stack: Stack) -> Any:
     """Whether one more branching might not find room."""
     n, m, depth = len(net.size), len(net.member_ptr) - 1, stack.registers[DEPTH]
@@ -96,12 +96,12 @@ def _is_full(net: Net, walk: Walk, stack: Stack) -> Any:
     return _first_case(stack, depth) + n + 1 > len(stack.case) or stack.registers[PARTS] + m + 1 > len(stack.part)
 
 
-@njit(cache=True)
+@kernel
 def _first_case(stack: Stack, depth: Any) -> Any:
     return stack.branching[depth - 1, _CASES] if depth > 0 else 0
 
 
-@njit(cache=True)
+@kernel
 def _go_back(net: Net, walk: Walk, stack: Stack, depth: Any) -> Any:
     """To the branching that made a part which failed; False where there is none, and the whole problem failed."""
     if depth < 0:
@@ -111,7 +111,7 @@ def _go_back(net: Net, walk: Walk, stack: Stack, depth: Any) -> Any:
     return True
 
 
-@njit(cache=True)
+@kernel
 def _enter(net: Net, walk: Walk, stack: Stack, seen: Seen, rules: Rules, capacity: Any) -> Any:
     """Makes a branching of the part whose turn it is; False where it is dead."""
     registers = stack.registers
@@ -140,7 +140,7 @@ def _enter(net: Net, walk: Walk, stack: Stack, seen: Seen, rules: Rules, capacit
     return True
 
 
-@njit(cache=True)
+@kernel
 def _try(net: Net, walk: Walk, stack: Stack, rules: Rules, capacity: Any) -> Any:
     """Takes the next case of the branching on top; False where it fails at once."""
     branching = stack.branching[stack.registers[DEPTH]]
@@ -156,7 +156,7 @@ def _try(net: Net, walk: Walk, stack: Stack, rules: Rules, capacity: Any) -> Any
     return fits(net, walk, rules, capacity, stack.part[own, _FROM], stack.part[own, _TO])
 
 
-@njit(cache=True)
+@kernel
 def _next_part(net: Net, walk: Walk, stack: Stack, rules: Rules) -> Any:
     """Splits what is left of the part on top, and turns to the first part to be solved; False where none is left."""
     registers = stack.registers
@@ -174,7 +174,7 @@ def _next_part(net: Net, walk: Walk, stack: Stack, rules: Rules) -> Any:
     return True
 
 
-@njit(cache=True)
+@kernel
 def _split(net: Net, walk: Walk, stack: Stack, rules: Rules, left: Any, right: Any) -> Any:
     """Writes the parts that `[left, right)` falls into after the others, those of most buffers first; returns where they end."""
     begin = top = stack.registers[PARTS]
@@ -190,7 +190,7 @@ def _split(net: Net, walk: Walk, stack: Stack, rules: Rules, left: Any, right: A
     return top
 
 
-@njit(cache=True)
+@kernel
 def _is_crossed(net: Net, walk: Walk, section: Any) -> Any:
     """Whether a buffer not placed lives in this section and in the one before."""
     least = section
@@ -199,7 +199,7 @@ def _is_crossed(net: Net, walk: Walk, section: Any) -> Any:
     return least < section
 
 
-@njit(cache=True)
+@kernel
 def _insert(net: Net, stack: Stack, begin: Any, place: Any, left: Any, right: Any) -> None:
     buffers = net.first[right] - net.first[left]
     while place > begin and net.first[stack.part[place - 1, _TO]] - net.first[stack.part[place - 1, _FROM]] < buffers:

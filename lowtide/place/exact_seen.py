@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from lowtide.ir.kernels import kernel
 from lowtide.place.exact_floors import Walk
 from lowtide.place.sections import Net
 
@@ -27,7 +27,7 @@ def new_seen(slots: int) -> Seen:
     return Seen(np.zeros((slots, 2), np.uint64), np.zeros(1, np.int64))
 
 
-@njit(cache=True)
+@kernel
 def state_of(net: Net, walk: Walk, left: Any, right: Any) -> Any:
     """Two words for the part of sections `[left, right)`."""
     one, two = np.uint64(left), np.uint64(right)
@@ -39,14 +39,14 @@ def state_of(net: Net, walk: Walk, left: Any, right: Any) -> Any:
     return one, two
 
 
-@njit(cache=True)
+@kernel
 def is_seen(seen: Seen, one: Any, two: Any) -> Any:
     """Whether this state is known to fail."""
     place = _slot(seen, one, two)
     return seen.words[place, 0] != 0 or seen.words[place, 1] != 0
 
 
-@njit(cache=True)
+@kernel
 def see(seen: Seen, one: Any, two: Any) -> None:
     """From now on this state is known to fail."""
     if 4 * seen.count[0] > 3 * len(seen.words):
@@ -57,7 +57,7 @@ def see(seen: Seen, one: Any, two: Any) -> None:
     seen.words[place, 0], seen.words[place, 1] = one, two
 
 
-@njit(cache=True)
+@kernel
 def enlarge(seen: Seen, larger: Seen) -> None:
     """Copies everything into a larger table."""
     for place in range(len(seen.words)):
@@ -65,7 +65,7 @@ def enlarge(seen: Seen, larger: Seen) -> None:
             see(larger, seen.words[place, 0], seen.words[place, 1])
 
 
-@njit(cache=True)
+@kernel
 def _slot(seen: Seen, one: Any, two: Any) -> Any:
     """Where these words are, or the free slot where they belong."""
     last = len(seen.words) - 1
@@ -77,7 +77,7 @@ def _slot(seen: Seen, one: Any, two: Any) -> Any:
     return place
 
 
-@njit(cache=True)
+@kernel
 def _mixed(word: Any) -> Any:
     """A bijection of 64 bits after which equal differences no longer show (splitmix64's)."""
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -2,17 +2,20 @@
 
 Of the blocks placed so far a list is kept by offset. For the next one, the list is gone through from the bottom for gaps between blocks
 alive with it, in which it may lie at the low or at the high end. In time this is at most quadratic, a comparison of two lives being all
-that most entries take: 60,000 blocks in about two seconds.
+that most entries take: 60,000 blocks in about two seconds. With a deadline the clock is looked at in between; once the time is up, the
+blocks that are left are stacked upon all others.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from lowtide.ir.kernels import kernel
 from lowtide.ir.placement import FREE, Ints
 from lowtide.place.strip import Strip
 
@@ -24,19 +27,31 @@ Fit: TypeAlias = Literal[
 ]
 FITS: tuple[Fit, ...] = get_args(Fit)
 _FIRST, _BEST, _BESIDE = 0, 1, 2
+_CHUNK_LOOKS = 10_000_000  # at blocks placed already, between two looks at the clock: a tenth of a second
 
 
-def fitted(strip: Strip, sequence: NDArray[np.intp], fit: Fit, capacity_bytes: int) -> Ints:
+def fitted(strip: Strip, sequence: NDArray[np.intp], fit: Fit, capacity_bytes: int, deadline: float = math.inf) -> tuple[Ints, int]:
     """[n] the offsets of blocks placed in `sequence`; those for which there is no gap below `capacity_bytes` go above all they meet.
+
+    And how many were stacked only, as `deadline`, by `time.monotonic`, had passed.
 
     "first" and "best" know of no capacity: to them the space above the highest block is a gap like any other. To the other two the
     arena has a ceiling, beside which a block that lives for long lies as well as on the floor. Blocks that outlive the peak then grow
     from one side while those that die soon after it shrink from the other, and what is free stays in one piece between them.
     """
-    return _fitted(*strip.blocks, sequence, FITS.index(fit), capacity_bytes, strip.peak, len(strip.live_bytes))
+    count, placed = len(sequence), 0
+    offsets = np.zeros(count, np.int64)
+    low, high, starts, ends = np.empty((4, count), np.int64)  # of the blocks placed, by offset
+    rule, horizon = FITS.index(fit), len(strip.live_bytes)
+    while placed < count and (placed == 0 or time.monotonic() < deadline):
+        some = sequence[: math.isqrt(placed**2 + 2 * _CHUNK_LOOKS) + 1]
+        _fit(*strip.blocks, some, placed, offsets, low, high, starts, ends, rule, capacity_bytes, strip.peak, horizon)
+        placed = len(some)
+    _stack(*strip.blocks, sequence, placed, offsets)
+    return offsets, count - placed
 
 
-@njit(cache=True)
+@kernel
 def mismatch(start: Any, end: Any, other_start: Any, other_end: Any, peak: Any) -> Any:
     """How little two lives are alike where it matters: in their ends after the peak, in their starts before it."""
     if start > peak:
@@ -46,15 +61,13 @@ def mismatch(start: Any, end: Any, other_start: Any, other_end: Any, peak: Any) 
     return abs(end - other_end) + abs(start - other_start)
 
 
-@njit(cache=True)
-def _fitted(
-    size: Any, start: Any, end: Any, align: Any, fixed: Any, sequence: Any, rule: Any, capacity: Any, peak: Any, horizon: Any
-) -> NDArray[np.int64]:
-    n = len(sequence)
-    offsets = np.zeros(n, np.int64)
-    low, high = np.empty(n, np.int64), np.empty(n, np.int64)  # of the blocks placed, by offset
-    starts, ends = np.empty(n, np.int64), np.empty(n, np.int64)
-    for count in range(n):
+@kernel
+def _fit(
+    size: Any, start: Any, end: Any, align: Any, fixed: Any, sequence: Any, first: Any, offsets: Any, low: Any, high: Any, starts: Any,
+    ends: Any, rule: Any, capacity: Any, peak: Any, horizon: Any,
+) -> None:  # fmt: skip
+    """Place the blocks of `sequence` from `first` on; those before it are in the lists by offset: where they lie and when they live."""
+    for count in range(first, len(sequence)):
         block = sequence[count]
         offset = fixed[block]
         if offset == FREE:
@@ -68,10 +81,22 @@ def _fitted(
         for at in range(count, place, -1):
             low[at], high[at], starts[at], ends[at] = low[at - 1], high[at - 1], starts[at - 1], ends[at - 1]
         low[place], high[place], starts[place], ends[place] = offset, offset + size[block], start[block], end[block]
-    return offsets
 
 
-@njit(cache=True)
+@kernel
+def _stack(size: Any, start: Any, end: Any, align: Any, fixed: Any, sequence: Any, first: Any, offsets: Any) -> None:
+    """Place the blocks of `sequence` from `first` on above all others, each upon the one before."""
+    top = 0
+    for at in range(len(sequence)):
+        block = sequence[at]
+        if fixed[block] != FREE:
+            offsets[block] = fixed[block]
+        elif at >= first:
+            offsets[block] = -(-top // align[block]) * align[block]
+        top = max(top, offsets[block] + size[block])
+
+
+@kernel
 def _lowest(one: Any, best: Any, low: Any, high: Any, starts: Any, ends: Any, count: Any) -> Any:
     """The low end of the first gap, or of the smallest."""
     size, start, end, align = one
@@ -89,7 +114,7 @@ def _lowest(one: Any, best: Any, low: Any, high: Any, starts: Any, ends: Any, co
     return top if found < 0 else found
 
 
-@njit(cache=True)
+@kernel
 def _alike(one: Any, any_gap: Any, low: Any, high: Any, starts: Any, ends: Any, count: Any, capacity: Any, peak: Any, horizon: Any) -> Any:
     """The end of a gap whose neighbour's life is most alike: of any gap, or of the smallest; floor and ceiling live for ever."""
     size, start, end, align = one

@@ -26,6 +26,14 @@ _MAX_LOOKS = 5_000_000_000  # of placing one block at another, in all passes of 
 _OTHER_ROUNDS = 1 << 20  # of local search: rounds from here on differ from those that start at 0
 
 
+class Found(NamedTuple):
+    """A placement of a strip on its way to an answer."""
+
+    offsets: Ints  # [n] of blocks
+    placer: Placer
+    stats: Mapping[str, int]
+
+
 @dataclass(frozen=True)
 class Greedy:
     """Buffers one after the other, in an order of `sequences`, each where a rule of `fitting` says."""
@@ -39,15 +47,23 @@ class Greedy:
 
     def place(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Placement:
         """The placement of this order and rule."""
+        return self.place_by(math.inf, problem, capacity_bytes)
+
+    def place_by(self, deadline: float, problem: PlaceProblem, capacity_bytes: int | None = None) -> Placement:
+        """The same until `deadline`, by `time.monotonic`; `stats` count as "stacked" what had to be put above all others then."""
         bound_bytes = arena_bound_bytes(problem)
         strip = Strip.of(problem)
-        ceiling_bytes = strip.ceiling_bytes(bound_bytes if capacity_bytes is None else capacity_bytes)
-        offsets = strip.offsets(self.offsets(strip, ceiling_bytes))
-        return placed(problem, offsets, self, capacity_bytes=capacity_bytes, bound_bytes=bound_bytes, stats={"placements": 1})
+        found = self.found(strip, strip.ceiling_bytes(bound_bytes if capacity_bytes is None else capacity_bytes), deadline)
+        return _answer(strip, found, capacity_bytes, bound_bytes)
 
     def offsets(self, strip: Strip, ceiling_bytes: int) -> Ints:
         """[n] the same for the blocks of a strip, to be held beneath a ceiling if that is possible."""
-        return fitted(strip, sequence(strip, self.order), self.fit, ceiling_bytes)
+        return self.found(strip, ceiling_bytes).offsets
+
+    def found(self, strip: Strip, ceiling_bytes: int, deadline: float = math.inf, count: int = 1) -> Found:
+        """The same, with what it took: the `count`th placement."""
+        offsets, stacked = fitted(strip, sequence(strip, self.order), self.fit, ceiling_bytes, deadline)
+        return Found(offsets, self, {"placements": count} | ({"stacked": stacked} if stacked else {}))
 
 
 def _check_choice(setting: str, value: str, choices: tuple[str, ...]) -> None:
@@ -82,14 +98,6 @@ _PASSES = (
     Greedy("conflicts"),
     Greedy("start"),
 )
-
-
-class Found(NamedTuple):
-    """A placement of a strip on its way to an answer."""
-
-    offsets: Ints  # [n] of blocks
-    placer: Placer
-    stats: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -130,15 +138,15 @@ class Portfolio:
     def _found(self, strip: Strip, enough_bytes: int) -> Iterator[Found]:
         """At least one placement, each better than the one before, until one is within `enough_bytes`."""
         deadline = time.monotonic() + self.max_seconds
-        looks, top_bytes, count = max(strip.count**2 // 2, 1), None, 0
+        looks, best, count = max(strip.count**2 // 2, 1), None, 0
         for count, placer in enumerate(_PASSES[: max(_MAX_LOOKS // looks, 4)], 1):
-            at = placer.offsets(strip, strip.ceiling_bytes(enough_bytes))
-            if top_bytes is None or strip.top_bytes(at) < top_bytes:
-                best, top_bytes = at, strip.top_bytes(at)
-                yield Found(at, placer, {"placements": count})
-            if top_bytes <= enough_bytes or time.monotonic() > deadline:
-                break
-        if top_bytes is None or top_bytes <= enough_bytes or time.monotonic() > deadline:
+            found = placer.found(strip, strip.ceiling_bytes(enough_bytes), deadline, count)
+            if best is None or strip.top_bytes(found.offsets) < strip.top_bytes(best):
+                best = found.offsets
+                yield found
+            if strip.top_bytes(best) <= enough_bytes or time.monotonic() > deadline:
+                return
+        if best is None:
             return
         for at, moves in settled(strip, best, enough_bytes, self._moves(strip), deadline):
             yield Found(at, self, {"placements": count, "moves": moves})

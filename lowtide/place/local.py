@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from lowtide.ir.kernels import kernel
 from lowtide.ir.placement import FREE, Ints
 from lowtide.place.fitting import Fit, fitted, mismatch
 from lowtide.place.sequences import Order, sequence
@@ -82,7 +82,8 @@ class _Search:
     def fresh(self, ceiling_bytes: int) -> Ints | None:
         """A placement beneath the ceiling from the next start, or None."""
         order, fit = _STARTS[self.round % len(_STARTS)]
-        return self._run(fitted(self.strip, sequence(self.strip, order), fit, ceiling_bytes), ceiling_bytes)
+        at, _ = fitted(self.strip, sequence(self.strip, order), fit, ceiling_bytes, self.deadline)
+        return None if self.is_late else self._run(at, ceiling_bytes)
 
     def beneath(self, best: Ints, ceiling_bytes: int) -> Ints | None:
         """The same, from a placement that is somewhat higher, and then from others."""
@@ -101,7 +102,7 @@ class _Search:
         return at if done else None
 
 
-@njit(cache=True)
+@kernel
 def _settle(
     size: Any, start: Any, end: Any, align: Any, fixed: Any, offsets: Any, ceiling: Any, peak: Any, horizon: Any, seed: Any, noise: Any,
     grudge: Any, max_moves: Any,
@@ -153,14 +154,14 @@ def _settle(
     return count == 0, max_moves
 
 
-@njit(cache=True)
+@kernel
 def _uniform(random: Any) -> Any:
     """The next of a sequence of numbers in [0, 1): a linear congruential generator's upper bits."""
     random[0] = random[0] * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
     return np.float64(random[0] >> np.uint64(33)) / 2147483648.0
 
 
-@njit(cache=True)
+@kernel
 def _before(blocks: Any, count: Any, keys: Any, key: Any) -> Any:
     """How many of the first `count` blocks, which are by rising keys, have smaller ones."""
     left, right = 0, count
@@ -173,7 +174,7 @@ def _before(blocks: Any, count: Any, keys: Any, key: Any) -> Any:
     return left
 
 
-@njit(cache=True)
+@kernel
 def _insert(blocks: Any, count: Any, keys: Any, block: Any) -> None:
     place = _before(blocks, count, keys, keys[block])
     for at in range(count, place, -1):
@@ -181,7 +182,7 @@ def _insert(blocks: Any, count: Any, keys: Any, block: Any) -> None:
     blocks[place] = block
 
 
-@njit(cache=True)
+@kernel
 def _remove(blocks: Any, count: Any, keys: Any, block: Any) -> None:
     place = _before(blocks, count, keys, keys[block])
     while blocks[place] != block:
@@ -190,7 +191,7 @@ def _remove(blocks: Any, count: Any, keys: Any, block: Any) -> None:
         blocks[at] = blocks[at + 1]
 
 
-@njit(cache=True)
+@kernel
 def _meeting(blocks: Any, start: Any, end: Any, block: Any, near: Any) -> Any:
     """Fills `near` with those of some blocks that are alive with one, and counts them."""
     count, low, high = 0, start[block], end[block]
@@ -201,7 +202,7 @@ def _meeting(blocks: Any, start: Any, end: Any, block: Any, near: Any) -> Any:
     return count
 
 
-@njit(cache=True)
+@kernel
 def _cheapest(
     block: Any, by_low: Any, by_high: Any, size: Any, start: Any, end: Any, align: Any, offsets: Any, matters: Any, ceiling: Any,
     peak: Any, horizon: Any, random: Any, noise: Any,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from lowtide.ir.kernels import kernel
 from lowtide.ir.placement import Ints
 
 
@@ -23,7 +23,7 @@ def with_room(
     return _taken(size, low, high, order, must, capacity_bytes, np.zeros(max(len(events), 1), np.int64))
 
 
-@njit(cache=True)
+@kernel
 def _taken(size: Any, low: Any, high: Any, order: Any, must: Any, capacity: Any, live: Any) -> NDArray[np.bool_]:
     taken = np.zeros(len(size), np.bool_)
     for one in order:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from lowtide.ir.kernels import kernel
 from lowtide.ir.placement import FREE, Ints
 from lowtide.place.strip import Strip
 
@@ -128,7 +128,7 @@ _KEYS: Mapping[Order, Callable[[Strip], tuple[Any, ...]]] = {
 }
 
 
-@njit(cache=True)
+@kernel
 def _most_within(values: Any, low: Any, high: Any) -> NDArray[np.int64]:
     """The largest of `values[low[i]:high[i]]` for each i, from a tree of maxima."""
     count, width = len(values), 1

@@ -40,7 +40,7 @@ class Strip:
         """The strip of a problem."""
         buffers = np.flatnonzero((problem.size_bytes > 0) & (problem.start < problem.end))
         start, end = problem.start[buffers], problem.end[buffers]
-        events = np.unique(np.concatenate([start, end]))
+        events = _distinct(np.concatenate([start, end]))
         low, high = np.searchsorted(events, start), np.searchsorted(events, end)
         change = np.zeros(len(events), np.int64)
         np.add.at(change, low, problem.size_bytes[buffers])
@@ -79,3 +79,9 @@ class Strip:
     def top_bytes(self, at: Ints) -> int:
         """Where the highest block ends."""
         return int((at + self.blocks.size).max(initial=0))
+
+
+def _distinct(steps: Ints) -> Ints:
+    """Ascending; many times faster than `np.unique`, which hashes them."""
+    ascending = np.sort(steps)
+    return ascending[np.diff(ascending, prepend=ascending[:1] - 1) > 0]

@@ -2,11 +2,14 @@
 
 The gradient of a clamp needs to know where the input was inside, and the output says so as well: it is at a bound exactly where the
 input was not inside. So the input, or the copy of it that autograd keeps when the clamp works in place, need not live until the backward
-pass; the output usually does so anyway, for the operator after it. The bits are the same.
+pass; the output usually does so anyway, for the operator after it. The bits are the same, as long as both operators mean the same
+bound: in half precision the forward kernel rounds it to the tensor's dtype, and the backward kernel compares in float32. A bound
+that the dtype does not hold is therefore left alone.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
@@ -23,11 +26,12 @@ class _Rule(NamedTuple):
     forward: str
     defaults: tuple[Arg, ...]  # of the parameters
     rising: int | None = None  # the parameter that has to be positive for it
+    bounds: bool = False  # whether the parameters are bounds, which the dtype has to hold
 
 
 _RULES: dict[str, _Rule] = {
     # x <= a or x >= b, and min(max(x, a), b) <= a or >= b, are the same question
-    "aten.hardtanh_backward.default": _Rule("aten.hardtanh.default", (-1, 1)),
+    "aten.hardtanh_backward.default": _Rule("aten.hardtanh.default", (-1, 1), bounds=True),
     # x > 0, and (x if x > 0 else s * x) > 0, are the same question if s > 0
     "aten.leaky_relu_backward.default": _Rule("aten.leaky_relu.default", (0.01,), rising=0),
 }
@@ -51,8 +55,23 @@ def _result(node: Node, makers: Makers, outputs: Mapping[tuple[object, ...], Val
     slope = None if rule.rising is None else parameters[rule.rising]
     if rule.rising is not None and not (isinstance(slope, (int, float)) and slope > 0):
         return None
+    if rule.bounds and not all(_holds(saved.dtype, bound) for bound in parameters):
+        return None
     result = outputs.get((rule.forward, _copied(saved, makers), *parameters))
     return result if result is not None and _layout(result) == _layout(saved) else None
+
+
+def _holds(dtype: str, number: Arg) -> bool:
+    """Whether forward and backward kernel round `number` alike for tensors of `dtype`: always in full precision."""
+    if not isinstance(number, (int, float)) or dtype not in ("float16", "bfloat16"):
+        return dtype in ("float32", "float64")
+    try:
+        if dtype == "float16":
+            return bool(struct.unpack("e", struct.pack("e", number))[0] == number)
+        packed = struct.pack(">f", number)
+    except OverflowError:
+        return False
+    return bool(packed[2:] == b"\0\0" and struct.unpack(">f", packed)[0] == number)
 
 
 def _key(node: Node) -> tuple[object, ...]:

@@ -7,6 +7,9 @@
 // A thread that runs no step asks PyTorch's allocator as before, but for one pointer of its own that is read. Memory that an arena gave
 // may be let go by any thread, after the step, and after the arena's owner is gone. In a forked child nothing is served or recorded, and
 // no lock is taken: it may have been closed by a thread that the child does not have.
+//
+// What has to end once it has begun begins and ends in one function here, which calls back what runs in between. Python raises interrupts
+// between any two of its own instructions, but not within a call of C: so none can come after a beginning and before its end.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
@@ -19,6 +22,7 @@
 #include <cstdint>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <unordered_map>
@@ -33,7 +37,10 @@ constexpr int64_t kSlack = 4096;    // mapped beyond the last block: vector load
 char* const kNowhere = reinterpret_cast<char*>(UINTPTR_MAX);
 
 // Why requests can be neither recorded nor served; allocator.py has the sentences.
-enum Answer : int { kYes = 0, kForked = 1, kNested = 2, kReplaced = 3, kTooSmall = 4, kNoRawMemory = 5 };
+enum Answer : int { kYes = 0, kForked = 1, kNested = 2, kReplaced = 3, kTooSmall = 4, kNoRawMemory = 5, kNoMemory = 6 };
+
+// Calls what allocator.py hands over: Python's own PyObject_CallNoArgs, so that this file is built without Python. Null where it raised.
+using Call = void* (*)(void*);
 
 // What a step asked for, and what became of it. allocator.py knows this layout.
 struct Counts {
@@ -66,6 +73,7 @@ struct Recording {
   std::vector<int64_t> bytes, born, died;  // in ticks: one for each request and each release; died < 0: alive at the end
   std::unordered_map<void*, int64_t> alive;
   int64_t clock = 0;
+  bool incomplete = false;  // there was no memory to note a request
 };
 
 struct Session {
@@ -133,10 +141,34 @@ void note_release(void* p) {
 
 void note_request(Recording& recording, void* p, int64_t bytes) {
   std::lock_guard<std::mutex> lock(recording.guard);
-  recording.alive[p] = static_cast<int64_t>(recording.bytes.size());
-  recording.bytes.push_back(bytes);
-  recording.born.push_back(recording.clock++);
-  recording.died.push_back(-1);
+  if (recording.incomplete) return;
+  try {
+    recording.bytes.push_back(bytes);
+    recording.born.push_back(recording.clock++);
+    recording.died.push_back(-1);
+    recording.alive[p] = static_cast<int64_t>(recording.bytes.size()) - 1;
+  } catch (const std::bad_alloc&) {  // the step goes on: it is its recording that is of no use
+    recording.incomplete = true;
+    recording.alive.clear();
+  }
+}
+
+// Whether releases are noted in a recording from here on.
+bool listed(Recording* recording) {
+  std::lock_guard<std::mutex> all(recordings_guard);
+  try {
+    recordings_list.push_back(recording);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  recordings.fetch_add(1);
+  return true;
+}
+
+void unlisted(Recording* recording) {
+  std::lock_guard<std::mutex> all(recordings_guard);
+  recordings_list.erase(std::find(recordings_list.begin(), recordings_list.end(), recording));
+  recordings.fetch_sub(1);
 }
 
 void release(void* p) {
@@ -154,6 +186,16 @@ size_t place_of(const Session& mine, int64_t bytes) {
   for (size_t at = next + 1; at < end; ++at)
     if (script[at] == bytes && (at == next + 1 || script[at - 1] == mine.last_bytes)) return at;
   return script.size();
+}
+
+// Whether there was memory to note a block; without, it is not given out.
+bool noted(Region& region, std::map<char*, int64_t>::iterator above, char* p, int64_t bytes) {  // under its guard
+  try {
+    region.live.emplace_hint(above, p, bytes);
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
 }
 
 // Memory for a request from the arena, or null.
@@ -179,11 +221,10 @@ void* serve(Session& mine, int64_t bytes) {
     auto above = region.live.lower_bound(p);
     const bool meets_above = above != region.live.end() && above->first < p + bytes;
     const bool meets_below = above != region.live.begin() && std::prev(above)->first + std::prev(above)->second > p;
-    if (meets_above || meets_below) {
+    if (meets_above || meets_below || !noted(region, above, p, bytes)) {
       counts.occupied += 1, counts.occupied_bytes += bytes;
       return nullptr;
     }
-    region.live.emplace_hint(above, p, bytes);
   }
   counts.served += 1, counts.served_bytes += bytes;
   c10::profiledCPUMemoryReporter().New(p, bytes);  // as PyTorch's own allocator does
@@ -226,15 +267,26 @@ void after_fork() {
   recordings.store(0);
 }
 
-int begin(Session made) {
+Answer may_begin() {
   if (forked.load()) return kForked;
   if (session != nullptr) return kNested;
-  if (c10::GetCPUAllocator() != &planned()) return kReplaced;
-  made.counts.elsewhere = -elsewhere.load();
-  made.counts.elsewhere_bytes = -elsewhere_bytes.load();
-  session = new Session(made);
+  return c10::GetCPUAllocator() == &planned() ? kYes : kReplaced;
+}
+
+// Calls back with this thread's requests in `mine`, which may begin.
+void* run(Session& mine, Call call, void* work) {
+  mine.counts.elsewhere = -elsewhere.load();
+  mine.counts.elsewhere_bytes = -elsewhere_bytes.load();
+  session = &mine;
   sessions.fetch_add(1);
-  return kYes;
+  void* const result = call(work);
+  if (session == &mine) {  // in a child that was forked meanwhile, it has ended already
+    session = nullptr;
+    sessions.fetch_sub(1);
+  }
+  mine.counts.elsewhere += elsewhere.load();
+  mine.counts.elsewhere_bytes += elsewhere_bytes.load();
+  return result;
 }
 
 }  // namespace
@@ -256,9 +308,10 @@ int lowtide_install() {
   return c10::GetCPUAllocator() == &planned() ? kYes : kReplaced;
 }
 
-// Memory for an arena, or null: not enough, or too many arenas. Nothing of it is resident until it is used.
-void* lowtide_region(int64_t bytes) {
-  if (forked.load() || bytes < 0 || bytes > (int64_t(1) << 62)) return nullptr;
+// Memory for an arena. What is made is noted here, where its owner looks: also where the owner is interrupted right after.
+int lowtide_region(int64_t bytes, void** made) {
+  if (forked.load()) return kForked;
+  if (bytes < 0 || bytes > (int64_t(1) << 62)) return kNoMemory;
   const bool huge = bytes >= kHugePage;
   const int64_t needed = bytes + kSlack + (huge ? kHugePage : 0);
   std::lock_guard<std::mutex> all(regions_guard);
@@ -266,9 +319,9 @@ void* lowtide_region(int64_t bytes) {
     std::lock_guard<std::mutex> lock(each.guard);
     return !each.used;
   });
-  if (region == regions + kRegions) return nullptr;
+  if (region == regions + kRegions) return kNoMemory;
   void* const mapped = mmap(nullptr, needed, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapped == MAP_FAILED) return nullptr;
+  if (mapped == MAP_FAILED) return kNoMemory;
   std::lock_guard<std::mutex> lock(region->guard);
   uintptr_t low = reinterpret_cast<uintptr_t>(mapped);
   if (huge) {  // whole large pages only: one that reaches beyond the arena would be resident for nothing
@@ -282,7 +335,8 @@ void* lowtide_region(int64_t bytes) {
   region->high.store(reinterpret_cast<char*>(low) + bytes, std::memory_order_release);
   const int seen = static_cast<int>(region - regions) + 1;
   if (seen > regions_seen.load()) regions_seen.store(seen, std::memory_order_release);
-  return region;
+  *made = region;
+  return kYes;
 }
 
 // The arena's owner is gone: it goes too, with the last block that lies in it. Nobody may be served from it.
@@ -303,69 +357,81 @@ int64_t lowtide_region_live(void* handle) {
   return static_cast<int64_t>(region.live.size());
 }
 
-void* lowtide_script(int64_t count, const int64_t* bytes, const int64_t* offset) {
-  Script* const script = new Script;
+int lowtide_script(int64_t count, const int64_t* bytes, const int64_t* offset, void** made) try {
+  auto script = std::make_unique<Script>();
   script->bytes.assign(bytes, bytes + count);
   script->offset.assign(offset, offset + count);
   for (int64_t at = 0; at < count; ++at)
     if (offset[at] >= 0) script->arena_bytes = std::max(script->arena_bytes, offset[at] + bytes[at]);
-  return script;
+  *made = script.release();
+  return kYes;
+} catch (const std::bad_alloc&) {
+  return kNoMemory;
 }
 
 void lowtide_script_drop(void* handle) { delete static_cast<Script*>(handle); }
 
-// From here to lowtide_end, this thread's requests are served.
-int lowtide_begin(void* region_handle, const void* script_handle) {
+int lowtide_recording(void** made) {
+  *made = new (std::nothrow) Recording;
+  return *made == nullptr ? kNoMemory : kYes;
+}
+
+void lowtide_recording_drop(void* handle) { delete static_cast<Recording*>(handle); }
+
+// Calls `work` back and serves this thread's requests meanwhile; or, with an answer why not, calls `otherwise`.
+void* lowtide_serve(void* region_handle, const void* script_handle, Counts* counts, int* answer, Call call, void* work, void* otherwise) {
   Region* const region = static_cast<Region*>(region_handle);
   const Script* const script = static_cast<const Script*>(script_handle);
-  if (script->arena_bytes > region->high.load() - region->low.load()) return kTooSmall;
-  return begin(Session{region, script, nullptr, 0, 0, {}});
+  *answer = script->arena_bytes > region->high.load() - region->low.load() ? kTooSmall : may_begin();
+  if (*answer != kYes) return call(otherwise);
+  Session mine{region, script, nullptr, 0, 0, {}};
+  void* const result = run(mine, call, work);
+  *counts = mine.counts;
+  counts->absent += static_cast<int64_t>(script->bytes.size() - mine.next);
+  return result;
 }
 
-// From here to lowtide_end, this thread's requests are recorded.
-int lowtide_record(void** handle) {
-  Recording* const recording = new Recording;
-  const int answer = begin(Session{nullptr, nullptr, recording, 0, 0, {}});
-  if (answer != kYes) {
-    delete recording;
-    return answer;
-  }
-  std::lock_guard<std::mutex> all(recordings_guard);
-  recordings_list.push_back(recording);
-  recordings.fetch_add(1);
-  *handle = recording;
-  return kYes;
-}
-
-// Ends what this thread began; does nothing where that was ended by a fork.
-void lowtide_end(Counts* counts) {
-  Session* const mine = session;
-  if (mine == nullptr) return;
-  session = nullptr;
-  sessions.fetch_sub(1);
-  *counts = mine->counts;
-  counts->elsewhere += elsewhere.load();
-  counts->elsewhere_bytes += elsewhere_bytes.load();
-  if (mine->recording != nullptr) {
-    std::lock_guard<std::mutex> all(recordings_guard);
-    recordings_list.erase(std::find(recordings_list.begin(), recordings_list.end(), mine->recording));
-    recordings.fetch_sub(1);
-  } else {
-    counts->absent += static_cast<int64_t>(mine->script->bytes.size() - mine->next);
-  }
-  delete mine;
-}
-
-// How many requests an ended recording has.
-int64_t lowtide_recorded(const void* handle) { return static_cast<int64_t>(static_cast<const Recording*>(handle)->bytes.size()); }
-
-// Hands out an ended recording, and drops it.
-void lowtide_take(void* handle, int64_t* bytes, int64_t* born, int64_t* died) {
+// Calls `work` back and records this thread's requests meanwhile; or, with an answer why not, calls `otherwise`.
+void* lowtide_record(void* handle, int* answer, Call call, void* work, void* otherwise) {
   Recording* const recording = static_cast<Recording*>(handle);
+  *answer = may_begin();
+  if (*answer == kYes && !listed(recording)) *answer = kNoMemory;
+  if (*answer != kYes) return call(otherwise);
+  Session mine{nullptr, nullptr, recording, 0, 0, {}};
+  void* const result = run(mine, call, work);
+  if (!forked.load()) unlisted(recording);
+  return result;
+}
+
+// Calls `work` back; what it asks for belongs to no step.
+void* lowtide_aside(Call call, void* work) {
+  Session* const mine = session;
+  session = nullptr;
+  void* const result = call(work);
+  if (!forked.load()) session = mine;
+  return result;
+}
+
+// Calls `work` back with a flag up that was down, or else `otherwise`.
+void* lowtide_alone(int* flag, Call call, void* work, void* otherwise) {
+  if (__atomic_exchange_n(flag, 1, __ATOMIC_SEQ_CST) != 0) return call(otherwise);
+  void* const result = call(work);
+  __atomic_store_n(flag, 0, __ATOMIC_SEQ_CST);
+  return result;
+}
+
+// How many requests a recording has; less than 0 where there was no memory for all of them.
+int64_t lowtide_recorded(const void* handle) {
+  const Recording* const recording = static_cast<const Recording*>(handle);
+  return recording->incomplete ? -1 : static_cast<int64_t>(recording->bytes.size());
+}
+
+// Copies a recording that has ended.
+void lowtide_take(const void* handle, int64_t* bytes, int64_t* born, int64_t* died) {
+  const Recording* const recording = static_cast<const Recording*>(handle);
   std::copy(recording->bytes.begin(), recording->bytes.end(), bytes);
   std::copy(recording->born.begin(), recording->born.end(), born);
   std::copy(recording->died.begin(), recording->died.end(), died);
-  delete recording;
 }
 
 // Gives back to the system what malloc keeps of memory that was let go: what a recorded step used would lie beside the arena for ever.
@@ -373,17 +439,6 @@ void lowtide_trim() {
 #ifdef __GLIBC__
   malloc_trim(0);
 #endif
-}
-
-// Takes this thread's step aside, so that what runs now is not part of it.
-void* lowtide_suspend() {
-  Session* const mine = session;
-  session = nullptr;
-  return mine;
-}
-
-void lowtide_resume(void* handle) {
-  if (!forked.load()) session = static_cast<Session*>(handle);
 }
 
 }  // extern "C"

@@ -1,11 +1,10 @@
 """The planned allocator's Python side: recording what a stretch of a program asks for, and serving it from an arena.
 
-    with allocator.recording() as recorded:     # the requests of this thread
-        ...
-    with allocator.serving(region, script) as counts:
-        ...
+    result, recorded = allocator.record(call)                # the requests of this thread, while `call` runs
+    result, counts = allocator.serve(region, script, call)
 
-Both hold for the thread that enters them and end with the block, whatever happens in it. `BusyError` says that they cannot begin.
+Both hold for the thread that calls and end with the call, whatever happens in it: beginning and end are the library's, in one call of C,
+and no interrupt can come between. `BusyError` says that they cannot begin; then `call` has not run.
 """
 
 from __future__ import annotations
@@ -13,16 +12,17 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 ALIGN_BYTES = 64  # as PyTorch's allocator aligns; some kernels' last bits depend on it
+Result = TypeVar("Result")
 OUTLIVES = -1  # the offset of a request that is not to be served from the arena
 
 _ANSWERS = {
@@ -31,6 +31,7 @@ _ANSWERS = {
     3: "another allocator was put before lowtide's",
     4: "the arena is too small for the script",
     5: "the allocator that is in use cannot give raw memory",
+    6: "the system gives no memory to note requests in",
 }
 
 
@@ -80,18 +81,38 @@ class Recorded:
     died: Ints  # [n] -1: alive when the block ended
 
 
-class Region:
+class _Made:
+    """Something of the library's, which goes with this object.
+
+    The library itself puts down here what it has made: an interrupt that comes right after finds it.
+    """
+
+    def __init__(self, drop: Any) -> None:
+        self._made = ctypes.c_void_p()
+        # Not when the process ends, as other threads may still run.
+        weakref.finalize(self, _drop, drop, self._made).atexit = False
+
+    @property
+    def handle(self) -> int:
+        """As the library knows it."""
+        assert self._made.value is not None
+        return self._made.value
+
+    @property
+    def _place(self) -> Any:
+        return ctypes.byref(self._made)
+
+
+class Region(_Made):
     """An arena's memory. It goes with this object, or with the last tensor that lies in it."""
 
     def __init__(self, allocator: Allocator, nbytes: int) -> None:
-        handle = allocator.library.lowtide_region(nbytes)
-        if not handle:
+        self._library = allocator.library
+        super().__init__(self._library.lowtide_region_drop)
+        if self._library.lowtide_region(nbytes, self._place):
             raise MemoryError(f"the system gives no {nbytes} bytes for an arena")
         self.nbytes = nbytes
-        self.handle: int = handle
-        self.base: int = allocator.library.lowtide_region_base(handle)
-        self._library = allocator.library
-        _at_end(self, allocator.library.lowtide_region_drop, handle)
+        self.base: int = self._library.lowtide_region_base(self.handle)
 
     @property
     def live(self) -> int:
@@ -103,73 +124,87 @@ class Region:
         return self.base <= address < self.base + self.nbytes
 
 
-class Script:
+class Script(_Made):
     """Recorded requests with their offsets in an arena."""
 
     def __init__(self, allocator: Allocator, size_bytes: Ints, offsets: Ints) -> None:
+        """Raises BusyError where there is no memory for it."""
         sizes, places = (np.ascontiguousarray(each, np.int64) for each in (size_bytes, offsets))
         if sizes.shape != places.shape or sizes.ndim != 1 or (sizes < 1).any() or (places[places != OUTLIVES] % ALIGN_BYTES != 0).any():
             raise ValueError(f"expected an offset that is OUTLIVES or a multiple of {ALIGN_BYTES} for each size above 0")
+        super().__init__(allocator.library.lowtide_script_drop)
         self.arena_bytes = int((places + sizes)[places != OUTLIVES].max(initial=0))
-        self.handle: int = allocator.library.lowtide_script(len(sizes), _pointer(sizes), _pointer(places))
-        _at_end(self, allocator.library.lowtide_script_drop, self.handle)
+        _check(allocator.library.lowtide_script(len(sizes), _pointer(sizes), _pointer(places), self._place))
+
+
+class _Recording(_Made):
+    """Requests while they are recorded."""
+
+    def __init__(self, library: Any) -> None:
+        super().__init__(library.lowtide_recording_drop)
+        self._library = library
+        _check(library.lowtide_recording(self._place))
+
+    def ended(self) -> Recorded:
+        """What was recorded. Raises BusyError where there was no memory to note it in."""
+        count = self._library.lowtide_recorded(self.handle)
+        if count < 0:
+            raise BusyError(_ANSWERS[6])
+        sizes, born, died = (np.zeros(count, np.int64) for _ in range(3))
+        self._library.lowtide_take(self.handle, _pointer(sizes), _pointer(born), _pointer(died))
+        return Recorded(sizes, born, died)
 
 
 class Allocator:
     """The planned allocator, in its place before PyTorch's. It stays there: tensors know it."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        """Raises BusyError where it cannot take its place."""
-        self.library = _typed(library)
+    def __init__(self, library: Any) -> None:
+        """Takes what `native.load` gives. Raises BusyError where it cannot take its place."""
+        self.library = library
         _check(self.library.lowtide_install())
 
-    @contextmanager
-    def recording(self) -> Iterator[list[Recorded]]:
-        """Record this thread's requests: the list's one item once the block has ended without an error. Raises BusyError."""
-        handle, found = ctypes.c_void_p(), list[Recorded]()
-        _check(self.library.lowtide_record(ctypes.byref(handle)))
+    def record(self, call: Callable[[], Result]) -> tuple[Result, Recorded | None]:
+        """A call's result, and what this thread asked for in it; None where there was no memory to note that. Raises BusyError."""
+        recording, answer = _Recording(self.library), ctypes.c_int()
+        result = self.library.lowtide_record(recording.handle, ctypes.byref(answer), _CALL, call, partial(_refuse, answer))
         try:
-            yield found
-        finally:
-            self.library.lowtide_end(ctypes.byref(_Counts()))
-            recorded = self._take(handle)
-        found.append(recorded)
+            return result, recording.ended()
+        except BusyError:
+            return result, None
 
-    @contextmanager
-    def serving(self, region: Region, script: Script) -> Iterator[Counts]:
-        """Serve this thread's requests as the script has them. Raises BusyError."""
-        counts, told = Counts(), _Counts()
-        _check(self.library.lowtide_begin(region.handle, script.handle))
-        try:
-            yield counts
-        finally:
-            self.library.lowtide_end(ctypes.byref(told))
-            for name in _COUNTED:
-                setattr(counts, name, getattr(told, name))
+    def serve(self, region: Region, script: Script, call: Callable[[], Result]) -> tuple[Result, Counts]:
+        """A call's result, with this thread's requests served as the script has them, and what became of them. Raises BusyError."""
+        told, answer = _Counts(), ctypes.c_int()
+        result = self.library.lowtide_serve(
+            region.handle, script.handle, ctypes.byref(told), ctypes.byref(answer), _CALL, call, partial(_refuse, answer)
+        )
+        return result, Counts(**{name: getattr(told, name) for name in _COUNTED})
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """What this thread asks for in this block belongs to no recording and no arena."""
-        suspended = self.library.lowtide_suspend()
-        try:
-            yield
-        finally:
-            self.library.lowtide_resume(suspended)
+    def aside(self, call: Callable[[], Result]) -> Result:
+        """A call's result. What this thread asks for in it belongs to no recording and no arena."""
+        result: Result = self.library.lowtide_aside(_CALL, call)
+        return result
+
+    def alone(self, flag: ctypes.c_int, call: Callable[[], Result], otherwise: Callable[[], Result]) -> Result:
+        """The result of `call`, which runs while the flag is up; where it was up already, that of `otherwise`."""
+        result: Result = self.library.lowtide_alone(ctypes.byref(flag), _CALL, call, otherwise)
+        return result
 
     def trim(self) -> None:
         """Give back to the system what the C library keeps of memory that was let go."""
         self.library.lowtide_trim()
 
-    def _take(self, handle: ctypes.c_void_p) -> Recorded:
-        count = self.library.lowtide_recorded(handle)
-        sizes, born, died = (np.zeros(count, np.int64) for _ in range(3))
-        self.library.lowtide_take(handle, _pointer(sizes), _pointer(born), _pointer(died))
-        return Recorded(sizes, born, died)
+
+_CALL = ctypes.cast(ctypes.pythonapi.PyObject_CallNoArgs, ctypes.c_void_p)
 
 
-def _at_end(of: object, drop: Any, handle: int) -> None:
-    """Drop a handle with its object; not when the process ends, as other threads may still run."""
-    weakref.finalize(of, drop, handle).atexit = False
+def _drop(drop: Any, made: ctypes.c_void_p) -> None:
+    if made.value is not None:
+        drop(made.value)
+
+
+def _refuse(answer: ctypes.c_int) -> NoReturn:
+    raise BusyError(_ANSWERS[answer.value])
 
 
 def _check(answer: int) -> None:
@@ -179,28 +214,3 @@ def _check(answer: int) -> None:
 
 def _pointer(array: Ints) -> Any:
     return array.ctypes.data_as(ctypes.c_void_p)
-
-
-def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
-    """The library with the types of its functions: ctypes takes everything for an int."""
-    pointer, integer, status = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-    for name, result, *arguments in (
-        ("install", status),
-        ("region", pointer, integer),
-        ("region_drop", None, pointer),
-        ("region_base", pointer, pointer),
-        ("region_live", integer, pointer),
-        ("script", pointer, integer, pointer, pointer),
-        ("script_drop", None, pointer),
-        ("begin", status, pointer, pointer),
-        ("record", status, pointer),
-        ("end", None, pointer),
-        ("recorded", integer, pointer),
-        ("take", None, pointer, pointer, pointer, pointer),
-        ("trim", None),
-        ("suspend", pointer),
-        ("resume", None, pointer),
-    ):
-        function = getattr(library, f"lowtide_{name}")
-        function.restype, function.argtypes = result, arguments
-    return library

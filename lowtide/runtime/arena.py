@@ -6,14 +6,15 @@ after twice as many such runs each time.
 
 Nothing here decides what is right: the allocator serves no byte that is in use, so the numbers do not depend on recordings. What the
 arena cannot give, PyTorch's allocator does.
+
+An interrupt may come anywhere: whatever has begun ends (see allocator.py), and a plan is a program's own only once it is whole.
 """
 
 from __future__ import annotations
 
-import threading
+import ctypes
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,13 +65,13 @@ class Arena:
         self._allocator, self._place = allocator, place
         self._tracks: dict[Hashable, _Track] = {}
         self._region: Region | None = None
-        self._running = threading.Lock()
+        self._running = ctypes.c_int()  # a flag: up while a run is under way
         self._latest = _Track()
         self.counts = Counts()  # of the latest run that was served
         self.recorded_runs = 0
         self.served_runs = 0
         self.runs_without: Counter[str] = Counter()  # by why
-        self._refused = ""  # by the system, for good
+        self._refused = ""  # why there is no memory, for good
 
     @property
     def nbytes(self) -> int:
@@ -93,34 +94,47 @@ class Arena:
         return 0 if self._region is None else self._region.live
 
     def run(self, program: Hashable, call: Run) -> list[Any]:
-        """The outputs of one run of `program`. None of them lies in the arena."""
-        if not self._running.acquire(blocking=False):
-            return self._without("the same step was running", call)
-        try:
-            track = self._tracks.setdefault(program, _Track())
-            if track.recorded is None:
-                return self._record(track, call)
-            if track.script is None and not self._refused:
-                self._plan(track, track.recorded)
-            return self._without(self._refused, call) if self._refused else self._serve(track, call)
-        finally:
-            self._running.release()
+        """The outputs of one run of `program`. None of them lies in the arena, where there is memory to copy them to."""
+        return self._allocator.alone(
+            self._running, lambda: self._run(program, call), lambda: self._without("the same step was running", call)
+        )
+
+    def _run(self, program: Hashable, call: Run) -> list[Any]:
+        track = self._tracks.setdefault(program, _Track())
+        if track.recorded is None:
+            return self._record(track, call)
+        region = self._region_for(track, track.recorded)
+        if region is None or track.script is None:
+            return self._without(self._refused, call)
+        return self._serve(track, region, track.script, call)
 
     def _without(self, why: str, call: Run) -> list[Any]:
         self.runs_without[why] += 1
-        with self._allocator.aside():
-            return call()
+        return self._allocator.aside(call)
 
     def _record(self, track: _Track, call: Run) -> list[Any]:
-        with ExitStack() as stack:
-            try:
-                found = stack.enter_context(self._allocator.recording())
-            except BusyError as why:
-                return self._without(str(why), call)
-            outputs = call()
-        track.recorded, track.script, track.deviations = found[0], None, 0
-        self.recorded_runs += 1
+        try:
+            outputs, recorded = self._allocator.record(call)
+        except BusyError as why:
+            return self._without(str(why), call)
+        if recorded is not None:
+            track.script, track.recorded, track.deviations = None, recorded, 0
+            self.recorded_runs += 1
         return outputs
+
+    def _region_for(self, track: _Track, recorded: Recorded) -> Region | None:
+        """Memory that holds what is planned for a program; None where the system refuses it."""
+        if self._refused:
+            return None
+        try:
+            if track.script is None:
+                self._plan(track, recorded)
+            if self._region is None or self._region.nbytes < track.planned_bytes:
+                self._region = None  # goes first, unless something still lies in it
+                self._region = Region(self._allocator, track.planned_bytes)
+        except (MemoryError, BusyError) as why:
+            self._refused = str(why) or "there is no memory to plan an arena"
+        return self._region
 
     def _plan(self, track: _Track, recorded: Recorded) -> None:
         """Give every request that does not outlive its step an address."""
@@ -129,39 +143,35 @@ class Arena:
         addresses = self._place(PlaceProblem.of(rounded, recorded.born[dying], recorded.died[dying], align_bytes=ALIGN_BYTES))
         offsets = np.full(len(recorded.size_bytes), OUTLIVES, np.int64)
         offsets[dying] = addresses.offsets
-        track.script = Script(self._allocator, recorded.size_bytes, offsets)
+        script = Script(self._allocator, recorded.size_bytes, offsets)
         track.planned_bytes, track.lower_bound_bytes = addresses.arena_bytes, addresses.lower_bound_bytes
-        self._latest = track
-        if self._region is None or self._region.nbytes < addresses.arena_bytes:
-            self._region = None  # goes first, unless something still lies in it
-            try:
-                self._region = Region(self._allocator, addresses.arena_bytes)
-            except MemoryError as error:
-                self._refused = str(error)
+        track.script, self._latest = script, track
         self._allocator.trim()
 
-    def _serve(self, track: _Track, call: Run) -> list[Any]:
-        assert self._region is not None
-        assert track.script is not None
-        with ExitStack() as stack:
-            try:
-                counts = stack.enter_context(self._allocator.serving(self._region, track.script))
-            except BusyError as why:
-                return self._without(str(why), call)
-            outputs = call()
+    def _serve(self, track: _Track, region: Region, script: Script, call: Run) -> list[Any]:
+        try:
+            outputs, counts = self._allocator.serve(region, script, call)
+        except BusyError as why:
+            return self._without(str(why), call)
         self.counts, self._latest = counts, track
         self.served_runs += 1
         if counts.deviates:
             track.deviations += 1
             if track.deviations >= track.patience:
                 track.recorded, track.patience = None, 2 * track.patience
-        return _moved_out(outputs, self._region) if self._region.live else outputs
+        return _moved_out(outputs, region) if region.live else outputs
 
 
 def _moved_out(outputs: list[Any], region: Region) -> list[Any]:
-    """Copies of the outputs that lie in the arena, which happens where a step deviates; outputs that share memory still do."""
+    """Copies of the outputs that lie in the arena, which happens where a step deviates; outputs that share memory still do.
+
+    Where there is no memory for copies they stay: what lies in the arena is safe there, and only takes its place from later steps.
+    """
     copies: dict[int, torch.UntypedStorage] = {}
-    return [_copied(each, copies) if _lies_in(each, region) else each for each in outputs]
+    try:
+        return [_copied(each, copies) if _lies_in(each, region) else each for each in outputs]
+    except (MemoryError, RuntimeError):
+        return outputs
 
 
 def _lies_in(item: Any, region: Region) -> bool:

@@ -11,7 +11,11 @@ import torch
 
 from lowtide.errors import BatchError
 from lowtide.ir import tree
+from lowtide.ir.made import same_strides
 from lowtide.runtime.caller import describe
+
+_META = torch.device("meta")
+_MOST_NAMES = 12  # of leaves in one message
 
 
 @dataclass(frozen=True)
@@ -19,12 +23,13 @@ class BatchSpec:
     """The leaves of a batch as captured: for a tensor its shape, strides, dtype and device, for anything else the value itself."""
 
     leaves: tuple[tuple[str, Any], ...]
+    training: bool = False  # whether batches come from a loader over a data set
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> BatchSpec:
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, training: bool = False) -> BatchSpec:
         """The specification of this batch; tensors on the meta device are taken to lie on `device`."""
         leaves, _ = tree.flatten((args, kwargs))
-        return cls(tuple((_name(leaf.where), _look(leaf.value, device)) for leaf in leaves))
+        return cls(tuple((_name(leaf.where), _look(leaf.value, device)) for leaf in leaves), training)
 
     def leaves_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """The leaves of another batch like it. Raises BatchError that says which argument is unlike, what was expected and what came."""
@@ -32,10 +37,32 @@ class BatchSpec:
         found = [_name(leaf.where) for leaf in leaves]
         expected = [where for where, _ in self.leaves]
         if found != expected:
-            raise BatchError(f"expected a batch of {', '.join(expected) or 'nothing'}; got {', '.join(found) or 'nothing'}")
+            raise BatchError(_other_structure(expected, found))
         for (where, wanted), leaf in zip(self.leaves, leaves, strict=True):
-            _check(where, wanted, leaf.value)
+            self._check(where, wanted, leaf.value)
         return [leaf.value for leaf in leaves]
+
+    def _check(self, where: str, wanted: Any, got: Any) -> None:
+        look = _look(got, _META)
+        if not isinstance(wanted, _TensorLook):
+            if isinstance(got, torch.Tensor) or type(got) is not type(wanted) or not _equal(got, wanted):
+                raise BatchError(
+                    f"batch {where}: the step was captured with {wanted!r}, got {got!r}; values that are not tensors are fixed at capture"
+                )
+        elif not isinstance(got, torch.Tensor):
+            raise BatchError(f"batch {where}: expected {wanted}, got a {type(got).__name__}")
+        elif not wanted.is_like(look):
+            raise BatchError(f"batch {where}: expected {wanted}, got {look}{_advice(look, wanted, self.training)}")
+
+
+@dataclass(frozen=True)
+class _NotPlain:
+    """The look of a tensor that is no dense one."""
+
+    kind: str
+
+    def __str__(self) -> str:
+        return self.kind
 
 
 @dataclass(frozen=True)
@@ -45,6 +72,12 @@ class _TensorLook:
     dtype: torch.dtype
     device: torch.device
 
+    def is_like(self, other: Any) -> bool:
+        """Whether a leaf can stand for one that looks so: strides that mean nothing may differ."""
+        if not isinstance(other, _TensorLook) or (self.shape, self.dtype, self.device) != (other.shape, other.dtype, other.device):
+            return False
+        return same_strides(self.shape, self.stride, other.stride)
+
     def __str__(self) -> str:
         return describe(self.shape, self.stride, self.dtype, self.device)
 
@@ -52,30 +85,38 @@ class _TensorLook:
 def _look(item: Any, device: torch.device) -> Any:
     if not isinstance(item, torch.Tensor):
         return item
+    if item.is_nested or item.layout is not torch.strided:
+        return _NotPlain("a nested tensor" if item.is_nested else f"a tensor of layout {item.layout}")
+    if item.is_conj() or item.is_neg():
+        return _NotPlain("a lazy conjugate or negative view")
     return _TensorLook(tuple(item.shape), item.stride(), item.dtype, device if item.device.type == "meta" else item.device)
 
 
-def _check(where: str, wanted: Any, got: Any) -> None:
-    if not isinstance(wanted, _TensorLook):
-        if isinstance(got, torch.Tensor) or type(got) is not type(wanted) or not _equal(got, wanted):
-            raise BatchError(
-                f"batch {where}: the step was captured with {wanted!r}, got {got!r}; values that are not tensors are fixed at capture"
-            )
-        return
-    if not isinstance(got, torch.Tensor):
-        raise BatchError(f"batch {where}: expected {wanted}, got a {type(got).__name__}")
-    look = _TensorLook(tuple(got.shape), got.stride(), got.dtype, got.device)
-    if look != wanted:
-        raise BatchError(f"batch {where}: expected {wanted}, got {look}{_advice(look, wanted)}")
+def _other_structure(expected: list[str], found: list[str]) -> str:
+    """Which leaf is missing or too much, and what was expected and found."""
+    missing, new = [where for where in expected if where not in found], [where for where in found if where not in expected]
+    told = [f"{', '.join(_some(names))} {what}" for names, what in ((missing, "is missing"), (new, "was not there")) if names]
+    wanted, got = ", ".join(_some(expected)) or "nothing", ", ".join(_some(found)) or "nothing"
+    return f"{'; '.join(told) or 'another order'}: expected a batch of {wanted}; got {got}"
+
+
+def _some(names: list[str]) -> list[str]:
+    """A list that can be read."""
+    return names if len(names) <= _MOST_NAMES else [*names[:_MOST_NAMES], f"and {len(names) - _MOST_NAMES} more"]
 
 
 def _equal(one: Any, two: Any) -> bool:
     """Whether two values are one; arrays compare element by element."""
-    return one is two or bool(np.array_equal(one, two) if isinstance(one, np.ndarray) else one == two)
+    try:
+        return one is two or bool(np.array_equal(one, two) if isinstance(one, np.ndarray) else one == two)
+    except Exception:  # of a class of the caller's own, whose comparison is no truth value
+        return False
 
 
-def _advice(look: _TensorLook, wanted: _TensorLook) -> str:
+def _advice(look: _TensorLook | _NotPlain, wanted: _TensorLook, training: bool) -> str:
     """What helps against the usual differences."""
+    if isinstance(look, _NotPlain):
+        return "; pass it dense, and with resolve_conj() and resolve_neg()"
     if look.device != wanted.device:
         return f"; move it with .to({str(wanted.device)!r})"
     if look.dtype != wanted.dtype:
@@ -83,7 +124,9 @@ def _advice(look: _TensorLook, wanted: _TensorLook) -> str:
     if look.shape == wanted.shape:
         return "; copy it with .contiguous()" if wanted.stride == torch.empty(wanted.shape, device="meta").stride() else ""
     if look.shape[1:] == wanted.shape[1:]:
-        return "; a loader with drop_last=True gives batches of one size"
+        size = wanted.shape[0] if wanted.shape else 1
+        loader = "; a loader with drop_last=True gives batches of one size"
+        return loader if training else f"; pad or cut it to {size} rows, or optimize the model for this size too"
     return ""
 
 

@@ -11,7 +11,9 @@ from torch import nn
 
 from lowtide.errors import BatchError, StepError
 from lowtide.ir.graph import Graph, Kind, Storage, Value
+from lowtide.ir.made import same_strides
 from lowtide.ir.slots import Slot
+from lowtide.runtime import hooks
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,8 @@ class Caller:
     """A model, and perhaps an optimizer."""
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer | None
+    optimizer: torch.optim.Optimizer | None = None
+    scaler: torch.amp.GradScaler | None = None
 
     def look(self, batch: Sequence[Any] = ()) -> View:
         """What the caller holds at this moment.
@@ -28,10 +31,25 @@ class Caller:
         """
         return View(self, batch, dict(self.model.named_parameters()), dict(self.model.named_buffers()))
 
-    def note_step(self) -> None:
-        """Tell learning-rate schedulers that the optimizer has stepped; they warn if it has not before they do."""
-        if self.optimizer is not None and getattr(self.optimizer.step, "_wrapped_by_lr_sched", False):
+    def begin_step(self) -> None:
+        """What a loop does around a step besides: gradients left from elsewhere go, as in zero_grad; hooks that precede the step run."""
+        if self.optimizer is None:
+            return
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+        scaling = self.scaler is not None and self.scaler._enabled
+        if self.scaler is not None and scaling and self.scaler._scale is None:
+            self.scaler._lazy_init_scale_growth_tracker(next(self.model.parameters()).device)
+        hooks.run_before(self.model, self.optimizer, may_skip=scaling)
+
+    def end_step(self, stepped: bool) -> None:
+        """Learning-rate schedulers learn that the optimizer has stepped (they warn if it has not before they do); hooks run that follow."""
+        if self.optimizer is None or not stepped:
+            return
+        if getattr(self.optimizer.step, "_wrapped_by_lr_sched", False):
             self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        hooks.run_after(self.optimizer)
 
     @property
     def state_entries(self) -> int:
@@ -63,6 +81,9 @@ class View:
             if slot.place == "state":
                 name, key = slot.path
                 self._optimizer.state[self.parameters[str(name)]][key] = item
+            elif slot.place == "group":
+                index, key = slot.path
+                self._optimizer.param_groups[int(index)][str(key)] = item
             else:
                 module, name = self._owner(slot.path)
                 (module._buffers if slot.place == "buffer" else module.__dict__)[name] = item
@@ -99,6 +120,7 @@ _READERS: dict[str, Callable[[View, Any], Any]] = {
     "batch": lambda view, path: view.batch[path[0]],
     "state": View._state,
     "group": View._group,
+    "scaler": lambda view, path: getattr(view.caller.scaler, path[0]),
 }
 
 
@@ -128,7 +150,7 @@ class InputCheck:
     def __call__(self, items: Sequence[Any]) -> None:
         """Raise StepError for a tensor that is not what the program was planned for, BatchError for a batch that shares memory with one."""
         for (slot, look), item in zip(self.expected, items, strict=True):
-            if look and (item.shape, item.stride(), item.dtype, item.device) != look[:4]:
+            if look and not looks_like(item, look[:4]):
                 got = describe(item.shape, item.stride(), item.dtype, item.device)
                 raise StepError(f"{slot} was {describe(*look[:4])} when the step was captured and is {got} now: optimize the model again")
             if look and look[4] is not None and item.storage_offset() != look[4]:
@@ -156,6 +178,14 @@ class InputCheck:
 
     def _refuse(self, slot: Slot, why: str) -> NoReturn:
         raise BatchError(f"{slot} {why}") if slot.place == "batch" else StepError(f"{slot} {why}")
+
+
+def looks_like(item: torch.Tensor, look: tuple[Any, ...]) -> bool:
+    """Whether a tensor has a shape, strides, dtype and device. Strides that mean nothing may differ."""
+    shape, stride, dtype, device = look
+    if (item.shape, item.dtype, item.device) != (shape, dtype, device):
+        return False
+    return item.stride() == stride or same_strides(shape, item.stride(), stride)
 
 
 def describe(shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> str:

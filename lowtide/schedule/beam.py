@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from lowtide.ir.kernels import kernel
 from lowtide.ir.problem import OrderProblem
 from lowtide.schedule.base import Schedule, scheduled
 from lowtide.schedule.bound import lower_bound_bytes
@@ -51,17 +51,17 @@ class Beam:
         return scheduled(problem, order, self, bound_bytes=found.peak_bytes, stats=found.stats) if is_complete else found
 
 
-@njit(cache=True)
+@kernel
 def _has(bits: Any, node: Any) -> Any:
     return (bits[node >> 6] >> np.uint64(node & 63)) & np.uint64(1) == np.uint64(1)
 
 
-@njit(cache=True)
+@kernel
 def _flip(bits: Any, node: Any) -> None:
     bits[node >> 6] ^= np.uint64(1) << np.uint64(node & 63)
 
 
-@njit(cache=True)
+@kernel
 def _dies(tensor: Any, node: Any, done: Any, reader_ptr: Any, reader_ids: Any) -> Any:
     """Whether `node` is the last reader of a tensor that is not kept."""
     for entry in range(reader_ptr[tensor], reader_ptr[tensor + 1]):
@@ -70,7 +70,7 @@ def _dies(tensor: Any, node: Any, done: Any, reader_ptr: Any, reader_ids: Any) -
     return True
 
 
-@njit(cache=True)
+@kernel
 def _change(
     node: Any, done: Any, read_ptr: Any, read_ids: Any, reader_ptr: Any, reader_ids: Any, take_ptr: Any, take_ids: Any, take_output: Any,
     tensor_bytes: Any, lasting_bytes: Any, own_bytes: Any, kept: Any,
@@ -88,7 +88,7 @@ def _change(
     return added, need
 
 
-@njit(cache=True)
+@kernel
 def _run(node: Any, done: Any, ready: Any, pred_ptr: Any, pred_ids: Any, succ_ptr: Any, succ_ids: Any) -> None:
     """Executes a ready node."""
     _flip(done, node)
@@ -103,7 +103,7 @@ def _run(node: Any, done: Any, ready: Any, pred_ptr: Any, pred_ids: Any, succ_pt
             _flip(ready, succ)
 
 
-@njit(cache=True)
+@kernel
 def _search(
     pred_ptr: Any, pred_ids: Any, succ_ptr: Any, succ_ids: Any, read_ptr: Any, read_ids: Any, reader_ptr: Any, reader_ids: Any,
     take_ptr: Any, take_ids: Any, take_output: Any, tensor_bytes: Any, lasting_bytes: Any, own_bytes: Any, kept: Any, start_bytes: Any,
@@ -208,7 +208,7 @@ def _search(
     return order, is_complete or best_peak <= bound_bytes, states
 
 
-@njit(cache=True)
+@kernel
 def _lowest(bits: Any) -> Any:
     """The place of the lowest bit that is set."""
     place, low = 0, bits & (~bits + np.uint64(1))

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from lowtide.errors import CheckError
+from lowtide.ir.kernels import kernel
 from lowtide.ir.problem import Ints, OrderProblem
 
 Moved: TypeAlias = Mapping[int, int] | ArrayLike  # by old node: its index now; -1, or absent from a mapping, where it is gone
@@ -65,7 +65,7 @@ def _targets(moved: Moved, count: int) -> NDArray[np.int64]:
     return targets
 
 
-@njit(cache=True)
+@kernel
 def _first_wrong(steps: Any, targets: Any, n: Any) -> tuple[int, int]:
     """The first step of an order whose node is unknown or has run before, and the first node whose target is; -1 where all is well."""
     seen = np.zeros(len(steps), np.bool_)
@@ -82,7 +82,7 @@ def _first_wrong(steps: Any, targets: Any, n: Any) -> tuple[int, int]:
     return -1, -1
 
 
-@njit(cache=True)
+@kernel
 def _carry(
     sequence: Any, pred_ptr: Any, pred_ids: Any, read_ptr: Any, read_ids: Any, made_ptr: Any, made_ids: Any, tensor_bytes: Any, uses: Any,
     kept: Any,
@@ -128,7 +128,7 @@ def _carry(
     return order
 
 
-@njit(cache=True)
+@kernel
 def _new_nodes(
     sequence: Any, pred_ptr: Any, pred_ids: Any, read_ptr: Any, read_ids: Any, made_ptr: Any, made_ids: Any, tensor_bytes: Any, uses: Any,
     kept: Any,
@@ -165,7 +165,7 @@ def _new_nodes(
     return waits, added_bytes, by_pred, by_tensor, new, next_
 
 
-@njit(cache=True)
+@kernel
 def _changed(
     sequence: Any, order: Any, read_ptr: Any, read_ids: Any, reader_ptr: Any, reader_ids: Any, made_ptr: Any, made_ids: Any, producer: Any
 ) -> tuple[int, int]:

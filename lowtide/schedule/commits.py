@@ -14,15 +14,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from lowtide.ir.kernels import kernel
 from lowtide.schedule.downsets import DONE, EPOCH, LIVE, READY, Net, Walk, added_bytes, need_bytes, run, undo
 from lowtide.schedule.flow import select
 
 CHAIN, VALLEY, TOUCHED, SWEPT = 400, 400, 256, 1024  # how far each looks, nodes
 
 
-@njit(cache=True)
+@kernel
 def commit_all(net: Net, walk: Walk, bound_bytes: Any, since: Any, swept_bytes: Any) -> Any:
     """Runs safe sets until none is found. `bound_bytes` is the most that may be live at any step.
 
@@ -44,19 +44,19 @@ def commit_all(net: Net, walk: Walk, bound_bytes: Any, since: Any, swept_bytes: 
             return walk.registers[LIVE]
 
 
-@njit(cache=True)
+@kernel
 def take_back(net: Net, walk: Walk, done: Any) -> None:
     """Undoes all but the first `done` nodes."""
     while walk.registers[DONE] > done:
         undo(net, walk)
 
 
-@njit(cache=True)
+@kernel
 def _fits(net: Net, walk: Walk, node: Any, bound_bytes: Any) -> Any:
     return walk.registers[LIVE] + need_bytes(net, walk, node) <= bound_bytes
 
 
-@njit(cache=True)
+@kernel
 def _singles(net: Net, walk: Walk, bound_bytes: Any) -> Any:
     """Runs ready nodes that add nothing; goes round until a whole round finds none."""
     before, place, missed = walk.registers[DONE], 0, 0
@@ -73,7 +73,7 @@ def _singles(net: Net, walk: Walk, bound_bytes: Any) -> Any:
     return walk.registers[DONE] > before
 
 
-@njit(cache=True)
+@kernel
 def _touched(net: Net, walk: Walk, since: Any) -> Any:
     """Ready nodes on the way to nodes that wait for less, or free more, now that the nodes `since` have run: the nearest ones."""
     walk.registers[EPOCH] += 1
@@ -101,7 +101,7 @@ def _touched(net: Net, walk: Walk, since: Any) -> Any:
     return queue[:found]
 
 
-@njit(cache=True)
+@kernel
 def _note(walk: Walk, node: Any, queue: Any, last: Any) -> Any:
     """Puts a node into the queue that has not run and was not there yet; forgets it where the queue is full."""
     if last == len(queue) or walk.seen[node] == walk.registers[EPOCH] or (walk.place[node] < 0 and walk.waits[node] == 0):
@@ -111,7 +111,7 @@ def _note(walk: Walk, node: Any, queue: Any, last: Any) -> Any:
     return last + 1
 
 
-@njit(cache=True)
+@kernel
 def _sweep(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
     """Runs what is safe from each of `nodes`; whether anything was."""
     done = walk.registers[DONE]
@@ -126,7 +126,7 @@ def _sweep(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
     return walk.registers[DONE] > done
 
 
-@njit(cache=True)
+@kernel
 def _chain(net: Net, walk: Walk, node: Any, bound_bytes: Any) -> Any:
     done, live = walk.registers[DONE], walk.registers[LIVE]
     for _ in range(CHAIN):
@@ -147,7 +147,7 @@ def _chain(net: Net, walk: Walk, node: Any, bound_bytes: Any) -> Any:
     return False
 
 
-@njit(cache=True)
+@kernel
 def _valley(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
     done, live = walk.registers[DONE], walk.registers[LIVE]
     if not _roll_out(net, walk, nodes, bound_bytes):
@@ -166,7 +166,7 @@ def _valley(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
     return True
 
 
-@njit(cache=True)
+@kernel
 def _roll_out(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
     """Runs what adds least among `nodes` and what they make ready, until memory is back where it was; takes all back if it never is."""
     done, live = walk.registers[DONE], walk.registers[LIVE]
@@ -203,7 +203,7 @@ def _roll_out(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
     return False
 
 
-@njit(cache=True)
+@kernel
 def _cheapest(net: Net, walk: Walk, reached: Any, fallen: Any) -> Any:
     """[reached] whether each node is in the sub-downset of `reached` of least live memory: all of them where none is cheaper."""
     place_of, index_of, pins = _numbered(net, reached)
@@ -238,7 +238,7 @@ def _cheapest(net: Net, walk: Walk, reached: Any, fallen: Any) -> Any:
     return np.ones(k, np.bool_) if most - flow <= fallen else chosen[:k]
 
 
-@njit(cache=True)
+@kernel
 def _numbered(net: Net, reached: Any) -> Any:
     """Places by node, numbers by tensor, and by that number how many of the tensor's pins are among `reached`."""
     place_of, index_of = {np.int32(-1): 0}, {np.int32(-1): 0}  # no node and no tensor: says what types these hold
@@ -254,7 +254,7 @@ def _numbered(net: Net, reached: Any) -> Any:
     return place_of, index_of, np.array(pins, np.int32)
 
 
-@njit(cache=True)
+@kernel
 def _arc(tail: Any, head: Any, ptr: Any, ids: Any, is_filling: Any) -> None:
     """Counts an arc of `tail`, or puts it in the next place of its row."""
     if is_filling:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from lowtide.cost.memory import simulate
+from lowtide.ir.kernels import kernel
 from lowtide.ir.problem import OrderProblem
 from lowtide.schedule.bound import lower_bound_bytes
 from lowtide.schedule.flow import select
@@ -106,7 +106,7 @@ def _cut(problem: OrderProblem, state: NDArray[np.int8], candidate: int) -> Cut:
 _FREE, _DONE, _LATER = 0, 1, 2  # what a downset before the node holds: perhaps, always, never
 
 
-@njit(cache=True)
+@kernel
 def _states(node: Any, pred_ptr: Any, pred_ids: Any, succ_ptr: Any, succ_ids: Any) -> NDArray[np.int8]:
     """[n] by node: done are the ancestors of `node`, later are its descendants and itself."""
     state = np.zeros(len(pred_ptr) - 1, np.int8)
@@ -124,7 +124,7 @@ def _states(node: Any, pred_ptr: Any, pred_ids: Any, succ_ptr: Any, succ_ids: An
     return state
 
 
-@njit(cache=True)
+@kernel
 def _network(
     candidate: Any, state: Any, pred_ptr: Any, pred_ids: Any, reader_ptr: Any, reader_ids: Any, made_ptr: Any, made_ids: Any,
     producer: Any, tensor_bytes: Any, kept: Any, uses: Any,

@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from lowtide.ir.kernels import kernel
 from lowtide.ir.problem import OrderProblem, Rows
 
 LIVE, HASH, SALT, READY, DONE, EPOCH, MOVES = range(7)  # registers of a walk
@@ -119,7 +119,7 @@ def _keys(n: int) -> NDArray[np.int64]:
     return np.random.default_rng(20231028).integers(-(2**63), 2**63 - 1, (n, 2), np.int64)
 
 
-@njit(cache=True)
+@kernel
 def start(net: Net) -> Any:
     """A walk that stands at the empty downset."""
     n, m = len(net.waits), len(net.tensor_bytes)
@@ -141,7 +141,7 @@ def start(net: Net) -> Any:
     return walk
 
 
-@njit(cache=True)
+@kernel
 def need_bytes(net: Net, walk: Walk, node: Any) -> Any:
     """What a ready node adds to live memory while it runs."""
     for entry in range(net.take_ptr[node], net.take_ptr[node + 1]):
@@ -152,13 +152,13 @@ def need_bytes(net: Net, walk: Walk, node: Any) -> Any:
     return net.base_bytes[node] + walk.opens[node]
 
 
-@njit(cache=True)
+@kernel
 def added_bytes(walk: Walk, node: Any) -> Any:
     """What live memory has grown by once a ready node has run."""
     return walk.opens[node] - walk.closes[node]
 
 
-@njit(cache=True)
+@kernel
 def run(net: Net, walk: Walk, node: Any) -> None:
     """Runs a ready node."""
     registers = walk.registers
@@ -184,7 +184,7 @@ def run(net: Net, walk: Walk, node: Any) -> None:
             _push(walk, succ)
 
 
-@njit(cache=True)
+@kernel
 def undo(net: Net, walk: Walk) -> Any:
     """Takes back the node that ran last, and says which."""
     registers = walk.registers
@@ -210,20 +210,20 @@ def undo(net: Net, walk: Walk) -> Any:
     return node
 
 
-@njit(cache=True)
+@kernel
 def _shift_opens(net: Net, walk: Walk, tensor: Any, nbytes: Any) -> None:
     for entry in range(net.open_ptr[tensor], net.open_ptr[tensor + 1]):
         walk.opens[net.open_ids[entry]] += nbytes
 
 
-@njit(cache=True)
+@kernel
 def _push(walk: Walk, node: Any) -> None:
     walk.place[node] = walk.registers[READY]
     walk.ready[walk.registers[READY]] = node
     walk.registers[READY] += 1
 
 
-@njit(cache=True)
+@kernel
 def _drop(walk: Walk, node: Any) -> None:
     walk.registers[READY] -= 1
     last = walk.ready[walk.registers[READY]]

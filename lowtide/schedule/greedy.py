@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from lowtide.ir.kernels import kernel
 from lowtide.ir.problem import Ints, OrderProblem, Rows
 from lowtide.schedule.base import Schedule, scheduled
 
@@ -81,7 +81,7 @@ def _ends(rows: Rows) -> Ints:
     return np.flatnonzero(np.diff(rows.ptr) == 0).astype(np.int32)
 
 
-@njit(cache=True)
+@kernel
 def _depth_first(ptr: Any, ids: Any, roots: Any) -> NDArray[np.int32]:
     """The nodes in the order in which a depth-first walk from `roots` along `ids` finishes them."""
     n = len(ptr) - 1
@@ -105,7 +105,7 @@ def _depth_first(ptr: Any, ids: Any, roots: Any) -> NDArray[np.int32]:
     return order
 
 
-@njit(cache=True)
+@kernel
 def _need_bytes(node: Any, own_bytes: Any, take_ptr: Any, take_ids: Any, take_output: Any, tensor_bytes: Any, left: Any, kept: Any) -> Any:
     """What a node adds to live memory while it runs, were it to run now."""
     for entry in range(take_ptr[node], take_ptr[node + 1]):
@@ -114,7 +114,7 @@ def _need_bytes(node: Any, own_bytes: Any, take_ptr: Any, take_ids: Any, take_ou
     return own_bytes[node]
 
 
-@njit(cache=True)
+@kernel
 def _reader_sums(reader_ptr: Any, reader_ids: Any) -> NDArray[np.int64]:
     """By tensor: the sum of its readers."""
     sums = np.zeros(len(reader_ptr) - 1, np.int64)
@@ -124,7 +124,7 @@ def _reader_sums(reader_ptr: Any, reader_ids: Any) -> NDArray[np.int64]:
     return sums
 
 
-@njit(cache=True)
+@kernel
 def _ready_list(
     pred_ptr: Any, succ_ptr: Any, succ_ids: Any, read_ptr: Any, read_ids: Any, reader_ptr: Any, reader_ids: Any, take_ptr: Any,
     take_ids: Any, take_output: Any, tensor_bytes: Any, lasting_bytes: Any, own_bytes: Any, uses: Any, kept: Any, by_index: Any,

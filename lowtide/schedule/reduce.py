@@ -15,9 +15,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike
 
+from lowtide.ir.kernels import kernel
 from lowtide.ir.problem import Ints, OrderProblem, Rows
 from lowtide.ir.problem_check import Task
 from lowtide.schedule.base import Schedule, Solver, scheduled
@@ -173,7 +173,7 @@ def split(rows: Rows) -> list[list[int]]:
     return [ids[start:end] for start, end in pairwise(ptr)]
 
 
-@njit(cache=True)
+@kernel
 def _with_dropped(kept: Any, is_dropped: Any, pred_ptr: Any, succ_ptr: Any, succ_ids: Any) -> Any:
     """`kept` in their order, with each dropped node as soon as it can run."""
     n = len(is_dropped)

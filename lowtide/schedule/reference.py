@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from lowtide.cost.memory import simulate
+from lowtide.ir.kernels import kernel
 from lowtide.ir.problem import Ints, OrderProblem
 from lowtide.schedule.base import Schedule
 from lowtide.schedule.best import Best
@@ -41,7 +41,7 @@ def windows(problem: OrderProblem, order: ArrayLike) -> Windows:
     return Windows(_reachable(steps, *problem.preds), last.astype(np.int32))
 
 
-@njit(cache=True)
+@kernel
 def _reachable(order: Any, ptr: Any, ids: Any) -> NDArray[np.int32]:
     """[n] how many nodes each one reaches along `ids`; in `order`, all that a node reaches comes before it. 64 targets at a time."""
     n, one = len(order), np.uint64(1)

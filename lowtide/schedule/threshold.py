@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from lowtide.ir.kernels import kernel
 from lowtide.schedule.commits import commit_all, take_back
 from lowtide.schedule.downsets import DONE, HASH, LIVE, MOVES, READY, SALT, Net, Walk, added_bytes, need_bytes, run, undo
 
@@ -48,7 +48,7 @@ def new_stack(n: int) -> Stack:
     return Stack(np.zeros(n + 1, np.int32), np.zeros((n + 1, 3), np.int64), least_bytes, swept, np.zeros(4, np.int64))
 
 
-@njit(cache=True)
+@kernel
 def reset(net: Net, walk: Walk, stack: Stack) -> None:
     """Back to the empty downset, ready for another bound."""
     take_back(net, walk, 0)
@@ -56,7 +56,7 @@ def reset(net: Net, walk: Walk, stack: Stack) -> None:
     stack.registers[FOUND] = NEVER
 
 
-@njit(cache=True)
+@kernel
 def search(net: Net, walk: Walk, stack: Stack, table: Table, bound_bytes: Any, states: Any, moves: Any, may_grow: Any) -> Any:
     """Goes on until there is an answer, `states` downsets were entered or `moves` made in all, or the table is half full and `may_grow`.
 
@@ -95,7 +95,7 @@ def search(net: Net, walk: Walk, stack: Stack, table: Table, bound_bytes: Any, s
         _fail(net, walk, stack, stack.entered[registers[DEPTH]], least)
 
 
-@njit(cache=True)
+@kernel
 def _fail(net: Net, walk: Walk, stack: Stack, done: Any, least_bytes: Any) -> None:
     """Back before the node that led here; the branching above learns what would have let it through."""
     take_back(net, walk, done)
@@ -107,7 +107,7 @@ def _fail(net: Net, walk: Walk, stack: Stack, done: Any, least_bytes: Any) -> No
     stack.least_bytes[depth - 1] = min(stack.least_bytes[depth - 1], least_bytes)
 
 
-@njit(cache=True)
+@kernel
 def _next_candidate(net: Net, walk: Walk, stack: Stack, bound_bytes: Any) -> Any:
     """Of the ready nodes that fit, the first after the one tried last: by what each adds, then needs, then its index; -1 after the last.
 
@@ -132,7 +132,7 @@ def _next_candidate(net: Net, walk: Walk, stack: Stack, bound_bytes: Any) -> Any
     return best
 
 
-@njit(cache=True)
+@kernel
 def _before(one: Any, two: Any) -> Any:
     if one[0] != two[0]:
         return one[0] < two[0]
@@ -141,14 +141,14 @@ def _before(one: Any, two: Any) -> Any:
     return one[2] < two[2]
 
 
-@njit(cache=True)
+@kernel
 def look_up(table: Table, word: Any, salt: Any) -> Any:
     """The bound below which a downset is known to fail, 0 where nothing is known."""
     place = _slot(table, word, salt)
     return table.least_bytes[place]
 
 
-@njit(cache=True)
+@kernel
 def remember(table: Table, word: Any, salt: Any, least_bytes: Any) -> None:
     """Notes that a downset fails under all bounds below `least_bytes`; forgets it where the table is full."""
     if word == 0 and salt == 0:  # the empty downset, or as good as: its slot would look free
@@ -162,7 +162,7 @@ def remember(table: Table, word: Any, salt: Any, least_bytes: Any) -> None:
     table.least_bytes[place] = max(table.least_bytes[place], least_bytes)
 
 
-@njit(cache=True)
+@kernel
 def _slot(table: Table, word: Any, salt: Any) -> Any:
     """The slot of a downset, or a free one."""
     mask = len(table.words) - 1
@@ -172,7 +172,7 @@ def _slot(table: Table, word: Any, salt: Any) -> Any:
     return place
 
 
-@njit(cache=True)
+@kernel
 def enlarge(table: Table, larger: Table) -> None:
     """Copies what is known."""
     for place in range(len(table.words)):

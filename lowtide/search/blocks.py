@@ -15,9 +15,9 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from lowtide.ir.kernels import kernel
 from lowtide.ir.problem import Bytes, Ints
 from lowtide.search.runs import RunProblem
 
@@ -133,7 +133,7 @@ def _alive(made_at: Places, read_at: Places, sizes: Bytes, end: int) -> Bytes:
     return np.cumsum(change)[: end + 1]
 
 
-@njit(cache=True)
+@kernel
 def _valleys(levels: Any, idle: Any, rise: Any) -> Places:
     """The lowest place of each valley whose walls on both sides are at least `rise` times as high; of equals the least idle, the first."""
     found = np.empty(len(levels), np.int64)

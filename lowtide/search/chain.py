@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from lowtide.ir.kernels import kernel
 
 Times = NDArray[np.float64]
 Units = NDArray[np.int64]
@@ -71,7 +72,7 @@ class ChainTable:
         return [(int(deed), int(block), int(option)) for deed, block, option in _steps(self.best, min(units, self.most), *self.arrays)]
 
 
-@njit(cache=True)
+@kernel
 def _besides(block: Any, t: Any, rest_forward: Any, pinned: Any) -> Any:
     """What is alive besides while a block runs forward and blocks up to t are to follow: the first time, nothing of later blocks."""
     if t == len(rest_forward) - 1:
@@ -79,13 +80,13 @@ def _besides(block: Any, t: Any, rest_forward: Any, pinned: Any) -> Any:
     return pinned[block] + pinned[t + 1] - pinned[block + 1] + rest_forward[t]
 
 
-@njit(cache=True)
+@kernel
 def _option_units(option: Any, s: Any, t: Any, forward: Any, backward: Any, rest_forward: Any, rest_backward: Any, pinned: Any) -> Any:
     """The least memory in which block s may choose an option, at the head of blocks s to t."""
     return max(forward[option] + _besides(s, t, rest_forward, pinned), backward[option] + rest_backward[s] + pinned[s])
 
 
-@njit(cache=True)
+@kernel
 def _option_us(option: Any, s: Any, t: Any, last: Any, extra_us: Any, again_us: Any, inner_us: Any) -> Any:
     """What it costs there: the first forward pass is free."""
     if t == last:
@@ -93,13 +94,13 @@ def _option_us(option: Any, s: Any, t: Any, last: Any, extra_us: Any, again_us: 
     return extra_us[option] + (inner_us[option] if s == t else again_us[option])
 
 
-@njit(cache=True)
+@kernel
 def _hand_on_units(block: Any, s: Any, t: Any, hand_on: Any, handed: Any, rest_forward: Any, pinned: Any) -> Any:
     """The least memory in which a block may only hand on, while blocks s to t are at work."""
     return hand_on[block] + handed[s, block] + _besides(block, t, rest_forward, pinned)
 
 
-@njit(cache=True)
+@kernel
 def _table(
     most: Any, option_ptr: Any, kept: Any, forward: Any, backward: Any, extra_us: Any, again_us: Any, inner_us: Any, hand_on: Any,
     hand_on_us: Any, handed: Any, rest_forward: Any, rest_backward: Any, pinned: Any,
@@ -130,7 +131,7 @@ def _table(
     return best
 
 
-@njit(cache=True)
+@kernel
 def _steps(
     best: Any, units: Any, option_ptr: Any, kept: Any, forward: Any, backward: Any, extra_us: Any, again_us: Any, inner_us: Any,
     hand_on: Any, hand_on_us: Any, handed: Any, rest_forward: Any, rest_backward: Any, pinned: Any,

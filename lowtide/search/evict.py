@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from lowtide.ir.kernels import kernel
 from lowtide.ir.problem import Ints, OrderProblem, Rows
 from lowtide.ir.problem_check import Task
 from lowtide.search.evict_links import better_loaded, give_back, load, load_ahead, store_ahead, weigh
@@ -97,7 +97,7 @@ def rehearse_eviction() -> None:
     evict(runs, order, 16)
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def _evict(base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, out: Any) -> bool:
     """Whether a sequence was found; it is in `out`."""
     uses = start(base, now, tensors, nodes, steps, ids)
@@ -146,7 +146,7 @@ def _evict(base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, 
     return bool(not swaps or give_back(len(base), now, tensors, nodes, steps, ids, uses, out))
 
 
-@njit(cache=True)
+@kernel
 def _missing(node: Any, depth: Any, tensors: Any, nodes: Any, ids: Any) -> int:
     """The next input of a run in progress that is not there, -1 where all are. A run holds on to the inputs that it finds at first."""
     each, frame = nodes[node], nodes[depth]
@@ -162,7 +162,7 @@ def _missing(node: Any, depth: Any, tensors: Any, nodes: Any, ids: Any) -> int:
     return -1
 
 
-@njit(cache=True)
+@kernel
 def _need(node: Any, step: Any, again: Any, tensors: Any, nodes: Any, ids: Any, uses: Any) -> int:
     """The bytes that a node wants beside what is there, all of whose inputs are there and held."""
     each = nodes[node]
@@ -174,7 +174,7 @@ def _need(node: Any, step: Any, again: Any, tensors: Any, nodes: Any, ids: Any, 
     return int(need)
 
 
-@njit(cache=True)
+@kernel
 def _run(node: Any, step: Any, again: Any, wanted: Any, now: Any, tensors: Any, nodes: Any, ids: Any, uses: Any, out: Any) -> bool:
     """Run a node: its inputs are let go where nobody wants them any more, of its results what is wanted stays."""
     for entry in range(nodes[node].read, nodes[node].read_end):
@@ -202,7 +202,7 @@ def _run(node: Any, step: Any, again: Any, wanted: Any, now: Any, tensors: Any, 
     return emit(node, now, out)
 
 
-@njit(cache=True)
+@kernel
 def _lacks(node: Any, tensors: Any, nodes: Any, ids: Any, uses: Any) -> bool:
     """Whether something that a node makes and that is read later is not there."""
     for entry in range(nodes[node].made, nodes[node].made_end):
@@ -213,7 +213,7 @@ def _lacks(node: Any, tensors: Any, nodes: Any, ids: Any, uses: Any) -> bool:
     return False
 
 
-@njit(cache=True)
+@kernel
 def _pass(node: Any, step: Any, tensors: Any, nodes: Any, ids: Any) -> None:
     """A step is over: the uses that were its own are behind."""
     for entry in range(nodes[node].read, nodes[node].read_end):

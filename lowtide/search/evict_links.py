@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from lowtide.ir.kernels import kernel
 from lowtide.search.evict_room import make_room, remake_us, store
 from lowtide.search.evict_state import DROPPED, NOTHING, emit, next_use, settle
 
 
-@njit(cache=True)
+@kernel
 def store_ahead(step: Any, now: Any, tensors: Any, nodes: Any, steps: Any, uses: Any, out: Any) -> bool:
     """While the link is free: store what is worth most, of equals what is wanted latest. False where the sequence is too long."""
     while now[0].to_host <= now[0].clock:
@@ -23,7 +23,7 @@ def store_ahead(step: Any, now: Any, tensors: Any, nodes: Any, steps: Any, uses:
     return True
 
 
-@njit(cache=True)
+@kernel
 def weigh(node: Any, step: Any, now: Any, tensors: Any, nodes: Any, ids: Any, uses: Any) -> None:
     """What it would cost to make again what a node just made, from what stays."""
     for entry in range(nodes[node].made, nodes[node].made_end):
@@ -34,7 +34,7 @@ def weigh(node: Any, step: Any, now: Any, tensors: Any, nodes: Any, ids: Any, us
             tensors[tensor].worth_us = np.inf if worth < 0 else worth
 
 
-@njit(cache=True)
+@kernel
 def _to_store(step: Any, now: Any, tensors: Any, steps: Any, uses: Any) -> int:
     """Of what is there and worth it, the tensor that is worth most for its bytes; -1 for none. Worth counts up to `store_cap`."""
     chosen, best, latest = -1, 0.0, step
@@ -55,7 +55,7 @@ def _to_store(step: Any, now: Any, tensors: Any, steps: Any, uses: Any) -> int:
     return chosen
 
 
-@njit(cache=True)
+@kernel
 def load_ahead(step: Any, base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, uses: Any, out: Any) -> bool:
     """Load what the coming steps read, as early as their loads need; what finds no room waits. False where the sequence is too long."""
     now[0].ahead = max(now[0].ahead, step)
@@ -81,7 +81,7 @@ def load_ahead(step: Any, base: Any, now: Any, tensors: Any, nodes: Any, steps: 
     return True
 
 
-@njit(cache=True)
+@kernel
 def give_back(end: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, uses: Any, out: Any) -> bool:
     """Load what is lent and not there, after the last step. False where there is no room, or the sequence is too long."""
     for tensor in range(len(tensors)):
@@ -93,7 +93,7 @@ def give_back(end: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any
     return True
 
 
-@njit(cache=True)
+@kernel
 def load(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     """Begin to copy a tensor from the host into memory for which there is room."""
     now[0].from_host = max(now[0].from_host, now[0].clock) + tensors[tensor].load_us
@@ -102,7 +102,7 @@ def load(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     return emit(len(nodes) - 1 + 3 * tensor + 2, now, out)
 
 
-@njit(cache=True)
+@kernel
 def better_loaded(tensor: Any, step: Any, now: Any, tensors: Any, nodes: Any, ids: Any) -> bool:
     """Whether what is missing now comes back sooner from the host than by computing it again."""
     each = tensors[tensor]

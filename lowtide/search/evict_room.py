@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from lowtide.ir.kernels import kernel
 from lowtide.search.evict_state import CHOSEN, DROPPED, NOTHING, STORED, WEIGHED, emit, let_go, next_use
 
 _DEAD, _REMAKE, _DROP, _SWAP, _UNKNOWN = 0, 1, 2, 3, 4  # how a tensor goes
 _LATE = 1e30  # what was loaded ahead goes last
 
 
-@njit(cache=True)
+@kernel
 def make_room(
     need: Any, step: Any, again: Any, before: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, uses: Any, out: Any
 ) -> bool:
@@ -41,7 +41,7 @@ def make_room(
     return True
 
 
-@njit(cache=True)
+@kernel
 def _candidates(step: Any, again: Any, before: Any, now: Any, tensors: Any, nodes: Any, steps: Any, uses: Any) -> int:
     """All that may go, with a bound from below of their scores; how many."""
     found = 0
@@ -64,7 +64,7 @@ def _candidates(step: Any, again: Any, before: Any, now: Any, tensors: Any, node
     return found
 
 
-@njit(cache=True)
+@kernel
 def _least(found: Any, tensors: Any) -> int:
     """The place of the candidate of least score; -1 where none is left."""
     best, place = np.inf, -1
@@ -74,7 +74,7 @@ def _least(found: Any, tensors: Any) -> int:
     return place
 
 
-@njit(cache=True)
+@kernel
 def _score(cost: Any, tensor: Any, distance: Any, now: Any, tensors: Any, steps: Any) -> float:
     """The least goes first; what was loaded ahead of its reader goes last."""
     powered = cost if now[0].cost_power == 1.0 else cost ** now[0].cost_power
@@ -82,7 +82,7 @@ def _score(cost: Any, tensor: Any, distance: Any, now: Any, tensors: Any, steps:
     return float(score + _LATE if tensors[tensor].fresh else score)
 
 
-@njit(cache=True)
+@kernel
 def _at_least(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any) -> float:
     """A bound from below of what it costs to let a tensor go and have it again: no walk; inf where there is no way."""
     each = tensors[tensor]
@@ -92,7 +92,7 @@ def _at_least(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any) -> fl
     return float(cost)
 
 
-@njit(cache=True)
+@kernel
 def _price(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any, ids: Any) -> tuple[float, int]:
     """What it costs to let a tensor go and have it again, and by which way; `_DEAD` where there is none."""
     cost, way = 0.0, _DEAD
@@ -115,7 +115,7 @@ def _price(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any, ids: Any
     return cost, way
 
 
-@njit(cache=True)
+@kernel
 def _evict(tensor: Any, way: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     """Let a tensor go; False where the sequence has become too long."""
     if way == _SWAP and not store(tensor, now, tensors, nodes, out):
@@ -134,7 +134,7 @@ def _evict(tensor: Any, way: Any, now: Any, tensors: Any, nodes: Any, out: Any) 
     return True
 
 
-@njit(cache=True)
+@kernel
 def store(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     """Begin to copy a tensor to the host. The entry stays in the sequence only if the copy is needed."""
     each, place = tensors[tensor], now[0].count
@@ -148,7 +148,7 @@ def store(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     return True
 
 
-@njit(cache=True)
+@kernel
 def remake_us(maker: Any, when: Any, now: Any, tensors: Any, nodes: Any, ids: Any) -> float:
     """What it costs to run a node again with all that it misses now; -1 where something could not be run at step `when`."""
     total, top = 0.0, 0

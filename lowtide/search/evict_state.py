@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from lowtide.ir.kernels import kernel
 
 if TYPE_CHECKING:
     from lowtide.search.run_cost import Facts
@@ -94,7 +95,7 @@ def records(facts: Facts) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int32]
     return tensors, nodes, np.concatenate([facts.read_ids, facts.made_ids, facts.take_ids, facts.limit_ids, facts.write_ids])
 
 
-@njit(cache=True)
+@kernel
 def start(base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any) -> Any:
     """Fill in what follows from the sequence; by tensor the steps at which it is read, as rows laid end to end.
 
@@ -115,7 +116,7 @@ def start(base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any) -
     return uses
 
 
-@njit(cache=True)
+@kernel
 def _first_steps(base: Any, nodes: Any, ids: Any) -> None:
     """By node the step at which it first runs, and the first from which on it may not be repeated."""
     for node in range(len(nodes)):
@@ -128,7 +129,7 @@ def _first_steps(base: Any, nodes: Any, ids: Any) -> None:
             nodes[node].until = min(nodes[node].until, nodes[ids[entry]].first)
 
 
-@njit(cache=True)
+@kernel
 def _uses(base: Any, tensors: Any, nodes: Any, ids: Any) -> Any:
     for turn in range(2):  # count, then fill
         if turn == 1:
@@ -157,7 +158,7 @@ def _uses(base: Any, tensors: Any, nodes: Any, ids: Any) -> Any:
     return uses
 
 
-@njit(cache=True)
+@kernel
 def next_use(tensor: Any, step: Any, again: Any, tensors: Any, uses: Any) -> int:
     """The step at which what there is of a tensor is read next; -1 for never. The present step counts while it has not run."""
     entry, end = tensors[tensor].at, tensors[tensor].use_end
@@ -166,7 +167,7 @@ def next_use(tensor: Any, step: Any, again: Any, tensors: Any, uses: Any) -> int
     return max(uses[entry], -1) if entry < end else -1
 
 
-@njit(cache=True)
+@kernel
 def emit(code: Any, now: Any, out: Any) -> bool:
     """One entry more; False where the sequence has become too long."""
     count = now[0].count
@@ -178,7 +179,7 @@ def emit(code: Any, now: Any, out: Any) -> bool:
     return True
 
 
-@njit(cache=True)
+@kernel
 def settle(tensor: Any, now: Any, tensors: Any) -> None:
     """A tensor is there from now on."""
     count = now[0].members
@@ -189,7 +190,7 @@ def settle(tensor: Any, now: Any, tensors: Any) -> None:
     now[0].level += tensors[tensor].bytes
 
 
-@njit(cache=True)
+@kernel
 def let_go(tensor: Any, now: Any, tensors: Any) -> None:
     """A tensor's memory is free again."""
     tensors[tensor].resident = False

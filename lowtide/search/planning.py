@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from lowtide.cost.memory import order_problem, simulate
+from lowtide.cost.memory import lent_storages, order_problem, simulate, storage_bytes
 from lowtide.cost.peak import peak_moment
+from lowtide.errors import CheckError
 from lowtide.ir.check import check_graph, check_order, check_takeovers
 from lowtide.ir.graph import Graph, Value
-from lowtide.ir.plan import Plan, Provenance
+from lowtide.ir.plan import Plan, Provenance, program_hash
+from lowtide.ir.promise_check import untrue_promise
 from lowtide.rewrite.results import read_results
 from lowtide.rewrite.split import split_results
 from lowtide.schedule import ProgramOrder, Schedule, Solver, schedule
@@ -31,8 +33,17 @@ def make_plan(among: Candidates, solver: Solver, provenance: Provenance, *, roun
     captured = next(iter(among))
     eager_bytes = eager_peak_bytes(captured, among[captured], round_to=round_to, held_by_eager=held_by_eager)
     found = [_planned(graph, sizes, solver, provenance, eager_bytes, round_to) for graph, sizes in among.items()]
-    best = checked(min(found, key=lambda plan: plan.peak_bytes))
-    return dataclasses.replace(best, peak=peak_moment(best.graph, best.order, best.workspace_bytes, round_to=round_to))
+    best = min(found, key=lambda plan: plan.peak_bytes)
+    peak = peak_moment(best.graph, best.order, best.workspace_bytes, round_to=round_to)
+    return checked(dataclasses.replace(best, peak=peak, program=bound_to(captured, provenance, round_to)))
+
+
+def bound_to(captured: Graph, provenance: Provenance, round_to: int) -> str:
+    """What a plan for a captured program is bound to: the program, torch's version, and what sizes are rounded up to.
+
+    Not the machine whose times it was made for: a plan for one that was simulated runs on the one that is there.
+    """
+    return program_hash(captured, provenance.torch, round_to)
 
 
 def eager_peak_bytes(graph: Graph, workspace_bytes: Sequence[int], *, round_to: int = 1, held_by_eager: Sequence[Value] = ()) -> int:
@@ -59,6 +70,8 @@ def checked(plan: Plan) -> Plan:
     check_graph(plan.graph)
     check_order(plan.graph, plan.order)
     check_takeovers(plan.graph, plan.order, plan.takeovers)
+    if complaint := untrue_promise(plan):
+        raise CheckError(f"plan: {complaint}")
     return plan
 
 
@@ -75,11 +88,12 @@ def _planned(graph: Graph, workspace_bytes: Sequence[int], solver: Solver, prove
         order=tuple(int(index) for index in found.order),
         takeovers=tuple(int(slot) for slot in simulate(problem, found.order).takeovers),
         workspace_bytes=tuple(int(size) for size in workspace_bytes),
-        resident_bytes=int(problem.resident_bytes),
+        resident_bytes=int(problem.resident_bytes) + sum(storage_bytes(storage, round_to) for storage in lent_storages(graph)),
         peak_bytes=int(found.peak_bytes),
         eager_peak_bytes=int(eager_bytes),
         lower_bound_bytes=int(found.lower_bound_bytes),
         status=found.status.name.lower(),
         solver=found.solver,
         provenance=provenance,
+        granule_bytes=round_to,
     )

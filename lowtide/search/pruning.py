@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from lowtide.ir.kernels import kernel
 from lowtide.ir.problem import Ints
 from lowtide.search.runs import RunProblem
 
@@ -39,7 +39,7 @@ def prompt(problem: RunProblem, order: Ints) -> Ints:
     return order[np.lexsort((base.made_bytes[order] == 0, ready[order]))]
 
 
-@njit(cache=True)
+@kernel
 def _ready(place_of: Any, pred_ptr: Any, _pred_ids: Any, succ_ptr: Any, succ_ids: Any) -> Any:
     """By node its place, or where it has none, the last place of the nodes before it."""
     ready, waits, stack, top = place_of.copy(), np.diff(pred_ptr), np.empty(len(place_of), np.int64), 0
@@ -61,7 +61,7 @@ def _ready(place_of: Any, pred_ptr: Any, _pred_ids: Any, succ_ptr: Any, succ_ids
     return ready
 
 
-@njit(cache=True)
+@kernel
 def _allowed(runs: Any, repeatable: Any, limit_ptr: Any, limit_ids: Any) -> Mask:
     done, allowed = np.zeros(len(repeatable), np.bool_), np.ones(len(runs), np.bool_)
     for place in range(len(runs)):
@@ -74,7 +74,7 @@ def _allowed(runs: Any, repeatable: Any, limit_ptr: Any, limit_ids: Any) -> Mask
     return allowed
 
 
-@njit(cache=True)
+@kernel
 def _needed(runs: Any, must: Any, read_ptr: Any, read_ids: Any, made_ptr: Any, made_ids: Any, kept: Any) -> Mask:
     wanted = kept.copy()
     found: Mask = must.copy()

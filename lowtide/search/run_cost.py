@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from lowtide.ir.kernels import kernel
 from lowtide.ir.problem import Bytes, Ints
 from lowtide.ir.sequence import Deed
 
@@ -78,7 +78,7 @@ def first_wrong(problem: RunProblem, runs: Ints) -> int:
     return int(_first_wrong(runs, problem.facts))
 
 
-@njit(cache=True)
+@kernel
 def _first_wrong(runs: Any, facts: Any) -> int:
     n, m = len(facts.repeatable), len(facts.producer)
     done, there, dropped = np.zeros(n, np.bool_), facts.producer < 0, np.zeros(m, np.bool_)
@@ -127,7 +127,7 @@ def _first_wrong(runs: Any, facts: Any) -> int:
 _STORE, _DROP, _LOAD = (int(deed) - 1 for deed in (Deed.STORE, Deed.DROP, Deed.LOAD))  # of the entries from n on
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def _play(runs: Any, facts: Any) -> NDArray[np.int64]:
     """Footprint by entry without what is resident. Backwards to find the last reader of each copy, then forwards."""
     count, n, m = len(runs), len(facts.made_bytes), len(facts.tensor_bytes)
@@ -181,7 +181,7 @@ def _play(runs: Any, facts: Any) -> NDArray[np.int64]:
     return footprint
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def _time_us(runs: Any, facts: Any) -> float:
     """When the last operator is done: three streams side by side."""
     n, m = len(facts.made_bytes), len(facts.tensor_bytes)

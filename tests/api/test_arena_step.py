@@ -263,18 +263,21 @@ def test_each_buffer_of_a_planned_step_keeps_its_contents_from_birth_to_death():
     events = {int(tick): ("make", index) for index, tick in enumerate(track.recorded.born)}
     events |= {int(tick): ("drop", index) for index, tick in enumerate(track.recorded.died) if tick >= 0}
     generator = np.random.default_rng(0)
-    for _ in range(3):
+
+    def replay() -> None:
         alive: dict[int, tuple[torch.Tensor, np.ndarray]] = {}
-        with own._allocator.serving(own._region, track.script) as counts:
-            for _, (what, index) in sorted(events.items()):
-                if what == "make":
-                    tensor = torch.empty(int(track.recorded.size_bytes[index]), dtype=torch.uint8)
-                    tensor.numpy()[:] = (pattern := generator.integers(0, 256, tensor.nbytes, np.uint8))
-                    alive[index] = tensor, pattern
-                else:
-                    tensor, pattern = alive.pop(index)
-                    assert (tensor.numpy() == pattern).all()
-                    del tensor
+        for _, (what, index) in sorted(events.items()):
+            if what == "make":
+                tensor = torch.empty(int(track.recorded.size_bytes[index]), dtype=torch.uint8)
+                tensor.numpy()[:] = (pattern := generator.integers(0, 256, tensor.nbytes, np.uint8))
+                alive[index] = tensor, pattern
+            else:
+                tensor, pattern = alive.pop(index)
+                assert (tensor.numpy() == pattern).all()
+                del tensor
+
+    for _ in range(3):
+        _, counts = own._allocator.serve(own._region, track.script, replay)
         assert counts.served == counts.asked - 1 > 100
 
 

@@ -66,12 +66,116 @@ OPTIMIZERS = [
     (optim.NAdam, {"lr": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True}),
     (optim.Adamax, {"lr": 0.01, "weight_decay": 0.1}),
     (optim.Adadelta, {"lr": 0.1, "weight_decay": 0.1}),
+    (optim.RAdam, {"lr": 0.01}),
+    (optim.RAdam, {"lr": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True, "betas": (0.8, 0.9)}),
+    (optim.ASGD, {"lr": 0.01, "t0": 3, "weight_decay": 0.1}),
+    (optim.Rprop, {"lr": 0.01, "etas": (0.4, 1.3)}),
+    (optim.Adafactor, {"lr": 0.01, "weight_decay": 0.1}),
+    (optim.Adafactor, {"lr": 0.4, "eps": (None, 0.5)}),  # each of its maxima and minima comes out both ways
 ]
 
 
 @pytest.mark.parametrize(("optimizer", "settings"), OPTIMIZERS, ids=lambda item: getattr(item, "__name__", None) or ",".join(item))
 def test_optimizer(optimizer, settings):
-    check(made(optimizer, **settings), steps=4)
+    check(made(optimizer, **settings), steps=10)
+
+
+def test_a_decision_on_a_step_count_is_captured_anew_once(monkeypatch):
+    captures = count_captures(monkeypatch)
+    check(made(optim.RAdam, lr=0.01), steps=12)
+    assert captures == [2]  # from the sixth step on, RAdam's formula is another
+
+
+@pytest.mark.parametrize("optimizer", [optim.RAdam, optim.ASGD, optim.Adafactor, optim.Rprop])
+def test_a_schedule_for_an_optimizer_that_decides(optimizer, monkeypatch):
+    captures = count_captures(monkeypatch)
+
+    def between(model, optimizer):
+        schedule = lr_scheduler.CosineAnnealingLR(optimizer, 12)
+        return lambda step: schedule.step()
+
+    check(made(optimizer, lr=0.1), steps=12, between=between)
+    assert captures[0] <= 2
+
+
+def test_parameters_whose_step_counts_differ():
+    def make():
+        model, batch, loss, _ = made(optim.SGD, lr=0.1)()
+        return model, batch, loss, optim.RAdam(model.parameters(), lr=0.1, betas=(0.5, 0.9))
+
+    def between(model, optimizer):
+        return lambda step: model.last.requires_grad_(step != 2)
+
+    check(make, steps=12, between=between)
+
+
+class Periodic(optim.Optimizer):
+    """Counts in its groups, keeps flags and texts, and looks at a slow average every third step."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr, "dtype": torch.float32, "shape": abs})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state.update(started=True, mean=parameter.to(group["dtype"]).clone(), note="slow", last=None)
+                parameter.sub_(parameter.grad, alpha=group["shape"](group["lr"]))
+                if group["count"] % 3 == 0:
+                    parameter.lerp_(state["mean"], 0.5)
+                    state["mean"].copy_(parameter)
+                    state["last"] = group["count"]
+
+
+def test_an_optimizer_that_counts_in_its_groups_and_keeps_flags(monkeypatch):
+    captures = count_captures(monkeypatch)
+    check(made(Periodic, lr=0.1), steps=9)
+    assert captures[0] <= 3  # programs are found again where a decision comes out as before
+
+
+class Starts(optim.Optimizer):
+    """Moves nothing in its first step, and starts over from state that is still zero."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for parameter in (each for each in group["params"] if each.grad is not None):
+                state = self.state[parameter]
+                if not state:
+                    state["norm"] = torch.zeros([])
+                if state["norm"] == 0:
+                    state["norm"].copy_(parameter.grad.norm())
+                else:
+                    parameter.sub_(parameter.grad / state["norm"], alpha=group["lr"])
+
+
+def test_a_decision_on_state_that_the_first_step_makes():
+    check(made(Starts, lr=0.1), steps=4)
+
+
+class Kept(optim.SGD):
+    """Removes what it kept."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self.state[self.param_groups[0]["params"][0]].pop("momentum_buffer", None)
+
+
+def test_state_that_is_removed_again_is_refused():
+    model, batch, loss, optimizer = made(Kept, lr=0.1, momentum=0.9)()
+    for _ in range(2):
+        optimizer.state[optimizer.param_groups[0]["params"][0]]["momentum_buffer"] = torch.zeros(8)
+        with pytest.raises(lowtide.CaptureError, match="removes 'momentum_buffer' from its state of frozen"):
+            lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, workspaces=False)
 
 
 def test_groups_with_settings_of_their_own():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from collections.abc import Callable
 
 import pytest
@@ -121,6 +123,34 @@ def test_a_saved_plan_of_another_program_is_refused(tmp_path):
     step.plan.save(tmp_path / "plan.json")
     with pytest.raises(lowtide.FormatError, match="the saved plan is of another program"):
         lowtide.optimize(model, batch, loss=loss, optimizer=optim.AdamW(model.parameters()), plan=tmp_path / "plan.json", workspaces=False)
+
+
+def _regression(width: int = 64, dtype: torch.dtype = torch.float32, activation: type[nn.Module] = nn.Tanh, **settings):
+    model = nn.Sequential(nn.Linear(8, width), activation(), nn.Linear(width, 1)).to(dtype)
+    batch = torch.randn(4, 8, dtype=dtype), torch.randn(4, 1, dtype=dtype)
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    settings = {"loss": lambda model, x, y: functional.mse_loss(model(x), y), "optimizer": optimizer, "workspaces": False} | settings
+    return lowtide.optimize(model, batch, solver=ProgramOrder(), **settings)
+
+
+@pytest.mark.parametrize(
+    "other", [{"width": 128}, {"dtype": torch.float64}, {"activation": nn.Sigmoid}, {"accumulate": 2}, {"simulate": "h100"}]
+)
+def test_a_plan_is_bound_to_its_program_whatever_its_order(other, tmp_path):
+    step = _regression()
+    step.plan.save(tmp_path / "plan.json")
+    with pytest.raises(lowtide.FormatError, match=r"the saved plan is of another program.*made with torch .* for cpu"):
+        _regression(plan=tmp_path / "plan.json", **other)
+    assert _regression(plan=tmp_path / "plan.json").plan.to_json() == step.plan.to_json()
+
+
+def test_a_plan_whose_operators_were_edited_is_refused(tmp_path):
+    told = json.loads(_regression().plan.to_json())
+    told["graph"] = [line.replace("aten.tanh.default", "aten.sigmoid.default") for line in told["graph"]]
+    del told["checksum"]
+    told["checksum"] = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    with pytest.raises(lowtide.FormatError, match="the saved plan was changed"):
+        _regression(plan=lowtide.Plan.from_json(json.dumps(told)))
 
 
 def test_the_same_input_gives_the_same_plan():

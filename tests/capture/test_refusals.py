@@ -19,6 +19,7 @@ from tests.training import Settings as Plain
 from tests.training import Snapshot, eager_step
 
 HERE = r"test_refusals\.py:\d+"
+WHERE = rf"\S*{HERE}"
 
 
 class Net(nn.Module):
@@ -64,23 +65,50 @@ def reading(model: Net, x: Tensor) -> Tensor:
 
 
 def listing(model: Net, x: Tensor) -> Tensor:
-    return model(x).sum() * x[0].tolist()[1]
+    return model(x).sum() * model(x)[0].tolist()[1]
+
+
+def drawing(model: Net, x: Tensor) -> Tensor:
+    return model(x).sum() if torch.rand(()) > 0.5 else -model(x).sum()
+
+
+def counting(model: Net, x: Tensor) -> Tensor:
+    model(x)
+    return model(x).sum() / model.norm.num_batches_tracked.item()
 
 
 def selecting(model: Net, x: Tensor) -> Tensor:
-    return model(x).flatten()[x.flatten().nonzero()].sum()
+    return model(x).flatten()[model(x).flatten().nonzero()].sum()
 
 
 def masking(model: Net, x: Tensor) -> Tensor:
-    return model(x)[x > 0].sum()
+    out = model(x)
+    return out[out > 0].sum()
+
+
+def hooked(model: Net, x: Tensor) -> Tensor:
+    out = model(x)
+    out.register_hook(lambda gradient: gradient if gradient.norm() < 1 else gradient / 2)
+    return out.sum()
+
+
+def converting(model: Net, x: Tensor) -> Tensor:
+    return model(x).sum() * float(model(x).detach().numpy()[0, 0])
 
 
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (branching, rf"control flow depends on data: aten\._local_scalar_dense\.default at .*{HERE}.*torch\.where"),
-        (reading, rf"depends on data: aten\._local_scalar_dense\.default at .*{HERE}"),
-        (listing, rf"depends on data|at .*{HERE}"),
+        (branching, rf"control flow depends on data: aten\._local_scalar_dense\.default at .*{HERE}.*statistics.*torch\.where"),
+        (
+            reading,
+            rf"depends on data: aten\._local_scalar_dense\.default at .*{HERE}.*parameter linear\.weight, which the training changes",
+        ),
+        (listing, rf"depends on data: Tensor\.tolist at .*{HERE}"),
+        (drawing, rf"depends on data: .*{HERE}.*a random draw \(aten\.rand\.default"),
+        (counting, rf"depends on data: .*{HERE}.*aten\.add_.*, which the step has written"),
+        (hooked, rf"depends on data: .*at .*{HERE}"),
+        (converting, rf"depends on data: Tensor\.numpy at .*{HERE}"),
         (selecting, rf"shape depends on data: the result of aten\.nonzero\.default at .*{HERE}.*pad"),
         (masking, rf"shape depends on data: .*at .*{HERE}"),
     ],
@@ -165,17 +193,60 @@ def test_a_tensor_that_should_be_a_parameter():
     refused(lambda model, x: (model(x) * outside).sum(), rf"shape \(4,\) that requires gradients, used at .*{HERE}.*is not a parameter")
 
 
-def test_an_error_of_the_users_own_passes_through():
+def test_whatever_the_program_raises_is_told_with_operator_and_line():
     def failing(model, x):
         return model(x)[:, :3] @ x
 
-    refused(failing, "reduction dim", error=RuntimeError)
+    refused(failing, rf"loss\(model, \.\.\.\) failed in operator aten\.mm\.default at {WHERE}, which raised RuntimeError: .*reduction dim")
 
     def raising(model, x):
         model(x)
         raise KeyError("mine")
 
-    refused(raising, "mine", error=KeyError)
+    refused(raising, rf"loss\(model, \.\.\.\) raised KeyError: 'mine', at {WHERE}; where plain PyTorch raises this too")
+    refused(lambda model, x: functional.linear(model(x), x.numpy()), rf"raised \w+: .*, at {WHERE}")
+
+
+def test_a_loss_that_does_not_take_the_batch():
+    refused(lambda model, x, y: model(x), r"raised TypeError: .*missing 1 required positional argument: 'y'")
+
+
+def test_an_error_in_a_librarys_line_names_the_users_too():
+    def failing(model, x):
+        raise_within_numpy = np.zeros((2, 2)).reshape
+        return model(x).sum() * raise_within_numpy(3, x=4)
+
+    refused(failing, rf"raised TypeError: .*, at {WHERE}")
+
+
+def test_errors_in_the_backward_pass_and_in_the_hook_on_gradients():
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            raise ZeroDivisionError("in backward")
+
+    refused(lambda model, x: Fails.apply(model(x)).sum(), rf"the backward pass raised ZeroDivisionError: in backward, at {WHERE}")
+
+    def hook(model: nn.Module) -> None:
+        raise LookupError("in the hook")
+
+    refused(square, rf"after_backward\(model\) raised LookupError: in the hook, at {WHERE}", after_backward=hook)
+
+
+def test_a_refusal_that_the_program_catches_is_one_all_the_same():
+    def careful(model, x):
+        y = model(x)
+        try:
+            scale = x.max().item() * y.max().item()
+        except Exception:
+            scale = 1.0  # the way that eager never takes
+        return y.sum() * scale
+
+    refused(careful, "control flow depends on data")
 
 
 @pytest.mark.parametrize(
@@ -183,9 +254,6 @@ def test_an_error_of_the_users_own_passes_through():
     [
         (optim.LBFGS, "LBFGS evaluates the model several times a step.*first-order"),
         (optim.SparseAdam, "SparseAdam works on sparse gradients.*Adam"),
-        (optim.RAdam, "control flow depends on data: the optimizer compares a number read from a tensor"),
-        (optim.ASGD, "control flow depends on data"),
-        (optim.Rprop, "Rprop turns a hyper-parameter into a constant"),
     ],
 )
 def test_optimizers_that_cannot_be_captured(optimizer, message):
@@ -207,7 +275,7 @@ class Own(optim.Optimizer):
                     parameter.sub_(parameter.grad * self.rule(group["lr"]))
 
 
-@pytest.mark.parametrize("rule", [math.sqrt, math.exp, lambda lr: torch.tensor(lr).sqrt(), lambda lr: float.__add__(lr, 1.0)], ids=range(4))
+@pytest.mark.parametrize("rule", [math.sqrt, math.exp, lambda lr: float.__add__(lr, 1.0)], ids=range(3))
 def test_a_hyper_parameter_that_escapes(rule):
     refused(
         lambda model, x: model(x).sum(),
@@ -226,9 +294,12 @@ def test_a_hyper_parameter_that_escapes(rule):
         lambda lr: math.floor(10 * lr) + math.ceil(10 * lr) + math.trunc(10 * lr) + divmod(10 * lr, 3)[0] + divmod(7, lr)[1],
         lambda lr: float(f"{lr:.3f}") + max(lr, 0.15) + len(range(int(lr * 20))),
         lambda lr: torch.full((), lr),
+        lambda lr: torch.tensor(lr).sqrt() + torch.as_tensor(lr, dtype=torch.float64),
+        lambda lr: math.sqrt(lr) + math.pow(2, lr) - math.log(lr, 3) * math.exp(-lr),
+        lambda lr: max(lr, 0.25) + min([lr, 0.25, 0.5]) + max(lr * 2, 3 * lr**2, key=lambda number: -number),
         lambda lr: float(np.sqrt(lr)),
     ],
-    ids=range(8),
+    ids=range(11),
 )
 def test_arithmetic_on_hyper_parameters_follows_their_changes(rule):
     def run(optimized: bool) -> list[Tensor]:
@@ -245,6 +316,32 @@ def test_arithmetic_on_hyper_parameters_follows_their_changes(rule):
         assert torch.equal(expected, found)
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda lr, weight: 1.0 if weight.norm() > 0.5 else 2.0,
+        lambda lr, weight: max(lr, weight.norm()),
+        lambda lr, weight: 1.0 if weight.norm().item() > 0.5 else 2.0,
+        lambda lr, weight: 1.0 if torch.is_nonzero(weight.sum()) else 2.0,
+        lambda lr, weight: [1.0, 2.0][int(weight.norm() > 0.5)],
+        lambda lr, weight: float(weight.norm()),
+    ],
+    ids=range(6),
+)
+def test_optimizers_that_decide_on_parameters(rule):
+    class Decides(Own):
+        @torch.no_grad()
+        def step(self) -> None:
+            for group in self.param_groups:
+                for parameter in (each for each in group["params"] if each.grad is not None):
+                    parameter.sub_(parameter.grad * rule(group["lr"], parameter))
+
+    refused(
+        lambda model, x: model(x).sum(), "control flow depends on data|a number read from a tensor leaves the traced arithmetic",
+        optimizer=lambda parameters, lr: Decides(parameters, lr, abs),
+    )  # fmt: skip
+
+
 def test_an_optimizer_that_counts_beside_its_state():
     class Counts(Own):
         def step(self) -> None:
@@ -259,15 +356,6 @@ def test_an_optimizer_that_counts_beside_its_state():
 
 def square(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).square().sum()
-
-
-def test_hooks_on_the_optimizers_step():
-    def hooked(parameters, lr):
-        made = optim.SGD(parameters, lr)
-        made.register_step_post_hook(lambda *ignored: None)
-        return made
-
-    refused(lambda model, x: model(x).sum(), "this SGD has hooks on its step", optimizer=hooked)
 
 
 def test_hooks_after_accumulation():
@@ -334,11 +422,12 @@ def test_a_model_on_the_meta_device_is_planned_and_not_run():
         step(torch.ones(6, 4))
 
 
-def test_lazy_conjugates_are_refused():
-    with pytest.raises(lowtide.CaptureError, match=rf"conj.* at .*{HERE}"):
-        lowtide.optimize(
-            Function(lambda x: torch.view_as_real((torch.complex(x, x).conj() * torch.complex(x, 2 * x)).resolve_conj())), torch.ones(2)
-        )
+def test_lazy_conjugates_within_a_program_are_eagers():
+    def product(x: Tensor) -> Tensor:
+        return torch.view_as_real((torch.complex(x, x).conj() * torch.complex(x, 2 * x)).resolve_conj())
+
+    x = torch.rand(2)
+    assert torch.equal(lowtide.optimize(Function(product), x, workspaces=False)(x), product(x))
 
 
 class Function(nn.Module):
@@ -360,3 +449,94 @@ def test_a_plan_for_another_machine_is_not_run():
         step(x)
     with pytest.raises(ValueError, match="expected one of cpu, rtx3090, a100, h100, h200, got 'abacus'"):
         lowtide.optimize(model, (x,), simulate="abacus")
+
+
+def seeded_for_a_while(model: Net, x: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return (model(x) + torch.rand(4)).sum()
+
+
+def state_set_for_a_while(model: Net, x: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        torch.set_rng_state(torch.Generator().manual_seed(3).get_state())
+        return functional.dropout(model(x)).sum()
+
+
+@pytest.mark.parametrize("loss", [seeded_for_a_while, state_set_for_a_while])
+def test_seeding_for_a_while(loss):
+    refused(loss, rf"operator aten\.\w+\.\w+ at {WHERE} draws from torch's generator after the program has seeded it.*draw once for all")
+
+
+def test_forked_generators_that_nobody_seeds_are_eagers():
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.random.fork_rng():
+                return x + torch.zeros_like(x)
+
+    assert torch.equal(lowtide.optimize(Noisy(), torch.ones(2), workspaces=False)(torch.ones(2)), torch.ones(2))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested")
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (lambda x: x.to_sparse_csr(), r"batch.* has layout torch\.sparse_csr: dense tensors.*padded"),
+        (lambda x: torch.nested.nested_tensor([x, x]), "batch.* is a nested tensor: dense tensors"),
+        (lambda x: torch.nested.nested_tensor([x, x], layout=torch.jagged), "batch.* is a nested tensor: dense tensors"),
+    ],
+    ids=["csr", "nested", "jagged"],
+)
+def test_tensors_that_are_not_dense(batch, message):
+    refused(square, message, batch=(batch(torch.ones(6, 4)),))
+
+
+def test_sections_that_a_tensor_gives():
+    """A tensor of the program's own says where to cut, as in eager; one that depends on activations is refused."""
+    x = torch.arange(24.0).reshape(6, 4)
+    cut = lowtide.optimize(Function(lambda x: torch.tensor_split(x * 2, torch.tensor([2, 3]))[1]), x, workspaces=False)
+    assert torch.equal(cut(x), (x * 2)[2:3])
+    refused(lambda model, x: torch.tensor_split(model(x), model(x)[0].argsort()[:1])[0].sum(), rf"at {WHERE}")
+
+
+def test_a_conversion_that_changes_something():
+    refused(
+        lambda model, x: square(model.double(), x.double()), rf"weight of a \w+ is converted while the program runs, at {WHERE}.*before"
+    )
+
+
+def test_conversions_that_change_nothing():
+    class Careful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.GRU(3, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.inner = self.inner.to(x.dtype)
+            return self.inner.to("cpu").float()(x)[0].sum()
+
+    def run(optimized: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model, x = Careful(), torch.randn(4, 3)
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        step = lowtide.optimize(model, x, loss=Careful.__call__, optimizer=optimizer, workspaces=False) if optimized else None
+        for _ in range(2):
+            step(x) if step else eager_step(model, Careful.__call__, optimizer, (x,), {}, Plain())
+        return [parameter.detach() for parameter in model.parameters()]
+
+    for expected, found in zip(run(False), run(True), strict=True):
+        assert torch.equal(expected, found)
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_anomaly_detection():
+    with torch.autograd.detect_anomaly():
+        refused(square, "anomaly detection is on, which looks at the values of all gradients")
+
+
+def test_a_lazy_conjugate_in_the_batch():
+    x = torch.complex(torch.ones(6, 4), torch.ones(6, 4))
+    refused(lambda model, x: model(x.abs()).sum(), r"batch.* is a lazy conjugate.*resolve_conj\(\)", batch=(x.conj(),))
+    step = lowtide.optimize(Function(lambda x: x * 2), x, workspaces=False)
+    with pytest.raises(lowtide.BatchError, match=r"batch \[0\]: expected complex64.*got a lazy conjugate.*resolve_conj\(\)"):
+        step(x.conj())

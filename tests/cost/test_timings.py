@@ -8,10 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide.cost import timings
+from lowtide.cost import trial
 from lowtide.cost.cache import Cache
 from lowtide.cost.device import PRESETS, half_flops_of, preset
 from lowtide.cost.timings import device_here, measure_timings
+from lowtide.cost.trials import Trials
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Kind, Node, Storage, Value
 
@@ -56,7 +57,7 @@ def test_a_file_that_does_not_read_is_measured_anew(cache):
     measure_timings([_mm(16)], ROOFLINE)
     (path,) = cache.glob("timings-*.json")
     path.write_text('{"format": 1, "entries": {"x": -1}}')
-    with pytest.warns(UserWarning, match="does not read"):
+    with pytest.warns(RuntimeWarning, match="does not read"):
         again = measure_timings([_mm(16)], ROOFLINE)
     assert again.us[0] > 0
     assert json.loads(path.read_text())["entries"]
@@ -72,24 +73,25 @@ def test_what_cannot_be_run_has_its_roofline_and_is_listed():
     assert "RuntimeError" in measure_timings([wrong], ROOFLINE).unknown[0].reason
 
 
-@pytest.mark.parametrize(
-    "raised",
-    [
-        MemoryError("none left"),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: not enough memory: you tried to allocate 64 bytes."),
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64 bytes"),
-    ],
-)
+LACKING = [
+    MemoryError("none left"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: not enough memory: you tried to allocate 64 bytes."),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64 bytes"),
+]
+
+
+@pytest.mark.parametrize("raised", LACKING)
 def test_a_lack_of_memory_falls_back_to_the_roofline_and_says_so(monkeypatch, cache, raised):
     """Only for the call that meets it: the others are measured, and it is tried again next time."""
-    real = timings.ready_call
+    real = Trials.time
 
-    def lacking(node):
-        if node.inputs[0].shape == (64, 64):
-            raise raised
-        return real(node)
+    def refuse():
+        raise raised
 
-    monkeypatch.setattr(timings, "ready_call", lacking)
+    def lacking(self, steps, device, warm_up):
+        return trial.answer(refuse) if "64, 64" in str(steps) else real(self, steps, device, warm_up)
+
+    monkeypatch.setattr(Trials, "time", lacking)
     with pytest.warns(RuntimeWarning, match="not enough memory to measure aten") as told:
         times = measure_timings([_mm(16), _mm(64), _mm(64)], ROOFLINE)
     assert len(told) == 1
@@ -97,7 +99,7 @@ def test_a_lack_of_memory_falls_back_to_the_roofline_and_says_so(monkeypatch, ca
     (unknown,) = times.unknown
     assert unknown.of_memory
     assert "64, 64" in unknown.call
-    monkeypatch.setattr(timings, "ready_call", real)
+    monkeypatch.setattr(Trials, "time", real)
     assert not measure_timings([_mm(64)], ROOFLINE).unknown
 
 
@@ -147,7 +149,7 @@ def test_times_that_cannot_have_been_measured_are_not_believed(cache, number):
     (path,) = cache.glob("timings-*.json")
     document = json.loads(path.read_text())
     path.write_text(json.dumps(document | {"entries": dict.fromkeys(document["entries"], number)}))
-    with pytest.warns(UserWarning, match="does not read"):
+    with pytest.warns(RuntimeWarning, match="does not read"):
         again = measure_timings([_mm(16)], ROOFLINE)
     assert 0 < again.us[0] < 1e6
     assert measure_timings([_mm(16)], ROOFLINE).us == again.us

@@ -1,4 +1,6 @@
+import json
 import random
+from math import isnan
 from pathlib import Path
 
 import pytest
@@ -7,10 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.cost import workspaces
-from lowtide.cost.workspaces import concrete_args, made_up, measure_workspaces, operator, signature
+from lowtide.cost import trial, trials
+from lowtide.cost.operators import operator
+from lowtide.cost.recipe import recipe
+from lowtide.cost.trial import answer, made_ready, made_up, take_level
+from lowtide.cost.workspaces import made_bytes, measure_workspaces
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Atom, Kind, Node, Storage, Value
+from lowtide.ir.signature import signature
 from lowtide.ir.sizes import ITEM_BYTES, Size, contiguous_stride, product
 
 CHUNK = 4096
@@ -37,6 +43,10 @@ def value(
 
 def node(op: str, *args: Arg, out: tuple[Value | None, ...] = (), writes: tuple[tuple[Value, Value], ...] = (), **kwargs: Arg) -> Node:
     return Node(op, args, out, tuple(kwargs.items()), writes)
+
+
+def look(one: Value) -> list[object]:
+    return [one.dtype, list(one.shape), list(one.stride), one.storage.device]
 
 
 def workspace(one: Node) -> int:
@@ -72,28 +82,28 @@ def test_a_new_storage_that_many_outputs_share_is_counted_once():
     base = value(CHUNK)
     grads = value(3, CHUNK)
     parts = tuple(value(CHUNK, on=grads) for _ in range(2))
-    assert workspaces._made_bytes(node("aten.split.Tensor", base, 1, out=parts)) == 12 * CHUNK
+    assert made_bytes(node("aten.split.Tensor", base, 1, out=parts)) == 12 * CHUNK
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 60), st.booleans(), st.sampled_from(["float32", "float64", "bfloat16"]))
 def test_a_strided_argument_is_made_as_it_is(rows: int, columns: int, turned: bool, dtype: str):
     source = value(rows, columns, dtype=dtype, stride=(1, rows) if turned else (columns, 1))
-    made = made_up(source)
+    made = made_up(look(source))
     assert (tuple(made.shape), made.stride(), made.dtype) == (source.shape, source.stride, getattr(torch, dtype))
     assert made.untyped_storage().nbytes() == rows * columns * ITEM_BYTES[dtype]
     assert bool((made == 1).all())
 
 
 def test_an_expanded_argument_takes_what_lies_beneath():
-    made = made_up(value(1000, 3, stride=(0, 1)))
+    made = made_up(look(value(1000, 3, stride=(0, 1))))
     assert made.untyped_storage().nbytes() == 12
-    assert made_up(value(0, 3)).shape == (0, 3)
+    assert made_up(look(value(0, 3))).shape == (0, 3)
 
 
 @pytest.mark.parametrize("dtype", sorted(set(ITEM_BYTES) - {"scalar", "complex32"}))
 def test_every_type_can_be_made_up(dtype: str):
-    made = made_up(value(3, dtype=dtype))
+    made = made_up(look(value(3, dtype=dtype)))
     expected = dtype == "bool" or "float" in dtype or "complex" in dtype
     assert made.to(torch.complex128).tolist() == [expected] * 3
     assert made.element_size() == ITEM_BYTES[dtype]
@@ -180,17 +190,26 @@ def test_what_is_too_large_is_not_run():
 
 
 def test_a_lack_of_memory_is_told_and_other_calls_are_measured(monkeypatch: pytest.MonkeyPatch):
-    def lacking() -> None:
-        raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 64 bytes.")
+    real = trials.Trials.level
 
-    real = workspaces.ready_call
-    monkeypatch.setattr(workspaces, "ready_call", lambda one: lacking if one.op.startswith("aten.relu") else real(one))
+    def lacking(self: trials.Trials, steps: dict[str, object], device: str) -> dict[str, object]:
+        if "relu" in str(steps):
+            return {"failure": "RuntimeError: DefaultCPUAllocator: not enough memory: you tried to allocate 64 bytes.", "of_memory": True}
+        return real(self, steps, device)
+
+    monkeypatch.setattr(trials.Trials, "level", lacking)
     both = [node("aten.relu.default", value(8), out=(value(8),)), node("aten.neg.default", value(8), out=(value(8),))]
     with pytest.warns(RuntimeWarning, match="not enough memory to measure aten.relu.default") as told:
         found = measure_workspaces(both)
     assert len(told) == 1
     assert (found.unknown_nodes, found.measured_calls) == (1, 1)
     assert found.unknown[0].of_memory
+
+
+def test_an_operator_that_cannot_have_its_memory_says_so():
+    huge = node("aten.full.default", (2**44,), 1.0, out=(None,))
+    with pytest.warns(RuntimeWarning, match="not enough memory to measure aten.full.default"):
+        assert measure_workspaces([huge]).unknown[0].of_memory
 
 
 @pytest.mark.parametrize(
@@ -232,14 +251,15 @@ def test_tensors_of_one_call_are_gone_before_the_next(monkeypatch: pytest.Monkey
             nonlocal alive
             alive -= 1
 
-    def counted(one: Value) -> torch.Tensor:
-        made = torch.ones(one.shape)
+    def counted(wanted: list[object]) -> torch.Tensor:
+        made = made_up(wanted)
         made.guard = Counted()
         return made
 
-    monkeypatch.setattr(workspaces, "made_up", counted)
+    monkeypatch.setattr(trial, "made_up", counted)
     failing = node("aten.mm.default", value(2, 3), value(2, 3), out=(value(2, 3),))
-    measure_workspaces([failing, *(node("aten.relu.default", value(n), out=(value(n),)) for n in range(1, 6))])
+    for one in (failing, *(node("aten.relu.default", value(n), out=(value(n),)) for n in range(1, 6))):
+        assert ("failure" in answer(lambda one=one: take_level(recipe(one), "cpu", True))) == (one is failing)
     assert (most, alive) == (2, 0)
 
 
@@ -273,22 +293,31 @@ def test_signatures_differ_where_calls_do():
     assert len({signature(call) for call in calls}) == len(calls)
 
 
-def test_arguments_become_torchs_own():
+def test_arguments_become_torchs_own(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trial, "operator", lambda name: lambda *args, **kwargs: (args, kwargs))
     first, number = value(2), value(dtype="scalar")
     given = node(
-        "aten.f.default", first, (first, (1, None)), Atom("device", "cpu"), number, memory_format=Atom("memory_format", "channels_last")
+        "aten.f.default", first, (first, (1, None)), Atom("device", "cpu"), number, 1j, memory_format=Atom("memory_format", "channels_last")
     )
-    args, kwargs = concrete_args(given, made_up)
+    args, kwargs = made_ready(json.loads(json.dumps(recipe(given))))()
     assert args[1][0] is args[0]
     assert args[1][1] == [1, None]
-    assert args[2:] == (torch.device("cpu"), 1.0)
+    assert args[2:] == (torch.device("cpu"), 1.0, 1j)
     assert kwargs == {"memory_format": torch.channels_last}
+
+
+def test_numbers_that_json_has_no_words_for_come_through(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trial, "operator", lambda name: lambda *args: args)
+    given = (float("inf"), -float("inf"), -0.0, 1, 1.0, True, 0.1, 10**30)
+    found = made_ready(json.loads(json.dumps(recipe(node("aten.f.default", *given)))))()
+    assert list(map(repr, found)) == list(map(repr, given))
+    assert isnan(made_ready(json.loads(json.dumps(recipe(node("aten.f.default", float("nan"))))))()[0])
 
 
 @pytest.mark.parametrize("atom", [Atom("dtype", "float32.__class__"), Atom("dtype", "float33"), Atom("layout", "")])
 def test_an_atom_that_is_none_of_torchs_is_refused(atom: Atom):
     with pytest.raises(FormatError, match="expected a"):
-        concrete_args(node("aten.f.default", atom), made_up)
+        made_ready(recipe(node("aten.relu.default", atom)))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -136,3 +137,18 @@ def test_a_problem_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["problem.csv"]
     with pytest.raises(FileNotFoundError):
         load_buffers(tmp_path / "missing.csv")
+
+
+@given(st.text(alphabet="idlowerupsza,;\"'\n\r0123456789eE+-.\x00\u00e4 ", max_size=30), st.integers(0, 60), st.integers(0, 9))
+def test_a_damaged_text_is_a_problem_or_refused(noise: str, start: int, length: int) -> None:
+    text = "id,lower,upper,size,alignment,fixed\nweights,0,12,4096,64,\nhidden,3,7,1024,,4096\n"
+    with suppress(FormatError):
+        buffers_from_csv(text[:start] + noise + text[start + length :])
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "nan", "inf", "1e400", "-" + "9" * 30, str(2**62), "\u0661", "1_000", "0x10"])
+@pytest.mark.parametrize("column", ["lower", "upper", "size", "alignment", "fixed"])
+def test_a_number_out_of_all_range_is_refused(column: str, number: str) -> None:
+    row = {"id": "b", "lower": "0", "upper": "1", "size": "8", "alignment": "1", "fixed": "0"} | {column: number}
+    with pytest.raises(FormatError, match="expected"):
+        buffers_from_csv(f"{','.join(row)}\n{','.join(row.values())}\n")

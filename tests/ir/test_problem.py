@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import time
 
 import numpy as np
@@ -82,3 +84,29 @@ def test_a_hundred_thousand_nodes_take_seconds_at_most() -> None:
     problem = OrderProblem.of([64] * n, tasks, kept=[n - 1])
     assert (problem.succs.ptr[-1], problem.readers.ptr[-1], problem.start_bytes) == (3 * n - 6, 3 * n - 6, 0)
     assert time.perf_counter() - start < 5
+
+
+def test_a_long_list_with_a_repetition_is_refused_in_linear_time() -> None:
+    tensors = range(20_000)
+    seen = _Counting()
+    reads = tuple(_Number(tensor, seen) for tensor in (*tensors, tensors[-1]))
+    with pytest.raises(FormatError, match="expected each tensor once, got tensor 19999 twice"):
+        OrderProblem.of([1] * len(tensors), [Task("long", reads=reads)])
+    assert seen.comparisons < 10 * len(tensors)
+
+
+class _Counting:
+    comparisons = 0
+
+
+class _Number(int):
+    def __new__(cls, value: int, seen: _Counting) -> _Number:
+        number = super().__new__(cls, value)
+        number.seen = seen
+        return number
+
+    def __eq__(self, other: object) -> bool:
+        self.seen.comparisons += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__

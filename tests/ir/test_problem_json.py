@@ -1,4 +1,5 @@
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from lowtide.errors import FormatError
 from lowtide.ir.problem import OrderProblem
 from lowtide.ir.problem_check import Task
 from lowtide.ir.problem_json import load_problem, problem_from_json, problem_to_json, save_problem
+from tests.edits import edited
 from tests.problems import Case, cases, same
 
 INSTANCES = sorted((Path(__file__).parents[1] / "data" / "order").glob("*.json"))
@@ -179,3 +181,32 @@ def _check_refused(text: str, message: str, folder: Path) -> None:
     with pytest.raises(FormatError, match=rf"broken\.json: .*{message}") as caught:
         load_problem(path)
     assert "\n" not in str(caught.value)
+
+
+@given(st.sampled_from([SIMPLE, GENERAL]), st.data())
+def test_an_edited_file_is_a_problem_or_refused(text: str, data: st.DataObject) -> None:
+    told = json.loads(text)
+    for _ in range(data.draw(st.integers(1, 3))):
+        told = edited(told, data)
+    with suppress(FormatError):
+        problem = problem_from_json(json.dumps(told))
+        assert same(problem_from_json(problem_to_json(problem)), problem)
+
+
+@given(
+    st.sampled_from([SIMPLE, GENERAL]),
+    st.text(alphabet='{}[]",:0123456789eE+-. ntrue', max_size=20),
+    st.integers(0, 400),
+    st.integers(0, 9),
+)
+def test_a_damaged_file_is_a_problem_or_refused(text: str, noise: str, start: int, length: int) -> None:
+    with suppress(FormatError):
+        problem_from_json(text[:start] + noise + text[start + length :])
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"nodes": ' * 100_000, '{"nodes": [' + "1" * 10_000 + "]}", '{"nodes": [1e999]}', "\x00", "\ufeff{}"]
+)
+def test_what_no_reader_can_hold_is_refused(text: str) -> None:
+    with pytest.raises(FormatError, match="expected"):
+        problem_from_json(text)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lowtide.cost.peak import peak_moment
 from lowtide.errors import FormatError
 from lowtide.ir.alike import alike, pattern
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
@@ -56,10 +57,15 @@ PLAN = Plan(
     GRAPH, tuple(range(STEPS)), (-1,) * STEPS, (0,) * STEPS, 4096 + 1024 * BLOCKS, PEAK.footprint_bytes, 10**6, 5, "feasible", "Auto()",
     Provenance("0.1.0", "2.13.0", "cpu", "3.11.7", 2), TRADE, PEAK,
 )  # fmt: skip
+WORKSPACES = tuple(100 * (step == STEP) for step in range(STEPS))
+KEPT = replace(  # with promises that it keeps
+    PLAN, workspace_bytes=WORKSPACES, peak_bytes=PLAN.resident_bytes + 2 * 4096 + 100, lower_bound_bytes=PLAN.resident_bytes,
+    peak=peak_moment(GRAPH, range(STEPS), WORKSPACES),
+)  # fmt: skip
 
 
 def test_peak_and_trade_read_back() -> None:
-    plan = replace(PLAN, trade=replace(TRADE, deals=(*DEALS[:3], SWAPPED, replace(DEALS[4], away=()))))
+    plan = replace(KEPT, trade=replace(TRADE, deals=(*DEALS[:3], SWAPPED, replace(DEALS[4], away=()))))
     again = Plan.from_json(plan.to_json())
     assert again.to_json() == plan.to_json()
     assert again.trade == plan.trade
@@ -67,13 +73,13 @@ def test_peak_and_trade_read_back() -> None:
 
 
 def test_a_plan_without_either_reads_back() -> None:
-    again = Plan.from_json(replace(PLAN, trade=None, peak=None).to_json())
+    again = Plan.from_json(replace(KEPT, trade=None, peak=None).to_json())
     assert again.trade is None
     assert again.peak is None
 
 
 def _changed(path: list[Any], entry: Any) -> str:
-    data = json.loads(PLAN.to_json())
+    data = json.loads(KEPT.to_json())
     inner = data
     for part in path[:-1]:
         inner = inner[part]
@@ -118,7 +124,7 @@ def test_what_cannot_be_is_refused(path: list[Any], entry: Any, expected: str) -
 
 @pytest.mark.parametrize("field", ["runs", "run_us", "store_us", "load_us", "tensor"])
 def test_no_cost_may_be_left_out(field: str) -> None:
-    data = json.loads(PLAN.to_json())
+    data = json.loads(KEPT.to_json())
     del data["trade"]["deals"][0][field]
     with pytest.raises(FormatError, match="deal 0: expected"):
         Plan.from_json(json.dumps(data))

@@ -1,12 +1,16 @@
+import math
+from itertools import count
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.ir.placement import FREE, PlaceProblem
-from lowtide.place import Greedy, Placement, Portfolio, Status, answers, arena_bound_bytes
-from lowtide.place.fitting import FITS
-from lowtide.place.sequences import ORDERS, sequence
+from lowtide.place import Greedy, Placement, Portfolio, Status, answers, arena_bound_bytes, fitting
+from lowtide.place.fitting import FITS, Fit
+from lowtide.place.sequences import ORDERS, Order, sequence
 from lowtide.place.strip import Strip
 from tests.placements import least_arena_bytes, meet, problems
 
@@ -128,3 +132,29 @@ def test_unknown_settings_are_refused() -> None:
         Greedy("weight")
     with pytest.raises(ValueError, match="fit: expected one of 'first'"):
         Greedy("size", "worst")
+
+
+@settings(deadline=None, max_examples=60)
+@given(problems(max_buffers=12), st.sampled_from(ORDERS), st.sampled_from(FITS), st.integers(1, 60))
+def test_the_clock_is_looked_at_without_another_answer(problem: PlaceProblem, order: Order, fit: Fit, looks: int) -> None:
+    strip, placer = Strip.of(problem), Greedy(order, fit)
+    expected = placer.offsets(strip, problem.lower_bound_bytes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitting, "_CHUNK_LOOKS", looks)
+        assert (placer.offsets(strip, problem.lower_bound_bytes) == expected).all()
+        late = placer.place_by(-math.inf, problem)  # which is checked
+    assert late.fits
+    assert late.stats.get("stacked", 0) <= max(strip.count - 1, 0)
+
+
+def test_a_pass_ends_soon_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What one pass takes is quadratic: here some thousands of chunks of it, between which the clock is looked at.
+    monkeypatch.setattr(fitting, "_CHUNK_LOOKS", 1000)
+    ticks = count()
+    monkeypatch.setattr(fitting, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    n = 3000
+    problem = PlaceProblem.of([1] * n, range(n), range(2 * n, n, -1))
+    found = Greedy("size").place_by(10, problem)
+    assert found.fits
+    assert found.stats["stacked"] > n // 2
+    assert next(ticks) < 20

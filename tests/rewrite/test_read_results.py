@@ -4,6 +4,8 @@ import itertools
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import lowtide
@@ -32,8 +34,63 @@ def test_every_rule_on_real_tensors(backward, rule, dtype):
         assert torch.equal(expected, got)
 
 
-def _value(name, kind=Kind.ACTIVATION):
-    return Value(name, Storage(name, 16, "cpu", kind), "float32", (4,), (1,))
+def _value(name, kind=Kind.ACTIVATION, dtype="float32"):
+    return Value(name, Storage(name, 16, "cpu", kind), dtype, (4,), (1,))
+
+
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+_NUMBERS = st.one_of(
+    st.sampled_from([0.0, -0.0, 0.1, 0.7, -0.7, 1.0, 6.0, 1 / 3, 1e-8, 1e5, 1e39, 65504.0, 65520.0, float("inf"), -float("inf"), 1e-320]),
+    st.integers(-300, 300),
+    st.floats(-10, 10),
+    st.floats(allow_nan=False),
+)
+
+
+def _around(numbers, dtype):
+    """Odd values, the numbers as `dtype` rounds them, and the neighbours of those."""
+    near = [torch.tensor([number], dtype=torch.float64).to(dtype) for number in numbers]
+    ends = [torch.tensor([end], dtype=dtype) for end in (float("inf"), -float("inf"))]
+    return torch.cat(
+        [EDGES.to(dtype), *near, *(torch.nextafter(each, end) for each in near for end in ends), torch.randn(37).to(dtype) * 4]
+    )
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.sampled_from(sorted(_RULES)), st.sampled_from(sorted(_DTYPES)), st.lists(_NUMBERS, min_size=2, max_size=2))
+@example("aten.hardtanh_backward.default", "bfloat16", [-0.7, 0.7])
+@example("aten.hardtanh_backward.default", "float16", [0.1, 6.0])
+def test_what_is_rewritten_gives_the_same_bits(backward, name, numbers):
+    rule, dtype = _RULES[backward], _DTYPES[name]
+    parameters = tuple(sorted(numbers)) if rule.bounds else (numbers[0],)
+    more = (False,) if "leaky" in backward else ()
+    x, gradient, y, dx = (_value(each, Kind.INPUT, name) for each in ("x", "gradient", "y", "dx"))
+    forward = Node(rule.forward, (x, *parameters), (y,))
+    graph = Graph((x, gradient), (forward, Node(backward, (gradient, x, *parameters, *more), (dx,))), (y, dx))
+    if not read_results(graph).forward:
+        return
+    given_x = _around(parameters, dtype)
+    try:
+        result = _operator(rule.forward)(given_x, *parameters)
+    except RuntimeError:  # a number beyond the dtype: no such program
+        return
+    upstream = torch.randn(len(given_x)).to(dtype)
+    expected, got = (_operator(backward)(upstream, read, *parameters, *more) for read in (given_x, result))
+    assert torch.equal(expected.view(torch.uint8), got.view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("name", "bound", "is_rewritten"),
+    [
+        ("float32", 0.7, True), ("float64", 0.7, True), ("bfloat16", 0.7, False), ("float16", 0.1, False), ("bfloat16", 6.0, True),
+        ("float16", 0.5, True), ("float16", 1e9, False), ("bfloat16", 1e300, False),
+    ],
+)  # fmt: skip
+def test_a_bound_that_the_dtype_does_not_hold_is_left_alone(name, bound, is_rewritten):
+    x, gradient, y, dx = (_value(each, Kind.INPUT, name) for each in ("x", "gradient", "y", "dx"))
+    forward = Node("aten.hardtanh.default", (x, -bound, bound), (y,))
+    backward = Node("aten.hardtanh_backward.default", (gradient, x, -bound, bound), (dx,))
+    assert bool(read_results(Graph((x, gradient), (forward, backward), (y, dx))).forward) == is_rewritten
 
 
 def _clamp(forward_parameters=(0.0, 6.0), also_kept=False):

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from lowtide.cost.profiler import peak_bytes
 from lowtide.runtime import native
-from lowtide.runtime.allocator import OUTLIVES, Allocator, BusyError, Region, Script
+from lowtide.runtime.allocator import OUTLIVES, Allocator, BusyError, Recorded, Region, Script
 from lowtide.runtime.arena import Arena
 from tests.arenas import FirstFit, Schedule, Tensors, deviations, mapped, planned, recorded, schedules
 
@@ -44,27 +45,32 @@ def script_of(allocator: Allocator, *requests: tuple[int, int]) -> tuple[Script,
 
 
 def test_requests_and_releases_are_recorded_in_their_order(allocator: Allocator):
-    with allocator.recording() as found:
+    def call() -> torch.Tensor:
         first = empty(100)
         second = empty(300)
         del first
         third = empty(50)
         empty(0)
         del second
+        return third
+
+    third, found = allocator.record(call)
     del third
-    assert [each.tolist() for each in vars(found[0]).values()] == [[100, 300, 50], [0, 1, 3], [2, 4, -1]]
+    assert [each.tolist() for each in vars(found).values()] == [[100, 300, 50], [0, 1, 3], [2, 4, -1]]
 
 
 def test_the_same_requests_lie_at_their_offsets(allocator: Allocator):
     script, region = script_of(allocator, (100, 0), (300, 128), (50, OUTLIVES), (80, 0))
-    with allocator.serving(region, script) as counts:
+
+    def call() -> list[int]:
         first, second, third = empty(100), empty(300), empty(50)
         where = [each.data_ptr() - region.base for each in (first, second)]
         del first
-        fourth = empty(80)
-        where.append(fourth.data_ptr() - region.base)
+        where.append(empty(80).data_ptr() - region.base)
         assert not region.holds(third.data_ptr())
-        del second, fourth
+        return where
+
+    where, counts = allocator.serve(region, script, call)
     assert where == [0, 128, 0]
     assert (counts.asked, counts.asked_bytes, counts.served, counts.served_bytes, counts.outliving) == (4, 530, 3, 480, 1)
     assert not counts.deviates
@@ -86,9 +92,8 @@ def test_no_two_tensors_share_a_byte_whatever_is_asked_for(data: st.DataObject, 
     script, region = planned(allocator, recorded(allocator, schedule, Tensors()))
     tensors = Tensors()
     for _ in range(3):
-        with allocator.serving(region, script) as counts:
-            tensors.run(data.draw(deviations(schedule)))
-            tensors.check()
+        deviating = data.draw(deviations(schedule))
+        _, counts = allocator.serve(region, script, lambda deviating=deviating: (tensors.run(deviating), tensors.check()))
         assert counts.asked == counts.served + counts.outliving + counts.unexpected + counts.occupied
         tensors.alive = tensors.alive[: data.draw(st.integers(0, 3))]
     assert region.live <= len(tensors.alive)
@@ -102,8 +107,7 @@ def test_the_recorded_schedule_is_served_whole(allocator: Allocator, schedule: S
     script, region = planned(allocator, found := recorded(allocator, schedule, Tensors()))
     for _ in range(2):
         tensors = Tensors()
-        with allocator.serving(region, script) as counts:
-            tensors.run(schedule)
+        _, counts = allocator.serve(region, script, lambda tensors=tensors: tensors.run(schedule))
         tensors.clear()
         assert not counts.deviates
         assert (counts.served, counts.outliving) == (int((found.died >= 0).sum()), int((found.died < 0).sum()))
@@ -112,11 +116,9 @@ def test_the_recorded_schedule_is_served_whole(allocator: Allocator, schedule: S
 def test_threads_that_let_go_and_ask_while_a_step_runs_disturb_nobody(allocator: Allocator):
     """A step fills and checks its tensors, another thread lets half of them go and asks for its own."""
     schedule: Schedule = [("make", 64 * (1 + number % 7)) for number in range(200)]
-    with allocator.recording() as found:
-        tensors = Tensors()
-        tensors.run(schedule)
-        tensors.clear()
-    script, region = planned(allocator, found[0])
+    tensors = Tensors()
+    _, found = allocator.record(lambda: (tensors.run(schedule), tensors.clear()))
+    script, region = planned(allocator, found)
     for _ in range(20):
         mine, others = Tensors(), Tensors()
 
@@ -125,7 +127,7 @@ def test_threads_that_let_go_and_ask_while_a_step_runs_disturb_nobody(allocator:
                 others.run([("make", 128)])
                 mine.run([("drop", 0)])
 
-        with allocator.serving(region, script) as counts:
+        def call(mine: Tensors = mine, meanwhile: Callable[[], None] = meanwhile) -> None:
             mine.run(schedule[:100])
             thread = threading.Thread(target=meanwhile)
             thread.start()
@@ -133,6 +135,8 @@ def test_threads_that_let_go_and_ask_while_a_step_runs_disturb_nobody(allocator:
                 mine.run([each])
             thread.join()
             mine.clear()
+
+        _, counts = allocator.serve(region, script, call)
         others.clear()
         assert (counts.asked, counts.elsewhere, counts.elsewhere_bytes) == (200, 100, 12800)
         assert counts.served + counts.occupied == 200
@@ -149,9 +153,7 @@ def test_a_request_that_is_left_out_replaced_or_new_costs_no_other_its_place(all
         "new": ([*sizes[:5], 7, *sizes[5:]], 20, 1),
     }
     for what, (asked, served, unexpected) in cases.items():
-        with allocator.serving(region, script) as counts:
-            held = [empty(size) for size in asked]
-            del held
+        _, counts = allocator.serve(region, script, lambda asked=asked: len([empty(size) for size in asked]))
         assert counts.deviates, what
         assert served - 2 <= counts.served <= served, what
         assert unexpected <= counts.unexpected <= unexpected + 2, what
@@ -159,11 +161,8 @@ def test_a_request_that_is_left_out_replaced_or_new_costs_no_other_its_place(all
 
 def test_what_is_still_alive_is_not_overwritten_and_the_rest_is_served(allocator: Allocator):
     script, region = script_of(allocator, (100, 0), (100, 128), (200, 0))
-    with allocator.serving(region, script):
-        kept, other = empty(100).fill_(7), empty(100)
-        del other
-    with allocator.serving(region, script) as counts:
-        first, second = empty(100).fill_(1), empty(100).fill_(2)
+    kept, _ = allocator.serve(region, script, lambda: (empty(100).fill_(7), empty(100))[0])
+    (first, second), counts = allocator.serve(region, script, lambda: (empty(100).fill_(1), empty(100).fill_(2)))
     assert (kept == 7).all()
     assert (counts.occupied, counts.served, region.live) == (1, 1, 2)
     assert not region.holds(first.data_ptr())
@@ -172,8 +171,7 @@ def test_what_is_still_alive_is_not_overwritten_and_the_rest_is_served(allocator
 
 def test_an_arena_goes_with_its_last_tensor(allocator: Allocator):
     script, region = script_of(allocator, (10 * 2**20, 0))
-    with allocator.serving(region, script):
-        tensor = empty(10 * 2**20).fill_(9)
+    tensor, _ = allocator.serve(region, script, lambda: empty(10 * 2**20).fill_(9))
     base = region.base
     del region
     gc.collect()
@@ -185,27 +183,31 @@ def test_an_arena_goes_with_its_last_tensor(allocator: Allocator):
 
 def test_an_error_ends_the_block(allocator: Allocator):
     script, region = script_of(allocator, (100, 0), (100, 128))
-    with pytest.raises(ZeroDivisionError), allocator.serving(region, script) as counts:
-        empty(100)[1 // 0]
+    with pytest.raises(ZeroDivisionError):
+        allocator.serve(region, script, lambda: empty(100)[1 // 0])
     assert not region.holds(empty(100).data_ptr())
-    assert (counts.served, counts.absent) == (1, 1)
-    with pytest.raises(KeyError), allocator.recording() as found:
-        raise KeyError
-    assert found == []
+    with pytest.raises(KeyError):
+        allocator.record(lambda: {}[0])
+    assert allocator.record(lambda: 5)[0] == 5
 
 
 def test_a_block_within_a_block_is_refused_and_can_be_taken_aside(allocator: Allocator):
     script, region = script_of(allocator, (100, 0), (100, 128))
-    with allocator.serving(region, script) as counts:
-        with pytest.raises(BusyError, match="within another step"), allocator.recording():
-            raise AssertionError
-        with allocator.aside():
-            assert not region.holds(empty(100).data_ptr())
-            with allocator.recording() as found:
-                empty(60)
+
+    def aside() -> Recorded | None:
+        assert not region.holds(empty(100).data_ptr())
+        return allocator.record(lambda: empty(60) is None)[1]
+
+    def call() -> Recorded | None:
+        with pytest.raises(BusyError, match="within another step"):
+            allocator.record(lambda: 1 // 0)
+        found = allocator.aside(aside)
         assert empty(100).data_ptr() == region.base
+        return found
+
+    found, counts = allocator.serve(region, script, call)
     assert (counts.asked, counts.elsewhere) == (1, 1)  # what is recorded belongs to somebody
-    assert found[0].size_bytes.tolist() == [60]
+    assert found.size_bytes.tolist() == [60]
 
 
 def test_another_thread_has_its_own_steps(allocator: Allocator):
@@ -214,40 +216,67 @@ def test_another_thread_has_its_own_steps(allocator: Allocator):
     found = []
 
     def step() -> None:
-        with allocator.serving(other_region, other_script):
-            found.append(empty(100).data_ptr() - other_region.base)
+        allocator.serve(other_region, other_script, lambda: found.append(empty(100).data_ptr() - other_region.base))
 
-    with allocator.serving(region, script) as counts:
+    def call() -> None:
         thread = threading.Thread(target=step)
         thread.start()
         thread.join()
         found.append(empty(100).data_ptr() - region.base)
+
+    _, counts = allocator.serve(region, script, call)
     assert found == [0, 0]
     assert counts.elsewhere == 0
 
 
 def test_a_forked_process_is_not_served_and_does_not_hang(allocator: Allocator):
     script, region = script_of(allocator, (100, 0), (100, 128))
-    with allocator.serving(region, script):
+
+    def call() -> torch.Tensor:
         kept = empty(100).fill_(5)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, as torch has threads
-            child = os.fork()
+        child = fork()
         if not child:  # anything that goes wrong here has to show as an exit status
             try:
                 served = region.holds(empty(100).data_ptr())
                 right = bool((kept.numpy() == 5).all())
                 del kept
-                with pytest.raises(BusyError, match="in a forked process"), allocator.recording():
-                    pass
-                del script, region
-                gc.collect()
+                with pytest.raises(BusyError, match="in a forked process"):
+                    allocator.record(lambda: 1 // 0)
                 os._exit(0 if right and not served else 1)
             finally:
                 os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert region.holds(empty(100).data_ptr())
+        return kept
+
+    kept, _ = allocator.serve(region, script, call)
     assert (kept == 5).all()
+
+
+@pytest.mark.parametrize("kind", ["recorded", "served"])
+def test_a_child_that_is_forked_in_a_step_goes_on_without_an_arena(allocator: Allocator, kind: str):
+    script, region = script_of(allocator, (100, 0), (100, 128))
+    if child := _in_a_step(allocator, script, region, kind):
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return
+    try:
+        with pytest.raises(BusyError, match="in a forked process"):
+            allocator.serve(region, script, lambda: 1 // 0)
+        outside = allocator.aside(lambda: empty(100).data_ptr())
+        os._exit(int(region.holds(outside)))
+    finally:
+        os._exit(1)
+
+
+def _in_a_step(allocator: Allocator, script: Script, region: Region, kind: str) -> int:
+    """Forks within a step, which ends in both processes: the child's number, or 0 in the child."""
+    return (allocator.record(fork) if kind == "recorded" else allocator.serve(region, script, fork))[0]
+
+
+def fork() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, as torch has threads
+        return os.fork()
 
 
 def test_forks_while_other_threads_hold_the_allocators_locks(allocator: Allocator):
@@ -258,24 +287,23 @@ def test_forks_while_other_threads_hold_the_allocators_locks(allocator: Allocato
 
     def steps() -> None:
         while not done.is_set():
-            with allocator.serving(region, script):
-                Tensors().run(schedule)
+            allocator.serve(region, script, lambda: Tensors().run(schedule))
+
+    def call() -> None:
+        kept = empty(100)
+        child = fork()
+        if not child:
+            signal.alarm(20)
+            del kept
+            empty(100)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
     thread = threading.Thread(target=steps)
     thread.start()
     try:
         for _ in range(20):
-            with allocator.serving(region, script):
-                kept = empty(100)
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    child = os.fork()
-                if not child:
-                    signal.alarm(20)
-                    del kept
-                    empty(100)
-                    os._exit(0)
-                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            allocator.serve(region, script, call)
     finally:
         done.set()
         thread.join()
@@ -289,15 +317,12 @@ def test_the_profiler_sees_the_arenas_tensors(allocator: Allocator):
         del second, third
 
     plain = peak_bytes(call)
-    with allocator.recording() as found:
-        call()
-    script, region = planned(allocator, found[0])
+    _, found = allocator.record(call)
+    script, region = planned(allocator, found)
     served = []
 
     def in_the_arena() -> None:
-        with allocator.serving(region, script) as counts:
-            call()
-        served.append(counts.served)
+        served.append(allocator.serve(region, script, call)[1].served)
 
     assert peak_bytes(in_the_arena, warmup=1) == plain
     assert served == [3, 3]

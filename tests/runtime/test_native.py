@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from lowtide.ir import folders
+from lowtide.runtime import compiler as compiler_module
 from lowtide.runtime import native
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the planned allocator is for Linux")
@@ -24,6 +28,12 @@ def _built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     native._library(folder)
     (library,) = (folder / "native").iterdir()
     return library
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said_yet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(folders, "_told", set())
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
 
 
 @pytest.fixture
@@ -40,7 +50,7 @@ def compiler(tmp_path: Path, _built: Path, monkeypatch: pytest.MonkeyPatch) -> P
 def test_it_is_built_once_for_this_user_alone(tmp_path: Path, compiler: Path):
     for _ in range(3):
         library = native._library(tmp_path)
-    assert library.lowtide_suspend() == 0
+    assert native._works(library)
     assert compiler.read_text().count("call") == 1
     (path,) = (tmp_path / "native").iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -61,31 +71,61 @@ def test_a_folder_that_others_may_write_to_is_closed_and_its_libraries_are_built
 @needs_compiler
 @pytest.mark.parametrize("harm", [lambda path: path.chmod(0o722), lambda path: path.write_bytes(path.read_bytes()[:1000])])
 def test_a_library_that_others_may_write_or_that_is_cut_off_is_built_again(tmp_path: Path, compiler: Path, harm):
-    native._build(path := native._own_folder(tmp_path / "native") / f"allocator-{native._key()}.so")
+    native._library(tmp_path)
+    (path,) = (tmp_path / "native").iterdir()
     harm(path)
-    assert native._library(tmp_path).lowtide_suspend() == 0
+    assert native._works(native._library(tmp_path))
     assert compiler.read_text().count("call") == 2
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
-def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def _foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "native").mkdir(mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: (tmp_path / "native").stat().st_uid + 1)
-    with pytest.raises(native.NativeError, match=r"native is not this user's own folder: remove it, or set LOWTIDE_CACHE"):
-        native._library(tmp_path)
+    return tmp_path
 
 
-def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path):
+def _linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "native").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(native.NativeError, match="is not this user's own folder"):
-        native._library(tmp_path)
+    return tmp_path
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path):
+def _in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "file").touch()
-    with pytest.raises(native.NativeError, match=r"file/native cannot be made \(Not a directory\): set LOWTIDE_CACHE"):
-        native._library(tmp_path / "file")
+    return tmp_path / "file"
+
+
+def _full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    return tmp_path
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [
+        (_foreign, "native is not this user's own folder: remove it, or set LOWTIDE_CACHE"),
+        (_linked, "native is not this user's own folder"),
+        (_in_a_file, "Not a directory"),
+        (_full, "native has no room for the planned allocator"),
+    ],
+)
+def test_without_a_folder_to_keep_it_in_it_is_built_for_this_process(tmp_path: Path, compiler: Path, monkeypatch, harm, why: str):
+    directory = harm(tmp_path, monkeypatch)
+    with pytest.warns(RuntimeWarning, match=f"for other processes: .*{why}"):
+        assert native._works(native._library(directory))
+    assert native._works(native._library(directory))  # a second warning would be an error
+    assert compiler.read_text().count("call") == 2
+    assert not list(tmp_path.glob("*/*"))
+
+
+@needs_compiler
+def test_without_any_folder_it_is_built_for_this_process(compiler: Path):
+    assert native._works(native._library(None))
 
 
 def test_without_a_compiler_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -97,7 +137,15 @@ def test_without_a_compiler_it_says_what_to_install(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize(
     ("command", "message"),
-    [("no-such-compiler", "the compiler no-such-compiler does not run"), ("false", r"the compiler false failed \(without a word\)")],
+    [
+        ("no-such-compiler", "the compiler no-such-compiler does not run"),
+        ("false", r"the compiler false failed \(without a word\)"),
+        ("/bin/true", "the compiler /bin/true left no library: is it a C\\+\\+ compiler"),
+        ("/bin/echo", "the compiler /bin/echo left no library"),
+        ('g++ "', r"CXX is 'g\+\+ \"', which is no command \(No closing quotation\): correct it, or unset it"),
+        ("''", "the compiler  does not run"),
+        ("/", "the compiler / does not run"),
+    ],
 )
 def test_a_compiler_that_fails_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, message: str):
     monkeypatch.setenv("CXX", command)
@@ -115,6 +163,86 @@ def test_a_compilers_first_complaint_is_told(tmp_path: Path, monkeypatch: pytest
         native._library(tmp_path)
 
 
+def _compiler_of(folder: Path, *lines: str) -> str:
+    """The path of a program that does as a shell is told; its $out is where the library belongs."""
+    script = folder / "c++-of-this-test"
+    script.write_text("\n".join(["#!/bin/sh", 'for each; do out=$last; last=$each; [ "$out" = -o ] && break; done; out=$last', *lines, ""]))
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_complaints_need_not_be_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CXX", _compiler_of(tmp_path, r"printf 'error: \377\376 unbekannte Option \344\n' >&2", "exit 1"))
+    with pytest.raises(native.NativeError, match=r"failed \(error: \ufffd+ unbekannte Option"):
+        native._library(tmp_path)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [("int other() { return 0; }", "does not load .*undefined symbol: lowtide_"), ("no C", "failed"), (None, "is no library for 64 bits")],
+)
+def test_a_library_that_is_not_ours_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str | None, message: str):
+    (tmp_path / "other.cpp").write_text(source or "")
+    lines = ["echo 'a text' > $out"] if source is None else [f"exec {_THERE} -shared -fPIC {tmp_path / 'other.cpp'} -o $out"]
+    monkeypatch.setenv("CXX", _compiler_of(tmp_path, *lines))
+    with pytest.raises(native.NativeError, match=message):
+        native._library(tmp_path)
+    assert list((tmp_path / "native").iterdir()) == []
+
+
+@needs_compiler
+@pytest.mark.parametrize("share", [0.2, 0.5])
+def test_a_library_that_is_cut_off_is_not_loaded(tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, share: float):
+    native._library(tmp_path)
+    (path,) = (tmp_path / "native").iterdir()
+    path.rename(tmp_path / "whole")
+    part = tmp_path / "part"
+    part.write_bytes((tmp_path / "whole").read_bytes()[: int((tmp_path / "whole").stat().st_size * share)])
+    monkeypatch.setenv("CXX", _compiler_of(tmp_path, f"cat {part} > $out"))
+    with pytest.raises(native.NativeError, match="is cut off"):
+        native._library(tmp_path)
+    assert list((tmp_path / "native").iterdir()) == []
+
+
+@needs_compiler
+def test_a_kept_library_that_is_not_ours_is_built_again(tmp_path: Path, compiler: Path):
+    """As an earlier version, or another compiler of the same name, may have left it: sealed, and of no use."""
+    native._library(tmp_path)
+    (path,) = (tmp_path / "native").iterdir()
+    sealed = path.read_bytes()
+    (tmp_path / "other.cpp").write_text("int other() { return 0; }")
+    subprocess.run([_THERE, "-shared", "-fPIC", tmp_path / "other.cpp", "-o", tmp_path / "other.so"], check=True)
+    for library in ((tmp_path / "other.so").read_bytes(), b"no library"):
+        path.write_bytes(library + native._seal(library))
+        calls = compiler.read_text().count("call")
+        assert native._works(native._library(tmp_path))
+        assert compiler.read_text().count("call") == calls + 1
+        assert path.read_bytes() == sealed
+
+
+def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiler_module, "_PATIENCE_SECONDS", 0.5)
+    children = tmp_path / "children"
+    monkeypatch.setenv("CXX", _compiler_of(tmp_path, f"sleep 1000 & echo $! > {children}; sleep 1000"))
+    with pytest.raises(native.NativeError, match=r"c\+\+-of-this-test was stopped after 0.5 seconds"):
+        native._library(tmp_path)
+    child = int(children.read_text())
+    for _ in range(100):
+        if not _runs(child):
+            break
+        time.sleep(0.05)
+    assert not _runs(child)
+
+
+def _runs(process: int) -> bool:
+    """Whether a process is there, and not merely unburied."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def test_other_systems_are_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(native.NativeError, match="the planned allocator is made for Linux"):
@@ -125,14 +253,14 @@ def test_other_systems_are_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_two_processes_build_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("CXX", raising=False)
     source = (
-        "import sys; from pathlib import Path; from lowtide.runtime import native; print(native.load(Path(sys.argv[1])).lowtide_suspend())"
+        "import sys; from pathlib import Path; from lowtide.runtime import native; print(native._works(native.load(Path(sys.argv[1]))))"
     )
     both = [
         subprocess.Popen([sys.executable, "-c", source, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)
     ]
     for process in both:
         out, error = process.communicate(timeout=300)
-        assert out == b"0\n", error
+        assert out == b"True\n", error
     (path,) = (tmp_path / "native").iterdir()
     assert path.name.startswith("allocator-")
 
@@ -152,14 +280,12 @@ def test_an_allocator_that_is_there_already_is_kept_behind_and_one_that_comes_la
         held = torch.zeros(1000)
         second = Allocator(native._library(Path(sys.argv[2])))
         try:
-            with first.recording():
-                pass
+            first.record(lambda: None)
         except BusyError as why:
             print(why)
         region, script = Region(second, 128), Script(second, numpy.array([100, 50]), numpy.array([0, -1]))
-        with second.serving(region, script) as counts:
-            made = torch.empty(100, dtype=torch.uint8), torch.empty(50, dtype=torch.uint8)
-            print(made[0].data_ptr() == region.base, region.holds(made[1].data_ptr()))
+        made, counts = second.serve(region, script, lambda: (torch.empty(100, dtype=torch.uint8), torch.empty(50, dtype=torch.uint8)))
+        print(made[0].data_ptr() == region.base, region.holds(made[1].data_ptr()))
         del held, made
         print(counts.served, counts.outliving, region.live)
     """

@@ -1,0 +1,285 @@
+"""A graph while it is written: its inputs, its nodes so far, and which value each tensor of the running program is now.
+
+Aliasing is what storages say. A tensor is looked up by its storage and its geometry, so that views, detached copies and a view of a
+view of a view are one and the same question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lowtide.capture import operators
+from lowtide.capture.batch_counts import BatchCounts
+from lowtide.capture.blocks import Block, Names, address, geometry, is_lazy
+from lowtide.capture.calls import atom_of, may_take
+from lowtide.capture.sources import Sources, users_line
+from lowtide.errors import CaptureError
+from lowtide.ir.graph import Arg, Kind, Node, Source, Storage, Value
+from lowtide.ir.slots import Slot
+
+Arguments: TypeAlias = tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]]  # positional ones, then keywords with theirs
+_SCATTER, _AS_STRIDED = "aten.as_strided_scatter.default", "aten.as_strided.default"
+
+
+def no_scalar(number: float) -> Value | None:
+    """What a number stands for where none is traced."""
+    return None
+
+
+class Draft:
+    """Knows the values of tensors and numbers. `fork()` gives an independent continuation from the same point."""
+
+    def __init__(self, fake_mode: FakeTensorMode, sources: Sources) -> None:
+        self.fake_mode, self.sources = fake_mode, sources
+        self.kind = Kind.ACTIVATION  # of the storages that are made now
+        self.inputs: list[Value] = []
+        self.slots: list[Slot] = []
+        self.nodes: list[Node] = []
+        self.constants: list[torch.Tensor] = []
+        self.scalar_of: Callable[[float], Value | None] = no_scalar
+        self.read_number: Callable[[torch.Tensor], float] | None = None  # what `item()` gives, where numbers can be traced
+        self.counts = BatchCounts()
+        self._blocks: dict[int, Block] = {}
+        self._constant_fakes: dict[int, torch.Tensor] = {}
+        self._names = Names()
+        self._lazy: set[Value] = set()  # conjugates and negatives of what lies in memory
+        self._makers: dict[Value, Node] = {}
+        self._makers_of = 0  # how many nodes those are of
+
+    def fork(self) -> Draft:
+        """A draft that continues from here and leaves this one as it is."""
+        twin = Draft(self.fake_mode, self.sources)
+        twin.kind, twin.scalar_of = self.kind, self.scalar_of
+        twin.inputs, twin.slots, twin.nodes, twin.constants = list(self.inputs), list(self.slots), list(self.nodes), list(self.constants)
+        twin._blocks = {key: block.fork() for key, block in self._blocks.items()}
+        twin._constant_fakes, twin._names, twin._lazy = dict(self._constant_fakes), self._names.fork(), set(self._lazy)
+        return twin
+
+    # Inputs and numbers.
+
+    def add_input(self, tensor: torch.Tensor, slot: Slot, kind: Kind, name: str) -> Value:
+        """Declare a fake tensor that the caller owns and keeps at `slot`."""
+        if is_lazy(tensor):
+            raise CaptureError(f"{slot} is a lazy conjugate or negative view: keep it as resolve_conj() or resolve_neg() makes it")
+        block = self._block_of(tensor)
+        if block is None:
+            storage = self._new_storage(tensor, name, kind)
+            value = self._value_on(storage, tensor, storage.name)
+            self._blocks[address(tensor)] = Block(tensor, value, owned=True)
+        elif (known := block.views.get(geometry(tensor))) is not None:
+            return known
+        else:
+            value = self._value_on(block.storage, tensor, self._names.unique(name))
+            block.views[geometry(tensor)] = value
+        self.inputs.append(value)
+        self.slots.append(slot)
+        return value
+
+    def add_scalar_input(self, slot: Slot, name: str) -> Value:
+        """Declare a Python number that the caller keeps at `slot`."""
+        value = self.new_scalar(name)
+        self.inputs.append(value)
+        self.slots.append(slot)
+        return value
+
+    def new_scalar(self, name: str) -> Value:
+        """A value that is a Python number."""
+        unique = self._names.unique(name)
+        return Value(unique, Storage(unique, 0, "cpu", Kind.SCALAR), "scalar", (), ())
+
+    def emit_scalar(self, op: str, args: tuple[Arg, ...]) -> Value:
+        """Record arithmetic on Python numbers ("py.mul"), or reading one from a tensor."""
+        result = self.new_scalar(op.split(".")[1].strip("_"))
+        self.nodes.append(Node(op, args, (result,), source=None))
+        return result
+
+    # Tensors and the storages that they lie on.
+
+    def value(self, tensor: torch.Tensor) -> Value:
+        """The value that a tensor of the running program is now."""
+        if not isinstance(tensor, FakeTensor):
+            tensor = self._constant(tensor)
+        block = self._block_of(tensor)
+        if block is None:
+            raise CaptureError(f"a tensor of shape {tuple(tensor.shape)} came from outside of the captured program, at {users_line()}")
+        found = block.views.get(geometry(tensor))
+        return found if found is not None else self._view_of_root(block, tensor)
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether the caller owns the storage of `tensor`."""
+        block = self._block_of(tensor)
+        return block is not None and block.owned
+
+    def makers(self) -> dict[Value, Node]:
+        """The node that made each value, or wrote it."""
+        self._makers |= {value: node for node in self.nodes[self._makers_of :] for value in node.results}
+        self._makers_of = len(self.nodes)
+        return self._makers
+
+    def made(self) -> list[tuple[StorageWeakRef, Storage]]:
+        """The storages seen here, held by none, and what they are in the graph."""
+        return [(block.ref, block.storage) for block in self._blocks.values()]
+
+    def is_new(self, tensor: torch.Tensor) -> bool:
+        """Whether no value is known for `tensor` as it lies."""
+        block = self._block_of(tensor)
+        return block is None or geometry(tensor) not in block.views
+
+    def new_value(self, tensor: torch.Tensor, op: str) -> Value:
+        """The value of an operator's result: on a new storage, or a new view of one that is known."""
+        base = op.split(".")[1].strip("_")
+        block = self._block_of(tensor)
+        if block is not None:
+            value = self._value_on(block.storage, tensor, self._names.unique(base), block.version)
+            block.views[geometry(tensor)] = value
+            return value
+        storage = self._new_storage(tensor, base, self.kind)
+        value = self._value_on(storage, tensor, storage.name)
+        self._blocks[address(tensor)] = Block(tensor, value, owned=False)
+        return value
+
+    def renew(self, tensor: torch.Tensor, value: Value) -> None:
+        """The content of the storage that `tensor` lies on is now `value`."""
+        self._blocks[address(tensor)].renew(value)
+
+    def next_version(self, tensor: torch.Tensor) -> Value:
+        """`tensor` after a write through it; its storage goes to the next version."""
+        block = self._blocks[address(tensor)]
+        version = block.version + 1
+        after = self._value_on(block.storage, tensor, self._names.unique(f"{block.storage.name}_v{version}"), version)
+        block.renew(after)
+        return after
+
+    def scatter(self, tensor: torch.Tensor, update: Value, source: Source | None) -> None:
+        """Make the storage that results from writing `update` where `tensor` lies."""
+        block = self._blocks[address(tensor)]
+        root, view = block.root, geometry(tensor)
+        if view[0] != root.dtype:
+            raise CaptureError(f"a write through a view of another dtype at {users_line()} cannot be captured: {view[0]} over {root.dtype}")
+        storage = Storage(self._names.unique("scatter"), block.storage.nbytes, block.storage.device, self.kind)
+        result = Value(storage.name, storage, root.dtype, root.shape, root.stride, root.offset)
+        node = Node(_SCATTER, (root, update, view[1], view[2], view[3]), (result,), inplace=((root, _SCATTER),), source=source)
+        self.nodes.append(node)
+        block.renew(result)
+
+    def may_take(self, func: OpOverload, recorded: Any, outputs: tuple[Value | None, ...]) -> tuple[tuple[Value, str], ...]:
+        """The inputs whose memory the result may take over; of a lazy one only its bytes lie there."""
+        return tuple(each for each in may_take(func, recorded, outputs) if each[0] not in self._lazy)
+
+    def _view_of_root(self, block: Block, tensor: torch.Tensor) -> Value:
+        """A view made before its storage was written, made again from what the storage is now."""
+        view = geometry(tensor)
+        if view[0] != block.root.dtype:
+            raise CaptureError(
+                f"a view of another dtype ({view[0]} over {block.root.dtype}), read at {users_line()} after a write, cannot be captured"
+            )
+        if block.storage.kind is Kind.INPUT:
+            raise CaptureError(f"the batch is written in place through a view, at {users_line()}: clone it first")
+        value = self._value_on(block.storage, tensor, self._names.unique("view"), block.version)
+        self.nodes.append(Node(_AS_STRIDED, (block.root, view[1], view[2], view[3]), (value,), source=self.sources.current()))
+        block.views[view] = self._lazy_view(value, tensor)
+        return block.views[view]
+
+    def _lazy_view(self, value: Value, tensor: torch.Tensor) -> Value:
+        """What a lazy conjugate or negative tensor is, given the value of the bytes that it lies on."""
+        for op, applies in (("aten._conj.default", tensor.is_conj()), ("aten._neg_view.default", tensor.is_neg())):
+            if applies:
+                view = self._value_on(value.storage, tensor, self._names.unique("view"), value.version)
+                self.nodes.append(Node(op, (value,), (view,), source=self.sources.current()))
+                value = view
+        return value
+
+    def _block_of(self, tensor: torch.Tensor) -> Block | None:
+        if tensor.layout is not torch.strided:
+            raise CaptureError(
+                f"a {tensor.layout} tensor at {users_line()}: only dense tensors can be captured (sparse gradients are not supported)"
+            )
+        return self._blocks.get(address(tensor))
+
+    def _new_storage(self, tensor: torch.Tensor, name: str, kind: Kind) -> Storage:
+        return Storage(self._names.unique(name), int(tensor.untyped_storage().nbytes()), str(tensor.device), kind)
+
+    def _value_on(self, storage: Storage, tensor: torch.Tensor, name: str, version: int = 0) -> Value:
+        dtype, shape, stride, offset, _, _ = geometry(tensor)
+        value = Value(name, storage, dtype, shape, stride, offset, version)
+        if is_lazy(tensor):
+            self._lazy.add(value)
+        return value
+
+    # Tensors that are not the step's own.
+
+    def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake of a real tensor that the program closes over, declared as an input on first sight."""
+        if id(tensor) not in self._constant_fakes:
+            if tensor.requires_grad:
+                raise CaptureError(
+                    f"a tensor of shape {tuple(tensor.shape)} that requires gradients, used at {users_line()}, is not a parameter "
+                    "of the model: make it one, so that the step can train it"
+                )
+            with _disable_current_modes():  # making a fake is no part of the program
+                fake = self.fake_mode.from_tensor(tensor)
+            self._constant_fakes[id(tensor)] = fake
+            slot = Slot("constant", (len(self.constants),))
+            self.constants.append(tensor)  # held, so that its id stays its own
+            self.add_input(fake, slot, Kind.CONSTANT, "constant")
+        return self._constant_fakes[id(tensor)]
+
+    def literal(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor written in the program (`torch.tensor(0.5)`): made anew in every step, as eager does."""
+        source = self.sources.current()
+        if tensor.numel() == 1:
+            with _disable_current_modes():
+                size, number = tuple(tensor.shape), tensor.item()
+            options = {"dtype": tensor.dtype, "layout": tensor.layout, "device": tensor.device, "pin_memory": False}
+            out: torch.Tensor = torch.ops.aten.lift_fresh.default(tensor)  # a fake that remembers its number, so that .item() still works
+            args = (size, self._number(number))
+            kwargs = tuple((key, self._argument(None, item)) for key, item in options.items())
+            self.nodes.append(Node("aten.full.default", args, (self.new_value(out, "aten.full.default"),), kwargs, source=source))
+            return out
+        fake = self._constant(tensor)
+        out = torch.ops.aten.lift_fresh_copy.default(fake)
+        name = "aten.lift_fresh_copy.default"
+        self.nodes.append(Node(name, (self.value(fake),), (self.new_value(out, name),), source=source))
+        return out
+
+    def fake(self, tree: Any) -> Any:
+        """Arguments with the fakes of real tensors in their places."""
+        if isinstance(tree, torch.Tensor):
+            return tree if isinstance(tree, FakeTensor) else self._constant(tree)
+        if isinstance(tree, (list, tuple)):
+            return type(tree)(self.fake(item) for item in tree)
+        if isinstance(tree, dict):
+            return {key: self.fake(item) for key, item in tree.items()}
+        return tree
+
+    def arguments(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """A call's arguments as the graph writes them."""
+        return tuple(self._argument(func, item) for item in args), tuple((key, self._argument(func, item)) for key, item in kwargs.items())
+
+    def _argument(self, func: OpOverload | None, item: Any) -> Arg:
+        """An argument of an operator as the graph writes it."""
+        if isinstance(item, torch.Tensor):
+            return self.value(item)
+        if item is None or isinstance(item, (bool, str, complex)):
+            return item
+        if isinstance(item, (int, float)):
+            return self._number(item)
+        if isinstance(item, (list, tuple)):
+            return tuple(self._argument(func, part) for part in item)
+        if (atom := atom_of(item)) is not None:
+            return atom
+        name = operators.name_of(func) if func is not None else "an operator"
+        remedy = ": draw from torch's own generator, without `generator=`" if isinstance(item, torch.Generator) else ""
+        raise CaptureError(f"{name} at {users_line()} has an argument of type {type(item).__name__}, which a graph cannot hold{remedy}")
+
+    def _number(self, number: float) -> Arg:
+        """A literal, or the scalar value that this number stands for."""
+        value = self.scalar_of(number) or self.counts.share_of(self, number)
+        return number if value is None else value

@@ -1,0 +1,154 @@
+"""What a program reads from its data, as facts that can be looked up again before each step.
+
+A program may branch on a number that follows from the batch, from buffers or from constants: `if labels.max() >= vocab`. What leads from
+those to the number is kept as a chain of steps, and the number itself as the outcome for which the captured program is the right one.
+`Facts` computes outcomes from what the caller holds at one moment, each once, however many programs ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch._ops import OpOverload
+
+from lowtide.ir.slots import Slot
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Leaf:
+    """What the caller keeps at a slot, or a tensor that the program closes over. `key` is the same for what is the same."""
+
+    key: str
+    slot: Slot
+    constant: torch.Tensor | None = None
+
+    def run(self, known: Mapping[str, Any], read: Callable[[Slot], Any]) -> Any:
+        """The tensor."""
+        return read(self.slot) if self.constant is None else self.constant
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """An argument that an earlier step gives."""
+
+    key: str
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Call:
+    """An operator on the results of earlier steps, which stand as `Ref` among its arguments."""
+
+    key: str
+    op: OpOverload
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+
+    def run(self, known: Mapping[str, Any], read: Callable[[Slot], Any]) -> Any:
+        """What the operator gives."""
+        return self.op(*(_filled(arg, known) for arg in self.args), **{name: _filled(arg, known) for name, arg in self.kwargs})
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Item:
+    """One of several results of a call."""
+
+    key: str
+    of: str
+    index: int
+
+    def run(self, known: Mapping[str, Any], read: Callable[[Slot], Any]) -> Any:
+        """The result."""
+        return known[self.of][self.index]
+
+
+Step: TypeAlias = "Leaf | Call | Item"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Question:
+    """What is asked of the data, and where."""
+
+    steps: tuple[Step, ...]  # in an order that can be run; what is asked is of the last
+    kind: str  # "number", "values" or "shape"
+    op: str  # the operator that asked
+    line: str  # of the user's program
+
+    @property
+    def key(self) -> str:
+        """The same for questions that have the same answer."""
+        return f"{self.kind} {self.steps[-1].key}"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Reading:
+    """A question and the answer for which the captured program is the right one."""
+
+    question: Question
+    outcome: str
+
+    def __str__(self) -> str:
+        return f"{self.question.op} at {self.question.line}"
+
+
+class Facts:
+    """Answers to questions about what slots hold at one moment. Let go of it soon: it holds what it computed."""
+
+    def __init__(self, read: Callable[[Slot], Any]) -> None:
+        self._read = read
+        self._known: dict[str, Any] = {}
+        self._outcomes: dict[str, str | None] = {}
+
+    def tensor(self, steps: Iterable[Step]) -> Any:
+        """What the last of `steps` gives. Raises whatever an operator raises."""
+        last = ""
+        with _plainly():
+            for step in steps:
+                if step.key not in self._known:
+                    self._known[step.key] = step.run(self._known, self._read)
+                last = step.key
+        return self._known[last]
+
+    def outcome(self, question: Question) -> str | None:
+        """The answer as text, the same where it is the same to the last bit; None where an operator fails."""
+        if question.key not in self._outcomes:
+            try:
+                self._outcomes[question.key] = outcome_of(question.kind, self.tensor(question.steps))
+            except Exception:  # whatever it is, the program that relies on the answer is not the one to run
+                self._outcomes[question.key] = None
+        return self._outcomes[question.key]
+
+    def hold(self, readings: Iterable[Reading]) -> bool:
+        """Whether all of these come out as they did. In the program's order: an early one may guard a later one from failing."""
+        return all(self.outcome(reading.question) == reading.outcome for reading in readings)
+
+
+def outcome_of(kind: str, found: Any) -> str:
+    """An answer as text: of a number, of all numbers of a tensor, or of how its results lie."""
+    if kind == "shape":
+        results = found if isinstance(found, (tuple, list)) else (found,)
+        return repr([(tuple(result.shape), result.stride()) for result in results])
+    return repr(found.tolist() if isinstance(found, torch.Tensor) else found)
+
+
+def _filled(arg: Any, known: Mapping[str, Any]) -> Any:
+    if isinstance(arg, Ref):
+        return known[arg.key]
+    return [_filled(item, known) for item in arg] if isinstance(arg, tuple) else arg
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """As the program's own operators run: beneath autograd and autocast, which have had their say when they were recorded."""
+    enabled = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    for device in enabled:
+        torch.set_autocast_enabled(device, False)
+    try:
+        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+            yield
+    finally:
+        for device in enabled:
+            torch.set_autocast_enabled(device, True)

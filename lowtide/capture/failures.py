@@ -1,0 +1,93 @@
+"""What goes wrong while a program is captured, told as a CaptureError: what was raised, by which operator, on which line, what to do."""
+
+from __future__ import annotations
+
+import dis
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from lowtide.capture.sources import line_of, users_line
+from lowtide.errors import CaptureError, LowtideError
+
+_MARK = "_lowtide_operator"  # on an exception: the operator that raised it, and where it was called
+_AS_EAGER = "_lowtide_as_eager"  # on an exception that an operator raised on real data
+_LONGEST_TEXT = 600  # characters of an exception's own words; torch's can go on for pages
+_WHAT_TO_DO = (
+    "where plain PyTorch raises this too, the program is at fault; where it does not, the program wants data here, and a capture "
+    "has shapes only: compute this before the step and pass it in the batch"
+)
+
+
+def mark_as_eager(error: Exception) -> None:
+    """Note on an exception that an operator raised it on real data, as it does without a capture."""
+    setattr(error, _AS_EAGER, True)
+
+
+def programs_own(error: CaptureError) -> Exception | None:
+    """The exception that the program itself raised, as it would without a capture; None where the capture may be what it failed for.
+
+    Its own are those of a `raise` or an `assert`, and what an operator raises on real data.
+    """
+    cause = error.__cause__
+    if not isinstance(cause, Exception) or (hasattr(cause, _MARK) and not hasattr(cause, _AS_EAGER)):
+        return None
+    return cause if hasattr(cause, _AS_EAGER) or _by_statement(cause.__traceback__) else None
+
+
+def _by_statement(traceback: TracebackType | None) -> bool:
+    """Whether an exception began with a statement of Python, not within a call of C."""
+    if traceback is None:
+        return False
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return dis.opname[traceback.tb_frame.f_code.co_code[traceback.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")
+
+
+def mark(error: Exception, operator: str) -> None:
+    """Note on an exception which operator raised it and where that was called."""
+    if not hasattr(error, _MARK):
+        setattr(error, _MARK, (operator, users_line()))
+
+
+@contextmanager
+def no_tracebacks_logged() -> Iterator[None]:
+    """Keep torch from writing the traceback of an operator's failure to standard error: the error tells it."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+@contextmanager
+def told_as(called: str) -> Iterator[None]:
+    """Raise CaptureError for whatever is raised inside but lowtide's own errors; `called` is what runs, as in "loss(model, ...)"."""
+    try:
+        yield
+    except LowtideError:
+        raise
+    except Exception as error:
+        raise CaptureError(_sentence(error, called)) from error
+
+
+def _sentence(error: Exception, called: str) -> str:
+    raised = f"raised {type(error).__name__}: {_text_of(error)}"
+    operator, line = getattr(error, _MARK, ("", ""))
+    if operator:
+        return f"{called} failed in operator {operator} at {line}, which {raised}; {_WHAT_TO_DO}"
+    line = line_of(error)
+    if not line and isinstance(error, TypeError) and "argument" in str(error):
+        return (
+            f"{called} cannot be called with this batch, it {raised}; a tuple or list is passed on as positional arguments, a mapping as "
+            "keyword arguments, anything else as the one argument"
+        )
+    return f"{called} {raised}, at {line or 'an unknown line'}; {_WHAT_TO_DO}"
+
+
+def _text_of(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."

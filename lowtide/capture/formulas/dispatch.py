@@ -1,0 +1,89 @@
+"""Stands before chosen operators of ATen while a capture runs on this thread.
+
+ATen asks in places whether a dispatch mode is active (`isTensorSubclassLike`, `_may_require_fw_or_bw_grad`) and then computes the same
+mathematics by other operators, with other last bits. A capture is such a mode. So the operators that ask have a kernel of lowtide's at a
+dispatch key that torch keeps for wrappers of all operators and does not use itself. The key is looked at only where it is switched on,
+for the thread that captures: others never come here. It stands before autograd and before composite operators are taken
+apart, so calls from within C++ come here, too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch._ops import OpOverload
+
+_NAME = "TESTING_ONLY_GenericMode"
+_KEY = torch._C._parse_dispatch_key(_NAME) or torch._C.DispatchKey.Undefined
+_KEYS = torch._C.DispatchKeySet(_KEY)
+_EVERY_OPERATOR = torch.library.Library("_", "IMPL")  # held for as long as the process lives
+_EVERY_OPERATOR.fallback(torch.library.fallthrough_kernel, _NAME)
+_LIBRARIES: list[torch.library.Library] = [_EVERY_OPERATOR]
+
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+
+@contextmanager
+def as_eager() -> Iterator[None]:
+    """What runs inside, on this thread, computes by the formulas of this room."""
+    with torch._C._IncludeDispatchKeyGuard(_KEY):
+        yield
+
+
+@contextmanager
+def as_aten() -> Iterator[None]:
+    """What runs inside computes by ATen's own formulas again."""
+    with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+        yield
+
+
+def formula(*ops: OpOverload) -> Callable[[Kernel], Kernel]:
+    """Registers a function `(op, *args, **kwargs)` as what `ops` do under `as_eager`; within it they do what they always do."""
+
+    def register(kernel: Kernel) -> Kernel:
+        for op in ops:
+            library = torch.library.Library(op.namespace, "IMPL")
+            library.impl(op, functools.partial(_called, kernel, op), _NAME)
+            _LIBRARIES.append(library)
+        return kernel
+
+    return register
+
+
+def _called(kernel: Callable[..., Any], op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    with as_aten():
+        return kernel(op, *args, **kwargs)
+
+
+class Formula(torch.autograd.Function):
+    """An operator with eager's gradient."""
+
+    @classmethod
+    def of(cls, *args: Any) -> torch.Tensor:
+        """The operator's result."""
+        result: torch.Tensor = cls.apply(*args)  # type: ignore[no-untyped-call]
+        return result
+
+
+def wants_gradient(*tensors: Any) -> bool:
+    """Whether autograd will ask for the gradient of one of these. Under torch.func's transforms ATen asks nothing else than in eager."""
+    if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        return False
+    return any(isinstance(item, torch.Tensor) and item.requires_grad for item in tensors)
+
+
+def before_autocast(op: OpOverload, *tensors: Any) -> tuple[Any, ...]:
+    """The arguments as autocast would hand them to an operator that it runs in full precision; the same ones where it is off."""
+    device = next(item.device.type for item in tensors if isinstance(item, torch.Tensor))
+    listed = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), f"Autocast{device.upper()}")
+    if not listed or not torch.is_autocast_enabled(device):
+        return tensors
+    return tuple(item.to(torch.float32) if _is_low(item) else item for item in tensors)
+
+
+def _is_low(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and item.dtype in (torch.float16, torch.bfloat16)

@@ -1,0 +1,230 @@
+"""Gradients for which ATen has two formulas: eager's looks at the data, the one under a dispatch mode does not.
+
+Where eager's formula branches on data, both branches are computed and one is taken, element by element: its bits are those of the
+branch that eager takes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+import lowtide.kernels  # noqa: F401  (defines lowtide::masked_sum)
+from lowtide.capture.formulas.dispatch import Formula, as_aten, before_autocast, formula, wants_gradient
+
+_ATEN = torch.ops.aten
+
+
+# The product.
+
+
+@formula(_ATEN.prod.default, _ATEN.prod.dim_int)
+def _prod(op: OpOverload, values: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    if not wants_gradient(values):
+        return op(values, *args, **kwargs)  # type: ignore[no-any-return]
+    (values,) = before_autocast(op, values)
+    if op is _ATEN.prod.default:
+        return _Product.of(values, kwargs.get("dtype", args[0] if args else None))
+    keepdim = args[1] if len(args) > 1 else kwargs.get("keepdim", False)
+    return _ProductAlong.of(values, args[0] if args else kwargs["dim"], keepdim, kwargs.get("dtype"))
+
+
+class _Product(Formula):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, dtype: torch.dtype | None) -> Tensor:
+        result: Tensor = _ATEN.prod.default(values, dtype=dtype)
+        ctx.save_for_backward(values, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        values, result = ctx.saved_tensors
+        return _product_gradient(grad, values.to(grad.dtype), result).to(values.dtype), None
+
+
+class _ProductAlong(Formula):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, dim: int, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
+        result: Tensor = _ATEN.prod.dim_int(values, dim, keepdim, dtype=dtype)
+        ctx.save_for_backward(values, result)
+        ctx.dim, ctx.keepdim = dim, keepdim
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        values, result = ctx.saved_tensors
+        found = _product_gradient_along(grad, values.to(grad.dtype), result, ctx.dim, ctx.keepdim)
+        return found.to(values.dtype), None, None, None
+
+
+def _product_gradient(grad: Tensor, values: Tensor, result: Tensor) -> Tensor:
+    if values.dim() == 0:
+        return grad
+    zeros = (values == 0).sum()
+    plain = grad * (result / values).conj()
+    safe = _safe_product_gradient(grad, values.contiguous().view(-1), 0).view_as(values)
+    if not torch.is_grad_enabled():
+        safe = torch.where(zeros > 1, torch.zeros_like(values, memory_format=torch.contiguous_format), safe)
+    return torch.where(zeros == 0, plain, safe)
+
+
+def _product_gradient_along(grad: Tensor, values: Tensor, result: Tensor, dim: int, keepdim: bool) -> Tensor:
+    if values.dim() == 0:
+        return grad
+    if not keepdim:
+        grad, result = grad.unsqueeze(dim), result.unsqueeze(dim)
+    plain = grad * (result / values).conj()
+    return torch.where((values == 0).any(), _safe_product_gradient(grad, values, dim), plain)
+
+
+def _safe_product_gradient(grad: Tensor, values: Tensor, dim: int) -> Tensor:
+    """The product of all others, from the products before and after each."""
+    length = values.shape[dim]
+    if values.numel() == 0:
+        return torch.zeros_like(values)
+    if length == 1:
+        return grad
+    shape = list(values.shape)
+    shape[dim] = 1
+    ones = torch.ones(shape, dtype=grad.dtype, device=grad.device)
+    before = torch.cat([ones, values.narrow(dim, 0, length - 1)], dim).cumprod(dim)
+    after = torch.cat([ones, values.narrow(dim, 1, length - 1).flip(dim)], dim).cumprod(dim).flip(dim)
+    return grad * (before * after).conj()
+
+
+# The running product.
+
+
+@formula(_ATEN.cumprod.default)
+def _cumprod(op: OpOverload, values: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    if not wants_gradient(values):
+        return op(values, dim, dtype=dtype)  # type: ignore[no-any-return]
+    (values,) = before_autocast(op, values)
+    return _RunningProduct.of(values, dim, dtype)
+
+
+@formula(_ATEN.cumprod_.default)
+def _cumprod_in_place(op: OpOverload, values: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    if not wants_gradient(values):
+        return op(values, dim, dtype=dtype)  # type: ignore[no-any-return]
+    return _RunningProductInPlace.of(values, dim)
+
+
+class _RunningProduct(Formula):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
+        result: Tensor = _ATEN.cumprod.default(values, dim, dtype=dtype)
+        ctx.save_for_backward(values, result)
+        ctx.dim = dim
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        values, result = ctx.saved_tensors
+        return _running_product_gradient(grad.to(values.dtype), values, result, ctx.dim), None, None
+
+
+class _RunningProductInPlace(Formula):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, dim: int) -> Tensor:
+        before = values.clone()
+        result: Tensor = _ATEN.cumprod_.default(values, dim)
+        ctx.mark_dirty(values)
+        ctx.save_for_backward(before, result)
+        ctx.dim = dim
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        values, result = ctx.saved_tensors
+        return _running_product_gradient(grad, values, result, ctx.dim), None
+
+
+def _running_product_gradient(grad: Tensor, values: Tensor, result: Tensor, dim: int) -> Tensor:
+    """Without zeros a quotient; with zeros ATen has one formula for both, which is asked for."""
+    if values.numel() <= 1 or values.shape[dim] == 1:
+        return grad
+    plain = (result.conj() * grad).flip(dim).cumsum(dim).flip(dim).div(values.conj())
+    differentiated = torch.is_grad_enabled() and values.requires_grad
+    with torch.enable_grad(), as_aten():
+        again = values if differentiated else values.detach().requires_grad_()
+        (with_zeros,) = torch.autograd.grad(_ATEN.cumprod.default(again, dim), again, grad, create_graph=differentiated)
+    return torch.where((values == 0).any(), with_zeros, plain)
+
+
+# The largest, the smallest, the middle of all: the gradient is shared among those that are equal.
+
+
+@formula(_ATEN.max.default, _ATEN.min.default, _ATEN.median.default, _ATEN.nanmedian.default)
+def _extreme(op: OpOverload, values: Tensor) -> Tensor:
+    if not wants_gradient(values) or values.device.type != "cpu":
+        return op(values)  # type: ignore[no-any-return]
+    return _Extreme.of(op, values)
+
+
+class _Extreme(Formula):
+    @staticmethod
+    def forward(ctx: Any, op: OpOverload, values: Tensor) -> Tensor:
+        result: Tensor = op(values)
+        ctx.save_for_backward(values, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        values, result = ctx.saved_tensors
+        equal = torch.where(result.isnan(), values.isnan(), values == result)
+        return None, grad.new_zeros(values.shape, dtype=values.dtype).masked_fill(equal, grad / equal.sum())
+
+
+# Filling with a trained value.
+
+
+@formula(_ATEN.masked_fill.Tensor)
+def _masked_fill(op: OpOverload, tensor: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+    return _MaskedFill.of(tensor, mask, value) if wants_gradient(value) else op(tensor, mask, value)
+
+
+@formula(_ATEN.masked_fill_.Tensor)
+def _masked_fill_in_place(op: OpOverload, tensor: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+    return _MaskedFillInPlace.of(tensor, mask, value) if wants_gradient(value) else op(tensor, mask, value)
+
+
+class _MaskedFill(Formula):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+        ctx.save_for_backward(mask)
+        return _ATEN.masked_fill.Tensor(tensor, mask, value)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor]:
+        (mask,) = ctx.saved_tensors
+        filled = grad.masked_fill(mask, 0) if ctx.needs_input_grad[0] else None
+        return filled, None, _MaskedSum.of(grad, mask)
+
+
+class _MaskedFillInPlace(Formula):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+        ctx.save_for_backward(mask)
+        ctx.mark_dirty(tensor)
+        return _ATEN.masked_fill_.Tensor(tensor, mask, value)  # type: ignore[no-any-return]
+
+    backward = _MaskedFill.backward
+
+
+class _MaskedSum(Formula):
+    """The sum of what a mask selects."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, mask: Tensor) -> Tensor:
+        ctx.save_for_backward(mask)
+        ctx.like = values.shape
+        return torch.ops.lowtide.masked_sum(values, mask)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (mask,) = ctx.saved_tensors
+        return torch.where(mask, grad, torch.zeros_like(grad)).expand(ctx.like), None

@@ -1,0 +1,77 @@
+"""Composite operators of which eager takes another path than ATen does under a dispatch mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+import lowtide.kernels  # noqa: F401  (defines lowtide::masked_sum)
+from lowtide.capture.formulas.dispatch import before_autocast, formula, wants_gradient
+
+_ATEN, _MEAN = torch.ops.aten, 1
+
+
+@formula(_ATEN.linalg_svdvals.default)
+def _svdvals(op: OpOverload, matrix: Tensor, *, driver: str | None = None) -> Tensor:
+    """Singular values alone: eager computes the vectors only where a gradient needs them."""
+    if wants_gradient(matrix):
+        return op(matrix, driver=driver)  # type: ignore[no-any-return]
+    (matrix,) = before_autocast(op, matrix)
+    return _ATEN._linalg_svd.default(matrix, False, False, driver=driver)[1]  # type: ignore[no-any-return]
+
+
+@formula(_ATEN.linalg_eigvalsh.default)
+def _eigvalsh(op: OpOverload, matrix: Tensor, triangle: str = "L") -> Tensor:
+    """Eigenvalues of a Hermitian matrix alone."""
+    if wants_gradient(matrix):
+        return op(matrix, triangle)  # type: ignore[no-any-return]
+    (matrix,) = before_autocast(op, matrix)
+    return _ATEN._linalg_eigh.default(matrix, triangle, False)[0]  # type: ignore[no-any-return]
+
+
+@formula(_ATEN.linalg_eigvals.default)
+def _eigvals(op: OpOverload, matrix: Tensor) -> Tensor:
+    """Eigenvalues alone."""
+    if wants_gradient(matrix):
+        return op(matrix)  # type: ignore[no-any-return]
+    return _ATEN._linalg_eigvals.default(*before_autocast(op, matrix))  # type: ignore[no-any-return]
+
+
+@formula(_ATEN.cross_entropy_loss.default)
+def _cross_entropy(
+    op: OpOverload,
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = _MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """With weights and label smoothing the mean divides by the weights of the targets that count, which eager selects."""
+    classes = target.is_floating_point() and target.shape == logits.shape
+    if weight is None or weight.requires_grad or not label_smoothing or reduction != _MEAN or classes:
+        return op(logits, target, weight, reduction, ignore_index, label_smoothing)  # type: ignore[no-any-return]
+    device = logits.device.type
+    autocast = torch.is_autocast_enabled(device)
+    logits, weight = before_autocast(op, logits, weight)
+    listed = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), f"Autocast{device.upper()}")
+    with torch.autocast(device, enabled=autocast and not listed):
+        return _smoothed(logits, target, weight, ignore_index, label_smoothing)
+
+
+def _smoothed(logits: Tensor, target: Tensor, weight: Any, ignore_index: int, label_smoothing: float) -> Tensor:
+    """ATen's `cross_entropy_loss_label_smoothing` for the mean over weighted classes, in its order."""
+    dim = 0 if logits.dim() == 1 else 1
+    log_probabilities = torch.log_softmax(logits, dim, logits.dtype)
+    loss = _ATEN.nll_loss_nd.default(log_probabilities, target, weight, _MEAN, ignore_index)
+    shape = [-1 if at == dim else 1 for at in range(logits.dim())]
+    smooth = -(log_probabilities * weight.view(shape)).sum(dim)
+    ignored = target == ignore_index
+    smooth.masked_fill_(ignored, 0.0)
+    total = torch.ops.lowtide.masked_sum(weight.gather(0, target.masked_fill(ignored, 0).flatten()), ~ignored.flatten())
+    mean: Tensor = smooth.sum() / total
+    result: Tensor = (1 - label_smoothing) * loss + mean * (label_smoothing / logits.shape[dim])
+    return result

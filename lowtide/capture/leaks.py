@@ -1,0 +1,143 @@
+"""Whether a capture's fake tensors are all gone when it is over, and who still holds one if not."""
+
+from __future__ import annotations
+
+import gc
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from lowtide.capture.blocks import address
+from lowtide.capture.draft import Draft, no_scalar
+from lowtide.errors import CaptureError
+from lowtide.ir import tree
+from lowtide.ir.graph import Node, Storage
+
+_NAMELESS = "a graph of autograd"  # nothing of Python's holds it
+_FARTHEST = 6  # references between a fake and the name that it is told by
+_WHAT_TO_DO = (
+    "a captured step would not put anything there again. Return the tensor from loss() or after_backward(): the call hands it back, "
+    "`value, norm = step(...)`"
+)
+
+
+@dataclass
+class Watch:
+    """Remembers, without holding them, the storages that a capture has made."""
+
+    made: list[tuple[StorageWeakRef, Storage]] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+
+    def note(self, draft: Draft) -> None:
+        """What a draft has seen; it forgets how numbers are traced, so that it holds no fake itself."""
+        self.made.extend(draft.made())
+        self.nodes.extend(draft.nodes)
+        draft.scalar_of, draft.read_number = no_scalar, None
+
+    def refuse_survivors(self) -> None:
+        """Raise CaptureError if a fake of the capture is still held, after taking it out of the list that holds it.
+
+        Memoised functions are made to forget: what they gave is computed in each step.
+        """
+        torch.clear_autocast_cache()  # where autocast is on around the capture, its cast weights are there
+        if not self._alive():
+            return
+        gc.collect()
+        if not (alive := self._alive()):
+            return
+        _forget_memoised(_fakes_on(alive))
+        gc.collect()
+        if not (alive := self._alive()):
+            return
+        told = [f"{_holder(fake)}{self._made_at(alive[address(fake)])}" for fake in _fakes_on(alive)]
+        for fake in _fakes_on(alive):
+            _take_out(fake)
+        named = [holder for holder in dict.fromkeys(told) if not holder.startswith(_NAMELESS)] or told or [_NAMELESS]
+        raise CaptureError(f"{' and '.join(named[:3])} still holds what the program computed; {_WHAT_TO_DO}")
+
+    def _alive(self) -> dict[int, Storage]:
+        return {ref.cdata: storage for ref, storage in self.made if not ref.expired()}
+
+    def _made_at(self, storage: Storage) -> str:
+        source = next((node.source for node in self.nodes if any(out.storage is storage for out in node.results)), None)
+        return "" if source is None else f" (made at {source.file}:{source.line})"
+
+
+def _fakes_on(alive: dict[int, Storage]) -> _Path:
+    return _Path([item for item in gc.get_objects() if issubclass(type(item), FakeTensor) and address(item) in alive])
+
+
+def _referrers(item: Any) -> list[Any]:
+    """Who holds an object, but for the frames and lists of this search."""
+    return [holder for holder in gc.get_referrers(item) if not isinstance(holder, types.FrameType) and type(holder) is not _Path]
+
+
+class _Path(list[Any]):
+    """Objects in a list of its own class, so that the search does not find itself."""
+
+
+def _holder(fake: torch.Tensor) -> str:
+    """Who holds a fake, by the nearest name: "the global norms[0] of train", "attribute 'last' of a Logger", else by type."""
+    paths = [_Path([fake])]
+    first = ""
+    while paths:
+        path = paths.pop(0)
+        for holder in _referrers(path[-1]):
+            if holder is paths or any(holder is item for item in path):
+                continue
+            if (name := _name(holder, path[-1])) is not None:
+                return name
+            first = first or f"a {type(holder).__name__}"
+            if len(path) < _FARTHEST and not issubclass(type(holder), torch.Tensor):
+                paths.append(_Path([*path, holder]))
+    return first or _NAMELESS
+
+
+def _name(holder: Any, item: Any) -> str | None:
+    """What people call `item` within `holder`; None where the holder is nameless itself."""
+    if isinstance(holder, types.CellType):
+        return _name_of_cell(holder)
+    if isinstance(holder, types.GeneratorType):
+        return f"the generator {holder.__name__!r}"
+    if isinstance(holder, dict) and "__name__" in holder and "__builtins__" in holder:
+        return f"the global {_key(holder, item)!r} of {holder['__name__']}"
+    if isinstance(holder, dict):
+        owner = next((owner for owner in gc.get_referrers(holder) if getattr(owner, "__dict__", None) is holder), None)
+        return None if owner is None else f"attribute {_key(holder, item)!r} of a {type(owner).__name__}"
+    key = _key(tree.attributes_of(holder), item)
+    return None if key is None else f"attribute {key!r} of a {type(holder).__name__}"
+
+
+def _key(table: dict[Any, Any], item: Any) -> Any:
+    return next((key for key, value in table.items() if value is item), None)
+
+
+def _name_of_cell(cell: types.CellType) -> str | None:
+    holder: Any
+    for holder in gc.get_referrers(cell):
+        for function in gc.get_referrers(holder) if isinstance(holder, tuple) else ():
+            if isinstance(function, types.FunctionType) and function.__closure__ is holder:
+                at = [found is cell for found in function.__closure__].index(True)
+                return f"the variable {function.__code__.co_freevars[at]!r} of {function.__qualname__}"
+    return None
+
+
+def _forget_memoised(fakes: _Path) -> None:
+    """Empty the memory of every `functools.lru_cache` that holds a fake, straight or within what it holds."""
+    reached = fakes
+    for _ in range(3):
+        reached = _Path([holder for item in reached for holder in _referrers(item)])
+        for holder in reached:
+            if callable(getattr(type(holder), "cache_clear", None)):
+                holder.cache_clear()
+
+
+def _take_out(fake: torch.Tensor) -> None:
+    """Take a fake out of plain lists: it cannot have been there before the capture."""
+    for holder in _referrers(fake):
+        if type(holder) is list:
+            holder[:] = [item for item in holder if item is not fake]

@@ -1,0 +1,109 @@
+"""Runs an operator under fake tensors, and sees to it that what comes out looks as the real operator's results do.
+
+    takes   an operator, its arguments, and what to ask for the looks of its real results
+    leaves  fakes of those looks
+
+Fake kernels say in places other than what real ones give: other strides, a workspace without bytes, an error for what the real kernel
+takes. Whoever captures may have tried the real one on made-up data, or remember such a trial, and says so within `knowing`; where nothing
+is known, the fake is believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lowtide.capture.blocks import address, dtype_name
+from lowtide.capture.calls import NEEDS_DATA, UNTRACEABLE, tensors_in, why_untraceable
+from lowtide.capture.corrections import corrected, kernel
+from lowtide.errors import CaptureError
+from lowtide.ir.graph import Node
+from lowtide.ir.made import Made, Really, Results, unknown
+
+_Ask = Callable[[int], "Results | None"]  # of the bytes that a call is thought to make
+
+_really: ContextVar[Really] = ContextVar("really", default=unknown)
+
+
+@contextmanager
+def knowing(really: Really) -> Iterator[None]:
+    """What is captured inside asks `really` what operators give."""
+    token = _really.set(really)
+    try:
+        yield
+    finally:
+        _really.reset(token)
+
+
+def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], call: Node, before: Sequence[Node]) -> Any:
+    """The results of an operator on fake tensors, as the real one gives them.
+
+    Raises one of NEEDS_DATA for one that needs data, CaptureError for one that cannot be run on fakes.
+
+    `call` is the same call as the graph writes it, `before` the nodes recorded so far.
+    """
+
+    def ask(makes_bytes: int) -> Results | None:
+        with _disable_current_modes():  # what a trial runs is no part of the program
+            return _really.get()(call, before, makes_bytes)
+
+    try:
+        out = corrected(func, args, kernel(func, args, kwargs)(*args, **kwargs))
+    except NEEDS_DATA:
+        raise
+    except UNTRACEABLE as error:
+        raise CaptureError(why_untraceable(func, error)) from error
+    except Exception:
+        real = None if func._schema.is_mutable else ask(0)
+        if real is None or None in real:
+            raise
+        return _structured(func, [_fake(each) for each in real if each is not None])
+    return _put_right(out, {address(tensor) for tensor in tensors_in((*args, *kwargs.values()))}, ask)
+
+
+def _put_right(out: Any, given: set[int], ask: _Ask) -> Any:
+    """Results with new fakes for those that look otherwise than real ones. Views of arguments, and what shares a storage, are left."""
+    parts = list(out) if isinstance(out, (list, tuple)) else [out]
+    fresh = [isinstance(part, torch.Tensor) and part.layout is torch.strided and address(part) not in given for part in parts]
+    if not any(fresh):
+        return out
+    made = [part for part, is_fresh in zip(parts, fresh, strict=True) if is_fresh]
+    shared = len({address(part) for part in made}) < len(made)
+    real = ask(sum(part.untyped_storage().nbytes() for part in made))
+    if real is None or shared or len(real) != len(parts):
+        return out
+    right = [
+        _fake(look) if is_fresh and look is not None and not look.is_like(_look(part)) else part
+        for part, is_fresh, look in zip(parts, fresh, real, strict=True)
+    ]
+    return type(out)(right) if isinstance(out, (list, tuple)) else right[0]
+
+
+def _structured(func: OpOverload, parts: list[torch.Tensor]) -> Any:
+    """Results as the operator returns them: one, several, or a list."""
+    returns = func._schema.returns
+    if len(returns) == 1 and isinstance(returns[0].type, torch.TensorType):
+        return parts[0]
+    return parts if len(returns) == 1 else tuple(parts)
+
+
+def _look(tensor: torch.Tensor) -> Made:
+    nbytes = int(tensor.untyped_storage().nbytes())
+    shape, offset = tuple(tensor.shape), int(tensor.storage_offset())
+    return Made(dtype_name(tensor.dtype), shape, tuple(tensor.stride()), offset, nbytes, str(tensor.device))
+
+
+def _fake(look: Made) -> torch.Tensor:
+    """A fake of this look on a storage of its own; the fake mode is on."""
+    dtype: torch.dtype = getattr(torch, look.dtype)
+    plain = torch.empty_strided(look.shape, look.stride, dtype=dtype, device=look.device)
+    if plain.untyped_storage().nbytes() == look.nbytes and look.offset == 0:
+        return plain
+    flat = torch.empty(-(-look.nbytes // dtype.itemsize), dtype=dtype, device=look.device)
+    return flat.as_strided(look.shape, look.stride, look.offset)

@@ -1,0 +1,64 @@
+"""What `after_backward` hands back beside the loss: tensors, and numbers read from tensors, known only when the step runs."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from lowtide.capture.draft import Draft
+from lowtide.capture.sources import users_line
+from lowtide.errors import CaptureError
+from lowtide.ir import tree
+from lowtide.ir.graph import Value
+
+
+class Number:
+    """What `tensor.item()` gives under capture: it can be returned, and nothing else, as nobody knows it yet."""
+
+    __slots__ = ("__weakref__", "value")
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+
+    def refuse(self, *others: Any) -> NoReturn:
+        """What happens to whoever looks at it, or computes with it."""
+        raise CaptureError(
+            f"control flow depends on data: a number read from a tensor is used at {users_line()}; return it, or compute with the tensor "
+            "itself (torch.where, clamp)"
+        )
+
+
+for _name in (
+    "bool", "float", "int", "index", "complex", "hash", "eq", "ne", "lt", "le", "gt", "ge", "format", "str", "neg", "pos", "abs", "round",
+    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "pow", "rpow",
+):  # fmt: skip
+    setattr(Number, f"__{_name}__", Number.refuse)
+
+
+class NumbersLater(TorchFunctionMode):
+    """Lets `tensor.item()` give a number that can be returned."""
+
+    def __init__(self, draft: Draft) -> None:
+        super().__init__()
+        self.draft = draft
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """`item` of a tensor with one element is a node; everything else is as it is."""
+        if func is torch.Tensor.item and args[0].numel() == 1:
+            return Number(self.draft.emit_scalar("aten._local_scalar_dense.default", (self.draft.value(args[0]),)))
+        return func(*args, **(kwargs or {}))
+
+
+def is_result(item: Any) -> bool:
+    """Whether a leaf is computed by the program."""
+    return isinstance(item, (torch.Tensor, Number))
+
+
+def beside(result: Any, returned: Any) -> Any:
+    """What a call returns: the result of loss(), and what `after_backward` returned, if there are tensors or numbers in it."""
+    leaves, _ = tree.flatten(returned)
+    if not any(is_result(leaf.value) or isinstance(leaf.value, (int, float)) for leaf in leaves):
+        return result
+    return result, returned

@@ -1,0 +1,126 @@
+"""What a program can reach beside its model: variables and globals of its functions, containers and objects in them or in its batch.
+
+A capture that fails puts them back as they were. Found are those that the functions name; what is reached in other ways is not.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowtide.capture.sources import is_library, is_users
+from lowtide.ir import tree
+
+_MOST = 20_000  # objects that are looked at
+_CONTAINERS = (list, dict, set, collections.deque)
+
+
+@contextmanager
+def put_back_on_failure(functions: Iterable[Any], objects: Iterable[Any] = ()) -> Iterator[None]:
+    """Where what runs inside raises, what these functions and objects lead to is put back: contents, attributes, variables."""
+    restores = _found([*functions, *objects], {id(item) for item in objects})
+    try:
+        yield
+    except BaseException:
+        for restore in restores:
+            restore()
+        raise
+
+
+def _found(roots: list[Any], given: set[int]) -> list[Callable[[], None]]:
+    """How to put back each thing that the roots lead to. Objects of libraries' classes only where they were `given`."""
+    waiting, seen, restores = collections.deque(roots), set[int](), list[Callable[[], None]]()
+    while waiting and len(seen) < _MOST:
+        item = waiting.popleft()
+        if id(item) in seen or _is_left_alone(item):
+            continue
+        seen.add(id(item))
+        if isinstance(item, types.MethodType):
+            waiting.extend((item.__self__, item.__func__))
+        elif isinstance(item, functools.partial):
+            waiting.extend((item.func, *item.args, *item.keywords.values()))
+        elif isinstance(item, types.FunctionType):
+            restores.extend(_of_function(item, waiting))
+        elif isinstance(item, _CONTAINERS) or id(item) in given or _is_of_users(item):
+            given.update(map(id, _held(item)) if id(item) in given else ())
+            restores.extend(_of_object(item))
+            waiting.extend(_held(item))
+    return restores
+
+
+def _is_left_alone(item: Any) -> bool:
+    plain = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleType, torch.Tensor, nn.Module, torch.optim.Optimizer)
+    return isinstance(item, plain)
+
+
+def _is_of_users(item: Any) -> bool:
+    """Whether an object's class was written by the user."""
+    file = getattr(sys.modules.get(type(item).__module__), "__file__", None)
+    return isinstance(file, str) and not is_library(file)
+
+
+def _held(item: Any) -> list[Any]:
+    items = item.values() if isinstance(item, dict) else item if isinstance(item, _CONTAINERS) else ()
+    return [*items, *tree.attributes_of(item).values()]
+
+
+def _of_function(function: types.FunctionType, waiting: collections.deque[Any]) -> Iterator[Callable[[], None]]:
+    """A function's own variables, and the globals that it names."""
+    if not is_users(function):
+        return
+    for cell in function.__closure__ or ():
+        try:
+            content = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+        waiting.append(content)
+        yield functools.partial(setattr, cell, "cell_contents", content)
+    table = function.__globals__
+    for name in _names(function.__code__):
+        if name in table:
+            waiting.append(table[name])
+            yield functools.partial(table.__setitem__, name, table[name])
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = [part for part in code.co_consts if isinstance(part, types.CodeType)]
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _of_object(item: Any) -> Iterator[Callable[[], None]]:
+    """The contents of a container, the attributes of an object; put back only where they are others, in the object itself."""
+    own = getattr(item, "__dict__", None)
+    if isinstance(own, dict) and own is not item:
+        yield functools.partial(_refill_dict, own, dict(own))
+    if isinstance(item, dict):
+        yield functools.partial(_refill_dict, item, dict(item))
+    elif isinstance(item, (list, collections.deque)):
+        yield functools.partial(_refill, item, list(item))
+    elif isinstance(item, set):
+        yield functools.partial(_refill_set, item, set(item))
+
+
+def _refill_dict(now: dict[Any, Any], before: dict[Any, Any]) -> None:
+    if list(map(id, now.values())) != list(map(id, before.values())) or list(now) != list(before):
+        dict.clear(now)
+        dict.update(now, before)
+
+
+def _refill(now: Any, before: list[Any]) -> None:
+    if list(map(id, now)) != list(map(id, before)):
+        now.clear()
+        now.extend(before)
+
+
+def _refill_set(now: set[Any], before: set[Any]) -> None:
+    if now != before:
+        now.clear()
+        now.update(before)

@@ -1,0 +1,66 @@
+"""Which optimizer a training loop means: the torch optimizer within a framework's wrapper, whose `step` is its class's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from lowtide.errors import CaptureError
+
+# Wrappers whose step is that of the optimizer within, by the name of a class among their bases (frameworks make subclasses on the fly).
+_PASS_ON = frozenset({"LightningOptimizer", "_FabricOptimizer", "AcceleratedOptimizer"})
+_WITHIN = ("optimizer", "_optimizer")
+
+
+def torch_optimizer(optimizer: Any) -> Any:
+    """The optimizer that does the work: itself, or what frameworks' wrappers hold. Raises CaptureError for wrappers that lead nowhere."""
+    seen = [optimizer]
+    while _passes_on(seen[-1]):
+        within = next((item for name in _WITHIN if isinstance(item := getattr(seen[-1], name, None), torch.optim.Optimizer)), None)
+        if within is None or any(within is other for other in seen):
+            raise CaptureError(f"no optimizer was found within this {type(seen[-1]).__name__}: give the torch optimizer that it wraps")
+        seen.append(within)
+    return seen[-1]
+
+
+def scalers_within(optimizer: Any) -> Iterator[Any]:
+    """The gradient scalers that wrappers around an optimizer use in their step."""
+    while _passes_on(optimizer):
+        if (scaler := getattr(optimizer, "scaler", None)) is not None:
+            yield scaler
+        optimizer = next(item for name in _WITHIN if isinstance(item := getattr(optimizer, name, None), torch.optim.Optimizer))
+
+
+def steps_as_its_class(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `optimizer.step` is its class's; a learning-rate scheduler's wrapper around that, which only counts, is as good."""
+    own = vars(optimizer).get("step")
+    if own is None:
+        return True
+    return bool(getattr(own, "_wrapped_by_lr_sched", False)) and getattr(own, "__wrapped__", None) is type(optimizer).step
+
+
+def refuse_unknown_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Raise CaptureError for an optimizer whose step does what its class does not say."""
+    name = type(optimizer).__name__
+    if not steps_as_its_class(optimizer):
+        raise CaptureError(
+            f"the step of this {name} was replaced (`optimizer.step = ...`), and a captured step would not call the replacement: "
+            "override `step` in a class, or use after_backward"
+        )
+    for attribute, item in vars(optimizer).items():
+        if _holds_optimizer(item):
+            raise CaptureError(
+                f"this {name} steps another optimizer, which it keeps in its attribute {attribute!r}; what its own step does beside cannot "
+                f"be captured: give the optimizer within (`optimizer.{attribute}`) if that one's step is all that is wanted"
+            )
+
+
+def _passes_on(optimizer: Any) -> bool:
+    return any(base.__name__ in _PASS_ON for base in type(optimizer).__mro__)
+
+
+def _holds_optimizer(item: Any) -> bool:
+    parts = item if isinstance(item, (list, tuple)) else item.values() if type(item) is dict else (item,)
+    return any(isinstance(part, torch.optim.Optimizer) for part in parts)

@@ -1,0 +1,28 @@
+"""The commands, and what belongs to all of them."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import typer
+
+from lowtide.cli.devices import devices_command
+from lowtide.cli.explain import explain_command
+from lowtide.cli.optimize import optimize_command
+from lowtide.cli.order import order_command
+from lowtide.cli.place import place_command
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run a PyTorch program in less memory, and say how much before it runs.")
+app.command("optimize")(optimize_command)
+app.command("explain")(explain_command)
+app.command("devices")(devices_command)
+app.command("order")(order_command)
+app.command("place")(place_command)
+
+
+def run() -> None:
+    """Read the command line and do what it says. Raises SystemExit."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names come from the user's files, and not every terminal can write them
+    app()

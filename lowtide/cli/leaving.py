@@ -1,0 +1,70 @@
+"""How the command ends when somebody ends it: by an interrupt, or by closing the pipe it writes to. Imports nothing that takes long."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+INTERRUPTED = 130  # as shells say of a program that ended by SIGINT
+CLOSED_PIPE = 141  # and of one that ended by SIGPIPE
+_STANDARD_OUTPUT = 1
+
+
+def quit_on_interrupt() -> None:
+    """From now on an interrupt ends the program at once, without a word: nothing has been begun. Not where interrupts are ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _quit)
+
+
+def _quit(*_: Any) -> None:
+    os._exit(INTERRUPTED)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """In here an interrupt is a KeyboardInterrupt, for those who have something to save or to put back."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not _quit or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def output_is_closed() -> bool:
+    """Whether nobody reads the pipe that is standard output any more."""
+    waiting = select.poll()
+    waiting.register(_STANDARD_OUTPUT, 0)
+    return any(event & select.POLLERR for _, event in waiting.poll(0))
+
+
+def leave_quietly(run: Callable[[], None]) -> None:
+    """Run what ends by SystemExit. Where the reader of standard output has left early, nothing is said of it."""
+    try:
+        run()
+    except SystemExit as end:
+        _flush(end.code)
+        raise
+    except KeyboardInterrupt:
+        os._exit(INTERRUPTED)
+
+
+def _flush(code: Any) -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os._exit(CLOSED_PIPE)
+    except OSError as error:
+        print(f"lowtide: standard output: {error.strerror}", file=sys.stderr)
+        os._exit(2)
+    if code == 1:  # what typer and rich say of a closed pipe, and no command of ours of anything
+        os._exit(CLOSED_PIPE)

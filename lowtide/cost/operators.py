@@ -1,0 +1,47 @@
+"""Operators and what else torch calls by name, from text that may come from anywhere."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+import lowtide.kernels  # noqa: F401  (defines the operators of lowtide's own)
+from lowtide.errors import FormatError
+
+_OPERATOR = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2}", re.ASCII)
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+
+def operator(name: str) -> OpOverload:
+    """The operator "aten.add.Tensor". Raises FormatError for what is no such name, or names nothing that this torch has."""
+    if not _OPERATOR.fullmatch(name):
+        raise FormatError(f"expected an operator's name such as 'aten.add.Tensor', got {name!r}")
+    namespace, base, overload = name.split(".")
+    try:
+        found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload)
+    except AttributeError as error:
+        raise FormatError(f"expected an operator of torch {torch.__version__}, got {name!r}: import the library that defines it") from error
+    return found
+
+
+def of_torch(name: str) -> Any:
+    """`torch.float32` and the like, by name. Raises FormatError for what is no such name."""
+    if not _IDENTIFIER.fullmatch(name):
+        raise FormatError(f"expected a name such as 'float32', got {name!r}")
+    try:
+        return getattr(torch, name)
+    except AttributeError as error:
+        raise FormatError(f"expected a dtype, layout or memory format of torch {torch.__version__}, got {name!r}") from error
+
+
+def atom(kind: str, name: str) -> Any:
+    """An argument that only torch can spell. Raises FormatError for what is none."""
+    return torch.device(name) if kind == "device" else of_torch(name)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "float32" for torch.float32."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,146 @@
+"""Hooks: what they do to tensors is in the graph; one that does something else only is refused, as it would do it once and never again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+import lowtide
+from tests.training import Settings, Snapshot, eager_step
+
+HERE = r"\S*test_hooks\.py:\d+"
+counts: list[int] = []
+
+
+class Net(nn.Module):
+    """Runs what it is given on its hidden layer's result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.register_buffer("seen", torch.zeros(4))
+        self.largest: Any = None
+        self.within: Callable[[Tensor], Any] = lambda hidden: None
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        self.within(hidden)
+        return self.second(hidden.tanh()).square().sum()
+
+
+def loss(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x)
+
+
+def trained(hooked: Callable[[Net], Any], optimized: bool) -> Net:
+    torch.manual_seed(0)
+    model = Net()
+    hooked(model)
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    x = torch.randn(5, 3)
+    before = Snapshot.of(model, optimizer)
+    step = lowtide.optimize(model, x, loss=loss, optimizer=optimizer, workspaces=False) if optimized else None
+    before.assert_same(model, optimizer)
+    for _ in range(3):
+        step(x) if step else eager_step(model, loss, optimizer, (x,), {}, Settings())
+    return model
+
+
+def count(*given: Any) -> None:
+    counts.append(1)
+
+
+def scale_in_place(gradient: Tensor) -> None:
+    gradient.mul_(0.5)
+
+
+def note_in_buffer(model: Net) -> Callable[[Tensor], None]:
+    def hook(gradient: Tensor) -> None:
+        model.seen.copy_(gradient.abs().sum(0))
+
+    return hook
+
+
+def note_in_attribute(model: Net) -> Callable[[Tensor], None]:
+    def hook(gradient: Tensor) -> None:
+        model.largest = gradient.max()
+
+    return hook
+
+
+class Weighs:
+    """An old style pre-hook: it makes an attribute of the module anew."""
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        module.scaled = module.weight * 2
+
+
+PURE = {
+    "on a parameter": lambda model: model.first.weight.register_hook(lambda gradient: gradient * 3),
+    "in place": lambda model: model.first.weight.register_hook(scale_in_place),
+    "within": lambda model: setattr(model, "within", lambda hidden: hidden.register_hook(lambda gradient: gradient.clamp(max=0.1))),
+    "within, into a buffer": lambda model: setattr(model, "within", lambda hidden: hidden.register_hook(note_in_buffer(model))),
+    "into an attribute": lambda model: model.first.bias.register_hook(note_in_attribute(model)),
+    "retain_grad": lambda model: setattr(model, "within", lambda hidden: hidden.retain_grad()),
+    "of a module": lambda model: model.second.register_full_backward_hook(lambda module, given, taken: (given[0] * 2,)),
+    "before a module": lambda model: model.second.register_forward_pre_hook(Weighs()),
+    "after a module": lambda model: model.second.register_forward_hook(lambda module, args, output: output + 1),
+}
+
+
+@pytest.mark.parametrize("hooked", PURE.values(), ids=PURE.keys())
+def test_what_hooks_do_to_tensors_is_done_in_each_step(hooked):
+    one, two = trained(hooked, False), trained(hooked, True)
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(tensor, two.state_dict()[name]), name
+    assert one.largest is None or torch.equal(one.largest, two.largest)
+
+
+UNSEEN = {
+    "on a parameter": (lambda model: model.first.weight.register_hook(count), r"the gradient of first\.weight"),
+    "a method of C": (lambda model: model.first.weight.register_hook([].append), r"'list\.append' on the gradient of first\.weight"),
+    "within": (lambda model: setattr(model, "within", lambda hidden: hidden.register_hook(count)), "a tensor's gradient"),
+    "of a module": (lambda model: model.second.register_full_backward_hook(count), "a module's backward pass"),
+    "after a module": (lambda model: model.second.register_forward_hook(count), "a module's forward"),
+}
+
+
+@pytest.mark.parametrize(("hooked", "what"), UNSEEN.values(), ids=UNSEEN.keys())
+def test_what_hooks_do_beside_would_be_done_once(hooked, what):
+    torch.manual_seed(0)
+    model = Net()
+    hooked(model)
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    before = Snapshot.of(model, optimizer)
+    with pytest.raises(lowtide.CaptureError, match=rf"the hook .*{what}.* returns nothing and writes no tensor.*never again"):
+        lowtide.optimize(model, torch.ones(5, 3), loss=loss, optimizer=optimizer, workspaces=False)
+    before.assert_same(model, optimizer)
+
+
+def test_a_hook_after_accumulation_that_the_program_registers_is_refused():
+    model = Net()
+    model.within = lambda hidden: model.first.weight.register_post_accumulate_grad_hook(count)
+    with pytest.raises(lowtide.CaptureError, match=rf"after a gradient is accumulated, at {HERE}.*use after_backward"):
+        lowtide.optimize(model, torch.ones(5, 3), loss=loss, optimizer=optim.SGD(model.parameters(), 0.1), workspaces=False)
+
+
+def test_hooks_that_a_forward_adds_are_gone_after_a_capture():
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.inner._forward_hooks:
+                self.inner.register_forward_hook(lambda module, args, output: output * 2)
+            return self.inner(x)
+
+    model, x = Adds(), torch.ones(1, 2)
+    step = lowtide.optimize(model, x, workspaces=False)
+    assert not model.inner._forward_hooks
+    with torch.no_grad():
+        assert torch.equal(step(x), model(x))
