@@ -1,0 +1,1 @@
+"""How many programs that nobody here wrote are trained, refused, or broken: see `__main__.py`."""

@@ -1,0 +1,163 @@
+"""Every module of torch's own test database, with every sample: two steps of training by eager and by lowtide, bit for bit.
+
+    python -m bench.module_db [--only NAME ...] [--no-save]
+
+A module without parameters is given its first float input times a parameter of ones, so that there is something to train.
+Compared are losses, parameters, buffers and the random generator. One row a module; "right", "refused", "different", "raised" and
+"dead" are counts of samples. Needs expecttest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+import lowtide
+from bench.results import Results
+from bench.torch_db.trial import Verdict, verdict
+from bench.torch_db.workers import answers, told
+
+COLUMNS = ("module", "samples", "right", "refused", "different", "raised", "dead", "why")
+_COUNTED = ("right", "refused", "different", "raised", "dead")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
+    parser.add_argument("--samples", type=int, default=0, help="the first so many of each module, 0 for all")
+    parser.add_argument("--batch", type=int, default=10, help="modules to a process")
+    parser.add_argument("--limit-seconds", type=float, default=300.0, help="of one module")
+    parser.add_argument("--no-save", action="store_true")
+    parser.add_argument("--worker", nargs="+", default=[], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    try:
+        from torch.testing._internal.common_modules import module_db
+    except ImportError as error:
+        raise SystemExit(f"torch's test database cannot be imported: {error}; python -m pip install -e '.[bench]'") from None
+    infos = {info.name: info for info in module_db}
+    if options.worker:
+        most, *names = options.worker
+        work([infos[name] for name in names], int(most))
+        return
+    names = [name for name in infos if not options.only or name in options.only]
+    rows = []
+    for row in answers("bench.module_db", names, options.batch, options.limit_seconds, dead, [str(options.samples)]):
+        rows.append({"module": row.pop("name"), **row})
+        print(*(f"{key}={cell}" for key, cell in rows[-1].items() if cell), flush=True)
+    table = Results("module_db", "torch's module_db, two steps of training", COLUMNS, tuple(rows), summary(rows))
+    if not options.no_save and not options.only:
+        table.save()
+    table.print()
+
+
+def summary(rows: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Samples by what became of them."""
+    counts = {what: sum(row.get(what) or 0 for row in rows) for what in _COUNTED}
+    return (f"of {sum(counts.values())} samples: " + ", ".join(f"{count} {what}" for what, count in counts.items()),)
+
+
+def dead(name: str, why: str) -> dict[str, Any]:
+    """The row of a module that took its process down."""
+    return {"name": name, "dead": 1, "why": why}
+
+
+def work(infos: list[Any], most: int) -> None:
+    """What a worker does: one row for each module."""
+    warnings.simplefilter("ignore")
+    for info in infos:
+        told(row(info, most), last=True)
+
+
+def row(info: Any, most: int) -> dict[str, Any]:
+    """All samples of a module."""
+    torch.manual_seed(0)
+    try:
+        samples = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=False, training=True)
+    except Exception as error:
+        return {"name": info.name, "samples": 0, "why": f"no samples: {type(error).__name__}"}
+    verdicts = [tried(info, sample) for sample in (samples[:most] if most else samples)]
+    counts = Counter(each.what for each in verdicts)
+    reasons = dict.fromkeys(each.why for each in verdicts if each.what in ("refused", "raised", "different"))
+    found = {"name": info.name, "samples": sum(counts[what] for what in _COUNTED)} | {what: counts[what] for what in _COUNTED}
+    return found | {"why": " | ".join(filter(None, reasons))[:400]}
+
+
+def tried(info: Any, sample: Any) -> Verdict:
+    """One sample."""
+    return verdict(lambda: trained(info, sample, captured=False), lambda: trained(info, sample, captured=True))
+
+
+class Trainable(nn.Module):
+    """A module, and a parameter of ones to multiply its first float input by where it has none of its own."""
+
+    def __init__(self, inner: nn.Module, inputs: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.inner = inner
+        trains = any(parameter.requires_grad for parameter in inner.parameters())
+        self.ones = nn.ParameterList([] if trains else [torch.ones_like(each) for each in inputs if each.is_floating_point()][:1])
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The inner module's result."""
+        ones = iter(self.ones)
+
+        def scaled(item: Any) -> Any:
+            floats = isinstance(item, torch.Tensor) and item.is_floating_point()
+            one = next(ones, None) if floats else None
+            return item if one is None else item * one
+
+        args, kwargs = tree_map(scaled, (args, kwargs))
+        return self.inner(*args, **kwargs)
+
+
+def trained(info: Any, sample: Any, captured: bool) -> Any:
+    """All that two steps leave."""
+    torch.manual_seed(0)
+    inner = info.module_cls(*sample.constructor_input.args, **sample.constructor_input.kwargs).train()
+    if isinstance(inner, nn.modules.lazy.LazyModuleMixin):
+        inner(*sample.forward_input.args, **sample.forward_input.kwargs)
+    args, kwargs = tree_map(_detached, (sample.forward_input.args, sample.forward_input.kwargs))
+    model = Trainable(inner, [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
+    # Dictionaries go as keyword arguments: a batch is the one or the other.
+    batch = kwargs if kwargs and not args else args
+    call = loss if not (args and kwargs) else _with_both(kwargs)
+    step = lowtide.optimize(model, batch, loss=call, optimizer=optimizer, workspaces=False, progress=False) if captured else None
+    torch.manual_seed(1)
+    values = [
+        _eager(model, batch, call, optimizer) if step is None else step(**batch) if isinstance(batch, dict) else step(*batch)
+        for _ in range(2)
+    ]
+    return values, dict(model.state_dict()), torch.get_rng_state()
+
+
+def _with_both(kwargs: dict[str, Any]) -> Any:
+    return lambda model, *args: loss(model, *args, **kwargs)
+
+
+def _eager(model: nn.Module, batch: Any, call: Any, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    optimizer.zero_grad()
+    value = call(model, **batch) if isinstance(batch, dict) else call(model, *batch)
+    value.backward()
+    optimizer.step()
+    return value.detach()
+
+
+def loss(model: nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """A weighted sum of all results that have a gradient: no two elements count alike."""
+    parts = [part for part in tree_leaves(model(*args, **kwargs)) if isinstance(part, torch.Tensor) and part.requires_grad]
+    weights = [torch.linspace(0.3, 1.7, part.numel()).reshape(part.shape) for part in parts]
+    return torch.stack([(part * weight).sum() for part, weight in zip(parts, weights, strict=True)]).sum()
+
+
+def _detached(item: Any) -> Any:
+    return item.detach().clone() if isinstance(item, torch.Tensor) else item
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""torch's own test databases of operators and modules, run by eager and by lowtide."""
