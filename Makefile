@@ -11,6 +11,9 @@ READY := $(VENV)/.ready
 # Files are compiled when they are first imported: most of what torch and transformers bring never is.
 INSTALL := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt
 
+# Processes start in a second from compiled files, in ten without.
+export PYTHONDONTWRITEBYTECODE =
+
 help:
 	@echo "make demo    train a small GPT twice, by eager PyTorch and by lowtide, and compare"
 	@echo "make test    lint, types, layers, tests: all that CI runs"

@@ -16,21 +16,28 @@ _WITHIN = ("optimizer", "_optimizer")
 
 def torch_optimizer(optimizer: Any) -> Any:
     """The optimizer that does the work: itself, or what frameworks' wrappers hold. Raises CaptureError for wrappers that lead nowhere."""
-    seen = [optimizer]
-    while _passes_on(seen[-1]):
-        within = next((item for name in _WITHIN if isinstance(item := getattr(seen[-1], name, None), torch.optim.Optimizer)), None)
-        if within is None or any(within is other for other in seen):
-            raise CaptureError(f"no optimizer was found within this {type(seen[-1]).__name__}: give the torch optimizer that it wraps")
-        seen.append(within)
-    return seen[-1]
+    *_, innermost = _from_outside_in(optimizer)
+    if _passes_on(innermost):
+        raise CaptureError(f"no optimizer was found within this {type(innermost).__name__}: give the torch optimizer that it wraps")
+    return innermost
 
 
 def scalers_within(optimizer: Any) -> Iterator[Any]:
     """The gradient scalers that wrappers around an optimizer use in their step."""
-    while _passes_on(optimizer):
-        if (scaler := getattr(optimizer, "scaler", None)) is not None:
+    for each in _from_outside_in(optimizer):
+        if _passes_on(each) and (scaler := getattr(each, "scaler", None)) is not None:
             yield scaler
-        optimizer = next(item for name in _WITHIN if isinstance(item := getattr(optimizer, name, None), torch.optim.Optimizer))
+
+
+def _from_outside_in(optimizer: Any) -> list[Any]:
+    """A wrapper, what it wraps, and so on. A ring of wrappers, or one that holds nothing, ends with a wrapper."""
+    seen = [optimizer]
+    while _passes_on(seen[-1]):
+        within = next((item for name in _WITHIN if isinstance(item := getattr(seen[-1], name, None), torch.optim.Optimizer)), None)
+        if within is None or any(within is other for other in seen):
+            break
+        seen.append(within)
+    return seen
 
 
 def steps_as_its_class(optimizer: torch.optim.Optimizer) -> bool:
