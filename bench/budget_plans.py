@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import Any
 
 from bench.budget_settings import held_bytes, workload
-from lowtide.ir.problem import OrderProblem
+from lowtide.problems.order import OrderProblem
+from lowtide.remat.sweep.search import Sweep
 from lowtide.schedule import Schedule, schedule
-from lowtide.search.frontier import Sweep
 
 _CONTEXT = multiprocessing.get_context("spawn")
 

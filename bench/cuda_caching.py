@@ -24,7 +24,7 @@ from typing import Protocol
 
 import numpy as np
 
-from lowtide.ir.placement import PlaceProblem
+from lowtide.problems.placement import PlaceProblem
 
 _GRANULE_BYTES = 512
 _SMALL_BYTES = 2**20  # the largest request of the small pool

@@ -24,7 +24,7 @@ from bench.models import MODELS
 from bench.results import Results
 from lowtide import optimize
 from lowtide.api.compare import Workload, eager_step
-from lowtide.ir.plan import Plan
+from lowtide.plan.plan import Plan
 
 COLUMNS = ("model", "batch_size", "optimizer", "steps", "tensors", "different", "first_different", "recomputed", "peak_share", "seconds")
 OPTIMIZERS: tuple[tuple[str, Callable[[Any], torch.optim.Optimizer]], ...] = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from bench.networks import PROBLEMS
-from lowtide.ir.problem import OrderProblem
+from lowtide.problems.order import OrderProblem
 from lowtide.schedule import Schedule, Solver
-from lowtide.schedule.exact import Exact
+from lowtide.schedule.exact.solver import Exact
 
 
 def exact(seconds: float) -> Exact:

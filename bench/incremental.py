@@ -27,11 +27,11 @@ from bench.networks import PROBLEMS
 from bench.results import Cell, Results
 from bench.rewrites import Rewritten, Source
 from lowtide.cost.memory import simulate
-from lowtide.ir.problem import OrderProblem
-from lowtide.ir.problem_json import load_problem
+from lowtide.problems.order import OrderProblem
+from lowtide.problems.order_json import load_problem
+from lowtide.reference.orders.incremental import reschedule
 from lowtide.schedule import Schedule, Status
-from lowtide.schedule.exact import Exact
-from lowtide.schedule.incremental import reschedule
+from lowtide.schedule.exact.solver import Exact
 
 COLUMNS = (
     "group", "rewrites", "operators", "scratch_us", "incremental_us", "speedup", "bare_speedup", "wall_speedup", "same", "worst_ratio",

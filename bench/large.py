@@ -21,10 +21,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bench.results import Cell, Results
-from lowtide.ir.problem import OrderProblem
-from lowtide.ir.problem_check import Task
+from lowtide.problems.order import OrderProblem
+from lowtide.problems.order_check import Task
 from lowtide.schedule import AUTO, schedule
-from lowtide.schedule.rehearsal import rehearse
+from lowtide.schedule.warm_up import rehearse
 
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
 COLUMNS = ("step", "operators", "built_seconds", "seconds", "peak_bytes", "lower_bound_bytes", "gap_percent", "status", "process_bytes")

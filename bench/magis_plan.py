@@ -10,8 +10,8 @@ from typing import Any
 from bench.models.workload import Entry
 from lowtide import optimize
 from lowtide.api.compare import plain_sgd
-from lowtide.search.frontier import Archive, Sweep
-from lowtide.search.runs import RunProblem
+from lowtide.remat.problem import RunProblem
+from lowtide.remat.sweep.search import Archive, Sweep
 
 DEVICE = "rtx3090"
 _POINTS = 200  # of a frontier that are kept for its plot

@@ -18,11 +18,11 @@ from lowtide.capture.program import Captured, TrainingProgram, capture_training
 from lowtide.cost.buffers import order_buffers, place_problem
 from lowtide.cost.memory import counted_storages, order_problem, resident_storages, storage_bytes
 from lowtide.ir.graph import Graph, Kind, Storage
-from lowtide.ir.placement import PlaceProblem
-from lowtide.ir.plan import Plan, Provenance
 from lowtide.place import Placement, place
+from lowtide.plan.plan import Plan, Provenance
+from lowtide.planning.planner import candidates, make_plan
+from lowtide.problems.placement import PlaceProblem
 from lowtide.schedule import Auto
-from lowtide.search.planning import candidates, make_plan
 
 GRANULE_BYTES = 512  # what PyTorch's allocator for CUDA rounds sizes up to, and so what both are counted with
 _NOWHERE = Provenance(lowtide="", torch="", device="", python="", threads=0)

@@ -22,8 +22,8 @@ from bench.results import Results
 from lowtide import optimize
 from lowtide.api.compare import plain_sgd
 from lowtide.runtime.caller import Caller
-from lowtide.runtime.granted import Granted
-from lowtide.runtime.look import EVERYTHING
+from lowtide.runtime.unchanged.granted import Granted
+from lowtide.runtime.unchanged.look import EVERYTHING
 
 COLUMNS = ("model", "modules", "parameters", "asked_us", "looked_us", "step_us", "share_percent")
 NOTES = ("share_percent: of asked_us in step_us", "as if the program read every attribute of every module: most read few")

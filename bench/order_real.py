@@ -18,7 +18,7 @@ from lowtide import optimize
 from lowtide.api.compare import plain_sgd
 from lowtide.cost.memory import order_problem
 from lowtide.schedule import AUTO, ProgramOrder, ReadyList, ReversePostOrder, schedule
-from lowtide.schedule.rehearsal import rehearse
+from lowtide.schedule.warm_up import rehearse
 
 COLUMNS = (
     "model", "batch_size", "operators", "eager_bytes", "program_order_bytes", "ready_list_bytes", "post_order_bytes", "peak_bytes",

@@ -21,10 +21,10 @@ from typing import Any
 
 from bench.results import Results
 from bench.yardstick import Yardstick
-from lowtide.ir.problem import OrderProblem
-from lowtide.ir.problem_json import load_problem
+from lowtide.problems.order import OrderProblem
+from lowtide.problems.order_json import load_problem
 from lowtide.schedule import Schedule, Status
-from lowtide.schedule.exact import Exact
+from lowtide.schedule.exact.solver import Exact
 
 INSTANCES = Path(__file__).parents[1] / "tests" / "data" / "order"
 STRICTER_S = {"train-L660": 1.0, "train-L660-res": 1.0, "hrnet_w18_small_v2-256-s1_32x1": 8.0}

@@ -22,11 +22,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lowtide.ir.placement import PlaceProblem
-from lowtide.ir.placement_csv import load_buffers
-from lowtide.place.base import Placement, Placer
-from lowtide.place.rehearsal import rehearse
-from lowtide.place.spec import limited, parse_placer
+from lowtide.place.base import Placement, Placer, limited
+from lowtide.place.warm_up import rehearse
+from lowtide.problems.placement import PlaceProblem
+from lowtide.problems.placement_csv import load_buffers
+from lowtide.reference.spec import parse_placer
 
 if TYPE_CHECKING:
     from bench.results import Cell  # imports torch, which a row's process would take seconds and memory for

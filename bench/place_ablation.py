@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.results import Cell, Results
-from lowtide.ir.placement import PlaceProblem
-from lowtide.ir.placement_csv import load_buffers
-from lowtide.place.exact import Exact
+from lowtide.place.exact.placer import Exact
+from lowtide.problems.placement import PlaceProblem
+from lowtide.problems.placement_csv import load_buffers
 
 SWITCHES = ("canonical", "inference", "lifting", "decomposition", "dynamic", "symmetry", "memory", "restarts")
 COLUMNS = ("instance", "off", "status", "nodes", "cpu_s", "seconds")

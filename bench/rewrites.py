@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from lowtide.errors import FormatError
-from lowtide.ir.problem import Ints, OrderProblem, Rows
-from lowtide.ir.problem_check import Task
+from lowtide.problems.order import Ints, OrderProblem, Rows
+from lowtide.problems.order_check import Task
 
 
 class Rewritten(NamedTuple):

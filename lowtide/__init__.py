@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from lowtide.api.step import Step
     from lowtide.cost.device import Device
     from lowtide.cost.profiler import Measurement, measure
-    from lowtide.ir.placement import PlaceProblem
-    from lowtide.ir.plan import Plan
-    from lowtide.ir.problem import OrderProblem
-    from lowtide.ir.problem_check import Task
     from lowtide.place.base import Placement
+    from lowtide.plan.plan import Plan
+    from lowtide.problems.order import OrderProblem
+    from lowtide.problems.order_check import Task
+    from lowtide.problems.placement import PlaceProblem
+    from lowtide.remat.sweep.search import Sweep
     from lowtide.schedule.base import Schedule, Status
-    from lowtide.search.frontier import Sweep
 
 __all__ = [
     "BatchError", "BudgetError", "CaptureError", "CheckError", "Device", "Explanation", "FormatError", "LowtideError", "Measurement",
@@ -37,16 +37,16 @@ _MODULES = {
     "Device": "lowtide.cost.device",
     "Explanation": "lowtide.api.explanation",
     "Measurement": "lowtide.cost.profiler",
-    "OrderProblem": "lowtide.ir.problem",
-    "PlaceProblem": "lowtide.ir.placement",
+    "OrderProblem": "lowtide.problems.order",
+    "PlaceProblem": "lowtide.problems.placement",
     "Placement": "lowtide.place.base",
-    "Plan": "lowtide.ir.plan",
+    "Plan": "lowtide.plan.plan",
     "Schedule": "lowtide.schedule.base",
     "Stage": "lowtide.api.stages",
     "Status": "lowtide.schedule.base",
     "Step": "lowtide.api.step",
-    "Sweep": "lowtide.search.frontier",
-    "Task": "lowtide.ir.problem_check",
+    "Sweep": "lowtide.remat.sweep.search",
+    "Task": "lowtide.problems.order_check",
     "explain": "lowtide.api.explain",
     "measure": "lowtide.cost.profiler",
     "optimize": "lowtide.api.optimize",

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from lowtide.ir.placement import PlaceProblem
-from lowtide.runtime.allocator import OUTLIVES, Allocator, Recorded, Region, Script
+from lowtide.problems.placement import PlaceProblem
+from lowtide.runtime.arena.allocator import OUTLIVES, Allocator, Recorded, Region, Script
 
 Schedule = list[tuple[str, int]]  # ("make", bytes) or ("drop", which of those that live, modulo their number)
 

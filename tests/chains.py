@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from lowtide.ir.problem import Ints, OrderProblem, Rows
-from lowtide.ir.problem_check import Task
-from lowtide.search.runs import RunProblem
+from lowtide.problems.order import Ints, OrderProblem, Rows
+from lowtide.problems.order_check import Task
+from lowtide.remat.problem import RunProblem
 
 
 @dataclass

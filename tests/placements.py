@@ -6,7 +6,7 @@ from itertools import permutations
 
 from hypothesis import strategies as st
 
-from lowtide.ir.placement import FREE, PlaceProblem
+from lowtide.problems.placement import FREE, PlaceProblem
 
 
 @st.composite

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from lowtide.ir.problem import OrderProblem
-from lowtide.ir.problem_check import Task
+from lowtide.problems.order import OrderProblem
+from lowtide.problems.order_check import Task
 
 unhurried = settings(deadline=None)  # a first call may compile kernels
 SIZES = st.sampled_from([0, 1, 2, 2, 3, 8, 8])  # few, so that takeovers are common

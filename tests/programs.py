@@ -13,7 +13,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lowtide.ir.problem import OrderProblem
+from lowtide.problems.order import OrderProblem
 from lowtide.schedule.base import Schedule, scheduled
 
 Op = Callable[[Tensor, Tensor, int], Any]  # two tensors and a number; a tensor, several, or None

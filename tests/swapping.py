@@ -13,8 +13,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from lowtide.ir.graph import Graph, Kind, Node, Storage
 from lowtide.ir.ops import is_view, repeatable
-from lowtide.ir.sequence import Codes, Deed
-from lowtide.rewrite.swap import movable_storages, storable
+from lowtide.remat.entries import Codes, Deed
+from lowtide.remat.offload import movable_storages, storable
 
 
 def random_sequence(graph: Graph, rng: random.Random, again: float = 0.2, away: float = 0.4, *, lend: bool = False) -> list[int]:
@@ -243,7 +243,7 @@ class LateStreams:
 
 def swapping(sequence: Callable[[Graph], Sequence[int]], written: list[Any]) -> Callable[[Graph], tuple[Graph, ...]]:
     """In the place of `candidates`: each captured graph as a sequence writes it; what was written is added to a list."""
-    from lowtide.rewrite.remat import rematerialise
+    from lowtide.remat.write_out import rematerialise
 
     def candidates(graph: Graph) -> tuple[Graph, ...]:
         written.append(rematerialise(graph, sequence(graph)))

@@ -19,9 +19,9 @@ import lowtide
 from lowtide.cli import app
 from lowtide.cli.order_search import search
 from lowtide.cost.memory import simulate
-from lowtide.ir.problem import OrderProblem
-from lowtide.ir.problem_check import Task
-from lowtide.ir.problem_json import load_problem, problem_to_json
+from lowtide.problems.order import OrderProblem
+from lowtide.problems.order_check import Task
+from lowtide.problems.order_json import load_problem, problem_to_json
 from lowtide.schedule import ProgramOrder, Schedule, Status
 from tests.problems import Case, cases
 
@@ -227,7 +227,7 @@ from dataclasses import dataclass
 from lowtide import cli
 from lowtide.cli import order
 from lowtide.schedule import ReadyList, ReversePostOrder
-from lowtide.schedule import spec
+from lowtide.reference import spec
 
 @dataclass(frozen=True)
 class Slow:

@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 import lowtide
 from lowtide.cli import app
 from lowtide.cli.place_search import search
-from lowtide.ir.placement import PlaceProblem
-from lowtide.ir.placement_check import check_placement
-from lowtide.ir.placement_csv import buffers_to_csv, load_buffers, load_placed
 from lowtide.place.base import Placement, Status
 from lowtide.place.greedy import Greedy
+from lowtide.problems.placement import PlaceProblem
+from lowtide.problems.placement_check import check_placement
+from lowtide.problems.placement_csv import buffers_to_csv, load_buffers, load_placed
 from tests.placements import problems
 
 EXAMPLE = Path(__file__).parent / "data" / "place" / "example.12.csv"
@@ -224,7 +224,7 @@ import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits it as ignored
 from dataclasses import dataclass
 from lowtide import cli
-from lowtide.place import spec
+from lowtide.reference import spec
 from lowtide.place.greedy import Greedy, Portfolio
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Protocol
 from bench.networks.cells import AMOEBANET_A, DARTS_V2, NASNET_A, CellNetwork
 from bench.networks.hrnet import HRNet
 from bench.networks.randwire import RandWire
-from lowtide.ir.problem import OrderProblem
+from lowtide.problems.order import OrderProblem
 
 __all__ = ["PROBLEMS", "Network"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench.networks.shapes import Net, Picture
-from lowtide.ir.problem import OrderProblem
+from lowtide.problems.order import OrderProblem
 
 Edge = tuple[str, int]  # an operator, and the state that it reads
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.networks.shapes import Net, Picture
-from lowtide.ir.problem import OrderProblem
+from lowtide.problems.order import OrderProblem
 
 _EXPANSION = 4  # of a bottleneck block
 _HEAD = (32, 64, 128, 256)  # channels inside the head's bottlenecks, by branch

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 
 from bench.networks.shapes import Net, Picture
-from lowtide.ir.problem import OrderProblem
+from lowtide.problems.order import OrderProblem
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lowtide.ir.problem import OrderProblem
-from lowtide.ir.problem_check import Task
+from lowtide.problems.order import OrderProblem
+from lowtide.problems.order_check import Task
 
 ELEMENT_BYTES = 4  # fp32
 

@@ -10,12 +10,12 @@ from functools import cache
 import torch
 
 from lowtide.api.stages import Stages
-from lowtide.ir.folders import directory
+from lowtide.base.folders import directory
 from lowtide.place import Auto, Placer, place
-from lowtide.place.rehearsal import rehearse
-from lowtide.runtime import native
-from lowtide.runtime.allocator import Allocator, BusyError, Counts
-from lowtide.runtime.arena import Arena
+from lowtide.place.warm_up import rehearse
+from lowtide.runtime.arena import native
+from lowtide.runtime.arena.allocator import Allocator, BusyError, Counts
+from lowtide.runtime.arena.arena import Arena
 
 QUICK = Auto(max_nodes=10_000)  # seconds, where most training steps take a tenth of one: the second step waits for it
 _MIB = 2**20

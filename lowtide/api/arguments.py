@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.capture.wrapped import scalers_within
+from lowtide.capture.optimizers.wrapped import scalers_within
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 

@@ -14,17 +14,17 @@ from lowtide.api.explanation import Explanation, Remedy
 from lowtide.api.limits import Memory
 from lowtide.api.maker import Maker
 from lowtide.api.stages import Callback, Stages, wants_progress
+from lowtide.capture.optimizers.wrapped import torch_optimizer
 from lowtide.capture.program import Captured, TrainingProgram, positional_and_keyword
-from lowtide.capture.wrapped import torch_optimizer
 from lowtide.cost.device import Device, preset
 from lowtide.cost.peak import peak_moment
 from lowtide.errors import BatchError, BudgetError, CaptureError
-from lowtide.ir.moment import Moment
-from lowtide.ir.plan import Trade
+from lowtide.plan.plan import Trade
+from lowtide.plan.snapshot import Moment
+from lowtide.planning.budget import Budget
+from lowtide.remat.sweep.search import Sweep
 from lowtide.runtime.batch import BatchSpec
 from lowtide.schedule import Auto, Best, Solver
-from lowtide.search.budget import Budget
-from lowtide.search.frontier import Sweep
 
 _SLOWER = (0.05, 0.10, 0.30)  # shares of time that are asked about
 

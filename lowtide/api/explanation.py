@@ -6,11 +6,11 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lowtide.ir.alike import pattern
+from lowtide.base.units import bytes_text, time_text
 from lowtide.ir.graph import Kind
-from lowtide.ir.moment import Moment
-from lowtide.ir.summary import moment_lines
-from lowtide.ir.units import bytes_text, time_text
+from lowtide.plan.alike import pattern
+from lowtide.plan.snapshot import Moment
+from lowtide.plan.summary import moment_lines
 
 _MODULES = 6  # that are named
 _OF_KIND = {

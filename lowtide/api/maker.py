@@ -17,25 +17,25 @@ from lowtide.api.step import Variant
 from lowtide.capture.program import Captured, TrainingProgram, capture_inference, capture_training
 from lowtide.capture.real import knowing
 from lowtide.cost.device import Device
-from lowtide.cost.laboratory import Call, Laboratory
+from lowtide.cost.lab.laboratory import Call, Laboratory
 from lowtide.cost.timings import device_here, measure_timings
 from lowtide.cost.workspaces import measure_workspaces
 from lowtide.errors import BudgetError, CaptureError, CheckError, FormatError
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.made import Results
-from lowtide.ir.plan import Plan, Provenance
-from lowtide.ir.text import to_text
-from lowtide.rewrite.remat import rematerialise
+from lowtide.ir.text.graph_text import to_text
+from lowtide.plan.plan import Plan, Provenance
+from lowtide.planning.budget import Budget, plan_within
+from lowtide.planning.planner import bound_to, candidates, eager_peak_bytes, make_plan, replan
+from lowtide.remat.blocks.seeds import rehearse_seeds
+from lowtide.remat.evict.eviction import rehearse_eviction
+from lowtide.remat.sweep.search import Sweep
+from lowtide.remat.write_out import rematerialise
 from lowtide.runtime.caller import Caller
-from lowtide.runtime.granted import Granted, first_difference
-from lowtide.runtime.look import Look, Reads
+from lowtide.runtime.unchanged.granted import Granted, first_difference
+from lowtide.runtime.unchanged.look import Look, Reads
 from lowtide.schedule import Solver
-from lowtide.schedule.rehearsal import rehearse
-from lowtide.search.budget import Budget, plan_within
-from lowtide.search.evict import rehearse_eviction
-from lowtide.search.frontier import Sweep
-from lowtide.search.planning import bound_to, candidates, eager_peak_bytes, make_plan, replan
-from lowtide.search.seeds import rehearse_seeds
+from lowtide.schedule.warm_up import rehearse
 
 _CUDA_GRANULE_BYTES = 512  # torch's caching allocator rounds every request up to this
 

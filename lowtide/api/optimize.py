@@ -15,14 +15,14 @@ from lowtide.api.limits import Memory, checked_latency
 from lowtide.api.maker import Maker
 from lowtide.api.stages import Callback, Stages, wants_progress
 from lowtide.api.step import Step
+from lowtide.capture.optimizers.wrapped import torch_optimizer
 from lowtide.capture.program import TrainingProgram, positional_and_keyword
-from lowtide.capture.wrapped import torch_optimizer
 from lowtide.cost.device import Device, preset
-from lowtide.ir.plan import Plan
 from lowtide.place import Placer
+from lowtide.plan.plan import Plan
+from lowtide.remat.sweep.search import Sweep
 from lowtide.runtime.batch import BatchSpec
 from lowtide.schedule import Auto, Solver
-from lowtide.search.frontier import Sweep
 
 _ON_META = (
     "the model is on the meta device: its step can be planned, not run; materialise it with model.to_empty(device=...) and optimize again"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from lowtide.ir.problem import OrderProblem
-from lowtide.ir.problem_json import load_problem
+from lowtide.problems.order import OrderProblem
+from lowtide.problems.order_json import load_problem
 from lowtide.schedule import Auto, Schedule, Solver, schedule
-from lowtide.schedule.spec import limited
+from lowtide.schedule.base import limited
 
 
 def order(
@@ -19,7 +19,7 @@ def order(
 ) -> Schedule:
     """An order of `problem` of least peak memory, with a proven lower bound: what `lowtide order` prints.
 
-    problem: what to order, or the path of a JSON file that holds it, in either form of `lowtide.ir.problem_json`.
+    problem: what to order, or the path of a JSON file that holds it, in either form of `lowtide.problems.order_json`.
     solver: how to find the order, a value like `lowtide.schedule.ReadyList()`; `Auto()` where left out.
     max_states: the solver's effort, in its own states: the same on every machine.
     max_seconds: a cap on its time, for when effort was guessed too high; an answer that it cuts short depends on the machine.

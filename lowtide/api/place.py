@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 
-from lowtide.ir.placement import PlaceProblem
-from lowtide.ir.placement_csv import load_buffers
 from lowtide.place.auto import Auto
-from lowtide.place.base import Placement, Placer
-from lowtide.place.spec import limited
+from lowtide.place.base import Placement, Placer, limited
+from lowtide.problems.placement import PlaceProblem
+from lowtide.problems.placement_csv import load_buffers
 
 
 def place_buffers(
@@ -21,7 +20,7 @@ def place_buffers(
 ) -> Placement:
     """Offsets for the buffers of `problem` in the smallest arena, with a proven lower bound: what `lowtide place` prints.
 
-    problem: what to place, or the path of a CSV file that holds it, as in `lowtide.ir.placement_csv`.
+    problem: what to place, or the path of a CSV file that holds it, as in `lowtide.problems.placement_csv`.
     solver: how to find the offsets, a value like `lowtide.place.Exact()`; `Auto()` where left out.
     capacity_bytes: asks for any placement within so many bytes instead; whether there is one is the answer's `status`.
     max_nodes: the solver's effort, in its own nodes: the same on every machine.

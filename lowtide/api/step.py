@@ -14,23 +14,23 @@ from lowtide.api.arena import ArenaReport, StepArena
 from lowtide.api.arguments import detached
 from lowtide.api.harm import tell_harm
 from lowtide.api.recaptures import Recaptures
-from lowtide.capture.facts import Facts, Reading
-from lowtide.capture.failures import programs_own
+from lowtide.base.files import write_whole
+from lowtide.capture.care.failures import programs_own
+from lowtide.capture.data.facts import Facts, Reading
 from lowtide.capture.program import Captured
 from lowtide.cost.profiler import Measured, peak_bytes
 from lowtide.errors import CaptureError, StepError
-from lowtide.ir.files import write_whole
-from lowtide.ir.plan import Plan
 from lowtide.ir.slots import Slot
 from lowtide.lower.python import lower
 from lowtide.lower.transfers import swaps
-from lowtide.runtime.arena import Arena
+from lowtide.plan.plan import Plan
+from lowtide.runtime.arena.arena import Arena
 from lowtide.runtime.batch import BatchSpec
 from lowtide.runtime.caller import Caller, InputCheck, View
-from lowtide.runtime.granted import Granted
-from lowtide.runtime.host import host_memory
+from lowtide.runtime.copies.host import host_memory
 from lowtide.runtime.program import Program
-from lowtide.runtime.settings import SettingsCheck
+from lowtide.runtime.unchanged.granted import Granted
+from lowtide.runtime.unchanged.settings import SettingsCheck
 
 MOST_PROGRAMS = 32  # that differ in nothing but what they read from the data
 _MOST_KEPT = MOST_PROGRAMS + 8  # of earlier captures

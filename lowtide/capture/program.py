@@ -11,28 +11,28 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lowtide.capture import host
 from lowtide.capture import openings as openings  # what torch's registry can open is opened from here on
 from lowtide.capture.batches import micro_batches, objects_in, refuse_batch_leaf, refuse_changed_batch
-from lowtide.capture.conversions import conversions_in_place
+from lowtide.capture.care.conversions import conversions_in_place
+from lowtide.capture.care.failures import no_tracebacks_logged, told_as
+from lowtide.capture.care.generators import untouched_randomness
+from lowtide.capture.care.hooks import watched_hooks
+from lowtide.capture.care.leaks import Watch
+from lowtide.capture.care.reads import AttributeReads, following_reads
+from lowtide.capture.care.surroundings import put_back_on_failure
+from lowtide.capture.data import host
+from lowtide.capture.data.facts import Reading
+from lowtide.capture.data.reader import Reader
 from lowtide.capture.draft import Draft
-from lowtide.capture.facts import Reading
-from lowtide.capture.failures import no_tracebacks_logged, told_as
 from lowtide.capture.fakes import FakeModel, Places, fake_batch_leaf, fake_model, swapped
 from lowtide.capture.formulas import as_eager
-from lowtide.capture.generators import untouched_randomness
-from lowtide.capture.hooks import watched_hooks
-from lowtide.capture.leaks import Watch
 from lowtide.capture.losses import checked_loss, summed, with_loss
-from lowtide.capture.optimizer import Shadow, Update, refuse_idle, same_program
-from lowtide.capture.reader import Reader
-from lowtide.capture.reads import AttributeReads, following_reads
+from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle, same_program
+from lowtide.capture.optimizers.scalars import Fact, UndecidedError
+from lowtide.capture.optimizers.scaler import ScalerTrace, scalers_refused, stop_if
 from lowtide.capture.recorder import Recorder
 from lowtide.capture.returned import Number, NumbersLater, beside, is_result
-from lowtide.capture.scalars import Fact, UndecidedError
-from lowtide.capture.scaler import ScalerTrace, scalers_refused, stop_if
 from lowtide.capture.sources import Sources
-from lowtide.capture.surroundings import put_back_on_failure
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 from lowtide.ir.graph import Graph, Kind, Value

@@ -20,16 +20,17 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lowtide.capture import operators, shaped
+from lowtide.capture import operators
 from lowtide.capture.batch_counts import is_count_of_batches
 from lowtide.capture.blocks import covers, geometry, in_memory_order, is_lazy, overlaps_itself, same_layout
 from lowtide.capture.calls import results_of, targets_of, tensors_in
+from lowtide.capture.care.failures import mark
+from lowtide.capture.care.generators import refuse_seeded
+from lowtide.capture.care.harm import in_order_of_harm
+from lowtide.capture.data import shaped
+from lowtide.capture.data.reader import Reader
 from lowtide.capture.draft import Draft
-from lowtide.capture.failures import mark
-from lowtide.capture.generators import refuse_seeded
-from lowtide.capture.harm import in_order_of_harm
 from lowtide.capture.prune import needed
-from lowtide.capture.reader import Reader
 from lowtide.capture.real import run
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, LowtideError

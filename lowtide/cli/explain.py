@@ -11,12 +11,12 @@ from rich.table import Table
 
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, prints_aside, refuse, write_json
 from lowtide.errors import LowtideError
-from lowtide.ir.alike import alike
-from lowtide.ir.summary import bytes_text, moment_line
+from lowtide.plan.alike import alike
+from lowtide.plan.summary import bytes_text, moment_line
 
 if TYPE_CHECKING:
     from lowtide.api.explanation import Explanation
-    from lowtide.ir.moment import Moment
+    from lowtide.plan.snapshot import Moment
 
 _TENSORS = 10  # lines of the table
 

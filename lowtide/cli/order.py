@@ -13,9 +13,10 @@ from lowtide.cli.order_search import Outcome, search
 from lowtide.cli.order_table import show
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, refuse, write_json
 from lowtide.errors import LowtideError
-from lowtide.ir.problem_json import Loaded, load_with_places
+from lowtide.problems.order_json import Loaded, load_with_places
+from lowtide.reference.spec import SOLVERS, parse_solver
 from lowtide.schedule import Auto
-from lowtide.schedule.spec import SOLVERS, limited, parse_solver
+from lowtide.schedule.base import limited
 
 
 def order_command(

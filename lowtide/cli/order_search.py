@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lowtide.cli.interrupt import until_interrupted
-from lowtide.ir.problem import OrderProblem
-from lowtide.ir.summary import bytes_text
+from lowtide.plan.summary import bytes_text
+from lowtide.problems.order import OrderProblem
 from lowtide.schedule import ProgramOrder, ReadyList, ReversePostOrder, Schedule, Solver, answers, schedule
-from lowtide.schedule.rehearsal import rehearse
+from lowtide.schedule.warm_up import rehearse
 
 SIMPLE: Mapping[str, Solver] = {
     "as written": ProgramOrder(),

@@ -10,8 +10,8 @@ from rich.text import Text
 from lowtide.cli.order_search import Outcome
 from lowtide.cli.output import exact_bytes, printable, shortened
 from lowtide.cost.memory import Footprint, simulate
-from lowtide.ir.problem import OrderProblem
-from lowtide.ir.summary import bytes_text
+from lowtide.plan.summary import bytes_text
+from lowtide.problems.order import OrderProblem
 from lowtide.schedule import Schedule, Status
 
 _SHOWN = 8  # tensors at the peak

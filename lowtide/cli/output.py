@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 
 import typer
 
+from lowtide.base.files import check_writable, write_whole
 from lowtide.cli.leaving import CLOSED_PIPE, output_is_closed
 from lowtide.errors import FormatError
-from lowtide.ir.files import check_writable, write_whole
-from lowtide.ir.summary import bytes_text
+from lowtide.plan.summary import bytes_text
 
 STANDARD_OUTPUT = "-"
 _USAGE_ERROR = 2

@@ -13,11 +13,12 @@ from lowtide.cli.output import STANDARD_OUTPUT, check_targets, refuse, write_ans
 from lowtide.cli.place_search import Outcome, search
 from lowtide.cli.place_table import reason, show
 from lowtide.errors import LowtideError
-from lowtide.ir.placement import PlaceProblem
-from lowtide.ir.placement_csv import ids, load_buffers, offsets_to_csv, save_offsets
 from lowtide.place.auto import Auto
+from lowtide.place.base import limited
 from lowtide.place.picture import check_picture, draw
-from lowtide.place.spec import PLACERS, limited, parse_placer
+from lowtide.problems.placement import PlaceProblem
+from lowtide.problems.placement_csv import ids, load_buffers, offsets_to_csv, save_offsets
+from lowtide.reference.spec import PLACERS, parse_placer
 
 _DOES_NOT_FIT = 3
 _MOST = 2**62 - 1

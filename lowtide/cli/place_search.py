@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lowtide.cli.interrupt import until_interrupted
-from lowtide.ir.placement import PlaceProblem
-from lowtide.ir.summary import bytes_text
 from lowtide.place.base import Placement, Placer, answers
 from lowtide.place.greedy import Greedy
-from lowtide.place.rehearsal import rehearse
+from lowtide.place.warm_up import rehearse
+from lowtide.plan.summary import bytes_text
+from lowtide.problems.placement import PlaceProblem
 
 SIMPLE: Mapping[str, Greedy] = {
     "first fit, as they start": Greedy("start"),

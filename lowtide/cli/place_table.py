@@ -8,9 +8,9 @@ from rich.text import Text
 
 from lowtide.cli.output import exact_bytes
 from lowtide.cli.place_search import Outcome
-from lowtide.ir.placement import PlaceProblem
-from lowtide.ir.summary import bytes_text
 from lowtide.place.base import Status
+from lowtide.plan.summary import bytes_text
+from lowtide.problems.placement import PlaceProblem
 
 
 def show(console: Console, problem: PlaceProblem, outcome: Outcome) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lowtide.cost.memory import Footprint, checked_order, simulate
-from lowtide.ir.placement import PlaceProblem
-from lowtide.ir.problem import Ints, OrderProblem
+from lowtide.problems.order import Ints, OrderProblem
+from lowtide.problems.placement import PlaceProblem
 
 
 @dataclass(frozen=True, eq=False)

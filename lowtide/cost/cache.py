@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lowtide.ir.files import read_utf8, write_whole
-from lowtide.ir.folders import directory, warn_if_not_kept, warn_not_kept, warn_once
-from lowtide.ir.locks import locked
+from lowtide.base.files import read_utf8, write_whole
+from lowtide.base.folders import directory, warn_if_not_kept, warn_not_kept, warn_once
+from lowtide.base.locks import locked
 
 _FORMAT = 1
 

@@ -1,6 +1,6 @@
 """The one definition of memory: what lives at each step of an order, and the peak.
 
-At each step: the bytes of all live storages and the workspace of the node that runs. `ir.problem` says how long a storage lives; here
+At each step: the bytes of all live storages and the workspace of the node that runs. `problems.order` says how long a storage lives; here
 a graph becomes such a problem, and an order is played through it.
 
 A node takes over the memory of the first of its candidates that dies at it: that no node reads later and nobody keeps. What it
@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lowtide.base.kernels import kernel
 from lowtide.errors import CheckError
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.ir.kernels import kernel
 from lowtide.ir.ops import DROP, LOAD, STORE
-from lowtide.ir.problem import Bytes, Ints, OrderProblem
-from lowtide.ir.problem_check import Task
+from lowtide.problems.order import Bytes, Ints, OrderProblem
+from lowtide.problems.order_check import Task
 
 
 class Lifetimes(NamedTuple):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from lowtide.cost.memory import Footprint, counted_storages, order_problem, resident_storages, simulate, storage_bytes
 from lowtide.ir.graph import Graph
-from lowtide.ir.moment import LiveTensor, Moment, looks
-from lowtide.ir.problem import Bytes
+from lowtide.plan.snapshot import LiveTensor, Moment, looks
+from lowtide.problems.order import Bytes
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,8 +20,8 @@ import torch
 
 from lowtide.cost.cache import Cache
 from lowtide.cost.device import Device, half_flops_of
-from lowtide.cost.laboratory import Call, Laboratory, Unknown
-from lowtide.cost.trial import aside, circumstances, once_ns
+from lowtide.cost.lab.laboratory import Call, Laboratory, Unknown
+from lowtide.cost.lab.trial import aside, circumstances, once_ns
 from lowtide.cost.workspaces import call_of, needs_none, warn_of_memory
 from lowtide.ir.graph import Node
 

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from lowtide.cost.laboratory import SHOWN, Call, Laboratory, Unknown, device_of
-from lowtide.cost.recipe import numbers
+from lowtide.cost.lab.laboratory import SHOWN, Call, Laboratory, Unknown, device_of
+from lowtide.cost.lab.recipe import numbers
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Node, Storage
 from lowtide.ir.made import Results, made_as

@@ -3,7 +3,7 @@
     takes   a checked plan
     leaves  source text that defines `step(inputs)`: the graph's inputs in their order in, its outputs in theirs out;
             a program that may end before the optimizer's writes returns a tuple there;
-            `step(inputs, host)` where storages go to the host and back, `runtime.host` says what it is given then
+            `step(inputs, host)` where storages go to the host and back, `runtime.copies.host` says what it is given then
 
 The program calls operators directly; whoever runs it turns autograd and autocast off. Nothing in it comes from a file unchecked:
 operators are names of three identifiers, variables are made here, everything else is a literal.
@@ -17,14 +17,14 @@ from collections.abc import Iterator
 
 import torch
 
-from lowtide.cost.operators import operator
+from lowtide.cost.lab.operators import operator
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value
 from lowtide.ir.ops import MATH_FUNCTIONS, STOP, is_transfer
-from lowtide.ir.plan import Plan
 from lowtide.ir.sizes import Size
-from lowtide.ir.summary import bytes_text
 from lowtide.lower import transfers
+from lowtide.plan.plan import Plan
+from lowtide.plan.summary import bytes_text
 
 _OPERATOR = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)

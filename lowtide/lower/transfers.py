@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.ops import DROP, LOAD, STORE, is_transfer, is_view
-from lowtide.ir.plan import Plan
-from lowtide.ir.summary import bytes_text
+from lowtide.plan.plan import Plan
+from lowtide.plan.summary import bytes_text
 
 
 class Lent(NamedTuple):

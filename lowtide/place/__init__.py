@@ -3,7 +3,7 @@
 from lowtide.place.auto import AUTO, Auto, place
 from lowtide.place.base import Anytime, Placement, Placer, Status, answers
 from lowtide.place.bound import arena_bound_bytes
-from lowtide.place.exact import Exact
+from lowtide.place.exact.placer import Exact
 from lowtide.place.greedy import Greedy, Portfolio
 from lowtide.place.spaces import Space, SpacedPlacement, SpacedProblem, place_in_spaces
 

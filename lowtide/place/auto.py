@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.ir.described import described
-from lowtide.ir.placement import PlaceProblem
-from lowtide.ir.placement_check import check_placement
+from lowtide.base.described import described
 from lowtide.place.base import Placement, Placer, Status, judged, unplaced
 from lowtide.place.bound import arena_bound_bytes
-from lowtide.place.exact import Exact
+from lowtide.place.exact.placer import Exact
+from lowtide.place.exact.sections import cells, pairs
 from lowtide.place.greedy import Portfolio
 from lowtide.place.parts import part_of, parts
-from lowtide.place.sections import cells, pairs
 from lowtide.place.strip import Strip
+from lowtide.problems.placement import PlaceProblem
+from lowtide.problems.placement_check import check_placement
 
 _MAX_LOOKS = 3_000_000_000  # of exact search (see `Exact`): some fifteen seconds
 _FEW_LOOKS = 10_000_000  # where the gap is a matter of alignment alone

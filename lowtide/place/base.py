@@ -10,9 +10,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lowtide.ir.described import described
-from lowtide.ir.placement import PlaceProblem
-from lowtide.ir.placement_check import check_placement
+from lowtide.base.described import described
+from lowtide.base.spec import replaced
+from lowtide.problems.placement import PlaceProblem
+from lowtide.problems.placement_check import check_placement
 
 
 class Status(str, enum.Enum):
@@ -105,3 +106,8 @@ def judged(arena_bytes: int, bound_bytes: int, capacity_bytes: int | None) -> St
     if capacity_bytes is not None and arena_bytes > capacity_bytes:
         return Status.INFEASIBLE if bound_bytes > capacity_bytes else Status.UNKNOWN
     return Status.OPTIMAL if arena_bytes <= bound_bytes else Status.FEASIBLE
+
+
+def limited(placer: Placer, *, max_nodes: int | None = None, max_seconds: float | None = None) -> Placer:
+    """`placer` with these settings in place of its own; None leaves one as it is. Raises FormatError where it has no such setting."""
+    return replaced(placer, {"max_nodes": max_nodes, "max_seconds": max_seconds})

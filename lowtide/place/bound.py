@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.ir.kernels import kernel
-from lowtide.ir.placement import PlaceProblem
+from lowtide.base.kernels import kernel
 from lowtide.place.strip import Strip
+from lowtide.problems.placement import PlaceProblem
 
 
 def arena_bound_bytes(problem: PlaceProblem) -> int:

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from lowtide.ir.kernels import kernel
-from lowtide.ir.placement import FREE, Ints
+from lowtide.base.kernels import kernel
 from lowtide.place.fitting import Fit, fitted, mismatch
 from lowtide.place.sequences import Order, sequence
 from lowtide.place.strip import Strip
+from lowtide.problems.placement import FREE, Ints
 
 _STARTS: tuple[tuple[Order, Fit], ...] = (
     ("peak_end", "beside"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.ir.placement import PlaceProblem
+from lowtide.problems.placement import PlaceProblem
 
 
 def parts(problem: PlaceProblem) -> list[NDArray[np.intp]]:

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from lowtide.base.extras import need
+from lowtide.base.files import write_whole
 from lowtide.errors import FormatError
-from lowtide.ir.extras import need
-from lowtide.ir.files import write_whole
-from lowtide.ir.placement import Ints, PlaceProblem
-from lowtide.ir.summary import bytes_text
 from lowtide.place.base import Placement
+from lowtide.plan.summary import bytes_text
+from lowtide.problems.placement import Ints, PlaceProblem
 
 FORMATS = ("png", "svg", "pdf")
 _OUTLINED = 3_000  # buffers: with more, outlines would cover the colours, and vectors make files that nobody can open

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.ir.kernels import kernel
-from lowtide.ir.placement import Ints
+from lowtide.base.kernels import kernel
+from lowtide.problems.placement import Ints
 
 
 def with_room(

@@ -11,9 +11,9 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.ir.kernels import kernel
-from lowtide.ir.placement import FREE, Ints
+from lowtide.base.kernels import kernel
 from lowtide.place.strip import Strip
+from lowtide.problems.placement import FREE, Ints
 
 Order: TypeAlias = Literal[
     "size", "area", "lifetime", "start", "conflicts",  # the largest first, or the earliest

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lowtide.errors import FormatError
-from lowtide.ir.placement import FREE, Ints, PlaceProblem
 from lowtide.place.auto import AUTO, place
 from lowtide.place.base import Placement, Placer, Status, placed
 from lowtide.place.bound import arena_bound_bytes
 from lowtide.place.parts import part_of
 from lowtide.place.room import with_room
+from lowtide.problems.placement import FREE, Ints, PlaceProblem
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.ir.placement import FREE, Ints, PlaceProblem
+from lowtide.problems.placement import FREE, Ints, PlaceProblem
 
 
 class Blocks(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lowtide.runtime.transfers import HostMemory
+from lowtide.runtime.copies.transfers import HostMemory
 
 _serial = count()
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from lowtide.ir.problem import OrderProblem
+from lowtide.problems.order import OrderProblem
 from lowtide.schedule.base import Schedule, Solver, Status
-from lowtide.schedule.exact import Exact
+from lowtide.schedule.exact.solver import Exact
 from lowtide.schedule.repair import Repair
 
 

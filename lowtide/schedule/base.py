@@ -10,9 +10,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from lowtide.base.described import described
+from lowtide.base.spec import replaced
 from lowtide.cost.memory import simulate
-from lowtide.ir.described import described
-from lowtide.ir.problem import OrderProblem
+from lowtide.problems.order import OrderProblem
 from lowtide.schedule.bound import lower_bound_bytes
 
 
@@ -73,3 +74,8 @@ def scheduled(
     bound_bytes = max(bound_bytes, lower_bound_bytes(problem))
     status = Status.OPTIMAL if footprint.peak_bytes == bound_bytes else Status.FEASIBLE
     return Schedule(tuple(np.asarray(order).tolist()), footprint.peak_bytes, bound_bytes, status, described(solver), stats or {})
+
+
+def limited(solver: Solver, *, max_states: int | None = None, max_seconds: float | None = None) -> Solver:
+    """`solver` with these settings in place of its own; None leaves one as it is. Raises FormatError where it has no such setting."""
+    return replaced(solver, {"max_states": max_states, "max_seconds": max_seconds})

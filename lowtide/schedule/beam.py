@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from lowtide.ir.kernels import kernel
-from lowtide.ir.problem import OrderProblem
+from lowtide.base.kernels import kernel
+from lowtide.problems.order import OrderProblem
 from lowtide.schedule.base import Schedule, scheduled
 from lowtide.schedule.bound import lower_bound_bytes
 

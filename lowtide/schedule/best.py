@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lowtide.ir.problem import OrderProblem
+from lowtide.problems.order import OrderProblem
 from lowtide.schedule.base import Schedule, Solver, Status
 from lowtide.schedule.greedy import ProgramOrder, ReadyList, ReversePostOrder
 

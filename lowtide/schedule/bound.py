@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lowtide.ir.problem import Bytes, OrderProblem
+from lowtide.problems.order import Bytes, OrderProblem
 
 
 def lower_bound_bytes(problem: OrderProblem) -> int:

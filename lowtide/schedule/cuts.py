@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lowtide.base.kernels import kernel
 from lowtide.cost.memory import simulate
-from lowtide.ir.kernels import kernel
-from lowtide.ir.problem import OrderProblem
+from lowtide.problems.order import OrderProblem
 from lowtide.schedule.bound import lower_bound_bytes
 from lowtide.schedule.flow import select
 

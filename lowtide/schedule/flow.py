@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.ir.kernels import kernel
+from lowtide.base.kernels import kernel
 
 
 @kernel

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.ir.kernels import kernel
-from lowtide.ir.problem import Ints, OrderProblem, Rows
+from lowtide.base.kernels import kernel
+from lowtide.problems.order import Ints, OrderProblem, Rows
 from lowtide.schedule.base import Schedule, scheduled
 
 

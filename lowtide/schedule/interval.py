@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lowtide.cost.memory import checked_order
-from lowtide.ir.problem import Bytes, Ints, OrderProblem, Rows
+from lowtide.problems.order import Bytes, Ints, OrderProblem, Rows
 
 Item = TypeVar("Item", bound=np.generic)
 

@@ -13,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from lowtide.cost.memory import simulate
-from lowtide.ir.problem import Ints, OrderProblem
+from lowtide.problems.order import Ints, OrderProblem
 from lowtide.schedule.base import Schedule, Solver, Status, scheduled
 from lowtide.schedule.beam import Beam
 from lowtide.schedule.best import Best
 from lowtide.schedule.cuts import cut_bound_bytes
-from lowtide.schedule.exact import Exact
+from lowtide.schedule.exact.solver import Exact
 from lowtide.schedule.interval import Line
 
 

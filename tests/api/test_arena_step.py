@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 import lowtide
 from lowtide.api import arena as api_arena
 from lowtide.api.stages import Stages
-from lowtide.runtime import native
+from lowtide.runtime.arena import native
 from tests.api.networks import convnet, cross_entropy, pictures, rows, sgd, squares, workload
 from tests.arenas import mapped
 from tests.training import check, varied

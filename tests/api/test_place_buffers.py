@@ -12,10 +12,10 @@ from hypothesis import given, settings
 
 import lowtide
 from lowtide.errors import FormatError
-from lowtide.ir.placement_check import check_placement
-from lowtide.ir.placement_csv import load_buffers
 from lowtide.place.base import Placement
 from lowtide.place.greedy import Greedy
+from lowtide.problems.placement_check import check_placement
+from lowtide.problems.placement_csv import load_buffers
 from tests.placements import least_arena_bytes, problems
 
 EXAMPLE = Path(__file__).parents[1] / "data" / "place" / "example.12.csv"

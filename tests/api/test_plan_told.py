@@ -14,7 +14,7 @@ import lowtide
 from bench.models.char_gpt import CharGPT, Shape
 from lowtide.cost.device import preset
 from lowtide.ir.graph import Kind
-from lowtide.ir.text import to_text
+from lowtide.ir.text.graph_text import to_text
 from tests.api.networks import adamw, convnet, cross_entropy
 from tests.api.test_explain import next_character
 

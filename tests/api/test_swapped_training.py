@@ -24,15 +24,15 @@ from lowtide.cost.device import preset
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.peak import peak_moment
 from lowtide.errors import CheckError
-from lowtide.ir.check import check_graph
+from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Kind
 from lowtide.ir.ops import is_transfer
-from lowtide.ir.plan import Plan
-from lowtide.ir.trade import Trade
 from lowtide.lower.python import lower
-from lowtide.rewrite.remat import rematerialise
-from lowtide.runtime.host import DirectTransfers
-from lowtide.runtime.streamed import StreamedMemory, StreamedTransfers
+from lowtide.plan.cost_report import Trade
+from lowtide.plan.plan import Plan
+from lowtide.remat.write_out import rematerialise
+from lowtide.runtime.copies.host import DirectTransfers
+from lowtide.runtime.copies.streamed import StreamedMemory, StreamedTransfers
 from lowtide.schedule import ProgramOrder
 from tests.api.networks import adamw, convnet, cross_entropy, pictures, sgd, workload
 from tests.programs import RandomOrder

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bench.cuda_caching import CachingAllocator, First, replay, rounded_bytes, segment_bytes
 from bench.cuda_device import DeviceAllocator
-from lowtide.ir.placement import PlaceProblem
+from lowtide.problems.placement import PlaceProblem
 from tests.placements import problems
 
 KIB, MIB = 2**10, 2**20

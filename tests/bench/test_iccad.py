@@ -21,11 +21,11 @@ from bench.order_speed import Instance, table
 from bench.results import Results
 from bench.yardstick import Yardstick, text_of
 from lowtide.cost.memory import order_problem
-from lowtide.ir.problem import OrderProblem
-from lowtide.ir.problem_check import Task
-from lowtide.ir.problem_json import load_problem, problem_from_json, problem_to_json
+from lowtide.problems.order import OrderProblem
+from lowtide.problems.order_check import Task
+from lowtide.problems.order_json import load_problem, problem_from_json, problem_to_json
 from lowtide.schedule import ReversePostOrder, Status
-from lowtide.schedule.exact import Exact
+from lowtide.schedule.exact.solver import Exact
 from tests.problems import same
 
 DATA = Path(__file__).parents[1] / "data" / "order"

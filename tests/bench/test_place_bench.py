@@ -10,9 +10,9 @@ import pytest
 from bench import place as bench
 from bench.place import MINIMALLOC_S, SOLVERS, Question, questions, row
 from bench.results import Results, load
-from lowtide.ir.placement import PlaceProblem
-from lowtide.ir.placement_csv import save_buffers
-from lowtide.place.spec import PLACERS, parse_placer
+from lowtide.problems.placement import PlaceProblem
+from lowtide.problems.placement_csv import save_buffers
+from lowtide.reference.spec import PLACERS, parse_placer
 
 DATA = Path(__file__).parents[1] / "data" / "place"
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import tests.untrusted  # noqa: F401  (defines operators)
-from lowtide.cost import apart, spare, trials
-from lowtide.cost.laboratory import Call, Laboratory
+from lowtide.cost.lab import apart, spare, trials
+from lowtide.cost.lab.laboratory import Call, Laboratory
 from lowtide.cost.workspaces import measure_workspaces
 from lowtide.ir.graph import Kind, Node, Storage, Value
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from lowtide.cost.buffers import order_buffers, place_problem
 from lowtide.cost.memory import simulate
 from lowtide.errors import CheckError
-from lowtide.ir.problem import OrderProblem
-from lowtide.ir.problem_check import Task
+from lowtide.problems.order import OrderProblem
+from lowtide.problems.order_check import Task
 from tests.problems import Case, cases, unhurried
 
 

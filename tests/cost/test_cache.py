@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lowtide.base import folders, locks
 from lowtide.cost import cache
 from lowtide.cost.cache import Cache
-from lowtide.ir import folders, locks
 
 CACHE = Cache("workspaces", ("torch 2", "a processor"))
 
@@ -245,7 +245,7 @@ def test_a_child_that_is_forked_meanwhile_does_not_keep_the_lock(root: Path, mon
     source = """if True:
         import os, sys, time
         from pathlib import Path
-        from lowtide.ir.locks import locked
+        from lowtide.base.locks import locked
         with locked(Path(sys.argv[1])):
             child = os.fork()
             if not child:

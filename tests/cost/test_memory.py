@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from lowtide.cost.memory import counted_storages, lifetimes, order_problem, simulate
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.ir.problem import OrderProblem
-from lowtide.ir.problem_check import Task
+from lowtide.problems.order import OrderProblem
+from lowtide.problems.order_check import Task
 from tests.problems import Case, cases, slow_footprint, slow_peak, unhurried
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from lowtide.cost.peak import memory_profile, peak_moment
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
-from lowtide.ir.moment import LiveTensor, phase_of
+from lowtide.plan.snapshot import LiveTensor, phase_of
 from tests.graphs import view, write
 
 

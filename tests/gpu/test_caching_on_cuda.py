@@ -7,7 +7,7 @@ import torch
 
 from bench.cuda_caching import CachingAllocator, replay
 from bench.cuda_device import DeviceAllocator
-from lowtide.ir.placement import PlaceProblem
+from lowtide.problems.placement import PlaceProblem
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 

@@ -14,8 +14,8 @@ import lowtide
 from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
 from lowtide.api import maker
 from lowtide.cost.profiler import peak_bytes
-from lowtide.runtime.host import host_memory
-from lowtide.runtime.streamed import StreamedMemory
+from lowtide.runtime.copies.host import host_memory
+from lowtide.runtime.copies.streamed import StreamedMemory
 from lowtide.schedule import ProgramOrder
 from tests.swapping import random_sequence, swapping
 

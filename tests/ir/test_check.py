@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowtide.errors import CheckError
-from lowtide.ir.check import Verdict, check_graph, check_order
+from lowtide.ir.check.graph_check import Verdict, check_graph, check_order
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
 from tests.graphs import array, compute, graphs, view, write
 

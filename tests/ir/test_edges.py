@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from lowtide.errors import CheckError
-from lowtide.ir.check import check_order
+from lowtide.ir.check.graph_check import check_order
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Kind, Node, Storage
 from tests.graphs import array, compute, graphs, view, write

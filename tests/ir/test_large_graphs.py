@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from lowtide.ir.check import check_graph, check_order, check_takeovers
+from lowtide.ir.check.graph_check import check_graph, check_order, check_takeovers
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
-from lowtide.ir.text import parse, to_text
+from lowtide.ir.text.graph_text import parse, to_text
 from tests.graphs import array, write
 
 T = TypeVar("T")

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowtide.errors import FormatError
-from lowtide.ir.size_text import canonical, parse_size, size_text
+from lowtide.ir.text.sizes import canonical, parse_size, size_text
 
 S0, S1 = sympy.symbols("s0 s1", integer=True, nonnegative=True)
 LEAVES = st.integers(0, 20).map(sympy.Integer) | st.sampled_from([S0, S1])

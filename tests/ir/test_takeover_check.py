@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowtide.errors import CheckError
-from lowtide.ir.check import check_takeovers
+from lowtide.ir.check.graph_check import check_takeovers
+from lowtide.ir.check.verdict import Verdict
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.ir.verdict import Verdict
 from tests.graphs import array, compute, graphs, view
 
 P = array(Storage("p", 4, "cpu", Kind.PARAMETER))

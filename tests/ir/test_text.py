@@ -7,11 +7,11 @@ import sympy
 from hypothesis import given
 
 from lowtide.errors import FormatError
-from lowtide.ir import text as text_module
-from lowtide.ir.check import check_graph
+from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Source, Storage, Value
-from lowtide.ir.text import parse, to_text
+from lowtide.ir.text import graph_text as text_module
+from lowtide.ir.text.graph_text import parse, to_text
 from tests.graphs import array, compute, graphs, view, write
 
 S0 = sympy.Symbol("s0", integer=True, nonnegative=True)

@@ -14,8 +14,8 @@ import lowtide
 from lowtide.cost.profiler import peak_bytes
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value
-from lowtide.ir.plan import Plan
 from lowtide.lower.python import lower
+from lowtide.plan.plan import Plan
 from lowtide.runtime.program import Program
 from lowtide.schedule import ProgramOrder
 from tests.lower import small_net

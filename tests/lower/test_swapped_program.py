@@ -8,11 +8,11 @@ import torch
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Kind, Node
 from lowtide.lower.python import lower
-from lowtide.rewrite.remat import rematerialise
-from lowtide.runtime.host import DirectMemory
+from lowtide.remat.write_out import rematerialise
+from lowtide.runtime.copies.host import DirectMemory
 from lowtide.runtime.program import Program
 from tests.lower.test_python_program import plan, tensor
-from tests.rewrite.test_swap import DROP, GRAPH, LOAD, STORE
+from tests.remat.test_offload import DROP, GRAPH, LOAD, STORE
 
 
 def program(entries):

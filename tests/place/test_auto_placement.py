@@ -2,9 +2,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.ir.placement import PlaceProblem
 from lowtide.place import AUTO, Auto, Status, answers, place
 from lowtide.place.parts import part_of, parts
+from lowtide.problems.placement import PlaceProblem
 from tests.placements import least_arena_bytes, meet, problems
 
 unhurried = settings(deadline=None)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from lowtide.ir.placement import PlaceProblem
-from lowtide.ir.placement_check import check_placement
 from lowtide.place import Status, answers
-from lowtide.place.exact import Exact
-from lowtide.place.exact_question import Question, Switches
-from lowtide.place.exact_search import NO
-from lowtide.place.sections import cut
+from lowtide.place.exact.placer import Exact
+from lowtide.place.exact.question import Question, Switches
+from lowtide.place.exact.search import NO
+from lowtide.place.exact.sections import cut
+from lowtide.problems.placement import PlaceProblem
+from lowtide.problems.placement_check import check_placement
 from tests.placements import least_arena_bytes, problems
 
 DATA = Path(__file__).parents[1] / "data" / "place"

@@ -4,11 +4,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.ir.placement import FREE, PlaceProblem
 from lowtide.place import Greedy, Portfolio, Status
 from lowtide.place.base import placed
 from lowtide.place.local import settled
 from lowtide.place.strip import Strip
+from lowtide.problems.placement import FREE, PlaceProblem
 from tests.placements import least_arena_bytes, problems
 
 FOREVER = float("inf")

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from lowtide.errors import FormatError
-from lowtide.ir.placement import PlaceProblem
-from lowtide.ir.placement_csv import load_buffers
 from lowtide.place.base import Placement, Status
 from lowtide.place.greedy import Greedy
 from lowtide.place.picture import check_picture, draw
+from lowtide.problems.placement import PlaceProblem
+from lowtide.problems.placement_csv import load_buffers
 
 DATA = Path(__file__).parents[1] / "data" / "place"
 BEGINS = {"png": b"\x89PNG\r\n", "svg": b"<?xml", "pdf": b"%PDF"}

@@ -9,12 +9,12 @@ import pytest
 
 from lowtide.errors import FormatError
 from lowtide.place.auto import Auto
-from lowtide.place.base import Placer
-from lowtide.place.cp_sat import Rectangles
-from lowtide.place.exact import Exact
+from lowtide.place.base import Placer, limited
+from lowtide.place.exact.placer import Exact
 from lowtide.place.greedy import Greedy, Portfolio
-from lowtide.place.ilp import Addresses
-from lowtide.place.spec import PLACERS, limited, parse_placer
+from lowtide.reference.addresses.cp_sat import Rectangles
+from lowtide.reference.addresses.ilp import Addresses
+from lowtide.reference.spec import PLACERS, parse_placer
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.errors import FormatError
-from lowtide.ir.placement import FREE, PlaceProblem
-from lowtide.ir.placement_check import check_placement
 from lowtide.place import Status, place
 from lowtide.place.greedy import Greedy, Portfolio
 from lowtide.place.parts import part_of
 from lowtide.place.spaces import Space, SpacedPlacement, SpacedProblem, place_in_spaces
+from lowtide.problems.placement import FREE, PlaceProblem
+from lowtide.problems.placement_check import check_placement
 from tests.placements import least_arena_bytes, problems
 
 FAST, SLOW = Space("fast", 12), Space("slow")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lowtide
-from lowtide.ir.check import check_graph
+from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.rewrite.results import _RULES, read_results
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowtide
-from lowtide.ir.check import check_graph
+from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.rewrite.base import replace_nodes
 from lowtide.rewrite.split import split_results

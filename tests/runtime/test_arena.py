@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.cost.profiler import peak_bytes
-from lowtide.runtime import native
-from lowtide.runtime.allocator import OUTLIVES, Allocator, BusyError, Recorded, Region, Script
-from lowtide.runtime.arena import Arena
+from lowtide.runtime.arena import native
+from lowtide.runtime.arena.allocator import OUTLIVES, Allocator, BusyError, Recorded, Region, Script
+from lowtide.runtime.arena.arena import Arena
 from tests.arenas import FirstFit, Schedule, Tensors, deviations, mapped, planned, recorded, schedules
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the planned allocator is for Linux")

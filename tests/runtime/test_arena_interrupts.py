@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from lowtide.runtime import allocator as allocator_module
-from lowtide.runtime import arena as arena_module
-from lowtide.runtime import native
-from lowtide.runtime.allocator import Allocator
-from lowtide.runtime.arena import Arena
+from lowtide.runtime.arena import allocator as allocator_module
+from lowtide.runtime.arena import arena as arena_module
+from lowtide.runtime.arena import native
+from lowtide.runtime.arena.allocator import Allocator
+from lowtide.runtime.arena.arena import Arena
 from tests.arenas import FirstFit
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the planned allocator is for Linux")
@@ -141,9 +141,9 @@ def test_what_is_served_cannot_fail_for_want_of_memory(tmp_path: Path):
         import resource, sys
         from pathlib import Path
         import torch
-        from lowtide.runtime import native
-        from lowtide.runtime.allocator import Allocator
-        from lowtide.runtime.arena import Arena
+        from lowtide.runtime.arena import native
+        from lowtide.runtime.arena.allocator import Allocator
+        from lowtide.runtime.arena.arena import Arena
         from tests.arenas import FirstFit
 
         def step():

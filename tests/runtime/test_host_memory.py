@@ -8,10 +8,10 @@ import gc
 import pytest
 import torch
 
-from lowtide.runtime import host
-from lowtide.runtime.host import DirectMemory, host_memory
-from lowtide.runtime.streamed import CudaStreams, StreamedMemory
-from lowtide.runtime.transfers import Look
+from lowtide.runtime.copies import host
+from lowtide.runtime.copies.host import DirectMemory, host_memory
+from lowtide.runtime.copies.streamed import CudaStreams, StreamedMemory
+from lowtide.runtime.copies.transfers import Look
 from tests.swapping import LateStreams
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from lowtide.ir import folders
-from lowtide.runtime import compiler as compiler_module
-from lowtide.runtime import native
+from lowtide.base import folders
+from lowtide.runtime.arena import compiler as compiler_module
+from lowtide.runtime.arena import native
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the planned allocator is for Linux")
 _THERE = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -253,7 +253,7 @@ def test_other_systems_are_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_two_processes_build_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("CXX", raising=False)
     source = (
-        "import sys; from pathlib import Path; from lowtide.runtime import native; print(native._works(native.load(Path(sys.argv[1]))))"
+        "import sys; from pathlib import Path; from lowtide.runtime.arena import native; print(native._works(native.load(Path(sys.argv[1]))))"
     )
     both = [
         subprocess.Popen([sys.executable, "-c", source, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)
@@ -272,8 +272,8 @@ def test_an_allocator_that_is_there_already_is_kept_behind_and_one_that_comes_la
         import sys
         from pathlib import Path
         import numpy, torch
-        from lowtide.runtime import native
-        from lowtide.runtime.allocator import Allocator, BusyError, Region, Script
+        from lowtide.runtime.arena import native
+        from lowtide.runtime.arena.allocator import Allocator, BusyError, Region, Script
 
         first = Allocator(native.load(Path(sys.argv[1])))
         assert native.load(Path(sys.argv[2])) is first.library

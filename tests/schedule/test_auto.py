@@ -1,8 +1,8 @@
 from hypothesis import given
 
-from lowtide.ir.problem_json import load_problem
+from lowtide.problems.order_json import load_problem
 from lowtide.schedule import Auto, Best, Exact, ProgramOrder, ReadyList, Status, schedule
-from lowtide.schedule.exact import _CHUNK
+from lowtide.schedule.exact.solver import _CHUNK
 from tests.problems import Case, cases, least_peak, unhurried
 from tests.schedule.test_exact import DATA
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide.ir.problem import OrderProblem
-from lowtide.ir.problem_check import Task
-from lowtide.ir.problem_json import load_problem
+from lowtide.problems.order import OrderProblem
+from lowtide.problems.order_check import Task
+from lowtide.problems.order_json import load_problem
 from lowtide.schedule import Status
 from lowtide.schedule.beam import Beam
 from tests.problems import Case, cases, slow_peak, topological_orders, unhurried

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 
 from lowtide.errors import CheckError
-from lowtide.ir.problem import OrderProblem
-from lowtide.ir.problem_check import Task
-from lowtide.ir.problem_json import load_problem
+from lowtide.problems.order import OrderProblem
+from lowtide.problems.order_check import Task
+from lowtide.problems.order_json import load_problem
 from lowtide.schedule import Best, ProgramOrder, ReadyList, ReversePostOrder, Schedule, Status, lower_bound_bytes, schedule
 from lowtide.schedule.base import scheduled
 from tests.problems import Case, cases, slow_peak, topological_orders, unhurried

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 
 from lowtide.cost.memory import simulate
-from lowtide.ir.problem import OrderProblem
-from lowtide.ir.problem_check import Task
-from lowtide.ir.problem_json import load_problem
+from lowtide.problems.order import OrderProblem
+from lowtide.problems.order_check import Task
+from lowtide.problems.order_json import load_problem
 from lowtide.schedule import Best, ProgramOrder, Schedule, Status, answers
-from lowtide.schedule.downsets import DONE, LIVE, READY, added_bytes, need_bytes, net_of, run, start, undo
-from lowtide.schedule.exact import Exact
-from lowtide.schedule.threshold import FOUND, NO, YES, new_stack, new_table, reset, search
+from lowtide.schedule.exact.downsets import DONE, LIVE, READY, added_bytes, need_bytes, net_of, run, start, undo
+from lowtide.schedule.exact.solver import Exact
+from lowtide.schedule.exact.threshold import FOUND, NO, YES, new_stack, new_table, reset, search
 from tests.problems import Case, cases, least_peak, slow_peak, topological_orders, unhurried
 
 DATA = Path(__file__).parents[1] / "data" / "order"

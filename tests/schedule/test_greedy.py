@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide.ir.described import described
-from lowtide.ir.problem import OrderProblem
-from lowtide.ir.problem_check import Task
+from lowtide.base.described import described
+from lowtide.problems.order import OrderProblem
+from lowtide.problems.order_check import Task
 from lowtide.schedule import ProgramOrder, ReadyList, Repair, ReversePostOrder, Solver
 from tests.problems import Case, cases, slow_peak, unhurried
 

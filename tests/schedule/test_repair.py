@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowtide.cost.memory import simulate
-from lowtide.ir.problem import OrderProblem
-from lowtide.ir.problem_check import Task
-from lowtide.ir.problem_json import load_problem
+from lowtide.problems.order import OrderProblem
+from lowtide.problems.order_check import Task
+from lowtide.problems.order_json import load_problem
 from lowtide.schedule import ProgramOrder, ReadyList, ReversePostOrder, Schedule, Status
 from lowtide.schedule.base import scheduled
 from lowtide.schedule.beam import Beam

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lowtide.base.spec import named
 from lowtide.errors import FormatError
-from lowtide.ir.problem import OrderProblem
+from lowtide.problems.order import OrderProblem
+from lowtide.reference.spec import SOLVERS, parse_solver
 from lowtide.schedule import Best, ProgramOrder, ReadyList, ReversePostOrder, Schedule, Solver
-from lowtide.schedule.spec import SOLVERS, limited, named, parse_solver
+from lowtide.schedule.base import limited
 
 
 class Answerless:

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from lowtide.ir.problem import OrderProblem
+from lowtide.problems.order import OrderProblem
 from lowtide.schedule import ProgramOrder, Schedule, Status
 from tests.problems import Case, slow_peak, topological_orders
 

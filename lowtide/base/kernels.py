@@ -1,0 +1,211 @@
+"""`@kernel`: a function that numba compiles at its first call, kept on disk for the next process where that can be had.
+
+numba's own cache refuses to start where no folder can be written, and raises what a damaged or full disk gives it. This one treats all that
+is missing, damaged or full as nothing, with one warning where the user can do something about it: the kernel is compiled anew. A file is
+read only as it was written, by its seal. It is found by all that it was made of: the code of the kernel and of those that it calls, what
+they read of their modules, types, processor and versions.
+
+numba's private names are used here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, TypeVar, overload
+
+import numba
+import numpy as np
+from numba.core import compiler, config, serialize
+
+from lowtide.base.files import read_bytes, write_whole
+from lowtide.base.folders import directory, own_folder, warn_if_not_kept, warn_not_kept
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_SEAL_BYTES = hashlib.sha256().digest_size
+_CompileResult: Any = compiler.CompileResult  # these have no types
+_dumps: Any = serialize.dumps
+_config: Any = config
+_PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None), np.generic)
+
+
+@overload
+def kernel(function: Function) -> Function: ...
+
+
+@overload
+def kernel(*, nogil: bool) -> Callable[[Function], Function]: ...
+
+
+def kernel(function: Any = None, *, nogil: bool = False) -> Any:
+    """Compile a function by numba, and keep what was compiled. `nogil`: other threads run on while it does."""
+    if function is None:
+        return lambda function: _compiled(function, nogil)
+    return _compiled(function, nogil)
+
+
+def _compiled(function: Any, nogil: bool) -> Any:
+    compiled: Any = numba.njit(nogil=nogil)(function)
+    if compiled is not function:  # as it is where numba is switched off
+        compiled._cache = KernelCache(function)
+    return compiled
+
+
+class KernelCache:
+    """What was compiled of one function, in the place of numba's own cache."""
+
+    def __init__(self, function: FunctionType) -> None:
+        self._function = function
+        self._file = Path(inspect.getfile(function)).absolute()
+
+    @property
+    def cache_path(self) -> str | None:
+        """The folder that is tried first."""
+        return next(map(str, _folders(self._file)), None)
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """What was compiled for these types; None where there is nothing that can be used."""
+        target_context.refresh()
+        name = self._stem() + self._name(sig, target_context.codegen())
+        found = (_unsealed(folder / name) for folder in _folders(self._file))
+        payload = next((each for each in found if each is not None), None)
+        try:
+            return None if payload is None else _CompileResult._rebuild(target_context, *pickle.loads(payload))
+        except Exception:  # of all that numba may say of a file that another made: what it cannot use is compiled anew
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep what was compiled, in the first folder that takes it."""
+        if data.lifted or data.library.has_dynamic_globals:
+            return
+        payload, name = _dumps(data._reduce()), self._name(sig, data.codegen)
+        why: OSError | str = "there is no folder for compiled kernels"
+        for folder in _folders(self._file, to_write=True):
+            try:
+                _write(folder, self._stem(), name, payload)
+                return
+            except OSError as error:
+                why = error
+        warn_not_kept(why)
+
+    def flush(self) -> None:
+        """Forget everything that was kept of this function."""
+        for folder in _folders(self._file):
+            _remove(folder, self._stem())
+
+    def _stem(self) -> str:
+        return f"{self._file.stem}.{self._function.__qualname__}.{sys.implementation.cache_tag}-"
+
+    def _name(self, sig: Any, codegen: Any) -> str:
+        """By what it is made of: first the sources, so that files of former ones are known, then the rest."""
+        sources = _short("\n".join(_sources(self._function, set())))
+        types = [(str(each), getattr(each, "fields", ())) for each in sig]
+        return f"{sources}-{_short(repr((types, codegen.magic_tuple(), numba.__version__, np.__version__)))}.nbc"
+
+
+def _folders(file: Path, to_write: bool = False) -> Iterator[Path]:
+    """Where code of this source file is kept, in this order: beside it, as Python keeps its own; in lowtide's folder."""
+    if _config.CACHE_DIR:
+        yield Path(_config.CACHE_DIR) / f"{file.parent.name}-{_short(str(file.parent))}"
+        return
+    yield file.parent / "__pycache__"
+    if (own := _own_folder(to_write)) is not None:
+        yield own / f"{file.parent.name}-{_short(str(file.parent))}"
+
+
+@cache
+def _own_folder(to_write: bool) -> Path | None:
+    """lowtide's folder for kernels, where nobody else can have put anything: made where something is to be written."""
+    if to_write:
+        warn_if_not_kept()
+    if (folder := directory()) is None or not (to_write or (folder / "kernels").exists()):
+        return None
+    with suppress(OSError):
+        return own_folder(folder / "kernels")
+    return None
+
+
+def _unsealed(path: Path) -> bytes | None:
+    """What `_write` wrote; None where there is no such file, or none that can be read whole."""
+    try:
+        written = read_bytes(path, regular=True)
+    except OSError:
+        return None
+    payload = written[_SEAL_BYTES:]
+    return payload if written[:_SEAL_BYTES] == hashlib.sha256(payload).digest() else None
+
+
+def _write(folder: Path, stem: str, name: str, payload: bytes) -> None:
+    """Put a file where `_unsealed` finds it, in the place of those of former sources. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove(folder, stem, besides=name.split("-")[0])
+    write_whole(folder / (stem + name), hashlib.sha256(payload).digest() + payload, regular=True)
+
+
+def _remove(folder: Path, stem: str, besides: str = " ") -> None:
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            if name.startswith(stem) and not name.startswith(stem + besides):
+                (folder / name).unlink()
+
+
+def _sources(function: FunctionType, seen: set[FunctionType]) -> Iterator[str]:
+    """All that a kernel is made of, in lines: its code and that of the kernels it calls, and what they read of their modules."""
+    if function in seen:
+        return
+    seen.add(function)
+    yield f"{function.__qualname__} {function.__defaults__} {function.__kwdefaults__}"
+    yield from _texts(function.__code__)
+    enclosed = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    for name in (*_names(function.__code__), *enclosed):
+        if name in enclosed:
+            yield from _source_of(name, enclosed[name].cell_contents, function, seen)
+        elif name in function.__globals__:
+            yield from _source_of(name, function.__globals__[name], function, seen)
+
+
+def _source_of(name: str, item: Any, function: FunctionType, seen: set[FunctionType]) -> Iterator[str]:
+    called = getattr(item, "py_func", item)
+    if isinstance(called, FunctionType):
+        yield from _sources(called, seen)
+    elif isinstance(item, np.ndarray):
+        yield f"{name} = {item.dtype} {item.shape} {hashlib.sha256(item.tobytes()).hexdigest()}"
+    elif isinstance(item, ModuleType) and item.__name__.partition(".")[0] == function.__module__.partition(".")[0]:
+        for each in _names(function.__code__):
+            if hasattr(item, each):
+                yield from _source_of(f"{name}.{each}", getattr(item, each), function, seen)
+    elif isinstance(item, _PLAIN):
+        yield f"{name} = {item!r}"
+    else:
+        yield f"{name} {getattr(item, '_fields', '')}"
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The names of modules' variables and of attributes that a function's code speaks of, with those of functions within it."""
+    yield from code.co_names
+    for item in code.co_consts:
+        if isinstance(item, CodeType):
+            yield from _names(item)
+
+
+def _texts(code: CodeType) -> Iterator[str]:
+    """A function's code, with that of functions within it, without the places where it is written."""
+    yield repr((code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_argcount, code.co_flags))
+    for item in code.co_consts:
+        if isinstance(item, CodeType):
+            yield from _texts(item)
+        else:
+            yield repr(sorted(map(repr, item)) if isinstance(item, frozenset) else item)
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,23 @@
+"""Sizes, times and operators, for people."""
+
+from __future__ import annotations
+
+_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+def bytes_text(nbytes: int) -> str:
+    """A size for people: "12.34 MiB"; exact below a KiB. KiB = 2^10, MiB = 2^20, GiB = 2^30 bytes."""
+    for unit, size in _UNITS:
+        if nbytes >= size:
+            return f"{nbytes / size:.2f} {unit}"
+    return f"{nbytes} B"
+
+
+def time_text(us: float) -> str:
+    """A time for people: "3.10 ms"."""
+    return f"{us / 1e6:.2f} s" if us >= 1e6 else f"{us / 1e3:.2f} ms" if us >= 100 else f"{us:.1f} us"
+
+
+def op_text(op: str) -> str:
+    """An operator without its namespace and overload: "gelu" of "aten.gelu.default"."""
+    return op.split(".")[1] if op.count(".") == 2 else op

@@ -1,0 +1,1 @@
+"""What a capture must not touch, miss or leave behind."""

@@ -1,0 +1,101 @@
+"""Operators that have no answer without data: numbers that Python asks for, and results whose shape follows from the data.
+
+Fake tensors cannot answer them. Where what they ask follows from what is there before the step, the example answers
+(`capture.data.reader`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lowtide.capture import operators
+from lowtide.capture.calls import why_unread, why_unshaped
+from lowtide.capture.data.reader import UnreadableError
+from lowtide.errors import CaptureError
+from lowtide.ir.graph import Arg, Value
+
+if TYPE_CHECKING:
+    from lowtide.capture.recorder import Recorder
+
+_aten = torch.ops.aten
+
+# Which arguments' data the results' shapes follow from, where not from all.
+_SHAPED_BY: dict[OpOverload, tuple[int, ...]] = {
+    _aten.masked_select.default: (1,),
+    _aten._ctc_loss.default: (),
+    _aten._ctc_loss.Tensor: (2, 3),
+    _aten._pack_padded_sequence.default: (1,),
+}
+
+# Questions to which fake tensors give an answer that means nothing.
+_ASKS_DATA = frozenset({_aten._nested_tensor_from_mask_left_aligned.default})
+
+
+def asks_data(op: OpOverload) -> bool:
+    """Whether an operator reads data though its fake kernel answers."""
+    return op in _ASKS_DATA
+
+
+def number(recorder: Recorder, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Any:
+    """What an operator answers that gives no tensor. Raises CaptureError where only the running step knows."""
+    try:
+        return recorder.reader.number(recorder.draft, op, args, kwargs)
+    except UnreadableError as why:
+        raise CaptureError(why_unread(operators.name_of(op), str(why))) from None
+
+
+def results(recorder: Recorder, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Any:
+    """Fake results of an operator whose results' shapes follow from data. Raises CaptureError where only the running step knows them."""
+    matter = _SHAPED_BY.get(op)
+    if matter is not None:
+        args = tuple(arg if at in matter else _made_up(recorder, arg) for at, arg in enumerate(args))
+    try:
+        found = recorder.reader.results(recorder.draft, op, args, kwargs)
+        if op is _aten._pack_padded_sequence.default:
+            # Whoever takes the packed rows apart again reads how many there are of each step on the host: real numbers, now constants.
+            lengths = args[1]
+            assert isinstance(lengths, Value), "the operator takes a tensor"
+            recorder.reader.values(recorder.draft, operators.name_of(op), lengths)
+            return _fake(found[0]), _constant(found[1])
+    except UnreadableError as why:
+        raise CaptureError(why_unshaped(operators.name_of(op), str(why))) from None
+    return tuple(map(_fake, found)) if isinstance(found, tuple) else _fake(found)
+
+
+def without_masks(recorder: Recorder, op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The arguments of an indexing by masks as those of an indexing by positions, as the operator makes of it; None for others."""
+    if op is not _aten.index.Tensor or not any(_is_mask(index) for index in args[1]):
+        return None
+    positions: list[Any] = []
+    for index in args[1]:
+        positions += _positions(recorder, index) if _is_mask(index) else [index]
+    return args[0], positions
+
+
+def _positions(recorder: Recorder, mask: torch.Tensor) -> list[torch.Tensor]:
+    """Where a mask is true: a tensor for each of its dimensions."""
+    found = recorder.record(_aten.nonzero.default, mask)
+    return [recorder.record(_aten.select.int, found, 1, dim) for dim in range(mask.dim())]
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def _made_up(recorder: Recorder, arg: Arg) -> Arg:
+    return recorder.reader.made_up(arg) if isinstance(arg, Value) else arg
+
+
+def _constant(real: torch.Tensor) -> torch.Tensor:
+    """A real tensor that the program goes on with as a constant."""
+    with _disable_current_modes():
+        return real.clone()
+
+
+def _fake(real: torch.Tensor) -> torch.Tensor:
+    """A tensor that lies as a real one does; fake, since this runs beneath the recorder."""
+    return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)

@@ -1,0 +1,1 @@
+"""Optimizers' steps, from their own code: numbers that change, state, wrappers, scalers."""

@@ -1,0 +1,207 @@
+"""Numbers that follow from what the caller holds: arithmetic on numbers and one-element tensors, taken out of a recording.
+
+RAdam compares a function of its step count, which is a tensor; ASGD reads an average's weight from one. Such a number is known at
+capture, and can be had again at each call, from copies: so a decision that rests on it is a fact that a call can check before anything is
+written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lowtide.capture import operators
+from lowtide.capture.optimizers.python_calls import COMPARISONS, compute
+from lowtide.errors import StepError
+from lowtide.ir.graph import Arg, Atom, Node, Value
+from lowtide.ir.ops import is_random
+from lowtide.ir.slots import Slot
+
+_KNOWABLE = frozenset({"state", "group", "constant", "scaler"})  # places whose content is no tensor of the model's or the batch's
+_ATOMS = {"dtype": torch, "layout": torch, "memory_format": torch}
+
+
+class Unknown(Exception):  # noqa: N818 - an answer, not an error
+    """A number that follows from data."""
+
+
+class Unmade(Unknown):
+    """A number that follows from state which is made only when the program runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Stands in a formula for the thing of this number: first its roots, then what its lines make."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """How a root's content is made into what the first line reads: a tensor of one element, or the number itself."""
+
+    dtype: str
+    shape: tuple[Any, ...]
+
+    def of(self, content: Any) -> Any:
+        if self.dtype == "scalar":
+            return content
+        return torch.full(self.shape, content, dtype=getattr(torch, self.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    op: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    outputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """What to compute from the contents of some slots. Equal formulas compare equal: one is written for all parameters."""
+
+    roots: tuple[_Look, ...]
+    lines: tuple[_Line, ...]
+    results: tuple[Any, ...]
+
+    def __call__(self, contents: Sequence[Any]) -> tuple[Any, ...]:
+        """The results. Works on copies: nothing that the caller holds is written."""
+        with _disable_current_modes(), torch.no_grad():
+            things = [look.of(content) for look, content in zip(self.roots, contents, strict=True)]
+            for line in self.lines:
+                things.extend(_run(line, things))
+            return tuple(_filled(result, things) for result in self.results)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A decision taken on numbers that follow from slots: `compare` of the formula's two results is `outcome`, wherever it is applied."""
+
+    formula: Formula
+    compare: str
+    outcome: bool
+    applied: tuple[tuple[Slot, ...], ...]  # to the contents of these slots; one entry a parameter, say
+
+    def holds(self, read: Callable[[Slot], Any]) -> bool:
+        """Whether it comes out so for what `read` finds in the slots now. Equal contents are computed once."""
+        try:
+            contents = {repr(found): found for slots in self.applied if (found := self._contents(slots, read)) is not None}
+            return all(self._outcome(found) is self.outcome for found in contents.values())
+        except (ArithmeticError, TypeError, ValueError, RuntimeError, StepError):
+            return False
+
+    def _contents(self, slots: tuple[Slot, ...], read: Callable[[Slot], Any]) -> tuple[Any, ...]:
+        return tuple(_content(read(slot), look) for slot, look in zip(slots, self.formula.roots, strict=True))
+
+    def _outcome(self, contents: tuple[Any, ...]) -> bool:
+        left, right = self.formula(contents)
+        return bool(COMPARISONS[self.compare](left, right))
+
+
+class Foretold:
+    """Formulas for the values of one recording, and what they come to by what is known at capture."""
+
+    def __init__(self, inputs: Callable[[], Iterable[tuple[Value, Slot]]], nodes: Sequence[Node]) -> None:
+        self.known: dict[Value, Any] = {}  # contents of inputs
+        self._inputs, self._nodes, self._seen = inputs, nodes, 0
+        self._maker: dict[Value, int] = {}
+
+    def now(self, *wanted: Arg) -> tuple[Any, ...]:
+        """What these are at capture. Raises Unknown."""
+        formula, roots = self.formula(wanted)
+        if any(root not in self.known for root, _ in roots):
+            raise Unmade
+        try:
+            return formula([self.known[root] for root, _ in roots])
+        except Exception as error:  # what eager PyTorch would raise in the step, it raises when the step is run
+            raise Unknown from error
+
+    def formula(self, wanted: Sequence[Arg]) -> tuple[Formula, list[tuple[Value, Slot]]]:
+        """How these follow from the contents of slots. Raises Unknown where one does not."""
+        slots = dict(self._inputs())
+        needed, roots = self._slice([value for value in wanted if isinstance(value, Value)], slots)
+        place = {value: _Place(number) for number, value in enumerate(roots)}
+        lines: list[_Line] = []
+        for node in needed:
+            args, kwargs = _placed(node.args, place), tuple((key, _placed(arg, place)) for key, arg in node.kwargs)
+            for output in node.outputs:
+                if output is not None:
+                    place[output] = _Place(len(roots) + sum(line.outputs for line in lines) + node.outputs.index(output))
+            place.update({after: place[before] for before, after in node.writes})
+            lines.append(_Line(node.op, args, kwargs, len(node.outputs)))
+        looks = tuple(_Look(value.dtype, value.shape) for value in roots)
+        return Formula(looks, tuple(lines), tuple(_placed(each, place) for each in wanted)), [(value, slots[value]) for value in roots]
+
+    def _slice(self, wanted: list[Value], slots: Mapping[Value, Slot]) -> tuple[list[Node], list[Value]]:
+        """The nodes that make these values, in their order, and the inputs that those read."""
+        for index in range(self._seen, len(self._nodes)):
+            self._maker.update(dict.fromkeys(self._nodes[index].results, index))
+        self._seen = len(self._nodes)
+        needed: set[int] = set()
+        roots: dict[Value, None] = {}
+        while wanted:
+            value = wanted.pop()
+            _refuse_large(value)
+            if (maker := self._maker.get(value)) is not None:
+                if maker not in needed:
+                    needed.add(maker)
+                    wanted.extend(self._nodes[maker].inputs)
+            elif value in slots and slots[value].place in _KNOWABLE:
+                roots[value] = None
+            else:
+                raise Unknown
+        order = {value: number for number, value in enumerate(slots)}
+        if any(is_random(self._nodes[index]) for index in needed):
+            raise Unknown
+        return [self._nodes[index] for index in sorted(needed)], sorted(roots, key=order.__getitem__)
+
+
+def content_of(item: Any) -> Any:
+    """The number in a tensor of one element on the host; numbers themselves. Raises Unknown for anything else."""
+    if isinstance(item, (bool, int, float)):
+        return item
+    if type(item) is torch.Tensor and item.numel() == 1 and item.device.type == "cpu":
+        with _disable_current_modes():
+            return item.item()
+    raise Unknown
+
+
+def _content(item: Any, look: _Look) -> Any:
+    tensor = isinstance(item, torch.Tensor)
+    if tensor is (look.dtype == "scalar") or (tensor and (tuple(item.shape) != look.shape or str(item.dtype) != f"torch.{look.dtype}")):
+        raise TypeError("a number became a tensor, or a tensor another one")
+    return item.item() if tensor else item
+
+
+def _refuse_large(value: Value) -> None:
+    if value.dtype != "scalar" and (value.storage.device != "cpu" or any(extent != 1 for extent in value.shape)):
+        raise Unknown
+
+
+def _placed(arg: Any, place: Mapping[Value, _Place]) -> Any:
+    if isinstance(arg, Value):
+        return place[arg]
+    return tuple(_placed(item, place) for item in arg) if isinstance(arg, tuple) else arg
+
+
+def _filled(arg: Any, things: Sequence[Any]) -> Any:
+    if isinstance(arg, _Place):
+        return things[arg.number]
+    if isinstance(arg, Atom):
+        return torch.device(arg.name) if arg.kind == "device" else getattr(_ATOMS[arg.kind], arg.name)
+    return [_filled(item, things) for item in arg] if isinstance(arg, tuple) else arg
+
+
+def _run(line: _Line, things: Sequence[Any]) -> list[Any]:
+    args = [_filled(arg, things) for arg in line.args]
+    if line.op.startswith("py."):
+        return [compute(line.op.removeprefix("py."), args)]
+    out = operators.resolve(line.op)(*args, **{key: _filled(arg, things) for key, arg in line.kwargs})
+    if line.outputs == 0:
+        return []
+    return list(out) if line.outputs > 1 else [out]

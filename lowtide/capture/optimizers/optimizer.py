@@ -1,0 +1,278 @@
+"""Capturing an optimizer's step from its own code, whatever the optimizer.
+
+A shadow of the optimizer (same class, same settings, fake parameters and state, traced hyper-parameters) takes a step while the
+recorder listens. Nothing is known here of SGD or Adam: what is not traceable in an optimizer is found by tracing it, and what
+escapes the trace by tracing it twice with other stand-in numbers and comparing the two programs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.overrides import TorchFunctionMode
+
+from lowtide.capture.blocks import address, geometry
+from lowtide.capture.draft import Draft
+from lowtide.capture.optimizers.changes import Changes
+from lowtide.capture.optimizers.python_calls import traced_calls
+from lowtide.capture.optimizers.scalars import Fact, Guard, Scalars, apply, is_traced
+from lowtide.capture.optimizers.wrapped import refuse_unknown_steps
+from lowtide.errors import CaptureError
+from lowtide.ir.graph import Graph, Kind, Value
+from lowtide.ir.slots import Slot
+
+# Settings that choose an implementation, not a result. The single-tensor one updates each parameter by nodes of its own.
+_IMPLEMENTATION = {"foreach": False, "fused": False}
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an optimizer's step leaves behind: new state to be put into slots, and the guards under which its program is right."""
+
+    assigned: tuple[tuple[Slot, Value], ...] = ()
+    constants: tuple[tuple[int, Slot, Any], ...] = ()  # flags, None and texts for slots, and how many of `assigned` come before
+    guards: tuple[Fact, ...] = ()
+    state_entries: int = 0  # before the step, of all parameters together
+
+
+class _TensorsAndNumbers(TorchFunctionMode):
+    """Keeps the trace where tensors become numbers (`tensor.item()`) and numbers tensors, which torch makes of the bare number."""
+
+    def __init__(self, scalars: Scalars) -> None:
+        super().__init__()
+        self.scalars = scalars
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.item:
+            return self.scalars.read(args[0])
+        if func in (torch.Tensor.__bool__, torch.is_nonzero):
+            return self.scalars.compare("ne", self.scalars.read(args[0]), 0)
+        if func in _TO_NUMBERS:
+            return _TO_NUMBERS[func](self.scalars.freeze(self.scalars.read(args[0])))
+        if func in (torch.tensor, torch.as_tensor) and is_traced(args[0]) and kwargs.keys() <= {"dtype", "device"}:
+            return torch.full((), args[0], **kwargs) if self.scalars.is_float(args[0]) else func(*args, **kwargs)
+        if func is torch.Tensor.__setitem__ and is_traced(args[2]):
+            target, index, number = args
+            return func(target, index, torch.full((), number, dtype=target.dtype, device=target.device))
+        return func(*args, **kwargs)
+
+
+_TO_NUMBERS: dict[Any, type] = {torch.Tensor.__float__: float, torch.Tensor.__int__: int, torch.Tensor.__index__: int}
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """The state of an optimizer in fake tensors: what its next step starts from."""
+
+    optimizer: torch.optim.Optimizer
+    names: Mapping[torch.Tensor, str]  # of the real parameters
+    fakes: Mapping[torch.Tensor, torch.Tensor]  # of the real parameters
+    state: Mapping[torch.Tensor, Mapping[str, Any]]  # by real parameter; fake tensors and numbers
+    settings: Mapping[tuple[int, str], Any]  # by group and key; those that a step before has changed
+    contents: Mapping[int, Any]  # by id of a fake tensor of one element: the number in it, where that is known
+
+    @classmethod
+    def of(
+        cls,
+        optimizer: torch.optim.Optimizer,
+        names: Mapping[torch.Tensor, str],
+        fakes: Mapping[torch.Tensor, torch.Tensor],
+        draft: Draft,
+    ) -> Shadow:
+        """The shadow of an optimizer as it is now."""
+        _refuse_what_cannot_be_traced(optimizer, names)
+        state: dict[torch.Tensor, dict[str, Any]] = {}
+        contents: dict[int, Any] = {}
+        for parameter, entries in optimizer.state.items():
+            state[parameter] = {key: _fake_state(item, draft, names[parameter], key) for key, item in entries.items()}
+            contents.update({id(state[parameter][key]): item for key, item in entries.items() if isinstance(item, torch.Tensor)})
+        return cls(optimizer, names, fakes, state, {}, contents)
+
+    def step(self, draft: Draft, seed: int) -> tuple[Update, Shadow]:
+        """Record one step in `draft`; what it assigns, and the shadow that the step after it starts from."""
+        scalars = Scalars(draft, seed)
+        twin = object.__new__(type(self.optimizer))  # copy.copy would leave out what a class of the user's own keeps
+        twin.__dict__.update(self.optimizer.__dict__)
+        twin.param_groups = [self._group(index, scalars) for index in range(len(self.optimizer.param_groups))]
+        start = self._declare_state(draft, scalars)
+        twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+        twin.state = defaultdict(dict, {self.fakes[parameter]: dict(entries) for parameter, entries in start.items()})
+        groups, attributes = [dict(group) for group in twin.param_groups], dict(twin.__dict__)
+        storages = {parameter: address(fake) for parameter, fake in self.fakes.items()}
+        _run(twin, scalars)
+        self._refuse_replaced_data(storages)
+        _refuse_changed_attributes(twin, attributes)
+        changes = Changes(draft, scalars)
+        state = self._after(start, twin, changes)
+        settings = {(index, key): item for index, key, item in changes.of_settings(groups, twin.param_groups)}
+        guards = (*scalars.facts, *(Guard(slot, "absent", None, True) for slot in changes.added))
+        update = Update(tuple(changes.assigned), tuple(changes.constants), guards, sum(map(len, self.state.values())))
+        return update, Shadow(self.optimizer, self.names, self.fakes, state, {**self.settings, **settings}, changes.contents)
+
+    def _refuse_replaced_data(self, before: dict[torch.Tensor, int]) -> None:
+        for parameter, storage in before.items():
+            if address(self.fakes[parameter]) != storage:
+                raise CaptureError(
+                    f"the optimizer gives {self.names[parameter]} other memory (`parameter.data = ...`), which a captured step would not: "
+                    "write into it with copy_"
+                )
+
+    def _group(self, index: int, scalars: Scalars) -> dict[str, Any]:
+        """A parameter group with fake parameters and traced numbers."""
+        group: dict[str, Any] = {}
+        changed = {key: item for (where, key), item in self.settings.items() if where == index}
+        for key, item in {**self.optimizer.param_groups[index], **changed}.items():
+            if key == "params":
+                group[key] = [self.fakes[parameter] for parameter in item]
+            elif key in _IMPLEMENTATION:
+                group[key] = _IMPLEMENTATION[key]
+            elif key == "initial_lr":  # a scheduler's note to itself
+                group[key] = item
+            else:
+                group[key] = _traced(item, Slot("group", (index, key)), scalars)
+        return group
+
+    def _declare_state(self, draft: Draft, scalars: Scalars) -> dict[torch.Tensor, dict[str, Any]]:
+        """State entries as inputs of the graph."""
+        declared: dict[torch.Tensor, dict[str, Any]] = {}
+        for parameter, entries in self.state.items():
+            name = self.names[parameter]
+            declared[parameter] = {}
+            for key, item in entries.items():
+                slot = Slot("state", (name, key))
+                if isinstance(item, torch.Tensor):
+                    value = draft.add_input(item, slot, Kind.STATE, f"{name}.{key}")
+                    scalars.learn(value, self.contents.get(id(item)))
+                    declared[parameter][key] = item
+                else:
+                    declared[parameter][key] = scalars.root(slot, item, f"{name}.{key}")
+        return declared
+
+    def _after(self, start: Mapping[torch.Tensor, Mapping[str, Any]], twin: torch.optim.Optimizer, changes: Changes) -> dict[Any, Any]:
+        """The state after the step, by real parameter, in the order in which the optimizer made it: `state_dict` shows it."""
+        real = {fake: parameter for parameter, fake in self.fakes.items()}
+        if (stranger := next((key for key in twin.state if key not in real), None)) is not None:
+            raise CaptureError(
+                f"the optimizer keeps state under {_described(stranger)}, which is no parameter of the model: keep it under the parameters"
+            )
+        return {
+            (parameter := real[fake]): changes.of_state(self.names[parameter], start.get(parameter, {}), entries)
+            for fake, entries in twin.state.items()
+        }
+
+
+def _described(key: Any) -> str:
+    return f"a tensor of shape {tuple(key.shape)}" if isinstance(key, torch.Tensor) else repr(key)
+
+
+def _run(twin: torch.optim.Optimizer, scalars: Scalars) -> None:
+    """Take the step. The class's own `step`: the instance's may be wrapped by a scheduler that counts calls."""
+    import torch._dynamo  # optimizers import it in their step; not while tensors are fake
+
+    with _TensorsAndNumbers(scalars), traced_calls(is_traced, apply), torch.no_grad(), warnings.catch_warnings(), _without_global_hooks():
+        warnings.simplefilter("ignore", UserWarning)
+        type(twin).step(twin)
+
+
+@contextmanager
+def _without_global_hooks() -> Iterator[None]:
+    """Hooks on every optimizer's step run at each step, not while it is traced."""
+    tables: list[dict[int, Any]] = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
+    held = [dict(table) for table in tables]
+    try:
+        for table in tables:
+            table.clear()
+        yield
+    finally:
+        for table, hooks in zip(tables, held, strict=True):
+            table.update(hooks)
+
+
+def refuse_idle(optimizer: torch.optim.Optimizer, graphs: Sequence[Graph]) -> None:
+    """Raise CaptureError for a training step that would train nothing. The first step may, where it only makes state."""
+    if any(before.storage.kind is Kind.PARAMETER for graph in graphs for node in graph.nodes for before, _ in node.writes):
+        return
+    raise CaptureError(
+        f"the step of {type(optimizer).__name__} changes no parameter: none of those in its groups has a gradient from this loss, or its "
+        "step does nothing; check `requires_grad` and which parameters it was given"
+    )
+
+
+def _traced(item: Any, slot: Slot, scalars: Scalars) -> Any:
+    if isinstance(item, (tuple, list)):
+        return type(item)(_traced(part, Slot(slot.place, (*slot.path, index)), scalars) for index, part in enumerate(item))
+    if isinstance(item, torch.Tensor):
+        fake = item if isinstance(item, FakeTensor) else scalars.draft.fake_mode.from_tensor(item)
+        scalars.learn(scalars.draft.add_input(fake, slot, Kind.STATE, ".".join(map(str, slot.path))), item)
+        return fake
+    return scalars.root(slot, item, str(slot.path[1]))
+
+
+def _fake_state(item: Any, draft: Draft, name: str, key: str) -> Any:
+    if isinstance(item, torch.Tensor):
+        if item.device.type == "meta":
+            raise CaptureError(f"the optimizer's state {name}.{key} is on the meta device: create the optimizer anew")
+        return draft.fake_mode.from_tensor(item)
+    if item is None or isinstance(item, (bool, int, float, str, torch.dtype, torch.device)):
+        return item
+    raise CaptureError(f"the optimizer's state {name}.{key} holds a {type(item).__name__}; tensors and numbers can be captured")
+
+
+def _refuse_what_cannot_be_traced(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
+    name = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise CaptureError(
+            f"{name} evaluates the model several times a step, as often as the data asks for: it cannot be captured; use a "
+            "first-order optimizer"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise CaptureError(f"{name} works on sparse gradients, which cannot be captured: use Adam, and embeddings with sparse=False")
+    refuse_unknown_steps(optimizer)
+    for index, group in enumerate(optimizer.param_groups):
+        for position, parameter in enumerate(group["params"]):
+            if parameter not in names:
+                raise CaptureError(
+                    f"parameter {position} of {name}'s group {index}, of shape {tuple(parameter.shape)}, is not a parameter of the model: "
+                    "hold all that is trained in one module. If it was one, the model has another in its place now (from a layer made anew "
+                    f"or load_state_dict(assign=True)), which {name} does not train, in eager PyTorch neither: make the optimizer anew"
+                )
+    if (stranger := next((key for key in optimizer.state if key not in names), None)) is not None:
+        raise CaptureError(f"{name} keeps state under {_described(stranger)}, which is no parameter of the model: it cannot be captured")
+
+
+def _refuse_changed_attributes(twin: torch.optim.Optimizer, before: dict[str, Any]) -> None:
+    for name, item in twin.__dict__.items():
+        if name not in before or item is not before[name]:
+            raise CaptureError(f"the optimizer's step changes its attribute {name!r}, which a captured step would not: keep it in `state`")
+
+
+def same_program(one: Draft, two: Draft) -> bool:
+    """Whether two recordings of a step differ in nothing but their stand-in numbers: then no hyper-parameter escaped the trace."""
+    return len(one.nodes) == len(two.nodes) and all(map(_alike, one.nodes, two.nodes)) and _same_constants(one, two)
+
+
+def _alike(one: Any, two: Any) -> bool:
+    return one is two or (
+        one.op == two.op and _shape_of(one.args) == _shape_of(two.args) and _shape_of(one.kwargs) == _shape_of(two.kwargs)
+    )
+
+
+def _shape_of(arg: Any) -> Any:
+    """An argument with values by name, so that two recordings can be compared; repr tells 0.0 from -0.0 and nan equals itself."""
+    if isinstance(arg, Value):
+        return arg.name
+    return tuple(_shape_of(item) for item in arg) if isinstance(arg, tuple) else repr(arg)
+
+
+def _same_constants(one: Draft, two: Draft) -> bool:
+    pairs = zip(one.constants, two.constants, strict=False)
+    return len(one.constants) == len(two.constants) and all(a is b or (geometry(a) == geometry(b) and torch.equal(a, b)) for a, b in pairs)

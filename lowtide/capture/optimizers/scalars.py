@@ -1,0 +1,283 @@
+"""Python numbers that change from step to step, traced through Python arithmetic.
+
+An optimizer reads its learning rate, computes `1 - beta1 ** step` and hands the result to a kernel. To redo that arithmetic at each step,
+in the same order, to the last bit, hyper-parameters are handed to it as a subclass of float that records what is done to it (integers too:
+Python lets a float that stands left of an int compute without asking the int). An operator receives only the bare C number, so each traced
+number carries a number of its own making, unlike any other, by which the recorder knows it again. The true one serves comparisons, whose
+outcome becomes a guard: a fact that must hold for the recorded program to be the right one.
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from lowtide.capture.draft import Draft
+from lowtide.capture.optimizers.foretold import Branch, Foretold, Formula, Unknown, Unmade, content_of
+from lowtide.capture.optimizers.python_calls import ARITHMETIC, COMPARISONS
+from lowtide.capture.sources import users_line
+from lowtide.errors import CaptureError, StepError
+from lowtide.ir.graph import Arg, Value
+from lowtide.ir.slots import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A fact about one slot that the recorded program relies on: `compare(slot, operand) is outcome`; or that there is none ("absent")."""
+
+    slot: Slot
+    compare: str  # a key of COMPARISONS, or "absent"
+    operand: Any
+    outcome: bool
+
+    def holds(self, read: Callable[[Slot], Any]) -> bool:
+        """Whether what `read` finds in the slot now still satisfies the guard."""
+        try:
+            current = read(self.slot)
+        except StepError:
+            return self.compare == "absent"
+        if self.compare == "absent":
+            return False
+        try:
+            return bool(COMPARISONS[self.compare](current, self.operand)) is self.outcome and _same_type(current, self.operand)
+        except (TypeError, ValueError, RuntimeError):
+            return False
+
+
+def _same_type(current: Any, operand: Any) -> bool:
+    """Whether a flag stayed a flag and a number a number."""
+    return isinstance(current, bool) == isinstance(operand, bool) or isinstance(operand, (int, float))
+
+
+class UndecidedError(CaptureError):
+    """A decision that can be known once the step before has been taken."""
+
+
+Literal: TypeAlias = "int | float"
+Fact: TypeAlias = Guard | Branch  # both are asked `holds(read)`
+UNKNOWN = object()  # in the place of a number that follows from data
+
+
+class Scalars:
+    """Makes traced numbers and remembers which value each stands for."""
+
+    def __init__(self, draft: Draft, seed: int) -> None:
+        self.draft = draft
+        self.guards: dict[Guard, None] = {}
+        self._branches: dict[tuple[Formula, str, bool], dict[tuple[Slot, ...], None]] = {}
+        self._random = random.Random(seed)
+        self._value_of: dict[float, Value] = {}
+        self._memory: dict[tuple[Any, ...], Any] = {}
+        self._foretold = Foretold(lambda: zip(draft.inputs, draft.slots, strict=True), draft.nodes)
+        draft.scalar_of, draft.read_number = self._value_of.get, self._read_by_operator
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """What must hold for the recorded program to be the right one."""
+        return (*self.guards, *(Branch(*key, tuple(applied)) for key, applied in self._branches.items()))
+
+    def root(self, slot: Slot, actual: Any, name: str) -> Any:
+        """What the optimizer gets for the number at `slot`; flags, None and strings are taken as they are and guarded."""
+        if actual is None or isinstance(actual, (bool, str)):
+            self.guards[Guard(slot, "is" if actual is None else "eq", actual, True)] = None
+            return actual
+        if isinstance(actual, (torch.dtype, torch.device)) or callable(actual):
+            self.guards[Guard(slot, "is", actual, True)] = None
+            return actual
+        if actual is not UNKNOWN and not isinstance(actual, (int, float)):
+            raise CaptureError(f"{slot} holds a {type(actual).__name__}; numbers, flags, strings and None can be captured")
+        value = self.draft.add_scalar_input(slot, name)
+        self.learn(value, actual)
+        return self._traced(value, slot)
+
+    def learn(self, value: Value, content: Any) -> None:
+        """Say what an input holds at capture, where that is a number or a tensor of one element on the host."""
+        try:
+            self._foretold.known[value] = content_of(content)
+        except Unknown:
+            return
+
+    def read(self, tensor: Any) -> Any:
+        """What `tensor.item()` gives: known only when the step runs."""
+        if tensor.numel() != 1:
+            raise CaptureError(f"item() of a tensor of shape {tuple(tensor.shape)} at {users_line()}: it needs exactly one element")
+        return self._traced(self.draft.emit_scalar("aten._local_scalar_dense.default", (self.draft.value(tensor),)))
+
+    def _read_by_operator(self, tensor: Any) -> Any:
+        """What an operator gets that is given a tensor for a number."""
+        if tensor.dtype is torch.bool:
+            raise CaptureError(
+                f"control flow depends on data: a comparison of tensors is asked for its outcome at {users_line()}; use torch.where"
+            )
+        return self.read(tensor)
+
+    def apply(self, op: str, operands: tuple[Any, ...]) -> Any:
+        """Arithmetic on numbers of which one at least is traced. The same arithmetic twice is done once."""
+        key = (op, *((type(x), x.value if isinstance(x, Traced) else repr(x)) for x in operands))
+        if key not in self._memory:
+            self._memory[key] = self._traced(self.draft.emit_scalar(f"py.{op}", tuple(map(_written, operands))))
+        return self._memory[key]
+
+    def compare(self, op: str, left: Traced, right: Any) -> bool:
+        """The outcome of a comparison, now a guard."""
+        try:
+            found = self._foretold.now(left.value, _written(right))
+        except Unmade:
+            raise UndecidedError(
+                f"the optimizer decides on state that its step before this one has made, at {users_line()}: take that step first"
+            ) from None
+        except Unknown:
+            raise CaptureError(
+                f"control flow depends on data: the optimizer compares a number read from a tensor, at {users_line()}; its step "
+                "cannot be captured as one program"
+            ) from None
+        outcome = bool(COMPARISONS[op](*found))
+        if left.slot is not None and not isinstance(right, Traced):
+            self.guards[Guard(left.slot, op, right, outcome)] = None
+        else:
+            self._branch(left.value, op, _written(right), outcome)
+        return outcome
+
+    def freeze(self, number: Traced) -> Any:
+        """The number itself, for code that cannot be traced: the program now holds for the present hyper-parameters only."""
+        actual = self.actual(number)
+        if actual is UNKNOWN or actual != actual or self._counts(number):
+            raise CaptureError(
+                f"a number read from a tensor leaves the traced arithmetic at {users_line()}: use plain Python operators on it"
+            )
+        self.compare("eq", number, actual)
+        return actual
+
+    def actual(self, number: Traced) -> Any:
+        """The number at capture; UNKNOWN if it follows from data."""
+        try:
+            return self._foretold.now(number.value)[0]
+        except Unknown:
+            return UNKNOWN
+
+    def known_content(self, value: Value) -> Any:
+        """What a tensor of one element will hold after what was recorded; UNKNOWN if that follows from data."""
+        try:
+            return content_of(self._foretold.now(value)[0])
+        except Unknown:
+            return UNKNOWN
+
+    def is_float(self, number: Traced) -> bool:
+        """Whether a number is a float now and, held by a guard, whenever the program runs."""
+        if isinstance(self.actual(number), float):
+            self._branch(number.value, "is float", True, True)
+            return True
+        return False
+
+    def _counts(self, number: Traced) -> bool:
+        """Whether a number rests on a state tensor, such as a step count: frozen, the program would be right for one step."""
+        _, roots = self._foretold.formula((number.value,))
+        return any(slot.place == "state" and value.dtype != "scalar" for value, slot in roots)
+
+    def _branch(self, left: Value, compare: str, right: Arg, outcome: bool) -> None:
+        formula, roots = self._foretold.formula((left, right))
+        self._branches.setdefault((formula, compare, outcome), {})[tuple(slot for _, slot in roots)] = None
+
+    def _traced(self, value: Value, slot: Slot | None = None) -> Any:
+        stand_in = self._random.uniform(0.25, 0.75)
+        number = Traced(stand_in)
+        number.scalars, number.value, number.slot = self, value, slot
+        self._value_of[stand_in] = value
+        return number
+
+
+class Traced(float):
+    """A number whose arithmetic is recorded."""
+
+    scalars: Scalars
+    value: Value
+    slot: Slot | None  # that it is the content of; None for one that was computed
+
+    @property
+    def actual(self) -> Any:
+        """The number at capture; UNKNOWN if it follows from data."""
+        return self.scalars.actual(self)
+
+    def __neg__(self) -> Any:
+        return self.scalars.apply("neg", (self,))
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __abs__(self) -> Any:
+        return self.scalars.apply("abs", (self,))
+
+    def __bool__(self) -> bool:
+        return self.scalars.compare("ne", self, 0)
+
+    def __float__(self) -> float:
+        return float(self.scalars.freeze(self))
+
+    def __int__(self) -> int:
+        return int(self.scalars.freeze(self))
+
+    def __index__(self) -> int:
+        return operator.index(self.scalars.freeze(self))
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+    def __repr__(self) -> str:
+        return f"<traced {self.value.name}>"
+
+
+def _arithmetic(op: str, reflected: bool) -> Callable[[Traced, Any], Any]:
+    def method(self: Traced, other: Any) -> Any:
+        if not isinstance(other, (int, float)):
+            return NotImplemented  # a tensor: its own operator takes over
+        return self.scalars.apply(op, (other, self) if reflected else (self, other))
+
+    return method
+
+
+def _comparison(op: str) -> Callable[[Traced, Any], Any]:
+    def method(self: Traced, other: Any) -> Any:
+        if not isinstance(other, (int, float)):
+            return NotImplemented
+        return self.scalars.compare(op, self, other)
+
+    return method
+
+
+def _untraceable(name: str) -> Callable[..., Any]:
+    def method(self: Traced, *args: Any) -> Any:
+        return getattr(self.scalars.freeze(self), name)(*args)
+
+    return method
+
+
+for _name in ARITHMETIC:
+    setattr(Traced, f"__{_name}__", _arithmetic(_name, reflected=False))
+    setattr(Traced, f"__r{_name}__", _arithmetic(_name, reflected=True))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Traced, f"__{_name}__", _comparison(_name))
+for _name in ("round", "floor", "ceil", "trunc", "format", "divmod", "rdivmod"):
+    setattr(Traced, f"__{_name}__", _untraceable(f"__{_name}__"))  # float itself would answer, of the stand-in
+
+
+def is_traced(item: Any) -> bool:
+    """Whether this is a traced number."""
+    return isinstance(item, Traced)
+
+
+def apply(op: str, operands: tuple[Any, ...]) -> Any:
+    """Arithmetic on numbers of which one at least is traced."""
+    scalars: Scalars = next(item for item in operands if isinstance(item, Traced)).scalars
+    return scalars.apply(op, operands)
+
+
+def _written(operand: Any) -> Arg:
+    return operand.value if isinstance(operand, Traced) else operand

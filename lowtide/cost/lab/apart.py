@@ -1,0 +1,127 @@
+"""A process of its own for what may crash or hang: it is asked line by line, and ended when it does not answer.
+
+    takes   a setup and requests, both plain data
+    leaves  replies, or `GoneError` with the reason
+
+It runs `worker.serve`. It is started by code that never changes and gets everything else over a pipe, so that it neither runs the program's
+own main module nor needs a guard in it. Ctrl-C does not reach it: whoever asked ends it. Importing torch takes it some seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from typing import IO, Any
+
+_CODE = (
+    "import json, sys; setup = json.loads(sys.stdin.buffer.raw.readline()); sys.path[:] = setup['path']; "
+    "from lowtide.cost.lab.worker import serve; serve(setup)"
+)
+_START_S = 300.0  # a busy machine may take long to import torch
+_SHOWN = 400  # characters of what the process said before it ended
+
+
+class GoneError(Exception):
+    """The process has ended, or was ended, before it answered."""
+
+
+class LateError(GoneError):
+    """It did not answer in time."""
+
+
+class Apart:
+    """One such process. Raises `GoneError` if it cannot be started."""
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        self._process = _started()
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._errors: list[str] = []
+        self._readers = [_reading(self._process.stdout, self._lines.put), _reading(self._process.stderr, self._errors.append)]
+        try:
+            self.ask({**setup, "path": sys.path}, _START_S)
+        except BaseException:
+            self.end()
+            raise
+
+    def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """The reply to a request. Raises `GoneError`; the process has then ended."""
+        try:
+            self._send(request)
+            line = self._lines.get(timeout=limit_s)
+        except queue.Empty:
+            self.end()
+            raise LateError(f"it did not come back within {limit_s:g} s") from None
+        if not line:
+            raise GoneError(self._last_words())
+        try:
+            reply: dict[str, Any] = json.loads(line)
+        except ValueError:
+            self.end()
+            raise GoneError(f"it answered {line[:_SHOWN]!r}") from None
+        return reply
+
+    def end(self) -> None:
+        """End the process, whatever it does."""
+        with contextlib.suppress(OSError):
+            self._process.kill()
+        self._process.wait()
+        for reader in self._readers:
+            reader.join(1)
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                if pipe is not None:
+                    pipe.close()
+
+    def _send(self, request: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended: there will be no reply either
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _last_words(self) -> str:
+        """How the process ended, in words."""
+        self.end()
+        code = self._process.returncode
+        said = " ".join("".join(self._errors).split())[-_SHOWN:]
+        how = f"it ended with code {code}" if code >= 0 else f"it was ended by {_signal(-code)}"
+        return f"{how}: {said}" if said else how
+
+
+def _started() -> subprocess.Popen[bytes]:
+    if not sys.executable:
+        raise GoneError("this Python does not know its own executable")
+    apart: dict[str, Any] = {"start_new_session": True}
+    if sys.platform == "win32":
+        apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    try:
+        return subprocess.Popen([sys.executable, "-c", _CODE], **pipes, **apart)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise GoneError(f"it cannot be started ({type(error).__name__}: {error})") from error
+
+
+def _reading(pipe: IO[bytes] | None, take: Any) -> threading.Thread:
+    """A thread that hands on each line of a pipe, and "" at its end: a pipe alone cannot be waited for with a limit everywhere."""
+
+    def read() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            for line in pipe or ():
+                take(line.decode(errors="replace"))
+        take("")
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    return thread
+
+
+def _signal(number: int) -> str:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    return f"{name}, as the system does where memory runs out" if name == "SIGKILL" else name

@@ -1,0 +1,209 @@
+"""What calls take and give, tried on made-up data once and remembered on disk.
+
+    takes   a call: a node, and the nodes that make what it reads
+    leaves  the highest level of memory during the call, what its results look like, how long it takes; or why that is unknown
+
+Each distinct call is tried once, alone, and remembered under the circumstances that decide which kernels run. Where `tries` is off nothing
+is run, and what is remembered still serves.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from lowtide.cost.cache import Cache
+from lowtide.cost.lab import trial
+from lowtide.cost.lab.recipe import argument_bytes, makers_of, recipe
+from lowtide.cost.lab.trials import Trials
+from lowtide.errors import FormatError
+from lowtide.ir import made
+from lowtide.ir.graph import Atom, Node
+from lowtide.ir.signature import signature
+
+_SHARE_OF_FREE = 4  # one call may take a quarter of the memory that is free now
+SHOWN = 160  # characters of a call that a warning shows
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A call that was not measured."""
+
+    call: str  # as `signature` writes it
+    reason: str  # the error that it raised, the limit that it passes, or how it ended the process that tried it
+    of_memory: bool = False  # it needs more memory than there is, or than one call may take
+    ended: bool = False  # there was no process to try it in any more, mostly since it ended it
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call to be tried."""
+
+    node: Node
+    before: Sequence[Node] = ()  # nodes that make what it reads, as far as they are known
+    makes_bytes: int = 0  # what its results are thought to take
+    limit_bytes: int | None = None  # for arguments and results; a share of the free memory where None
+
+    @cached_property
+    def text(self) -> str:
+        """The call as one line."""
+        return signature(self.node)
+
+    @cached_property
+    def device(self) -> str:
+        """Where its results are made, or else where it reads."""
+        return device_of(self.node)
+
+
+class Laboratory:
+    """A context manager, at whose end what is new is written down, and what failed in a way that nobody expects is told, once.
+
+    gradients: whether the program that is asked for runs with gradients enabled; some kernels ask.
+    """
+
+    def __init__(self, *, gradients: bool = True, remember: bool = True, tries: bool = True) -> None:
+        self.gradients, self.remember = gradients, remember
+        self.failures: dict[str, Unknown] = {}
+        self.tried = 0  # calls whose level and results were found now
+        self._tries, self._trials = tries, Trials(gradients)
+        self._shelves: dict[str, _Shelf] = {}
+
+    def __enter__(self) -> Laboratory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._trials.close()
+        self.keep()
+        self._tell()
+
+    def level_bytes(self, call: Call) -> int | None:
+        """The highest level of the allocator during a call above that at its start; None where it is unknown."""
+        return self._shelf(call.device).levels[call.text] if self._knows(call) else None
+
+    def results(self, call: Call) -> made.Results | None:
+        """What a call's results look like; None where that is unknown."""
+        return made.parse(self._shelf(call.device).results[call.text]) if self._knows(call) else None
+
+    def time_ns(self, call: Call, *, warm_up: bool) -> int | None:
+        """The time of one run of a call; None where it cannot be run."""
+        reply = self._try(call, lambda steps: self._trials.time(steps, call.device, warm_up))
+        return None if reply is None else int(reply["ns"])
+
+    def circumstances(self, device: str) -> tuple[str, ...]:
+        """What decides, besides the call, which kernels run and what they take."""
+        return trial.circumstances(device, self.gradients)
+
+    def keep(self) -> None:
+        """Write down what is new. Of what another process tried meanwhile its numbers count, so that all who share the file agree."""
+        for shelf in self._shelves.values():
+            shelf.keep()
+
+    def _knows(self, call: Call) -> bool:
+        """Whether a call is known, now that it has been tried where it was not."""
+        shelf = self._shelf(call.device)
+        if call.text in shelf.levels and call.text in shelf.results:
+            return True
+        reply = self._try(call, lambda steps: self._trials.level(steps, call.device))
+        if reply is None:
+            return False
+        self.tried += 1
+        shelf.note(call.text, reply["level_bytes"], reply["results"])
+        return True
+
+    def _try(self, call: Call, run: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any] | None:
+        """What a trial gives; None, and the failure noted, where it gives nothing."""
+        if not self._tries or call.text in self.failures:
+            return None
+        try:
+            _fit(call)
+            reply = self._first_that_works(call, run)
+            if "results" in reply:
+                reply["results"] = made.to_text(tuple(map(made.of_fields, reply["results"])))
+        except (FormatError, MemoryError, ValueError) as error:
+            reply = {"failure": f"{type(error).__name__}: {error}", "of_memory": isinstance(error, MemoryError)}
+        if "failure" not in reply:
+            return reply
+        self.failures[call.text] = Unknown(call.text, reply["failure"], reply.get("of_memory", False), reply.get("ended", False))
+        return None
+
+    def _first_that_works(self, call: Call, run: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+        """The call on made-up data, or else, as that does not suit every operator, on what the nodes before it make."""
+        makers = makers_of(call.before)
+        plain = recipe(call.node, makers)
+        reply = run(plain)
+        if "failure" not in reply or reply.get("of_memory") or reply.get("late"):
+            return reply
+        whole = recipe(call.node, makers, with_makers=True)
+        again = run(whole) if whole != plain else reply
+        return reply if "failure" in again else again
+
+    def _shelf(self, device: str) -> _Shelf:
+        if device not in self._shelves:
+            self._shelves[device] = _Shelf.of(self.circumstances(device) if self.remember and _is_here(device) else None)
+        return self._shelves[device]
+
+    def _tell(self) -> None:
+        ended = [each for each in self.failures.values() if each.ended]
+        if ended:
+            first, more = ended[0], f", and {len(ended) - 1} more" if len(ended) > 1 else ""
+            warnings.warn(
+                f"cannot measure {first.call[:SHOWN]} ({first.reason}){more}: temporaries are taken to be none, and results to look as "
+                "torch's fake kernels say",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
+@dataclass
+class _Shelf:
+    """What is known of the calls on one device."""
+
+    levels: dict[str, int]  # bytes, by call
+    results: dict[str, str]  # as `made` writes them
+    caches: tuple[Cache, Cache] | None  # where that is kept
+    new: set[str] = field(default_factory=set)  # not there yet
+
+    @classmethod
+    def of(cls, circumstances: tuple[str, ...] | None) -> _Shelf:
+        if circumstances is None:
+            return cls({}, {}, None)
+        levels, results = Cache("workspaces", circumstances), Cache("results", circumstances, parse=made.parse)
+        return cls(levels.load(), results.load(), (levels, results))
+
+    def note(self, call: str, level_bytes: int, results: str) -> None:
+        self.levels[call], self.results[call] = level_bytes, results
+        self.new.add(call)
+
+    def keep(self) -> None:
+        if self.caches is not None and self.new:
+            levels, results = self.caches
+            self.levels |= levels.merge({call: self.levels[call] for call in self.new})
+            self.results |= results.merge({call: self.results[call] for call in self.new})
+        self.new.clear()
+
+
+def _fit(call: Call) -> None:
+    """Raises MemoryError where a call's arguments and results take more than they may, FormatError for a symbolic size."""
+    needed = argument_bytes(call.node) + call.makes_bytes
+    limit = trial.free_bytes(call.device) // _SHARE_OF_FREE if call.limit_bytes is None else call.limit_bytes
+    if needed > limit:
+        raise MemoryError(f"arguments and results take {needed} bytes, the limit is {limit}: raise limit_bytes to measure it")
+
+
+def _is_here(device: str) -> bool:
+    """Whether this machine has such a device."""
+    return not trial.on_gpu(device) or torch.cuda.is_available()
+
+
+def device_of(node: Node) -> str:
+    """Where a node's result is made: where its values lie, or else, where it makes something from nothing, what its arguments say."""
+    values = (*(value for value in node.results if value.dtype != "scalar"), *(value for value in node.inputs if value.dtype != "scalar"))
+    if values:
+        return values[0].storage.device
+    told = [arg.name for arg in (*node.args, *(arg for _, arg in node.kwargs)) if isinstance(arg, Atom) and arg.kind == "device"]
+    return told[0] if told else "cpu"

@@ -1,0 +1,66 @@
+"""Keeps one idle process for the next who needs one, for a while: starting one takes seconds.
+
+It is ended when nobody has taken it for `IDLE_S`, and with this process. A process that was forked off this one has none of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+
+from lowtide.cost.lab.apart import Apart
+
+IDLE_S = 20.0  # it holds some hundred MiB meanwhile
+
+_lock = threading.Lock()
+_kept: list[tuple[Apart, tuple[int, tuple[str, ...]]]] = []  # at most one, and the state that it was started from
+_timers: list[threading.Timer] = []
+
+
+def take() -> Apart | None:
+    """The idle process, if there is one that was started from a state like this one's. It is the caller's now."""
+    process, state = _swap(None)
+    if process is not None and state != _state():
+        _end(process, state)
+        return None
+    return process
+
+
+def put(process: Apart) -> None:
+    """Keep a process that is idle now."""
+    _end(*_swap(process))
+
+
+def end() -> None:
+    """End the idle process."""
+    _end(*_swap(None))
+
+
+def _swap(process: Apart | None) -> tuple[Apart | None, tuple[int, tuple[str, ...]]]:
+    """Keep this process, or none; what was kept before."""
+    state = _state()
+    with _lock:
+        before = _kept.pop() if _kept else (None, state)
+        for timer in _timers:
+            timer.cancel()
+        _timers.clear()
+        if process is not None:
+            _kept.append((process, state))
+            _timers.append(timer := threading.Timer(IDLE_S, end))
+            timer.daemon = True
+            timer.start()
+    return before
+
+
+def _end(process: Apart | None, state: tuple[int, tuple[str, ...]]) -> None:
+    if process is not None and state[0] == os.getpid():  # else it is the process's that this one was forked off
+        process.end()
+
+
+def _state() -> tuple[int, tuple[str, ...]]:
+    return os.getpid(), tuple(map(str, sys.path))
+
+
+atexit.register(end)

@@ -1,0 +1,138 @@
+"""The other end of `apart`: a process that does nothing but try calls, one at a time, as it is asked to.
+
+Requests and replies are lines of JSON: data, never code. The operators' own input and output lead nowhere, so that nothing mixes with the
+replies; the system ends the process when one call takes far too long, also where nobody is left to do it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+_GRACE_S = 30  # beyond the limit, at which whoever asked ends the process
+
+
+def serve(setup: dict[str, Any]) -> None:
+    """Answer requests until there are no more. `setup` is the first line that came in."""
+    requests, replies = _private_channels()
+    _no_core_dumps()
+    _warm_up()
+    _reply(replies, {"ready": True})
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)  # errors up to here are read by whoever started this process
+    for line in requests:
+        with _time_limit(setup["limit_s"]):
+            _reply(replies, _answer(json.loads(line)))
+
+
+def _warm_up() -> None:
+    """Do what takes seconds once: import torch, and load the profiler. The first reply says that it is done."""
+    from lowtide.cost.lab.trial import take_level
+
+    ones = [{"made": ["float32", [1], [1], "cpu"]}]
+    take_level({"values": ones, "steps": [{"op": "aten.relu.default", "args": [{"value": 0}], "kwargs": {}}]}, "cpu", True)
+
+
+def _apply(settings: dict[str, Any], gradients: bool) -> None:
+    """Take over the settings that decide which kernels run. Raises RuntimeError where they come to something else here."""
+    import torch
+
+    from lowtide.cost.lab.operators import of_torch
+    from lowtide.cost.lab.trial import circumstances
+
+    torch.set_num_threads(settings["threads"])
+    torch.backends.mkldnn.set_flags(settings["onednn"])
+    torch.use_deterministic_algorithms(settings["deterministic"], warn_only=settings["warn_only"])
+    torch.set_float32_matmul_precision(settings["precision"])
+    torch.set_default_dtype(of_torch(settings["dtype"]))
+    expected, got = settings["circumstances"], list(circumstances("cpu", gradients))
+    if got != expected:
+        raise RuntimeError(f"expected a process that works under {expected}, got one under {got}")
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    from lowtide.cost.lab.trial import answer, take_level, take_time
+
+    def take() -> dict[str, Any]:
+        _apply(request["settings"], request["gradients"])
+        _have(request["operators"])
+        if request["wanted"] == "level":
+            return take_level(request["recipe"], "cpu", request["gradients"])
+        return take_time(request["recipe"], "cpu", request["gradients"], request["warm_up"])
+
+    return answer(take)
+
+
+def _have(operators: list[dict[str, Any]]) -> None:
+    """Load the libraries and import the modules that define operators which are not torch's own. Raises FormatError where that fails."""
+    from lowtide.cost.lab.operators import operator
+    from lowtide.errors import FormatError
+
+    for each in operators:
+        reason = _import(each)
+        try:
+            schema = str(operator(each["op"])._schema)
+        except FormatError as error:
+            raise FormatError(f"{error}; the process that measures finds nothing to import that does{reason}") from error
+        if schema != each["schema"]:
+            raise FormatError(f"expected {each['schema']} in the process that measures, got {schema}")
+
+
+def _import(needed: dict[str, Any]) -> str:
+    """Import what may define an operator; why something could not be, for a message."""
+    import torch
+
+    reasons = []
+    for library in needed["libraries"]:
+        try:
+            torch.ops.load_library(library)
+        except Exception as error:
+            reasons.append(f"{library}: {error}")
+    for module in needed["modules"]:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            reasons.append(f"{module}: {type(error).__name__}: {error}")
+    return f" ({'; '.join(reasons)})" if reasons else ""
+
+
+def _reply(replies: TextIO, answer: dict[str, Any]) -> None:
+    replies.write(json.dumps(answer) + "\n")
+    replies.flush()
+
+
+def _private_channels() -> tuple[TextIO, TextIO]:
+    """The pipes that this process was started with; standard input and output lead nowhere from now on."""
+    requests, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    with open(os.devnull, "r+") as nowhere:
+        os.dup2(nowhere.fileno(), 0)
+        os.dup2(nowhere.fileno(), 1)
+    return requests, replies
+
+
+def _no_core_dumps() -> None:
+    """A call that crashes leaves no file behind."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+@contextlib.contextmanager
+def _time_limit(limit_s: float) -> Iterator[None]:
+    """Past the limit the system ends the process, wherever it is."""
+    if sys.platform == "win32":
+        yield
+        return
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, limit_s + _GRACE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,0 +1,107 @@
+"""Do copies to the host and back make sense? A check that shares no code with what writes them.
+
+A store reads a storage that a node made and makes one of kind "host" that looks like it; a drop names both; a load makes such a storage
+anew; nothing else touches what is on the host. While a store is under way, what it copies must stay: each is followed by a drop of the
+very storage that it reads.
+
+What the caller lends is an input, a parameter or optimizer state, and the caller's own block all along: its drop empties it, which is a
+write, so that every reader comes before; the load after that fills it, and comes after that drop. In the end it is there.
+"""
+
+from __future__ import annotations
+
+from lowtide.ir.check.verdict import Place, Verdict, refuse
+from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
+
+_LENDABLE = (Kind.PARAMETER, Kind.STATE)
+_ARGUMENTS = {"host.store": 1, "host.drop": 2, "host.load": 1}
+
+
+def check_host_copies(graph: Graph, within: str = "") -> None:
+    """Whether the stores, drops and loads of a graph that is right otherwise are. Raises CheckError: verdict, node, operator, source."""
+    fixed = {value.storage for value in (*graph.inputs, *graph.outputs)}
+    lendable = {value.storage for value in graph.inputs if value.storage.kind in _LENDABLE} - {value.storage for value in graph.outputs}
+    lent = _Lent(lendable)
+    if any(storage.kind is Kind.HOST for storage in fixed):
+        refuse(Verdict.HOST_TOUCHED, f"the graph takes or returns one{within}")
+    awaited: dict[tuple[Storage, Storage], Place] = {}  # stores by what they copy and where to
+    for index, node in enumerate(graph.nodes):
+        where = Place(index, node, within)
+        if node.op not in _ARGUMENTS:
+            _check_other(node, where)
+            continue
+        _check_form(node, where)
+        here, there = _ends(node)
+        if there.storage.kind is not Kind.HOST or here.storage.kind in (Kind.HOST, Kind.SCALAR):
+            refuse(Verdict.HOST_ENDS, f"{where}: {here.name} is {here.storage.kind.value}, {there.name} is {there.storage.kind.value}")
+        if here.storage in fixed - lendable:
+            refuse(Verdict.HOST_FIXED, f"{where}: {here.name}")
+        if _look(here) != _look(there):
+            refuse(Verdict.HOST_UNLIKE, f"{where}: {here.name} and {there.name}")
+        lent.check(node, here, there, where)
+        if node.op == "host.store":
+            awaited[here.storage, there.storage] = where
+        elif node.op == "host.drop":
+            awaited.pop((here.storage, there.storage), None)
+    for where in awaited.values():
+        refuse(Verdict.HOST_NOT_DROPPED, where)
+    for where in lent.gone.values():
+        refuse(Verdict.LENT_NOT_BACK, where)
+
+
+class _Lent:
+    """What the caller has lent: which block each copy on the host is of, and the drops that no load has made good yet."""
+
+    def __init__(self, lendable: set[Storage]) -> None:
+        self.block = {storage: storage for storage in lendable}  # by storage: the caller's own, which its values lie on
+        self.copy_of: dict[Storage, Storage] = {}  # by storage on the host: the caller's block
+        self.gone: dict[Storage, Place] = {}
+        self.drops: dict[Storage, Node] = {}  # the latest of each block
+
+    def check(self, node: Node, here: Value, there: Value, where: Place) -> None:
+        """One store, drop or load, if it is of something lent."""
+        if node.op == "host.store" and here.storage in self.block:
+            self.copy_of[there.storage] = self.block[here.storage]
+        block = self.copy_of.get(there.storage)
+        emptied = node.op == "host.drop" and block is not None
+        if ([before for before, _ in node.writes] != [here]) if emptied else node.writes:
+            refuse(Verdict.LENT_WRITE, where)
+        if block is None:
+            return
+        if here.version != 0:
+            refuse(Verdict.LENT_WRITTEN, f"{where}: {here.name}, version {here.version}")
+        if node.op == "host.drop":
+            self.gone[block], self.drops[block] = where, node
+        elif node.op == "host.load":
+            if self.gone.pop(block, None) is None or self.drops[block] not in node.after:
+                refuse(Verdict.LENT_STILL_THERE, where)
+            self.block[here.storage] = block
+
+
+def _check_other(node: Node, where: Place) -> None:
+    """A node of another kind knows nothing of the host."""
+    for value in (*node.inputs, *node.results):
+        if value.storage.kind is Kind.HOST:
+            refuse(Verdict.HOST_TOUCHED, f"{where}: {value.name}")
+
+
+def _check_form(node: Node, where: Place) -> None:
+    """One value for each argument, one result but for a drop, nothing else."""
+    values = [arg for arg in node.args if isinstance(arg, Value)]
+    results = [value for value in node.outputs if value is not None]
+    expected = _ARGUMENTS[node.op], 0 if node.op == "host.drop" else 1
+    made = {value.storage for value in results} - {value.storage for value in values}
+    plain = not (node.kwargs or node.inplace or node.body)
+    if (len(node.args), len(node.outputs)) != expected or (len(values), len(results)) != expected or len(made) != expected[1] or not plain:
+        refuse(Verdict.HOST_FORM, where)
+
+
+def _ends(node: Node) -> tuple[Value, Value]:
+    """What a node has on the device, and what on the host."""
+    if node.op == "host.store":
+        return node.inputs[0], node.results[0]
+    return (node.results[0], node.inputs[0]) if node.op == "host.load" else (node.inputs[0], node.inputs[-1])
+
+
+def _look(value: Value) -> tuple[object, ...]:
+    return value.dtype, value.shape, value.stride, value.offset, value.storage.nbytes

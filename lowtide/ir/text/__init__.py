@@ -1,0 +1,1 @@
+"""Graphs, values, arguments and sizes as text, and back."""

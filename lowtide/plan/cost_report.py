@@ -1,0 +1,100 @@
+"""What a plan under a limit gives for what: time for memory, in all and tensor by tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lowtide.base import fields
+from lowtide.ir.graph import Graph
+from lowtide.plan.snapshot import LiveTensor, Look, looks_by_name, tensor_from
+
+_WHERE = "plan: trade"
+_TIMES = ("run_us", "store_us", "load_us")
+
+
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """One tensor that is not kept all the while it is wanted: what letting go of it buys, and what its return costs."""
+
+    tensor: LiveTensor  # as the plan's graph names its first copy; its life is from that copy's start to the last use of the last one
+    away: tuple[tuple[int, int], ...]  # the steps [start, end) over which no copy of it is there; none where it is made again for nothing
+    at_peak: bool  # away at the step at which these operators would peak if nothing were repeated or moved
+    runs: int  # operators that run once more for it
+    run_us: float  # and their time
+    store_us: float  # of the link to the host; it works beside the operators
+    load_us: float  # of the link from the host, alike
+
+    @property
+    def how(self) -> str:
+        """How it comes back."""
+        ways = [way for way, done in (("computed again", self.runs or not self.load_us), ("stored and loaded", self.load_us)) if done]
+        return ", ".join(ways)
+
+    def rows(self) -> dict[str, Any]:
+        """What JSON keeps of it: the rest is in the graph."""
+        spans, costs = [list(span) for span in self.away], {name: getattr(self, name) for name in ("at_peak", "runs", *_TIMES)}
+        return {"tensor": self.tensor.row(), "away": spans} | costs
+
+
+@dataclass(frozen=True, slots=True)
+class Trade:
+    """What a plan under a limit of memory or time gives for what. Times are by the cost model, of one run of all operators."""
+
+    runs: tuple[int, ...]  # the sequence over the graph without recomputation, see `remat.entries`
+    time_us: float
+    kept_us: float  # the same without recomputation
+    kept_peak_bytes: int  # the least peak without recomputation
+    recomputed: int  # runs that repeat a node
+    frontier: tuple[tuple[int, float], ...]  # (peak_bytes, time_us) of all that was found and is best at something, leanest first
+    deals: tuple[Deal, ...] = ()  # every tensor that is let go of and comes back, the largest first
+
+    def rows(self) -> dict[str, Any]:
+        """What JSON keeps of it."""
+        entries = {name: getattr(self, name) for name in self.__slots__ if name != "deals"}
+        return entries | {"deals": [deal.rows() for deal in self.deals]}
+
+
+def trade_from(item: Any, graph: Graph) -> Trade:
+    """The trade that `Trade.rows` wrote, of this graph. Raises FormatError for what cannot be one."""
+    fields.check_fields(_WHERE, item, set(Trade.__slots__))
+    frontier, deals = item.get("frontier"), item.get("deals")
+    if not isinstance(frontier, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in frontier):
+        fields.refuse(_WHERE, "frontier", "a list of pairs", frontier)
+    if not isinstance(deals, list):
+        fields.refuse(_WHERE, "deals", "a list", deals)
+    known, steps = looks_by_name(graph), len(graph.nodes)
+    return Trade(
+        runs=fields.integers(_WHERE, item, "runs"),
+        time_us=_number(_WHERE, item, "time_us"),
+        kept_us=_number(_WHERE, item, "kept_us"),
+        kept_peak_bytes=_count(_WHERE, item, "kept_peak_bytes"),
+        recomputed=_count(_WHERE, item, "recomputed"),
+        frontier=tuple((_count(_WHERE, {"bytes": peak}, "bytes"), _number(_WHERE, {"us": us}, "us")) for peak, us in frontier),
+        deals=tuple(_deal(f"{_WHERE}: deal {index}", deal, known, steps) for index, deal in enumerate(deals)),
+    )
+
+
+def _deal(where: str, item: Any, known: Mapping[str, Look], steps: int) -> Deal:
+    fields.check_fields(where, item, {"tensor", "away", "at_peak", "runs", *_TIMES})
+    tensor, away = tensor_from(where, item.get("tensor"), known, steps), fields.pairs(where, item, "away")
+    borders = [tensor.start, *(step for span in away for step in span), tensor.end]
+    if borders != sorted(borders) or any(start == end for start, end in away):
+        fields.refuse(where, "away", "spans of steps within the tensor's life, one after another", item.get("away"))
+    return Deal(
+        tensor, away, fields.boolean(where, item, "at_peak"), _count(where, item, "runs"), *(_number(where, item, name) for name in _TIMES)
+    )
+
+
+def _number(where: str, item: dict[str, Any], name: str) -> float:
+    number = item.get(name)
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < math.inf:
+        fields.refuse(where, name, "a number, 0 or more", number)
+    return float(number)
+
+
+def _count(where: str, item: dict[str, Any], name: str) -> int:
+    count = fields.integer(where, item, name)
+    return count if count >= 0 else fields.refuse(where, name, "0 or more", count)

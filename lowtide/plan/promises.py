@@ -1,0 +1,132 @@
+"""Do a plan's promises follow from its graph, order and takeovers? Counted anew, storage by storage; shares no code with the cost model.
+
+At each step: the bytes of all storages that live then, and the workspace of the node that runs. What the caller holds is there throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from lowtide.ir.graph import Graph, Kind, Storage
+from lowtide.ir.ops import DROP, LOAD, STORE
+from lowtide.plan.snapshot import Moment
+
+if TYPE_CHECKING:
+    from lowtide.plan.plan import Plan
+
+
+def untrue_promise(plan: Plan) -> str:
+    """What a plan promises and does not keep, in a sentence; "" where all is so. Its graph, order and takeovers are right."""
+    symbolic = next((storage for storage in _storages(plan.graph) if not isinstance(storage.nbytes, int)), None)
+    if symbolic is not None:
+        return f"expected a size in bytes, got {symbolic.nbytes} of {symbolic.name}: a plan is of one size"
+    return next(_untrue(plan, _Counted.of(plan.graph, plan.order, plan.takeovers, plan.granule_bytes)), "")
+
+
+def _untrue(plan: Plan, counted: _Counted) -> Iterator[str]:
+    footprints = counted.footprints([plan.workspace_bytes[index] for index in plan.order])
+    owned = counted.resident_bytes + sum(counted.bytes_of(storage) for storage in _lent(plan.graph))
+    bound, peak = plan.lower_bound_bytes, max(footprints, default=counted.without_steps_bytes)
+    for name, told, nbytes in (("resident_bytes", plan.resident_bytes, owned), ("peak_bytes", plan.peak_bytes, peak)):
+        if told != nbytes:
+            yield f"expected {name!r} to be {nbytes}, which is what graph, order and takeovers come to, got {told}"
+    if not counted.resident_bytes <= bound <= peak:
+        yield f"expected 'lower_bound_bytes' from {counted.resident_bytes} to {peak}, got {bound}"
+    if owned > plan.eager_peak_bytes:
+        yield f"expected 'eager_peak_bytes' to be {owned}, which are resident, or more, got {plan.eager_peak_bytes}"
+    if plan.status != ("optimal" if bound == peak else "feasible"):
+        yield f"expected 'status' to be optimal where 'lower_bound_bytes' meets 'peak_bytes', else feasible, got {plan.status!r}"
+    if plan.peak is not None and footprints:
+        yield from _untrue_moment(plan.peak, footprints, counted)
+
+
+def _untrue_moment(peak: Moment, footprints: Sequence[int], counted: _Counted) -> Iterator[str]:
+    step = footprints.index(max(footprints))
+    if peak.step != step:
+        yield f"peak: expected step {step}, the first at the peak, got {peak.step}"
+    live = counted.live(step)
+    if {tensor.name: tensor.nbytes for tensor in peak.tensors} != live or len(peak.tensors) != len(live):
+        yield "peak: expected the tensors that live then, with their bytes, got others"
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """Over which steps `[start, end)` each storage lives, beside what is resident."""
+
+    granule_bytes: int  # that the device's allocator rounds sizes up to
+    steps: int
+    resident: frozenset[Storage]  # throughout
+    kept: frozenset[Storage]
+    spans: dict[Storage, tuple[int, int]]
+
+    @classmethod
+    def of(cls, graph: Graph, order: Sequence[int], takeovers: Sequence[int], granule_bytes: int) -> _Counted:
+        resident, kept = _owned(graph) - _lent(graph), _kept(graph)
+        start, end = {value.storage: 0 for value in graph.inputs}, {}
+        for step, index in enumerate(order):
+            node = graph.nodes[index]
+            made = [value.storage for value in node.outputs if value is not None]
+            for storage in made:
+                start.setdefault(storage, step)
+            end.update(
+                dict.fromkeys((*made, *(value.storage for value in (*node.inputs, *(before for before, _ in node.writes)))), step + 1)
+            )
+        for step, index in enumerate(order):
+            if takeovers[index] >= 0:  # the taker has the memory from its start on
+                end[graph.nodes[index].inplace[takeovers[index]][0].storage] = step
+        end |= dict.fromkeys(kept, len(order))
+        counted = (storage for storage in start if storage not in resident and storage.kind is not Kind.HOST)
+        spans = {storage: (start[storage], end.get(storage, 0)) for storage in counted}  # [0, 0) where nobody reads what is given away
+        return cls(granule_bytes, len(order), resident, kept, spans)
+
+    @property
+    def resident_bytes(self) -> int:
+        return sum(map(self.bytes_of, self.resident))
+
+    @property
+    def without_steps_bytes(self) -> int:
+        """All that there is where nothing runs."""
+        return self.resident_bytes + sum(self.bytes_of(storage) for storage in self.spans if storage in self.kept)
+
+    def footprints(self, workspace_bytes: Sequence[int]) -> list[int]:
+        """By step."""
+        change = [0] * (self.steps + 1)
+        for storage, (start, end) in self.spans.items():
+            change[start] += self.bytes_of(storage)
+            change[end] -= self.bytes_of(storage)
+        live = accumulate(change[:-1], initial=self.resident_bytes)
+        next(live)
+        return [nbytes + workspace for nbytes, workspace in zip(live, workspace_bytes, strict=True)]
+
+    def live(self, step: int) -> dict[str, int]:
+        """What has bytes at a step, by name."""
+        storages = [*self.resident, *(storage for storage, (start, end) in self.spans.items() if start <= step < end)]
+        return {storage.name: self.bytes_of(storage) for storage in storages if self.bytes_of(storage)}
+
+    def bytes_of(self, storage: Storage) -> int:
+        assert isinstance(storage.nbytes, int)
+        return -(-storage.nbytes // self.granule_bytes) * self.granule_bytes
+
+
+def _owned(graph: Graph) -> frozenset[Storage]:
+    """What the caller holds before and after."""
+    return frozenset(value.storage for value in graph.inputs if value.storage.kind.caller_owned or value.storage.kind is Kind.SCALAR)
+
+
+def _lent(graph: Graph) -> frozenset[Storage]:
+    """What of it is stored on the host meanwhile, and so not resident throughout."""
+    return _owned(graph) & {value.storage for node in graph.nodes if node.op == STORE for value in node.inputs}
+
+
+def _kept(graph: Graph) -> frozenset[Storage]:
+    """What lives to the end: results, and what loads give back to the caller."""
+    dropped = {value.storage for node in graph.nodes if node.op == DROP for value in node.inputs}
+    loaded = {value.storage for node in graph.nodes if node.op == LOAD for value in node.results if value.storage.kind.caller_owned}
+    return frozenset({value.storage for value in graph.outputs} | (loaded - dropped))
+
+
+def _storages(graph: Graph) -> set[Storage]:
+    return {value.storage for value in (*graph.inputs, *(value for node in graph.nodes for value in node.results))}

@@ -1,0 +1,166 @@
+"""What memory holds at one step of a program, and where in the user's program that comes from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lowtide.base import fields
+from lowtide.errors import FormatError
+from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
+from lowtide.ir.ops import is_transfer
+from lowtide.ir.sizes import Size
+
+_PHASES = {Kind.ACTIVATION: "forward", Kind.BUFFER: "forward", Kind.GRADIENT: "backward"}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a storage is as a tensor, and which node makes it."""
+
+    storage: Storage
+    dtype: str
+    shape: tuple[Size, ...]
+    maker: Node | None  # None: it is an input of the graph
+
+    @property
+    def op(self) -> str:
+        """The operator that makes it, "" where it is an input."""
+        return "" if self.maker is None else self.maker.op
+
+    @property
+    def source(self) -> Source | None:
+        """Where in the user's program it is made."""
+        return None if self.maker is None else self.maker.source
+
+
+def looks(graph: Graph) -> dict[Storage, Look]:
+    """Every storage of a graph, as the first value on it looks: that of the input, or of the node that makes it."""
+    found: dict[Storage, Look] = {}
+    for value, maker in _values(graph):
+        if value.storage not in found:
+            found[value.storage] = Look(value.storage, value.dtype, value.shape, maker)
+    return found
+
+
+def looks_by_name(graph: Graph) -> dict[str, Look]:
+    """The same by the storages' names."""
+    return {storage.name: look for storage, look in looks(graph).items()}
+
+
+def _values(graph: Graph) -> Iterator[tuple[Value, Node | None]]:
+    for value in graph.inputs:
+        yield value, None
+    for node in graph.nodes:
+        for result in node.outputs:
+            if result is not None:
+                yield result, node
+
+
+def phase_of(node: Node) -> str:
+    """Which part of a training step a node is of: "forward", "backward" or "optimizer"; of inference all is "forward".
+
+    A node of the forward pass that is run again, for the backward pass, is still of the forward pass.
+    """
+    given = {value.storage for value in node.inputs}
+    kinds = [after.storage.kind for _, after in node.writes]
+    kinds += [value.storage.kind for value in node.outputs if value is not None and value.storage not in given]
+    if is_transfer(node):
+        kinds = [value.storage.kind for value in (*node.inputs, *node.results) if value.storage.kind is not Kind.HOST]
+    return _PHASES.get(kinds[0], "optimizer") if kinds else "forward"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTensor:
+    """A storage and the steps `[start, end)` over which it lives; where its memory is taken over, it ends where the taker starts."""
+
+    name: str
+    nbytes: int  # as the allocator rounds it
+    kind: Kind
+    dtype: str
+    shape: tuple[Size, ...]
+    op: str  # of the node that makes it, "" where it is an input
+    source: Source | None  # of that node
+    start: int
+    end: int
+
+    @classmethod
+    def of(cls, look: Look, nbytes: int, start: int, end: int) -> LiveTensor:
+        """A storage that looks so."""
+        return cls(look.storage.name, nbytes, look.storage.kind, look.dtype, look.shape, look.op, look.source, start, end)
+
+    def row(self) -> list[Any]:
+        """What JSON keeps of it: the rest is in the graph."""
+        return [self.name, self.nbytes, self.start, self.end]
+
+    @property
+    def module(self) -> str:
+        """The path of the module that makes it, "" where none does."""
+        return "" if self.source is None else self.source.module
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One step of a program in some order: what runs, and what memory holds. The tensors' bytes and the workspace are the footprint."""
+
+    step: int
+    steps: int  # of the program
+    op: str
+    source: Source | None
+    phase: str  # of which its operator is: "forward", "backward" or "optimizer"
+    footprint_bytes: int
+    workspace_bytes: int  # what the operator needs beside its inputs and results
+    tensors: tuple[LiveTensor, ...]  # all that have bytes, the largest first
+
+    @classmethod
+    def of(cls, graph: Graph, step: int, node: Node, workspace_bytes: int, tensors: tuple[LiveTensor, ...]) -> Moment:
+        """The step at which `node` runs."""
+        footprint_bytes = workspace_bytes + sum(tensor.nbytes for tensor in tensors)
+        return cls(step, len(graph.nodes), node.op, node.source, phase_of(node), footprint_bytes, workspace_bytes, tensors)
+
+    @property
+    def by_kind(self) -> dict[Kind, int]:
+        """Bytes by what tensors are for, the most first."""
+        return _summed((tensor.kind, tensor.nbytes) for tensor in self.tensors)
+
+    def by_module(self, kind: Kind) -> dict[str, int]:
+        """Bytes of the tensors of a kind by the module that made them, the most first."""
+        return _summed((tensor.module, tensor.nbytes) for tensor in self.tensors if tensor.kind is kind)
+
+    def rows(self) -> dict[str, Any]:
+        """What JSON keeps of it: the rest is in the graph."""
+        return {"step": self.step, "workspace_bytes": self.workspace_bytes, "tensors": [tensor.row() for tensor in self.tensors]}
+
+
+def _summed(pairs: Iterator[tuple[Any, int]]) -> dict[Any, int]:
+    total: Counter[Any] = Counter()
+    for key, nbytes in pairs:
+        total[key] += nbytes
+    return dict(total.most_common())
+
+
+def moment_from(where: str, item: Any, graph: Graph, order: Sequence[int]) -> Moment:
+    """The moment that `Moment.rows` wrote, of this graph in this order. Raises FormatError for what cannot be one."""
+    fields.check_fields(where, item, {"step", "workspace_bytes", "tensors"})
+    step, workspace_bytes, rows = fields.integer(where, item, "step"), fields.integer(where, item, "workspace_bytes"), item.get("tensors")
+    if not 0 <= step < len(order):
+        fields.refuse(where, "step", f"0 or more and below {len(order)}", step)
+    if workspace_bytes < 0 or not isinstance(rows, list):
+        fields.refuse(where, "tensors", "a list, and 'workspace_bytes' 0 or more", rows)
+    known = looks_by_name(graph)
+    tensors = tuple(tensor_from(where, row, known, len(order)) for row in rows)
+    if not all(tensor.start <= step < tensor.end for tensor in tensors):
+        fields.refuse(where, "tensors", f"tensors that live at step {step}", rows)
+    return Moment.of(graph, step, graph.nodes[order[step]], workspace_bytes, tensors)
+
+
+def tensor_from(where: str, row: Any, known: Mapping[str, Look], steps: int) -> LiveTensor:
+    """The tensor that `LiveTensor.row` wrote. Raises FormatError for what cannot be one."""
+    if not isinstance(row, list) or [type(item) for item in row] != [str, int, int, int]:
+        fields.refuse(where, "tensor", "[storage, bytes, start, end]", row)
+    name, nbytes, start, end = row
+    if name not in known or nbytes < 0 or not 0 <= start <= end <= steps:
+        raise FormatError(f"{where}: expected a storage of the graph, with its bytes and a life within {steps} steps, got {row}")
+    return LiveTensor.of(known[name], nbytes, start, end)

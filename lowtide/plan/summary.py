@@ -1,0 +1,142 @@
+"""A plan for people: what it promises, what was measured, what is proven, what stands at the peak, what was given for what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lowtide.base.units import bytes_text, op_text, time_text
+from lowtide.plan.alike import Alike, alike
+from lowtide.plan.where import place_text
+
+if TYPE_CHECKING:
+    from lowtide.plan.cost_report import Deal, Trade
+    from lowtide.plan.plan import Plan
+    from lowtide.plan.snapshot import LiveTensor, Moment
+
+__all__ = ["bytes_text", "deal_lines", "moment_line", "moment_lines", "summarize"]
+
+_TENSORS, _DEALS = 5, 7  # lines of each
+_TOLD = 1e-3  # share of the time from which on a rest is told
+
+
+def summarize(plan: Plan) -> str:
+    """The summary of a plan; peaks include what the caller holds throughout."""
+    rows = [
+        ("", "eager", "lowtide", ""),
+        ("promised peak", bytes_text(plan.eager_peak_bytes), bytes_text(plan.peak_bytes), _saving(plan)),
+        ("measured peak", "", _measured(plan), ""),
+        ("  of which the caller's own", bytes_text(plan.resident_bytes), bytes_text(plan.resident_bytes), ""),
+        ("no order needs less than", "", bytes_text(plan.lower_bound_bytes), _gap(plan)),
+    ]
+    if plan.trade is not None:
+        rows.append(("promised time", "", time_text(plan.trade.time_us), _slower(plan.trade)))
+    table = [f"{label:<28}{eager:>12}{own:>14}  {note}".rstrip() for label, eager, own, note in rows]
+    table.append(f"{_deeds(plan)}; found by {plan.solver}")
+    if plan.peak is not None:
+        table += moment_lines(plan.peak, again=plan.trade is not None and bool(plan.trade.deals))
+    if plan.trade is not None:
+        table += deal_lines(plan.trade, plan.provenance.device)
+    return "\n".join(table)
+
+
+def moment_lines(moment: Moment, most: int = _TENSORS, again: bool = False) -> list[str]:
+    """What stands at a step: the operator, then the largest tensors, those of repeated blocks together."""
+    lines = [moment_line(moment, again)]
+    groups = alike(moment.tensors, lambda tensor: tensor, lambda tensor, _: (tensor.kind, tensor.dtype, tensor.shape))
+    lines += [_tensor_line(group) for group in groups[:most]]
+    if moment.workspace_bytes:
+        lines.append(f"{bytes_text(moment.workspace_bytes):>14}  workspace of {op_text(moment.op)}")
+    rest = [tensor for group in groups[most:] for tensor in group.members]
+    return [*lines, _rest_line(len(rest), sum(tensor.nbytes for tensor in rest))] if rest else lines
+
+
+def moment_line(moment: Moment, again: bool = False) -> str:
+    """The step and its operator. `again`: those of the forward pass may run later, too, so that being one does not tell when."""
+    where, phase = place_text(moment.source), "" if again and moment.phase == "forward" else f", {moment.phase}"
+    return f"peak at step {moment.step} of {moment.steps}{phase}: {op_text(moment.op)}{f' of {where}' if where else ''}"
+
+
+def deal_lines(trade: Trade, device: str = "", most: int = _DEALS) -> list[str]:
+    """What was let go of, what that bought and cost, those of repeated blocks together."""
+    groups = alike(trade.deals, lambda deal: deal.tensor, lambda _, deal: deal.how)
+    groups.sort(key=lambda group: (-_spared_bytes(group.members), -group.nbytes))
+    lines = [_deals_total(trade)] if trade.deals else []
+    lines += [_deal_line(group) for group in groups[:most]]
+    rest = [deal for group in groups[most:] for deal in group.members]
+    if rest:
+        lines.append(f"{_rest_line(len(rest), sum(deal.tensor.nbytes for deal in rest))}: {_costs(rest)}")
+    if device.startswith("cpu") and not any(deal.load_us for deal in trade.deals):
+        lines.append(f"nothing is stored elsewhere: {device} has no host to swap to")
+    return lines
+
+
+def _tensor_line(group: Alike[LiveTensor]) -> str:
+    return f"{bytes_text(group.nbytes):>14}  {group.looks} {group.tensors[0].kind.value}: {group.origin}"
+
+
+def _rest_line(count: int, nbytes: int) -> str:
+    return f"{bytes_text(nbytes):>14}  in {count} more"
+
+
+def _deals_total(trade: Trade) -> str:
+    nbytes, rest_us = sum(deal.tensor.nbytes for deal in trade.deals), trade.time_us - trade.kept_us
+    rest_us -= sum(deal.run_us for deal in trade.deals)
+    spared = f"{bytes_text(_spared_bytes(trade.deals))} of it at the step that would be the peak"
+    rest = f"; {time_text(rest_us)} more in waits for copies and in rewritten operators" if rest_us > _TOLD * trade.kept_us else ""
+    return f"let go of and had back: {bytes_text(nbytes)} in {len(trade.deals)} tensors, {spared}: {_costs(trade.deals)}{rest}"
+
+
+def _deal_line(group: Alike[Deal]) -> str:
+    return f"{bytes_text(group.nbytes):>14}  {group.looks}: {group.origin}; {_absence(group)}: {_costs(group.members)}"
+
+
+def _absence(group: Alike[Deal]) -> str:
+    """When it is away, and where that is not while the peak would be, how much is."""
+    steps = [step for deal in group.members for span in deal.away for step in span]
+    spared_bytes = _spared_bytes(group.members)
+    but = f" ({bytes_text(spared_bytes) if spared_bytes else 'none'} of it at the peak)" if spared_bytes < group.nbytes else ""
+    return f"away in steps {min(steps, default=0)} to {max(steps, default=0)}{but}"
+
+
+def _spared_bytes(deals: Sequence[Deal]) -> int:
+    return sum(deal.tensor.nbytes for deal in deals if deal.at_peak)
+
+
+def _costs(deals: Sequence[Deal]) -> str:
+    """What it takes to have them back."""
+    runs = sum(deal.runs for deal in deals)
+    stored = sum(1 for deal in deals if deal.load_us)
+    link = f"{time_text(sum(deal.store_us for deal in deals))} to the host and {time_text(sum(deal.load_us for deal in deals))} back"
+    parts = [f"{runs} run again, {time_text(sum(deal.run_us for deal in deals))}"] if runs or not stored else []
+    return ", ".join([*parts, *([f"{stored} stored, {link}"] if stored else [])])
+
+
+def _saving(plan: Plan) -> str:
+    return f"{1 - plan.peak_bytes / plan.eager_peak_bytes:.1%} less" if plan.eager_peak_bytes else ""
+
+
+def _measured(plan: Plan) -> str:
+    return "not yet" if plan.measured_peak_bytes is None else bytes_text(plan.measured_peak_bytes)
+
+
+def _gap(plan: Plan) -> str:
+    if plan.peak_bytes == plan.lower_bound_bytes:
+        return "proven least"
+    gap_bytes = plan.peak_bytes - plan.lower_bound_bytes
+    return f"gap {bytes_text(gap_bytes)}, {gap_bytes / plan.peak_bytes:.1%}"
+
+
+def _slower(trade: Trade) -> str:
+    if not trade.deals:
+        return "nothing computed again"
+    return f"{trade.time_us / trade.kept_us - 1:+.1%}; by order alone the peak is {bytes_text(trade.kept_peak_bytes)}"
+
+
+def _deeds(plan: Plan) -> str:
+    moved = sum(1 for before, after in zip(plan.order, plan.order[1:], strict=False) if after < before)
+    in_place = sum(1 for slot in plan.takeovers if slot >= 0)
+    again = f", {plan.trade.recomputed} computed again" if plan.trade is not None and plan.trade.recomputed else ""
+    stored = sum(1 for deal in plan.trade.deals if deal.load_us) if plan.trade is not None else 0
+    swapped = f", {stored} swapped" if stored else ""
+    return f"{len(plan.order)} operators, {moved} brought forward, {in_place} in the memory of an input{again}{swapped}"

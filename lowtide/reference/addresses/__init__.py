@@ -1,0 +1,1 @@
+"""Addresses by the papers' own methods."""

@@ -1,0 +1,1 @@
+"""The order of execution by the papers' own methods."""

@@ -1,0 +1,111 @@
+"""Equal parts are solved once: a stack of identical blocks costs as much as one of them.
+
+Parts are equal where one is the other with its nodes and tensors renumbered. Numbers are taken from what surrounds a node, refined round by
+round (Weisfeiler and Leman 1968), so that equal parts get equal arrays; as whole arrays are compared, unequal parts never pass for equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.problems.order import OrderProblem, Rows
+from lowtide.schedule.base import Schedule, Solver
+
+_ROUNDS = 4  # of refinement: what is further away seldom tells nodes apart that were alike until then
+Words = NDArray[np.uint64]
+
+
+class Form(NamedTuple):
+    """What a problem is when its numbering is left aside."""
+
+    key: bytes  # equal for two problems only where they are equal, hash collisions of 256 bits aside
+    nodes: NDArray[np.intp]  # [n] the problem's nodes in the order of the form
+
+
+def solve_once(parts: Iterable[OrderProblem], inner: Solver) -> list[Schedule]:
+    """The answers of `inner` to all parts, those to equal parts carried over from the first of them."""
+    known: dict[bytes, tuple[OrderProblem, Form, Schedule]] = {}
+    answers = []
+    for part in parts:
+        form = form_of(part)
+        if form.key not in known:
+            known[form.key] = (part, form, inner.solve(part))
+        answers.append(_carried(part, form, *known[form.key]))
+    return answers
+
+
+def form_of(problem: OrderProblem) -> Form:
+    """The form of a problem, names and what is resident left aside."""
+    node_words, tensor_words = _refined(problem)
+    nodes = np.argsort(node_words, kind="stable")
+    tensors = np.argsort(tensor_words, kind="stable")
+    node_place, tensor_place = np.argsort(nodes), np.argsort(tensors)
+    parts = [
+        problem.tensor_bytes[tensors], problem.kept[tensors], np.append(node_place, -1)[problem.producer][tensors],
+        problem.workspace_bytes[nodes], np.append(tensor_place, -1)[problem.take_output][nodes],
+        *(_placed(rows, nodes, place) for rows, place in
+          ((problem.reads, tensor_place), (problem.preds, node_place), (problem.takes, tensor_place))),
+    ]  # fmt: skip
+    digest = hashlib.sha256(f"{problem.node_count} {problem.tensor_count}".encode())
+    for part in parts:
+        digest.update(np.ascontiguousarray(part, np.int64).tobytes())
+        digest.update(b"/")
+    return Form(digest.digest(), nodes)
+
+
+def _carried(part: OrderProblem, form: Form, first: OrderProblem, first_form: Form, found: Schedule) -> Schedule:
+    """The answer to `first` as one to `part`, which has the same form."""
+    if part is first:
+        return found
+    node_of = np.empty(part.node_count, np.intp)
+    node_of[first_form.nodes] = form.nodes
+    more_bytes = part.resident_bytes - first.resident_bytes
+    return replace(
+        found,
+        order=tuple(node_of[list(found.order)].tolist()),
+        peak_bytes=found.peak_bytes + more_bytes,
+        lower_bound_bytes=found.lower_bound_bytes + more_bytes,
+    )
+
+
+def _refined(problem: OrderProblem) -> tuple[Words, Words]:
+    """A word for each node and tensor that does not depend on the numbering."""
+    nodes = _mixed(problem.workspace_bytes.astype(np.uint64), np.diff(problem.pred_ptr).astype(np.uint64))
+    tensors = _mixed(problem.tensor_bytes.astype(np.uint64), problem.kept.astype(np.uint64))
+    for _ in range(_ROUNDS):
+        made_by = np.append(nodes, np.uint64(7))[problem.producer]
+        tensors = _mixed(tensors, made_by, _sums(problem.readers, nodes))
+        around = [_sums(rows, nodes) for rows in (problem.preds, problem.succs)]
+        nodes = _mixed(nodes, _sums(problem.reads, tensors), _sums(problem.outputs_of, tensors), *around)
+    return nodes, tensors
+
+
+def _sums(rows: Rows, words: Words) -> Words:
+    """By row: the sum of its entries' words, whatever their order; it wraps around."""
+    running: Words = np.concatenate([np.zeros(1, np.uint64), np.cumsum(_mixed(words)[rows.ids], dtype=np.uint64)])
+    return running[rows.ptr[1:]] - running[rows.ptr[:-1]]
+
+
+def _mixed(*columns: Words) -> Words:
+    """Columns of words made one, so that each bit counts for all (splitmix64's finisher)."""
+    word = np.zeros_like(columns[0])
+    for column in columns:
+        word = (word ^ column) + np.uint64(0x9E3779B97F4A7C15)
+        word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        word ^= word >> np.uint64(31)
+    return word
+
+
+def _placed(rows: Rows, nodes: NDArray[np.intp], place: NDArray[np.intp]) -> NDArray[np.int64]:
+    """[rows + entries] the lengths of the rows of `nodes`, then the rows themselves, renumbered, each ascending."""
+    row_place = np.argsort(nodes)
+    row_of = np.repeat(row_place, np.diff(rows.ptr))
+    order = np.lexsort((place[rows.ids], row_of))
+    return np.concatenate([np.diff(rows.ptr)[nodes], place[rows.ids[order]]]).astype(np.int64)

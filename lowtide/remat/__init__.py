@@ -1,0 +1,1 @@
+"""Recomputation and offload: schedules in which a node may run again and a tensor may leave for the host."""

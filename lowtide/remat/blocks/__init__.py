@@ -1,0 +1,1 @@
+"""Deep networks block by block: where they are narrow, and what each block keeps."""

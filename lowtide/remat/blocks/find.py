@@ -1,0 +1,181 @@
+"""Blocks: where the forward pass of a training step is narrow, found from the integer arrays alone.
+
+A sequence of runs, or a *hill* of it where it has several (one for each micro-batch, say), is taken apart at its *turn*, the place across
+which most bytes wait. What runs before it is the forward part, whatever its nodes are; what runs after it, the backward part. Of the bytes
+alive at a place of the forward part some are read by later forward runs, and some only wait for the backward part. A *cut* is a place where
+the former are few: what comes after needs little of what came before. Two cuts enclose a block, and the block's backward part ends with the
+last run that reads what was made inside it. What a cut hands on includes shortcuts and skips, as they are read by later forward runs; a
+network without narrow places has no cuts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.base.kernels import kernel
+from lowtide.problems.order import Bytes, Ints
+from lowtide.remat.problem import RunProblem
+
+Places = NDArray[np.int64]
+
+_RISE = 1.25  # between two cuts, what is alive for the forward part rises by at least this factor over either
+_STEEP = 1.5  # a cut hands on at most this many times what the cut before or after it does
+_FAR = 0.1  # of the forward part: what is handed on further than that is a skip
+_HILL = 4.0  # between two hills, at most this part of what waits at either's turn waits
+_WORTH = 0.02  # of the bytes at the turn: where less waits inside of blocks, there is nothing to plan
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """A sequence taken apart: block b runs forward in `[starts[b], starts[b + 1])` and backward in `[ends[b + 1], ends[b])`."""
+
+    runs: Ints
+    starts: Places  # [blocks + 1] ascending from the hill's first place to the turn
+    ends: Places  # [blocks + 1] descending from the hill's end to the turn
+    made_at: Places  # [m] the place of the run that makes a tensor; -1 for none
+    read_at: Places  # [m] the place of the last run that reads it; -1 for none
+    forward_at: Places  # [m] the same of the forward part alone
+
+    @property
+    def count(self) -> int:
+        """How many blocks."""
+        return len(self.starts) - 1
+
+    @property
+    def begin(self) -> int:
+        """The first place of the forward part."""
+        return int(self.starts[0])
+
+    @property
+    def end(self) -> int:
+        """The place behind the backward part."""
+        return int(self.ends[0])
+
+    @property
+    def turn(self) -> int:
+        """The first place of the backward part."""
+        return int(self.starts[-1])
+
+    def merged(self, size: int) -> Blocks:
+        """So many neighbours made one block, from the start; the last may be smaller."""
+        kept = np.unique(np.append(np.arange(0, self.count, size), self.count))
+        return replace(self, starts=self.starts[kept], ends=self.ends[kept])
+
+    def forward_of(self, block: int) -> Ints:
+        """The nodes of a block's forward part."""
+        return self.runs[self.starts[block] : self.starts[block + 1]]
+
+    def backward_of(self, block: int) -> Ints:
+        """The nodes of a block's backward part."""
+        return self.runs[self.ends[block + 1] : self.ends[block]]
+
+
+def hills(problem: RunProblem, runs: Ints) -> list[tuple[int, int]]:
+    """Where a sequence falls apart into stretches across whose ends little waits: `[begin, end)` of each, all places in one of them."""
+    waiting = _alive(*_spans(problem, runs, len(runs)), problem.problem.tensor_bytes, len(runs))
+    valleys = _valleys(waiting, np.zeros_like(waiting), _HILL)
+    bounds = np.unique(np.concatenate([[0], valleys, [len(runs)]])).tolist()
+    return list(pairwise(bounds))
+
+
+def find_blocks(
+    problem: RunProblem, runs: Ints, hill: tuple[int, int] | None = None, most: int = 64, *, skips: bool = True
+) -> Blocks | None:
+    """The blocks of a sequence that runs each node once, or of a hill of it; at most so many, None where no two are worth planning.
+
+    Without `skips`, what is handed on over more than a share of the forward part does not count where cuts are looked for.
+    """
+    begin, end = hill or (0, len(runs))
+    made_at, read_at = _spans(problem, runs, len(runs))
+    sizes = problem.problem.tensor_bytes
+    waiting = _alive(made_at, read_at, sizes, len(runs))
+    turn = begin + int(np.argmax(waiting[begin : end + 1]))
+    forward_at = _spans(problem, runs, turn)[1]
+    near = (made_at >= begin) & (skips | (forward_at - made_at <= _FAR * (turn - begin)))
+    alive = _alive(made_at, np.where(near, forward_at, -1), sizes, turn)[begin:]
+    # What the backward part does not read would be kept only for blocks that run forward again: better to cut where it reads all.
+    idle = _alive(made_at, np.where(near & (read_at < turn), forward_at, -1), sizes, turn)[begin:]
+    cuts = begin + _low(_valleys(alive, idle, _RISE), alive)
+    starts = np.unique(np.concatenate([[begin], cuts, [turn]])).astype(np.int64)
+    starts = _with_backward_parts(starts, made_at, read_at, forward_at, end)
+    while len(starts) - 1 > most:
+        starts = np.append(starts[:-1:2], turn)
+    inside = (made_at >= begin) & (made_at < turn) & (read_at >= turn)
+    if len(starts) < 3 or sizes[inside].sum() < _WORTH * waiting[turn]:
+        return None
+    return Blocks(runs, starts, _ends(starts, made_at, read_at, forward_at, end), made_at, read_at, forward_at)
+
+
+def _spans(problem: RunProblem, runs: Ints, end: int) -> tuple[Places, Places]:
+    """By tensor: the place of its maker, and of the last run before place `end` that reads it."""
+    base = problem.problem
+    place_of = np.full(base.node_count + 1, -1, np.int64)
+    place_of[runs] = np.arange(len(runs))
+    readers = np.repeat(np.arange(base.node_count), np.diff(base.read_ptr))
+    places = place_of[readers]
+    read_at = np.full(base.tensor_count, -1, np.int64)
+    inside = places < end
+    np.maximum.at(read_at, base.read_ids[inside], places[inside])
+    return place_of[base.producer], read_at
+
+
+def _alive(made_at: Places, read_at: Places, sizes: Bytes, end: int) -> Bytes:
+    """[end + 1] the bytes that cross each place: made by a run before it and read by one from there on."""
+    crossing = (made_at >= 0) & (read_at > made_at)
+    change = np.zeros(end + 2, np.int64)
+    np.add.at(change, np.minimum(made_at[crossing], end) + 1, sizes[crossing])
+    np.add.at(change, np.minimum(read_at[crossing], end) + 1, -sizes[crossing])
+    return np.cumsum(change)[: end + 1]
+
+
+@kernel
+def _valleys(levels: Any, idle: Any, rise: Any) -> Places:
+    """The lowest place of each valley whose walls on both sides are at least `rise` times as high; of equals the least idle, the first."""
+    found = np.empty(len(levels), np.int64)
+    count, low, high, falling = 0, 0, levels[0], True
+    for place in range(len(levels)):
+        level = levels[place]
+        if falling:
+            if level < levels[low] or (level == levels[low] and idle[place] < idle[low]):
+                low = place
+            elif level > rise * levels[low]:
+                found[count] = low
+                count += 1
+                falling, high = False, level
+        else:
+            high = max(high, level)
+            if level * rise < high:
+                falling, low = True, place
+    return found[:count]
+
+
+def _low(cuts: Places, alive: Bytes) -> Places:
+    """The cuts without those that hand on much more than both their neighbours."""
+    handed = np.concatenate([[np.inf], alive[cuts], [np.inf]])
+    found: Places = cuts[alive[cuts] <= _STEEP * np.maximum(handed[:-2], handed[2:])]
+    return found
+
+
+def _with_backward_parts(starts: Places, made_at: Places, read_at: Places, forward_at: Places, end: int) -> Places:
+    """The starts without those of blocks whose backward part is empty: they are one with the block before."""
+    ends = _ends(starts, made_at, read_at, forward_at, end)
+    empty = ends[1:-1] == ends[2:]  # of every block but the first
+    return np.concatenate([starts[:1], starts[1:-1][~empty], starts[-1:]])
+
+
+def _ends(starts: Places, made_at: Places, read_at: Places, forward_at: Places, end: int) -> Places:
+    """By block the place behind the last run that reads what was made inside and is handed on to no later block."""
+    turn = starts[-1]
+    block_of = np.searchsorted(starts, made_at, side="right") - 1
+    inner = (made_at >= starts[0]) & (made_at < turn) & (read_at >= turn)
+    inner[inner] = forward_at[inner] < starts[block_of[inner] + 1]
+    ends = np.full(len(starts), turn, np.int64)
+    np.maximum.at(ends, block_of[inner], np.minimum(read_at[inner] + 1, end))
+    ends = np.maximum.accumulate(ends[::-1])[::-1].copy()
+    ends[0] = end
+    return ends

@@ -1,0 +1,234 @@
+"""What can be done with one block: how much it keeps from its forward to its backward part, and what that costs.
+
+Each option is a sequence of runs of the block alone. Eviction finds them: the turn is given a workspace so large that no more than some
+bytes fit beside it, and the whole a limit. A few of either, under a few weights, give the handful of options that no other beats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+
+from lowtide.problems.order import Ints
+from lowtide.remat.blocks.problem import LoneBlock
+from lowtide.remat.cost import cost_of
+from lowtide.remat.evict.eviction import Weights, evict
+from lowtide.remat.problem import RunProblem
+from lowtide.remat.pruning import needed, pruned
+
+
+@dataclass(frozen=True, eq=False)
+class Option:
+    """A sequence of a block alone, and what it costs. Bytes count what the block itself makes, and what flows into its backward part."""
+
+    runs: Ints  # of the lone block: forward part, turn, backward part
+    turn: int  # the node between them
+    forward_bytes: int  # the peak of the forward part
+    kept_bytes: int  # while later blocks run, beside what is pinned
+    backward_bytes: int  # the peak of the backward part
+    extra_us: float  # beyond running everything once
+    again_us: float  # of running the forward part once more, for what it keeps and hands on
+    inner_us: float  # the same where nothing is to be handed on
+
+    def beats(self, other: Option) -> bool:
+        """Whether the other is in no way better."""
+        return (
+            self.extra_us <= other.extra_us
+            and self.kept_bytes <= other.kept_bytes
+            and self.backward_bytes <= other.backward_bytes
+            and self.forward_bytes <= other.forward_bytes
+        )
+
+
+_FEWEST = 8  # calls of eviction for a block, however large it is
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How far to look for options.
+
+    kept: even steps from what is handed on to what is kept where nothing is repeated. rooms: shares of what the block takes there, as
+    limits. weights: of eviction. rounds: of letting go of some repeated runs of each option and having eviction repair that. most: options.
+    """
+
+    kept: int = 12
+    rooms: tuple[float, ...] = (1.0, 0.8, 0.6, 0.45)
+    weights: tuple[Weights, ...] = tuple(Weights(a, 1.0, c) for a in (0.5, 1.0, 1.6) for c in (0.0, 1.0))
+    rounds: int = 4
+    most: int = 40
+    work: int = 20_000_000  # calls of eviction times the square of the nodes, of each kind
+
+    def calls(self, lone: LoneBlock) -> int:
+        """How often eviction may be called for a block: what one call takes grows with the square of its nodes."""
+        return max(_FEWEST, self.work // len(lone.nodes) ** 2)
+
+
+REPEATED = Effort()  # for a block that stands for several
+SINGLE = Effort(weights=(Weights(), Weights(1.0, 1.0, 0.0)), rounds=1)
+
+
+def options_of(lone: LoneBlock, parts: Sequence[Sequence[Option]] = (), effort: Effort = REPEATED) -> list[Option]:
+    """The options that no other beats, the fastest first: that one keeps all.
+
+    Where the block is made of smaller ones, `parts` are their options, and each combination of them is one of this block.
+    """
+    best = _unbeaten([*_distinct(_sequences(lone, effort), lone), *_combined(lone, parts)])
+    random, most = np.random.default_rng(0), effort.most
+    for _ in range(effort.rounds):
+        every = -(-len(best) * effort.rounds // effort.calls(lone))
+        found = [runs for option in best[::every] if (runs := _improved(lone, option, random, effort)) is not None]
+        best = _unbeaten([*best, *_distinct(found, lone)])
+    while len(best) > most:
+        best = [*best[: most // 2], *best[most // 2 :: 2]]
+    return best
+
+
+def _unbeaten(options: Iterable[Option]) -> list[Option]:
+    """Those that no other beats, the fastest first."""
+    best: list[Option] = []
+    for option in sorted(options, key=_by_time):
+        if not any(other.beats(option) for other in best):
+            best.append(option)
+    return best
+
+
+def _by_time(option: Option) -> tuple[float, int, int, int]:
+    return option.extra_us, option.kept_bytes, option.backward_bytes, option.forward_bytes
+
+
+def _sequences(lone: LoneBlock, effort: Effort) -> Iterator[Ints]:
+    """Many sequences of the block: the given one, the one that runs the whole forward part once more, and what eviction makes of it."""
+    yield lone.runs
+    yield forward_twice(lone)
+    plain = option_of(lone, lone.runs)
+    handed_bytes = int(lone.problem.problem.tensor_bytes[lone.outgoing].sum())
+    full_bytes = _limit_bytes(lone, plain)
+    kept = np.linspace(handed_bytes, plain.kept_bytes, effort.kept).astype(int).tolist()
+    tries = list(product(kept, effort.rooms, effort.weights))
+    for kept_bytes, room, weights in tries[:: -(-len(tries) // effort.calls(lone))]:
+        limit_bytes = max(int(full_bytes * room), kept_bytes + _beside_bytes(lone))
+        found = evict(_narrowed(lone, limit_bytes - _beside_bytes(lone) - kept_bytes), lone.runs, limit_bytes, weights)
+        if found is not None:
+            yield found.runs
+
+
+def forward_twice(lone: LoneBlock) -> Ints:
+    """The sequence that keeps nothing for the backward part that can be made again, and then makes all of it."""
+    forward, backward = lone.runs[: lone.turn], lone.runs[lone.turn + 1 :]
+    return pruned(lone.problem, np.concatenate([forward, [lone.turn], forward, backward]).astype(np.int32))
+
+
+def _beside_bytes(lone: LoneBlock) -> int:
+    """What is there at the turn whatever is kept."""
+    return lone.incoming_bytes + lone.pinned_bytes
+
+
+def _limit_bytes(lone: LoneBlock, option: Option) -> int:
+    """The least limit that an option keeps."""
+    return max(option.forward_bytes, option.backward_bytes, option.kept_bytes + _beside_bytes(lone))
+
+
+def _improved(lone: LoneBlock, option: Option, random: np.random.Generator, effort: Effort) -> Ints | None:
+    """What eviction makes of an option without some of its repeated runs, within the same bytes."""
+    first = np.unique(option.runs, return_index=True)[1]
+    again = np.setdiff1d(np.arange(len(option.runs)), first)
+    if len(again) == 0:
+        return None
+    gone = random.choice(again, min(int(random.integers(1, 5)), len(again)), replace=False)
+    limit_bytes = _limit_bytes(lone, option)
+    problem = _narrowed(lone, limit_bytes - option.kept_bytes - _beside_bytes(lone))
+    found = evict(problem, np.delete(option.runs, gone), limit_bytes, effort.weights[random.integers(len(effort.weights))])
+    return None if found is None else found.runs
+
+
+def _combined(lone: LoneBlock, parts: Sequence[Sequence[Option]]) -> list[Option]:
+    """Each choice of one option for each part, as options of the whole: those that no other seems to beat."""
+    found = [_Whole((), 0, 0, 0, 0.0)]
+    for options in parts:
+        found = _unbeaten_wholes([whole.then(option) for whole in found for option in options])
+    return [option_of(lone, _joined(lone, whole.options)) for whole in found if whole.options]
+
+
+@dataclass(frozen=True, eq=False)
+class _Whole:
+    """Options of neighbouring blocks one after another, and what they seem to cost together."""
+
+    options: tuple[Option, ...]
+    forward_bytes: int
+    kept_bytes: int
+    backward_bytes: int
+    extra_us: float
+
+    def then(self, option: Option) -> _Whole:
+        return _Whole(
+            (*self.options, option),
+            max(self.forward_bytes, self.kept_bytes + option.forward_bytes),
+            self.kept_bytes + option.kept_bytes,
+            max(self.backward_bytes, self.kept_bytes + option.backward_bytes),
+            self.extra_us + option.extra_us,
+        )
+
+
+def _unbeaten_wholes(wholes: Sequence[_Whole]) -> list[_Whole]:
+    """Those that no other beats; forward bytes decide between equals only."""
+    costs = np.array([(each.extra_us, each.kept_bytes, each.backward_bytes) for each in wholes], np.float64)
+    order = np.lexsort((costs[:, 2], costs[:, 1], costs[:, 0]))
+    best: list[int] = []
+    for index in order:
+        if not best or not np.any(np.all(costs[best] <= costs[index], axis=1)):
+            best.append(int(index))
+    return [wholes[index] for index in best]
+
+
+def _joined(lone: LoneBlock, options: Sequence[Option]) -> Ints:
+    """The sequences of neighbouring blocks as one of the block that they make together."""
+    forward, backward = [], []
+    begin, end = 0, len(lone.nodes)
+    for option in options:
+        turn, count, place = option.turn, int(option.runs.max()) + 1, int(np.flatnonzero(option.runs == option.turn)[0])
+        end -= count - turn - 1
+        # A backward part runs nodes of its forward part, too.
+        runs = np.where(option.runs < turn, option.runs + begin, option.runs - (turn + 1) + end)
+        forward.append(runs[:place])
+        backward.append(runs[place + 1 :])
+        begin += turn
+    return np.concatenate([*forward, [lone.turn], *reversed(backward)]).astype(np.int32)
+
+
+def _narrowed(lone: LoneBlock, workspace_bytes: int) -> RunProblem:
+    """The problem of a block whose turn needs so many bytes while it runs."""
+    sizes = lone.problem.problem.workspace_bytes.copy()
+    sizes[lone.turn] = workspace_bytes
+    sizes.setflags(write=False)
+    return replace(lone.problem, problem=replace(lone.problem.problem, workspace_bytes=sizes))
+
+
+def _distinct(sequences: Iterable[Ints], lone: LoneBlock) -> list[Option]:
+    known = {runs.tobytes(): runs for runs in sequences}
+    return [option_of(lone, runs) for runs in known.values()]
+
+
+def option_of(lone: LoneBlock, runs: Ints) -> Option:
+    """A sequence of the block, priced."""
+    cost = cost_of(lone.problem, runs)
+    turn = int(np.flatnonzero(runs == lone.turn)[0])
+    return Option(
+        runs=runs,
+        turn=lone.turn,
+        forward_bytes=int(cost.footprint_bytes[:turn].max(initial=0)),
+        kept_bytes=int(cost.footprint_bytes[turn]) - lone.incoming_bytes - lone.pinned_bytes,
+        backward_bytes=int(cost.footprint_bytes[turn + 1 :].max(initial=0)),
+        extra_us=cost.time_us - float(lone.problem.cost_us.sum()),
+        again_us=_again_us(lone, runs, turn, handing_on=True),
+        inner_us=_again_us(lone, runs, turn, handing_on=False),
+    )
+
+
+def _again_us(lone: LoneBlock, runs: Ints, turn: int, *, handing_on: bool) -> float:
+    must = np.arange(len(runs)) > turn
+    must[turn] = handing_on
+    repeated = needed(lone.problem, runs, must)[:turn] & lone.problem.repeatable[runs[:turn]]
+    return float(lone.problem.cost_us[runs[:turn][repeated]].sum())

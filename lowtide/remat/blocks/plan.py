@@ -1,0 +1,125 @@
+"""A hill of a sequence planned: its blocks, what can be done with each, and the runs that a plan of steps stands for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lowtide.problems.order import Ints
+from lowtide.remat.blocks.chain import BACKWARD, FORWARD, HAND_ON, Chain, Step
+from lowtide.remat.blocks.find import Blocks
+from lowtide.remat.blocks.options import REPEATED, SINGLE, Option, forward_twice, option_of, options_of
+from lowtide.remat.blocks.problem import LoneBlock, lone_blocks
+from lowtide.remat.problem import RunProblem
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """The blocks of a hill, and what can be done with each."""
+
+    problem: RunProblem
+    blocks: Blocks
+    lone: list[LoneBlock]
+    options: list[list[Option]]  # by block; equal blocks share theirs
+
+    @classmethod
+    def of(cls, problem: RunProblem, blocks: Blocks, known: dict[bytes, list[Option]], finer: Planned | None = None) -> Planned:
+        """Every distinct block planned once, where its key is not in `known`; with what was found for the blocks of `finer` inside."""
+        lone = lone_blocks(problem, blocks)
+        repeats = Counter(each.key for each in lone)
+        for block, each in enumerate(lone):
+            if each.key not in known:
+                effort = REPEATED if repeats[each.key] > 1 else SINGLE
+                known[each.key] = options_of(each, finer.inside(blocks, block) if finer else (), effort)
+        return cls(problem, blocks, lone, [known[each.key] for each in lone])
+
+    def inside(self, coarser: Blocks, block: int) -> list[list[Option]]:
+        """The options of the blocks that a coarser one is made of."""
+        first, last = np.searchsorted(self.blocks.starts, coarser.starts[block : block + 2])
+        return self.options[first:last]
+
+    def checkpointed(self, size: int) -> list[Step]:
+        """Blocks in groups of so many: all but the last group only hand on, and run forward again before the group's backward part."""
+        groups = [range(start, min(start + size, self.blocks.count)) for start in range(0, self.blocks.count, size)]
+        steps: list[Step] = [(HAND_ON, block, -1) for group in groups[:-1] for block in group]
+        for group in reversed(groups):
+            steps += [(FORWARD, block, 0) for block in group]  # the fastest option keeps all
+            steps += [(BACKWARD, block, 0) for block in reversed(group)]
+        return steps
+
+    def chain(self, unit_bytes: int) -> Chain:
+        """The chain in units of so many bytes, to the nearest: what a plan really takes is seen when it is written out."""
+        flat = [option for options in self.options for option in options]
+
+        def units(values: ArrayLike) -> NDArray[np.int64]:
+            return (np.asarray(values, np.int64) + unit_bytes // 2) // unit_bytes
+
+        handing = [option_of(each, forward_twice(each)) for each in self.lone]
+        forward, backward = self.rest()
+        return Chain(
+            option_ptr=np.concatenate([[0], np.cumsum([len(options) for options in self.options])]).astype(np.int64),
+            kept=units([option.kept_bytes for option in flat]),
+            forward=units([option.forward_bytes for option in flat]),
+            backward=units([option.backward_bytes for option in flat]),
+            extra_us=np.array([option.extra_us for option in flat]),
+            again_us=np.array([option.again_us for option in flat]),
+            inner_us=np.array([option.inner_us for option in flat]),
+            hand_on=units([option.forward_bytes for option in handing]),
+            hand_on_us=np.array([option.again_us for option in handing]),
+            handed=units(self.handed()),
+            rest_forward=units(forward),
+            rest_backward=units(backward),
+            pinned=units(np.cumsum([0, *(each.pinned_bytes for each in self.lone)])),
+        )
+
+    def handed(self) -> NDArray[np.int64]:
+        """[blocks + 1, blocks + 1] the bytes made in blocks from s on and alive for the forward part at the start of block k."""
+        blocks, count = self.blocks, self.blocks.count
+        found = np.zeros((count + 1, count + 1), np.int64)
+        sizes = self.problem.problem.tensor_bytes
+        born = np.searchsorted(blocks.starts, blocks.made_at, side="right") - 1
+        dies = np.searchsorted(blocks.starts, blocks.forward_at, side="right") - 1  # the last block that reads it forward
+        inside = (blocks.made_at >= blocks.begin) & (blocks.made_at < blocks.turn) & (dies > born)
+        by_span = np.zeros((count + 1, count + 1), np.int64)
+        np.add.at(by_span, (born[inside], dies[inside]), sizes[inside])
+        for start in range(count + 1):
+            for at in range(start + 1, count + 1):
+                found[start, at] = by_span[start:at, at:].sum()
+        return found
+
+    def rest(self) -> tuple[list[int], list[int]]:
+        """By block: bytes that no forward part makes, alive before the backward part, and through it though it does not touch them."""
+        blocks, base = self.blocks, self.problem.problem
+        forward, backward = [], []
+        late = (blocks.made_at >= blocks.turn) | base.kept & (blocks.made_at >= 0)
+        until = np.where(base.kept, len(blocks.runs), blocks.read_at)
+        for block, lone in enumerate(self.lone):
+            begin, end = blocks.ends[block + 1], blocks.ends[block]
+            before = late & (blocks.made_at < begin)
+            forward.append(int(base.tensor_bytes[before & (until >= begin)].sum()))
+            through = before & (until >= end)
+            through[lone.tensors] = False
+            backward.append(int(base.tensor_bytes[through].sum()))
+        return forward, backward
+
+    def around_bytes(self) -> int:
+        """What is alive all along beside what these blocks make: what is there from the start, and what was made before."""
+        blocks, base = self.blocks, self.problem.problem
+        before = (blocks.made_at >= 0) & (blocks.made_at < blocks.begin) & (blocks.read_at >= blocks.begin) & ~base.kept
+        return int(base.resident_bytes + base.start_bytes + base.tensor_bytes[before].sum())
+
+    def written(self, steps: Sequence[Step]) -> Ints:
+        """The runs of a plan, some of them needless."""
+        return np.concatenate([self.part(*step) for step in steps]).astype(np.int32)
+
+    def part(self, deed: int, block: int, option: int) -> Ints:
+        """The nodes of one step of a plan."""
+        if deed == HAND_ON:
+            return self.blocks.forward_of(block)
+        runs, lone = self.options[block][option].runs, self.lone[block]
+        turn = int(np.flatnonzero(runs == lone.turn)[0])
+        return lone.nodes[runs[:turn] if deed == FORWARD else runs[turn + 1 :]]

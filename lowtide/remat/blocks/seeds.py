@@ -1,0 +1,126 @@
+"""Whole schedules for deep networks, planned block by block: checkpoints at block boundaries, and the dynamic programme over the chain.
+
+A repeated block is planned once. What comes out is a sequence of runs for each limit; what it really costs is for the caller to see, as
+the chain's own sums leave out what crosses blocks in ways of its own, and eviction repairs what does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lowtide.problems.order import Ints, OrderProblem, Rows
+from lowtide.problems.order_check import Task
+from lowtide.remat.blocks.chain import ChainTable, Step
+from lowtide.remat.blocks.find import find_blocks, hills
+from lowtide.remat.blocks.options import Option
+from lowtide.remat.blocks.plan import Planned
+from lowtide.remat.cost import cost_of
+from lowtide.remat.problem import RunProblem
+from lowtide.remat.pruning import prompt, pruned
+
+_ROUNDS = 6  # of aiming at a limit
+_REHEARSED = 4  # blocks of a rehearsal
+_UNITS = 4000  # of memory, from what is resident to the peak without recomputation
+
+
+def seeds(problem: RunProblem, order: Ints, levels: Sequence[int]) -> Iterator[Ints]:
+    """Sequences for limits of so many bytes, with what is resident, and for checkpoints at block boundaries; each is right, none twice.
+
+    `order` runs each node once. Nothing where the network has no blocks.
+    """
+    known = {order.tobytes()}
+    for plans in _ways_to_plan(_settled(problem), prompt(problem, order)):
+        for runs in (*plans.checkpointed(), *plans.within(levels)):
+            if runs.tobytes() not in known:
+                known.add(runs.tobytes())
+                yield runs
+
+
+def rehearse_seeds() -> None:
+    """Compile the kernels, or load them, so that it is not the first search that waits."""
+    tasks, tensor = [Task("", (0,))], 1
+    for _ in range(_REHEARSED):
+        tasks += [Task("", (tensor,), (tensor - 1,)), Task("", (tensor + 1,), (tensor,))]
+        tensor += 2
+    for made in range(tensor - 2, 0, -2):
+        tasks.append(Task("", (tensor,), (tensor - 1, made)))
+        tensor += 1
+    sizes = [8 if 0 < each <= 2 * _REHEARSED and each % 2 else 1 for each in range(tensor)]
+    count = len(tasks)
+    limits = Rows(np.zeros(count + 1, np.int32), np.zeros(0, np.int32))
+    problem = RunProblem(OrderProblem.of(sizes, tasks), np.ones(count), np.zeros(count, np.bool_), np.ones(count, np.bool_), limits)
+    order = problem.runs_of(np.arange(count))
+    for _ in seeds(problem, order, [cost_of(problem, order).peak_bytes * 2 // 3]):
+        pass
+
+
+def _ways_to_plan(problem: RunProblem, order: Ints) -> Iterator[Plans]:
+    """All hills by their blocks, then by blocks of twice the size; with skips taken into account for the cuts, and without."""
+    options: dict[bytes, list[Option]] = {}
+    seen: list[list[int]] = []
+    for skips in (True, False):
+        blocks = [each for hill in hills(problem, order) if (each := find_blocks(problem, order, hill, skips=skips)) is not None]
+        starts = [start for each in blocks for start in each.starts.tolist()]
+        if not blocks or starts in seen:
+            continue
+        seen.append(starts)
+        finest = [Planned.of(problem, each, options) for each in blocks]
+        yield Plans(problem, order, finest)
+        yield Plans(problem, order, [Planned.of(problem, fine.blocks.merged(2), options, fine) for fine in finest])
+
+
+def _settled(problem: RunProblem) -> RunProblem:
+    """The problem in which what only turns random bits into a mask of their size is not repeated: then the bits need not be kept."""
+    base = problem.problem
+    again = problem.repeatable.copy()
+    for node in np.flatnonzero(again & (np.diff(base.read_ptr) == 1)):
+        tensor = base.read_ids[base.read_ptr[node]]
+        maker = base.producer[tensor]
+        alone = base.readers.ptr[tensor + 1] - base.readers.ptr[tensor] == 1 and not base.kept[tensor]
+        again[node] = maker < 0 or again[maker] or not alone or base.made_bytes[node] > base.tensor_bytes[tensor]
+    return replace(problem, repeatable=again)
+
+
+@dataclass(frozen=True, eq=False)
+class Plans:
+    """An order and its planned hills; what lies between them stays as it is."""
+
+    problem: RunProblem
+    order: Ints
+    hills: list[Planned]
+
+    def checkpointed(self) -> Iterator[Ints]:
+        """Each block keeps only what it reads; then every two of them, four, and so on."""
+        size = 1
+        while size < max(hill.blocks.count for hill in self.hills):
+            yield self.written([hill.checkpointed(size) for hill in self.hills])
+            size *= 2
+
+    def within(self, levels: Sequence[int]) -> Iterator[Ints]:
+        """For each limit the chains' best plans; where the whole takes other than that, as many bytes more or less are tried."""
+        top_bytes = cost_of(self.problem, self.order).peak_bytes - self.problem.problem.resident_bytes
+        unit_bytes = max(1, -(-top_bytes // _UNITS))
+        tables = [ChainTable(hill.chain(unit_bytes), _UNITS) for hill in self.hills]
+        for level in levels:
+            aim = level
+            for _ in range(_ROUNDS):
+                plans = [table.steps((aim - hill.around_bytes()) // unit_bytes) for hill, table in zip(self.hills, tables, strict=True)]
+                if not all(plans):
+                    break
+                runs = self.written(plans)
+                yield runs
+                missed_bytes = level - cost_of(self.problem, runs).peak_bytes
+                if 0 <= missed_bytes < unit_bytes:
+                    break
+                aim += missed_bytes
+
+    def written(self, plans: Sequence[Sequence[Step]]) -> Ints:
+        """The sequence of one plan for each hill."""
+        parts, place = [], 0
+        for hill, steps in zip(self.hills, plans, strict=True):
+            parts += [self.order[place : hill.blocks.begin], hill.written(steps)]
+            place = hill.blocks.end
+        return pruned(self.problem, np.concatenate([*parts, self.order[place:]]))

@@ -1,0 +1,211 @@
+"""What a sequence of runs costs, and whether it is right: one pass over integer arrays.
+
+No lifetime is decided: a copy lives from the entry that makes it to the last that reads it, so a backward sweep finds where each ends.
+Three streams run side by side: operators, one after another; copies to the host; copies from the host. A copy starts when its link is free
+and the operators before it are done; a drop waits for its store, a run for the loads that it reads, the end for what is given back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.base.kernels import kernel
+from lowtide.problems.order import Bytes, Ints
+from lowtide.remat.entries import Deed
+
+if TYPE_CHECKING:
+    from lowtide.remat.problem import RunProblem
+
+Times = NDArray[np.float64]
+
+
+class Facts(NamedTuple):
+    """A `RunProblem` as kernels take it."""
+
+    cost_us: Times
+    repeatable: NDArray[np.bool_]
+    limit_ptr: Ints
+    limit_ids: Ints
+    read_ptr: Ints
+    read_ids: Ints
+    made_ptr: Ints
+    made_ids: Ints
+    take_ptr: Ints
+    take_ids: Ints
+    take_output: Ints
+    tensor_bytes: Bytes
+    made_bytes: Bytes
+    workspace_bytes: Bytes
+    kept: NDArray[np.bool_]
+    producer: Ints
+    storable: NDArray[np.bool_]
+    store_us: Times
+    load_us: Times
+    write_ptr: Ints
+    write_ids: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Cost:
+    """What a sequence costs."""
+
+    footprint_bytes: NDArray[np.int64]  # by entry, with what is resident
+    peak_bytes: int
+    time_us: float
+
+
+def cost_of(problem: RunProblem, runs: Ints) -> Cost:
+    """The footprint of a sequence, entry by entry, and its time."""
+    footprint = _play(runs, problem.facts)
+    footprint += problem.problem.resident_bytes
+    peak = int(footprint.max(initial=problem.problem.resident_bytes))
+    return Cost(footprint, peak, float(_time_us(runs, problem.facts)))
+
+
+def first_wrong(problem: RunProblem, runs: Ints) -> int:
+    """The first place at which an entry is wrong, -1 where none is.
+
+    A run is wrong that lacks an input, repeats what may not be, or comes after what wrote over its inputs, or that makes anew what has
+    been stored and not yet dropped; a store of what is not there; a drop without a store, or of what is not there; a load of what was never
+    dropped. What is lent is there at the start, in one copy: it is loaded only while it is away, and neither stored nor dropped once it has
+    been written. The end is wrong where something has been stored and not dropped, since nobody would wait for that copy, or lent and is
+    not there.
+    """
+    return int(_first_wrong(runs, problem.facts))
+
+
+@kernel
+def _first_wrong(runs: Any, facts: Any) -> int:
+    n, m = len(facts.repeatable), len(facts.producer)
+    done, there, dropped = np.zeros(n, np.bool_), facts.producer < 0, np.zeros(m, np.bool_)
+    stored, pending, written = np.zeros(m, np.bool_), np.zeros(m, np.bool_), np.zeros(m, np.bool_)
+    lent = facts.storable & facts.kept & (facts.producer < 0)
+    for place in range(len(runs)):
+        code = runs[place]
+        if code < 0 or code >= n + 3 * m:
+            return place
+        if code >= n:
+            deed, tensor = (code - n) % 3, (code - n) // 3
+            if deed == _STORE:
+                if not there[tensor] or stored[tensor] or not facts.storable[tensor] or written[tensor]:
+                    return place
+                stored[tensor] = pending[tensor] = True
+            elif deed == _DROP:
+                if not there[tensor] or not stored[tensor] or written[tensor]:
+                    return place
+                there[tensor], pending[tensor], dropped[tensor] = False, False, True
+            else:
+                if not dropped[tensor] or (lent[tensor] and there[tensor]):
+                    return place
+                there[tensor] = True
+            continue
+        for entry in range(facts.read_ptr[code], facts.read_ptr[code + 1]):
+            if not there[facts.read_ids[entry]]:
+                return place
+        if done[code]:
+            if not facts.repeatable[code]:
+                return place
+            for entry in range(facts.limit_ptr[code], facts.limit_ptr[code + 1]):
+                if done[facts.limit_ids[entry]]:
+                    return place
+        for entry in range(facts.made_ptr[code], facts.made_ptr[code + 1]):
+            if pending[facts.made_ids[entry]]:
+                return place
+            there[facts.made_ids[entry]] = True
+        for entry in range(facts.write_ptr[code], facts.write_ptr[code + 1]):
+            if pending[facts.write_ids[entry]]:
+                return place
+            written[facts.write_ids[entry]] = True
+        done[code] = True
+    return len(runs) if pending.any() or (lent & ~there).any() else -1
+
+
+_STORE, _DROP, _LOAD = (int(deed) - 1 for deed in (Deed.STORE, Deed.DROP, Deed.LOAD))  # of the entries from n on
+
+
+@kernel(nogil=True)
+def _play(runs: Any, facts: Any) -> NDArray[np.int64]:
+    """Footprint by entry without what is resident. Backwards to find the last reader of each copy, then forwards."""
+    count, n, m = len(runs), len(facts.made_bytes), len(facts.tensor_bytes)
+    last = np.full(m, -1, np.int32)  # of the copy that a backward sweep is in: the entry that reads it last
+    dead = np.zeros(count, np.int64)  # bytes that are let go after each entry
+    taken = np.zeros(count, np.int64)  # bytes that its first output finds in the memory of an input that dies there
+    live = np.int64(0)
+    for tensor in range(m):
+        if facts.kept[tensor]:
+            last[tensor] = count
+    for place in range(count - 1, -1, -1):
+        code, freed = runs[place], np.int64(0)
+        if code >= n:
+            tensor = (code - n) // 3
+            if last[tensor] < 0:
+                freed = facts.tensor_bytes[tensor]
+                last[tensor] = place
+            if (code - n) % 3 == _LOAD:
+                last[tensor] = -1
+            dead[place] = freed
+            continue
+        for entry in range(facts.made_ptr[code], facts.made_ptr[code + 1]):
+            tensor = facts.made_ids[entry]
+            if last[tensor] < 0:
+                freed += facts.tensor_bytes[tensor]
+            last[tensor] = -1
+        for entry in range(facts.take_ptr[code], facts.take_ptr[code + 1]):
+            if last[facts.take_ids[entry]] < 0:
+                taken[place] = facts.tensor_bytes[facts.take_output[code]]
+                break
+        for entry in range(facts.read_ptr[code], facts.read_ptr[code + 1]):
+            tensor = facts.read_ids[entry]
+            if last[tensor] < 0:
+                last[tensor] = place
+                freed += facts.tensor_bytes[tensor]
+        dead[place] = freed
+    for tensor in range(m):
+        if facts.producer[tensor] < 0 and last[tensor] >= 0:
+            live += facts.tensor_bytes[tensor]
+    footprint = np.empty(count, np.int64)
+    for place in range(count):
+        code = runs[place]
+        if code >= n:
+            if (code - n) % 3 == _LOAD:
+                live += facts.tensor_bytes[(code - n) // 3]
+            footprint[place] = live
+        else:
+            live += facts.made_bytes[code]
+            footprint[place] = live + facts.workspace_bytes[code] - taken[place]
+        live -= dead[place]
+    return footprint
+
+
+@kernel(nogil=True)
+def _time_us(runs: Any, facts: Any) -> float:
+    """When the last operator is done: three streams side by side."""
+    n, m = len(facts.made_bytes), len(facts.tensor_bytes)
+    clock, to_host, from_host = 0.0, 0.0, 0.0
+    stored, arrived = np.zeros(m), np.zeros(m)
+    for place in range(len(runs)):
+        code = runs[place]
+        if code < n:
+            for entry in range(facts.read_ptr[code], facts.read_ptr[code + 1]):
+                clock = max(clock, arrived[facts.read_ids[entry]])
+            clock += facts.cost_us[code]
+            for entry in range(facts.made_ptr[code], facts.made_ptr[code + 1]):
+                arrived[facts.made_ids[entry]] = 0.0
+            continue
+        deed, tensor = (code - n) % 3, (code - n) // 3
+        if deed == _STORE:
+            to_host = max(to_host, clock, arrived[tensor]) + facts.store_us[tensor]
+            stored[tensor] = to_host
+        elif deed == _DROP:
+            clock = max(clock, stored[tensor])
+        else:
+            from_host = max(from_host, clock) + facts.load_us[tensor]
+            arrived[tensor] = from_host
+    for tensor in range(m):
+        if facts.kept[tensor]:
+            clock = max(clock, arrived[tensor])
+    return clock

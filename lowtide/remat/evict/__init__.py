@@ -1,0 +1,1 @@
+"""Whole schedules under a limit, by eviction with look-ahead."""

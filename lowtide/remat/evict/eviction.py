@@ -1,0 +1,223 @@
+"""Recomputation and swapping under a limit of bytes by eviction with look-ahead: a whole schedule for any limit, in milliseconds.
+
+The nodes run in a given order within the limit. Where a node's results do not fit, those tensors are let go that cost least to have again
+for their bytes and for the steps until they are wanted; where an input is missing, it is made again, with all that this wants, or loaded.
+This is Belady's rule with costs, planned before the run, when every next use is known; DTR (ICLR 2021) decides alike at run time, without
+knowing. Where there are links to a host, what takes long to make again is stored whenever the link is free, so that it can be dropped at
+no cost when room is wanted, and is loaded as much ahead of its reader as the load takes. Stores of what is never dropped are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.base.kernels import kernel
+from lowtide.problems.order import Ints, OrderProblem, Rows
+from lowtide.problems.order_check import Task
+from lowtide.remat.cost import cost_of
+from lowtide.remat.evict.links import better_loaded, give_back, load, load_ahead, store_ahead, weigh
+from lowtide.remat.evict.state import ENTRY, NOTHING, NOW, STEP, STORED, emit, let_go, next_use, settle, start
+from lowtide.remat.evict.victims import make_room
+from lowtide.remat.problem import RunProblem
+
+_LONGEST = 12  # a sequence of more runs than this many times the nodes is no answer
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A tensor's score is `cost ** cost_power / (bytes ** bytes_power * steps ** steps_power)`; the least is let go first.
+
+    Swapping: a tensor is stored while the link is free if making it takes `store_above` times as long as storing it, or more (inf: nothing
+    is swapped); what is worth most for its bytes goes first, worth counted up to `store_cap`. A load counts `load_weight` of its time as
+    cost, as it runs beside operators, and starts `lead` times its length ahead.
+    """
+
+    cost_power: float = 1.0
+    bytes_power: float = 1.0
+    steps_power: float = 1.0
+    store_above: float = np.inf
+    store_cap: float = 1.0
+    load_weight: float = 0.2
+    lead: float = 1.5
+
+
+@dataclass(frozen=True, eq=False)
+class Bias:
+    """Exceptions from the rule, by tensor: factors on its score, and on its worth where something to store is chosen; 1 for none."""
+
+    keep: NDArray[np.float64]
+    store: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Evicted:
+    """What eviction made of a sequence."""
+
+    runs: Ints
+    part: NDArray[np.int8]  # [m] what each tensor had to do with it: BYSTANDER, WEIGHED or CHOSEN, see `evict_state`
+
+
+def evict(
+    problem: RunProblem,
+    runs: Ints,
+    limit_bytes: int,
+    weights: Weights = Weights(),
+    bias: Bias | None = None,
+) -> Evicted | None:
+    """A sequence that goes through `runs` in that order, and runs some nodes again, so that what is alive stays within the limit.
+
+    Where `runs` itself repeats a node, what that makes is let go after its last reader before. None where this rule finds no sequence.
+    The limit counts what is resident.
+    """
+    tensors, nodes, ids = problem.records
+    tensors, nodes, steps, now = tensors.copy(), nodes.copy(), np.zeros(len(runs) + 1, STEP), np.zeros(1, NOW)
+    now["limit_bytes"] = limit_bytes - problem.problem.resident_bytes
+    for field in fields(weights):
+        now[field.name] = getattr(weights, field.name)
+    if bias is not None:
+        tensors["bias"], tensors["store_bias"] = bias.keep, bias.store
+    out = np.zeros(problem.problem.node_count * _LONGEST, ENTRY)
+    if not _evict(runs, now, tensors, nodes, steps, ids, out):
+        return None
+    found = out[: int(now["count"][0])]
+    return Evicted(found["code"][found["needed"]], tensors["part"].copy())
+
+
+def rehearse_eviction() -> None:
+    """Compile the kernels, or load them, so that it is not the first search that waits."""
+    problem = OrderProblem.of([8, 8], [Task("make", makes=(0,)), Task("use", makes=(1,), reads=(0,))], kept=[1])
+    rows = Rows(np.zeros(3, np.int32), np.zeros(0, np.int32))
+    runs = RunProblem(problem, np.ones(2), np.zeros(2, np.bool_), np.ones(2, np.bool_), rows)
+    order = runs.runs_of(np.arange(2))
+    cost_of(runs, order)
+    evict(runs, order, 16)
+
+
+@kernel(nogil=True)
+def _evict(base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, out: Any) -> bool:
+    """Whether a sequence was found; it is in `out`."""
+    uses = start(base, now, tensors, nodes, steps, ids)
+    swaps = now[0].store_above < np.inf
+    for step in range(len(base)):
+        top = base[step]
+        depth = 0 if step == nodes[top].first or _lacks(top, tensors, nodes, ids, uses) else -1
+        nodes[0].frame, nodes[0].entry = top, -1
+        if swaps and not load_ahead(step, base, now, tensors, nodes, steps, ids, uses, out):
+            return False
+        while depth >= 0:
+            node, again = nodes[depth].frame, depth > 0
+            missing = _missing(node, depth, tensors, nodes, ids)
+            if missing >= 0 and better_loaded(missing, step, now, tensors, nodes, ids):
+                if not make_room(tensors[missing].bytes, step, again, -1, now, tensors, nodes, steps, ids, uses, out):
+                    return False
+                if not load(missing, now, tensors, nodes, out):
+                    return False
+                tensors[missing].lock += 1
+                nodes[depth].entry += 1
+                continue
+            if missing >= 0:
+                maker = tensors[missing].producer
+                if maker < 0 or nodes[maker].until <= step or depth >= len(nodes) - 1:
+                    return False
+                depth += 1
+                nodes[depth].frame, nodes[depth].entry = maker, -1
+                continue
+            need = _need(node, step, again, tensors, nodes, ids, uses)
+            if now[0].level + need > now[0].limit_bytes and not make_room(
+                need, step, again, -1, now, tensors, nodes, steps, ids, uses, out
+            ):
+                return False
+            wanted = ids[nodes[depth - 1].entry] if again else -1
+            if not _run(node, step, again, wanted, now, tensors, nodes, ids, uses, out):
+                return False
+            if swaps and not again:
+                weigh(node, step, now, tensors, nodes, ids, uses)
+            if swaps and not store_ahead(step, now, tensors, nodes, steps, uses, out):
+                return False
+            if again:
+                tensors[wanted].lock += 1  # held for the run below, which has not read it yet
+                nodes[depth - 1].entry += 1
+            depth -= 1
+        _pass(top, step, tensors, nodes, ids)
+    return bool(not swaps or give_back(len(base), now, tensors, nodes, steps, ids, uses, out))
+
+
+@kernel
+def _missing(node: Any, depth: Any, tensors: Any, nodes: Any, ids: Any) -> int:
+    """The next input of a run in progress that is not there, -1 where all are. A run holds on to the inputs that it finds at first."""
+    each, frame = nodes[node], nodes[depth]
+    if frame.entry == -1:
+        for entry in range(each.read, each.read_end):
+            if tensors[ids[entry]].resident:
+                tensors[ids[entry]].lock += 1
+        frame.entry = each.read
+    while frame.entry < each.read_end:
+        if not tensors[ids[frame.entry]].resident:
+            return int(ids[frame.entry])
+        frame.entry += 1
+    return -1
+
+
+@kernel
+def _need(node: Any, step: Any, again: Any, tensors: Any, nodes: Any, ids: Any, uses: Any) -> int:
+    """The bytes that a node wants beside what is there, all of whose inputs are there and held."""
+    each = nodes[node]
+    need = each.made_bytes + each.workspace_bytes
+    for entry in range(each.take, each.take_end):
+        tensor = ids[entry]
+        if tensors[tensor].lock == 1 and not tensors[tensor].kept and next_use(tensor, step, again, tensors, uses) < 0:
+            return int(need - tensors[each.take_output].bytes)
+    return int(need)
+
+
+@kernel
+def _run(node: Any, step: Any, again: Any, wanted: Any, now: Any, tensors: Any, nodes: Any, ids: Any, uses: Any, out: Any) -> bool:
+    """Run a node: its inputs are let go where nobody wants them any more, of its results what is wanted stays."""
+    for entry in range(nodes[node].read, nodes[node].read_end):
+        tensor = ids[entry]
+        each = tensors[tensor]
+        now[0].clock = max(now[0].clock, each.arrived_us)
+        each.lock -= 1
+        each.fresh = False
+        if each.lock == 0 and not each.kept and next_use(tensor, step, again, tensors, uses) < 0:
+            let_go(tensor, now, tensors)
+    now[0].clock += nodes[node].cost_us
+    for entry in range(nodes[node].write, nodes[node].write_end):
+        each = tensors[ids[entry]]
+        each.lent = each.storable = False  # from here on it stays: what is on the host is no longer true
+        each.host = NOTHING
+    for entry in range(nodes[node].made, nodes[node].made_end):
+        tensor = ids[entry]
+        if tensors[tensor].resident:
+            if tensors[tensor].host == STORED:  # nobody would wait for the copy of the one before
+                tensors[tensor].host = NOTHING
+            continue
+        if tensor == wanted or tensors[tensor].kept or next_use(tensor, step, again, tensors, uses) >= 0:
+            settle(tensor, now, tensors)
+            tensors[tensor].arrived_us = 0.0
+    return emit(node, now, out)
+
+
+@kernel
+def _lacks(node: Any, tensors: Any, nodes: Any, ids: Any, uses: Any) -> bool:
+    """Whether something that a node makes and that is read later is not there."""
+    for entry in range(nodes[node].made, nodes[node].made_end):
+        each = tensors[ids[entry]]
+        later = each.at + 1  # past the mark that it is made now
+        if not each.resident and later < each.use_end and uses[later] >= 0:
+            return True
+    return False
+
+
+@kernel
+def _pass(node: Any, step: Any, tensors: Any, nodes: Any, ids: Any) -> None:
+    """A step is over: the uses that were its own are behind."""
+    for entry in range(nodes[node].read, nodes[node].read_end):
+        tensors[ids[entry]].at += 1
+    if step > nodes[node].first:
+        for entry in range(nodes[node].made, nodes[node].made_end):
+            tensors[ids[entry]].at += 1

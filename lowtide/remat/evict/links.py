@@ -1,0 +1,115 @@
+"""The links to the host while operators run: what is stored when a link is free, and what is loaded ahead of its reader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lowtide.base.kernels import kernel
+from lowtide.remat.evict.state import DROPPED, NOTHING, emit, next_use, settle
+from lowtide.remat.evict.victims import make_room, remake_us, store
+
+
+@kernel
+def store_ahead(step: Any, now: Any, tensors: Any, nodes: Any, steps: Any, uses: Any, out: Any) -> bool:
+    """While the link is free: store what is worth most, of equals what is wanted latest. False where the sequence is too long."""
+    while now[0].to_host <= now[0].clock:
+        chosen = _to_store(step, now, tensors, steps, uses)
+        if chosen < 0:
+            return True
+        if not store(chosen, now, tensors, nodes, out):
+            return False
+    return True
+
+
+@kernel
+def weigh(node: Any, step: Any, now: Any, tensors: Any, nodes: Any, ids: Any, uses: Any) -> None:
+    """What it would cost to make again what a node just made, from what stays."""
+    for entry in range(nodes[node].made, nodes[node].made_end):
+        tensor = ids[entry]
+        if tensors[tensor].resident and tensors[tensor].storable:
+            later = next_use(tensor, step, True, tensors, uses)
+            worth = remake_us(node, later, now, tensors, nodes, ids)
+            tensors[tensor].worth_us = np.inf if worth < 0 else worth
+
+
+@kernel
+def _to_store(step: Any, now: Any, tensors: Any, steps: Any, uses: Any) -> int:
+    """Of what is there and worth it, the tensor that is worth most for its bytes; -1 for none. Worth counts up to `store_cap`."""
+    chosen, best, latest = -1, 0.0, step
+    for place in range(now[0].members):
+        tensor = tensors[place].member
+        each = tensors[tensor]
+        if not each.storable or each.host != NOTHING:
+            continue
+        gain = min(each.store_bias * each.worth_us / each.store_us, now[0].store_cap)
+        if gain < now[0].store_above or gain < best:
+            continue
+        later = next_use(tensor, step, True, tensors, uses)
+        if later <= step or (gain == best and later <= latest):
+            continue
+        if steps[later].start_us - steps[step].start_us < each.store_us + each.load_us:
+            continue
+        chosen, best, latest = tensor, gain, later
+    return chosen
+
+
+@kernel
+def load_ahead(step: Any, base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, uses: Any, out: Any) -> bool:
+    """Load what the coming steps read, as early as their loads need; what finds no room waits. False where the sequence is too long."""
+    now[0].ahead = max(now[0].ahead, step)
+    while now[0].ahead < len(base):
+        ahead = now[0].ahead
+        until_us = steps[ahead].start_us - steps[step + 1].start_us  # from when this is asked again
+        if until_us > max(now[0].from_host - now[0].clock, 0.0) + now[0].lead * now[0].most_load_us:
+            return True
+        node = nodes[base[ahead]]
+        for entry in range(node.read, node.read_end):
+            tensor = ids[entry]
+            each = tensors[tensor]
+            if each.resident or each.host != DROPPED:
+                continue
+            if until_us > max(now[0].from_host - now[0].clock, 0.0) + now[0].lead * each.load_us:
+                return True
+            if not make_room(each.bytes, step, False, ahead, now, tensors, nodes, steps, ids, uses, out):
+                return True
+            if not load(tensor, now, tensors, nodes, out):
+                return False
+            each.fresh = True
+        now[0].ahead += 1
+    return True
+
+
+@kernel
+def give_back(end: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, uses: Any, out: Any) -> bool:
+    """Load what is lent and not there, after the last step. False where there is no room, or the sequence is too long."""
+    for tensor in range(len(tensors)):
+        if tensors[tensor].lent and not tensors[tensor].resident:
+            if not make_room(tensors[tensor].bytes, end, True, end, now, tensors, nodes, steps, ids, uses, out):
+                return False
+            if not load(tensor, now, tensors, nodes, out):
+                return False
+    return True
+
+
+@kernel
+def load(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
+    """Begin to copy a tensor from the host into memory for which there is room."""
+    now[0].from_host = max(now[0].from_host, now[0].clock) + tensors[tensor].load_us
+    tensors[tensor].arrived_us = now[0].from_host
+    settle(tensor, now, tensors)
+    return emit(len(nodes) - 1 + 3 * tensor + 2, now, out)
+
+
+@kernel
+def better_loaded(tensor: Any, step: Any, now: Any, tensors: Any, nodes: Any, ids: Any) -> bool:
+    """Whether what is missing now comes back sooner from the host than by computing it again."""
+    each = tensors[tensor]
+    if each.host != DROPPED:
+        return False
+    if each.producer < 0:
+        return True
+    wait_us = max(now[0].from_host - now[0].clock, 0.0) + each.load_us
+    remake = remake_us(each.producer, step, now, tensors, nodes, ids)
+    return bool(remake < 0 or wait_us <= remake)

@@ -1,0 +1,203 @@
+"""What eviction knows while it goes through a sequence: of each tensor, node and step a record, and of the present one more.
+
+Kernels take these as arrays of records: fields are read and written in place, which named tuples of arrays are too slow for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.base.kernels import kernel
+
+if TYPE_CHECKING:
+    from lowtide.remat.cost import Facts
+
+# Of a tensor's `part` in the choices of what goes, so that a search knows which exceptions change nothing.
+BYSTANDER, WEIGHED, CHOSEN = 0, 1, 2  # it was there at none of them, or held; it could have gone; it went
+
+# Of a tensor's `host`: what the host holds of it.
+NOTHING, STORED, DROPPED = 0, 1, 2  # a copy, or one on its way; one that is needed, since the device's was dropped
+
+TENSOR = np.dtype([
+    ("bytes", np.int64), ("producer", np.int32), ("kept", np.bool_), ("storable", np.bool_), ("lent", np.bool_), ("store_us", np.float64),
+    ("load_us", np.float64),
+    # The present:
+    ("resident", np.bool_),
+    ("fresh", np.bool_),  # loaded ahead of its reader, who has not come yet
+    ("host", np.int8),
+    ("lock", np.int32),  # how many runs in progress read it
+    ("at", np.int64),  # its next entry in `uses`
+    ("use_end", np.int64),
+    ("stored_us", np.float64),  # when its store is done
+    ("arrived_us", np.float64),  # when its load is done
+    ("worth_us", np.float64),  # what it would cost to make it again, as things were when it was made
+    ("store_at", np.int64),  # where its store stands in the sequence
+    ("bias", np.float64),  # its score counts so many times: to keep what the rule would let go, or the other way round
+    ("store_bias", np.float64),  # the same of its worth when something to store is chosen
+    ("by_bytes", np.float64),  # what its bytes count for in its score, with its bias
+    ("place", np.int32),  # where it stands among the members
+    ("part", np.int8),  # in the choices of what goes
+    # Lists of tensors, by place and not by tensor:
+    ("member", np.int32),  # all that are resident, in no order
+    ("candidate", np.int32),
+    ("way", np.int8),  # how that candidate would go
+    ("score", np.float64),
+])  # fmt: skip
+
+NODE = np.dtype([
+    ("cost_us", np.float64), ("made_bytes", np.int64), ("workspace_bytes", np.int64), ("take_output", np.int32),
+    ("read", np.int64), ("read_end", np.int64), ("made", np.int64), ("made_end", np.int64), ("take", np.int64), ("take_end", np.int64),
+    ("limit", np.int64), ("limit_end", np.int64), ("write", np.int64), ("write_end", np.int64), ("repeatable", np.bool_),
+    ("first", np.int64),  # the step at which it first runs
+    ("until", np.int64),  # the first step from which on it may not be repeated
+    ("seen", np.int64),  # by the walk of that stamp
+    # A stack of nodes, by depth and not by node:
+    ("stack", np.int32),
+    ("frame", np.int32),
+    ("entry", np.int64),
+])  # fmt: skip
+
+STEP = np.dtype(
+    [("start_us", np.float64), ("by_steps", np.float64)]
+)  # by step when it starts if nothing is repeated; by distance its weight
+
+ENTRY = np.dtype([("code", np.int32), ("needed", np.bool_)])  # of the sequence; a store may turn out not to be needed
+
+NOW = np.dtype([
+    ("level", np.int64), ("count", np.int64), ("stamp", np.int64), ("members", np.int64),
+    ("ahead", np.int64),  # the step up to which loads have been thought of
+    ("clock", np.float64), ("to_host", np.float64), ("from_host", np.float64),  # when operators and either link are free
+    # The rule, see `evict.Weights`:
+    ("limit_bytes", np.int64), ("cost_power", np.float64), ("bytes_power", np.float64), ("steps_power", np.float64),
+    ("store_above", np.float64), ("store_cap", np.float64), ("load_weight", np.float64), ("lead", np.float64),
+    ("most_load_us", np.float64),
+])  # fmt: skip
+
+
+def records(facts: Facts) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int32]]:
+    """The tensors and nodes of a problem before the first step, and the rows of identifiers that nodes point into."""
+    tensors, nodes = np.zeros(len(facts.tensor_bytes), TENSOR), np.zeros(len(facts.cost_us) + 1, NODE)
+    for name in ("bytes", "producer", "kept", "storable", "store_us", "load_us"):
+        tensors[name] = getattr(facts, "tensor_bytes" if name == "bytes" else name)
+    for name in ("cost_us", "made_bytes", "workspace_bytes", "take_output", "repeatable"):
+        nodes[name][:-1] = getattr(facts, name)
+    tensors["lent"] = facts.kept & facts.storable & (facts.producer < 0)
+    tensors["worth_us"][tensors["lent"]] = np.inf  # nobody can make it
+    tensors["bias"] = tensors["store_bias"] = 1.0
+    start = 0
+    for name in ("read", "made", "take", "limit", "write"):
+        ptr = getattr(facts, f"{name}_ptr").astype(np.int64) + start
+        nodes[name][:-1], nodes[f"{name}_end"][:-1] = ptr[:-1], ptr[1:]
+        start = int(ptr[-1])
+    return tensors, nodes, np.concatenate([facts.read_ids, facts.made_ids, facts.take_ids, facts.limit_ids, facts.write_ids])
+
+
+@kernel
+def start(base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any) -> Any:
+    """Fill in what follows from the sequence; by tensor the steps at which it is read, as rows laid end to end.
+
+    Rows ascend, with `-1 - step` where the tensor is made once more; what is lent is used at last at the end.
+    """
+    _first_steps(base, nodes, ids)
+    for step in range(len(base)):
+        steps[step + 1].start_us = steps[step].start_us + nodes[base[step]].cost_us
+        steps[step + 1].by_steps = float(step + 1) ** now[0].steps_power
+    steps[0].by_steps = 1.0
+    uses = _uses(base, tensors, nodes, ids)
+    for tensor in range(len(tensors)):
+        each = tensors[tensor]
+        each.by_bytes = float(max(1, each.bytes)) ** now[0].bytes_power / each.bias
+        now[0].most_load_us = max(now[0].most_load_us, each.load_us)
+        if each.producer < 0 and (each.use_end > each.at or each.kept):
+            settle(tensor, now, tensors)
+    return uses
+
+
+@kernel
+def _first_steps(base: Any, nodes: Any, ids: Any) -> None:
+    """By node the step at which it first runs, and the first from which on it may not be repeated."""
+    for node in range(len(nodes)):
+        nodes[node].first = len(base)
+    for step in range(len(base) - 1, -1, -1):
+        nodes[base[step]].first = step
+    for node in range(len(nodes)):
+        nodes[node].until = len(base) if nodes[node].repeatable else -1
+        for entry in range(nodes[node].limit, nodes[node].limit_end):
+            nodes[node].until = min(nodes[node].until, nodes[ids[entry]].first)
+
+
+@kernel
+def _uses(base: Any, tensors: Any, nodes: Any, ids: Any) -> Any:
+    for turn in range(2):  # count, then fill
+        if turn == 1:
+            total = 0
+            for tensor in range(len(tensors)):
+                count = tensors[tensor].use_end
+                tensors[tensor].at = tensors[tensor].use_end = total
+                total += count
+            uses = np.empty(total, np.int64)
+        for step in range(len(base)):
+            node = nodes[base[step]]
+            for entry in range(node.read, node.read_end):
+                if turn == 1:
+                    uses[tensors[ids[entry]].use_end] = step
+                tensors[ids[entry]].use_end += 1
+            if step > node.first:
+                for entry in range(node.made, node.made_end):
+                    if turn == 1:
+                        uses[tensors[ids[entry]].use_end] = -1 - step
+                    tensors[ids[entry]].use_end += 1
+        for tensor in range(len(tensors)):
+            if tensors[tensor].lent:
+                if turn == 1:
+                    uses[tensors[tensor].use_end] = len(base)
+                tensors[tensor].use_end += 1
+    return uses
+
+
+@kernel
+def next_use(tensor: Any, step: Any, again: Any, tensors: Any, uses: Any) -> int:
+    """The step at which what there is of a tensor is read next; -1 for never. The present step counts while it has not run."""
+    entry, end = tensors[tensor].at, tensors[tensor].use_end
+    if entry < end and ((uses[entry] == step and not again) or uses[entry] == -1 - step):
+        entry += 1
+    return max(uses[entry], -1) if entry < end else -1
+
+
+@kernel
+def emit(code: Any, now: Any, out: Any) -> bool:
+    """One entry more; False where the sequence has become too long."""
+    count = now[0].count
+    if count >= len(out):
+        return False
+    out[count].code = code
+    out[count].needed = True
+    now[0].count = count + 1
+    return True
+
+
+@kernel
+def settle(tensor: Any, now: Any, tensors: Any) -> None:
+    """A tensor is there from now on."""
+    count = now[0].members
+    tensors[tensor].resident = True
+    tensors[tensor].place = count
+    tensors[count].member = tensor
+    now[0].members = count + 1
+    now[0].level += tensors[tensor].bytes
+
+
+@kernel
+def let_go(tensor: Any, now: Any, tensors: Any) -> None:
+    """A tensor's memory is free again."""
+    tensors[tensor].resident = False
+    tensors[tensor].fresh = False
+    now[0].level -= tensors[tensor].bytes
+    now[0].members -= 1
+    last, place = tensors[now[0].members].member, tensors[tensor].place
+    tensors[place].member, tensors[last].place = last, place
+    if tensors[tensor].host == STORED:  # what was stored was not needed
+        tensors[tensor].host = NOTHING

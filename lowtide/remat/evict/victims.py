@@ -1,0 +1,178 @@
+"""Making room: of all that is there, what costs least to have again goes first.
+
+Costs are found lazily: a candidate starts with a bound from below, and is priced, by a walk over what it misses, when it comes first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lowtide.base.kernels import kernel
+from lowtide.remat.evict.state import CHOSEN, DROPPED, NOTHING, STORED, WEIGHED, emit, let_go, next_use
+
+_DEAD, _REMAKE, _DROP, _SWAP, _UNKNOWN = 0, 1, 2, 3, 4  # how a tensor goes
+_LATE = 1e30  # what was loaded ahead goes last
+
+
+@kernel
+def make_room(
+    need: Any, step: Any, again: Any, before: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, uses: Any, out: Any
+) -> bool:
+    """Let tensors go until `need` bytes fit beneath the limit; none that is read before step `before`. False where that cannot be."""
+    if now[0].level + need <= now[0].limit_bytes:
+        return True
+    found = _candidates(step, again, before, now, tensors, nodes, steps, uses)
+    while now[0].level + need > now[0].limit_bytes:
+        place = _least(found, tensors)
+        if place < 0:
+            return False
+        tensor = tensors[place].candidate
+        if tensors[place].way == _UNKNOWN:
+            later = next_use(tensor, step, again, tensors, uses)
+            cost, way = _price(tensor, later, now, tensors, nodes, ids)
+            tensors[place].way = way
+            tensors[place].score = _score(cost, tensor, later - step, now, tensors, steps) if way != _DEAD else np.inf
+            continue
+        tensors[place].score = np.inf
+        if not _evict(tensor, tensors[place].way, now, tensors, nodes, out):
+            return False
+    return True
+
+
+@kernel
+def _candidates(step: Any, again: Any, before: Any, now: Any, tensors: Any, nodes: Any, steps: Any, uses: Any) -> int:
+    """All that may go, with a bound from below of their scores; how many."""
+    found = 0
+    for place in range(now[0].members):
+        tensor = tensors[place].member
+        each = tensors[tensor]
+        if each.lock > 0 or (each.kept and not each.lent) or each.bytes == 0:
+            continue
+        later = next_use(tensor, step, again, tensors, uses)
+        if later < 0:
+            tensors[found].score, tensors[found].candidate, tensors[found].way = -1.0, tensor, _DEAD
+            found += 1
+        elif later > before:
+            cost = _at_least(tensor, later, now, tensors, nodes)
+            if cost < np.inf:
+                tensors[found].score = _score(cost, tensor, later - step, now, tensors, steps)
+                tensors[found].candidate, tensors[found].way = tensor, _UNKNOWN
+                each.part = max(each.part, WEIGHED)
+                found += 1
+    return found
+
+
+@kernel
+def _least(found: Any, tensors: Any) -> int:
+    """The place of the candidate of least score; -1 where none is left."""
+    best, place = np.inf, -1
+    for each in range(found):
+        if tensors[each].score < best:
+            best, place = tensors[each].score, each
+    return place
+
+
+@kernel
+def _score(cost: Any, tensor: Any, distance: Any, now: Any, tensors: Any, steps: Any) -> float:
+    """The least goes first; what was loaded ahead of its reader goes last."""
+    powered = cost if now[0].cost_power == 1.0 else cost ** now[0].cost_power
+    score = powered / (tensors[tensor].by_bytes * steps[distance].by_steps)
+    return float(score + _LATE if tensors[tensor].fresh else score)
+
+
+@kernel
+def _at_least(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any) -> float:
+    """A bound from below of what it costs to let a tensor go and have it again: no walk; inf where there is no way."""
+    each = tensors[tensor]
+    cost = nodes[each.producer].cost_us if each.producer >= 0 and nodes[each.producer].until > later else np.inf
+    if each.storable and (each.host != NOTHING or now[0].store_above < np.inf):
+        return float(min(cost, now[0].load_weight * each.load_us))
+    return float(cost)
+
+
+@kernel
+def _price(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any, ids: Any) -> tuple[float, int]:
+    """What it costs to let a tensor go and have it again, and by which way; `_DEAD` where there is none."""
+    cost, way = 0.0, _DEAD
+    each = tensors[tensor]
+    if each.producer >= 0:
+        remake = remake_us(each.producer, later, now, tensors, nodes, ids)
+        if remake >= 0:
+            cost, way = remake, _REMAKE
+    if not each.storable:
+        return cost, way
+    load = now[0].load_weight * each.load_us
+    if each.host != NOTHING:
+        drop = max(each.stored_us - now[0].clock, 0.0) + load
+        if way == _DEAD or drop <= cost:
+            cost, way = drop, _DROP
+    elif now[0].store_above < np.inf:
+        swap = max(now[0].to_host - now[0].clock, 0.0) + each.store_us + load
+        if way == _DEAD or swap < cost:
+            cost, way = swap, _SWAP
+    return cost, way
+
+
+@kernel
+def _evict(tensor: Any, way: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
+    """Let a tensor go; False where the sequence has become too long."""
+    if way == _SWAP and not store(tensor, now, tensors, nodes, out):
+        return False
+    if way in (_DROP, _SWAP):
+        each = tensors[tensor]
+        now[0].clock = max(now[0].clock, each.stored_us)
+        if each.host != DROPPED:
+            out[each.store_at].needed = True
+            each.host = DROPPED
+        if not emit(len(nodes) - 1 + 3 * tensor + 1, now, out):
+            return False
+    if way != _DEAD:
+        tensors[tensor].part = CHOSEN
+    let_go(tensor, now, tensors)
+    return True
+
+
+@kernel
+def store(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
+    """Begin to copy a tensor to the host. The entry stays in the sequence only if the copy is needed."""
+    each, place = tensors[tensor], now[0].count
+    if not emit(len(nodes) - 1 + 3 * tensor, now, out):
+        return False
+    out[place].needed = False
+    each.store_at = place
+    now[0].to_host = max(now[0].to_host, now[0].clock, each.arrived_us) + each.store_us
+    each.stored_us = now[0].to_host
+    each.host = STORED
+    return True
+
+
+@kernel
+def remake_us(maker: Any, when: Any, now: Any, tensors: Any, nodes: Any, ids: Any) -> float:
+    """What it costs to run a node again with all that it misses now; -1 where something could not be run at step `when`."""
+    total, top = 0.0, 0
+    now[0].stamp += 1
+    stamp = now[0].stamp
+    nodes[0].stack = maker
+    nodes[maker].seen = stamp
+    while top >= 0:
+        node = nodes[nodes[top].stack]
+        top -= 1
+        if node.until <= when:
+            return -1.0
+        total += node.cost_us
+        for entry in range(node.read, node.read_end):
+            tensor = tensors[ids[entry]]
+            if tensor.resident:
+                continue
+            if tensor.host == DROPPED:
+                total += now[0].load_weight * tensor.load_us
+                continue
+            if tensor.producer < 0:
+                return -1.0
+            if nodes[tensor.producer].seen != stamp:
+                nodes[tensor.producer].seen = stamp
+                top += 1
+                nodes[top].stack = tensor.producer
+    return total

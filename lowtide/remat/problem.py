@@ -1,0 +1,147 @@
+"""Schedules with recomputation and swapping as plain sequences of integers. `run_cost` says what they cost.
+
+A sequence of *runs* holds every node that makes or writes bytes at least once, and some again; views are not in it (`remat.write_out` takes
+them where they are read). A run reads the latest copy of each tensor, so a copy lives from the run that makes it to the last run that
+reads it before the tensor is made anew: no lifetime is decided, all of them follow. A sequence is right if each run finds its inputs made,
+and what a node repeats to read has not been written over since (`limits`).
+
+Between the runs a tensor may be stored to the host, dropped, and loaded again: further entries, numbered as `remat.entries` says. A store
+reads the tensor, a drop is the last reader of its copy, a load makes it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lowtide.cost.device import Device
+from lowtide.cost.memory import order_problem
+from lowtide.ir.graph import Graph, Storage
+from lowtide.ir.ops import is_view, repeatable
+from lowtide.problems.order import Ints, OrderProblem, Rows
+from lowtide.remat.cost import Facts, Times
+from lowtide.remat.entries import Codes
+from lowtide.remat.evict.state import records
+from lowtide.remat.offload import lendable_storages, storable
+
+
+@dataclass(frozen=True, eq=False)
+class Links:
+    """What copies to the host and back take."""
+
+    storable: NDArray[np.bool_]  # [m] may be stored
+    store_us: Times  # [m]
+    load_us: Times  # [m]
+
+    @classmethod
+    def of(cls, problem: OrderProblem, storable: Sequence[bool], device: Device) -> Links:
+        """By tensor, over a device's links. What takes not much longer to copy than to launch is not worth an entry."""
+        sizes = problem.tensor_bytes.tolist()
+        store_us = np.array([device.store_us(nbytes) for nbytes in sizes], np.float64)
+        load_us = np.array([device.load_us(nbytes) for nbytes in sizes], np.float64)
+        return cls(np.array(storable, np.bool_) & (store_us > 10 * device.launch_us), store_us, load_us)
+
+    @classmethod
+    def none(cls, tensors: int) -> Links:
+        """Over which nothing goes."""
+        return cls(np.zeros(tensors, np.bool_), np.zeros(tensors), np.zeros(tensors))
+
+
+@dataclass(frozen=True, eq=False)
+class RunProblem:
+    """An ordering problem whose nodes may run more than once, and what a run costs. Its arrays are read-only."""
+
+    problem: OrderProblem
+    cost_us: Times  # [n] of one run
+    is_view: NDArray[np.bool_]  # [n] makes no bytes and writes none: in no sequence
+    repeatable: NDArray[np.bool_]  # [n] may run again
+    limits: Rows  # by node: the nodes that write over what it reads; it is not repeated once one of them has run
+    links: Links | None = None  # to the host and back; None where nothing is swapped
+    writes: Rows | None = None  # by node: the lent tensors that it writes; None where nothing is lent
+    plain: RunProblem | None = None  # the same without links and without what is lent
+
+    @classmethod
+    def of(
+        cls,
+        graph: Graph,
+        cost_us: Sequence[float],
+        workspace_bytes: Sequence[int] | None = None,
+        *,
+        round_to: int = 1,
+        swap: Device | None = None,
+        lend: bool = False,
+    ) -> RunProblem:
+        """The problem of a graph whose nodes take `cost_us`, and whose storages may be swapped over the links of `swap`.
+
+        With `lend`, what the caller can lend is among them. Other arguments and errors as for `order_problem`.
+        """
+        lend = lend and swap is not None
+        lendable = lendable_storages(graph) if lend else ()
+        problem = order_problem(graph, workspace_bytes, round_to=round_to, lendable=lendable)
+        again = [repeatable(node) for node in graph.nodes]
+        views = np.array([is_view(node) for node in graph.nodes], np.bool_)
+        writers = {(before.storage, before.version): index for index, node in enumerate(graph.nodes) for before, _ in node.writes}
+        rows = [
+            sorted({writers[value.storage, value.version] for value in node.inputs if (value.storage, value.version) in writers} - {index})
+            if node is not None
+            else []
+            for index, node in enumerate(again)
+        ]
+        makes = np.diff(problem.outputs_of.ptr) > 0
+        return cls(
+            problem=problem,
+            cost_us=np.array(cost_us, np.float64),
+            is_view=views,
+            repeatable=np.array([node is not None for node in again], np.bool_) & ~views & makes,
+            limits=rows_of(rows),
+            links=None if swap is None else Links.of(problem, storable(graph, lend=lend)[: problem.tensor_count], swap),
+            writes=_writes(graph, lendable, problem.tensor_count) if lend else None,
+            plain=cls.of(graph, cost_us, workspace_bytes, round_to=round_to) if lend else None,
+        )
+
+    @property
+    def without_links(self) -> RunProblem:
+        """The problem of the same sequences where nothing is swapped."""
+        return self.plain or replace(self, links=None)
+
+    @property
+    def codes(self) -> Codes:
+        """What the entries of this problem's sequences mean."""
+        return Codes(self.problem.node_count, self.problem.tensor_count)
+
+    def runs_of(self, order: ArrayLike) -> Ints:
+        """An order of all nodes as a sequence of runs: without the views."""
+        steps = np.asarray(order, np.int32)
+        return steps[~self.is_view[steps]]
+
+    @cached_property
+    def facts(self) -> Facts:
+        """All that kernels want to know."""
+        problem, links = self.problem, self.links or Links.none(self.problem.tensor_count)
+        return Facts(
+            self.cost_us, self.repeatable, *self.limits, *problem.reads, *problem.outputs_of, *problem.takes, problem.take_output,
+            problem.tensor_bytes, problem.made_bytes, problem.workspace_bytes, problem.kept, problem.producer,
+            links.storable, links.store_us, links.load_us, *(self.writes or rows_of([()] * problem.node_count)),
+        )  # fmt: skip
+
+    @cached_property
+    def records(self) -> tuple[NDArray[Any], NDArray[Any], Ints]:
+        """The same as eviction takes it: to be copied."""
+        return records(self.facts)
+
+
+def rows_of(rows: Sequence[Sequence[int]]) -> Rows:
+    """Lists laid end to end."""
+    lengths = np.array([len(row) for row in rows], np.int32)
+    return Rows(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), np.array([each for row in rows for each in row], np.int32))
+
+
+def _writes(graph: Graph, lent: Sequence[Storage], tensors: int) -> Rows:
+    """By node: the numbers of the lent storages that it writes, which are the last of so many tensors."""
+    number = {storage: tensors - len(lent) + place for place, storage in enumerate(lent)}
+    return rows_of([sorted({number[before.storage] for before, _ in node.writes if before.storage in number}) for node in graph.nodes])

@@ -1,0 +1,91 @@
+"""Repeated runs that a sequence can do without: those that may not be, and those whose results nobody reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.base.kernels import kernel
+from lowtide.problems.order import Ints
+from lowtide.remat.problem import RunProblem
+
+Mask = NDArray[np.bool_]
+
+
+def pruned(problem: RunProblem, runs: Ints) -> Ints:
+    """The sequence without repeated runs that may not be, whose readers find the copy from before, and without those that are not read."""
+    allowed = runs[_allowed(runs, problem.repeatable, *problem.limits)]
+    first = np.zeros(len(allowed), np.bool_)
+    first[np.unique(allowed, return_index=True)[1]] = True
+    return allowed[needed(problem, allowed, first)]
+
+
+def needed(problem: RunProblem, runs: Ints, must: Mask) -> Mask:
+    """[runs] those that must be, and those that make what such a run reads, directly or not."""
+    base = problem.problem
+    found: Mask = _needed(runs, must, *base.reads, *base.outputs_of, base.kept)
+    return found
+
+
+def prompt(problem: RunProblem, order: Ints) -> Ints:
+    """The order with every run that makes no bytes right after what it waits for: updates let go of their gradients at once."""
+    base = problem.problem
+    place_of = np.full(base.node_count, -1, np.int64)
+    place_of[order] = np.arange(len(order))
+    place_of[order[base.made_bytes[order] == 0]] = -1
+    ready = _ready(place_of, *base.preds, *base.succs)
+    return order[np.lexsort((base.made_bytes[order] == 0, ready[order]))]
+
+
+@kernel
+def _ready(place_of: Any, pred_ptr: Any, _pred_ids: Any, succ_ptr: Any, succ_ids: Any) -> Any:
+    """By node its place, or where it has none, the last place of the nodes before it."""
+    ready, waits, stack, top = place_of.copy(), np.diff(pred_ptr), np.empty(len(place_of), np.int64), 0
+    for node in range(len(place_of)):
+        if waits[node] == 0:
+            stack[top] = node
+            top += 1
+    while top > 0:
+        top -= 1
+        node = stack[top]
+        for entry in range(succ_ptr[node], succ_ptr[node + 1]):
+            after = succ_ids[entry]
+            if place_of[after] < 0:
+                ready[after] = max(ready[after], ready[node])
+            waits[after] -= 1
+            if waits[after] == 0:
+                stack[top] = after
+                top += 1
+    return ready
+
+
+@kernel
+def _allowed(runs: Any, repeatable: Any, limit_ptr: Any, limit_ids: Any) -> Mask:
+    done, allowed = np.zeros(len(repeatable), np.bool_), np.ones(len(runs), np.bool_)
+    for place in range(len(runs)):
+        node = runs[place]
+        if done[node]:
+            allowed[place] = repeatable[node]
+            for entry in range(limit_ptr[node], limit_ptr[node + 1]):
+                allowed[place] &= not done[limit_ids[entry]]
+        done[node] = True
+    return allowed
+
+
+@kernel
+def _needed(runs: Any, must: Any, read_ptr: Any, read_ids: Any, made_ptr: Any, made_ids: Any, kept: Any) -> Mask:
+    wanted = kept.copy()
+    found: Mask = must.copy()
+    for place in range(len(runs) - 1, -1, -1):
+        node = runs[place]
+        for entry in range(made_ptr[node], made_ptr[node + 1]):
+            found[place] |= wanted[made_ids[entry]]
+        if not found[place]:
+            continue
+        for entry in range(made_ptr[node], made_ptr[node + 1]):
+            wanted[made_ids[entry]] = False
+        for entry in range(read_ptr[node], read_ptr[node + 1]):
+            wanted[read_ids[entry]] = True
+    return found

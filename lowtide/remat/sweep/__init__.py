@@ -1,0 +1,1 @@
+"""The search over schedules that fills the archive of peak against time."""

@@ -1,0 +1,95 @@
+"""The archive: every schedule seen that no other beats in both memory and time. Any limit is answered from it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import astuple, dataclass, field, replace
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.problems.order import Ints
+from lowtide.remat.evict.eviction import Bias, Weights
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """How eviction made a schedule: from what, and by which rule."""
+
+    base: Ints
+    weights: Weights
+    bias: Bias | None = None
+
+    def digest(self, problem: int, limit_bytes: int) -> bytes:
+        """Of all that decides what comes out: two recipes of one digest make one schedule."""
+        found = blake2b(repr((problem, limit_bytes, *astuple(self.weights))).encode(), digest_size=16)
+        for array in (self.base, *(() if self.bias is None else (self.bias.keep, self.bias.store))):
+            found.update(array.tobytes())
+        return found.digest()
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """A schedule with recomputation and swapping, and what it costs."""
+
+    peak_bytes: int
+    time_us: float
+    problem: int  # which of the problems it is a schedule of
+    runs: Ints
+    recipe: Recipe | None = None
+    part: NDArray[np.int8] | None = None  # [m] what each tensor had to do with eviction's choices
+
+    def among(self, tensors: int) -> Point:
+        """The same schedule for a problem of more tensors, at the end, which it leaves alone."""
+        bias, part = self.recipe.bias if self.recipe else None, self.part
+        if bias is not None:
+            bias = Bias(*(np.append(factors, np.ones(tensors - len(factors))) for factors in (bias.keep, bias.store)))
+        if part is not None:
+            part = np.append(part, np.zeros(tensors - len(part), np.int8))
+        return replace(self, recipe=self.recipe and replace(self.recipe, bias=bias), part=part)
+
+
+@dataclass
+class Archive:
+    """The points that no other beats in both, by ascending peak and descending time."""
+
+    points: list[Point] = field(default_factory=list)
+    states: int = 0  # schedules built and costed
+    interrupted: bool = False  # the search was stopped by the user
+
+    def add(self, point: Point) -> bool:
+        """Whether the point belongs here; those that it beats are let go."""
+        place = bisect_right(self.points, point.peak_bytes, key=_peak)
+        if place and self.points[place - 1].time_us <= point.time_us:
+            return False
+        start = end = bisect_left(self.points, point.peak_bytes, key=_peak)
+        while end < len(self.points) and self.points[end].time_us >= point.time_us:
+            end += 1
+        self.points[start:end] = [point]
+        return True
+
+    def merge(self, other: Archive) -> None:
+        """All that another archive holds, too."""
+        for point in other.points:
+            self.add(point)
+        self.states += other.states
+        self.interrupted |= other.interrupted
+
+    def within(self, memory_bytes: int) -> Point | None:
+        """The fastest point within so many bytes."""
+        place = bisect_right(self.points, memory_bytes, key=_peak)
+        return self.points[place - 1] if place else None
+
+    def near(self, memory_bytes: int, count: int) -> list[Point]:
+        """So many points on either side of a peak."""
+        place = bisect_right(self.points, memory_bytes, key=_peak)
+        return self.points[max(0, place - count) : place + count]
+
+    def under(self, time_us: float) -> Point | None:
+        """The point of least peak that takes no longer."""
+        return next((each for each in self.points if each.time_us <= time_us), None)
+
+
+def _peak(point: Point) -> int:
+    return point.peak_bytes

@@ -1,0 +1,195 @@
+"""Everything that was seen of memory against time: the search that fills the archive from which any limit is answered.
+
+Each point is a whole schedule with recomputation and swapping. The sweep does not know the limit that will be asked for, so that two
+limits are answered from the same points: less memory never gives a higher peak, more memory never a slower program.
+
+The sweep goes down from the peak of the best order without recomputation, in even steps, until eviction finds nothing any more. At each
+level it evicts under several rules, from every order given and from the best schedules seen so far. Then it climbs at each level: another
+rule, some of what is repeated let go, exceptions from the rule for single tensors; eviction makes a whole right schedule of whatever that
+is (large neighbourhood search), and what is no slower goes on. Effort is counted in states, schedules built and costed, and in the runs
+that they hold, so that large graphs do not take longer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.problems.order import Ints
+from lowtide.remat.blocks.seeds import seeds
+from lowtide.remat.cost import cost_of
+from lowtide.remat.evict.eviction import evict
+from lowtide.remat.problem import RunProblem
+from lowtide.remat.sweep.archive import Archive, Point, Recipe
+from lowtide.remat.sweep.neighbours import RULES, Moves, without_swaps
+
+_STATES, _FEW = 200, 8  # a level wants so many states at least; and so many levels there are in any case
+_RULES = 9  # that are tried at each level from each order
+_NEAR = 6  # points on either side of a limit whose recipes are tried there
+_STALE = 50  # neighbours in a row that were all tried before: a level is done
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """How far to look.
+
+    levels: steps from the peak without recomputation to what is resident. max_states: schedules built. max_runs: what these hold together.
+    Where tensors may be swapped, as much again is done with that. max_seconds: only a cap.
+    """
+
+    levels: int = 96
+    max_states: int = 30_000
+    max_runs: int = 30_000_000
+    max_seconds: float = 60.0
+
+    def explore(self, problems: Sequence[RunProblem], orders: Sequence[Sequence[Ints]]) -> Archive:
+        """The archive of these problems, each with some orders of its nodes as sequences; the same input always gives the same one.
+
+        Interrupted from the keyboard, it holds what was found by then.
+        """
+        plain = _Search(self, [problem.without_links for problem in problems], orders)
+        if all(problem.links is None for problem in problems):
+            return plain.done()
+        return _both(plain, _Search(self, problems, orders))
+
+
+def _both(plain: _Search, swapping: _Search) -> Archive:
+    """Two searches side by side; the one with swapping climbs from what the other found, too, and so is never worse.
+
+    Kernels run without Python's lock.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(plain.done)
+        found = swapping.done(other)
+        plain.stopped |= found.interrupted
+        try:
+            found.merge(other.result())
+        except KeyboardInterrupt:
+            plain.stopped = True
+            found.merge(other.result())
+            found.interrupted = True
+    return found
+
+
+class _Search:
+    def __init__(self, sweep: Sweep, problems: Sequence[RunProblem], orders: Sequence[Sequence[Ints]]) -> None:
+        self.sweep, self.problems, self.orders = sweep, problems, orders
+        self.stopped = False
+        self.archive, self.runs = Archive(), 0
+        self.moves, self.tried = Moves(), set[bytes]()
+        self.deadline = time.monotonic() + sweep.max_seconds
+
+    def done(self, other: Future[Archive] | None = None) -> Archive:
+        """All of it; where there is another search, what that found is climbed from, too."""
+        for which, orders in enumerate(self.orders):
+            for order in orders:
+                self.see(which, order)
+        try:
+            self.go(other)
+        except KeyboardInterrupt:
+            self.archive.interrupted = True
+        return self.archive
+
+    def go(self, other: Future[Archive] | None) -> None:
+        """Down the levels, then over all that have an answer, from the top and back."""
+        levels = self.levels()
+        self.plant(levels)
+        self.descend(levels)
+        for point in () if other is None else other.result().points:
+            self.archive.add(point.among(self.problems[point.problem].problem.tensor_count))
+        reached = [limit for limit in levels if self.archive.within(limit) is not None]
+        turns = [*reached, *reversed(reached)]
+        for turn, limit in enumerate(turns):
+            self.climb(limit, len(turns) - turn)
+
+    def plant(self, levels: Sequence[int]) -> None:
+        """Schedules planned block by block, as far as a part of the effort goes, and what eviction makes of them at the levels."""
+        for which, (problem, orders) in enumerate(zip(self.problems, self.orders, strict=True)):
+            for order in orders:
+                for runs in islice(seeds(problem.without_links, order, levels), self.sweep.max_states // 20):
+                    if self.over():
+                        return
+                    self.archive.states += 1
+                    self.runs += len(runs)
+                    self.see(which, runs, Recipe(runs, RULES[0]))
+
+    def levels(self) -> list[int]:
+        """Limits from just under the least peak seen down to what is resident."""
+        top, floor = self.archive.points[0].peak_bytes, min(problem.problem.resident_bytes for problem in self.problems)
+        count = min(self.sweep.levels, max(_FEW, self.sweep.max_states // _STATES))
+        return [top - (top - floor) * step // count for step in range(1, count)]
+
+    def descend(self, levels: Sequence[int]) -> None:
+        """Evict at each level until nothing is found; the smallest limit that has an answer is then found by halving."""
+        for place, limit in enumerate(levels):
+            if not self.seed(limit):
+                return self.halve(limit, levels[place - 1] if place else self.archive.points[0].peak_bytes)
+        return None
+
+    def halve(self, low: int, high: int) -> None:
+        """Between a limit that has no answer and one that has."""
+        while high - low > max(1, high // 500) and not self.over():
+            middle = (low + high) // 2
+            if self.seed(middle):
+                high = min(middle, self.archive.points[0].peak_bytes)
+            else:
+                low = middle
+
+    def seed(self, limit: int) -> bool:
+        """Evict from every order, and from the leanest schedule seen, under many rules."""
+        near = self.archive.points[0]
+        bases = [(which, order) for which, orders in enumerate(self.orders) for order in orders]
+        bases.append((near.problem, without_swaps(near.runs, self.problems[near.problem])))
+        found = False
+        for which, base in bases:
+            for weights in self.moves.rules(self.problems[which], _RULES):
+                found |= self.attempt(which, Recipe(base, weights), limit) is not None
+        return found | self.repeat_near(limit)
+
+    def repeat_near(self, limit: int) -> bool:
+        """What made the best schedules of limits nearby, done at this one."""
+        found = False
+        for point in self.archive.near(limit, _NEAR):
+            if point.recipe is not None:
+                found |= self.attempt(point.problem, point.recipe, limit) is not None
+        return found
+
+    def climb(self, limit: int, turns: int) -> None:
+        """Change the fastest schedule within the limit, again and again; this turn's share of what effort is left."""
+        self.repeat_near(limit)
+        point, stale = self.archive.within(limit), 0
+        states = self.archive.states + (self.sweep.max_states - self.archive.states) // turns
+        runs = self.runs + (self.sweep.max_runs - self.runs) // turns
+        while point and self.archive.states < states and self.runs <= runs and stale < _STALE and not self.over():
+            before = self.archive.states
+            found = self.attempt(point.problem, self.moves.neighbour(self.problems[point.problem], point), limit)
+            stale = stale + 1 if self.archive.states == before else 0
+            if found is not None and found.time_us <= point.time_us:
+                point = found
+
+    def attempt(self, which: int, recipe: Recipe, limit: int) -> Point | None:
+        """One state; None where there is none, or it was built before."""
+        digest = recipe.digest(which, limit)
+        if self.over() or digest in self.tried:
+            return None
+        self.tried.add(digest)
+        found = evict(self.problems[which], recipe.base, limit, recipe.weights, recipe.bias)
+        self.archive.states += 1
+        self.runs += len(recipe.base if found is None else found.runs)
+        return None if found is None else self.see(which, found.runs, recipe, found.part)
+
+    def see(self, which: int, runs: Ints, recipe: Recipe | None = None, part: NDArray[np.int8] | None = None) -> Point:
+        cost = cost_of(self.problems[which], runs)
+        point = Point(cost.peak_bytes, cost.time_us, which, runs, recipe, part)
+        self.archive.add(point)
+        return point
+
+    def over(self) -> bool:
+        effort = self.archive.states >= self.sweep.max_states or self.runs >= self.sweep.max_runs
+        return effort or self.stopped or time.monotonic() > self.deadline

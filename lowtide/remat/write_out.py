@@ -1,0 +1,287 @@
+"""Rematerialisation and swapping: computing a storage once more, or fetching it back, in place of keeping it (MAGIS, section 5.2).
+
+A schedule with recomputation is a sequence of *runs*: indices of nodes, each at least once, some of them again; with swapping there are
+stores, drops and loads of storages among them (`remat.entries`). A run reads of each storage what its latest run or load made. Written out
+as a graph, the first run of a node makes the values that it always made, and every further run and every load is a node of its own, whose
+results are values and storages of their own: which copy a reader reads is then said by values, as everything is.
+
+Views are not in the sequence. A view is taken of whatever copy of its base is the present one, right before the first reader that asks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeVar
+
+from lowtide.errors import CheckError
+from lowtide.ir.graph import Arg, Graph, Node, Storage, Value
+from lowtide.ir.ops import is_transfer, is_view, repeatable
+from lowtide.remat.entries import Codes, Deed
+from lowtide.remat.host_book import HostBook
+from lowtide.remat.offload import drop, lend, load, movable_storages, store
+from lowtide.rewrite.base import Rewritten
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Rematerialised:
+    """The graph in the order of its sequence, what became of the old nodes, and of which old node each new one is a copy."""
+
+    rewritten: Rewritten
+    origins: tuple[int, ...]  # by new node: the index of the old one; -1 for a store, drop or load
+    recomputed: tuple[int, ...]  # indices of the new nodes that repeat what had been computed before, views apart
+
+    @property
+    def graph(self) -> Graph:
+        """The new graph; its program order is the sequence."""
+        return self.rewritten.graph
+
+    @cached_property
+    def transfers(self) -> tuple[int, ...]:
+        """Indices of the new nodes that store, drop and load."""
+        return tuple(index for index, node in enumerate(self.graph.nodes) if is_transfer(node))
+
+    def of_origins(self, items: Sequence[Item], otherwise: Item) -> tuple[Item, ...]:
+        """By new node: the item of the old node that it is a copy of; `otherwise` for a store, drop or load."""
+        return tuple(items[origin] if origin >= 0 else otherwise for origin in self.origins)
+
+
+def rematerialise(graph: Graph, runs: Sequence[int]) -> Rematerialised:
+    """The graph that does what the entries of `runs` say, one after another; nodes that only make views are not among them.
+
+    Raises CheckError naming the node where a run reads what is not there, repeats what is random or writes, or is missing; naming the
+    storage and the place in the sequence where one is stored, dropped or loaded that cannot be.
+    """
+    writer = _Writer(graph)
+    for place, entry in enumerate(runs):
+        writer.enter(place, entry)
+    return writer.finished()
+
+
+class _Writer:
+    """The new graph as far as it is written, and which copy of everything is the present one."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.views = {value: index for index, node in enumerate(graph.nodes) if is_view(node) for value in node.outputs if value}
+        self.returned: defaultdict[Storage, list[Value]] = defaultdict(list)  # views among the graph's outputs, by old storage
+        for value in graph.outputs:
+            if value in self.views:
+                self.returned[value.storage].append(value)
+        self.present: dict[Value, Value] = {value: value for value in graph.inputs}  # the latest copy of each old value
+        self.storage: dict[Storage, Storage] = {value.storage: value.storage for value in graph.inputs}  # and of each old storage
+        self.first: dict[Node, Node] = {}  # by old node
+        self.nodes: list[Node] = []
+        self.origins: list[int] = []
+        self.recomputed: list[int] = []
+        self.taken = {value.name for node in graph.nodes for value in node.results} | {value.name for value in graph.inputs}
+        self.taken |= {value.storage.name for node in graph.nodes for value in node.results} | {each.name for each in self.storage}
+        self.copies: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self.movable = movable_storages(graph)
+        self.codes = Codes(len(graph.nodes), len(self.movable))
+        self.host = HostBook(graph)
+
+    def enter(self, place: int, entry: int) -> None:
+        """Write what one entry of the sequence says."""
+        self.host.place = place
+        try:
+            deed, index = self.codes.read(entry)
+        except IndexError as error:
+            raise CheckError(f"runs: at place {place}: {error}") from error
+        if deed is Deed.RUN:
+            self.run(index)
+        else:
+            {Deed.STORE: self.store, Deed.DROP: self.drop, Deed.LOAD: self.load}[deed](self.movable[index])
+
+    def run(self, index: int) -> None:
+        """Write a node that makes or writes bytes."""
+        node = self.graph.nodes[index]
+        if is_view(node):
+            raise CheckError(f"runs: expected no node that only makes views, got {self.described(index)}")
+        if node not in self.first:
+            self.host.note_writes(node)
+            after = tuple(self.first[before] for before in node.after if before in self.first)
+            if len(after) < len(node.after):
+                raise CheckError(f"runs: expected {self.described(index)} after the nodes that its control edges name")
+            self.take_returned_views(node)
+            self.put(index, node if after == node.after else replace(node, after=after))
+            return
+        again = repeatable(node)
+        if again is None:
+            raise CheckError(f"runs: expected {self.described(index)} once, since it is random or writes; got it again")
+        for value in node.outputs if self.host.stored else ():
+            self.host.check_settled(value.storage if value else None, "which makes it again")
+        self.recomputed.append(self.put(index, replace(again, after=())))
+
+    def take_returned_views(self, writer: Node) -> None:
+        """Views that the graph returns are taken in the end, but of what is written over: before that."""
+        for before, _ in writer.writes:
+            for value in self.returned[before.storage]:
+                if value.version == before.version:
+                    self.now(value, -1)
+
+    def store(self, storage: Storage) -> None:
+        """Write the start of a copy to the host."""
+        base = self.host.base(storage, "store")
+        self.host.check_new(storage)
+        node = store(self.here(storage, "store"), self.name(base.value.name, "host"), base.source)
+        self.append(node)
+        self.host.note_store(storage, node)
+
+    def drop(self, storage: Storage) -> None:
+        """Write the last use of a copy on the device."""
+        here, there, base = self.here(storage, "drop"), self.host.copy(storage, "drop"), self.host.base(storage, "drop")
+        self.host.check_unwritten(storage, "drop")
+        lent = storage in self.host.given
+        self.append(lend(here, there, self.name(base.value.name, "gone")) if lent else drop(here, there, base.source))
+        self.host.note_drop(storage, self.nodes[-1])
+        del self.storage[storage]
+
+    def load(self, storage: Storage) -> None:
+        """Write the start of a copy to the device, which is the present one from there on."""
+        there, base = self.host.copy(storage, "load"), self.host.base(storage, "load")
+        self.host.check_settled(storage, "which loads it")
+        if storage in self.host.given and storage in self.storage:
+            raise CheckError(f"runs: expected {storage.name} dropped before place {self.host.place} loads it: it is the caller's own")
+        node = load(there, base.value, self.name(base.value.name, "back"), base.source, self.host.lent.get(storage, ()))
+        self.append(node)
+        self.present[base.value] = node.results[0]
+        self.storage[storage] = node.results[0].storage
+
+    def append(self, node: Node) -> None:
+        """Write a node that is no copy of an old one."""
+        self.nodes.append(node)
+        self.origins.append(-1)
+
+    def here(self, storage: Storage, deed: str) -> Value:
+        """The present copy of a storage."""
+        base = self.host.base(storage, deed)
+        if storage not in self.storage:
+            where = f"at place {self.host.place} to {deed} it"
+            raise CheckError(f"runs: expected {storage.name} to be there {where}, got {self.host.absence(storage)}")
+        return self.present[base.value]
+
+    def put(self, index: int, node: Node) -> int:
+        """Append a copy of node `index`, of the form `node`, that reads the present copies of its inputs; the place where it stands."""
+        old = self.graph.nodes[index]
+        inputs = {value: self.now(value, index) for value in (*node.inputs, *(before for before, _ in node.writes))}
+        outputs = self.results(old, inputs)
+        changed = outputs != node.outputs or any(known is not now for known, now in inputs.items())
+        writes = tuple((inputs[before], self.written_over(inputs[before], before, after)) for before, after in node.writes)
+        copy = _substituted(node, inputs, outputs, writes) if changed else node
+        self.present.update({after: new for (_, after), (_, new) in zip(node.writes, writes, strict=True)})
+        self.first.setdefault(old, copy)
+        self.nodes.append(copy)
+        self.origins.append(index)
+        return len(self.nodes) - 1
+
+    def written_over(self, now: Value, before: Value, after: Value) -> Value:
+        """The next version of what is written, on the copy that is written."""
+        if now.storage is before.storage:
+            return after
+        return replace(now, name=self.name(after.name, "back"), version=now.version + 1)
+
+    def results(self, old: Node, inputs: Mapping[Value, Value]) -> tuple[Value | None, ...]:
+        """What one more run of `old` gives: its own values the first time, then new ones in new storages; a view's lie in its base."""
+        again = old in self.first
+        lying = {known.storage: now.storage for known, now in inputs.items()}
+        found: list[Value | None] = []
+        for value in old.outputs:
+            if value is None:
+                found.append(None)
+                continue
+            if value.storage not in lying:
+                lying[value.storage] = replace(value.storage, name=self.name(value.storage.name, "again")) if again else value.storage
+            storage = lying[value.storage]
+            same = storage is value.storage and not again
+            found.append(value if same else replace(value, name=self.name(value.name, "again"), storage=storage))
+            self.storage[value.storage] = storage
+        self.present.update({value: new for value, new in zip(old.outputs, found, strict=True) if value and new})
+        return tuple(found)
+
+    def now(self, value: Value, reader: int) -> Value:
+        """The present copy of a value; a view is taken anew where its base is another copy by now."""
+        found = self.present.get(value)
+        if found is not None and found.storage is self.storage.get(value.storage):
+            return found
+        if value not in self.views:
+            why = self.host.absence(value.storage)
+            raise CheckError(f"runs: expected what {self.described(reader)} reads ({value.name}) to be there, got {why}")
+        view = self.graph.nodes[self.views[value]]
+        self.put(self.views[value], replace(view, after=()) if view.after else view)
+        return self.present[value]
+
+    def finished(self) -> Rematerialised:
+        """All that was written, without views that nobody reads any more."""
+        outputs = tuple(self.now(value, -1) for value in self.graph.outputs)
+        for index, node in enumerate(self.graph.nodes):
+            if node not in self.first and not is_view(node):
+                raise CheckError(f"runs: expected every node, got no {self.described(index)}")
+        self.host.check_end(self.storage)
+        read = set(outputs)
+        kept = []
+        for place in reversed(range(len(self.nodes))):
+            node = self.nodes[place]
+            if not is_view(node) or any(value in read for value in node.results):
+                read.update(node.inputs)
+                kept.append(place)
+        kept.reverse()
+        return self.assembled(kept, outputs)
+
+    def assembled(self, kept: Sequence[int], outputs: tuple[Value, ...]) -> Rematerialised:
+        """The result of the nodes that stay."""
+        new_place = {place: at for at, place in enumerate(kept)}
+        became: dict[Node, list[Node]] = {node: [] for node in self.graph.nodes}
+        for place in kept:
+            if self.origins[place] >= 0:
+                became[self.graph.nodes[self.origins[place]]].append(self.nodes[place])
+        return Rematerialised(
+            Rewritten(
+                Graph(self.graph.inputs, tuple(self.nodes[place] for place in kept), outputs),
+                {old: tuple(new) for old, new in became.items() if new != [old]},
+            ),
+            tuple(self.origins[place] for place in kept),
+            tuple(new_place[place] for place in self.recomputed if place in new_place),
+        )
+
+    def name(self, old: str, suffix: str) -> str:
+        """A name that nothing has: "relu_3_again", "relu_3_again2"."""
+        while True:
+            self.copies[old, suffix] += 1
+            count = self.copies[old, suffix]
+            new = f"{old}_{suffix}{count if count > 1 else ''}"
+            if new not in self.taken:
+                self.taken.add(new)
+                return new
+
+    def described(self, index: int) -> str:
+        """A node for messages."""
+        if index < 0:
+            return "the graph's result"
+        node = self.graph.nodes[index]
+        where = f" at {node.source.file}:{node.source.line}" if node.source else ""
+        return f"node {index} ({node.op}){where}"
+
+
+def _substituted(
+    node: Node, inputs: Mapping[Value, Value], outputs: tuple[Value | None, ...], writes: tuple[tuple[Value, Value], ...]
+) -> Node:
+    """The node with other inputs and outputs."""
+    return replace(
+        node,
+        args=tuple(_argument(arg, inputs) for arg in node.args),
+        kwargs=tuple((name, _argument(arg, inputs)) for name, arg in node.kwargs),
+        outputs=outputs,
+        writes=writes,
+        inplace=tuple((inputs[value], op) for value, op in node.inplace if value in inputs),
+    )
+
+
+def _argument(arg: Arg, inputs: Mapping[Value, Value]) -> Arg:
+    if isinstance(arg, Value):
+        return inputs[arg]
+    return tuple(_argument(item, inputs) for item in arg) if isinstance(arg, tuple) else arg

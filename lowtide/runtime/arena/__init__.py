@@ -1,0 +1,1 @@
+"""A step's own memory: recorded, planned, served."""

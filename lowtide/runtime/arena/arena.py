@@ -1,0 +1,189 @@
+"""A step's own memory: its first run is recorded, its addresses are planned, later runs are served from one arena.
+
+A step may have several programs (the first step of an optimizer makes its state, later ones update it); each has a recording of its own,
+and all share the arena, as they never run at once. A program that keeps asking for something else than was recorded is recorded again,
+after twice as many such runs each time.
+
+Nothing here decides what is right: the allocator serves no byte that is in use, so the numbers do not depend on recordings. What the
+arena cannot give, PyTorch's allocator does.
+
+An interrupt may come anywhere: whatever has begun ends (see allocator.py), and a plan is a program's own only once it is whole.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from lowtide.problems.placement import PlaceProblem
+from lowtide.runtime.arena.allocator import ALIGN_BYTES, OUTLIVES, Allocator, BusyError, Counts, Recorded, Region, Script
+
+Run = Callable[[], list[Any]]  # a program on its inputs: its outputs
+
+
+class Addresses(Protocol):
+    """What a placer answers."""
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """Of the problem's buffers, in bytes."""
+
+    @property
+    def arena_bytes(self) -> int:
+        """The smallest arena that holds them."""
+
+    @property
+    def lower_bound_bytes(self) -> int:
+        """No arena is smaller."""
+
+
+@dataclass
+class _Track:
+    """What is known of one program."""
+
+    recorded: Recorded | None = None
+    script: Script | None = None
+    planned_bytes: int = 0
+    lower_bound_bytes: int = 0
+    deviations: int = 0  # since it was recorded
+    patience: int = 1  # how many it takes to record it again
+
+
+class Arena:
+    """The arena of one step. `place` finds addresses.
+
+    `run` may be called by any thread; of two at once, the second goes without the arena.
+    """
+
+    def __init__(self, allocator: Allocator, place: Callable[[PlaceProblem], Addresses]) -> None:
+        self._allocator, self._place = allocator, place
+        self._tracks: dict[Hashable, _Track] = {}
+        self._region: Region | None = None
+        self._running = ctypes.c_int()  # a flag: up while a run is under way
+        self._latest = _Track()
+        self.counts = Counts()  # of the latest run that was served
+        self.recorded_runs = 0
+        self.served_runs = 0
+        self.runs_without: Counter[str] = Counter()  # by why
+        self._refused = ""  # why there is no memory, for good
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that the arena takes; 0 before the first run that is served."""
+        return 0 if self._region is None else self._region.nbytes
+
+    @property
+    def planned_bytes(self) -> int:
+        """What the latest planned program needs of it."""
+        return self._latest.planned_bytes
+
+    @property
+    def lower_bound_bytes(self) -> int:
+        """No arena for that program is smaller."""
+        return self._latest.lower_bound_bytes
+
+    @property
+    def held(self) -> int:
+        """How many tensors lie in it now: above 0 between steps only where something holds what a step made on its way."""
+        return 0 if self._region is None else self._region.live
+
+    def run(self, program: Hashable, call: Run) -> list[Any]:
+        """The outputs of one run of `program`. None of them lies in the arena, where there is memory to copy them to."""
+        return self._allocator.alone(
+            self._running, lambda: self._run(program, call), lambda: self._without("the same step was running", call)
+        )
+
+    def _run(self, program: Hashable, call: Run) -> list[Any]:
+        track = self._tracks.setdefault(program, _Track())
+        if track.recorded is None:
+            return self._record(track, call)
+        region = self._region_for(track, track.recorded)
+        if region is None or track.script is None:
+            return self._without(self._refused, call)
+        return self._serve(track, region, track.script, call)
+
+    def _without(self, why: str, call: Run) -> list[Any]:
+        self.runs_without[why] += 1
+        return self._allocator.aside(call)
+
+    def _record(self, track: _Track, call: Run) -> list[Any]:
+        try:
+            outputs, recorded = self._allocator.record(call)
+        except BusyError as why:
+            return self._without(str(why), call)
+        if recorded is not None:
+            track.script, track.recorded, track.deviations = None, recorded, 0
+            self.recorded_runs += 1
+        return outputs
+
+    def _region_for(self, track: _Track, recorded: Recorded) -> Region | None:
+        """Memory that holds what is planned for a program; None where the system refuses it."""
+        if self._refused:
+            return None
+        try:
+            if track.script is None:
+                self._plan(track, recorded)
+            if self._region is None or self._region.nbytes < track.planned_bytes:
+                self._region = None  # goes first, unless something still lies in it
+                self._region = Region(self._allocator, track.planned_bytes)
+        except (MemoryError, BusyError) as why:
+            self._refused = str(why) or "there is no memory to plan an arena"
+        return self._region
+
+    def _plan(self, track: _Track, recorded: Recorded) -> None:
+        """Give every request that does not outlive its step an address."""
+        dying = np.flatnonzero(recorded.died >= 0)
+        rounded = -(-recorded.size_bytes[dying] // ALIGN_BYTES) * ALIGN_BYTES
+        addresses = self._place(PlaceProblem.of(rounded, recorded.born[dying], recorded.died[dying], align_bytes=ALIGN_BYTES))
+        offsets = np.full(len(recorded.size_bytes), OUTLIVES, np.int64)
+        offsets[dying] = addresses.offsets
+        script = Script(self._allocator, recorded.size_bytes, offsets)
+        track.planned_bytes, track.lower_bound_bytes = addresses.arena_bytes, addresses.lower_bound_bytes
+        track.script, self._latest = script, track
+        self._allocator.trim()
+
+    def _serve(self, track: _Track, region: Region, script: Script, call: Run) -> list[Any]:
+        try:
+            outputs, counts = self._allocator.serve(region, script, call)
+        except BusyError as why:
+            return self._without(str(why), call)
+        self.counts, self._latest = counts, track
+        self.served_runs += 1
+        if counts.deviates:
+            track.deviations += 1
+            if track.deviations >= track.patience:
+                track.recorded, track.patience = None, 2 * track.patience
+        return _moved_out(outputs, region) if region.live else outputs
+
+
+def _moved_out(outputs: list[Any], region: Region) -> list[Any]:
+    """Copies of the outputs that lie in the arena, which happens where a step deviates; outputs that share memory still do.
+
+    Where there is no memory for copies they stay: what lies in the arena is safe there, and only takes its place from later steps.
+    """
+    copies: dict[int, torch.UntypedStorage] = {}
+    try:
+        return [_copied(each, copies) if _lies_in(each, region) else each for each in outputs]
+    except (MemoryError, RuntimeError):
+        return outputs
+
+
+def _lies_in(item: Any, region: Region) -> bool:
+    if not isinstance(item, torch.Tensor) or item.layout is not torch.strided or item.device.type != "cpu":
+        return False
+    return region.holds(item.untyped_storage().data_ptr())
+
+
+def _copied(tensor: torch.Tensor, copies: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    copy = copies.setdefault(storage.data_ptr(), storage.clone())
+    with torch.no_grad():
+        moved = torch.empty(0, dtype=tensor.dtype).set_(copy, tensor.storage_offset(), tensor.size(), tensor.stride())
+        moved = moved.conj() if tensor.is_conj() else moved
+        return torch._neg_view(moved) if tensor.is_neg() else moved

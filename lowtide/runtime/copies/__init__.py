@@ -1,0 +1,1 @@
+"""Copies to the host and back while a program runs."""

@@ -1,0 +1,1 @@
+"""Whether what a program takes for granted still holds."""

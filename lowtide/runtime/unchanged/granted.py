@@ -1,0 +1,60 @@
+"""What a captured program takes for granted, and whether it still holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lowtide.runtime.caller import Caller
+from lowtide.runtime.unchanged.look import Look, Place, Reads
+from lowtide.runtime.unchanged.tokens import Identity, Token
+from lowtide.runtime.unchanged.watch import Watch
+
+
+class Granted:
+    """How a caller's objects looked when they were captured, as far as the program reads them.
+
+    Asking again compares identities, in microseconds; only where something was put elsewhere does it look anew, and compares values.
+    """
+
+    def __init__(self, caller: Caller, reads: Reads) -> None:
+        self._caller, self._reads = caller, reads
+        look = Look(caller, reads)
+        self._places = look.places
+        self._watch: Watch | None = look.watched()
+
+    def holds(self) -> bool:
+        """Whether a program that was captured then is right now."""
+        if self._watch is not None and self._watch.same():
+            return True
+        look = Look(self._caller, self._reads)
+        if look.places != self._places:
+            self._watch = None  # it would keep what is gone alive
+            return False
+        self._watch = look.watched()
+        return True
+
+    def change(self) -> str:
+        """What does not hold any more, in words; empty where all does."""
+        return first_difference(self._places, Look(self._caller, self._reads).places)
+
+
+def first_difference(before: Mapping[Place, Token], now: Mapping[Place, Token]) -> str:
+    """The first place that looks otherwise, in words: "attribute 'p' of 'layer1.drop' was 0.1 and is 0.2"; empty where there is none."""
+    for place in (*before, *now):
+        old, new = before.get(place, _ABSENT), now.get(place, _ABSENT)
+        if old != new:
+            told = (_shown(old), _shown(new))
+            return f"{place} was {told[0]} and is {told[1]}" if told[0] != told[1] else f"{place} has changed"
+    return ""
+
+
+_ABSENT = "not there"
+
+
+def _shown(token: Token) -> str:
+    if token is _ABSENT:
+        return token
+    if isinstance(token, tuple) and len(token) == 2 and isinstance(token[0], type):
+        kind, value = token
+        return value if kind in (float, complex) else repr(value) if kind in (bool, int, str, type(None)) else f"a {kind.__name__}"
+    return repr(token) if isinstance(token, Identity) else token.__qualname__ if isinstance(token, type) else "something else"

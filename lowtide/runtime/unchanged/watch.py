@@ -1,0 +1,78 @@
+"""Whether anything was put elsewhere since: by identity alone, in some microseconds, without allocating."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from itertools import chain
+from operator import attrgetter, is_, methodcaller
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowtide.runtime.unchanged.switches import switches
+
+_values = methodcaller("values")
+_flags = attrgetter("requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
+_BUILT_IN = {dict, list, set, OrderedDict, deque}
+_MAPPINGS = (dict, MappingProxyType)
+
+
+class Watch:
+    """What lies in containers, the classes of modules, the flags of parameters, torch's switches; as all were when it was sealed."""
+
+    def __init__(self) -> None:
+        self._known: set[int] = set()
+        self._empty: list[Any] = []
+        self._full: list[Any] = []
+        self._mappings: list[Any] = []
+        self._modules: list[nn.Module] = []
+        self._parameters: list[torch.Tensor] = []
+        self._groups: Callable[[], Any] = tuple
+
+    def container(self, item: Any) -> None:
+        """Watch what a dictionary, list or set holds."""
+        if id(item) in self._known:
+            return
+        self._known.add(id(item))
+        if type(item) in _BUILT_IN and not item:
+            self._empty.append(item)
+            return
+        self._full.append(item)
+        if isinstance(item, _MAPPINGS):
+            self._mappings.append(item)
+
+    def module(self, module: nn.Module) -> None:
+        """Watch a module's class."""
+        self._modules.append(module)
+
+    def parameter(self, parameter: torch.Tensor) -> None:
+        """Watch whether a parameter is trained, and that it has no other hooks."""
+        self._parameters.append(parameter)
+
+    def groups(self, optimizer: torch.optim.Optimizer) -> None:
+        """Watch which lists the groups of an optimizer keep their parameters in."""
+        self._groups = lambda: [group["params"] for group in optimizer.param_groups]
+
+    def sealed(self) -> Watch:
+        """Itself, with everything as it is now."""
+        self._lengths = [*map(len, self._full)]
+        self._items, self._held = [*chain.from_iterable(self._full)], [*chain.from_iterable(map(_values, self._mappings))]
+        self._types, self._flags = [*map(type, self._modules)], [*map(_flags, self._parameters)]
+        self._lists, self._switches = self._groups(), switches()
+        return self
+
+    def same(self) -> bool:
+        """Whether all of it is as it was. False may also be said of what only looks alike."""
+        return (
+            not any(self._empty)
+            and [*map(len, self._full)] == self._lengths
+            and all(map(is_, chain.from_iterable(self._full), self._items))
+            and all(map(is_, chain.from_iterable(map(_values, self._mappings)), self._held))
+            and all(map(is_, map(type, self._modules), self._types))
+            and [*map(_flags, self._parameters)] == self._flags
+            and [*map(id, self._groups())] == [*map(id, self._lists)]
+            and switches() == self._switches
+        )

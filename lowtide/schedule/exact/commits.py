@@ -1,0 +1,262 @@
+"""Safe commits: sets of nodes that may run now without losing the best order, so that a search need not branch on them.
+
+Let a downset S beyond the one reached be reachable within the bound, and of the least live memory among all its own sub-downsets, no more
+than what is live now. Then any order within the bound that goes on from here can run S first and stay within the bound, because
+live memory is submodular and what a node needs beside it never grows with the downset. Three ways to find such an S, cheapest first:
+
+- a **single** node that adds nothing;
+- a **chain**, each node made ready by the one before, until memory is back (it covers ICCAD'23, Theorem IV.2, on residual blocks);
+- a **valley**: greedily run what became ready until memory is back, then shrink that to its cheapest sub-downset by a minimum cut.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lowtide.base.kernels import kernel
+from lowtide.schedule.exact.downsets import DONE, EPOCH, LIVE, READY, Net, Walk, added_bytes, need_bytes, run, undo
+from lowtide.schedule.flow import select
+
+CHAIN, VALLEY, TOUCHED, SWEPT = 400, 400, 256, 1024  # how far each looks, nodes
+
+
+@kernel
+def commit_all(net: Net, walk: Walk, bound_bytes: Any, since: Any, swept_bytes: Any) -> Any:
+    """Runs safe sets until none is found. `bound_bytes` is the most that may be live at any step.
+
+    Chains and valleys are tried from the ready nodes that the nodes run `since` have to do with. All others are tried only when less
+    is live than when they were all tried in vain, which was at `swept_bytes`; returns that level for whoever goes on from here.
+    """
+    while True:
+        _singles(net, walk, bound_bytes)
+        nodes, since = _touched(net, walk, since), walk.registers[DONE]
+        if _sweep(net, walk, nodes, bound_bytes):
+            continue
+        if walk.registers[READY] == 1 and _fits(net, walk, walk.ready[0], bound_bytes):
+            run(net, walk, walk.ready[0])  # there is no other way
+            continue
+        if walk.registers[LIVE] >= swept_bytes or walk.registers[READY] > SWEPT:
+            return swept_bytes
+        nodes = walk.ready[: walk.registers[READY]].copy()
+        if not (_valley(net, walk, nodes, bound_bytes) or _sweep(net, walk, nodes, bound_bytes)):
+            return walk.registers[LIVE]
+
+
+@kernel
+def take_back(net: Net, walk: Walk, done: Any) -> None:
+    """Undoes all but the first `done` nodes."""
+    while walk.registers[DONE] > done:
+        undo(net, walk)
+
+
+@kernel
+def _fits(net: Net, walk: Walk, node: Any, bound_bytes: Any) -> Any:
+    return walk.registers[LIVE] + need_bytes(net, walk, node) <= bound_bytes
+
+
+@kernel
+def _singles(net: Net, walk: Walk, bound_bytes: Any) -> Any:
+    """Runs ready nodes that add nothing; goes round until a whole round finds none."""
+    before, place, missed = walk.registers[DONE], 0, 0
+    while missed < walk.registers[READY]:
+        if place >= walk.registers[READY]:
+            place = 0
+        node = walk.ready[place]
+        if walk.opens[node] <= walk.closes[node] and _fits(net, walk, node, bound_bytes):
+            run(net, walk, node)  # its place in `ready` now holds another
+            missed = 0
+        else:
+            place += 1
+            missed += 1
+    return walk.registers[DONE] > before
+
+
+@kernel
+def _touched(net: Net, walk: Walk, since: Any) -> Any:
+    """Ready nodes on the way to nodes that wait for less, or free more, now that the nodes `since` have run: the nearest ones."""
+    walk.registers[EPOCH] += 1
+    queue, last = np.empty(TOUCHED, np.int32), 0
+    for step in range(walk.registers[DONE] - 1, since - 1, -1):
+        node = walk.order[step]
+        for entry in range(net.succ_ptr[node], net.succ_ptr[node + 1]):
+            last = _note(walk, net.succ_ids[entry], queue, last)
+        for entry in range(net.pin_ptr[node], net.pin_ptr[node + 1]):
+            tensor = net.pin_ids[entry]
+            if walk.ran[tensor] == net.pins[tensor] - 1:
+                last = _note(walk, walk.left_sum[tensor], queue, last)
+        if last == TOUCHED:
+            break
+    first, found = 0, 0
+    while first < last:
+        node = queue[first]
+        first += 1
+        if walk.place[node] >= 0:
+            queue[found] = node
+            found += 1
+            continue
+        for entry in range(net.pred_ptr[node], net.pred_ptr[node + 1]):
+            last = _note(walk, net.pred_ids[entry], queue, last)
+    return queue[:found]
+
+
+@kernel
+def _note(walk: Walk, node: Any, queue: Any, last: Any) -> Any:
+    """Puts a node into the queue that has not run and was not there yet; forgets it where the queue is full."""
+    if last == len(queue) or walk.seen[node] == walk.registers[EPOCH] or (walk.place[node] < 0 and walk.waits[node] == 0):
+        return last
+    walk.seen[node] = walk.registers[EPOCH]
+    queue[last] = node
+    return last + 1
+
+
+@kernel
+def _sweep(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
+    """Runs what is safe from each of `nodes`; whether anything was."""
+    done = walk.registers[DONE]
+    for node in nodes:
+        if walk.place[node] >= 0:
+            _chain(net, walk, node, bound_bytes)
+    if walk.registers[DONE] > done:
+        return True
+    for place in range(len(nodes)):
+        if walk.place[nodes[place]] >= 0:
+            _valley(net, walk, nodes[place : place + 1], bound_bytes)
+    return walk.registers[DONE] > done
+
+
+@kernel
+def _chain(net: Net, walk: Walk, node: Any, bound_bytes: Any) -> Any:
+    done, live = walk.registers[DONE], walk.registers[LIVE]
+    for _ in range(CHAIN):
+        if not _fits(net, walk, node, bound_bytes):
+            break
+        run(net, walk, node)
+        if walk.registers[LIVE] <= live:
+            return True
+        newly, count = node, 0
+        for entry in range(net.succ_ptr[node], net.succ_ptr[node + 1]):
+            if walk.waits[net.succ_ids[entry]] == 0:
+                newly = net.succ_ids[entry]
+                count += 1
+        if count != 1:
+            break
+        node = newly
+    take_back(net, walk, done)
+    return False
+
+
+@kernel
+def _valley(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
+    done, live = walk.registers[DONE], walk.registers[LIVE]
+    if not _roll_out(net, walk, nodes, bound_bytes):
+        return False
+    reached = walk.order[done : walk.registers[DONE]].copy()
+    fallen = live - walk.registers[LIVE]
+    take_back(net, walk, done)
+    chosen = _cheapest(net, walk, reached, fallen)
+    for place in range(len(reached)):
+        if not chosen[place]:
+            continue
+        if not _fits(net, walk, reached[place], bound_bytes):
+            take_back(net, walk, done)
+            return False
+        run(net, walk, reached[place])
+    return True
+
+
+@kernel
+def _roll_out(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
+    """Runs what adds least among `nodes` and what they make ready, until memory is back where it was; takes all back if it never is."""
+    done, live = walk.registers[DONE], walk.registers[LIVE]
+    open_nodes = np.empty(len(nodes) + 4 * VALLEY, np.int32)
+    open_nodes[: len(nodes)] = nodes
+    count = len(nodes)
+    for _ in range(VALLEY):
+        best, best_added, best_need = -1, np.int64(0), np.int64(0)
+        for place in range(count):
+            node = open_nodes[place]
+            added = added_bytes(walk, node)
+            if best >= 0 and added > best_added:
+                continue
+            need = need_bytes(net, walk, node)
+            if walk.registers[LIVE] + need > bound_bytes:
+                continue
+            if best < 0 or added < best_added or need < best_need or (need == best_need and node < open_nodes[best]):
+                best, best_added, best_need = place, added, need
+        if best < 0:
+            break
+        node = open_nodes[best]
+        count -= 1
+        open_nodes[best] = open_nodes[count]
+        run(net, walk, node)
+        if walk.registers[LIVE] <= live:
+            return True
+        for entry in range(net.succ_ptr[node], net.succ_ptr[node + 1]):
+            if walk.waits[net.succ_ids[entry]] == 0:
+                if count == len(open_nodes):
+                    open_nodes = np.concatenate((open_nodes, np.empty(count, np.int32)))
+                open_nodes[count] = net.succ_ids[entry]
+                count += 1
+    take_back(net, walk, done)
+    return False
+
+
+@kernel
+def _cheapest(net: Net, walk: Walk, reached: Any, fallen: Any) -> Any:
+    """[reached] whether each node is in the sub-downset of `reached` of least live memory: all of them where none is cheaper."""
+    place_of, index_of, pins = _numbered(net, reached)
+    k, count = len(reached), len(pins)
+    opened, closed = k, k + count  # vertices: nodes, then each tensor once as opened, once as closed
+    cost, gain = np.zeros(k + 2 * count, np.int64), np.zeros(k + 2 * count, np.int64)
+    ptr = np.zeros(k + 2 * count + 1, np.int32)
+    ids = np.empty(0, np.int32)
+    for is_filling in (False, True):  # counts the arcs of each vertex first
+        for place in range(k):
+            node = reached[place]
+            for entry in range(net.pin_ptr[node], net.pin_ptr[node + 1]):
+                tensor = net.pin_ids[entry]
+                index = index_of[tensor]
+                if walk.ran[tensor] == 0:
+                    cost[opened + index] = net.tensor_bytes[tensor]
+                    _arc(place, opened + index, ptr, ids, is_filling)
+                if walk.ran[tensor] + pins[index] == net.pins[tensor]:
+                    gain[closed + index] = net.tensor_bytes[tensor]
+                    _arc(closed + index, place, ptr, ids, is_filling)
+            for entry in range(net.pred_ptr[node], net.pred_ptr[node + 1]):
+                if net.pred_ids[entry] in place_of:
+                    _arc(place, place_of[net.pred_ids[entry]], ptr, ids, is_filling)
+        if not is_filling:
+            ids = np.empty(ptr.sum(), np.int32)
+            ptr[1:] = np.cumsum(ptr)[:-1]  # from counts to where rows start; filling moves each start to its end
+            ptr[0] = 0
+    ptr[1:] = ptr[:-1].copy()
+    ptr[0] = 0
+    most = gain.sum()
+    flow, chosen = select(ptr, ids, cost, gain, len(ptr))
+    return np.ones(k, np.bool_) if most - flow <= fallen else chosen[:k]
+
+
+@kernel
+def _numbered(net: Net, reached: Any) -> Any:
+    """Places by node, numbers by tensor, and by that number how many of the tensor's pins are among `reached`."""
+    place_of, index_of = {np.int32(-1): 0}, {np.int32(-1): 0}  # no node and no tensor: says what types these hold
+    pins = [np.int32(0) for _ in range(0)]
+    for place in range(len(reached)):
+        place_of[reached[place]] = place
+        for entry in range(net.pin_ptr[reached[place]], net.pin_ptr[reached[place] + 1]):
+            tensor = net.pin_ids[entry]
+            if tensor not in index_of:
+                index_of[tensor] = len(pins)
+                pins.append(np.int32(0))
+            pins[index_of[tensor]] += 1
+    return place_of, index_of, np.array(pins, np.int32)
+
+
+@kernel
+def _arc(tail: Any, head: Any, ptr: Any, ids: Any, is_filling: Any) -> None:
+    """Counts an arc of `tail`, or puts it in the next place of its row."""
+    if is_filling:
+        ids[ptr[tail]] = head
+    ptr[tail] += 1

@@ -1,0 +1,113 @@
+"""Blocks are found from the integers alone; a block alone costs what it costs in the whole."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from lowtide.remat.blocks.find import find_blocks
+from lowtide.remat.blocks.problem import lone_blocks
+from lowtide.remat.cost import cost_of, first_wrong
+from lowtide.remat.pruning import prompt, pruned
+from tests.chains import Builder, chains, equal_blocks, in_order
+from tests.problems import unhurried
+
+
+@pytest.mark.parametrize("count", [3, 4, 9])
+def test_equal_blocks_are_found_and_have_one_form(count):
+    problem = equal_blocks(count)
+    blocks = find_blocks(problem, in_order(problem))
+    # The last block and the loss are one: nothing that is read later crosses the place between them but one byte.
+    assert blocks.count == count
+    assert [blocks.forward_of(block).tolist() for block in range(count - 1)] == [[2 * block, 2 * block + 1] for block in range(count - 1)]
+    backward = [blocks.backward_of(block).tolist() for block in range(count)]
+    assert list(itertools.chain(*reversed(backward))) == list(range(blocks.turn, problem.problem.node_count))
+    assert all(nodes == [3 * count - block] for block, nodes in enumerate(backward[:-1]))
+    lone = lone_blocks(problem, blocks)
+    assert len({each.key for each in lone[1:-1]}) == 1
+
+
+def test_merged_blocks_cover_the_same_runs():
+    problem = equal_blocks(7)
+    blocks = find_blocks(problem, in_order(problem))
+    for size in (2, 3, 10):
+        merged = blocks.merged(size)
+        assert merged.count == -(-blocks.count // size)
+        assert (merged.starts[0], merged.turn, merged.ends[0]) == (0, blocks.turn, blocks.ends[0])
+        assert set(merged.starts) <= set(blocks.starts)
+        assert set(merged.ends) <= set(blocks.ends)
+
+
+def test_at_most_so_many_blocks():
+    problem = equal_blocks(50)
+    assert 2 <= find_blocks(problem, in_order(problem), most=8).count <= 8
+
+
+def test_a_skip_over_all_blocks_is_no_obstacle():
+    step = Builder()
+    skipped = step.node((), (5,))
+    handed, inner = skipped, []
+    for _ in range(4):
+        inner.append(step.node(handed, (40,)))
+        handed = step.node(inner[-1], (1,))
+    grad = step.node((*handed, *skipped), (1,))
+    for made in reversed(inner):
+        grad = step.node((*grad, *made), (1,))
+    problem = step.problem()
+    assert find_blocks(problem, in_order(problem)).count >= 4
+
+
+def test_a_network_without_narrow_places_has_no_blocks():
+    step = Builder()
+    made = [step.node((), (8,)) for _ in range(6)]
+    for _ in range(6):
+        made = [step.node((*made[place], *made[(place + 1) % 6]), (8,)) for place in range(6)]
+    last = step.node(tuple(each[0] for each in made), (1,))
+    for each in made:
+        last = step.node((*last, *each), (1,))
+    problem = step.problem()
+    assert find_blocks(problem, in_order(problem)) is None
+
+
+@unhurried
+@given(chains())
+def test_blocks_take_the_sequence_apart(problem):
+    blocks = find_blocks(problem, in_order(problem))
+    if blocks is None:
+        return
+    forward = [blocks.forward_of(block) for block in range(blocks.count)]
+    backward = [blocks.backward_of(block) for block in reversed(range(blocks.count))]
+    assert np.array_equal(np.concatenate([*forward, *backward]), blocks.runs)
+    assert all(len(nodes) for nodes in forward)
+    lone = lone_blocks(problem, blocks)
+    for each in lone:
+        assert first_wrong(each.problem, each.runs) == -1
+    # A block alone counts only what it makes and what flows in, so it never costs more than the whole does there.
+    whole = cost_of(problem, blocks.runs).footprint_bytes
+    for block, each in enumerate(lone):
+        alone = cost_of(each.problem, each.runs).footprint_bytes
+        assert np.all(alone[: each.turn] <= whole[blocks.starts[block] : blocks.starts[block + 1]])
+        assert np.all(alone[each.turn + 1 :] <= whole[blocks.ends[block + 1] : blocks.ends[block]])
+
+
+@unhurried
+@given(chains())
+def test_prompt_updates_are_a_right_order_of_no_higher_peak(problem):
+    runs = in_order(problem)
+    found = prompt(problem, runs)
+    assert sorted(found) == sorted(runs)
+    assert first_wrong(problem, found) == -1
+    assert cost_of(problem, found).peak_bytes <= cost_of(problem, runs).peak_bytes
+
+
+@unhurried
+@given(chains())
+def test_pruning_leaves_a_right_sequence_that_costs_no_more(problem):
+    runs = in_order(problem)
+    twice = np.concatenate([runs[: len(runs) // 2], runs])
+    found = pruned(problem, twice)
+    assert first_wrong(problem, found) == -1
+    assert set(found) == set(runs)
+    assert cost_of(problem, found).time_us <= cost_of(problem, twice).time_us
+    assert pruned(problem, found).tolist() == found.tolist()

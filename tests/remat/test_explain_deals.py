@@ -1,0 +1,174 @@
+"""What a sequence's deals say, against the graph that it is written as and against the sum of its parts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowtide.cost.device import preset
+from lowtide.cost.memory import counted_storages, order_problem, simulate
+from lowtide.cost.peak import memory_profile
+from lowtide.ir.graph import Graph, Kind, Node, Storage
+from lowtide.ir.ops import LOAD, STORE, is_view
+from lowtide.remat.entries import Deed
+from lowtide.remat.explain import deals_of
+from lowtide.remat.problem import RunProblem
+from lowtide.remat.write_out import Rematerialised, rematerialise
+from tests.graphs import array, compute, graphs
+from tests.swapping import random_sequence
+
+DEVICE = preset("rtx3090")
+
+
+@st.composite
+def sequences(draw, away=0.3):
+    """A random graph, its run problem with random costs, and a random right sequence."""
+    graph = _as_captured(draw(graphs(bodies=False)))
+    costs = draw(st.lists(st.integers(1, 99), min_size=len(graph.nodes), max_size=len(graph.nodes)))
+    runs = random_sequence(graph, random.Random(draw(st.integers(0, 10**6))), again=draw(st.sampled_from([0.0, 0.3, 0.8])), away=away)
+    return graph, RunProblem.of(graph, costs, swap=DEVICE), np.array(runs, np.int32)
+
+
+def _deals(problem, runs, graph):
+    """The deals of a sequence, written out in its order."""
+    written = rematerialise(graph, runs.tolist()).graph
+    return deals_of(problem, runs, graph, written, simulate(order_problem(written), range(len(written.nodes))).takeovers)
+
+
+def _as_captured(graph: Graph) -> Graph:
+    """The same graph as a capture would leave it: nobody waits for a view, and nothing is returned as it was before a write."""
+    became: dict[Node, Node] = {}
+    for node in graph.nodes:
+        became[node] = replace(node, after=tuple(became[before] for before in node.after if not is_view(before)))
+    written = {before for node in graph.nodes for before, _ in node.writes}
+    stale = {(value.storage, value.version) for value in written}
+    outputs = tuple(value for value in graph.outputs if (value.storage, value.version) not in stale)
+    return Graph(graph.inputs, tuple(became.values()), outputs)
+
+
+@settings(max_examples=100)
+@given(sequences())
+def test_each_repetition_and_each_copy_is_paid_for_once(made):
+    _, problem, runs = made
+    deals = _deals(problem, runs, made[0])
+    entries = [problem.codes.read(entry) for entry in runs.tolist()]
+    nodes = [index for deed, index in entries if deed is Deed.RUN]
+    assert sum(deal.runs for deal in deals) == len(nodes) - len(set(nodes))
+    assert sum(deal.run_us for deal in deals) == sum(problem.cost_us[nodes]) - sum(problem.cost_us[list(set(nodes))])
+    loads = [problem.links.load_us[tensor] for deed, tensor in entries if deed is Deed.LOAD]
+    assert np.isclose(sum(deal.load_us for deal in deals), sum(loads))
+    stored = {counted_storages(made[0])[tensor].name for deed, tensor in entries if deed is Deed.STORE}
+    assert {deal.tensor.name for deal in deals if deal.store_us} <= stored
+
+
+@settings(max_examples=100)
+@given(sequences())
+def test_no_copy_is_there_while_a_tensor_is_away_and_one_is_before_and_after(made):
+    graph, problem, runs = made
+    done = rematerialise(graph, runs.tolist())
+    lives = _lives(graph, done)
+    for deal in _deals(problem, runs, graph):
+        there = {step for start, end in lives[deal.tensor.name] for step in range(start, end)}
+        for start, end in deal.away:
+            assert there.isdisjoint(range(start, end))
+            assert end in there
+            assert start - 1 in there or deal.tensor.start == start
+        within = [step for step in range(deal.tensor.start, deal.tensor.end) if step not in there]
+        assert within == [step for start, end in deal.away for step in range(start, end)]
+
+
+@settings(max_examples=100)
+@given(sequences())
+def test_what_is_away_at_the_peak_makes_up_for_what_is_saved_there(made):
+    graph, problem, runs = made
+    done = rematerialise(graph, runs.tolist())
+    firsts = list(dict.fromkeys(entry for entry in runs.tolist() if entry < len(graph.nodes)))
+    if not firsts:
+        return
+    kept = rematerialise(graph, firsts)
+    profile = memory_profile(kept.graph, range(len(kept.graph.nodes)))
+    node = kept.origins[_peak_of_runs(kept, profile.footprint_bytes)]
+    step = done.origins.index(node)  # its first run
+    before = profile.footprint_bytes[kept.origins.index(node)]
+    after = memory_profile(done.graph, range(len(done.graph.nodes))).footprint_bytes[step]
+    spared = sum(deal.tensor.nbytes for deal in _deals(problem, runs, graph) if deal.at_peak)
+    assert after >= before - spared
+
+
+def _peak_of_runs(kept: Rematerialised, footprint) -> int:
+    """The step of the first node that is no view and has the highest footprint of those."""
+    steps = [step for step, node in enumerate(kept.graph.nodes) if not is_view(node)]
+    return max(steps, key=lambda step: footprint[step])
+
+
+def _lives(graph: Graph, done: Rematerialised) -> dict[str, list[tuple[int, int]]]:
+    """The lives of all copies of each storage, by its own name."""
+    of: dict[Storage, str] = {storage: storage.name for storage in counted_storages(graph)}
+    for node, origin in zip(done.graph.nodes, done.origins, strict=True):
+        if node.op in (STORE, LOAD):
+            of[node.outputs[0].storage] = of[node.inputs[0].storage]
+        elif origin >= 0:
+            pairs = zip(node.outputs, graph.nodes[origin].outputs, strict=True)
+            of.update({new.storage: of[old.storage] for new, old in pairs if new is not None and old.storage in of})
+    by_name = {storage.name: name for storage, name in of.items() if storage.kind is not Kind.HOST}
+    found: dict[str, list[tuple[int, int]]] = {name: [] for name in of.values()}
+    for tensor in memory_profile(done.graph, range(len(done.graph.nodes))).tensors:
+        if tensor.name in by_name:
+            found[by_name[tensor.name]].append((tensor.start, tensor.end))
+    return found
+
+
+def test_a_chain_run_again_is_paid_for_by_the_tensor_that_asked_for_it():
+    """x -> a -> b -> c -> d, and e of b and d: b comes back through a, which nobody else wants again."""
+    x = array(Storage("x", 8, "cpu", Kind.INPUT))
+    a = compute("a", x, nbytes=64)
+    b = compute("b", a.results[0], nbytes=32)
+    c = compute("c", b.results[0], nbytes=16)
+    d = compute("d", c.results[0], nbytes=128)
+    e = compute("e", b.results[0], d.results[0])
+    graph = Graph((x,), (a, b, c, d, e), (e.results[0],))
+    problem = RunProblem.of(graph, (10.0, 20.0, 30.0, 40.0, 50.0))
+    runs = np.array([0, 1, 2, 3, 0, 1, 4], np.int32)
+    (deal,) = _deals(problem, runs, graph)
+    assert deal.tensor.name == "b"
+    assert (deal.runs, deal.run_us, deal.store_us, deal.load_us) == (2, 30.0, 0.0, 0.0)
+    assert deal.away == ((3, 5),)
+    assert (deal.tensor.start, deal.tensor.end) == (1, 7)
+    assert deal.at_peak  # d is made while b need not be there
+    assert deal.how == "computed again"
+
+
+def test_a_swap_is_away_from_its_drop_to_its_load():
+    x = array(Storage("x", 8, "cpu", Kind.INPUT))
+    a = compute("a", x, nbytes=64)
+    b = compute("b", a.results[0], nbytes=32)
+    c = compute("c", b.results[0], nbytes=256)
+    d = compute("d", a.results[0], c.results[0])
+    graph = Graph((x,), (a, b, c, d), (d.results[0],))
+    problem = RunProblem.of(graph, (10.0,) * 4, swap=DEVICE)
+    code = problem.codes
+    runs = np.array([0, code.store(0), 1, code.drop(0), 2, code.load(0), 3], np.int32)
+    (deal,) = _deals(problem, runs, graph)
+    assert (deal.tensor.name, deal.away, deal.at_peak) == ("a", ((4, 5),), True)
+    assert (deal.runs, deal.run_us) == (0, 0.0)
+    assert (deal.store_us, deal.load_us) == (DEVICE.store_us(64), DEVICE.load_us(64))
+    assert deal.how == "stored and loaded"
+
+
+def test_the_larger_of_two_results_pays_and_both_come_back():
+    x = array(Storage("x", 8, "cpu", Kind.INPUT))
+    big, small = (array(Storage(name, nbytes, "cpu", Kind.ACTIVATION)) for name, nbytes in (("big", 64), ("small", 4)))
+    two = Node("aten.two.default", (x,), (small, big))
+    use = compute("use", big, small)
+    other = compute("other", use.results[0])
+    last = compute("last", big, small, other.results[0])
+    graph = Graph((x,), (two, use, other, last), (last.results[0],))
+    runs = np.array([0, 1, 2, 0, 3], np.int32)
+    first, second = _deals(RunProblem.of(graph, (7.0, 1.0, 1.0, 1.0)), runs, graph)
+    assert (first.tensor.name, first.runs, first.run_us) == ("big", 1, 7.0)
+    assert (second.tensor.name, second.runs, second.run_us) == ("small", 0, 0.0)
+    assert first.away == second.away == ((2, 3),)

@@ -1,0 +1,85 @@
+"""The search builds nothing twice, and its exceptions touch only what eviction weighed: what it leaves out could have changed nothing."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowtide.remat.cost import cost_of
+from lowtide.remat.evict.eviction import Bias, evict
+from lowtide.remat.evict.state import BYSTANDER, CHOSEN, WEIGHED
+from lowtide.remat.sweep import search as frontier
+from lowtide.remat.sweep.neighbours import Moves
+from lowtide.remat.sweep.search import Sweep
+from tests.problems import unhurried
+from tests.remat.test_runs import repeating
+from tests.remat.test_swaps import RULES, _chain, linked
+
+
+def _evicted(made, share, weights):
+    """What eviction makes of the case's order, and its limit; None where there is nothing."""
+    case, problem, order, *_ = made
+    if not order:
+        return None
+    base = np.array(order, np.int32)
+    limit = int(case.resident_bytes + share * (cost_of(problem, base).peak_bytes - case.resident_bytes))
+    found = evict(problem, base, limit, weights)
+    return None if found is None else (problem, base, limit, found)
+
+
+@unhurried
+@given(st.one_of(repeating(), linked()), st.floats(0, 1), st.sampled_from(RULES), st.data())
+def test_exceptions_for_bystanders_and_to_keep_what_was_kept_change_nothing(made, share, weights, data):
+    evicted = _evicted(made, share, weights)
+    if evicted is None:
+        return
+    problem, base, limit, found = evicted
+    factors = [
+        data.draw(st.sampled_from([0.01, 100.0] if part == BYSTANDER else [1.0, 100.0] if part == WEIGHED else [1.0]))
+        for part in found.part.tolist()
+    ]
+    again = evict(problem, base, limit, weights, Bias(np.array(factors, np.float64), np.ones(len(factors))))
+    assert again.runs.tolist() == found.runs.tolist()
+
+
+@unhurried
+@given(repeating(), st.floats(0, 1), st.sampled_from(RULES))
+def test_something_is_repeated_only_where_something_was_chosen_to_go(made, share, weights):
+    evicted = _evicted(made, share, weights)
+    if evicted is None:
+        return
+    _, base, _, found = evicted
+    if len(found.runs) > len(base):
+        assert CHOSEN in found.part
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_no_state_is_built_twice(monkeypatch, swap):
+    problem = dataclasses.replace(_chain(6), repeatable=np.arange(12) < 6)
+    problem, built = problem if swap else dataclasses.replace(problem, links=None), []
+
+    def noted(problem, base, limit, weights, bias):
+        exceptions = (b"", b"") if bias is None else (bias.keep.tobytes(), bias.store.tobytes())
+        built.append((problem.links is None, base.tobytes(), limit, weights, *exceptions))
+        return evict(problem, base, limit, weights, bias)
+
+    monkeypatch.setattr(frontier, "evict", noted)
+    archive = Sweep(max_states=1200).explore([problem], [[np.arange(12, dtype=np.int32)]])
+    assert len(built) > 300
+    assert len(built) == len(set(built))
+    assert archive.states >= len(built)
+
+
+def test_exceptions_keep_what_went_and_release_what_could_have_gone():
+    part = np.array([BYSTANDER, WEIGHED, CHOSEN, WEIGHED, CHOSEN, BYSTANDER], np.int8)
+    moves, bias = Moves(), Bias(np.ones(6), np.ones(6))
+    seen = np.zeros((3, 6), np.bool_)
+    for _ in range(200):
+        bias = moves._exceptions(bias, part)
+        keep = bias.keep
+        seen |= [keep < 1, keep == 1, keep > 1]
+    assert seen[0].tolist() == [False, True, False, True, False, False]
+    assert seen[2].tolist() == [False, False, True, False, True, False]
+    assert np.all((bias.keep >= 1e-6) & (bias.keep <= 1e6))

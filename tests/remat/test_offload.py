@@ -1,0 +1,239 @@
+"""Stores, drops and loads in a graph: what they become, what is refused, and that sequences, graphs and memory agree."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowtide.cost.buffers import order_buffers
+from lowtide.cost.memory import counted_storages, order_problem, resident_storages, simulate
+from lowtide.errors import CheckError
+from lowtide.ir.check.graph_check import check_graph, check_order, check_takeovers
+from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
+from lowtide.ir.ops import is_random, is_transfer, is_view, repeatable
+from lowtide.ir.text.graph_text import parse, to_text
+from lowtide.remat.entries import Codes
+from lowtide.remat.offload import lendable_storages, storable
+from lowtide.remat.undo import extras, without
+from lowtide.remat.write_out import rematerialise
+from tests.graphs import graphs
+from tests.small_graph import A_VIEW, GRAPH, MUL, RELU, VIEW, A, B, X, a_value
+from tests.swapping import footprints, random_sequence
+
+CODES = Codes(4, 3)
+STORE, DROP, LOAD = CODES.store(0), CODES.drop(0), CODES.load(0)
+
+
+def test_what_goes_to_the_host_comes_back_as_another_storage_and_views_follow_it():
+    done = rematerialise(GRAPH, [0, STORE, 2, DROP, LOAD, 3])
+    check_graph(done.graph)
+    assert to_text(done.graph) == (
+        "def graph(\n"
+        "    x,  # float32[4] 16 B input cpu\n"
+        "):\n"
+        "    a = aten.relu.default(x)  # float32[4] 16 B activation cpu\n"
+        "    a_host = host.store(a)  # float32[4] 16 B host cpu\n"
+        "    b = aten.sin.default(a)  # float32[4] 16 B activation cpu\n"
+        "    host.drop(a, a_host)\n"
+        "    a_back = host.load(a_host)  # float32[4] 16 B activation cpu\n"
+        "    a_view_again = aten.view.default(a_back, (2, 2))  # float32[4] on a_back\n"
+        "    c = aten.mul.Tensor(a_view_again, b)  # float32[4] 16 B activation cpu\n"
+        "    return (c,)\n"
+    )
+    assert done.origins == (0, -1, 2, -1, -1, 1, 3)
+    assert done.of_origins("wxyz", "-") == tuple("w-y--xz")
+    assert done.transfers == (1, 3, 4)
+    assert not done.recomputed
+    assert done.rewritten.forward.keys() == {VIEW, MUL}
+
+
+def test_memory_on_the_host_is_none_of_the_devices():
+    done = rematerialise(GRAPH, [0, STORE, 2, DROP, LOAD, 3])
+    problem = order_problem(done.graph)
+    footprint = simulate(problem, range(7))
+    assert [storage.name for storage in counted_storages(done.graph)] == ["a", "b", "a_back", "c"]
+    assert footprint.footprint_bytes.tolist() == [32, 32, 48, 48, 48, 48, 64]
+    assert order_buffers(problem, range(7)).problem.size_bytes.tolist() == [16] * 4
+
+
+def test_a_storage_may_be_loaded_twice_and_stays_on_the_host_meanwhile():
+    done = rematerialise(GRAPH, [0, STORE, DROP, LOAD, 2, DROP, LOAD, 3])
+    check_graph(done.graph)
+    loads = [node for node in done.graph.nodes if node.op == "host.load"]
+    assert loads[0].inputs == loads[1].inputs
+    assert [node.results[0].name for node in loads] == ["a_back", "a_back2"]
+
+
+def test_what_was_dropped_may_be_made_again_and_dropped_once_more():
+    done = rematerialise(GRAPH, [0, STORE, DROP, 0, 2, DROP, LOAD, 3])
+    check_graph(done.graph)
+    assert [node.op for node in done.graph.nodes][3] == "aten.relu.default"
+    assert done.recomputed == (3,)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([0, 2, DROP, 3], r"expected a stored before place 2, which is to drop it; got no store"),
+        ([0, 2, LOAD, 3], r"expected a stored before place 2, which is to load it; got no store"),
+        ([0, STORE, DROP, 2, LOAD, 3], r"what node 2 \(aten.sin.default\) reads \(a\) to be there, got it dropped at place 2"),
+        ([STORE, 0, 2, DROP, 3], r"expected a to be there at place 0 to store it, got no run of its maker"),
+        ([0, STORE, DROP, DROP], r"expected a to be there at place 3 to drop it, got it dropped at place 2"),
+        ([0, STORE, STORE], r"expected a stored once, got it stored again at place 2"),
+        ([0, STORE, 2, 3], r"expected a, which place 1 stores, dropped before place 4, the end; got no drop"),
+        ([0, STORE, 0, 2, 3], r"expected a, which place 1 stores, dropped before place 2, which makes it again; got no drop"),
+        ([0, STORE, LOAD, 2, 3], r"expected a, which place 1 stores, dropped before place 2, which loads it; got no drop"),
+        ([0, 2, 3, CODES.store(2)], r"expected at place 3 to store a storage that can be, got c"),
+        ([0, 13], r"at place 1: expected an entry of at least 0 and below 13, got 13"),
+        ([-1], r"at place 0: expected an entry"),
+    ],
+)
+def test_sequences_that_cannot_be_are_refused(entries, message):
+    with pytest.raises(CheckError, match=message):
+        rematerialise(GRAPH, entries)
+
+
+def test_what_can_be_stored():
+    def of(*nodes, outputs=(), inputs=(X,)):
+        return storable(Graph(inputs, nodes, outputs))
+
+    assert storable(GRAPH) == (True, True, False)  # the last one is returned
+    assert of(RELU, outputs=(A_VIEW,)) == (False,)
+    assert of(Node("aten.split.default", (X,), (A, a_value("more", A.storage)))) == (False,)  # two values of one maker
+    lent = a_value("lent", A.storage)
+    assert of(RELU, Node("aten.odd.default", (A,), (lent, B))) == (False, True)  # a view that only comes with something new
+    nothing = Value("nothing", Storage("nothing", 0, "cpu", Kind.ACTIVATION), "float32", (0,), (1,))
+    assert of(Node("aten.empty.default", (), (nothing,))) == (False,)
+    assert of(Node("py.mul", (2, 3), (Value("s", Storage("s", 0, "cpu", Kind.SCALAR), "scalar", (), ()),))) == (False,)
+    donated = a_value("donated")
+    assert of(Node("aten.relu.default", (donated,), (A,)), inputs=(donated,)) == (False, True)
+    there = a_value("there", Storage("there", 16, "cuda:0", Kind.ACTIVATION))
+    assert of(RELU, Node("aten.to.device", (A,), (there,))) == (False, True)  # a is on the host already
+
+
+def test_copies_are_not_random_no_views_and_not_repeatable():
+    done = rematerialise(GRAPH, [0, STORE, 2, DROP, LOAD, 3])
+    for node in filter(is_transfer, done.graph.nodes):
+        assert not is_random(node)
+        assert not is_view(node)
+        assert repeatable(node) is None
+    assert sum(map(is_transfer, done.graph.nodes)) == 3
+
+
+H = a_value("h", Storage("h", 16, "cpu", Kind.HOST))
+BACK = a_value("back")
+STORED, DROPPED, LOADED = Node("host.store", (A,), (H,)), Node("host.drop", (A, H), ()), Node("host.load", (H,), (BACK,))
+SMALL = Value("small", Storage("small", 8, "cpu", Kind.HOST), "float32", (2,), (1,))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs", "message"),
+    [
+        ((RELU, STORED), (), "is not dropped after it"),
+        ((RELU, STORED, Node("host.drop", (A, H), (B,))), (), "does not have the form"),
+        ((RELU, STORED, DROPPED, Node("host.load", (H, H), (BACK,))), (), "does not have the form"),
+        ((RELU, STORED, DROPPED, Node("host.load", (H,), (BACK,), (("k", 1),))), (), "does not have the form"),
+        ((RELU, STORED, DROPPED, Node("host.load", (H,), (None,))), (), "does not have the form"),
+        ((RELU, STORED, DROPPED, Node("host.load", (H,), (a_value("other", H.storage),))), (), "does not have the form"),
+        ((RELU, Node("host.store", (A,), (B,)), Node("host.drop", (A, B), ())), (), "does not lie on the device at one end"),
+        ((RELU, STORED, DROPPED, Node("host.store", (H,), (a_value("h2", Storage("h2", 16, "cpu", Kind.HOST)),))), (), "at one end"),
+        ((RELU, Node("host.store", (A,), (SMALL,)), Node("host.drop", (A, SMALL), ())), (), "does not look like"),
+        ((RELU, STORED, DROPPED, Node("aten.relu.default", (H,), (B,))), (), "used by something else"),
+        ((RELU, Node("aten.relu.default", (A,), (H,))), (), "used by something else"),
+        ((RELU, STORED, DROPPED), (H,), "used by something else"),
+        ((RELU, STORED, DROPPED), (A,), "is of an input or an output"),
+        ((Node("host.store", (X,), (H,)), Node("host.drop", (X, H), ())), (), "is of an input or an output"),
+        ((RELU, LOADED, STORED, DROPPED), (), "is read before it is made"),
+    ],
+)  # fmt: skip
+def test_the_checker_sees_what_is_wrong(nodes, outputs, message):
+    with pytest.raises(CheckError, match=message):
+        check_graph(Graph((X,), nodes, outputs))
+
+
+def test_the_checker_lets_right_copies_through():
+    check_graph(Graph((X,), (RELU, STORED, DROPPED, LOADED), ()))
+
+
+def test_an_input_on_the_host_is_refused_and_counts_nowhere():
+    graph = Graph((X, H), (LOADED,), ())
+    assert counted_storages(graph) == (BACK.storage,)
+    with pytest.raises(CheckError, match="used by something else"):
+        check_graph(graph)
+
+
+@settings(max_examples=60)
+@given(graphs(bodies=False), st.integers(0, 2**32), st.booleans())
+def test_a_random_sequence_as_a_graph_is_right_reads_back_and_takes_what_the_sequence_says(graph, seed, lend):
+    plain = _as_captured(graph, takeovers=False)
+    entries = random_sequence(plain, random.Random(seed), lend=lend)
+    done = rematerialise(plain, entries)
+    check_graph(done.graph)
+    check_order(done.graph, range(len(done.graph.nodes)))
+    assert to_text(parse(to_text(done.graph))) == to_text(done.graph)
+    problem = order_problem(done.graph)
+    resident_bytes = sum(storage.nbytes for storage in resident_storages(plain)) - sum(each.nbytes for each in lendable_storages(plain))
+    found = simulate(problem, range(len(done.graph.nodes))).footprint_bytes - resident_bytes
+    runs = [place for place, node in enumerate(done.graph.nodes) if not is_view(node)]
+    assert found[runs].tolist() == footprints(plain, entries)
+
+
+@settings(max_examples=40)
+@given(graphs(bodies=False), st.integers(0, 2**32))
+def test_takeovers_of_a_random_sequence_are_right(graph, seed):
+    plain = _as_captured(graph)
+    done = rematerialise(plain, random_sequence(plain, random.Random(seed), lend=True))
+    order = range(len(done.graph.nodes))
+    check_takeovers(done.graph, order, simulate(order_problem(done.graph), order).takeovers.tolist())
+
+
+@settings(max_examples=60)
+@given(graphs(bodies=False), st.integers(0, 2**32), st.booleans())
+def test_a_sequence_without_its_extras_is_the_graph_again(graph, seed, lend):
+    rng = random.Random(seed)
+    plain = _as_captured(graph)
+    start = rematerialise(plain, [index for index, node in enumerate(plain.nodes) if not is_view(node)]).graph
+    entries = random_sequence(start, rng, lend=lend)
+    bare = without(start, entries, extras(start, entries))
+    assert to_text(rematerialise(start, bare).graph) == to_text(start)
+    some = [place for place in extras(start, entries) if rng.random() < 0.3]
+    fewer = without(start, entries, some)
+    check_graph(rematerialise(start, fewer).graph)
+    assert len(fewer) <= len(entries) - len(some)
+    assert without(start, entries, ()) == tuple(entries)
+
+
+@pytest.mark.parametrize(
+    ("entries", "places", "left"),
+    [
+        ([0, STORE, 2, DROP, LOAD, 3], [4], [0, 2, 3]),  # without its load, it need not go
+        ([0, STORE, 2, DROP, LOAD, 3], [1], [0, 2, 3]),
+        ([0, STORE, 2, DROP, LOAD, 3], [3], [0, 2, 3]),
+        ([0, STORE, DROP, LOAD, 2, DROP, LOAD, 3], [2], [0, STORE, 2, DROP, LOAD, 3]),
+        ([0, STORE, DROP, LOAD, 2, DROP, LOAD, 3], [6], [0, STORE, DROP, LOAD, 2, 3]),
+        ([0, STORE, DROP, 0, 2, 3], [3], [0, 2, 3]),
+        ([0, STORE, DROP, 0, 2, 3], [1], [0, 0, 2, 3]),
+        ([0, 2, 0, 3], [2], [0, 2, 3]),
+    ],
+)
+def test_what_else_goes_with_an_entry(entries, places, left):
+    assert list(without(GRAPH, entries, places)) == left
+    rematerialise(GRAPH, left)
+
+
+def test_what_has_to_run_once_cannot_be_taken_out():
+    with pytest.raises(CheckError, match="places: expected some of a run that repeats a node, a store, a drop or a load; got 1"):
+        without(GRAPH, [0, 2, 3], [1])
+
+
+def _as_captured(graph, takeovers=True):
+    """The same graph as a capture would leave it: nobody waits for a view; where asked for, nobody works in place."""
+    became = {}
+    for node in graph.nodes:
+        after = tuple(became[before] for before in node.after if not is_view(before))
+        became[node] = dataclasses.replace(node, inplace=node.inplace if takeovers else (), after=after)
+    return Graph(graph.inputs, tuple(became.values()), graph.outputs)

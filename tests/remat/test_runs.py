@@ -1,0 +1,178 @@
+"""What a sequence with recomputation costs equals the cost of the program written out; eviction keeps its limit and runs what it must."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
+from lowtide.problems.order import Rows
+from lowtide.remat.cost import cost_of, first_wrong
+from lowtide.remat.evict.eviction import Weights, evict
+from lowtide.remat.problem import RunProblem
+from tests.problems import Case, cases, slow_footprint, topological_orders, unhurried
+
+
+@st.composite
+def repeating(draw):
+    """A case, its run problem with some nodes that may not be repeated, and a sequence in some order with some nodes again."""
+    case = draw(cases(max_nodes=6))
+    n = len(case.tasks)
+    makes = np.array([bool(task.makes) for task in case.tasks], np.bool_)
+    problem = RunProblem(
+        problem=case.problem,
+        cost_us=np.array(draw(st.lists(st.integers(1, 9), min_size=n, max_size=n)), np.float64),
+        is_view=np.zeros(n, np.bool_),
+        repeatable=makes & np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)), np.bool_),
+        limits=_rows([draw(st.sets(st.integers(0, n - 1), max_size=1)) - {node} if draw(st.booleans()) else set() for node in range(n)]),
+    )
+    order = next(topological_orders(case), ())
+    runs = list(order)
+    for _ in range(draw(st.integers(0, 4)) if n else 0):
+        place = draw(st.integers(1, len(runs)))
+        wanted = runs[draw(st.integers(0, place - 1))]
+        if makes[wanted]:
+            runs.insert(place, wanted)
+    return case, problem, order, runs
+
+
+def _rows(sets):
+    rows = [sorted(each) for each in sets]
+    ptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int32)
+    return Rows(ptr, np.array([each for row in rows for each in row], np.int32))
+
+
+def _written_out(case, runs):
+    """The same program with a tensor of its own for each copy."""
+    sizes = list(case.tensor_bytes)
+    maker = {tensor: node for node, task in enumerate(case.tasks) for tensor in task.makes}
+    copy, kept, tasks = {tensor: tensor for tensor in range(len(sizes))}, set(), []
+    seen = set()
+    for node in runs:
+        task = case.tasks[node]
+        reads = tuple(copy[tensor] for tensor in task.reads)
+        takes = tuple((copy[tensor], slot) for tensor, slot in task.takes)
+        makes = []
+        for tensor in task.makes:
+            if node in seen:
+                sizes.append(sizes[tensor])
+                copy[tensor] = len(sizes) - 1
+            makes.append(copy[tensor])
+        seen.add(node)
+        tasks.append(type(task)(task.name, tuple(makes), reads, (), task.workspace_bytes, takes))
+    kept = frozenset(copy[tensor] for tensor in case.kept if tensor not in maker or maker[tensor] in seen)
+    return Case(tuple(sizes), tuple(tasks), kept, case.resident_bytes)
+
+
+@unhurried
+@given(repeating())
+def test_the_footprint_is_that_of_the_program_written_out(made):
+    case, problem, _, runs = made
+    out = _written_out(case, runs)
+    expected, _ = slow_footprint(out, tuple(range(len(runs))))
+    cost = cost_of(problem, np.array(runs, np.int32))
+    assert cost.footprint_bytes.tolist() == expected
+    assert cost.time_us == sum(problem.cost_us[node] for node in runs)
+
+
+@unhurried
+@given(repeating())
+def test_a_wrong_sequence_is_told(made):
+    case, problem, _, runs = made
+    done, expected = set(), -1
+    for place, node in enumerate(runs):
+        again = node in done
+        rows = problem.limits
+        limits = set(rows.ids[rows.ptr[node] : rows.ptr[node + 1]].tolist())
+        if (again and (not problem.repeatable[node] or limits & done)) or not case.preds(node) - set(case.tasks[node].after) <= done:
+            expected = place
+            break
+        done.add(node)
+    assert first_wrong(problem, np.array(runs, np.int32)) == expected
+
+
+@unhurried
+@given(repeating(), st.floats(0, 1), st.sampled_from([Weights(), Weights(1, 1, 0.5), Weights(0, 1, 0), Weights(0.5, 0, 1)]))
+def test_eviction_keeps_its_limit_and_every_run_is_right(made, share, weights):
+    case, problem, order, runs = made
+    if not order:
+        return
+    for sequence in (list(order), runs):
+        array = np.array(sequence, np.int32)
+        if first_wrong(problem, array) >= 0:
+            continue
+        peak = cost_of(problem, array).peak_bytes
+        floor = max(map(_own_bytes, [case] * len(order), order)) + case.resident_bytes
+        limit = int(floor + share * (peak - floor))
+        found = evict(problem, array, limit, weights)
+        if found is None:
+            continue
+        assert first_wrong(problem, found.runs) == -1
+        assert cost_of(problem, found.runs).peak_bytes <= limit
+        firsts = list(dict.fromkeys(found.runs.tolist()))
+        assert set(firsts) == set(sequence)
+
+
+def _own_bytes(case, node):
+    return sum(case.tensor_bytes[tensor] for tensor in (*case.tasks[node].makes, *case.tasks[node].reads))
+
+
+@unhurried
+@given(repeating())
+def test_with_room_for_all_nothing_is_repeated(made):
+    _, problem, order, _ = made
+    if order:
+        base = np.array(order, np.int32)
+        assert evict(problem, base, cost_of(problem, base).peak_bytes).runs.tolist() == list(order)
+
+
+def _value(name, kind=Kind.ACTIVATION, nbytes=8):
+    return Value(name, Storage(name, nbytes, "cpu", kind), "float32", (nbytes // 4,), (1,))
+
+
+def _chain(length):
+    """A forward chain whose backward chain reads it from the end."""
+    x = _value("x", Kind.INPUT)
+    acts = [_value(f"a{place}") for place in range(length)]
+    grads = [_value(f"g{place}") for place in range(length)]
+    nodes = [Node("aten.sin.default", ((x, *acts)[place],), (acts[place],)) for place in range(length)]
+    nodes += [
+        Node("aten.mul.Tensor", ((acts[length - 1], *grads)[place], acts[length - 1 - place]), (grads[place],)) for place in range(length)
+    ]
+    return Graph((x,), tuple(nodes), (grads[-1],))
+
+
+def test_a_long_chain_fits_into_little_memory():
+    graph = _chain(64)
+    problem = RunProblem.of(graph, [1.0] * len(graph.nodes))
+    base = problem.runs_of(range(len(graph.nodes)))
+    kept = cost_of(problem, base)
+    found = evict(problem, base, kept.peak_bytes // 4)
+    assert found is not None
+    assert cost_of(problem, found.runs).peak_bytes <= kept.peak_bytes // 4
+    assert cost_of(problem, found.runs).time_us < 2 * kept.time_us
+
+
+def test_what_is_written_over_limits_its_readers():
+    param = _value("p", Kind.PARAMETER)
+    after = Value("p_1", param.storage, "float32", (2,), (1,), version=1)
+    made, late = _value("m"), _value("l")
+    graph = Graph(
+        (param,),
+        (
+            Node("aten.sin.default", (param,), (made,)),
+            Node("aten.add_.Tensor", (param, made), (), writes=((param, after),)),
+            Node("aten.cos.default", (made,), (late,)),
+        ),
+        (late,),
+    )
+    problem = RunProblem.of(graph, [1.0] * 3)
+    assert problem.repeatable.tolist() == [True, False, True]
+    assert first_wrong(problem, np.array([0, 0, 1, 2], np.int32)) == -1
+    assert first_wrong(problem, np.array([0, 1, 0, 2], np.int32)) == 2
+
+
+@pytest.mark.parametrize("limit", [0, 15])
+def test_an_impossible_limit_has_no_sequence(limit):
+    problem = RunProblem.of(_chain(4), [1.0] * 8)
+    assert evict(problem, problem.runs_of(range(8)), limit) is None

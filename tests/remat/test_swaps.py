@@ -1,0 +1,288 @@
+"""Sequences with swapping: their footprint and time against a slow simulation, and eviction that stores and loads."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowtide.cost.device import preset
+from lowtide.cost.memory import order_problem, simulate
+from lowtide.ir.check.graph_check import check_graph
+from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
+from lowtide.problems.order import OrderProblem, Rows
+from lowtide.problems.order_check import Task
+from lowtide.remat.cost import cost_of, first_wrong
+from lowtide.remat.entries import Codes, Deed
+from lowtide.remat.evict.eviction import Bias, Weights, evict
+from lowtide.remat.problem import Links, RunProblem
+from lowtide.remat.sweep.search import Sweep
+from lowtide.remat.write_out import rematerialise
+from tests.problems import cases, topological_orders, unhurried
+from tests.remat.test_runs import _rows
+
+
+@st.composite
+def linked(draw):
+    """A run problem with links to a host, and an order of its nodes. What is there from the start and kept may be lent."""
+    case = draw(cases(max_nodes=7))
+    n, m = len(case.tasks), len(case.tensor_bytes)
+    times = st.integers(1, 9)
+    maker = {tensor: node for node, task in enumerate(case.tasks) for tensor in task.makes}
+    storable = [(tensor in maker) != (tensor in case.kept) and case.tensor_bytes[tensor] > 0 and draw(st.booleans()) for tensor in range(m)]
+    lent = {tensor for tensor in range(m) if storable[tensor] and tensor not in maker}
+    order = next(topological_orders(case), ())
+    written = {tensor: draw(st.sampled_from(order)) for tensor in sorted(lent) if order and draw(st.booleans())}
+    writes = [{tensor for tensor in case.tasks[node].reads if written.get(tensor) == node} for node in range(n)]
+    problem = RunProblem(
+        problem=case.problem,
+        cost_us=np.array(draw(st.lists(times, min_size=n, max_size=n)), np.float64),
+        is_view=np.zeros(n, np.bool_),
+        repeatable=np.array([bool(task.makes) and draw(st.booleans()) for task in case.tasks], np.bool_),
+        limits=Rows(np.zeros(n + 1, np.int32), np.zeros(0, np.int32)),
+        links=Links(
+            np.array(storable, np.bool_),
+            np.array(draw(st.lists(times, min_size=m, max_size=m)), np.float64),
+            np.array(draw(st.lists(times, min_size=m, max_size=m)), np.float64),
+        ),
+        writes=_rows(writes),
+    )
+    return case, problem, order
+
+
+def slow(case, problem, sequence):
+    """(footprint by entry, time), by keeping every copy of every tensor as a record of its own; None for a wrong sequence."""
+    codes = Codes(len(case.tasks), len(case.tensor_bytes))
+    copies = []  # [tensor, born, last use]
+    current = dict.fromkeys(range(len(case.tensor_bytes)))
+    made = {tensor for task in case.tasks for tensor in task.makes}
+    for tensor in current:
+        if tensor not in made:
+            current[tensor] = [tensor, -1, -2]
+            copies.append(current[tensor])
+    host, dropped, pending, done, written = {}, set(), set(), set(), set()
+    lent = set(np.flatnonzero(problem.links.storable).tolist()) - made
+    writes = [set(ids.tolist()) for ids in np.split(problem.writes.ids, problem.writes.ptr[1:-1])]
+    clock = to_host = from_host = 0.0
+    arrived, extra = {}, []
+    for place, entry in enumerate(sequence):
+        deed, index = codes.read(entry)
+        used = 0
+        if deed is Deed.RUN:
+            task = case.tasks[index]
+            if any(current[tensor] is None for tensor in task.reads) or (index in done and not problem.repeatable[index]):
+                return None
+            if pending & (set(task.makes) | writes[index]):
+                return None
+            written |= writes[index]
+            clock = max([clock, *(arrived.get(id(current[tensor]), 0.0) for tensor in task.reads)]) + problem.cost_us[index]
+            for tensor in task.reads:
+                current[tensor][2] = place
+            for tensor in task.makes:
+                current[tensor] = [tensor, place, place]
+                copies.append(current[tensor])
+            done.add(index)
+            used = task.workspace_bytes
+        elif deed is Deed.STORE:
+            if current[index] is None or index in host or not problem.links.storable[index] or index in written:
+                return None
+            to_host = max(to_host, clock, arrived.get(id(current[index]), 0.0)) + problem.links.store_us[index]
+            host[index] = to_host
+            current[index][2] = place
+            pending.add(index)
+        elif deed is Deed.DROP:
+            if current[index] is None or index not in host or index in written:
+                return None
+            clock = max(clock, host[index])
+            current[index][2] = place
+            current[index] = None
+            pending.discard(index)
+            dropped.add(index)
+        else:
+            if index not in dropped or (index in lent and current[index] is not None):
+                return None
+            from_host = max(from_host, clock) + problem.links.load_us[index]
+            current[index] = [index, place, place]
+            copies.append(current[index])
+            arrived[id(current[index])] = from_host
+        extra.append(used)
+    if pending or any(current[tensor] is None for tensor in lent):
+        return None
+    for tensor in case.kept:
+        if current[tensor] is not None:
+            clock = max(clock, arrived.get(id(current[tensor]), 0.0))
+            current[tensor][2] = len(sequence)
+    alive = [case.resident_bytes] * len(sequence)
+    for tensor, born, last in copies:
+        for place in range(max(born, 0), min(last, len(sequence) - 1) + 1):
+            alive[place] += case.tensor_bytes[tensor]
+    return [live + used for live, used in zip(alive, extra, strict=True)], clock
+
+
+@unhurried
+@given(linked(), st.data())
+def test_footprint_and_time_are_those_of_a_slow_simulation(made, data):
+    case, problem, order = made
+    problem = dataclasses.replace(problem, problem=_without_takeovers(case))
+    codes, sequence = problem.codes, list(order)
+    for tensor in np.flatnonzero(problem.links.storable).tolist()[:2]:
+        for entry in (codes.store(tensor), codes.drop(tensor), codes.load(tensor)):
+            sequence.insert(data.draw(st.integers(0, len(sequence))), entry)
+    if order and data.draw(st.booleans()):
+        sequence.insert(data.draw(st.integers(0, len(sequence))), data.draw(st.sampled_from(order)))
+    expected, array = slow(case, problem, sequence), np.array(sequence, np.int32)
+    assert (first_wrong(problem, array) < 0) == (expected is not None)
+    if expected is not None:
+        cost = cost_of(problem, array)
+        assert cost.footprint_bytes.tolist() == expected[0]
+        assert cost.time_us == expected[1]
+
+
+def _without_takeovers(case):
+    tasks = [dataclasses.replace(task, takes=()) for task in case.tasks]
+    return OrderProblem.of(case.tensor_bytes, tasks, kept=case.kept, resident_bytes=case.resident_bytes)
+
+
+RULES = [Weights(1, 1, 0.4, above, cap, weight, lead) for above, cap, weight, lead in ((0, 1, 0.1, 2), (0.5, 9, 0.02, 1), (3, 3, 1, 4))]
+
+
+@unhurried
+@given(linked(), st.floats(0, 1), st.sampled_from(RULES), st.data())
+def test_eviction_with_swapping_keeps_its_limit_and_is_right(made, share, weights, data):
+    case, problem, order = made
+    if not order:
+        return
+    array = np.array(order, np.int32)
+    peak = cost_of(problem, array).peak_bytes
+    limit = int(case.resident_bytes + share * (peak - case.resident_bytes))
+    factor = st.sampled_from([0.02, 1.0, 50.0])
+    m = len(case.tensor_bytes)
+    bias = Bias(
+        np.array(data.draw(st.lists(factor, min_size=m, max_size=m))), np.array(data.draw(st.lists(factor, min_size=m, max_size=m)))
+    )
+    for exceptions in (None, bias):
+        found = evict(problem, array, limit, weights, exceptions)
+        if found is not None:
+            assert first_wrong(problem, found.runs) == -1
+            assert cost_of(problem, found.runs).peak_bytes <= limit
+            assert list(dict.fromkeys(code for code in found.runs.tolist() if code < len(case.tasks))) == list(order)
+
+
+def _chain(length):
+    """Forward and backward over a chain of equal layers whose results nobody can make again."""
+    tasks = [Task(f"f{i}", makes=(i,), reads=(i - 1,) if i else ()) for i in range(length)]
+    tasks += [Task(f"b{i}", makes=(length + i,), reads=(i, *([length + i + 1] if i + 1 < length else []))) for i in reversed(range(length))]
+    problem = OrderProblem.of([100] * length + [1] * length, tasks, kept=[length])
+    n, m = len(tasks), 2 * length
+    links = Links(np.arange(m) < length, np.full(m, 1.0), np.full(m, 1.0))
+    return RunProblem(
+        problem,
+        np.full(n, 10.0),
+        np.zeros(n, np.bool_),
+        np.zeros(n, np.bool_),
+        Rows(np.zeros(n + 1, np.int32), np.zeros(0, np.int32)),
+        links,
+    )
+
+
+def test_a_fast_link_makes_swapping_free_where_nothing_can_be_repeated():
+    problem = _chain(8)
+    order = np.arange(16, dtype=np.int32)
+    plain = cost_of(problem, order)
+    assert (plain.peak_bytes, plain.time_us) == (801, 160)
+    assert evict(problem, order, 400) is None  # recomputation alone cannot
+    found = evict(problem, order, 400, Weights(store_above=0.0, load_weight=0.1, lead=2.0))
+    assert found is not None
+    assert first_wrong(problem, found.runs) == -1
+    cost = cost_of(problem, found.runs)
+    assert cost.peak_bytes <= 400
+    assert cost.time_us == plain.time_us  # every copy is hidden behind an operator
+
+
+def _training_step(layers, nbytes):
+    """Parameters, all read forward, backward and by their update; between them activations as large."""
+
+    def value(name, kind, nbytes=nbytes):
+        return Value(name, Storage(name, nbytes, "cpu", kind), "float32", (nbytes // 4,), (1,))
+
+    x = value("x", Kind.INPUT, 16)
+    params = [value(f"w{i}", Kind.PARAMETER) for i in range(layers)]
+    acts = [value(f"a{i}", Kind.ACTIVATION) for i in range(layers)]
+    grads = [value(f"g{i}", Kind.GRADIENT) for i in range(layers)]
+    nodes = [Node("aten.mul.Tensor", ((x, *acts)[i], params[i]), (acts[i],)) for i in range(layers)]
+    nodes += [Node("aten.mul.Tensor", (acts[i], params[i]), (grads[i],)) for i in reversed(range(layers))]
+    for param, grad in zip(params, grads, strict=True):
+        after = dataclasses.replace(param, name=f"{param.name}_1", version=1)
+        nodes.append(Node("aten.add_.Tensor", (param, grad), (), writes=((param, after),)))
+    return Graph((x, *params), tuple(nodes), ())
+
+
+def test_what_is_lent_makes_room_for_activations_and_is_back_before_it_is_written():
+    graph = _training_step(6, 1_600_000)
+    own, lent = (RunProblem.of(graph, [500.0] * len(graph.nodes), swap=preset("rtx3090"), lend=lend) for lend in (False, True))
+    order = own.runs_of(range(len(graph.nodes)))
+    assert cost_of(own, order).footprint_bytes.tolist() == cost_of(lent, order).footprint_bytes.tolist()
+    least = {}
+    for name, problem in (("own", own), ("lent", lent)):
+        archive = Sweep(max_states=2000).explore([problem], [[order]])
+        least[name] = archive.points[0].peak_bytes
+        for point in archive.points:
+            assert first_wrong(problem, point.runs) == -1
+            done = rematerialise(graph, point.runs.tolist())
+            check_graph(done.graph)
+            assert simulate(order_problem(done.graph), range(len(done.graph.nodes))).peak_bytes == point.peak_bytes
+    assert own.problem.resident_bytes == 6 * 1_600_000 + 16
+    assert lent.problem.resident_bytes == 16
+    assert least["own"] >= 8 * 1_600_000  # all parameters, and what an operator reads and makes
+    assert least["lent"] < 8 * 1_600_000
+
+
+def test_a_slow_link_is_waited_for():
+    problem = _chain(4)
+    slow_links = dataclasses.replace(problem, links=Links(problem.links.storable, np.full(8, 100.0), np.full(8, 100.0)))
+    found = evict(slow_links, np.arange(8, dtype=np.int32), 300, Weights(store_above=0.0))
+    assert found is not None
+    cost = cost_of(slow_links, found.runs)
+    assert cost.time_us >= 80 + 100  # at least one store or load that nothing hides
+    assert cost.peak_bytes <= 300
+
+
+def test_the_archive_is_the_same_each_time_and_better_with_links():
+    problem = _chain(10)
+    problem = dataclasses.replace(problem, repeatable=np.arange(20) < 10)
+    order = [np.arange(20, dtype=np.int32)]
+    with_links, again, without = (
+        Sweep(max_states=1500).explore([each], [order]) for each in (problem, problem, dataclasses.replace(problem, links=None))
+    )
+    assert [(p.peak_bytes, p.time_us, p.runs.tolist()) for p in with_links.points] == [
+        (p.peak_bytes, p.time_us, p.runs.tolist()) for p in again.points
+    ]
+    assert with_links.states <= 2 * 1500  # without swapping, and with
+    for limit in (900, 700, 500):
+        assert with_links.within(limit).time_us < without.within(limit).time_us
+
+
+@pytest.mark.parametrize("entry", [-1, 8 + 3 * 8, 10**6])
+def test_what_is_no_entry_is_wrong(entry):
+    problem = _chain(4)
+    assert first_wrong(problem, np.array([0, entry], np.int32)) == 1
+    with pytest.raises(IndexError, match="expected an entry"):
+        problem.codes.read(entry)
+
+
+def test_an_interrupted_search_keeps_what_it_has(monkeypatch):
+    problem, calls = _chain(6), []
+    problem = dataclasses.replace(problem, repeatable=np.arange(12) < 6)
+
+    def interrupted(*args):
+        calls.append(1)
+        if len(calls) > 20:
+            raise KeyboardInterrupt
+        return evict(*args)
+
+    monkeypatch.setattr("lowtide.remat.sweep.search.evict", interrupted)
+    archive = Sweep().explore([problem], [[np.arange(12, dtype=np.int32)]])
+    assert archive.interrupted
+    assert archive.states >= 20
+    assert archive.points[0].peak_bytes < 606
