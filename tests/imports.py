@@ -1,7 +1,7 @@
 """What the package's files import and name, found by parsing them: nothing is run, and imports within functions count too."""
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +54,55 @@ def in_package(find: Callable[[str, str], Iterator[Mention]]) -> list[Mention]:
     for path in sorted(PACKAGE.rglob("*.py")):
         found += find(path.read_text(encoding="utf-8"), path.relative_to(PACKAGE).as_posix())
     return found
+
+
+def circles(modules: Mapping[str, set[str]]) -> list[list[str]]:
+    """The sets of modules that lead to one another, each sorted, of modules and what each imports (Tarjan's algorithm)."""
+    number: dict[str, int] = {}
+    least: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        number[module] = least[module] = len(number)
+        stack.append(module)
+        for other in sorted(modules[module]):
+            if other not in number:
+                visit(other)
+                least[module] = min(least[module], least[other])
+            elif other in stack:
+                least[module] = min(least[module], number[other])
+        if least[module] == number[module]:
+            place = stack.index(module)
+            if len(stack) - place > 1 or module in modules[module]:
+                found.append(sorted(stack[place:]))
+            del stack[place:]
+
+    for module in sorted(modules):
+        if module not in number:
+            visit(module)
+    return found
+
+
+def modules_of(files: Mapping[str, str]) -> dict[str, set[str]]:
+    """By module the modules that it imports, of the package's files and their sources."""
+    names = {_module(file): file for file in files}
+    return {
+        module: {other for mention in imports(files[file], file) if (other := _nearest(mention.name, names))}
+        for module, file in names.items()
+    }
+
+
+def _module(file: str) -> str:
+    parts = Path(file).with_suffix("").parts
+    return ".".join(["lowtide", *(parts[:-1] if parts[-1] == "__init__" else parts)])
+
+
+def _nearest(name: str, modules: Container[str]) -> str:
+    """The module that a dotted name is of; "" for none of these."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name
 
 
 def _bindings(tree: ast.AST) -> dict[str, str]:

@@ -4,7 +4,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from tests.imports import PACKAGE, Mention, imports, in_package, is_private, names
+from tests.imports import PACKAGE, Mention, circles, imports, in_package, is_private, modules_of, names
 
 ROWS = (
     {"errors"},
@@ -55,6 +55,24 @@ def test_no_room_is_crowded():
     rooms = {path.parent for path in PACKAGE.rglob("*.py")}
     crowded = {str(room): count for room in rooms if (count := len(list(room.glob("*.py")))) > MOST_FILES}
     assert not crowded
+
+
+def test_no_imports_go_in_a_circle():
+    """Not even those that only type checkers see, nor those within functions."""
+    files = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+    assert circles(modules_of(files)) == []
+
+
+def test_a_circle_is_found():
+    files = {
+        "a/__init__.py": "",
+        "a/one.py": "from lowtide.a import two",
+        "a/two.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from lowtide.a.three import Three",
+        "a/three.py": "class Three:\n    def f(self):\n        import lowtide.a.one",
+        "b.py": "import lowtide.a.one",
+        "c.py": "from .c import itself",
+    }
+    assert circles(modules_of(files)) == [["lowtide.a.one", "lowtide.a.three", "lowtide.a.two"], ["lowtide.c"]]
 
 
 def test_libraries_are_imported_only_where_they_have_their_place():

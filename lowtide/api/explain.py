@@ -16,8 +16,9 @@ from lowtide.api.maker import Maker
 from lowtide.api.stages import Callback, Stages, wants_progress
 from lowtide.capture.optimizers.wrapped import torch_optimizer
 from lowtide.capture.program import Captured, TrainingProgram, positional_and_keyword
-from lowtide.cost.device import Device, preset
+from lowtide.cost.device import Device
 from lowtide.cost.peak import peak_moment
+from lowtide.cost.presets import preset
 from lowtide.errors import BatchError, BudgetError, CaptureError
 from lowtide.plan.plan import Trade
 from lowtide.plan.snapshot import Moment

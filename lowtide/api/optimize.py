@@ -17,7 +17,8 @@ from lowtide.api.stages import Callback, Stages, wants_progress
 from lowtide.api.step import Step
 from lowtide.capture.optimizers.wrapped import torch_optimizer
 from lowtide.capture.program import TrainingProgram, positional_and_keyword
-from lowtide.cost.device import Device, preset
+from lowtide.cost.device import Device
+from lowtide.cost.presets import preset
 from lowtide.place import Placer
 from lowtide.plan.plan import Plan
 from lowtide.remat.sweep.search import Sweep

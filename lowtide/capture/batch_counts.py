@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.modules import batchnorm
 
-from lowtide.ir.graph import Value
+from lowtide.ir.graph import Arg, Value
 
-if TYPE_CHECKING:
-    from lowtide.capture.draft import Draft
+EmitScalar = Callable[[str, tuple[Arg, ...]], Value]  # writes down arithmetic on numbers: `Draft.emit_scalar`
 
 
 def is_count_of_batches(tensor: torch.Tensor) -> bool:
@@ -40,14 +39,14 @@ class BatchCounts:
         self._random = random.Random(0)
         self._count_of: dict[float, Value] = {}  # by one over the stand-in
 
-    def read(self, draft: Draft, count: torch.Tensor) -> int:
+    def read(self, emit_scalar: EmitScalar, count: Value) -> int:
         """A stand-in for the number in `count`."""
         stand_in = self._random.randrange(2**40, 2**41)
-        value = draft.emit_scalar("aten._local_scalar_dense.default", (draft.value(count),))
+        value = emit_scalar("aten._local_scalar_dense.default", (count,))
         self._count_of[1.0 / stand_in] = value
         return stand_in
 
-    def share_of(self, draft: Draft, number: float) -> Value | None:
+    def share_of(self, emit_scalar: EmitScalar, number: float) -> Value | None:
         """The value of `number`, if it is one over a count."""
         count = self._count_of.get(number)
-        return None if count is None else draft.emit_scalar("py.truediv", (1.0, count))
+        return None if count is None else emit_scalar("py.truediv", (1.0, count))

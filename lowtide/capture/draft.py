@@ -281,5 +281,5 @@ class Draft:
 
     def _number(self, number: float) -> Arg:
         """A literal, or the scalar value that this number stands for."""
-        value = self.scalar_of(number) or self.counts.share_of(self, number)
+        value = self.scalar_of(number) or self.counts.share_of(self.emit_scalar, number)
         return number if value is None else value

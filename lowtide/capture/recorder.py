@@ -106,7 +106,7 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default and self.draft.read_number is not None:
             return self.draft.read_number(args[0])
         if func is torch.ops.aten._local_scalar_dense.default and is_count_of_batches(args[0]) and self.draft.owns(args[0]):
-            return self.draft.counts.read(self.draft, args[0])
+            return self.draft.counts.read(self.draft.emit_scalar, self.draft.value(args[0]))
         if operators.draws_in_memory_order(func) and not args[0].is_contiguous() and covers(args[0]) and not self.draft.owns(args[0]):
             self.__torch_dispatch__(func, types, (in_memory_order(args[0]), *args[1:]), kwargs)
             return args[0]

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, refuse, write_json
-from lowtide.cost.device import HERE, PRESETS, Device, preset
+from lowtide.cost.device import Device
+from lowtide.cost.presets import HERE, PRESETS, preset
 from lowtide.errors import LowtideError
 
 

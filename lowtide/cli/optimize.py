@@ -88,7 +88,7 @@ def _check_limits(memory: str | None, latency: float | None) -> None:
 
 
 def _machine(device: str | None, simulate: bool) -> Device | None:
-    from lowtide.cost.device import preset
+    from lowtide.cost.presets import preset
 
     if simulate != (device is not None):
         refuse("--device and --simulate: expected both, to plan for another machine, or neither")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from lowtide.cost.memory import lent_storages
 from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.ops import DROP, LOAD, STORE, is_transfer, is_view
 from lowtide.plan.plan import Plan
@@ -20,11 +21,11 @@ class Lent(NamedTuple):
     @classmethod
     def of(cls, graph: Graph) -> Lent:
         """What a graph borrows."""
-        given = {value.storage for value in graph.inputs}
-        stores = [node for node in graph.nodes if node.op == STORE and node.inputs[0].storage in given]
+        lent = lent_storages(graph)
+        stores = [node for node in graph.nodes if node.op == STORE and node.inputs[0].storage in lent]
         tensor = {node.results[0].storage: node.inputs[0] for node in stores}
         back = {node.results[0].storage for node in graph.nodes if node.op == LOAD and node.inputs[0].storage in tensor}
-        return cls(frozenset(back | {value.storage for value in tensor.values()}), tensor)
+        return cls(lent | back, tensor)
 
 
 class Arrivals(NamedTuple):

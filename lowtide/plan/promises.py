@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.ir.ops import DROP, LOAD, STORE
+from lowtide.plan.contents import Contents
 from lowtide.plan.snapshot import Moment
 
-if TYPE_CHECKING:
-    from lowtide.plan.plan import Plan
 
-
-def untrue_promise(plan: Plan) -> str:
+def untrue_promise(plan: Contents) -> str:
     """What a plan promises and does not keep, in a sentence; "" where all is so. Its graph, order and takeovers are right."""
     symbolic = next((storage for storage in _storages(plan.graph) if not isinstance(storage.nbytes, int)), None)
     if symbolic is not None:
@@ -26,7 +23,7 @@ def untrue_promise(plan: Plan) -> str:
     return next(_untrue(plan, _Counted.of(plan.graph, plan.order, plan.takeovers, plan.granule_bytes)), "")
 
 
-def _untrue(plan: Plan, counted: _Counted) -> Iterator[str]:
+def _untrue(plan: Contents, counted: _Counted) -> Iterator[str]:
     footprints = counted.footprints([plan.workspace_bytes[index] for index in plan.order])
     owned = counted.resident_bytes + sum(counted.bytes_of(storage) for storage in _lent(plan.graph))
     bound, peak = plan.lower_bound_bytes, max(footprints, default=counted.without_steps_bytes)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from lowtide.base.units import bytes_text, op_text, time_text
 from lowtide.plan.alike import Alike, alike
+from lowtide.plan.contents import Contents
+from lowtide.plan.cost_report import Deal, Trade
+from lowtide.plan.snapshot import LiveTensor, Moment
 from lowtide.plan.where import place_text
-
-if TYPE_CHECKING:
-    from lowtide.plan.cost_report import Deal, Trade
-    from lowtide.plan.plan import Plan
-    from lowtide.plan.snapshot import LiveTensor, Moment
 
 __all__ = ["bytes_text", "deal_lines", "moment_line", "moment_lines", "summarize"]
 
@@ -20,7 +17,7 @@ _TENSORS, _DEALS = 5, 7  # lines of each
 _TOLD = 1e-3  # share of the time from which on a rest is told
 
 
-def summarize(plan: Plan) -> str:
+def summarize(plan: Contents) -> str:
     """The summary of a plan; peaks include what the caller holds throughout."""
     rows = [
         ("", "eager", "lowtide", ""),
@@ -112,15 +109,15 @@ def _costs(deals: Sequence[Deal]) -> str:
     return ", ".join([*parts, *([f"{stored} stored, {link}"] if stored else [])])
 
 
-def _saving(plan: Plan) -> str:
+def _saving(plan: Contents) -> str:
     return f"{1 - plan.peak_bytes / plan.eager_peak_bytes:.1%} less" if plan.eager_peak_bytes else ""
 
 
-def _measured(plan: Plan) -> str:
+def _measured(plan: Contents) -> str:
     return "not yet" if plan.measured_peak_bytes is None else bytes_text(plan.measured_peak_bytes)
 
 
-def _gap(plan: Plan) -> str:
+def _gap(plan: Contents) -> str:
     if plan.peak_bytes == plan.lower_bound_bytes:
         return "proven least"
     gap_bytes = plan.peak_bytes - plan.lower_bound_bytes
@@ -133,7 +130,7 @@ def _slower(trade: Trade) -> str:
     return f"{trade.time_us / trade.kept_us - 1:+.1%}; by order alone the peak is {bytes_text(trade.kept_peak_bytes)}"
 
 
-def _deeds(plan: Plan) -> str:
+def _deeds(plan: Contents) -> str:
     moved = sum(1 for before, after in zip(plan.order, plan.order[1:], strict=False) if after < before)
     in_place = sum(1 for slot in plan.takeovers if slot >= 0)
     again = f", {plan.trade.recomputed} computed again" if plan.trade is not None and plan.trade.recomputed else ""

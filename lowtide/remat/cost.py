@@ -8,45 +8,15 @@ and the operators before it are done; a drop waits for its store, a run for the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.base.kernels import kernel
-from lowtide.problems.order import Bytes, Ints
-from lowtide.remat.entries import Deed
-
-if TYPE_CHECKING:
-    from lowtide.remat.problem import RunProblem
-
-Times = NDArray[np.float64]
-
-
-class Facts(NamedTuple):
-    """A `RunProblem` as kernels take it."""
-
-    cost_us: Times
-    repeatable: NDArray[np.bool_]
-    limit_ptr: Ints
-    limit_ids: Ints
-    read_ptr: Ints
-    read_ids: Ints
-    made_ptr: Ints
-    made_ids: Ints
-    take_ptr: Ints
-    take_ids: Ints
-    take_output: Ints
-    tensor_bytes: Bytes
-    made_bytes: Bytes
-    workspace_bytes: Bytes
-    kept: NDArray[np.bool_]
-    producer: Ints
-    storable: NDArray[np.bool_]
-    store_us: Times
-    load_us: Times
-    write_ptr: Ints
-    write_ids: Ints
+from lowtide.problems.order import Ints
+from lowtide.remat.entries import DROP, LOAD, RUN, STORE, code_of, deed_of, storage_of
+from lowtide.remat.problem import RunProblem
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,23 +53,22 @@ def _first_wrong(runs: Any, facts: Any) -> int:
     n, m = len(facts.repeatable), len(facts.producer)
     done, there, dropped = np.zeros(n, np.bool_), facts.producer < 0, np.zeros(m, np.bool_)
     stored, pending, written = np.zeros(m, np.bool_), np.zeros(m, np.bool_), np.zeros(m, np.bool_)
-    lent = facts.storable & facts.kept & (facts.producer < 0)
     for place in range(len(runs)):
         code = runs[place]
-        if code < 0 or code >= n + 3 * m:
+        if code < 0 or code >= code_of(STORE, m, n):
             return place
-        if code >= n:
-            deed, tensor = (code - n) % 3, (code - n) // 3
-            if deed == _STORE:
+        deed, tensor = deed_of(code, n), storage_of(code, n)
+        if deed != RUN:
+            if deed == STORE:
                 if not there[tensor] or stored[tensor] or not facts.storable[tensor] or written[tensor]:
                     return place
                 stored[tensor] = pending[tensor] = True
-            elif deed == _DROP:
+            elif deed == DROP:
                 if not there[tensor] or not stored[tensor] or written[tensor]:
                     return place
                 there[tensor], pending[tensor], dropped[tensor] = False, False, True
             else:
-                if not dropped[tensor] or (lent[tensor] and there[tensor]):
+                if not dropped[tensor] or (facts.offloaded[tensor] and there[tensor]):
                     return place
                 there[tensor] = True
             continue
@@ -121,10 +90,7 @@ def _first_wrong(runs: Any, facts: Any) -> int:
                 return place
             written[facts.write_ids[entry]] = True
         done[code] = True
-    return len(runs) if pending.any() or (lent & ~there).any() else -1
-
-
-_STORE, _DROP, _LOAD = (int(deed) - 1 for deed in (Deed.STORE, Deed.DROP, Deed.LOAD))  # of the entries from n on
+    return len(runs) if pending.any() or (facts.offloaded & ~there).any() else -1
 
 
 @kernel(nogil=True)
@@ -140,12 +106,12 @@ def _play(runs: Any, facts: Any) -> NDArray[np.int64]:
             last[tensor] = count
     for place in range(count - 1, -1, -1):
         code, freed = runs[place], np.int64(0)
-        if code >= n:
-            tensor = (code - n) // 3
+        if deed_of(code, n) != RUN:
+            tensor = storage_of(code, n)
             if last[tensor] < 0:
                 freed = facts.tensor_bytes[tensor]
                 last[tensor] = place
-            if (code - n) % 3 == _LOAD:
+            if deed_of(code, n) == LOAD:
                 last[tensor] = -1
             dead[place] = freed
             continue
@@ -170,9 +136,9 @@ def _play(runs: Any, facts: Any) -> NDArray[np.int64]:
     footprint = np.empty(count, np.int64)
     for place in range(count):
         code = runs[place]
-        if code >= n:
-            if (code - n) % 3 == _LOAD:
-                live += facts.tensor_bytes[(code - n) // 3]
+        if deed_of(code, n) != RUN:
+            if deed_of(code, n) == LOAD:
+                live += facts.tensor_bytes[storage_of(code, n)]
             footprint[place] = live
         else:
             live += facts.made_bytes[code]
@@ -189,18 +155,18 @@ def _time_us(runs: Any, facts: Any) -> float:
     stored, arrived = np.zeros(m), np.zeros(m)
     for place in range(len(runs)):
         code = runs[place]
-        if code < n:
+        deed, tensor = deed_of(code, n), storage_of(code, n)
+        if deed == RUN:
             for entry in range(facts.read_ptr[code], facts.read_ptr[code + 1]):
                 clock = max(clock, arrived[facts.read_ids[entry]])
             clock += facts.cost_us[code]
             for entry in range(facts.made_ptr[code], facts.made_ptr[code + 1]):
                 arrived[facts.made_ids[entry]] = 0.0
             continue
-        deed, tensor = (code - n) % 3, (code - n) // 3
-        if deed == _STORE:
+        if deed == STORE:
             to_host = max(to_host, clock, arrived[tensor]) + facts.store_us[tensor]
             stored[tensor] = to_host
-        elif deed == _DROP:
+        elif deed == DROP:
             clock = max(clock, stored[tensor])
         else:
             from_host = max(from_host, clock) + facts.load_us[tensor]

@@ -1,4 +1,4 @@
-"""What the entries of a schedule with recomputation and swapping mean.
+"""What the entries of a schedule with recomputation and swapping mean: the one place that knows their numbers.
 
 A sequence is a list of integers. Of a graph of n nodes and m movable storages (`remat.offload.movable_storages` has their order), an entry
 
@@ -9,21 +9,49 @@ A sequence is a list of integers. Of a graph of n nodes and m movable storages (
 
 A run reads the latest copy of each storage, whether a run made it or a load. A store reads it and a drop is its last reader; a load makes
 it anew. So lifetimes follow from the sequence, with swapping as without.
+
+Kernels call `code_of`, `deed_of` and `storage_of`; everything else asks `Codes`, which says the same in Python.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
+
+from lowtide.base.kernels import kernel
+from lowtide.problems.order import Ints
 
 
 class Deed(IntEnum):
     """What an entry does."""
 
-    RUN = 0
-    STORE = 1
-    DROP = 2
-    LOAD = 3
+    RUN = -1
+    STORE = 0
+    DROP = 1
+    LOAD = 2
+
+
+RUN, STORE, DROP, LOAD = map(int, Deed)  # for kernels, which are kept by the constants that they read
+_MOVES = 3  # entries of each storage
+
+
+def _code(deed: Any, storage: Any, nodes: Any) -> Any:
+    """The entry that stores, drops or loads a storage."""
+    return nodes + _MOVES * storage + deed
+
+
+def _deed(code: Any, nodes: Any) -> Any:
+    """What an entry does."""
+    return RUN if code < nodes else (code - nodes) % _MOVES
+
+
+def _storage(code: Any, nodes: Any) -> Any:
+    """The storage that an entry stores, drops or loads."""
+    return (code - nodes) // _MOVES
+
+
+code_of, deed_of, storage_of = kernel(_code), kernel(_deed), kernel(_storage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +63,24 @@ class Codes:
 
     def store(self, storage: int) -> int:
         """The entry that stores a storage."""
-        return self.nodes + 3 * storage
+        return int(_code(STORE, storage, self.nodes))
 
     def drop(self, storage: int) -> int:
         """The entry that drops a storage."""
-        return self.nodes + 3 * storage + 1
+        return int(_code(DROP, storage, self.nodes))
 
     def load(self, storage: int) -> int:
         """The entry that loads a storage."""
-        return self.nodes + 3 * storage + 2
+        return int(_code(LOAD, storage, self.nodes))
 
     def read(self, entry: int) -> tuple[Deed, int]:
         """What an entry does, and the index of its node or storage. Raises IndexError for what is no entry."""
-        if 0 <= entry < self.nodes:
-            return Deed.RUN, entry
-        if not self.nodes <= entry < self.nodes + 3 * self.storages:
-            raise IndexError(f"expected an entry of at least 0 and below {self.nodes + 3 * self.storages}, got {entry}")
-        storage, deed = divmod(entry - self.nodes, 3)
-        return Deed(deed + 1), storage
+        end = self.store(self.storages)
+        if not 0 <= entry < end:
+            raise IndexError(f"expected an entry of at least 0 and below {end}, got {entry}")
+        deed = Deed(_deed(entry, self.nodes))
+        return deed, entry if deed is Deed.RUN else int(_storage(entry, self.nodes))
+
+    def runs_of(self, sequence: Ints) -> Ints:
+        """The runs of a sequence alone."""
+        return sequence[sequence < self.nodes]

@@ -79,7 +79,7 @@ def peak_place(problem: RunProblem, runs: Ints) -> int:
     """Where in a sequence that node runs first at which its nodes would peak, each run once in the same order; 0 where there are none."""
     seen, firsts = set(), []
     for place, entry in enumerate(runs.tolist()):
-        if entry < problem.problem.node_count and entry not in seen:
+        if problem.codes.read(entry)[0] is Deed.RUN and entry not in seen:
             seen.add(entry)
             firsts.append(place)
     footprint = cost_of(problem, runs[np.array(firsts, np.int64)]).footprint_bytes

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph, Node, Storage, Value
-from lowtide.remat.offload import Base, bases
+from lowtide.remat.offload import Base, bases, lendable_storages
 
 
 class HostBook:
@@ -16,7 +16,7 @@ class HostBook:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.place = -1  # the present one
-        self.given = frozenset(value.storage for value in graph.inputs)
+        self.lendable = frozenset(lendable_storages(graph))
         self.there: dict[Storage, Value] = {}  # on the host
         self.stored: dict[Storage, int] = {}  # the places of stores whose drop is still to come
         self.dropped: dict[Storage, int] = {}  # the places of drops
@@ -40,7 +40,7 @@ class HostBook:
 
     def note_drop(self, storage: Storage, node: Node) -> None:
         """A copy is done, and what it is of is gone."""
-        if storage in self.given:
+        if storage in self.lendable:
             self.lent[storage] = (node,)
         self.stored.pop(storage, None)
         self.dropped[storage] = self.place

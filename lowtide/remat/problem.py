@@ -24,9 +24,9 @@ from lowtide.cost.memory import order_problem
 from lowtide.ir.graph import Graph, Storage
 from lowtide.ir.ops import is_view, repeatable
 from lowtide.problems.order import Ints, OrderProblem, Rows
-from lowtide.remat.cost import Facts, Times
 from lowtide.remat.entries import Codes
 from lowtide.remat.evict.state import records
+from lowtide.remat.facts import Facts, Times
 from lowtide.remat.offload import lendable_storages, storable
 
 
@@ -123,10 +123,11 @@ class RunProblem:
     def facts(self) -> Facts:
         """All that kernels want to know."""
         problem, links = self.problem, self.links or Links.none(self.problem.tensor_count)
+        offloaded = links.storable & problem.kept & (problem.producer < 0)
         return Facts(
             self.cost_us, self.repeatable, *self.limits, *problem.reads, *problem.outputs_of, *problem.takes, problem.take_output,
             problem.tensor_bytes, problem.made_bytes, problem.workspace_bytes, problem.kept, problem.producer,
-            links.storable, links.store_us, links.load_us, *(self.writes or rows_of([()] * problem.node_count)),
+            links.storable, offloaded, links.store_us, links.load_us, *(self.writes or rows_of([()] * problem.node_count)),
         )  # fmt: skip
 
     @cached_property

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph, Storage
 from lowtide.remat.entries import Codes, Deed
-from lowtide.remat.offload import movable_storages
+from lowtide.remat.offload import lendable_storages, movable_storages
 
 
 def extras(graph: Graph, runs: Sequence[int]) -> tuple[int, ...]:
@@ -58,7 +58,7 @@ def _events(graph: Graph, runs: Sequence[int], may_go: set[int]) -> list[list[_E
     movable = movable_storages(graph)
     codes = Codes(len(graph.nodes), len(movable))
     found: dict[Storage, list[_Event]] = {movable[index]: [] for deed, index in map(codes.read, runs) if deed is Deed.STORE}
-    lent = {value.storage for value in graph.inputs} & found.keys()
+    lent = found.keys() & set(lendable_storages(graph))
     here: set[Storage] = set(lent)
     for storage in lent:
         found[storage] = [_Event(-1, Deed.RUN, False, False, False), _Event(len(runs), Deed.RUN, True, False, False)]

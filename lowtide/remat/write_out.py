@@ -136,7 +136,7 @@ class _Writer:
         """Write the last use of a copy on the device."""
         here, there, base = self.here(storage, "drop"), self.host.copy(storage, "drop"), self.host.base(storage, "drop")
         self.host.check_unwritten(storage, "drop")
-        lent = storage in self.host.given
+        lent = storage in self.host.lendable
         self.append(lend(here, there, self.name(base.value.name, "gone")) if lent else drop(here, there, base.source))
         self.host.note_drop(storage, self.nodes[-1])
         del self.storage[storage]
@@ -145,7 +145,7 @@ class _Writer:
         """Write the start of a copy to the device, which is the present one from there on."""
         there, base = self.host.copy(storage, "load"), self.host.base(storage, "load")
         self.host.check_settled(storage, "which loads it")
-        if storage in self.host.given and storage in self.storage:
+        if storage in self.host.lendable and storage in self.storage:
             raise CheckError(f"runs: expected {storage.name} dropped before place {self.host.place} loads it: it is the caller's own")
         node = load(there, base.value, self.name(base.value.name, "back"), base.source, self.host.lent.get(storage, ()))
         self.append(node)

@@ -15,7 +15,7 @@ import bench.models
 import lowtide
 from bench.models.char_gpt import CharGPT, Shape
 from lowtide.api.explain import explain
-from lowtide.cost.device import preset
+from lowtide.cost.presets import preset
 from lowtide.ir.graph import Kind
 from tests.api.networks import adamw, convnet, cross_entropy, sgd, squares
 from tests.training import Snapshot

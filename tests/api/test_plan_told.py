@@ -12,7 +12,7 @@ from torch import nn
 import bench.models
 import lowtide
 from bench.models.char_gpt import CharGPT, Shape
-from lowtide.cost.device import preset
+from lowtide.cost.presets import preset
 from lowtide.ir.graph import Kind
 from lowtide.ir.text.graph_text import to_text
 from tests.api.networks import adamw, convnet, cross_entropy

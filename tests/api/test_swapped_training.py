@@ -20,9 +20,9 @@ import lowtide
 from bench import torchvision_shim
 from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
 from lowtide.api import maker, step
-from lowtide.cost.device import preset
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.peak import peak_moment
+from lowtide.cost.presets import preset
 from lowtide.errors import CheckError
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Kind

@@ -14,7 +14,7 @@ from bench.budget_turns import Group, Ratio, Turn, Worker
 from bench.models import Workload
 from lowtide import Sweep, optimize
 from lowtide.api.compare import plain_sgd
-from lowtide.cost.device import preset
+from lowtide.cost.presets import preset
 
 
 def _turns(*seconds: float) -> list[Turn]:

@@ -12,8 +12,8 @@ import lowtide
 from bench.models import get
 from lowtide.api.compare import plain_sgd
 from lowtide.capture.program import TrainingProgram, capture_training
-from lowtide.cost.device import PRESETS
 from lowtide.cost.flops import compute_dtype, node_flops, node_moved_bytes
+from lowtide.cost.presets import PRESETS
 from lowtide.ir.graph import Kind, Node, Storage, Value
 
 

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowtide.cost.cache import Cache
-from lowtide.cost.device import PRESETS, half_flops_of, preset
+from lowtide.cost.device import half_flops_of
 from lowtide.cost.lab import trial
 from lowtide.cost.lab.trials import Trials
+from lowtide.cost.presets import PRESETS, preset
 from lowtide.cost.timings import device_here, measure_timings
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Kind, Node, Storage, Value

@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.cost.device import preset
 from lowtide.cost.memory import counted_storages, order_problem, simulate
 from lowtide.cost.peak import memory_profile
+from lowtide.cost.presets import preset
 from lowtide.ir.graph import Graph, Kind, Node, Storage
 from lowtide.ir.ops import LOAD, STORE, is_view
 from lowtide.remat.entries import Deed

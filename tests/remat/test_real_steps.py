@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lowtide.capture.program import TrainingProgram, capture_training
-from lowtide.cost.device import preset
+from lowtide.cost.presets import preset
 from lowtide.remat.blocks.seeds import seeds
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.problem import RunProblem

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide.cost.device import preset
 from lowtide.cost.memory import order_problem, simulate
+from lowtide.cost.presets import preset
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.problems.order import OrderProblem, Rows

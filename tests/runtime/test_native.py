@@ -253,7 +253,8 @@ def test_other_systems_are_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_two_processes_build_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("CXX", raising=False)
     source = (
-        "import sys; from pathlib import Path; from lowtide.runtime.arena import native; print(native._works(native.load(Path(sys.argv[1]))))"
+        "import sys; from pathlib import Path; from lowtide.runtime.arena import native; "
+        "print(native._works(native.load(Path(sys.argv[1]))))"
     )
     both = [
         subprocess.Popen([sys.executable, "-c", source, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)

@@ -6,7 +6,7 @@ Fake tensors cannot answer them. Where what they ask follows from what is there 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch._ops import OpOverload
@@ -14,12 +14,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture import operators
 from lowtide.capture.calls import why_unread, why_unshaped
-from lowtide.capture.data.reader import UnreadableError
+from lowtide.capture.data.reader import Reader, UnreadableError
+from lowtide.capture.draft import Draft
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Arg, Value
-
-if TYPE_CHECKING:
-    from lowtide.capture.recorder import Recorder
 
 _aten = torch.ops.aten
 
@@ -35,12 +33,22 @@ _SHAPED_BY: dict[OpOverload, tuple[int, ...]] = {
 _ASKS_DATA = frozenset({_aten._nested_tensor_from_mask_left_aligned.default})
 
 
+class Recording(Protocol):
+    """What is asked of the recorder here."""
+
+    draft: Draft
+    reader: Reader
+
+    def record(self, func: OpOverload, *args: Any) -> Any:
+        """Call an operator, written down as the program's own calls are."""
+
+
 def asks_data(op: OpOverload) -> bool:
     """Whether an operator reads data though its fake kernel answers."""
     return op in _ASKS_DATA
 
 
-def number(recorder: Recorder, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Any:
+def number(recorder: Recording, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Any:
     """What an operator answers that gives no tensor. Raises CaptureError where only the running step knows."""
     try:
         return recorder.reader.number(recorder.draft, op, args, kwargs)
@@ -48,7 +56,7 @@ def number(recorder: Recorder, op: OpOverload, args: tuple[Arg, ...], kwargs: tu
         raise CaptureError(why_unread(operators.name_of(op), str(why))) from None
 
 
-def results(recorder: Recorder, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Any:
+def results(recorder: Recording, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Any:
     """Fake results of an operator whose results' shapes follow from data. Raises CaptureError where only the running step knows them."""
     matter = _SHAPED_BY.get(op)
     if matter is not None:
@@ -66,7 +74,7 @@ def results(recorder: Recorder, op: OpOverload, args: tuple[Arg, ...], kwargs: t
     return tuple(map(_fake, found)) if isinstance(found, tuple) else _fake(found)
 
 
-def without_masks(recorder: Recorder, op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def without_masks(recorder: Recording, op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """The arguments of an indexing by masks as those of an indexing by positions, as the operator makes of it; None for others."""
     if op is not _aten.index.Tensor or not any(_is_mask(index) for index in args[1]):
         return None
@@ -76,7 +84,7 @@ def without_masks(recorder: Recorder, op: OpOverload, args: tuple[Any, ...]) -> 
     return args[0], positions
 
 
-def _positions(recorder: Recorder, mask: torch.Tensor) -> list[torch.Tensor]:
+def _positions(recorder: Recording, mask: torch.Tensor) -> list[torch.Tensor]:
     """Where a mask is true: a tensor for each of its dimensions."""
     found = recorder.record(_aten.nonzero.default, mask)
     return [recorder.record(_aten.select.int, found, 1, dim) for dim in range(mask.dim())]
@@ -86,7 +94,7 @@ def _is_mask(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
-def _made_up(recorder: Recorder, arg: Arg) -> Arg:
+def _made_up(recorder: Recording, arg: Arg) -> Arg:
     return recorder.reader.made_up(arg) if isinstance(arg, Value) else arg
 
 

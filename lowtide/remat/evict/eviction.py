@@ -188,7 +188,7 @@ def _run(node: Any, step: Any, again: Any, wanted: Any, now: Any, tensors: Any, 
     now[0].clock += nodes[node].cost_us
     for entry in range(nodes[node].write, nodes[node].write_end):
         each = tensors[ids[entry]]
-        each.lent = each.storable = False  # from here on it stays: what is on the host is no longer true
+        each.offloaded = each.storable = False  # from here on it stays: what is on the host is no longer true
         each.host = NOTHING
     for entry in range(nodes[node].made, nodes[node].made_end):
         tensor = ids[entry]

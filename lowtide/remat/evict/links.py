@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lowtide.base.kernels import kernel
+from lowtide.remat.entries import LOAD, code_of
 from lowtide.remat.evict.state import DROPPED, NOTHING, emit, next_use, settle
 from lowtide.remat.evict.victims import make_room, remake_us, store
 
@@ -83,9 +84,9 @@ def load_ahead(step: Any, base: Any, now: Any, tensors: Any, nodes: Any, steps: 
 
 @kernel
 def give_back(end: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, uses: Any, out: Any) -> bool:
-    """Load what is lent and not there, after the last step. False where there is no room, or the sequence is too long."""
+    """Load what is offloaded and not there, after the last step. False where there is no room, or the sequence is too long."""
     for tensor in range(len(tensors)):
-        if tensors[tensor].lent and not tensors[tensor].resident:
+        if tensors[tensor].offloaded and not tensors[tensor].resident:
             if not make_room(tensors[tensor].bytes, end, True, end, now, tensors, nodes, steps, ids, uses, out):
                 return False
             if not load(tensor, now, tensors, nodes, out):
@@ -99,7 +100,7 @@ def load(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     now[0].from_host = max(now[0].from_host, now[0].clock) + tensors[tensor].load_us
     tensors[tensor].arrived_us = now[0].from_host
     settle(tensor, now, tensors)
-    return emit(len(nodes) - 1 + 3 * tensor + 2, now, out)
+    return emit(code_of(LOAD, tensor, len(nodes) - 1), now, out)
 
 
 @kernel

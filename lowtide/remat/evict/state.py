@@ -5,15 +5,13 @@ Kernels take these as arrays of records: fields are read and written in place, w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.base.kernels import kernel
-
-if TYPE_CHECKING:
-    from lowtide.remat.cost import Facts
+from lowtide.remat.facts import Facts
 
 # Of a tensor's `part` in the choices of what goes, so that a search knows which exceptions change nothing.
 BYSTANDER, WEIGHED, CHOSEN = 0, 1, 2  # it was there at none of them, or held; it could have gone; it went
@@ -22,8 +20,8 @@ BYSTANDER, WEIGHED, CHOSEN = 0, 1, 2  # it was there at none of them, or held; i
 NOTHING, STORED, DROPPED = 0, 1, 2  # a copy, or one on its way; one that is needed, since the device's was dropped
 
 TENSOR = np.dtype([
-    ("bytes", np.int64), ("producer", np.int32), ("kept", np.bool_), ("storable", np.bool_), ("lent", np.bool_), ("store_us", np.float64),
-    ("load_us", np.float64),
+    ("bytes", np.int64), ("producer", np.int32), ("kept", np.bool_), ("storable", np.bool_), ("offloaded", np.bool_),
+    ("store_us", np.float64), ("load_us", np.float64),
     # The present:
     ("resident", np.bool_),
     ("fresh", np.bool_),  # loaded ahead of its reader, who has not come yet
@@ -80,12 +78,11 @@ NOW = np.dtype([
 def records(facts: Facts) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int32]]:
     """The tensors and nodes of a problem before the first step, and the rows of identifiers that nodes point into."""
     tensors, nodes = np.zeros(len(facts.tensor_bytes), TENSOR), np.zeros(len(facts.cost_us) + 1, NODE)
-    for name in ("bytes", "producer", "kept", "storable", "store_us", "load_us"):
+    for name in ("bytes", "producer", "kept", "storable", "offloaded", "store_us", "load_us"):
         tensors[name] = getattr(facts, "tensor_bytes" if name == "bytes" else name)
     for name in ("cost_us", "made_bytes", "workspace_bytes", "take_output", "repeatable"):
         nodes[name][:-1] = getattr(facts, name)
-    tensors["lent"] = facts.kept & facts.storable & (facts.producer < 0)
-    tensors["worth_us"][tensors["lent"]] = np.inf  # nobody can make it
+    tensors["worth_us"][tensors["offloaded"]] = np.inf  # nobody can make it
     tensors["bias"] = tensors["store_bias"] = 1.0
     start = 0
     for name in ("read", "made", "take", "limit", "write"):
@@ -99,7 +96,7 @@ def records(facts: Facts) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int32]
 def start(base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any) -> Any:
     """Fill in what follows from the sequence; by tensor the steps at which it is read, as rows laid end to end.
 
-    Rows ascend, with `-1 - step` where the tensor is made once more; what is lent is used at last at the end.
+    Rows ascend, with `-1 - step` where the tensor is made once more; what is offloaded is used at last at the end.
     """
     _first_steps(base, nodes, ids)
     for step in range(len(base)):
@@ -151,7 +148,7 @@ def _uses(base: Any, tensors: Any, nodes: Any, ids: Any) -> Any:
                         uses[tensors[ids[entry]].use_end] = -1 - step
                     tensors[ids[entry]].use_end += 1
         for tensor in range(len(tensors)):
-            if tensors[tensor].lent:
+            if tensors[tensor].offloaded:
                 if turn == 1:
                     uses[tensors[tensor].use_end] = len(base)
                 tensors[tensor].use_end += 1

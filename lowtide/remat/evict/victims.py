@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lowtide.base.kernels import kernel
+from lowtide.remat.entries import DROP, STORE, code_of
 from lowtide.remat.evict.state import CHOSEN, DROPPED, NOTHING, STORED, WEIGHED, emit, let_go, next_use
 
 _DEAD, _REMAKE, _DROP, _SWAP, _UNKNOWN = 0, 1, 2, 3, 4  # how a tensor goes
@@ -48,7 +49,7 @@ def _candidates(step: Any, again: Any, before: Any, now: Any, tensors: Any, node
     for place in range(now[0].members):
         tensor = tensors[place].member
         each = tensors[tensor]
-        if each.lock > 0 or (each.kept and not each.lent) or each.bytes == 0:
+        if each.lock > 0 or (each.kept and not each.offloaded) or each.bytes == 0:
             continue
         later = next_use(tensor, step, again, tensors, uses)
         if later < 0:
@@ -126,7 +127,7 @@ def _evict(tensor: Any, way: Any, now: Any, tensors: Any, nodes: Any, out: Any) 
         if each.host != DROPPED:
             out[each.store_at].needed = True
             each.host = DROPPED
-        if not emit(len(nodes) - 1 + 3 * tensor + 1, now, out):
+        if not emit(code_of(DROP, tensor, len(nodes) - 1), now, out):
             return False
     if way != _DEAD:
         tensors[tensor].part = CHOSEN
@@ -138,7 +139,7 @@ def _evict(tensor: Any, way: Any, now: Any, tensors: Any, nodes: Any, out: Any) 
 def store(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     """Begin to copy a tensor to the host. The entry stays in the sequence only if the copy is needed."""
     each, place = tensors[tensor], now[0].count
-    if not emit(len(nodes) - 1 + 3 * tensor, now, out):
+    if not emit(code_of(STORE, tensor, len(nodes) - 1), now, out):
         return False
     out[place].needed = False
     each.store_at = place

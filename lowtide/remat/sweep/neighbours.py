@@ -52,7 +52,7 @@ class Moves:
 
     def neighbour(self, problem: RunProblem, point: Point) -> Recipe:
         """One change of a schedule's recipe."""
-        plain = without_swaps(point.runs, problem)
+        plain = problem.codes.runs_of(point.runs)
         recipe = point.recipe or Recipe(plain, RULES[0])
         again = _repeats(plain, problem.problem.node_count)
         move = int(self.random.choice(5, p=_PLAIN if problem.links is None else _SWAPPING))
@@ -91,11 +91,6 @@ class Moves:
     def _few(self, among: NDArray[np.intp]) -> NDArray[np.intp]:
         count = min(int(self.random.integers(1, 4)), len(among))
         return self.random.choice(among, count, replace=False) if count else among
-
-
-def without_swaps(runs: Ints, problem: RunProblem) -> Ints:
-    """The runs of a sequence alone."""
-    return runs[runs < problem.problem.node_count]
 
 
 def _bias(problem: RunProblem, recipe: Recipe) -> Bias:

@@ -27,7 +27,7 @@ from lowtide.remat.cost import cost_of
 from lowtide.remat.evict.eviction import evict
 from lowtide.remat.problem import RunProblem
 from lowtide.remat.sweep.archive import Archive, Point, Recipe
-from lowtide.remat.sweep.neighbours import RULES, Moves, without_swaps
+from lowtide.remat.sweep.neighbours import RULES, Moves
 
 _STATES, _FEW = 200, 8  # a level wants so many states at least; and so many levels there are in any case
 _RULES = 9  # that are tried at each level from each order
@@ -145,7 +145,7 @@ class _Search:
         """Evict from every order, and from the leanest schedule seen, under many rules."""
         near = self.archive.points[0]
         bases = [(which, order) for which, orders in enumerate(self.orders) for order in orders]
-        bases.append((near.problem, without_swaps(near.runs, self.problems[near.problem])))
+        bases.append((near.problem, self.problems[near.problem].codes.runs_of(near.runs)))
         found = False
         for which, base in bases:
             for weights in self.moves.rules(self.problems[which], _RULES):

@@ -1,0 +1,42 @@
+"""What a plan holds: a graph, what was decided about it, what that promises, and how it came about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lowtide.ir.graph import Graph
+from lowtide.plan.cost_report import Trade
+from lowtide.plan.snapshot import Moment
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """With what a plan was made."""
+
+    lowtide: str  # version
+    torch: str  # version
+    device: str  # "cpu", "cuda:0"
+    python: str  # version
+    threads: int  # of torch, within an operator
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """What a plan holds. Plans are saved and printed by `plan.plan`."""
+
+    graph: Graph
+    order: tuple[int, ...]  # indices into graph.nodes, by step
+    takeovers: tuple[int, ...]  # by node: which of its `inplace` candidates' memory it takes over, -1 for none
+    workspace_bytes: tuple[int, ...]  # by node: what it needs while it runs beside inputs and results, 0 where none or unknown
+    resident_bytes: int  # of the caller's, before and after
+    peak_bytes: int  # promised, with what is resident
+    eager_peak_bytes: int  # the same of the program as the user wrote it
+    lower_bound_bytes: int  # no order needs less
+    status: str  # of the order: "optimal", "feasible"
+    solver: str  # with its settings
+    provenance: Provenance
+    trade: Trade | None = None  # where a limit was asked for
+    peak: Moment | None = None  # the first step at the peak; None where there are no steps, or nobody asked
+    granule_bytes: int = 1  # that the device's allocator rounds every request up to
+    program: str = ""  # what it is for: `program_hash` of the captured program; "" where text cannot hold that
+    measured_peak_bytes: int | None = None  # of a run of this plan, with what is resident; not saved, since it tells of a run
