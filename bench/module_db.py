@@ -1,17 +1,17 @@
 """Every module of torch's own test database, with every sample: two steps of training by eager and by lowtide, bit for bit.
 
-    python -m bench.module_db [--only NAME ...] [--no-save]
+    python -m bench.module_db [--only NAME ...] [--missing] [--dtype float32] [--samples 2] [--no-save]
 
 A module without parameters is given its first float input times a parameter of ones, so that there is something to train.
 Compared are losses, parameters, buffers and the random generator. One row a module; "right", "refused", "different", "raised" and
-"dead" are counts of samples. Needs expecttest.
+"dead" are counts of samples. Each row goes into the saved table as soon as it is known,
+and rows of others stay. Needs expecttest.
 """
 
 from __future__ import annotations
 
-import argparse
-import warnings
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,73 +19,33 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import lowtide
-from bench.results import Results
+from bench.sweep import Row
+from bench.torch_db.database import Database, main
 from bench.torch_db.trial import Verdict, verdict
-from bench.torch_db.workers import answers, told
 
 COLUMNS = ("module", "samples", "right", "refused", "different", "raised", "dead", "why")
 _COUNTED = ("right", "refused", "different", "raised", "dead")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
-    parser.add_argument("--samples", type=int, default=0, help="the first so many of each module, 0 for all")
-    parser.add_argument("--batch", type=int, default=10, help="modules to a process")
-    parser.add_argument("--limit-seconds", type=float, default=300.0, help="of one module")
-    parser.add_argument("--no-save", action="store_true")
-    parser.add_argument("--worker", nargs="+", default=[], help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    try:
-        from torch.testing._internal.common_modules import module_db
-    except ImportError as error:
-        raise SystemExit(f"torch's test database cannot be imported: {error}; python -m pip install -e '.[bench]'") from None
-    infos = {info.name: info for info in module_db}
-    if options.worker:
-        most, *names = options.worker
-        work([infos[name] for name in names], int(most))
-        return
-    names = [name for name in infos if not options.only or name in options.only]
-    rows = []
-    for row in answers("bench.module_db", names, options.batch, options.limit_seconds, dead, [str(options.samples)]):
-        rows.append({"module": row.pop("name"), **row})
-        print(*(f"{key}={cell}" for key, cell in rows[-1].items() if cell), flush=True)
-    table = Results("module_db", "torch's module_db, two steps of training", COLUMNS, tuple(rows), summary(rows))
-    if not options.no_save and not options.only:
-        table.save()
-    table.print()
-
-
-def summary(rows: list[dict[str, Any]]) -> tuple[str, ...]:
+def summary(rows: list[Row]) -> tuple[str, ...]:
     """Samples by what became of them."""
     counts = {what: sum(row.get(what) or 0 for row in rows) for what in _COUNTED}
     return (f"of {sum(counts.values())} samples: " + ", ".join(f"{count} {what}" for what, count in counts.items()),)
 
 
-def dead(name: str, why: str) -> dict[str, Any]:
-    """The row of a module that took its process down."""
-    return {"name": name, "dead": 1, "why": why}
-
-
-def work(infos: list[Any], most: int) -> None:
-    """What a worker does: one row for each module."""
-    warnings.simplefilter("ignore")
-    for info in infos:
-        told(row(info, most), last=True)
-
-
-def row(info: Any, most: int) -> dict[str, Any]:
+def rows(info: Any, dtype: str, most: int) -> Iterator[Row]:
     """All samples of a module."""
     torch.manual_seed(0)
     try:
-        samples = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=False, training=True)
+        samples = info.module_inputs_func(info, device="cpu", dtype=getattr(torch, dtype), requires_grad=False, training=True)
     except Exception as error:
-        return {"name": info.name, "samples": 0, "why": f"no samples: {type(error).__name__}"}
+        yield {"samples": 0, "why": f"no samples: {type(error).__name__}"}
+        return
     verdicts = [tried(info, sample) for sample in (samples[:most] if most else samples)]
     counts = Counter(each.what for each in verdicts)
     reasons = dict.fromkeys(each.why for each in verdicts if each.what in ("refused", "raised", "different"))
-    found = {"name": info.name, "samples": sum(counts[what] for what in _COUNTED)} | {what: counts[what] for what in _COUNTED}
-    return found | {"why": " | ".join(filter(None, reasons))[:400]}
+    found = {"samples": sum(counts[what] for what in _COUNTED)} | {what: counts[what] for what in _COUNTED}
+    yield found | {"why": " | ".join(filter(None, reasons))[:400]}
 
 
 def tried(info: Any, sample: Any) -> Verdict:
@@ -159,5 +119,18 @@ def _detached(item: Any) -> Any:
     return item.detach().clone() if isinstance(item, torch.Tensor) else item
 
 
+DATABASE = Database(
+    program="bench.module_db",
+    source="common_modules",
+    columns=COLUMNS,
+    entries=lambda module: module.module_db,
+    name_of=lambda info: str(info.name),
+    rows=rows,
+    dead={"dead": 1},
+    summary=summary,
+    batch=10,
+    limit_seconds=300.0,
+)
+
 if __name__ == "__main__":
-    main()
+    main(DATABASE, __doc__)

@@ -1,17 +1,18 @@
 """Every operator of torch's own test database, with every sample: called, and trained through, by eager and by lowtide, bit for bit.
 
-    python -m bench.op_db [--only NAME ...] [--dtype float32] [--samples 6] [--no-save]
+    python -m bench.op_db [--only NAME ...] [--missing] [--dtype float32] [--samples 6] [--no-save]
 
 Training wraps the sample's float inputs as parameters and takes one step of SGD on a weighted sum of the results. "right", "refused",
 "different", "raised" and "dead" are counts of samples; "idle" counts those for which eager differs from itself as soon as a dispatch
-mode that does nothing is active: where ATen takes another formula. Needs expecttest; samples of some operators need scipy.
+mode that does nothing is active: where ATen takes another formula. Each row goes into the saved table as soon as it is known,
+and rows of others stay. Needs expecttest; samples of some operators need scipy.
 """
 
 from __future__ import annotations
 
-import argparse
-import warnings
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,47 +21,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import lowtide
-from bench.results import Results
+from bench.sweep import Row
+from bench.torch_db.database import Database, main
 from bench.torch_db.trial import Verdict, alike, verdict
-from bench.torch_db.workers import answers, told
 
 COLUMNS = ("operator", "mode", "samples", "right", "refused", "different", "raised", "dead", "idle", "why")
 _COUNTED = ("right", "refused", "different", "raised", "dead")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--samples", type=int, default=0, help="the first so many of each operator, 0 for all")
-    parser.add_argument("--batch", type=int, default=25, help="operators to a process")
-    parser.add_argument("--limit-seconds", type=float, default=240.0, help="of one operator")
-    parser.add_argument("--no-save", action="store_true")
-    parser.add_argument("--worker", nargs="+", default=[], help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    try:
-        from torch.testing._internal import common_methods_invocations as database
-    except ImportError as error:
-        raise SystemExit(f"torch's test database cannot be imported: {error}; python -m pip install -e '.[bench]'") from None
-    infos = {full_name(info): info for info in database.op_db}
-    database.wrapper_set_seed = _called  # it seeds within the call, which no captured step would do
-    if options.worker:
-        dtype, samples, *names = options.worker
-        work([infos[name] for name in names], getattr(torch, dtype), int(samples))
-        return
-    names = [name for name in infos if not options.only or name in options.only]
-    rows = []
-    settings = [options.dtype, str(options.samples)]
-    for row in answers("bench.op_db", names, options.batch, options.limit_seconds, dead, settings):
-        rows.append({"operator": row.pop("name"), **row})
-        print(*(f"{key}={cell}" for key, cell in rows[-1].items() if cell), flush=True)
-    table = Results("op_db", f"torch's op_db on {options.dtype}", COLUMNS, tuple(rows), summary(rows))
-    if not options.no_save and not options.only:
-        table.save()
-    table.print()
-
-
-def summary(rows: list[dict[str, Any]]) -> tuple[str, ...]:
+def summary(rows: list[Row]) -> tuple[str, ...]:
     """Operators and samples by what became of them, and the reasons for refusals."""
     notes = []
     for mode in ("inference", "training"):
@@ -77,9 +46,10 @@ def _list(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {what}" for what, count in counts.items())
 
 
-def dead(name: str, why: str) -> dict[str, Any]:
-    """The row of an operator that took its process down."""
-    return {"name": name, "mode": "training", "dead": 1, "why": why}
+def entries(database: ModuleType) -> Iterable[Any]:
+    """All operators."""
+    vars(database)["wrapper_set_seed"] = _called  # it seeds within the call, which no captured step would do
+    return list(database.op_db)
 
 
 def _called(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -91,17 +61,15 @@ def full_name(info: Any) -> str:
     return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else str(info.name)
 
 
-def work(infos: list[Any], dtype: torch.dtype, most: int) -> None:
-    """What a worker does: one row for each operator and mode."""
-    warnings.simplefilter("ignore")
-    for info in infos:
-        told(row(info, dtype, training=False, most=most), last=False)
-        told(row(info, dtype, training=True, most=most), last=True)
+def rows(info: Any, dtype: str, most: int) -> Iterator[Row]:
+    """All samples of an operator: a row for each mode."""
+    yield row(info, getattr(torch, dtype), training=False, most=most)
+    yield row(info, getattr(torch, dtype), training=True, most=most)
 
 
-def row(info: Any, dtype: torch.dtype, training: bool, most: int) -> dict[str, Any]:
+def row(info: Any, dtype: torch.dtype, training: bool, most: int) -> Row:
     """All samples of an operator in one mode."""
-    found: dict[str, Any] = {"name": full_name(info), "mode": "training" if training else "inference", "samples": 0}
+    found: Row = {"mode": "training" if training else "inference", "samples": 0}
     supported = info.supported_backward_dtypes("cpu") if training and info.supports_autograd else info.dtypes
     if dtype not in supported or (training and not info.supports_autograd):
         return found
@@ -218,5 +186,18 @@ def _state(model: nn.Module) -> Any:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
+DATABASE = Database(
+    program="bench.op_db",
+    source="common_methods_invocations",
+    columns=COLUMNS,
+    entries=entries,
+    name_of=full_name,
+    rows=rows,
+    dead={"mode": "training", "dead": 1},
+    summary=summary,
+    batch=25,
+    limit_seconds=240.0,
+)
+
 if __name__ == "__main__":
-    main()
+    main(DATABASE, __doc__)
