@@ -26,7 +26,7 @@ from lowtide.lower.transfers import swaps
 from lowtide.plan.plan import Plan
 from lowtide.runtime.arena.arena import Arena
 from lowtide.runtime.batch import BatchSpec
-from lowtide.runtime.caller import Caller, InputCheck, View
+from lowtide.runtime.caller import Caller, ChangedError, InputCheck, View
 from lowtide.runtime.copies.host import host_memory
 from lowtide.runtime.program import Program
 from lowtide.runtime.unchanged.granted import Granted
@@ -76,10 +76,14 @@ class Variant:
         except StepError:
             return False
 
-    def run(self, now: View, arena: Arena | None = None) -> tuple[Any, bool]:
-        """Run once on what the caller holds; the result as the captured program returns it, and whether the optimizer has stepped."""
+    def inputs(self, now: View) -> list[Any]:
+        """What the program reads. Raises ChangedError for what looks otherwise now, BatchError for a batch that shares memory with it."""
         inputs = [now.read(slot, self.captured.constants) for slot in self.captured.slots]
         self.check(inputs)
+        return inputs
+
+    def run(self, inputs: Sequence[Any], now: View, arena: Arena | None = None) -> tuple[Any, bool]:
+        """Run once on what the caller holds; the result as the captured program returns it, and whether the optimizer has stepped."""
         try:
             outputs = self.program(inputs) if arena is None else arena.run(self.program, lambda: self.program(inputs))
         except BaseException as error:
@@ -153,8 +157,8 @@ class Step:
         it has to be captured anew and cannot be; what the program itself raises where it checks its data and finds them wrong: nothing
         has been changed then.
         """
-        variant, now = self._prepare(args, kwargs)
-        result, stepped = self._run(variant, now)
+        variant, inputs, now = self._prepare(args, kwargs)
+        result, stepped = self._run(variant, inputs, now)
         self._caller.end_step(stepped)
         return result
 
@@ -163,14 +167,14 @@ class Step:
 
         Training advances by this step. Raises StepError for an optimizer's first step, and as a call does.
         """
-        variant, now = self._prepare(args, kwargs)
+        variant, inputs, now = self._prepare(args, kwargs)
         if variant is not self._families[0][-1]:
             raise StepError(
                 "the first step of this optimizer makes its state and is not like the later ones: call the step once, then measure"
             )
         device = max((value.storage.device for value in variant.captured.graph.inputs), default="cpu")
         done: list[tuple[Any, bool]] = []  # holds the result, as a caller would
-        self._measured = peak_bytes(lambda: done.append(self._run(variant, now)), device)
+        self._measured = peak_bytes(lambda: done.append(self._run(variant, inputs, now)), device)
         self._caller.end_step(done[-1][1])
         return self._measured
 
@@ -181,40 +185,44 @@ class Step:
             "step.plan.save(path), and call lowtide.optimize(model, batch, ..., plan=path) where the copy or the other process has its own"
         )
 
-    def _run(self, variant: Variant, now: View) -> tuple[Any, bool]:
-        return variant.run(now, None if self._arena is None else self._arena.arena)
+    def _run(self, variant: Variant, inputs: Sequence[Any], now: View) -> tuple[Any, bool]:
+        return variant.run(inputs, now, None if self._arena is None else self._arena.arena)
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, View]:
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, list[Any], View]:
         leaves = self._batch.leaves_of(args, kwargs)
         if self._obstacle:
             raise StepError(self._obstacle)
         self._caller.begin_step()
         now = self._caller.look(leaves)
-        variant = self._find(now)
-        if variant is not None:
+        found = self._find(now)
+        if isinstance(found, tuple):
             self._recaptures.none()
         else:
-            if not self._is_of_the_data(now):
-                self._recaptures.one_more(self._current.granted.change())
+            if found or not self._is_of_the_data(now):
+                self._recaptures.one_more(found or self._current.granted.change())
             self._families = [self._capture(args, kwargs), *self._families[:_MOST_KEPT]]
             self._measured = None
-            variant = self._find(now)
-        if variant is None:
-            raise StepError("the step was captured anew, but not for what the optimizer holds now: is its state changed by another thread?")
-        self._current = variant
-        return variant, now
+            found = self._find(now)
+        if not isinstance(found, tuple):
+            why = found or "is the optimizer's state changed by another thread?"
+            raise StepError(f"the step was captured anew, but not for what the model and the optimizer hold now: {why}")
+        self._current = found[0]
+        return *found, now
 
-    def _find(self, now: View) -> Variant | None:
-        """The program for what the caller holds now; its family becomes the first."""
-        facts = Facts(now.read)
-        if self._current.fits(now, facts):
-            return self._current
-        for family in self._families:
-            found = next((variant for variant in family if variant.fits(now, facts)), None)
-            if found is not None:
-                self._show(family)
-                return found
-        return None
+    def _find(self, now: View) -> tuple[Variant, list[Any]] | str:
+        """The program for what the caller holds now, and its inputs; its family becomes the first. Else what looks otherwise."""
+        facts, changed = Facts(now.read), ""
+        for variant in (self._current, *(each for family in self._families for each in family if each is not self._current)):
+            if not variant.fits(now, facts):
+                continue
+            try:
+                inputs = variant.inputs(now)
+            except ChangedError as error:
+                changed = changed or str(error)
+                continue
+            self._show(variant)
+            return variant, inputs
+        return changed
 
     def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Variant]:
         """Programs for the caller's objects and this batch as they are now. Where an assertion of the program's own fails, its error."""
@@ -234,8 +242,11 @@ class Step:
             raise StepError(too_many(alike))
         return bool(alike)
 
-    def _show(self, family: list[Variant]) -> None:
-        """Make a family the one whose plan is shown."""
+    def _show(self, variant: Variant) -> None:
+        """Make the family of a variant the one whose plan is shown."""
+        if variant is self._current:
+            return
+        family = next(family for family in self._families if variant in family)
         if family is not self._families[0]:
             self._measured = None
             self._families = [family, *(other for other in self._families if other is not family)]

@@ -73,7 +73,7 @@ class View:
         try:
             return _READERS[slot.place](self, slot.path)
         except (KeyError, IndexError, TypeError) as error:
-            raise StepError(f"{slot} was there when the step was captured and is gone now: optimize the model again") from error
+            raise ChangedError(f"{slot} was there when the step was captured and is gone now") from error
 
     def assign(self, slots: Sequence[Slot], items: Sequence[Any]) -> None:
         """Put new optimizer state where the optimizer looks for it, and new buffers and attributes into their modules."""
@@ -124,6 +124,10 @@ _READERS: dict[str, Callable[[View, Any], Any]] = {
 }
 
 
+class ChangedError(StepError):
+    """Something of the caller's looks otherwise than it did when the step was captured: it can be captured anew."""
+
+
 @dataclass(frozen=True)
 class InputCheck:
     """What a graph's inputs must look like, and which of them may share memory. Numbers and the batch's looks are checked elsewhere."""
@@ -148,15 +152,13 @@ class InputCheck:
         )
 
     def __call__(self, items: Sequence[Any]) -> None:
-        """Raise StepError for a tensor that is not what the program was planned for, BatchError for a batch that shares memory with one."""
+        """Raise ChangedError for a tensor that looks otherwise than it did, BatchError for a batch that shares memory with one."""
         for (slot, look), item in zip(self.expected, items, strict=True):
             if look and not looks_like(item, look[:4]):
                 got = describe(item.shape, item.stride(), item.dtype, item.device)
-                raise StepError(f"{slot} was {describe(*look[:4])} when the step was captured and is {got} now: optimize the model again")
+                raise ChangedError(f"{slot} was {describe(*look[:4])} when the step was captured and is {got} now")
             if look and look[4] is not None and item.storage_offset() != look[4]:
-                raise StepError(
-                    f"{slot} began at element {look[4]} of its storage and begins at {item.storage_offset()} now: optimize the model again"
-                )
+                raise ChangedError(f"{slot} began at element {look[4]} of its storage and begins at {item.storage_offset()} now")
         self._check_sharing(items)
 
     def _check_sharing(self, items: Sequence[Any]) -> None:
@@ -172,12 +174,10 @@ class InputCheck:
                     slot, f"shares its memory with {self.expected[other][0]}, which it did not when the step was captured: pass a copy"
                 )
             if address_of.setdefault(number, address) != address:
-                self._refuse(
-                    slot, f"shared its memory with {self.expected[number][0]} when the step was captured: optimize the model again"
-                )
+                self._refuse(slot, f"shared its memory with {self.expected[number][0]} when the step was captured")
 
     def _refuse(self, slot: Slot, why: str) -> NoReturn:
-        raise BatchError(f"{slot} {why}") if slot.place == "batch" else StepError(f"{slot} {why}")
+        raise BatchError(f"{slot} {why}") if slot.place == "batch" else ChangedError(f"{slot} {why}")
 
 
 def looks_like(item: torch.Tensor, look: tuple[Any, ...]) -> bool:
