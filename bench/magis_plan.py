@@ -10,7 +10,7 @@ from typing import Any
 from bench.models.workload import Entry
 from lowtide import optimize
 from lowtide.api.compare import plain_sgd
-from lowtide.remat.problem import RunProblem
+from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.search import Archive, Sweep
 
 DEVICE = "rtx3090"
@@ -35,7 +35,7 @@ class Timed(Sweep):
     max_seconds: float = 3600.0
     notes: list[Effort] = field(default_factory=list, compare=False)
 
-    def explore(self, problems: Sequence[RunProblem], *args: Any, **settings: Any) -> Archive:
+    def explore(self, problems: Sequence[RematProblem], *args: Any, **settings: Any) -> Archive:
         clocks = _clocks()
         archive = super().explore(problems, *args, **settings)
         spent, operators = _since(clocks), int((~problems[0].is_view).sum())
@@ -43,7 +43,7 @@ class Timed(Sweep):
         return archive
 
 
-def _floor_bytes(problem: RunProblem) -> int:
+def _floor_bytes(problem: RematProblem) -> int:
     """What any schedule takes that leaves the caller's own where it is: that, and the arguments and results of the largest operator."""
     base = problem.problem
     needs = [0]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lowtide.problems.order import Ints, OrderProblem, Rows
 from lowtide.problems.order_check import Task
-from lowtide.remat.problem import RunProblem
+from lowtide.remat.problem import RematProblem
 
 
 @dataclass
@@ -32,10 +32,10 @@ class Builder:
         self.limits.append([])
         return made
 
-    def problem(self, resident_bytes: int = 0) -> RunProblem:
+    def problem(self, resident_bytes: int = 0) -> RematProblem:
         count = len(self.tasks)
         ptr = np.concatenate([[0], np.cumsum([len(row) for row in self.limits])]).astype(np.int32)
-        return RunProblem(
+        return RematProblem(
             problem=OrderProblem.of(self.sizes, self.tasks, resident_bytes=resident_bytes),
             cost_us=np.array(self.costs, np.float64),
             is_view=np.zeros(count, np.bool_),
@@ -44,12 +44,12 @@ class Builder:
         )
 
 
-def in_order(problem: RunProblem) -> Ints:
+def in_order(problem: RematProblem) -> Ints:
     """All nodes as they are written."""
     return np.arange(problem.problem.node_count, dtype=np.int32)
 
 
-def equal_blocks(count: int, inner_bytes: int = 8, inner_us: float = 3.0, times: int = 1) -> RunProblem:
+def equal_blocks(count: int, inner_bytes: int = 8, inner_us: float = 3.0, times: int = 1) -> RematProblem:
     """Blocks of two nodes: one makes what the block's backward node reads, the other hands one byte on; all of it several times over."""
     step = Builder()
     for _ in range(times):
@@ -66,7 +66,7 @@ def equal_blocks(count: int, inner_bytes: int = 8, inner_us: float = 3.0, times:
 
 
 @st.composite
-def chains(draw: st.DrawFn, most_blocks: int = 5) -> RunProblem:
+def chains(draw: st.DrawFn, most_blocks: int = 5) -> RematProblem:
     """Blocks of some nodes each, with shortcuts and skips, masks, workless updates and gradients that wait for theirs."""
     step, inside, handed, skipped = Builder(), [], (), ()
     for _ in range(draw(st.integers(2, most_blocks))):

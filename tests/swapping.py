@@ -17,23 +17,23 @@ from lowtide.remat.entries import Codes, Deed
 from lowtide.remat.offload import movable_storages, storable
 
 
-def random_sequence(graph: Graph, rng: random.Random, again: float = 0.2, away: float = 0.4, *, lend: bool = False) -> list[int]:
-    """All nodes in program order; between them some run again, and some storages go to the host and back; the caller's too with `lend`."""
-    return _Writer(graph, rng, again, away, lend).sequence()
+def random_sequence(graph: Graph, rng: random.Random, again: float = 0.2, away: float = 0.4, *, swap_state: bool = False) -> list[int]:
+    """All nodes in program order; between them some run again, and some storages to the host and back, the caller's with `swap_state`."""
+    return _Writer(graph, rng, again, away, swap_state).sequence()
 
 
 class _Writer:
     """Keeps book of what is where, so that the sequence is right."""
 
-    def __init__(self, graph: Graph, rng: random.Random, again: float, away: float, lend: bool) -> None:
+    def __init__(self, graph: Graph, rng: random.Random, again: float, away: float, swap_state: bool) -> None:
         self.graph, self.rng, self.likely_again, self.likely_away = graph, rng, again, away
         counted = movable_storages(graph)
         self.number = {storage: index for index, storage in enumerate(counted)}
         self.codes = Codes(len(graph.nodes), len(counted))
-        self.may_go = {storage for storage, may in zip(counted, storable(graph, lend=lend), strict=True) if may}
+        self.may_go = {storage for storage, may in zip(counted, storable(graph, swap_state=swap_state), strict=True) if may}
         self.makers = _makers(graph)
-        self.lent = self.may_go & {value.storage for value in graph.inputs}
-        self.here: set[Storage] = set(self.lent)
+        self.offloaded = self.may_go & {value.storage for value in graph.inputs}
+        self.here: set[Storage] = set(self.offloaded)
         self.stored: set[Storage] = set()
         self.pending: set[Storage] = set()
         self.version: dict[Storage, int] = {}
@@ -55,7 +55,7 @@ class _Writer:
             self.move()
         for storage in self.ordered(self.pending):
             self.drop(storage)
-        for storage in self.ordered(self.lent - self.here):
+        for storage in self.ordered(self.offloaded - self.here):
             self.load(storage)
         return self.entries
 
@@ -67,7 +67,7 @@ class _Writer:
 
     def want(self, storage: Storage) -> None:
         """Have it there: what is away can be made again, or loaded."""
-        if storage in self.here or (storage not in self.makers and storage not in self.lent):
+        if storage in self.here or (storage not in self.makers and storage not in self.offloaded):
             return
         if storage in self.makers and self.rng.random() < 0.3:
             self.again(self.makers[storage])
@@ -112,9 +112,9 @@ class _Writer:
 
 
 def footprints(graph: Graph, entries: Sequence[int]) -> list[int]:
-    """The bytes alive at each entry, with all that could be lent and without what else is resident.
+    """The bytes alive at each entry, with all that could be offloaded and without what else is resident.
 
-    From the first word of `ir.sequence` alone, nobody working in place.
+    From the first word of `remat.entries` alone, nobody working in place.
     """
     counted = movable_storages(graph)
     codes = Codes(len(graph.nodes), len(counted))
@@ -197,7 +197,7 @@ class LateEvent:
 class LateStreams:
     """A machine without streams, made to look like one whose copies run as late as they may.
 
-    What is copied is not held on to, as a GPU would not: memory that is let go too early is noticed, and a target holds nonsense until
+    What is copied is not held on to, as a GPU would not: memory that is freed too early is noticed, and a target holds nonsense until
     its copy runs.
     """
 
@@ -234,7 +234,7 @@ class LateStreams:
         def move() -> None:
             there = [torch.UntypedStorage._new_with_weak_ptr(end.cdata) for end in ends]
             same = [storage is not None and storage.data_ptr() == ptr for storage, ptr in zip(there, starts, strict=True)]
-            assert all(same), "memory was let go before the copy of it was done"
+            assert all(same), "memory was freed before the copy of it was done"
             ctypes.memmove(*addresses, nbytes)
             self.copied_bytes += nbytes
 

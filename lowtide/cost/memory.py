@@ -50,12 +50,12 @@ def order_problem(
     *,
     round_to: int = 1,
     eager: bool = False,
-    lendable: Sequence[Storage] = (),
+    offloadable: Sequence[Storage] = (),
 ) -> OrderProblem:
     """The ordering problem of a graph; its tensor i is `counted_storages(graph)[i]`, its node i is `graph.nodes[i]`.
 
-    Inputs that the caller owns are resident, other inputs are donated, and outputs are kept. Those in `lendable` are tensors, too, behind
-    all others: there from the start, and kept. Sizes are rounded up to `round_to` bytes,
+    Inputs that the caller owns are resident, other inputs are donated, and outputs are kept. Those in `offloadable` are tensors, too,
+    behind all others: there from the start, and kept. Sizes are rounded up to `round_to` bytes,
     as the device's allocator does. `workspace_bytes` is by node, 0 for all where left out; for a node with a body it holds what the body
     needs beside the node's own inputs and outputs.
 
@@ -67,7 +67,7 @@ def order_problem(
     """
     if workspace_bytes is not None and len(workspace_bytes) != len(graph.nodes):
         raise CheckError(f"expected workspace_bytes of {len(graph.nodes)} nodes, got {len(workspace_bytes)}")
-    tasks = _Tasks(graph, eager, lendable)
+    tasks = _Tasks(graph, eager, offloadable)
     spaces = [0] * len(graph.nodes) if workspace_bytes is None else workspace_bytes
     return OrderProblem.of(
         [storage_bytes(storage, round_to) for storage in tasks.tensor_of],
@@ -80,14 +80,14 @@ def order_problem(
 def resident_storages(graph: Graph) -> tuple[Storage, ...]:
     """The storages that the caller holds throughout, each once: of parameters, buffers, state, batch, constants and Python numbers.
 
-    What the caller lends is not among them.
+    What is offloaded is not among them.
     """
-    lent = lent_storages(graph)
-    return tuple(dict.fromkeys(value.storage for value in graph.inputs if _is_resident(value.storage) and value.storage not in lent))
+    offloaded = offloaded_storages(graph)
+    return tuple(dict.fromkeys(value.storage for value in graph.inputs if _is_resident(value.storage) and value.storage not in offloaded))
 
 
-def lent_storages(graph: Graph) -> frozenset[Storage]:
-    """What the caller lets a step put elsewhere in between: the inputs of the caller's that are stored on the host.
+def offloaded_storages(graph: Graph) -> frozenset[Storage]:
+    """What is offloaded, state that the caller lends: the inputs of the caller's that are stored on the host.
 
     Such a storage lives from the start to its drop, and what the last load makes of it is kept: that is the caller's again.
     """
@@ -96,7 +96,7 @@ def lent_storages(graph: Graph) -> frozenset[Storage]:
 
 
 def counted_storages(graph: Graph) -> tuple[Storage, ...]:
-    """The storages whose life the order decides: donated and lent inputs, then what the nodes make, in program order.
+    """The storages whose life the order decides: donated and offloaded inputs, then what the nodes make, in program order.
 
     Copies in the host's memory are not among them: they are no memory of the device.
     """
@@ -145,10 +145,10 @@ def checked_order(problem: OrderProblem, order: ArrayLike) -> Ints:
 class _Tasks:
     """The tasks of a graph's nodes: storages numbered, and who makes and keeps them."""
 
-    def __init__(self, graph: Graph, eager: bool, lendable: Sequence[Storage]) -> None:
-        self.maker_of = _makers(graph) | dict.fromkeys(lendable, -1)
+    def __init__(self, graph: Graph, eager: bool, offloadable: Sequence[Storage]) -> None:
+        self.maker_of = _makers(graph) | dict.fromkeys(offloadable, -1)
         self.tensor_of = {storage: tensor for tensor, storage in enumerate(self.maker_of)}
-        kept = (*(value.storage for value in graph.outputs), *lendable, *_given_back(graph))
+        kept = (*(value.storage for value in graph.outputs), *offloadable, *_given_back(graph))
         self.kept = {self.tensor_of[storage] for storage in kept if storage in self.tensor_of}
         self.nodes = graph.nodes
         self.eager = eager
@@ -189,8 +189,8 @@ class _Tasks:
 
 def _makers(graph: Graph) -> dict[Storage, int]:
     """The node that makes each counted storage, the first to put a value on it; -1 for donated inputs."""
-    given, lent = {value.storage for value in graph.inputs}, lent_storages(graph)
-    inputs = (value.storage for value in graph.inputs if value.storage in lent or not _is_resident(value.storage))
+    given, offloaded = {value.storage for value in graph.inputs}, offloaded_storages(graph)
+    inputs = (value.storage for value in graph.inputs if value.storage in offloaded or not _is_resident(value.storage))
     makers = {storage: -1 for storage in inputs if storage.kind is not Kind.HOST}
     for index, node in enumerate(graph.nodes):
         for value in node.outputs:
@@ -200,7 +200,7 @@ def _makers(graph: Graph) -> dict[Storage, int]:
 
 
 def _given_back(graph: Graph) -> Iterator[Storage]:
-    """What loads make of lent storages and nobody drops again."""
+    """What loads make of offloaded storages and nobody drops again."""
     dropped = {value.storage for node in graph.nodes if node.op == DROP for value in node.inputs}
     made = (value.storage for node in graph.nodes if node.op == LOAD for value in node.results)
     return (storage for storage in made if storage.kind.caller_owned and storage not in dropped)

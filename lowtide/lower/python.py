@@ -46,8 +46,8 @@ def positions(plan: Plan) -> tuple[int, ...]:
 def _lines(plan: Plan) -> Iterator[tuple[str, int]]:
     """The program's lines, and the position in the order of the node that each belongs to."""
     graph, names = plan.graph, _variables(plan.graph)
-    lent = transfers.Lent.of(graph)
-    dying, arrivals = _deaths(plan, lent), transfers.arrivals(plan, lent)
+    offloaded = transfers.Offloaded.of(graph)
+    dying, arrivals = _deaths(plan, offloaded), transfers.arrivals(plan, offloaded)
     for line in (*_header(plan), "def step(inputs, host):" if transfers.swaps(plan) else "def step(inputs):"):
         yield line, -1
     yield f"    ({''.join(names[value] + ', ' for value in graph.inputs)}) = inputs" if graph.inputs else "    () = inputs", -1
@@ -56,7 +56,7 @@ def _lines(plan: Plan) -> Iterator[tuple[str, int]]:
         node, takeover = graph.nodes[index], plan.takeovers[index]
         for line in (
             *transfers.waits(arrivals.before.get(position, ()), names),
-            *(_statements(node, takeover, names, lent) if node.op != STOP else _stop(node, graph, made, names)),
+            *(_statements(node, takeover, names, offloaded) if node.op != STOP else _stop(node, graph, made, names)),
             *transfers.waits(arrivals.after.get(position, ()), names),
             *_releases(dying[position], names, node, takeover),
         ):
@@ -113,10 +113,10 @@ def _fresh(name: str, taken: set[str]) -> str:
     return name
 
 
-def _deaths(plan: Plan, lent: transfers.Lent) -> list[list[tuple[Storage, list[Value]]]]:
+def _deaths(plan: Plan, offloaded: transfers.Offloaded) -> list[list[tuple[Storage, list[Value]]]]:
     """By position in the order: the storages whose last use that is, with the values on them that exist by then."""
     graph, owned = plan.graph, {value.storage for value in plan.graph.inputs}
-    kept = owned | lent.storages | {value.storage for value in graph.outputs}
+    kept = owned | offloaded.storages | {value.storage for value in graph.outputs}
     last: dict[Storage, int] = {}
     on: dict[Storage, list[Value]] = {}
     for position, index in enumerate(plan.order):
@@ -147,10 +147,10 @@ def _releases(dying: list[tuple[Storage, list[Value]]], names: dict[Value, str],
     yield f"del {', '.join(variables)}{note}"
 
 
-def _statements(node: Node, takeover: int, names: dict[Value, str], lent: transfers.Lent) -> Iterator[str]:
+def _statements(node: Node, takeover: int, names: dict[Value, str], offloaded: transfers.Offloaded) -> Iterator[str]:
     """The lines that run one node."""
     if is_transfer(node):
-        yield from transfers.statements(node, names, lent)
+        yield from transfers.statements(node, names, offloaded)
     elif node.op.startswith("py."):
         yield f"{names[node.results[0]]} = {_arithmetic(node, names)}"
     elif node.op == "aten._local_scalar_dense.default":

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from lowtide.cost.memory import lent_storages
+from lowtide.cost.memory import offloaded_storages
 from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.ops import DROP, LOAD, STORE, is_transfer, is_view
 from lowtide.plan.plan import Plan
 from lowtide.plan.summary import bytes_text
 
 
-class Lent(NamedTuple):
-    """What the caller lends: it stays the caller's tensor, which is emptied and filled again."""
+class Offloaded(NamedTuple):
+    """State that the caller lends: it stays the caller's tensor, which is emptied and filled again."""
 
     storages: frozenset[Storage]  # of its values: the caller's own, and what loads make of it
     tensor: Mapping[Storage, Value]  # by storage on the host: the caller's tensor
 
     @classmethod
-    def of(cls, graph: Graph) -> Lent:
-        """What a graph borrows."""
-        lent = lent_storages(graph)
-        stores = [node for node in graph.nodes if node.op == STORE and node.inputs[0].storage in lent]
+    def of(cls, graph: Graph) -> Offloaded:
+        """Of a graph."""
+        offloaded = offloaded_storages(graph)
+        stores = [node for node in graph.nodes if node.op == STORE and node.inputs[0].storage in offloaded]
         tensor = {node.results[0].storage: node.inputs[0] for node in stores}
         back = {node.results[0].storage for node in graph.nodes if node.op == LOAD and node.inputs[0].storage in tensor}
-        return cls(lent | back, tensor)
+        return cls(offloaded | back, tensor)
 
 
 class Arrivals(NamedTuple):
@@ -40,8 +40,8 @@ def swaps(plan: Plan) -> bool:
     return any(map(is_transfer, plan.graph.nodes))
 
 
-def arrivals(plan: Plan, lent: Lent) -> Arrivals:
-    """Where the program waits: as late as it can. Taking a view reads nothing. What is lent and not read again is waited for in the end."""
+def arrivals(plan: Plan, offloaded: Offloaded) -> Arrivals:
+    """Where the program waits: as late as it can. Views read nothing. Offloaded state that nobody reads again is awaited at the end."""
     loaded: dict[Storage, tuple[int, Value]] = {}
     before: dict[int, tuple[Value, ...]] = {}
     for position, index in enumerate(plan.order):
@@ -51,16 +51,16 @@ def arrivals(plan: Plan, lent: Lent) -> Arrivals:
                 before[position] = (*before.get(position, ()), loaded.pop(value.storage)[1])
         if node.op == LOAD:
             loaded[node.results[0].storage] = position, node.results[0]
-    unread = {position: (value,) for position, value in loaded.values() if value.storage not in lent.storages}
+    unread = {position: (value,) for position, value in loaded.values() if value.storage not in offloaded.storages}
     return Arrivals(before, unread)
 
 
-def statements(node: Node, names: Mapping[Value, str], lent: Lent) -> Iterator[str]:
+def statements(node: Node, names: Mapping[Value, str], offloaded: Offloaded) -> Iterator[str]:
     """The line of a store, a drop or a load."""
     here, there = (node.results[0], node.inputs[0]) if node.op == LOAD else (node.inputs[0], (*node.outputs, *node.inputs[1:])[0])
     assert there is not None
     assert isinstance(here.storage.nbytes, int)
-    size, own = bytes_text(here.storage.nbytes), lent.tensor.get(there.storage)
+    size, own = bytes_text(here.storage.nbytes), offloaded.tensor.get(there.storage)
     if node.op == STORE:
         yield f"{names[there]} = host.store({names[here]})  # {size} to the host"
     elif node.op == DROP:

@@ -25,7 +25,7 @@ def untrue_promise(plan: Contents) -> str:
 
 def _untrue(plan: Contents, counted: _Counted) -> Iterator[str]:
     footprints = counted.footprints([plan.workspace_bytes[index] for index in plan.order])
-    owned = counted.resident_bytes + sum(counted.bytes_of(storage) for storage in _lent(plan.graph))
+    owned = counted.resident_bytes + sum(counted.bytes_of(storage) for storage in _offloaded(plan.graph))
     bound, peak = plan.lower_bound_bytes, max(footprints, default=counted.without_steps_bytes)
     for name, told, nbytes in (("resident_bytes", plan.resident_bytes, owned), ("peak_bytes", plan.peak_bytes, peak)):
         if told != nbytes:
@@ -61,7 +61,7 @@ class _Counted:
 
     @classmethod
     def of(cls, graph: Graph, order: Sequence[int], takeovers: Sequence[int], granule_bytes: int) -> _Counted:
-        resident, kept = _owned(graph) - _lent(graph), _kept(graph)
+        resident, kept = _owned(graph) - _offloaded(graph), _kept(graph)
         start, end = {value.storage: 0 for value in graph.inputs}, {}
         for step, index in enumerate(order):
             node = graph.nodes[index]
@@ -113,7 +113,7 @@ def _owned(graph: Graph) -> frozenset[Storage]:
     return frozenset(value.storage for value in graph.inputs if value.storage.kind.caller_owned or value.storage.kind is Kind.SCALAR)
 
 
-def _lent(graph: Graph) -> frozenset[Storage]:
+def _offloaded(graph: Graph) -> frozenset[Storage]:
     """What of it is stored on the host meanwhile, and so not resident throughout."""
     return _owned(graph) & {value.storage for node in graph.nodes if node.op == STORE for value in node.inputs}
 

@@ -18,7 +18,7 @@ from lowtide.plan.plan import Plan, Provenance, Trade
 from lowtide.planning.planner import Candidates, checked, make_plan, planned
 from lowtide.planning.refusal import refusal
 from lowtide.remat.explain import deals_of
-from lowtide.remat.problem import RunProblem
+from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
 from lowtide.remat.sweep.archive import Archive, Point
 from lowtide.remat.sweep.search import Sweep
@@ -69,11 +69,11 @@ def plan_within(
 
 @dataclass(frozen=True)
 class _Found:
-    """The candidates as run problems, and the archive of their schedules."""
+    """The candidates as remat problems, and the archive of their schedules."""
 
     graphs: tuple[Graph, ...]
     workspaces: tuple[Sequence[int], ...]
-    problems: tuple[RunProblem, ...]
+    problems: tuple[RematProblem, ...]
     archive: Archive
     round_to: int
 
@@ -89,10 +89,13 @@ class _Found:
         links: Device | None,
         lend: bool,
     ) -> _Found:
-        settings: dict[str, Any] = {"round_to": round_to, "swap": links, "lend": lend}
-        problems = tuple(RunProblem.of(graph, node_us[graph], sizes, **settings) for graph, sizes in among.items())
+        settings: dict[str, Any] = {"round_to": round_to, "swap": links, "swap_state": lend}
+        problems = tuple(RematProblem.of(graph, node_us[graph], sizes, **settings) for graph, sizes in among.items())
         orders = [
-            [prompt(problem, problem.runs_of(range(len(graph.nodes)))), problem.runs_of(_order(graph, sizes, solver, kept, round_to))]
+            [
+                prompt(problem, problem.sequence_of(range(len(graph.nodes)))),
+                problem.sequence_of(_order(graph, sizes, solver, kept, round_to)),
+            ]
             for (graph, sizes), problem in zip(among.items(), problems, strict=True)
         ]
         return cls(tuple(among), tuple(among.values()), problems, sweep.explore(problems, orders), round_to)
@@ -110,7 +113,7 @@ class _Found:
 
     def plan(self, point: Point, kept: Plan) -> Plan:
         """A point as a plan, not yet checked."""
-        done = rematerialise(self.graphs[point.problem], point.runs.tolist())
+        done = rematerialise(self.graphs[point.problem], point.sequence.tolist())
         sizes = tuple(map(int, done.of_origins(self.workspaces[point.problem], 0)))
         problem = order_problem(done.graph, sizes, round_to=self.round_to)
         order = tuple(range(len(done.graph.nodes)))
@@ -127,13 +130,13 @@ class _Found:
             status="optimal" if bound_bytes >= footprint.peak_bytes else "feasible",
             peak=peak_moment(done.graph, order, sizes, round_to=self.round_to),
             trade=Trade(
-                runs=tuple(point.runs.tolist()),
+                runs=tuple(point.sequence.tolist()),
                 time_us=point.time_us,
                 kept_us=self.kept_us,
                 kept_peak_bytes=kept.peak_bytes,
                 recomputed=len(done.recomputed),
                 frontier=tuple((each.peak_bytes, each.time_us) for each in self.archive.points),
-                deals=deals_of(self.problems[point.problem], point.runs, self.graphs[point.problem], done.graph, footprint.takeovers),
+                deals=deals_of(self.problems[point.problem], point.sequence, self.graphs[point.problem], done.graph, footprint.takeovers),
             ),
         )
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from lowtide.cost.memory import lent_storages, order_problem, simulate, storage_bytes
+from lowtide.cost.memory import offloaded_storages, order_problem, simulate, storage_bytes
 from lowtide.cost.peak import peak_moment
 from lowtide.errors import CheckError
 from lowtide.ir.check.graph_check import check_graph, check_order, check_takeovers
@@ -88,7 +88,7 @@ def _planned(graph: Graph, workspace_bytes: Sequence[int], solver: Solver, prove
         order=tuple(int(index) for index in found.order),
         takeovers=tuple(int(slot) for slot in simulate(problem, found.order).takeovers),
         workspace_bytes=tuple(int(size) for size in workspace_bytes),
-        resident_bytes=int(problem.resident_bytes) + sum(storage_bytes(storage, round_to) for storage in lent_storages(graph)),
+        resident_bytes=int(problem.resident_bytes) + sum(storage_bytes(storage, round_to) for storage in offloaded_storages(graph)),
         peak_bytes=int(found.peak_bytes),
         eager_peak_bytes=int(eager_bytes),
         lower_bound_bytes=int(found.lower_bound_bytes),

@@ -1,8 +1,9 @@
-"""What a sequence of runs costs, and whether it is right: one pass over integer arrays.
+"""What a remat sequence costs, and whether it is right: one pass over integer arrays.
 
 No lifetime is decided: a copy lives from the entry that makes it to the last that reads it, so a backward sweep finds where each ends.
 Three streams run side by side: operators, one after another; copies to the host; copies from the host. A copy starts when its link is free
-and the operators before it are done; a drop waits for its store, a run for the loads that it reads, the end for what is given back.
+and the operators before it are done; a drop waits for its store, a run for the loads that it reads, the end for offloaded state that is
+restored.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from lowtide.base.kernels import kernel
 from lowtide.problems.order import Ints
 from lowtide.remat.entries import DROP, LOAD, RUN, STORE, code_of, deed_of, storage_of
-from lowtide.remat.problem import RunProblem
+from lowtide.remat.problem import RematProblem
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,33 +29,33 @@ class Cost:
     time_us: float
 
 
-def cost_of(problem: RunProblem, runs: Ints) -> Cost:
+def cost_of(problem: RematProblem, sequence: Ints) -> Cost:
     """The footprint of a sequence, entry by entry, and its time."""
-    footprint = _play(runs, problem.facts)
+    footprint = _play(sequence, problem.facts)
     footprint += problem.problem.resident_bytes
     peak = int(footprint.max(initial=problem.problem.resident_bytes))
-    return Cost(footprint, peak, float(_time_us(runs, problem.facts)))
+    return Cost(footprint, peak, float(_time_us(sequence, problem.facts)))
 
 
-def first_wrong(problem: RunProblem, runs: Ints) -> int:
+def first_wrong(problem: RematProblem, sequence: Ints) -> int:
     """The first place at which an entry is wrong, -1 where none is.
 
-    A run is wrong that lacks an input, repeats what may not be, or comes after what wrote over its inputs, or that makes anew what has
-    been stored and not yet dropped; a store of what is not there; a drop without a store, or of what is not there; a load of what was never
-    dropped. What is lent is there at the start, in one copy: it is loaded only while it is away, and neither stored nor dropped once it has
-    been written. The end is wrong where something has been stored and not dropped, since nobody would wait for that copy, or lent and is
-    not there.
+    A run is wrong that lacks an input, repeats what may not be, or comes after what wrote over its inputs, or that makes anew what has been
+    stored and not yet dropped; a store of what is not there; a drop without a store, or of what is not there; a load of what was never
+    dropped. What is offloaded is there at the start, in one copy: it is loaded only while it is away, and neither stored nor dropped once
+    it has been written. The end is wrong where something has been stored and not dropped, since nobody would wait for that copy, or
+    offloaded and is not there.
     """
-    return int(_first_wrong(runs, problem.facts))
+    return int(_first_wrong(sequence, problem.facts))
 
 
 @kernel
-def _first_wrong(runs: Any, facts: Any) -> int:
+def _first_wrong(sequence: Any, facts: Any) -> int:
     n, m = len(facts.repeatable), len(facts.producer)
     done, there, dropped = np.zeros(n, np.bool_), facts.producer < 0, np.zeros(m, np.bool_)
     stored, pending, written = np.zeros(m, np.bool_), np.zeros(m, np.bool_), np.zeros(m, np.bool_)
-    for place in range(len(runs)):
-        code = runs[place]
+    for place in range(len(sequence)):
+        code = sequence[place]
         if code < 0 or code >= code_of(STORE, m, n):
             return place
         deed, tensor = deed_of(code, n), storage_of(code, n)
@@ -90,22 +91,22 @@ def _first_wrong(runs: Any, facts: Any) -> int:
                 return place
             written[facts.write_ids[entry]] = True
         done[code] = True
-    return len(runs) if pending.any() or (facts.offloaded & ~there).any() else -1
+    return len(sequence) if pending.any() or (facts.offloaded & ~there).any() else -1
 
 
 @kernel(nogil=True)
-def _play(runs: Any, facts: Any) -> NDArray[np.int64]:
+def _play(sequence: Any, facts: Any) -> NDArray[np.int64]:
     """Footprint by entry without what is resident. Backwards to find the last reader of each copy, then forwards."""
-    count, n, m = len(runs), len(facts.made_bytes), len(facts.tensor_bytes)
+    count, n, m = len(sequence), len(facts.made_bytes), len(facts.tensor_bytes)
     last = np.full(m, -1, np.int32)  # of the copy that a backward sweep is in: the entry that reads it last
-    dead = np.zeros(count, np.int64)  # bytes that are let go after each entry
+    dead = np.zeros(count, np.int64)  # bytes that are freed after each entry
     taken = np.zeros(count, np.int64)  # bytes that its first output finds in the memory of an input that dies there
     live = np.int64(0)
     for tensor in range(m):
         if facts.kept[tensor]:
             last[tensor] = count
     for place in range(count - 1, -1, -1):
-        code, freed = runs[place], np.int64(0)
+        code, freed = sequence[place], np.int64(0)
         if deed_of(code, n) != RUN:
             tensor = storage_of(code, n)
             if last[tensor] < 0:
@@ -135,7 +136,7 @@ def _play(runs: Any, facts: Any) -> NDArray[np.int64]:
             live += facts.tensor_bytes[tensor]
     footprint = np.empty(count, np.int64)
     for place in range(count):
-        code = runs[place]
+        code = sequence[place]
         if deed_of(code, n) != RUN:
             if deed_of(code, n) == LOAD:
                 live += facts.tensor_bytes[storage_of(code, n)]
@@ -148,13 +149,13 @@ def _play(runs: Any, facts: Any) -> NDArray[np.int64]:
 
 
 @kernel(nogil=True)
-def _time_us(runs: Any, facts: Any) -> float:
+def _time_us(sequence: Any, facts: Any) -> float:
     """When the last operator is done: three streams side by side."""
     n, m = len(facts.made_bytes), len(facts.tensor_bytes)
     clock, to_host, from_host = 0.0, 0.0, 0.0
     stored, arrived = np.zeros(m), np.zeros(m)
-    for place in range(len(runs)):
-        code = runs[place]
+    for place in range(len(sequence)):
+        code = sequence[place]
         deed, tensor = deed_of(code, n), storage_of(code, n)
         if deed == RUN:
             for entry in range(facts.read_ptr[code], facts.read_ptr[code + 1]):

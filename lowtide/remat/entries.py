@@ -1,10 +1,11 @@
-"""What the entries of a schedule with recomputation and swapping mean: the one place that knows their numbers.
+"""What the entries of a remat sequence mean: the one place that knows their numbers.
 
-A sequence is a list of integers. Of a graph of n nodes and m movable storages (`remat.offload.movable_storages` has their order), an entry
+A remat sequence is a schedule with recomputation and swapping, as a list of integers. Of a graph of n nodes and m movable storages
+(`remat.offload.movable_storages` has their order), an entry
 
     below n             runs that node
     n + 3 t             stores t: begins to copy storage t to the host
-    n + 3 t + 1         drops t: its copy on the device is let go, once the store is done
+    n + 3 t + 1         drops t: frees its copy on the device, once the store is done
     n + 3 t + 2         loads t: makes a new copy on the device and begins to fill it from the host
 
 A run reads the latest copy of each storage, whether a run made it or a load. A store reads it and a drop is its last reader; a load makes
@@ -33,22 +34,22 @@ class Deed(IntEnum):
 
 
 RUN, STORE, DROP, LOAD = map(int, Deed)  # for kernels, which are kept by the constants that they read
-_MOVES = 3  # entries of each storage
+_KINDS = 3  # of entries for each storage
 
 
 def _code(deed: Any, storage: Any, nodes: Any) -> Any:
     """The entry that stores, drops or loads a storage."""
-    return nodes + _MOVES * storage + deed
+    return nodes + _KINDS * storage + deed
 
 
 def _deed(code: Any, nodes: Any) -> Any:
     """What an entry does."""
-    return RUN if code < nodes else (code - nodes) % _MOVES
+    return RUN if code < nodes else (code - nodes) % _KINDS
 
 
 def _storage(code: Any, nodes: Any) -> Any:
     """The storage that an entry stores, drops or loads."""
-    return (code - nodes) // _MOVES
+    return (code - nodes) // _KINDS
 
 
 code_of, deed_of, storage_of = kernel(_code), kernel(_deed), kernel(_storage)
@@ -81,6 +82,6 @@ class Codes:
         deed = Deed(_deed(entry, self.nodes))
         return deed, entry if deed is Deed.RUN else int(_storage(entry, self.nodes))
 
-    def runs_of(self, sequence: Ints) -> Ints:
+    def runs_in(self, sequence: Ints) -> Ints:
         """The runs of a sequence alone."""
         return sequence[sequence < self.nodes]

@@ -1,7 +1,7 @@
 """What each tensor's absence buys and costs, read off a sequence.
 
-    takes   a run problem, a right sequence of its entries, the graph that they are of, what `remat.write_out` wrote, its takeovers
-    leaves  a `Deal` for every tensor that is let go of while something still wants it
+    takes   a remat problem, a right sequence of it, the graph that they are of, what `remat.write_out` wrote, its takeovers
+    leaves  a `Deal` for every tensor that is evicted while something still wants it
 
 A sequence decides no lifetimes and names no reasons: both follow. A copy that a repeated run makes is *wanted* where a run that is no
 repetition reads it, or a store does, or the program returns it; other copies are there for repetitions alone. The cost of a repeated run
@@ -26,7 +26,7 @@ from lowtide.problems.order import Ints, Rows
 from lowtide.remat.cost import cost_of
 from lowtide.remat.entries import Deed
 from lowtide.remat.offload import movable_storages
-from lowtide.remat.problem import RunProblem
+from lowtide.remat.problem import RematProblem
 
 
 @dataclass
@@ -42,7 +42,7 @@ class _Copy:
 
 @dataclass
 class _Cost:
-    """What the returns of one tensor cost."""
+    """What restoring one tensor costs."""
 
     runs: int = 0
     run_us: float = 0.0
@@ -50,17 +50,17 @@ class _Cost:
     load_us: float = 0.0
 
 
-def deals_of(problem: RunProblem, runs: Ints, graph: Graph, written: Graph, takeovers: Ints) -> tuple[Deal, ...]:
+def deals_of(problem: RematProblem, sequence: Ints, graph: Graph, written: Graph, takeovers: Ints) -> tuple[Deal, ...]:
     """The deals of a right sequence over `graph`, the largest tensors first.
 
     `written` is the graph of it, in its order, and `takeovers` says by node of that what it takes over, as `cost.memory.Footprint` does.
     """
-    played = _Played(problem, runs.tolist())
+    played = _Played(problem, sequence.tolist())
     costs, known, storages = played.costs(), looks(written), movable_storages(graph)
     step_of = [step for step, node in enumerate(written.nodes) if not is_view(node)]  # by entry: views are written between them
     step_of.append(len(written.nodes))
     played.take(graph, storages, takeovers[step_of[:-1]])
-    peak_step = step_of[peak_place(problem, runs)]
+    peak_step = step_of[peak_place(problem, sequence)]
     deals = []
     for tensor, copies in sorted(played.copies.items()):
         kept = _up_to_wanted(copies)
@@ -75,14 +75,14 @@ def deals_of(problem: RunProblem, runs: Ints, graph: Graph, written: Graph, take
     return tuple(sorted(deals, key=lambda deal: (-deal.tensor.nbytes, deal.tensor.start)))
 
 
-def peak_place(problem: RunProblem, runs: Ints) -> int:
+def peak_place(problem: RematProblem, sequence: Ints) -> int:
     """Where in a sequence that node runs first at which its nodes would peak, each run once in the same order; 0 where there are none."""
     seen, firsts = set(), []
-    for place, entry in enumerate(runs.tolist()):
+    for place, entry in enumerate(sequence.tolist()):
         if problem.codes.read(entry)[0] is Deed.RUN and entry not in seen:
             seen.add(entry)
             firsts.append(place)
-    footprint = cost_of(problem, runs[np.array(firsts, np.int64)]).footprint_bytes
+    footprint = cost_of(problem, sequence[np.array(firsts, np.int64)]).footprint_bytes
     return firsts[int(footprint.argmax())] if firsts else 0
 
 
@@ -95,8 +95,8 @@ def _up_to_wanted(copies: list[_Copy]) -> list[_Copy]:
 class _Played:
     """A sequence played through: the copies of each tensor, and who makes and reads them."""
 
-    def __init__(self, problem: RunProblem, runs: list[int]) -> None:
-        self.problem, self.runs = problem, runs
+    def __init__(self, problem: RematProblem, sequence: list[int]) -> None:
+        self.problem, self.sequence = problem, sequence
         base = problem.problem
         self.reads, self.makes = _listed(base.reads), _listed(base.outputs_of)
         given = np.flatnonzero(base.producer < 0).tolist()
@@ -104,7 +104,7 @@ class _Played:
         self.repeated: dict[int, list[tuple[int, _Copy]]] = {}  # by place of a repetition: the tensors and copies that it makes
         self.transfers: list[tuple[Deed, int]] = []
         done: set[int] = set()
-        for place, entry in enumerate(runs):
+        for place, entry in enumerate(sequence):
             deed, which = problem.codes.read(entry)
             if deed is Deed.RUN:
                 self._run(place, which, which in done)
@@ -112,13 +112,13 @@ class _Played:
             else:
                 self._move(place, deed, which)
         for tensor in np.flatnonzero(base.kept).tolist():
-            self.copies[tensor][-1].wanted, self.copies[tensor][-1].last = True, len(runs)
+            self.copies[tensor][-1].wanted, self.copies[tensor][-1].last = True, len(sequence)
 
     def take(self, graph: Graph, storages: Sequence[Storage], takeovers: Ints) -> None:
         """Mark the copies whose memory is taken over: `takeovers` is by entry."""
         number = {storage: tensor for tensor, storage in enumerate(storages)}
         for place in np.flatnonzero(takeovers >= 0).tolist():
-            value, _ = graph.nodes[self.runs[place]].inplace[takeovers[place]]
+            value, _ = graph.nodes[self.sequence[place]].inplace[takeovers[place]]
             for copy in self.copies[number[value.storage]]:
                 copy.taken |= copy.last == place
 
@@ -144,13 +144,13 @@ class _Played:
         self.copies[tensor][-1].wanted |= deed is Deed.STORE
 
     def costs(self) -> defaultdict[int, _Cost]:
-        """By tensor: what its returns cost, each repeated run paid for once."""
+        """By tensor: what restoring it costs, each repeated run paid for once."""
         found: defaultdict[int, _Cost] = defaultdict(_Cost)
         payer: dict[int, int] = {}  # by place of a repetition: the tensor
         for place in sorted(self.repeated, reverse=True):
             payer[place] = tensor = self._payer(place, payer)
             found[tensor].runs += 1
-            found[tensor].run_us += float(self.problem.cost_us[self.runs[place]])
+            found[tensor].run_us += float(self.problem.cost_us[self.sequence[place]])
         links = self.problem.links
         for deed, tensor in self.transfers:
             assert links is not None, "nothing is moved without links"

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph, Node, Storage, Value
-from lowtide.remat.offload import Base, bases, lendable_storages
+from lowtide.remat.offload import Base, bases, offloadable_storages
 
 
 class HostBook:
@@ -16,11 +16,11 @@ class HostBook:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.place = -1  # the present one
-        self.lendable = frozenset(lendable_storages(graph))
+        self.offloadable = frozenset(offloadable_storages(graph))
         self.there: dict[Storage, Value] = {}  # on the host
         self.stored: dict[Storage, int] = {}  # the places of stores whose drop is still to come
         self.dropped: dict[Storage, int] = {}  # the places of drops
-        self.lent: dict[Storage, tuple[Node, ...]] = {}  # of the caller's: the latest drop, after which comes the next load
+        self.offloaded: dict[Storage, tuple[Node, ...]] = {}  # the caller's own: the latest drop, after which comes the next load
         self.written: dict[Storage, int] = {}  # places of the first writes: what is on the host is no longer true
 
     @cached_property
@@ -40,34 +40,38 @@ class HostBook:
 
     def note_drop(self, storage: Storage, node: Node) -> None:
         """A copy is done, and what it is of is gone."""
-        if storage in self.lendable:
-            self.lent[storage] = (node,)
+        if storage in self.offloadable:
+            self.offloaded[storage] = (node,)
         self.stored.pop(storage, None)
         self.dropped[storage] = self.place
 
     def base(self, storage: Storage, deed: str) -> Base:
         """What stands for a storage that is to be stored, dropped or loaded."""
         if storage not in self.bases:
-            raise CheckError(f"runs: expected at place {self.place} to {deed} a storage that can be, got {storage.name}: see `storable`")
+            raise CheckError(
+                f"sequence: expected at place {self.place} to {deed} a storage that can be, got {storage.name}: see `storable`"
+            )
         return self.bases[storage]
 
     def copy(self, storage: Storage, deed: str) -> Value:
         """The copy of a storage on the host."""
         if storage not in self.there:
-            raise CheckError(f"runs: expected {storage.name} stored before place {self.place}, which is to {deed} it; got no store of it")
+            raise CheckError(
+                f"sequence: expected {storage.name} stored before place {self.place}, which is to {deed} it; got no store of it"
+            )
         return self.there[storage]
 
     def check_settled(self, storage: Storage | None, what: str) -> None:
         """While a copy to the host is under way, what is copied stays: nothing ends its life but its drop."""
         if storage in self.stored:
             stored = f"{storage.name}, which place {self.stored[storage]} stores"
-            raise CheckError(f"runs: expected {stored}, dropped before place {self.place}, {what}; got no drop")
+            raise CheckError(f"sequence: expected {stored}, dropped before place {self.place}, {what}; got no drop")
 
     def check_unwritten(self, storage: Storage, deed: str) -> None:
         """What has been written stays: a copy on the host would be of before, or would have to be made anew."""
         if storage in self.written:
             where = f"place {self.written[storage]} writes it, place {self.place} is to {deed} it"
-            raise CheckError(f"runs: expected {storage.name} not written before it is moved; {where}")
+            raise CheckError(f"sequence: expected {storage.name} not written before it is moved; {where}")
 
     def absence(self, storage: Storage) -> str:
         """Why a storage is not there."""
@@ -76,14 +80,16 @@ class HostBook:
     def check_new(self, storage: Storage) -> None:
         """A storage is stored once, as it was made or given."""
         if storage in self.there:
-            raise CheckError(f"runs: expected {storage.name} stored once, got it stored again at place {self.place}")
+            raise CheckError(f"sequence: expected {storage.name} stored once, got it stored again at place {self.place}")
         self.check_unwritten(storage, "store")
 
     def check_end(self, here: Container[Storage]) -> None:
-        """In the end every copy is done, and what the caller lent is there."""
+        """In the end every copy is done, and what is offloaded is there."""
         self.place += 1
         for storage in self.stored:
             self.check_settled(storage, "the end")
-        for storage in self.lent:
+        for storage in self.offloaded:
             if storage not in here:
-                raise CheckError(f"runs: expected {storage.name}, which is the caller's, loaded by the end; got {self.absence(storage)}")
+                raise CheckError(
+                    f"sequence: expected {storage.name}, which is the caller's, loaded by the end; got {self.absence(storage)}"
+                )

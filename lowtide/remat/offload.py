@@ -25,31 +25,31 @@ class Base(NamedTuple):
 
 
 def movable_storages(graph: Graph) -> tuple[Storage, ...]:
-    """The storages that entries of a sequence can name, in the order of their numbers: the counted ones, and then those to be lent."""
-    return (*counted_storages(graph), *lendable_storages(graph))
+    """The storages that entries of a sequence can name, in the order of their numbers: the counted ones, then those to be offloaded."""
+    return (*counted_storages(graph), *offloadable_storages(graph))
 
 
-def lendable_storages(graph: Graph) -> tuple[Storage, ...]:
-    """The inputs that the caller can lend: parameters and optimizer state, each of one value, that the graph does not return.
+def offloadable_storages(graph: Graph) -> tuple[Storage, ...]:
+    """The inputs that can be offloaded: parameters and optimizer state of one value that the graph does not return.
 
-    They are there again when the program is over. What has been written is never lent after that.
+    This is state that the caller lends. It is there again when the program is over. What has been written is not offloaded after that.
     """
     device, values = _device(graph), Counter(value.storage for value in graph.inputs)
     returned = {value.storage for value in graph.outputs}
-    lent = (storage for storage, count in values.items() if storage.kind in _LENDABLE and count == 1 and storage not in returned)
-    return tuple(storage for storage in lent if _moves(storage, device))
+    offloaded = (storage for storage, count in values.items() if storage.kind in _OFFLOADABLE and count == 1 and storage not in returned)
+    return tuple(storage for storage in offloaded if _moves(storage, device))
 
 
-def storable(graph: Graph, *, lend: bool = False) -> tuple[bool, ...]:
-    """By movable storage: whether it can be stored, dropped and loaded; what could be lent only with `lend`."""
+def storable(graph: Graph, *, swap_state: bool = False) -> tuple[bool, ...]:
+    """By movable storage: whether it can be stored, dropped and loaded; what could be offloaded only with `swap_state`."""
     moved, counted = bases(graph), len(counted_storages(graph))
-    return tuple(storage in moved and (lend or place < counted) for place, storage in enumerate(movable_storages(graph)))
+    return tuple(storage in moved and (swap_state or place < counted) for place, storage in enumerate(movable_storages(graph)))
 
 
 def bases(graph: Graph) -> dict[Storage, Base]:
     """The storages that can be stored, and what stands for each.
 
-    A storage that the graph returns has to be there in the end, a donated one is the caller's to let go, one without bytes or off the
+    A storage that the graph returns has to be there in the end, a donated one is the caller's to free, one without bytes or off the
     device gains nothing. And where a storage has other values than the maker's one and views of it, nobody could take those anew.
     """
     device = _device(graph)
@@ -62,8 +62,8 @@ def bases(graph: Graph) -> dict[Storage, Base]:
             if value.storage in found:
                 fixed.add(value.storage)
             found[value.storage] = Base(value, node.source)
-    lendable = set(lendable_storages(graph))
-    own = {value.storage: Base(value) for value in graph.inputs if value.storage in lendable}
+    offloadable = set(offloadable_storages(graph))
+    own = {value.storage: Base(value) for value in graph.inputs if value.storage in offloadable}
     return own | {storage: base for storage, base in found.items() if storage not in fixed and _moves(storage, device)}
 
 
@@ -74,11 +74,11 @@ def store(value: Value, name: str, source: Source | None) -> Node:
 
 
 def drop(value: Value, there: Value, source: Source | None) -> Node:
-    """Let go of `value` on the device, once what is `there` on the host is whole."""
+    """Free `value` on the device, once what is `there` on the host is whole."""
     return Node(DROP, (value, there), (), source=source)
 
 
-def lend(value: Value, there: Value, name: str) -> Node:
+def drop_offloaded(value: Value, there: Value, name: str) -> Node:
     """The same of what the caller owns, who holds on to it: so it is emptied, which is a write, and every reader comes before."""
     gone = replace(value, name=name, version=value.version + 1)
     return Node(DROP, (value, there), (), writes=((value, gone),))
@@ -90,7 +90,7 @@ def load(there: Value, like: Value, name: str, source: Source | None, after: tup
     return Node(LOAD, (there,), (replace(like, name=name, storage=here, version=0),), after=after, source=source)
 
 
-_LENDABLE = (Kind.PARAMETER, Kind.STATE)
+_OFFLOADABLE = (Kind.PARAMETER, Kind.STATE)
 
 
 def _device(graph: Graph) -> str:

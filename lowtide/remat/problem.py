@@ -1,6 +1,6 @@
-"""Schedules with recomputation and swapping as plain sequences of integers. `run_cost` says what they cost.
+"""Schedules with recomputation and swapping as plain sequences of integers. `remat.cost` says what they cost.
 
-A sequence of *runs* holds every node that makes or writes bytes at least once, and some again; views are not in it (`remat.write_out` takes
+A *remat sequence* runs every node that makes or writes bytes at least once, and some again; views are not in it (`remat.write_out` takes
 them where they are read). A run reads the latest copy of each tensor, so a copy lives from the run that makes it to the last run that
 reads it before the tensor is made anew: no lifetime is decided, all of them follow. A sequence is right if each run finds its inputs made,
 and what a node repeats to read has not been written over since (`limits`).
@@ -27,7 +27,7 @@ from lowtide.problems.order import Ints, OrderProblem, Rows
 from lowtide.remat.entries import Codes
 from lowtide.remat.evict.state import records
 from lowtide.remat.facts import Facts, Times
-from lowtide.remat.offload import lendable_storages, storable
+from lowtide.remat.offload import offloadable_storages, storable
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Links:
 
 
 @dataclass(frozen=True, eq=False)
-class RunProblem:
+class RematProblem:
     """An ordering problem whose nodes may run more than once, and what a run costs. Its arrays are read-only."""
 
     problem: OrderProblem
@@ -62,8 +62,8 @@ class RunProblem:
     repeatable: NDArray[np.bool_]  # [n] may run again
     limits: Rows  # by node: the nodes that write over what it reads; it is not repeated once one of them has run
     links: Links | None = None  # to the host and back; None where nothing is swapped
-    writes: Rows | None = None  # by node: the lent tensors that it writes; None where nothing is lent
-    plain: RunProblem | None = None  # the same without links and without what is lent
+    writes: Rows | None = None  # by node: the offloaded tensors that it writes; None where nothing is offloaded
+    plain: RematProblem | None = None  # the same without links, and with nothing offloaded
 
     @classmethod
     def of(
@@ -74,15 +74,15 @@ class RunProblem:
         *,
         round_to: int = 1,
         swap: Device | None = None,
-        lend: bool = False,
-    ) -> RunProblem:
+        swap_state: bool = False,
+    ) -> RematProblem:
         """The problem of a graph whose nodes take `cost_us`, and whose storages may be swapped over the links of `swap`.
 
-        With `lend`, what the caller can lend is among them. Other arguments and errors as for `order_problem`.
+        With `swap_state`, state that the caller lends may be offloaded, too. Other arguments and errors as for `order_problem`.
         """
-        lend = lend and swap is not None
-        lendable = lendable_storages(graph) if lend else ()
-        problem = order_problem(graph, workspace_bytes, round_to=round_to, lendable=lendable)
+        swap_state = swap_state and swap is not None
+        offloadable = offloadable_storages(graph) if swap_state else ()
+        problem = order_problem(graph, workspace_bytes, round_to=round_to, offloadable=offloadable)
         again = [repeatable(node) for node in graph.nodes]
         views = np.array([is_view(node) for node in graph.nodes], np.bool_)
         writers = {(before.storage, before.version): index for index, node in enumerate(graph.nodes) for before, _ in node.writes}
@@ -99,13 +99,13 @@ class RunProblem:
             is_view=views,
             repeatable=np.array([node is not None for node in again], np.bool_) & ~views & makes,
             limits=rows_of(rows),
-            links=None if swap is None else Links.of(problem, storable(graph, lend=lend)[: problem.tensor_count], swap),
-            writes=_writes(graph, lendable, problem.tensor_count) if lend else None,
-            plain=cls.of(graph, cost_us, workspace_bytes, round_to=round_to) if lend else None,
+            links=None if swap is None else Links.of(problem, storable(graph, swap_state=swap_state)[: problem.tensor_count], swap),
+            writes=_writes(graph, offloadable, problem.tensor_count) if swap_state else None,
+            plain=cls.of(graph, cost_us, workspace_bytes, round_to=round_to) if swap_state else None,
         )
 
     @property
-    def without_links(self) -> RunProblem:
+    def without_links(self) -> RematProblem:
         """The problem of the same sequences where nothing is swapped."""
         return self.plain or replace(self, links=None)
 
@@ -114,8 +114,8 @@ class RunProblem:
         """What the entries of this problem's sequences mean."""
         return Codes(self.problem.node_count, self.problem.tensor_count)
 
-    def runs_of(self, order: ArrayLike) -> Ints:
-        """An order of all nodes as a sequence of runs: without the views."""
+    def sequence_of(self, order: ArrayLike) -> Ints:
+        """An order of all nodes as a sequence: without the views."""
         steps = np.asarray(order, np.int32)
         return steps[~self.is_view[steps]]
 
@@ -142,7 +142,7 @@ def rows_of(rows: Sequence[Sequence[int]]) -> Rows:
     return Rows(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), np.array([each for row in rows for each in row], np.int32))
 
 
-def _writes(graph: Graph, lent: Sequence[Storage], tensors: int) -> Rows:
-    """By node: the numbers of the lent storages that it writes, which are the last of so many tensors."""
-    number = {storage: tensors - len(lent) + place for place, storage in enumerate(lent)}
+def _writes(graph: Graph, offloaded: Sequence[Storage], tensors: int) -> Rows:
+    """By node: the numbers of the offloaded storages that it writes, which are the last of so many tensors."""
+    number = {storage: tensors - len(offloaded) + place for place, storage in enumerate(offloaded)}
     return rows_of([sorted({number[before.storage] for before, _ in node.writes if before.storage in number}) for node in graph.nodes])

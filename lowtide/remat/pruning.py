@@ -9,28 +9,28 @@ from numpy.typing import NDArray
 
 from lowtide.base.kernels import kernel
 from lowtide.problems.order import Ints
-from lowtide.remat.problem import RunProblem
+from lowtide.remat.problem import RematProblem
 
 Mask = NDArray[np.bool_]
 
 
-def pruned(problem: RunProblem, runs: Ints) -> Ints:
+def pruned(problem: RematProblem, sequence: Ints) -> Ints:
     """The sequence without repeated runs that may not be, whose readers find the copy from before, and without those that are not read."""
-    allowed = runs[_allowed(runs, problem.repeatable, *problem.limits)]
+    allowed = sequence[_allowed(sequence, problem.repeatable, *problem.limits)]
     first = np.zeros(len(allowed), np.bool_)
     first[np.unique(allowed, return_index=True)[1]] = True
     return allowed[needed(problem, allowed, first)]
 
 
-def needed(problem: RunProblem, runs: Ints, must: Mask) -> Mask:
+def needed(problem: RematProblem, sequence: Ints, must: Mask) -> Mask:
     """[runs] those that must be, and those that make what such a run reads, directly or not."""
     base = problem.problem
-    found: Mask = _needed(runs, must, *base.reads, *base.outputs_of, base.kept)
+    found: Mask = _needed(sequence, must, *base.reads, *base.outputs_of, base.kept)
     return found
 
 
-def prompt(problem: RunProblem, order: Ints) -> Ints:
-    """The order with every run that makes no bytes right after what it waits for: updates let go of their gradients at once."""
+def prompt(problem: RematProblem, order: Ints) -> Ints:
+    """The order with every run that makes no bytes right after what it waits for: updates free their gradients at once."""
     base = problem.problem
     place_of = np.full(base.node_count, -1, np.int64)
     place_of[order] = np.arange(len(order))
@@ -62,10 +62,10 @@ def _ready(place_of: Any, pred_ptr: Any, _pred_ids: Any, succ_ptr: Any, succ_ids
 
 
 @kernel
-def _allowed(runs: Any, repeatable: Any, limit_ptr: Any, limit_ids: Any) -> Mask:
-    done, allowed = np.zeros(len(repeatable), np.bool_), np.ones(len(runs), np.bool_)
-    for place in range(len(runs)):
-        node = runs[place]
+def _allowed(sequence: Any, repeatable: Any, limit_ptr: Any, limit_ids: Any) -> Mask:
+    done, allowed = np.zeros(len(repeatable), np.bool_), np.ones(len(sequence), np.bool_)
+    for place in range(len(sequence)):
+        node = sequence[place]
         if done[node]:
             allowed[place] = repeatable[node]
             for entry in range(limit_ptr[node], limit_ptr[node + 1]):
@@ -75,11 +75,11 @@ def _allowed(runs: Any, repeatable: Any, limit_ptr: Any, limit_ids: Any) -> Mask
 
 
 @kernel
-def _needed(runs: Any, must: Any, read_ptr: Any, read_ids: Any, made_ptr: Any, made_ids: Any, kept: Any) -> Mask:
+def _needed(sequence: Any, must: Any, read_ptr: Any, read_ids: Any, made_ptr: Any, made_ids: Any, kept: Any) -> Mask:
     wanted = kept.copy()
     found: Mask = must.copy()
-    for place in range(len(runs) - 1, -1, -1):
-        node = runs[place]
+    for place in range(len(sequence) - 1, -1, -1):
+        node = sequence[place]
         for entry in range(made_ptr[node], made_ptr[node + 1]):
             found[place] |= wanted[made_ids[entry]]
         if not found[place]:

@@ -13,13 +13,13 @@ from typing import NamedTuple
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph, Storage
 from lowtide.remat.entries import Codes, Deed
-from lowtide.remat.offload import lendable_storages, movable_storages
+from lowtide.remat.offload import movable_storages, offloadable_storages
 
 
-def extras(graph: Graph, runs: Sequence[int]) -> tuple[int, ...]:
+def extras(graph: Graph, sequence: Sequence[int]) -> tuple[int, ...]:
     """The places of a sequence that can be taken out: runs that repeat a node, stores, drops and loads."""
     codes, seen, found = Codes(len(graph.nodes), len(movable_storages(graph))), set(), []
-    for place, entry in enumerate(runs):
+    for place, entry in enumerate(sequence):
         deed, _ = codes.read(entry)
         if deed is not Deed.RUN or entry in seen:
             found.append(place)
@@ -27,19 +27,19 @@ def extras(graph: Graph, runs: Sequence[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def without(graph: Graph, runs: Sequence[int], places: Iterable[int]) -> tuple[int, ...]:
+def without(graph: Graph, sequence: Sequence[int], places: Iterable[int]) -> tuple[int, ...]:
     """A right sequence without the entries at `places`, and without those others that make no sense without them.
 
     Raises CheckError for a place that is not one of `extras`: every node has to run once.
     """
-    may_go, gone = set(extras(graph, runs)), set(places)
+    may_go, gone = set(extras(graph, sequence)), set(places)
     if gone - may_go:
         raise CheckError(f"places: expected some of a run that repeats a node, a store, a drop or a load; got {min(gone - may_go)}")
-    events = _events(graph, runs, may_go)
+    events = _events(graph, sequence, may_go)
     while True:
         more = {place for own in events for place in _senseless(own, gone)}
         if not more:
-            return tuple(entry for place, entry in enumerate(runs) if place not in gone)
+            return tuple(entry for place, entry in enumerate(sequence) if place not in gone)
         gone |= more
 
 
@@ -53,16 +53,16 @@ class _Event(NamedTuple):
     needless: bool  # a load of what is there all the same
 
 
-def _events(graph: Graph, runs: Sequence[int], may_go: set[int]) -> list[list[_Event]]:
-    """By storage that is ever stored: what is done with it, in the sequence's order; what is lent is there before and after."""
+def _events(graph: Graph, sequence: Sequence[int], may_go: set[int]) -> list[list[_Event]]:
+    """By storage that is ever stored: what is done with it, in the sequence's order; what is offloaded is there before and after."""
     movable = movable_storages(graph)
     codes = Codes(len(graph.nodes), len(movable))
-    found: dict[Storage, list[_Event]] = {movable[index]: [] for deed, index in map(codes.read, runs) if deed is Deed.STORE}
-    lent = found.keys() & set(lendable_storages(graph))
-    here: set[Storage] = set(lent)
-    for storage in lent:
-        found[storage] = [_Event(-1, Deed.RUN, False, False, False), _Event(len(runs), Deed.RUN, True, False, False)]
-    for place, entry in enumerate(runs):
+    found: dict[Storage, list[_Event]] = {movable[index]: [] for deed, index in map(codes.read, sequence) if deed is Deed.STORE}
+    offloaded = found.keys() & set(offloadable_storages(graph))
+    here: set[Storage] = set(offloaded)
+    for storage in offloaded:
+        found[storage] = [_Event(-1, Deed.RUN, False, False, False), _Event(len(sequence), Deed.RUN, True, False, False)]
+    for place, entry in enumerate(sequence):
         deed, index = codes.read(entry)
         if deed is Deed.RUN:
             node = graph.nodes[index]

@@ -1,7 +1,7 @@
 """Rematerialisation and swapping: computing a storage once more, or fetching it back, in place of keeping it (MAGIS, section 5.2).
 
-A schedule with recomputation is a sequence of *runs*: indices of nodes, each at least once, some of them again; with swapping there are
-stores, drops and loads of storages among them (`remat.entries`). A run reads of each storage what its latest run or load made. Written out
+A remat sequence names nodes to run, each at least once, some of them again; with swapping there are stores, drops and loads of storages
+among them (`remat.entries`). A run reads of each storage what its latest run or load made. Written out
 as a graph, the first run of a node makes the values that it always made, and every further run and every load is a node of its own, whose
 results are values and storages of their own: which copy a reader reads is then said by values, as everything is.
 
@@ -21,7 +21,7 @@ from lowtide.ir.graph import Arg, Graph, Node, Storage, Value
 from lowtide.ir.ops import is_transfer, is_view, repeatable
 from lowtide.remat.entries import Codes, Deed
 from lowtide.remat.host_book import HostBook
-from lowtide.remat.offload import drop, lend, load, movable_storages, store
+from lowtide.remat.offload import drop, drop_offloaded, load, movable_storages, store
 from lowtide.rewrite.base import Rewritten
 
 Item = TypeVar("Item")
@@ -50,14 +50,14 @@ class Rematerialised:
         return tuple(items[origin] if origin >= 0 else otherwise for origin in self.origins)
 
 
-def rematerialise(graph: Graph, runs: Sequence[int]) -> Rematerialised:
-    """The graph that does what the entries of `runs` say, one after another; nodes that only make views are not among them.
+def rematerialise(graph: Graph, sequence: Sequence[int]) -> Rematerialised:
+    """The graph that does what the entries of `sequence` say, one after another; nodes that only make views are not among them.
 
     Raises CheckError naming the node where a run reads what is not there, repeats what is random or writes, or is missing; naming the
     storage and the place in the sequence where one is stored, dropped or loaded that cannot be.
     """
     writer = _Writer(graph)
-    for place, entry in enumerate(runs):
+    for place, entry in enumerate(sequence):
         writer.enter(place, entry)
     return writer.finished()
 
@@ -91,7 +91,7 @@ class _Writer:
         try:
             deed, index = self.codes.read(entry)
         except IndexError as error:
-            raise CheckError(f"runs: at place {place}: {error}") from error
+            raise CheckError(f"sequence: at place {place}: {error}") from error
         if deed is Deed.RUN:
             self.run(index)
         else:
@@ -101,18 +101,18 @@ class _Writer:
         """Write a node that makes or writes bytes."""
         node = self.graph.nodes[index]
         if is_view(node):
-            raise CheckError(f"runs: expected no node that only makes views, got {self.described(index)}")
+            raise CheckError(f"sequence: expected no node that only makes views, got {self.described(index)}")
         if node not in self.first:
             self.host.note_writes(node)
             after = tuple(self.first[before] for before in node.after if before in self.first)
             if len(after) < len(node.after):
-                raise CheckError(f"runs: expected {self.described(index)} after the nodes that its control edges name")
+                raise CheckError(f"sequence: expected {self.described(index)} after the nodes that its control edges name")
             self.take_returned_views(node)
             self.put(index, node if after == node.after else replace(node, after=after))
             return
         again = repeatable(node)
         if again is None:
-            raise CheckError(f"runs: expected {self.described(index)} once, since it is random or writes; got it again")
+            raise CheckError(f"sequence: expected {self.described(index)} once, since it is random or writes; got it again")
         for value in node.outputs if self.host.stored else ():
             self.host.check_settled(value.storage if value else None, "which makes it again")
         self.recomputed.append(self.put(index, replace(again, after=())))
@@ -136,8 +136,8 @@ class _Writer:
         """Write the last use of a copy on the device."""
         here, there, base = self.here(storage, "drop"), self.host.copy(storage, "drop"), self.host.base(storage, "drop")
         self.host.check_unwritten(storage, "drop")
-        lent = storage in self.host.lendable
-        self.append(lend(here, there, self.name(base.value.name, "gone")) if lent else drop(here, there, base.source))
+        offloaded = storage in self.host.offloadable
+        self.append(drop_offloaded(here, there, self.name(base.value.name, "gone")) if offloaded else drop(here, there, base.source))
         self.host.note_drop(storage, self.nodes[-1])
         del self.storage[storage]
 
@@ -145,9 +145,9 @@ class _Writer:
         """Write the start of a copy to the device, which is the present one from there on."""
         there, base = self.host.copy(storage, "load"), self.host.base(storage, "load")
         self.host.check_settled(storage, "which loads it")
-        if storage in self.host.lendable and storage in self.storage:
-            raise CheckError(f"runs: expected {storage.name} dropped before place {self.host.place} loads it: it is the caller's own")
-        node = load(there, base.value, self.name(base.value.name, "back"), base.source, self.host.lent.get(storage, ()))
+        if storage in self.host.offloadable and storage in self.storage:
+            raise CheckError(f"sequence: expected {storage.name} dropped before place {self.host.place} loads it: it is the caller's own")
+        node = load(there, base.value, self.name(base.value.name, "back"), base.source, self.host.offloaded.get(storage, ()))
         self.append(node)
         self.present[base.value] = node.results[0]
         self.storage[storage] = node.results[0].storage
@@ -162,7 +162,7 @@ class _Writer:
         base = self.host.base(storage, deed)
         if storage not in self.storage:
             where = f"at place {self.host.place} to {deed} it"
-            raise CheckError(f"runs: expected {storage.name} to be there {where}, got {self.host.absence(storage)}")
+            raise CheckError(f"sequence: expected {storage.name} to be there {where}, got {self.host.absence(storage)}")
         return self.present[base.value]
 
     def put(self, index: int, node: Node) -> int:
@@ -210,7 +210,7 @@ class _Writer:
             return found
         if value not in self.views:
             why = self.host.absence(value.storage)
-            raise CheckError(f"runs: expected what {self.described(reader)} reads ({value.name}) to be there, got {why}")
+            raise CheckError(f"sequence: expected what {self.described(reader)} reads ({value.name}) to be there, got {why}")
         view = self.graph.nodes[self.views[value]]
         self.put(self.views[value], replace(view, after=()) if view.after else view)
         return self.present[value]
@@ -220,7 +220,7 @@ class _Writer:
         outputs = tuple(self.now(value, -1) for value in self.graph.outputs)
         for index, node in enumerate(self.graph.nodes):
             if node not in self.first and not is_view(node):
-                raise CheckError(f"runs: expected every node, got no {self.described(index)}")
+                raise CheckError(f"sequence: expected every node, got no {self.described(index)}")
         self.host.check_end(self.storage)
         read = set(outputs)
         kept = []

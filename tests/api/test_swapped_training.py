@@ -215,11 +215,11 @@ def _optimized(**options):
 
 def _with_swaps(plan: Plan, seed: int) -> Plan:
     """The plan, of a graph that it came to without a limit, with a random sequence."""
-    runs = random_sequence(plan.graph, random.Random(seed), away=0.15)
-    done = rematerialise(plan.graph, runs)
+    sequence = random_sequence(plan.graph, random.Random(seed), away=0.15)
+    done = rematerialise(plan.graph, sequence)
     sizes = done.of_origins(plan.workspace_bytes, 0)
     footprint = simulate(order_problem(done.graph, sizes), range(len(sizes)))
-    trade = Trade(tuple(runs), 1.0, 1.0, plan.peak_bytes, len(done.recomputed), ((plan.peak_bytes, 1.0),))
+    trade = Trade(tuple(sequence), 1.0, 1.0, plan.peak_bytes, len(done.recomputed), ((plan.peak_bytes, 1.0),))
     return dataclasses.replace(
         plan, graph=done.graph, order=tuple(range(len(sizes))), takeovers=tuple(footprint.takeovers.tolist()), workspace_bytes=sizes,
         peak_bytes=footprint.peak_bytes, lower_bound_bytes=min(plan.lower_bound_bytes, footprint.peak_bytes), trade=trade,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from lowtide.remat.blocks.find import find_blocks
-from lowtide.remat.blocks.problem import lone_blocks
+from lowtide.remat.blocks.problem import block_problems
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.pruning import prompt, pruned
 from tests.chains import Builder, chains, equal_blocks, in_order
@@ -22,10 +22,10 @@ def test_equal_blocks_are_found_and_have_one_form(count):
     assert blocks.count == count
     assert [blocks.forward_of(block).tolist() for block in range(count - 1)] == [[2 * block, 2 * block + 1] for block in range(count - 1)]
     backward = [blocks.backward_of(block).tolist() for block in range(count)]
-    assert list(itertools.chain(*reversed(backward))) == list(range(blocks.turn, problem.problem.node_count))
+    assert list(itertools.chain(*reversed(backward))) == list(range(blocks.boundary, problem.problem.node_count))
     assert all(nodes == [3 * count - block] for block, nodes in enumerate(backward[:-1]))
-    lone = lone_blocks(problem, blocks)
-    assert len({each.key for each in lone[1:-1]}) == 1
+    problems = block_problems(problem, blocks)
+    assert len({each.key for each in problems[1:-1]}) == 1
 
 
 def test_merged_blocks_cover_the_same_runs():
@@ -34,7 +34,7 @@ def test_merged_blocks_cover_the_same_runs():
     for size in (2, 3, 10):
         merged = blocks.merged(size)
         assert merged.count == -(-blocks.count // size)
-        assert (merged.starts[0], merged.turn, merged.ends[0]) == (0, blocks.turn, blocks.ends[0])
+        assert (merged.starts[0], merged.boundary, merged.ends[0]) == (0, blocks.boundary, blocks.ends[0])
         assert set(merged.starts) <= set(blocks.starts)
         assert set(merged.ends) <= set(blocks.ends)
 
@@ -78,36 +78,36 @@ def test_blocks_take_the_sequence_apart(problem):
         return
     forward = [blocks.forward_of(block) for block in range(blocks.count)]
     backward = [blocks.backward_of(block) for block in reversed(range(blocks.count))]
-    assert np.array_equal(np.concatenate([*forward, *backward]), blocks.runs)
+    assert np.array_equal(np.concatenate([*forward, *backward]), blocks.sequence)
     assert all(len(nodes) for nodes in forward)
-    lone = lone_blocks(problem, blocks)
-    for each in lone:
-        assert first_wrong(each.problem, each.runs) == -1
+    problems = block_problems(problem, blocks)
+    for each in problems:
+        assert first_wrong(each.problem, each.sequence) == -1
     # A block alone counts only what it makes and what flows in, so it never costs more than the whole does there.
-    whole = cost_of(problem, blocks.runs).footprint_bytes
-    for block, each in enumerate(lone):
-        alone = cost_of(each.problem, each.runs).footprint_bytes
-        assert np.all(alone[: each.turn] <= whole[blocks.starts[block] : blocks.starts[block + 1]])
-        assert np.all(alone[each.turn + 1 :] <= whole[blocks.ends[block + 1] : blocks.ends[block]])
+    whole = cost_of(problem, blocks.sequence).footprint_bytes
+    for block, each in enumerate(problems):
+        alone = cost_of(each.problem, each.sequence).footprint_bytes
+        assert np.all(alone[: each.boundary] <= whole[blocks.starts[block] : blocks.starts[block + 1]])
+        assert np.all(alone[each.boundary + 1 :] <= whole[blocks.ends[block + 1] : blocks.ends[block]])
 
 
 @unhurried
 @given(chains())
 def test_prompt_updates_are_a_right_order_of_no_higher_peak(problem):
-    runs = in_order(problem)
-    found = prompt(problem, runs)
-    assert sorted(found) == sorted(runs)
+    sequence = in_order(problem)
+    found = prompt(problem, sequence)
+    assert sorted(found) == sorted(sequence)
     assert first_wrong(problem, found) == -1
-    assert cost_of(problem, found).peak_bytes <= cost_of(problem, runs).peak_bytes
+    assert cost_of(problem, found).peak_bytes <= cost_of(problem, sequence).peak_bytes
 
 
 @unhurried
 @given(chains())
 def test_pruning_leaves_a_right_sequence_that_costs_no_more(problem):
-    runs = in_order(problem)
-    twice = np.concatenate([runs[: len(runs) // 2], runs])
+    sequence = in_order(problem)
+    twice = np.concatenate([sequence[: len(sequence) // 2], sequence])
     found = pruned(problem, twice)
     assert first_wrong(problem, found) == -1
-    assert set(found) == set(runs)
+    assert set(found) == set(sequence)
     assert cost_of(problem, found).time_us <= cost_of(problem, twice).time_us
     assert pruned(problem, found).tolist() == found.tolist()

@@ -12,12 +12,12 @@ from lowtide.remat import pruning as pruning_module
 from lowtide.remat.blocks import chain as chain_module
 from lowtide.remat.blocks import find as blocks_module
 from lowtide.remat.blocks.chain import BACKWARD, FORWARD, HAND_ON, Chain, ChainTable
-from lowtide.remat.blocks.find import find_blocks, hills
-from lowtide.remat.blocks.plan import Planned
+from lowtide.remat.blocks.find import find_blocks, segments
+from lowtide.remat.blocks.plan import BlockPlan
 from lowtide.remat.blocks.seeds import rehearse_seeds, seeds
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.evict import eviction as evict_module
-from lowtide.remat.problem import RunProblem
+from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import pruned
 from tests.chains import chains, equal_blocks, in_order
 from tests.problems import cases, topological_orders, unhurried
@@ -90,8 +90,8 @@ def test_the_table_equals_brute_force(chain):
 @pytest.mark.parametrize("count", [3, 6, 16])
 def test_a_checkpoint_at_each_block_costs_what_arithmetic_says(count):
     problem = equal_blocks(count, inner_bytes=8, inner_us=3.0)
-    planned = Planned.of(problem, find_blocks(problem, in_order(problem)), {})
-    cost = cost_of(problem, pruned(problem, planned.written(planned.checkpointed(1))))
+    plan = BlockPlan.of(problem, find_blocks(problem, in_order(problem)), {})
+    cost = cost_of(problem, pruned(problem, plan.written(plan.checkpointed(1))))
     # Each block but the last makes its inner tensor once more. At the loss there are what each block but the first and the last has
     # read, the last block's inner tensor, what it hands on, and the first gradient.
     assert cost.time_us == float(problem.cost_us.sum()) + 3 * (count - 1)
@@ -100,8 +100,8 @@ def test_a_checkpoint_at_each_block_costs_what_arithmetic_says(count):
 
 def test_checkpoints_at_every_other_block_keep_two_inner_tensors():
     problem = equal_blocks(8, inner_bytes=8, inner_us=3.0)
-    planned = Planned.of(problem, find_blocks(problem, in_order(problem)), {})
-    cost = cost_of(problem, pruned(problem, planned.written(planned.checkpointed(2))))
+    plan = BlockPlan.of(problem, find_blocks(problem, in_order(problem)), {})
+    cost = cost_of(problem, pruned(problem, plan.written(plan.checkpointed(2))))
     # Of each pair but the last, both inner tensors are made once more, and what the first hands to the second. At the loss there are
     # what the second and third pair have read, the last pair's inner tensors, what it hands on, and the first gradient.
     assert cost.time_us == float(problem.cost_us.sum()) + 3 * (2 * 3 + 1)
@@ -111,9 +111,9 @@ def test_checkpoints_at_every_other_block_keep_two_inner_tensors():
 def test_each_micro_batch_is_planned():
     count = 6
     problem = equal_blocks(count, inner_bytes=8, inner_us=3.0, times=2)
-    runs = in_order(problem)
-    assert hills(problem, runs) == [(0, 3 * count + 1), (3 * count + 1, 6 * count + 2)]
-    costs = [cost_of(problem, sequence) for sequence in seeds(problem, runs, [])]
+    sequence = in_order(problem)
+    assert segments(problem, sequence) == [(0, 3 * count + 1), (3 * count + 1, 6 * count + 2)]
+    costs = [cost_of(problem, sequence) for sequence in seeds(problem, sequence, [])]
     # Checkpoints at each block of both, as for one.
     expected = (count + 8, float(problem.cost_us.sum()) + 2 * 3 * (count - 1))
     assert expected in [(cost.peak_bytes, cost.time_us) for cost in costs]
@@ -122,14 +122,14 @@ def test_each_micro_batch_is_planned():
 @slowly
 @given(chains(), st.lists(st.floats(0, 1), min_size=1, max_size=4))
 def test_seeds_are_right_sequences(problem, shares):
-    runs = in_order(problem)
-    peak = cost_of(problem, runs).peak_bytes
+    sequence = in_order(problem)
+    peak = cost_of(problem, sequence).peak_bytes
     levels = [int(peak * share) for share in shares]
-    found = list(seeds(problem, runs, levels))
+    found = list(seeds(problem, sequence, levels))
     assert len({sequence.tobytes() for sequence in found}) == len(found)
     for sequence in found:
         assert first_wrong(problem, sequence) == -1
-        assert set(sequence) == set(runs)
+        assert set(sequence) == set(sequence)
 
 
 @unhurried
@@ -139,7 +139,7 @@ def test_seeds_of_anything_are_right_sequences(case, data):
     if not case.tasks or not orders:
         return
     count = len(case.tasks)
-    problem = RunProblem(
+    problem = RematProblem(
         problem=case.problem,
         cost_us=np.ones(count),
         is_view=np.zeros(count, np.bool_),
@@ -155,24 +155,24 @@ def test_seeds_of_anything_are_right_sequences(case, data):
 def test_plans_of_a_plain_chain_cost_what_the_table_says(count):
     problem = equal_blocks(count, inner_bytes=8, inner_us=3.0)
     blocks = find_blocks(problem, in_order(problem))
-    planned = Planned.of(problem, blocks, {})
-    table = ChainTable(planned.chain(1), 200)
-    peak, base_us = cost_of(problem, blocks.runs).peak_bytes, float(problem.cost_us.sum())
+    plan = BlockPlan.of(problem, blocks, {})
+    table = ChainTable(plan.chain(1), 200)
+    peak, base_us = cost_of(problem, blocks.sequence).peak_bytes, float(problem.cost_us.sum())
     fitting = [units for units in range(peak + 1) if table.steps(units)]
     for units in fitting:
-        cost = cost_of(problem, pruned(problem, planned.written(table.steps(units))))
+        cost = cost_of(problem, pruned(problem, plan.written(table.steps(units))))
         assert cost.peak_bytes <= units
         assert cost.time_us <= base_us + table.extra_us(units)
     # The table counts what a block hands on until its backward part, though here nobody reads it then.
     assert table.extra_us(peak + count) == 0
     # Blocks that run more than twice reach below one checkpoint a block.
-    assert count < 5 or fitting[0] < cost_of(problem, pruned(problem, planned.written(planned.checkpointed(1)))).peak_bytes
+    assert count < 5 or fitting[0] < cost_of(problem, pruned(problem, plan.written(plan.checkpointed(1)))).peak_bytes
 
 
 def test_same_input_same_seeds():
     problem = equal_blocks(12)
-    runs = in_order(problem)
-    first, second = ([each.tolist() for each in seeds(problem, runs, [20, 40, 60])] for _ in range(2))
+    sequence = in_order(problem)
+    first, second = ([each.tolist() for each in seeds(problem, sequence, [20, 40, 60])] for _ in range(2))
     assert first == second
     assert first
 

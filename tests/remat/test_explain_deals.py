@@ -16,7 +16,7 @@ from lowtide.ir.graph import Graph, Kind, Node, Storage
 from lowtide.ir.ops import LOAD, STORE, is_view
 from lowtide.remat.entries import Deed
 from lowtide.remat.explain import deals_of
-from lowtide.remat.problem import RunProblem
+from lowtide.remat.problem import RematProblem
 from lowtide.remat.write_out import Rematerialised, rematerialise
 from tests.graphs import array, compute, graphs
 from tests.swapping import random_sequence
@@ -26,17 +26,17 @@ DEVICE = preset("rtx3090")
 
 @st.composite
 def sequences(draw, away=0.3):
-    """A random graph, its run problem with random costs, and a random right sequence."""
+    """A random graph, its remat problem with random costs, and a random right sequence."""
     graph = _as_captured(draw(graphs(bodies=False)))
     costs = draw(st.lists(st.integers(1, 99), min_size=len(graph.nodes), max_size=len(graph.nodes)))
-    runs = random_sequence(graph, random.Random(draw(st.integers(0, 10**6))), again=draw(st.sampled_from([0.0, 0.3, 0.8])), away=away)
-    return graph, RunProblem.of(graph, costs, swap=DEVICE), np.array(runs, np.int32)
+    sequence = random_sequence(graph, random.Random(draw(st.integers(0, 10**6))), again=draw(st.sampled_from([0.0, 0.3, 0.8])), away=away)
+    return graph, RematProblem.of(graph, costs, swap=DEVICE), np.array(sequence, np.int32)
 
 
-def _deals(problem, runs, graph):
+def _deals(problem, sequence, graph):
     """The deals of a sequence, written out in its order."""
-    written = rematerialise(graph, runs.tolist()).graph
-    return deals_of(problem, runs, graph, written, simulate(order_problem(written), range(len(written.nodes))).takeovers)
+    written = rematerialise(graph, sequence.tolist()).graph
+    return deals_of(problem, sequence, graph, written, simulate(order_problem(written), range(len(written.nodes))).takeovers)
 
 
 def _as_captured(graph: Graph) -> Graph:
@@ -53,9 +53,9 @@ def _as_captured(graph: Graph) -> Graph:
 @settings(max_examples=100)
 @given(sequences())
 def test_each_repetition_and_each_copy_is_paid_for_once(made):
-    _, problem, runs = made
-    deals = _deals(problem, runs, made[0])
-    entries = [problem.codes.read(entry) for entry in runs.tolist()]
+    _, problem, sequence = made
+    deals = _deals(problem, sequence, made[0])
+    entries = [problem.codes.read(entry) for entry in sequence.tolist()]
     nodes = [index for deed, index in entries if deed is Deed.RUN]
     assert sum(deal.runs for deal in deals) == len(nodes) - len(set(nodes))
     assert sum(deal.run_us for deal in deals) == sum(problem.cost_us[nodes]) - sum(problem.cost_us[list(set(nodes))])
@@ -68,10 +68,10 @@ def test_each_repetition_and_each_copy_is_paid_for_once(made):
 @settings(max_examples=100)
 @given(sequences())
 def test_no_copy_is_there_while_a_tensor_is_away_and_one_is_before_and_after(made):
-    graph, problem, runs = made
-    done = rematerialise(graph, runs.tolist())
+    graph, problem, sequence = made
+    done = rematerialise(graph, sequence.tolist())
     lives = _lives(graph, done)
-    for deal in _deals(problem, runs, graph):
+    for deal in _deals(problem, sequence, graph):
         there = {step for start, end in lives[deal.tensor.name] for step in range(start, end)}
         for start, end in deal.away:
             assert there.isdisjoint(range(start, end))
@@ -84,9 +84,9 @@ def test_no_copy_is_there_while_a_tensor_is_away_and_one_is_before_and_after(mad
 @settings(max_examples=100)
 @given(sequences())
 def test_what_is_away_at_the_peak_makes_up_for_what_is_saved_there(made):
-    graph, problem, runs = made
-    done = rematerialise(graph, runs.tolist())
-    firsts = list(dict.fromkeys(entry for entry in runs.tolist() if entry < len(graph.nodes)))
+    graph, problem, sequence = made
+    done = rematerialise(graph, sequence.tolist())
+    firsts = list(dict.fromkeys(entry for entry in sequence.tolist() if entry < len(graph.nodes)))
     if not firsts:
         return
     kept = rematerialise(graph, firsts)
@@ -95,7 +95,7 @@ def test_what_is_away_at_the_peak_makes_up_for_what_is_saved_there(made):
     step = done.origins.index(node)  # its first run
     before = profile.footprint_bytes[kept.origins.index(node)]
     after = memory_profile(done.graph, range(len(done.graph.nodes))).footprint_bytes[step]
-    spared = sum(deal.tensor.nbytes for deal in _deals(problem, runs, graph) if deal.at_peak)
+    spared = sum(deal.tensor.nbytes for deal in _deals(problem, sequence, graph) if deal.at_peak)
     assert after >= before - spared
 
 
@@ -131,9 +131,9 @@ def test_a_chain_run_again_is_paid_for_by_the_tensor_that_asked_for_it():
     d = compute("d", c.results[0], nbytes=128)
     e = compute("e", b.results[0], d.results[0])
     graph = Graph((x,), (a, b, c, d, e), (e.results[0],))
-    problem = RunProblem.of(graph, (10.0, 20.0, 30.0, 40.0, 50.0))
-    runs = np.array([0, 1, 2, 3, 0, 1, 4], np.int32)
-    (deal,) = _deals(problem, runs, graph)
+    problem = RematProblem.of(graph, (10.0, 20.0, 30.0, 40.0, 50.0))
+    sequence = np.array([0, 1, 2, 3, 0, 1, 4], np.int32)
+    (deal,) = _deals(problem, sequence, graph)
     assert deal.tensor.name == "b"
     assert (deal.runs, deal.run_us, deal.store_us, deal.load_us) == (2, 30.0, 0.0, 0.0)
     assert deal.away == ((3, 5),)
@@ -149,10 +149,10 @@ def test_a_swap_is_away_from_its_drop_to_its_load():
     c = compute("c", b.results[0], nbytes=256)
     d = compute("d", a.results[0], c.results[0])
     graph = Graph((x,), (a, b, c, d), (d.results[0],))
-    problem = RunProblem.of(graph, (10.0,) * 4, swap=DEVICE)
+    problem = RematProblem.of(graph, (10.0,) * 4, swap=DEVICE)
     code = problem.codes
-    runs = np.array([0, code.store(0), 1, code.drop(0), 2, code.load(0), 3], np.int32)
-    (deal,) = _deals(problem, runs, graph)
+    sequence = np.array([0, code.store(0), 1, code.drop(0), 2, code.load(0), 3], np.int32)
+    (deal,) = _deals(problem, sequence, graph)
     assert (deal.tensor.name, deal.away, deal.at_peak) == ("a", ((4, 5),), True)
     assert (deal.runs, deal.run_us) == (0, 0.0)
     assert (deal.store_us, deal.load_us) == (DEVICE.store_us(64), DEVICE.load_us(64))
@@ -167,8 +167,8 @@ def test_the_larger_of_two_results_pays_and_both_come_back():
     other = compute("other", use.results[0])
     last = compute("last", big, small, other.results[0])
     graph = Graph((x,), (two, use, other, last), (last.results[0],))
-    runs = np.array([0, 1, 2, 0, 3], np.int32)
-    first, second = _deals(RunProblem.of(graph, (7.0, 1.0, 1.0, 1.0)), runs, graph)
+    sequence = np.array([0, 1, 2, 0, 3], np.int32)
+    first, second = _deals(RematProblem.of(graph, (7.0, 1.0, 1.0, 1.0)), sequence, graph)
     assert (first.tensor.name, first.runs, first.run_us) == ("big", 1, 7.0)
     assert (second.tensor.name, second.runs, second.run_us) == ("small", 0, 0.0)
     assert first.away == second.away == ((2, 3),)

@@ -11,10 +11,10 @@ from lowtide.remat.cost import cost_of
 from lowtide.remat.evict.eviction import Bias, evict
 from lowtide.remat.evict.state import BYSTANDER, CHOSEN, WEIGHED
 from lowtide.remat.sweep import search as frontier
-from lowtide.remat.sweep.neighbours import Moves
+from lowtide.remat.sweep.neighbours import Neighbours
 from lowtide.remat.sweep.search import Sweep
 from tests.problems import unhurried
-from tests.remat.test_runs import repeating
+from tests.remat.test_sequences import repeating
 from tests.remat.test_swaps import RULES, _chain, linked
 
 
@@ -41,7 +41,7 @@ def test_exceptions_for_bystanders_and_to_keep_what_was_kept_change_nothing(made
         for part in found.part.tolist()
     ]
     again = evict(problem, base, limit, weights, Bias(np.array(factors, np.float64), np.ones(len(factors))))
-    assert again.runs.tolist() == found.runs.tolist()
+    assert again.sequence.tolist() == found.sequence.tolist()
 
 
 @unhurried
@@ -51,7 +51,7 @@ def test_something_is_repeated_only_where_something_was_chosen_to_go(made, share
     if evicted is None:
         return
     _, base, _, found = evicted
-    if len(found.runs) > len(base):
+    if len(found.sequence) > len(base):
         assert CHOSEN in found.part
 
 
@@ -74,10 +74,10 @@ def test_no_state_is_built_twice(monkeypatch, swap):
 
 def test_exceptions_keep_what_went_and_release_what_could_have_gone():
     part = np.array([BYSTANDER, WEIGHED, CHOSEN, WEIGHED, CHOSEN, BYSTANDER], np.int8)
-    moves, bias = Moves(), Bias(np.ones(6), np.ones(6))
+    neighbours, bias = Neighbours(), Bias(np.ones(6), np.ones(6))
     seen = np.zeros((3, 6), np.bool_)
     for _ in range(200):
-        bias = moves._exceptions(bias, part)
+        bias = neighbours._exceptions(bias, part)
         keep = bias.keep
         seen |= [keep < 1, keep == 1, keep > 1]
     assert seen[0].tolist() == [False, True, False, True, False, False]

@@ -17,7 +17,7 @@ from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.ops import is_random, is_transfer, is_view, repeatable
 from lowtide.ir.text.graph_text import parse, to_text
 from lowtide.remat.entries import Codes
-from lowtide.remat.offload import lendable_storages, storable
+from lowtide.remat.offload import offloadable_storages, storable
 from lowtide.remat.undo import extras, without
 from lowtide.remat.write_out import rematerialise
 from tests.graphs import graphs
@@ -104,8 +104,8 @@ def test_what_can_be_stored():
     assert storable(GRAPH) == (True, True, False)  # the last one is returned
     assert of(RELU, outputs=(A_VIEW,)) == (False,)
     assert of(Node("aten.split.default", (X,), (A, a_value("more", A.storage)))) == (False,)  # two values of one maker
-    lent = a_value("lent", A.storage)
-    assert of(RELU, Node("aten.odd.default", (A,), (lent, B))) == (False, True)  # a view that only comes with something new
+    odd = a_value("odd", A.storage)
+    assert of(RELU, Node("aten.odd.default", (A,), (odd, B))) == (False, True)  # a view that only comes with something new
     nothing = Value("nothing", Storage("nothing", 0, "cpu", Kind.ACTIVATION), "float32", (0,), (1,))
     assert of(Node("aten.empty.default", (), (nothing,))) == (False,)
     assert of(Node("py.mul", (2, 3), (Value("s", Storage("s", 0, "cpu", Kind.SCALAR), "scalar", (), ()),))) == (False,)
@@ -168,36 +168,36 @@ def test_an_input_on_the_host_is_refused_and_counts_nowhere():
 
 @settings(max_examples=60)
 @given(graphs(bodies=False), st.integers(0, 2**32), st.booleans())
-def test_a_random_sequence_as_a_graph_is_right_reads_back_and_takes_what_the_sequence_says(graph, seed, lend):
+def test_a_random_sequence_as_a_graph_is_right_reads_back_and_takes_what_the_sequence_says(graph, seed, swap_state):
     plain = _as_captured(graph, takeovers=False)
-    entries = random_sequence(plain, random.Random(seed), lend=lend)
+    entries = random_sequence(plain, random.Random(seed), swap_state=swap_state)
     done = rematerialise(plain, entries)
     check_graph(done.graph)
     check_order(done.graph, range(len(done.graph.nodes)))
     assert to_text(parse(to_text(done.graph))) == to_text(done.graph)
     problem = order_problem(done.graph)
-    resident_bytes = sum(storage.nbytes for storage in resident_storages(plain)) - sum(each.nbytes for each in lendable_storages(plain))
+    resident_bytes = sum(storage.nbytes for storage in resident_storages(plain)) - sum(each.nbytes for each in offloadable_storages(plain))
     found = simulate(problem, range(len(done.graph.nodes))).footprint_bytes - resident_bytes
-    runs = [place for place, node in enumerate(done.graph.nodes) if not is_view(node)]
-    assert found[runs].tolist() == footprints(plain, entries)
+    sequence = [place for place, node in enumerate(done.graph.nodes) if not is_view(node)]
+    assert found[sequence].tolist() == footprints(plain, entries)
 
 
 @settings(max_examples=40)
 @given(graphs(bodies=False), st.integers(0, 2**32))
 def test_takeovers_of_a_random_sequence_are_right(graph, seed):
     plain = _as_captured(graph)
-    done = rematerialise(plain, random_sequence(plain, random.Random(seed), lend=True))
+    done = rematerialise(plain, random_sequence(plain, random.Random(seed), swap_state=True))
     order = range(len(done.graph.nodes))
     check_takeovers(done.graph, order, simulate(order_problem(done.graph), order).takeovers.tolist())
 
 
 @settings(max_examples=60)
 @given(graphs(bodies=False), st.integers(0, 2**32), st.booleans())
-def test_a_sequence_without_its_extras_is_the_graph_again(graph, seed, lend):
+def test_a_sequence_without_its_extras_is_the_graph_again(graph, seed, swap_state):
     rng = random.Random(seed)
     plain = _as_captured(graph)
     start = rematerialise(plain, [index for index, node in enumerate(plain.nodes) if not is_view(node)]).graph
-    entries = random_sequence(start, rng, lend=lend)
+    entries = random_sequence(start, rng, swap_state=swap_state)
     bare = without(start, entries, extras(start, entries))
     assert to_text(rematerialise(start, bare).graph) == to_text(start)
     some = [place for place in extras(start, entries) if rng.random() < 0.3]

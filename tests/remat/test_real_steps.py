@@ -11,7 +11,7 @@ from lowtide.capture.program import TrainingProgram, capture_training
 from lowtide.cost.presets import preset
 from lowtide.remat.blocks.seeds import seeds
 from lowtide.remat.cost import cost_of, first_wrong
-from lowtide.remat.problem import RunProblem
+from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
 from lowtide.remat.sweep.search import Sweep
 from lowtide.remat.write_out import rematerialise
@@ -48,8 +48,8 @@ def graph(request):
 def _timed(graph, seed, spread, **settings):
     """The step's problem with times of some fractions of a microsecond, whose logarithms scatter by `spread`; and an order."""
     times = 0.2 * np.exp(np.random.default_rng(seed).normal(0, spread, len(graph.nodes)))
-    problem = RunProblem.of(graph, times.tolist(), **settings)
-    return problem, prompt(problem, problem.runs_of(np.arange(len(graph.nodes))))
+    problem = RematProblem.of(graph, times.tolist(), **settings)
+    return problem, prompt(problem, problem.sequence_of(np.arange(len(graph.nodes))))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -58,9 +58,9 @@ def test_seeds_are_right_sequences(graph, seed):
     levels = np.linspace(cost_of(problem, order).peak_bytes, problem.problem.resident_bytes, 8).astype(int).tolist()
     found = list(seeds(problem, order, levels))
     assert found
-    for runs in found:
-        assert first_wrong(problem, runs) == -1
-        assert set(runs) == set(order)
+    for sequence in found:
+        assert first_wrong(problem, sequence) == -1
+        assert set(sequence) == set(order)
 
 
 @pytest.mark.parametrize("swap", [None, replace(preset("rtx3090"), launch_us=0.01)], ids=["recompute", "swap"])
@@ -69,5 +69,5 @@ def test_all_that_a_search_finds_can_be_written_out(graph, swap):
     archive = Sweep(levels=8, max_states=400).explore([problem], [[order]])
     assert len(archive.points) > 2
     for point in archive.points:
-        assert first_wrong(problem, point.runs) == -1
-        rematerialise(graph, point.runs.tolist())
+        assert first_wrong(problem, point.sequence) == -1
+        rematerialise(graph, point.sequence.tolist())

@@ -16,26 +16,26 @@ from lowtide.problems.order_check import Task
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.entries import Codes, Deed
 from lowtide.remat.evict.eviction import Bias, Weights, evict
-from lowtide.remat.problem import Links, RunProblem
+from lowtide.remat.problem import Links, RematProblem
 from lowtide.remat.sweep.search import Sweep
 from lowtide.remat.write_out import rematerialise
 from tests.problems import cases, topological_orders, unhurried
-from tests.remat.test_runs import _rows
+from tests.remat.test_sequences import _rows
 
 
 @st.composite
 def linked(draw):
-    """A run problem with links to a host, and an order of its nodes. What is there from the start and kept may be lent."""
+    """A remat problem with links to a host, and an order of its nodes. What is there from the start and kept may be offloaded."""
     case = draw(cases(max_nodes=7))
     n, m = len(case.tasks), len(case.tensor_bytes)
     times = st.integers(1, 9)
     maker = {tensor: node for node, task in enumerate(case.tasks) for tensor in task.makes}
     storable = [(tensor in maker) != (tensor in case.kept) and case.tensor_bytes[tensor] > 0 and draw(st.booleans()) for tensor in range(m)]
-    lent = {tensor for tensor in range(m) if storable[tensor] and tensor not in maker}
+    offloaded = {tensor for tensor in range(m) if storable[tensor] and tensor not in maker}
     order = next(topological_orders(case), ())
-    written = {tensor: draw(st.sampled_from(order)) for tensor in sorted(lent) if order and draw(st.booleans())}
+    written = {tensor: draw(st.sampled_from(order)) for tensor in sorted(offloaded) if order and draw(st.booleans())}
     writes = [{tensor for tensor in case.tasks[node].reads if written.get(tensor) == node} for node in range(n)]
-    problem = RunProblem(
+    problem = RematProblem(
         problem=case.problem,
         cost_us=np.array(draw(st.lists(times, min_size=n, max_size=n)), np.float64),
         is_view=np.zeros(n, np.bool_),
@@ -62,7 +62,7 @@ def slow(case, problem, sequence):
             current[tensor] = [tensor, -1, -2]
             copies.append(current[tensor])
     host, dropped, pending, done, written = {}, set(), set(), set(), set()
-    lent = set(np.flatnonzero(problem.links.storable).tolist()) - made
+    offloaded = set(np.flatnonzero(problem.links.storable).tolist()) - made
     writes = [set(ids.tolist()) for ids in np.split(problem.writes.ids, problem.writes.ptr[1:-1])]
     clock = to_host = from_host = 0.0
     arrived, extra = {}, []
@@ -100,14 +100,14 @@ def slow(case, problem, sequence):
             pending.discard(index)
             dropped.add(index)
         else:
-            if index not in dropped or (index in lent and current[index] is not None):
+            if index not in dropped or (index in offloaded and current[index] is not None):
                 return None
             from_host = max(from_host, clock) + problem.links.load_us[index]
             current[index] = [index, place, place]
             copies.append(current[index])
             arrived[id(current[index])] = from_host
         extra.append(used)
-    if pending or any(current[tensor] is None for tensor in lent):
+    if pending or any(current[tensor] is None for tensor in offloaded):
         return None
     for tensor in case.kept:
         if current[tensor] is not None:
@@ -164,9 +164,9 @@ def test_eviction_with_swapping_keeps_its_limit_and_is_right(made, share, weight
     for exceptions in (None, bias):
         found = evict(problem, array, limit, weights, exceptions)
         if found is not None:
-            assert first_wrong(problem, found.runs) == -1
-            assert cost_of(problem, found.runs).peak_bytes <= limit
-            assert list(dict.fromkeys(code for code in found.runs.tolist() if code < len(case.tasks))) == list(order)
+            assert first_wrong(problem, found.sequence) == -1
+            assert cost_of(problem, found.sequence).peak_bytes <= limit
+            assert list(dict.fromkeys(code for code in found.sequence.tolist() if code < len(case.tasks))) == list(order)
 
 
 def _chain(length):
@@ -176,7 +176,7 @@ def _chain(length):
     problem = OrderProblem.of([100] * length + [1] * length, tasks, kept=[length])
     n, m = len(tasks), 2 * length
     links = Links(np.arange(m) < length, np.full(m, 1.0), np.full(m, 1.0))
-    return RunProblem(
+    return RematProblem(
         problem,
         np.full(n, 10.0),
         np.zeros(n, np.bool_),
@@ -194,8 +194,8 @@ def test_a_fast_link_makes_swapping_free_where_nothing_can_be_repeated():
     assert evict(problem, order, 400) is None  # recomputation alone cannot
     found = evict(problem, order, 400, Weights(store_above=0.0, load_weight=0.1, lead=2.0))
     assert found is not None
-    assert first_wrong(problem, found.runs) == -1
-    cost = cost_of(problem, found.runs)
+    assert first_wrong(problem, found.sequence) == -1
+    cost = cost_of(problem, found.sequence)
     assert cost.peak_bytes <= 400
     assert cost.time_us == plain.time_us  # every copy is hidden behind an operator
 
@@ -220,22 +220,24 @@ def _training_step(layers, nbytes):
 
 def test_what_is_lent_makes_room_for_activations_and_is_back_before_it_is_written():
     graph = _training_step(6, 1_600_000)
-    own, lent = (RunProblem.of(graph, [500.0] * len(graph.nodes), swap=preset("rtx3090"), lend=lend) for lend in (False, True))
-    order = own.runs_of(range(len(graph.nodes)))
-    assert cost_of(own, order).footprint_bytes.tolist() == cost_of(lent, order).footprint_bytes.tolist()
+    own, offloaded = (
+        RematProblem.of(graph, [500.0] * len(graph.nodes), swap=preset("rtx3090"), swap_state=swap_state) for swap_state in (False, True)
+    )
+    order = own.sequence_of(range(len(graph.nodes)))
+    assert cost_of(own, order).footprint_bytes.tolist() == cost_of(offloaded, order).footprint_bytes.tolist()
     least = {}
-    for name, problem in (("own", own), ("lent", lent)):
+    for name, problem in (("own", own), ("offloaded", offloaded)):
         archive = Sweep(max_states=2000).explore([problem], [[order]])
         least[name] = archive.points[0].peak_bytes
         for point in archive.points:
-            assert first_wrong(problem, point.runs) == -1
-            done = rematerialise(graph, point.runs.tolist())
+            assert first_wrong(problem, point.sequence) == -1
+            done = rematerialise(graph, point.sequence.tolist())
             check_graph(done.graph)
             assert simulate(order_problem(done.graph), range(len(done.graph.nodes))).peak_bytes == point.peak_bytes
     assert own.problem.resident_bytes == 6 * 1_600_000 + 16
-    assert lent.problem.resident_bytes == 16
+    assert offloaded.problem.resident_bytes == 16
     assert least["own"] >= 8 * 1_600_000  # all parameters, and what an operator reads and makes
-    assert least["lent"] < 8 * 1_600_000
+    assert least["offloaded"] < 8 * 1_600_000
 
 
 def test_a_slow_link_is_waited_for():
@@ -243,7 +245,7 @@ def test_a_slow_link_is_waited_for():
     slow_links = dataclasses.replace(problem, links=Links(problem.links.storable, np.full(8, 100.0), np.full(8, 100.0)))
     found = evict(slow_links, np.arange(8, dtype=np.int32), 300, Weights(store_above=0.0))
     assert found is not None
-    cost = cost_of(slow_links, found.runs)
+    cost = cost_of(slow_links, found.sequence)
     assert cost.time_us >= 80 + 100  # at least one store or load that nothing hides
     assert cost.peak_bytes <= 300
 
@@ -255,8 +257,8 @@ def test_the_archive_is_the_same_each_time_and_better_with_links():
     with_links, again, without = (
         Sweep(max_states=1500).explore([each], [order]) for each in (problem, problem, dataclasses.replace(problem, links=None))
     )
-    assert [(p.peak_bytes, p.time_us, p.runs.tolist()) for p in with_links.points] == [
-        (p.peak_bytes, p.time_us, p.runs.tolist()) for p in again.points
+    assert [(p.peak_bytes, p.time_us, p.sequence.tolist()) for p in with_links.points] == [
+        (p.peak_bytes, p.time_us, p.sequence.tolist()) for p in again.points
     ]
     assert with_links.states <= 2 * 1500  # without swapping, and with
     for limit in (900, 700, 500):

@@ -140,17 +140,17 @@ def test_training_with_random_recomputation_is_bit_equal_to_eager(seed, monkeypa
 def _random_runs(graph, rng):
     """All nodes in program order, and before many of them some of what they read once more, while its own inputs are as they were."""
     makers = {value.storage: index for index, node in enumerate(graph.nodes) for value in node.outputs if value and not is_view(node)}
-    version, runs = {}, []
+    version, sequence = {}, []
     for index, node in enumerate(graph.nodes):
         if is_view(node):
             continue
         for value in node.inputs:
             maker = makers.get(value.storage)
             if maker is not None and rng.random() < 0.4:
-                runs += _again(graph, maker, makers, version, rng)
-        runs.append(index)
+                sequence += _again(graph, maker, makers, version, rng)
+        sequence.append(index)
         version.update({after.storage: after.version for _, after in node.writes})
-    return runs
+    return sequence
 
 
 def _again(graph, index, makers, version, rng):

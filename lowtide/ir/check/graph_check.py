@@ -110,7 +110,7 @@ def _check_one(graph: Graph, within: str) -> None:
     _check_names(graph, within)
     _check_inputs(graph, within)
     inside = set(graph.nodes)
-    made = (value for node in graph.nodes if node.op == LOAD for value in node.results)  # of what is lent
+    made = (value for node in graph.nodes if node.op == LOAD for value in node.results)  # of offloaded state
     owned = {value.storage for value in (*graph.inputs, *made) if value.storage.kind.caller_owned}
     machine = _Machine.of(graph)
     for index, node in enumerate(graph.nodes):

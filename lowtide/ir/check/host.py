@@ -4,8 +4,8 @@ A store reads a storage that a node made and makes one of kind "host" that looks
 anew; nothing else touches what is on the host. While a store is under way, what it copies must stay: each is followed by a drop of the
 very storage that it reads.
 
-What the caller lends is an input, a parameter or optimizer state, and the caller's own block all along: its drop empties it, which is a
-write, so that every reader comes before; the load after that fills it, and comes after that drop. In the end it is there.
+Offloaded state is an input that the caller lends, a parameter or optimizer state, and the caller's own block all along: its drop empties
+it, which is a write, so that every reader comes before; the load after that fills it, and comes after that drop. In the end it is there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def check_host_copies(graph: Graph, within: str = "") -> None:
     """Whether the stores, drops and loads of a graph that is right otherwise are. Raises CheckError: verdict, node, operator, source."""
     fixed = {value.storage for value in (*graph.inputs, *graph.outputs)}
     lendable = {value.storage for value in graph.inputs if value.storage.kind in _LENDABLE} - {value.storage for value in graph.outputs}
-    lent = _Lent(lendable)
+    offloaded = _Offloaded(lendable)
     if any(storage.kind is Kind.HOST for storage in fixed):
         refuse(Verdict.HOST_TOUCHED, f"the graph takes or returns one{within}")
     awaited: dict[tuple[Storage, Storage], Place] = {}  # stores by what they copy and where to
@@ -38,19 +38,19 @@ def check_host_copies(graph: Graph, within: str = "") -> None:
             refuse(Verdict.HOST_FIXED, f"{where}: {here.name}")
         if _look(here) != _look(there):
             refuse(Verdict.HOST_UNLIKE, f"{where}: {here.name} and {there.name}")
-        lent.check(node, here, there, where)
+        offloaded.check(node, here, there, where)
         if node.op == "host.store":
             awaited[here.storage, there.storage] = where
         elif node.op == "host.drop":
             awaited.pop((here.storage, there.storage), None)
     for where in awaited.values():
         refuse(Verdict.HOST_NOT_DROPPED, where)
-    for where in lent.gone.values():
-        refuse(Verdict.LENT_NOT_BACK, where)
+    for where in offloaded.gone.values():
+        refuse(Verdict.OFFLOADED_NOT_RESTORED, where)
 
 
-class _Lent:
-    """What the caller has lent: which block each copy on the host is of, and the drops that no load has made good yet."""
+class _Offloaded:
+    """State that the caller lends: which block each copy on the host is of, and the drops that no load has made good yet."""
 
     def __init__(self, lendable: set[Storage]) -> None:
         self.block = {storage: storage for storage in lendable}  # by storage: the caller's own, which its values lie on
@@ -59,22 +59,22 @@ class _Lent:
         self.drops: dict[Storage, Node] = {}  # the latest of each block
 
     def check(self, node: Node, here: Value, there: Value, where: Place) -> None:
-        """One store, drop or load, if it is of something lent."""
+        """One store, drop or load, if it is of offloaded state."""
         if node.op == "host.store" and here.storage in self.block:
             self.copy_of[there.storage] = self.block[here.storage]
         block = self.copy_of.get(there.storage)
         emptied = node.op == "host.drop" and block is not None
         if ([before for before, _ in node.writes] != [here]) if emptied else node.writes:
-            refuse(Verdict.LENT_WRITE, where)
+            refuse(Verdict.OFFLOADED_WRITE, where)
         if block is None:
             return
         if here.version != 0:
-            refuse(Verdict.LENT_WRITTEN, f"{where}: {here.name}, version {here.version}")
+            refuse(Verdict.OFFLOADED_WRITTEN, f"{where}: {here.name}, version {here.version}")
         if node.op == "host.drop":
             self.gone[block], self.drops[block] = where, node
         elif node.op == "host.load":
             if self.gone.pop(block, None) is None or self.drops[block] not in node.after:
-                refuse(Verdict.LENT_STILL_THERE, where)
+                refuse(Verdict.OFFLOADED_STILL_THERE, where)
             self.block[here.storage] = block
 
 

@@ -2,7 +2,7 @@
 
 `best[s, t, m]` is the least time, beyond running everything once, in which blocks s to t run forward and then backward in reverse, while
 what block s reads is there and m units of memory are free. Either block s chooses an option, keeps what that keeps, and the blocks after it
-follow; or some blocks from s on only hand on, and run forward again when their turn backward comes. That is the programme of Beaumont
+follow; or some blocks from s on only hand on, and run forward again when their backward part is due. That is the programme of Beaumont
 et al. for chains ("Optimal checkpointing for heterogeneous chains", 2019), with several options a block as in Rockmate (ICML 2023).
 One table answers all limits.
 """

@@ -1,11 +1,11 @@
 """Blocks: where the forward pass of a training step is narrow, found from the integer arrays alone.
 
-A sequence of runs, or a *hill* of it where it has several (one for each micro-batch, say), is taken apart at its *turn*, the place across
-which most bytes wait. What runs before it is the forward part, whatever its nodes are; what runs after it, the backward part. Of the bytes
-alive at a place of the forward part some are read by later forward runs, and some only wait for the backward part. A *cut* is a place where
-the former are few: what comes after needs little of what came before. Two cuts enclose a block, and the block's backward part ends with the
-last run that reads what was made inside it. What a cut hands on includes shortcuts and skips, as they are read by later forward runs; a
-network without narrow places has no cuts.
+A sequence, or a *segment* of it where it has several (one for each micro-batch, say), is taken apart at its *forward-backward boundary*,
+the place across which most bytes wait. What runs before it is the forward part, whatever its nodes are; what runs after it, the backward
+part. Of the bytes alive at a place of the forward part some are read by later forward runs, and some only wait for the backward part. A
+*cut* is a place where the former are few: what comes after needs little of what came before. Two cuts enclose a block, and the block's
+backward part ends with the last run that reads what was made inside it. What a cut hands on includes shortcuts and skips, as they are read
+by later forward runs; a network without narrow places has no cuts.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from numpy.typing import NDArray
 
 from lowtide.base.kernels import kernel
 from lowtide.problems.order import Bytes, Ints
-from lowtide.remat.problem import RunProblem
+from lowtide.remat.problem import RematProblem
 
 Places = NDArray[np.int64]
 
 _RISE = 1.25  # between two cuts, what is alive for the forward part rises by at least this factor over either
 _STEEP = 1.5  # a cut hands on at most this many times what the cut before or after it does
 _FAR = 0.1  # of the forward part: what is handed on further than that is a skip
-_HILL = 4.0  # between two hills, at most this part of what waits at either's turn waits
-_WORTH = 0.02  # of the bytes at the turn: where less waits inside of blocks, there is nothing to plan
+_SEGMENT = 4.0  # between two segments, at most this part of what waits at either's boundary waits
+_WORTH = 0.02  # of the bytes at the boundary: where less waits inside of blocks, there is nothing to plan
 
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
     """A sequence taken apart: block b runs forward in `[starts[b], starts[b + 1])` and backward in `[ends[b + 1], ends[b])`."""
 
-    runs: Ints
-    starts: Places  # [blocks + 1] ascending from the hill's first place to the turn
-    ends: Places  # [blocks + 1] descending from the hill's end to the turn
+    sequence: Ints
+    starts: Places  # [blocks + 1] ascending from the segment's first place to the boundary
+    ends: Places  # [blocks + 1] descending from the segment's end to the boundary
     made_at: Places  # [m] the place of the run that makes a tensor; -1 for none
     read_at: Places  # [m] the place of the last run that reads it; -1 for none
     forward_at: Places  # [m] the same of the forward part alone
@@ -57,7 +57,7 @@ class Blocks:
         return int(self.ends[0])
 
     @property
-    def turn(self) -> int:
+    def boundary(self) -> int:
         """The first place of the backward part."""
         return int(self.starts[-1])
 
@@ -68,54 +68,54 @@ class Blocks:
 
     def forward_of(self, block: int) -> Ints:
         """The nodes of a block's forward part."""
-        return self.runs[self.starts[block] : self.starts[block + 1]]
+        return self.sequence[self.starts[block] : self.starts[block + 1]]
 
     def backward_of(self, block: int) -> Ints:
         """The nodes of a block's backward part."""
-        return self.runs[self.ends[block + 1] : self.ends[block]]
+        return self.sequence[self.ends[block + 1] : self.ends[block]]
 
 
-def hills(problem: RunProblem, runs: Ints) -> list[tuple[int, int]]:
+def segments(problem: RematProblem, sequence: Ints) -> list[tuple[int, int]]:
     """Where a sequence falls apart into stretches across whose ends little waits: `[begin, end)` of each, all places in one of them."""
-    waiting = _alive(*_spans(problem, runs, len(runs)), problem.problem.tensor_bytes, len(runs))
-    valleys = _valleys(waiting, np.zeros_like(waiting), _HILL)
-    bounds = np.unique(np.concatenate([[0], valleys, [len(runs)]])).tolist()
+    waiting = _alive(*_spans(problem, sequence, len(sequence)), problem.problem.tensor_bytes, len(sequence))
+    valleys = _valleys(waiting, np.zeros_like(waiting), _SEGMENT)
+    bounds = np.unique(np.concatenate([[0], valleys, [len(sequence)]])).tolist()
     return list(pairwise(bounds))
 
 
 def find_blocks(
-    problem: RunProblem, runs: Ints, hill: tuple[int, int] | None = None, most: int = 64, *, skips: bool = True
+    problem: RematProblem, sequence: Ints, segment: tuple[int, int] | None = None, most: int = 64, *, skips: bool = True
 ) -> Blocks | None:
-    """The blocks of a sequence that runs each node once, or of a hill of it; at most so many, None where no two are worth planning.
+    """The blocks of a sequence that runs each node once, or of a segment of it; at most so many, None where no two are worth planning.
 
     Without `skips`, what is handed on over more than a share of the forward part does not count where cuts are looked for.
     """
-    begin, end = hill or (0, len(runs))
-    made_at, read_at = _spans(problem, runs, len(runs))
+    begin, end = segment or (0, len(sequence))
+    made_at, read_at = _spans(problem, sequence, len(sequence))
     sizes = problem.problem.tensor_bytes
-    waiting = _alive(made_at, read_at, sizes, len(runs))
-    turn = begin + int(np.argmax(waiting[begin : end + 1]))
-    forward_at = _spans(problem, runs, turn)[1]
-    near = (made_at >= begin) & (skips | (forward_at - made_at <= _FAR * (turn - begin)))
-    alive = _alive(made_at, np.where(near, forward_at, -1), sizes, turn)[begin:]
+    waiting = _alive(made_at, read_at, sizes, len(sequence))
+    boundary = begin + int(np.argmax(waiting[begin : end + 1]))
+    forward_at = _spans(problem, sequence, boundary)[1]
+    near = (made_at >= begin) & (skips | (forward_at - made_at <= _FAR * (boundary - begin)))
+    alive = _alive(made_at, np.where(near, forward_at, -1), sizes, boundary)[begin:]
     # What the backward part does not read would be kept only for blocks that run forward again: better to cut where it reads all.
-    idle = _alive(made_at, np.where(near & (read_at < turn), forward_at, -1), sizes, turn)[begin:]
+    idle = _alive(made_at, np.where(near & (read_at < boundary), forward_at, -1), sizes, boundary)[begin:]
     cuts = begin + _low(_valleys(alive, idle, _RISE), alive)
-    starts = np.unique(np.concatenate([[begin], cuts, [turn]])).astype(np.int64)
+    starts = np.unique(np.concatenate([[begin], cuts, [boundary]])).astype(np.int64)
     starts = _with_backward_parts(starts, made_at, read_at, forward_at, end)
     while len(starts) - 1 > most:
-        starts = np.append(starts[:-1:2], turn)
-    inside = (made_at >= begin) & (made_at < turn) & (read_at >= turn)
-    if len(starts) < 3 or sizes[inside].sum() < _WORTH * waiting[turn]:
+        starts = np.append(starts[:-1:2], boundary)
+    inside = (made_at >= begin) & (made_at < boundary) & (read_at >= boundary)
+    if len(starts) < 3 or sizes[inside].sum() < _WORTH * waiting[boundary]:
         return None
-    return Blocks(runs, starts, _ends(starts, made_at, read_at, forward_at, end), made_at, read_at, forward_at)
+    return Blocks(sequence, starts, _ends(starts, made_at, read_at, forward_at, end), made_at, read_at, forward_at)
 
 
-def _spans(problem: RunProblem, runs: Ints, end: int) -> tuple[Places, Places]:
+def _spans(problem: RematProblem, sequence: Ints, end: int) -> tuple[Places, Places]:
     """By tensor: the place of its maker, and of the last run before place `end` that reads it."""
     base = problem.problem
     place_of = np.full(base.node_count + 1, -1, np.int64)
-    place_of[runs] = np.arange(len(runs))
+    place_of[sequence] = np.arange(len(sequence))
     readers = np.repeat(np.arange(base.node_count), np.diff(base.read_ptr))
     places = place_of[readers]
     read_at = np.full(base.tensor_count, -1, np.int64)
@@ -170,11 +170,11 @@ def _with_backward_parts(starts: Places, made_at: Places, read_at: Places, forwa
 
 def _ends(starts: Places, made_at: Places, read_at: Places, forward_at: Places, end: int) -> Places:
     """By block the place behind the last run that reads what was made inside and is handed on to no later block."""
-    turn = starts[-1]
+    boundary = starts[-1]
     block_of = np.searchsorted(starts, made_at, side="right") - 1
-    inner = (made_at >= starts[0]) & (made_at < turn) & (read_at >= turn)
+    inner = (made_at >= starts[0]) & (made_at < boundary) & (read_at >= boundary)
     inner[inner] = forward_at[inner] < starts[block_of[inner] + 1]
-    ends = np.full(len(starts), turn, np.int64)
+    ends = np.full(len(starts), boundary, np.int64)
     np.maximum.at(ends, block_of[inner], np.minimum(read_at[inner] + 1, end))
     ends = np.maximum.accumulate(ends[::-1])[::-1].copy()
     ends[0] = end

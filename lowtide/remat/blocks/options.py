@@ -1,6 +1,6 @@
 """What can be done with one block: how much it keeps from its forward to its backward part, and what that costs.
 
-Each option is a sequence of runs of the block alone. Eviction finds them: the turn is given a workspace so large that no more than some
+Each option is a sequence of the block problem. Eviction finds them: the boundary is given a workspace so large that no more than some
 bytes fit beside it, and the whole a limit. A few of either, under a few weights, give the handful of options that no other beats.
 """
 
@@ -13,19 +13,19 @@ from itertools import product
 import numpy as np
 
 from lowtide.problems.order import Ints
-from lowtide.remat.blocks.problem import LoneBlock
+from lowtide.remat.blocks.problem import BlockProblem
 from lowtide.remat.cost import cost_of
 from lowtide.remat.evict.eviction import Weights, evict
-from lowtide.remat.problem import RunProblem
+from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import needed, pruned
 
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """A sequence of a block alone, and what it costs. Bytes count what the block itself makes, and what flows into its backward part."""
+    """A sequence of a block problem, and what it costs. Bytes count what the block itself makes, and what flows into its backward part."""
 
-    runs: Ints  # of the lone block: forward part, turn, backward part
-    turn: int  # the node between them
+    sequence: Ints  # of the block problem: forward part, boundary, backward part
+    boundary: int  # the node between them
     forward_bytes: int  # the peak of the forward part
     kept_bytes: int  # while later blocks run, beside what is pinned
     backward_bytes: int  # the peak of the backward part
@@ -51,7 +51,7 @@ class Effort:
     """How far to look for options.
 
     kept: even steps from what is handed on to what is kept where nothing is repeated. rooms: shares of what the block takes there, as
-    limits. weights: of eviction. rounds: of letting go of some repeated runs of each option and having eviction repair that. most: options.
+    limits. weights: of eviction. rounds: of leaving out some repeated runs of each option and having eviction repair that. most: options.
     """
 
     kept: int = 12
@@ -61,26 +61,26 @@ class Effort:
     most: int = 40
     work: int = 20_000_000  # calls of eviction times the square of the nodes, of each kind
 
-    def calls(self, lone: LoneBlock) -> int:
+    def calls(self, block: BlockProblem) -> int:
         """How often eviction may be called for a block: what one call takes grows with the square of its nodes."""
-        return max(_FEWEST, self.work // len(lone.nodes) ** 2)
+        return max(_FEWEST, self.work // len(block.nodes) ** 2)
 
 
 REPEATED = Effort()  # for a block that stands for several
 SINGLE = Effort(weights=(Weights(), Weights(1.0, 1.0, 0.0)), rounds=1)
 
 
-def options_of(lone: LoneBlock, parts: Sequence[Sequence[Option]] = (), effort: Effort = REPEATED) -> list[Option]:
+def options_of(block: BlockProblem, parts: Sequence[Sequence[Option]] = (), effort: Effort = REPEATED) -> list[Option]:
     """The options that no other beats, the fastest first: that one keeps all.
 
     Where the block is made of smaller ones, `parts` are their options, and each combination of them is one of this block.
     """
-    best = _unbeaten([*_distinct(_sequences(lone, effort), lone), *_combined(lone, parts)])
+    best = _unbeaten([*_distinct(_sequences(block, effort), block), *_combined(block, parts)])
     random, most = np.random.default_rng(0), effort.most
     for _ in range(effort.rounds):
-        every = -(-len(best) * effort.rounds // effort.calls(lone))
-        found = [runs for option in best[::every] if (runs := _improved(lone, option, random, effort)) is not None]
-        best = _unbeaten([*best, *_distinct(found, lone)])
+        every = -(-len(best) * effort.rounds // effort.calls(block))
+        found = [sequence for option in best[::every] if (sequence := _improved(block, option, random, effort)) is not None]
+        best = _unbeaten([*best, *_distinct(found, block)])
     while len(best) > most:
         best = [*best[: most // 2], *best[most // 2 :: 2]]
     return best
@@ -99,57 +99,57 @@ def _by_time(option: Option) -> tuple[float, int, int, int]:
     return option.extra_us, option.kept_bytes, option.backward_bytes, option.forward_bytes
 
 
-def _sequences(lone: LoneBlock, effort: Effort) -> Iterator[Ints]:
+def _sequences(block: BlockProblem, effort: Effort) -> Iterator[Ints]:
     """Many sequences of the block: the given one, the one that runs the whole forward part once more, and what eviction makes of it."""
-    yield lone.runs
-    yield forward_twice(lone)
-    plain = option_of(lone, lone.runs)
-    handed_bytes = int(lone.problem.problem.tensor_bytes[lone.outgoing].sum())
-    full_bytes = _limit_bytes(lone, plain)
+    yield block.sequence
+    yield forward_twice(block)
+    plain = option_of(block, block.sequence)
+    handed_bytes = int(block.problem.problem.tensor_bytes[block.outgoing].sum())
+    full_bytes = _limit_bytes(block, plain)
     kept = np.linspace(handed_bytes, plain.kept_bytes, effort.kept).astype(int).tolist()
     tries = list(product(kept, effort.rooms, effort.weights))
-    for kept_bytes, room, weights in tries[:: -(-len(tries) // effort.calls(lone))]:
-        limit_bytes = max(int(full_bytes * room), kept_bytes + _beside_bytes(lone))
-        found = evict(_narrowed(lone, limit_bytes - _beside_bytes(lone) - kept_bytes), lone.runs, limit_bytes, weights)
+    for kept_bytes, room, weights in tries[:: -(-len(tries) // effort.calls(block))]:
+        limit_bytes = max(int(full_bytes * room), kept_bytes + _beside_bytes(block))
+        found = evict(_narrowed(block, limit_bytes - _beside_bytes(block) - kept_bytes), block.sequence, limit_bytes, weights)
         if found is not None:
-            yield found.runs
+            yield found.sequence
 
 
-def forward_twice(lone: LoneBlock) -> Ints:
+def forward_twice(block: BlockProblem) -> Ints:
     """The sequence that keeps nothing for the backward part that can be made again, and then makes all of it."""
-    forward, backward = lone.runs[: lone.turn], lone.runs[lone.turn + 1 :]
-    return pruned(lone.problem, np.concatenate([forward, [lone.turn], forward, backward]).astype(np.int32))
+    forward, backward = block.sequence[: block.boundary], block.sequence[block.boundary + 1 :]
+    return pruned(block.problem, np.concatenate([forward, [block.boundary], forward, backward]).astype(np.int32))
 
 
-def _beside_bytes(lone: LoneBlock) -> int:
-    """What is there at the turn whatever is kept."""
-    return lone.incoming_bytes + lone.pinned_bytes
+def _beside_bytes(block: BlockProblem) -> int:
+    """What is there at the boundary whatever is kept."""
+    return block.incoming_bytes + block.pinned_bytes
 
 
-def _limit_bytes(lone: LoneBlock, option: Option) -> int:
+def _limit_bytes(block: BlockProblem, option: Option) -> int:
     """The least limit that an option keeps."""
-    return max(option.forward_bytes, option.backward_bytes, option.kept_bytes + _beside_bytes(lone))
+    return max(option.forward_bytes, option.backward_bytes, option.kept_bytes + _beside_bytes(block))
 
 
-def _improved(lone: LoneBlock, option: Option, random: np.random.Generator, effort: Effort) -> Ints | None:
+def _improved(block: BlockProblem, option: Option, random: np.random.Generator, effort: Effort) -> Ints | None:
     """What eviction makes of an option without some of its repeated runs, within the same bytes."""
-    first = np.unique(option.runs, return_index=True)[1]
-    again = np.setdiff1d(np.arange(len(option.runs)), first)
+    first = np.unique(option.sequence, return_index=True)[1]
+    again = np.setdiff1d(np.arange(len(option.sequence)), first)
     if len(again) == 0:
         return None
     gone = random.choice(again, min(int(random.integers(1, 5)), len(again)), replace=False)
-    limit_bytes = _limit_bytes(lone, option)
-    problem = _narrowed(lone, limit_bytes - option.kept_bytes - _beside_bytes(lone))
-    found = evict(problem, np.delete(option.runs, gone), limit_bytes, effort.weights[random.integers(len(effort.weights))])
-    return None if found is None else found.runs
+    limit_bytes = _limit_bytes(block, option)
+    problem = _narrowed(block, limit_bytes - option.kept_bytes - _beside_bytes(block))
+    found = evict(problem, np.delete(option.sequence, gone), limit_bytes, effort.weights[random.integers(len(effort.weights))])
+    return None if found is None else found.sequence
 
 
-def _combined(lone: LoneBlock, parts: Sequence[Sequence[Option]]) -> list[Option]:
+def _combined(block: BlockProblem, parts: Sequence[Sequence[Option]]) -> list[Option]:
     """Each choice of one option for each part, as options of the whole: those that no other seems to beat."""
     found = [_Whole((), 0, 0, 0, 0.0)]
     for options in parts:
         found = _unbeaten_wholes([whole.then(option) for whole in found for option in options])
-    return [option_of(lone, _joined(lone, whole.options)) for whole in found if whole.options]
+    return [option_of(block, _joined(block, whole.options)) for whole in found if whole.options]
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,52 +183,52 @@ def _unbeaten_wholes(wholes: Sequence[_Whole]) -> list[_Whole]:
     return [wholes[index] for index in best]
 
 
-def _joined(lone: LoneBlock, options: Sequence[Option]) -> Ints:
+def _joined(block: BlockProblem, options: Sequence[Option]) -> Ints:
     """The sequences of neighbouring blocks as one of the block that they make together."""
     forward, backward = [], []
-    begin, end = 0, len(lone.nodes)
+    begin, end = 0, len(block.nodes)
     for option in options:
-        turn, count, place = option.turn, int(option.runs.max()) + 1, int(np.flatnonzero(option.runs == option.turn)[0])
-        end -= count - turn - 1
+        boundary, count, place = option.boundary, int(option.sequence.max()) + 1, int(np.flatnonzero(option.sequence == option.boundary)[0])
+        end -= count - boundary - 1
         # A backward part runs nodes of its forward part, too.
-        runs = np.where(option.runs < turn, option.runs + begin, option.runs - (turn + 1) + end)
-        forward.append(runs[:place])
-        backward.append(runs[place + 1 :])
-        begin += turn
-    return np.concatenate([*forward, [lone.turn], *reversed(backward)]).astype(np.int32)
+        sequence = np.where(option.sequence < boundary, option.sequence + begin, option.sequence - (boundary + 1) + end)
+        forward.append(sequence[:place])
+        backward.append(sequence[place + 1 :])
+        begin += boundary
+    return np.concatenate([*forward, [block.boundary], *reversed(backward)]).astype(np.int32)
 
 
-def _narrowed(lone: LoneBlock, workspace_bytes: int) -> RunProblem:
-    """The problem of a block whose turn needs so many bytes while it runs."""
-    sizes = lone.problem.problem.workspace_bytes.copy()
-    sizes[lone.turn] = workspace_bytes
+def _narrowed(block: BlockProblem, workspace_bytes: int) -> RematProblem:
+    """The problem of a block whose boundary needs so many bytes while it runs."""
+    sizes = block.problem.problem.workspace_bytes.copy()
+    sizes[block.boundary] = workspace_bytes
     sizes.setflags(write=False)
-    return replace(lone.problem, problem=replace(lone.problem.problem, workspace_bytes=sizes))
+    return replace(block.problem, problem=replace(block.problem.problem, workspace_bytes=sizes))
 
 
-def _distinct(sequences: Iterable[Ints], lone: LoneBlock) -> list[Option]:
-    known = {runs.tobytes(): runs for runs in sequences}
-    return [option_of(lone, runs) for runs in known.values()]
+def _distinct(sequences: Iterable[Ints], block: BlockProblem) -> list[Option]:
+    known = {sequence.tobytes(): sequence for sequence in sequences}
+    return [option_of(block, sequence) for sequence in known.values()]
 
 
-def option_of(lone: LoneBlock, runs: Ints) -> Option:
+def option_of(block: BlockProblem, sequence: Ints) -> Option:
     """A sequence of the block, priced."""
-    cost = cost_of(lone.problem, runs)
-    turn = int(np.flatnonzero(runs == lone.turn)[0])
+    cost = cost_of(block.problem, sequence)
+    boundary = int(np.flatnonzero(sequence == block.boundary)[0])
     return Option(
-        runs=runs,
-        turn=lone.turn,
-        forward_bytes=int(cost.footprint_bytes[:turn].max(initial=0)),
-        kept_bytes=int(cost.footprint_bytes[turn]) - lone.incoming_bytes - lone.pinned_bytes,
-        backward_bytes=int(cost.footprint_bytes[turn + 1 :].max(initial=0)),
-        extra_us=cost.time_us - float(lone.problem.cost_us.sum()),
-        again_us=_again_us(lone, runs, turn, handing_on=True),
-        inner_us=_again_us(lone, runs, turn, handing_on=False),
+        sequence=sequence,
+        boundary=block.boundary,
+        forward_bytes=int(cost.footprint_bytes[:boundary].max(initial=0)),
+        kept_bytes=int(cost.footprint_bytes[boundary]) - block.incoming_bytes - block.pinned_bytes,
+        backward_bytes=int(cost.footprint_bytes[boundary + 1 :].max(initial=0)),
+        extra_us=cost.time_us - float(block.problem.cost_us.sum()),
+        again_us=_again_us(block, sequence, boundary, handing_on=True),
+        inner_us=_again_us(block, sequence, boundary, handing_on=False),
     )
 
 
-def _again_us(lone: LoneBlock, runs: Ints, turn: int, *, handing_on: bool) -> float:
-    must = np.arange(len(runs)) > turn
-    must[turn] = handing_on
-    repeated = needed(lone.problem, runs, must)[:turn] & lone.problem.repeatable[runs[:turn]]
-    return float(lone.problem.cost_us[runs[:turn][repeated]].sum())
+def _again_us(block: BlockProblem, sequence: Ints, boundary: int, *, handing_on: bool) -> float:
+    must = np.arange(len(sequence)) > boundary
+    must[boundary] = handing_on
+    repeated = needed(block.problem, sequence, must)[:boundary] & block.problem.repeatable[sequence[:boundary]]
+    return float(block.problem.cost_us[sequence[:boundary][repeated]].sum())

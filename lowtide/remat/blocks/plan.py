@@ -1,4 +1,4 @@
-"""A hill of a sequence planned: its blocks, what can be done with each, and the runs that a plan of steps stands for."""
+"""The block plan of a segment: its blocks, the options of each, and the sequence that a plan of steps stands for."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from lowtide.problems.order import Ints
 from lowtide.remat.blocks.chain import BACKWARD, FORWARD, HAND_ON, Chain, Step
 from lowtide.remat.blocks.find import Blocks
 from lowtide.remat.blocks.options import REPEATED, SINGLE, Option, forward_twice, option_of, options_of
-from lowtide.remat.blocks.problem import LoneBlock, lone_blocks
-from lowtide.remat.problem import RunProblem
+from lowtide.remat.blocks.problem import BlockProblem, block_problems
+from lowtide.remat.problem import RematProblem
 
 
 @dataclass(frozen=True, eq=False)
-class Planned:
-    """The blocks of a hill, and what can be done with each."""
+class BlockPlan:
+    """The blocks of a segment, and what can be done with each."""
 
-    problem: RunProblem
+    problem: RematProblem
     blocks: Blocks
-    lone: list[LoneBlock]
+    block_problems: list[BlockProblem]
     options: list[list[Option]]  # by block; equal blocks share theirs
 
     @classmethod
-    def of(cls, problem: RunProblem, blocks: Blocks, known: dict[bytes, list[Option]], finer: Planned | None = None) -> Planned:
+    def of(cls, problem: RematProblem, blocks: Blocks, known: dict[bytes, list[Option]], finer: BlockPlan | None = None) -> BlockPlan:
         """Every distinct block planned once, where its key is not in `known`; with what was found for the blocks of `finer` inside."""
-        lone = lone_blocks(problem, blocks)
-        repeats = Counter(each.key for each in lone)
-        for block, each in enumerate(lone):
+        own = block_problems(problem, blocks)
+        repeats = Counter(each.key for each in own)
+        for block, each in enumerate(own):
             if each.key not in known:
                 effort = REPEATED if repeats[each.key] > 1 else SINGLE
                 known[each.key] = options_of(each, finer.inside(blocks, block) if finer else (), effort)
-        return cls(problem, blocks, lone, [known[each.key] for each in lone])
+        return cls(problem, blocks, own, [known[each.key] for each in own])
 
     def inside(self, coarser: Blocks, block: int) -> list[list[Option]]:
         """The options of the blocks that a coarser one is made of."""
@@ -58,7 +58,7 @@ class Planned:
         def units(values: ArrayLike) -> NDArray[np.int64]:
             return (np.asarray(values, np.int64) + unit_bytes // 2) // unit_bytes
 
-        handing = [option_of(each, forward_twice(each)) for each in self.lone]
+        handing = [option_of(each, forward_twice(each)) for each in self.block_problems]
         forward, backward = self.rest()
         return Chain(
             option_ptr=np.concatenate([[0], np.cumsum([len(options) for options in self.options])]).astype(np.int64),
@@ -73,7 +73,7 @@ class Planned:
             handed=units(self.handed()),
             rest_forward=units(forward),
             rest_backward=units(backward),
-            pinned=units(np.cumsum([0, *(each.pinned_bytes for each in self.lone)])),
+            pinned=units(np.cumsum([0, *(each.pinned_bytes for each in self.block_problems)])),
         )
 
     def handed(self) -> NDArray[np.int64]:
@@ -83,7 +83,7 @@ class Planned:
         sizes = self.problem.problem.tensor_bytes
         born = np.searchsorted(blocks.starts, blocks.made_at, side="right") - 1
         dies = np.searchsorted(blocks.starts, blocks.forward_at, side="right") - 1  # the last block that reads it forward
-        inside = (blocks.made_at >= blocks.begin) & (blocks.made_at < blocks.turn) & (dies > born)
+        inside = (blocks.made_at >= blocks.begin) & (blocks.made_at < blocks.boundary) & (dies > born)
         by_span = np.zeros((count + 1, count + 1), np.int64)
         np.add.at(by_span, (born[inside], dies[inside]), sizes[inside])
         for start in range(count + 1):
@@ -95,14 +95,14 @@ class Planned:
         """By block: bytes that no forward part makes, alive before the backward part, and through it though it does not touch them."""
         blocks, base = self.blocks, self.problem.problem
         forward, backward = [], []
-        late = (blocks.made_at >= blocks.turn) | base.kept & (blocks.made_at >= 0)
-        until = np.where(base.kept, len(blocks.runs), blocks.read_at)
-        for block, lone in enumerate(self.lone):
+        late = (blocks.made_at >= blocks.boundary) | base.kept & (blocks.made_at >= 0)
+        until = np.where(base.kept, len(blocks.sequence), blocks.read_at)
+        for block, own in enumerate(self.block_problems):
             begin, end = blocks.ends[block + 1], blocks.ends[block]
             before = late & (blocks.made_at < begin)
             forward.append(int(base.tensor_bytes[before & (until >= begin)].sum()))
             through = before & (until >= end)
-            through[lone.tensors] = False
+            through[own.tensors] = False
             backward.append(int(base.tensor_bytes[through].sum()))
         return forward, backward
 
@@ -113,13 +113,13 @@ class Planned:
         return int(base.resident_bytes + base.start_bytes + base.tensor_bytes[before].sum())
 
     def written(self, steps: Sequence[Step]) -> Ints:
-        """The runs of a plan, some of them needless."""
+        """The sequence of a plan, some of its runs needless."""
         return np.concatenate([self.part(*step) for step in steps]).astype(np.int32)
 
     def part(self, deed: int, block: int, option: int) -> Ints:
         """The nodes of one step of a plan."""
         if deed == HAND_ON:
             return self.blocks.forward_of(block)
-        runs, lone = self.options[block][option].runs, self.lone[block]
-        turn = int(np.flatnonzero(runs == lone.turn)[0])
-        return lone.nodes[runs[:turn] if deed == FORWARD else runs[turn + 1 :]]
+        sequence, own = self.options[block][option].sequence, self.block_problems[block]
+        boundary = int(np.flatnonzero(sequence == own.boundary)[0])
+        return own.nodes[sequence[:boundary] if deed == FORWARD else sequence[boundary + 1 :]]

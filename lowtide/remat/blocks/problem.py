@@ -1,6 +1,6 @@
-"""One block alone: its forward and its backward part as a small run problem of its own.
+"""Block problems: the forward and the backward part of one block as a small remat problem of its own.
 
-Between the two parts stands one more node, the turn: the rest of the step in one run. It makes what flows into the backward part from
+Between the two parts stands one more node, the boundary: the rest of the step in one run. It makes what flows into the backward part from
 there and reads what the forward part hands on. What the block takes from blocks before it is there throughout and counts nothing, as those
 blocks answer for it. Blocks whose problems are equal number for number share one plan.
 """
@@ -16,46 +16,46 @@ from numpy.typing import NDArray
 
 from lowtide.problems.order import Bytes, Ints, OrderProblem, Rows
 from lowtide.remat.blocks.find import Blocks
-from lowtide.remat.problem import RunProblem, rows_of
+from lowtide.remat.problem import RematProblem, rows_of
 
 _DIGITS = 3  # of a run's time that have to agree for two blocks to be equal
 
 
 @dataclass(frozen=True, eq=False)
-class LoneBlock:
-    """A block as a problem: first come the nodes of its forward part, then the turn, then those of its backward part."""
+class BlockProblem:
+    """A block as a problem: first come the nodes of its forward part, then the boundary, then those of its backward part."""
 
-    problem: RunProblem
-    nodes: Ints  # [n] of the whole problem, by node of this one; -1 for the turn
+    problem: RematProblem
+    nodes: Ints  # [n] of the whole problem, by node of this one; -1 for the boundary
     tensors: Ints  # [m] of the whole problem, by tensor of this one
-    turn: int  # the node between the two parts
-    incoming_bytes: int  # what the turn makes
-    outgoing: NDArray[np.bool_]  # [m] made by the forward part and wanted by the turn
+    boundary: int  # the node between the two parts
+    incoming_bytes: int  # what the boundary makes
+    outgoing: NDArray[np.bool_]  # [m] made by the forward part and wanted by the boundary
     pinned_bytes: int  # of masks and all else that is made once and wanted by the backward part: they wait for it whatever is chosen
     key: bytes  # equal for equal problems
 
     @cached_property
-    def runs(self) -> Ints:
+    def sequence(self) -> Ints:
         """All nodes in the order given."""
         return np.arange(len(self.nodes), dtype=np.int32)
 
 
-def lone_blocks(problem: RunProblem, blocks: Blocks) -> list[LoneBlock]:
-    """Each block alone."""
+def block_problems(problem: RematProblem, blocks: Blocks) -> list[BlockProblem]:
+    """The problem of each block."""
     place_of = np.full(problem.problem.node_count, -1, np.int64)
-    place_of[blocks.runs] = np.arange(len(blocks.runs))
-    return [_Cut(problem, blocks, block, place_of).lone() for block in range(blocks.count)]
+    place_of[blocks.sequence] = np.arange(len(blocks.sequence))
+    return [_Cut(problem, blocks, block, place_of).block_problem() for block in range(blocks.count)]
 
 
 class _Cut:
     """One block being cut out."""
 
-    def __init__(self, problem: RunProblem, blocks: Blocks, block: int, place_of: NDArray[np.int64]) -> None:
+    def __init__(self, problem: RematProblem, blocks: Blocks, block: int, place_of: NDArray[np.int64]) -> None:
         self.whole, self.blocks, self.place_of = problem, blocks, place_of
         self.begin, self.end = int(blocks.starts[block]), int(blocks.starts[block + 1])  # of the forward part
         self.late, self.last = int(blocks.ends[block + 1]), int(blocks.ends[block])  # of the backward part
         forward, backward = blocks.forward_of(block), blocks.backward_of(block)
-        self.turn = len(forward)
+        self.boundary = len(forward)
         self.nodes = np.concatenate([forward, [-1], backward]).astype(np.int32)
         base = problem.problem
         touched = [_row(base.reads, node) for node in (*forward, *backward)] + [
@@ -67,7 +67,7 @@ class _Cut:
         self.made, self.read = blocks.made_at[self.tensors], blocks.read_at[self.tensors]
         self.by_forward = (self.made >= self.begin) & (self.made < self.end)
         self.by_backward = (self.made >= self.late) & (self.made < self.last)
-        self.incoming = (self.made >= blocks.turn) & (self.made < self.late)
+        self.incoming = (self.made >= blocks.boundary) & (self.made < self.late)
         self.made_here = self.by_forward | self.by_backward | self.incoming
         self.outgoing = self.by_forward & self.read_between(self.end, self.late)
 
@@ -80,27 +80,27 @@ class _Cut:
             found[index] = bool(((places >= begin) & (places < end)).any())
         return found
 
-    def lone(self) -> LoneBlock:
+    def block_problem(self) -> BlockProblem:
         base = self.whole.problem
-        pinned = self.by_forward & (self.read >= self.blocks.turn) & ~self.whole.repeatable[base.producer[self.tensors]]
+        pinned = self.by_forward & (self.read >= self.blocks.boundary) & ~self.whole.repeatable[base.producer[self.tensors]]
         sizes = np.where(self.made_here, base.tensor_bytes[self.tensors], 0)
         problem = self.problem(sizes)
-        return LoneBlock(
+        return BlockProblem(
             problem=problem,
             nodes=self.nodes,
             tensors=self.tensors,
-            turn=self.turn,
+            boundary=self.boundary,
             incoming_bytes=int(sizes[self.incoming].sum()),
             outgoing=self.outgoing,
             pinned_bytes=int(base.tensor_bytes[self.tensors[pinned]].sum()),
-            key=_key(problem, self.turn),
+            key=_key(problem, self.boundary),
         )
 
-    def problem(self, sizes: Bytes) -> RunProblem:
+    def problem(self, sizes: Bytes) -> RematProblem:
         whole, base, own, count = self.whole, self.whole.problem, self.nodes, len(self.nodes)
         reads, makes, takes = (self.rows(rows) for rows in (base.reads, base.outputs_of, base.takes))
-        reads[self.turn] = np.flatnonzero(self.outgoing).tolist()
-        makes[self.turn] = np.flatnonzero(self.incoming).tolist()
+        reads[self.boundary] = np.flatnonzero(self.outgoing).tolist()
+        makes[self.boundary] = np.flatnonzero(self.incoming).tolist()
         producer = np.full(len(self.tensors), -1, np.int32)
         for index, row in enumerate(makes):
             producer[row] = index
@@ -122,7 +122,7 @@ class _Cut:
         }
         for array in arrays.values():
             array.setflags(write=False)  # as of every problem: kernels are compiled for such arrays
-        return RunProblem(
+        return RematProblem(
             problem=OrderProblem(names=("",) * count, resident_bytes=0, **arrays),
             cost_us=np.where(own < 0, 0.0, whole.cost_us[own]),
             is_view=np.zeros(count, np.bool_),
@@ -131,20 +131,20 @@ class _Cut:
         )
 
     def rows(self, rows: Rows) -> list[list[int]]:
-        """By node of this problem, a row of tensors; nothing for the turn."""
+        """By node of this problem, a row of tensors; nothing for the boundary."""
         return [[self.local[int(tensor)] for tensor in _row(rows, node)] if node >= 0 else [] for node in self.nodes.tolist()]
 
     def limits_of(self, node: int) -> list[int]:
-        """The nodes of this problem once which have run the node may not be repeated; the turn stands for those of other blocks."""
+        """The nodes of this problem once which have run the node may not be repeated; the boundary stands for those of other blocks."""
         found = set()
         for writer in _row(self.whole.limits, node):
             place = int(self.place_of[writer])
             if self.begin <= place < self.end:
                 found.add(place - self.begin)
             elif self.late <= place < self.last:
-                found.add(self.turn + 1 + place - self.late)
+                found.add(self.boundary + 1 + place - self.late)
             elif 0 <= place < self.late:
-                found.add(self.turn)
+                found.add(self.boundary)
         return sorted(found)
 
 
@@ -152,7 +152,7 @@ def _row(rows: Rows, index: Any) -> Ints:
     return rows.ids[rows.ptr[index] : rows.ptr[index + 1]]
 
 
-def _key(problem: RunProblem, turn: int) -> bytes:
+def _key(problem: RematProblem, boundary: int) -> bytes:
     """All numbers of a problem in a row."""
     base = problem.problem
     costs = np.array([float(f"{cost:.{_DIGITS}g}") for cost in problem.cost_us])
@@ -160,4 +160,4 @@ def _key(problem: RunProblem, turn: int) -> bytes:
         base.tensor_bytes, base.producer, base.kept, *base.reads, *base.takes, base.take_output, base.workspace_bytes, costs,
         problem.repeatable, *problem.limits,
     )  # fmt: skip
-    return b"/".join([str(turn).encode(), *(array.tobytes() for array in arrays)])
+    return b"/".join([str(boundary).encode(), *(array.tobytes() for array in arrays)])

@@ -1,6 +1,6 @@
 """Whole schedules for deep networks, planned block by block: checkpoints at block boundaries, and the dynamic programme over the chain.
 
-A repeated block is planned once. What comes out is a sequence of runs for each limit; what it really costs is for the caller to see, as
+A repeated block is planned once. What comes out is a sequence for each limit; what it really costs is for the caller to see, as
 the chain's own sums leave out what crosses blocks in ways of its own, and eviction repairs what does not fit.
 """
 
@@ -14,11 +14,11 @@ import numpy as np
 from lowtide.problems.order import Ints, OrderProblem, Rows
 from lowtide.problems.order_check import Task
 from lowtide.remat.blocks.chain import ChainTable, Step
-from lowtide.remat.blocks.find import find_blocks, hills
+from lowtide.remat.blocks.find import find_blocks, segments
 from lowtide.remat.blocks.options import Option
-from lowtide.remat.blocks.plan import Planned
+from lowtide.remat.blocks.plan import BlockPlan
 from lowtide.remat.cost import cost_of
-from lowtide.remat.problem import RunProblem
+from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt, pruned
 
 _ROUNDS = 6  # of aiming at a limit
@@ -26,17 +26,17 @@ _REHEARSED = 4  # blocks of a rehearsal
 _UNITS = 4000  # of memory, from what is resident to the peak without recomputation
 
 
-def seeds(problem: RunProblem, order: Ints, levels: Sequence[int]) -> Iterator[Ints]:
+def seeds(problem: RematProblem, order: Ints, levels: Sequence[int]) -> Iterator[Ints]:
     """Sequences for limits of so many bytes, with what is resident, and for checkpoints at block boundaries; each is right, none twice.
 
     `order` runs each node once. Nothing where the network has no blocks.
     """
     known = {order.tobytes()}
     for plans in _ways_to_plan(_settled(problem), prompt(problem, order)):
-        for runs in (*plans.checkpointed(), *plans.within(levels)):
-            if runs.tobytes() not in known:
-                known.add(runs.tobytes())
-                yield runs
+        for sequence in (*plans.checkpointed(), *plans.within(levels)):
+            if sequence.tobytes() not in known:
+                known.add(sequence.tobytes())
+                yield sequence
 
 
 def rehearse_seeds() -> None:
@@ -51,28 +51,28 @@ def rehearse_seeds() -> None:
     sizes = [8 if 0 < each <= 2 * _REHEARSED and each % 2 else 1 for each in range(tensor)]
     count = len(tasks)
     limits = Rows(np.zeros(count + 1, np.int32), np.zeros(0, np.int32))
-    problem = RunProblem(OrderProblem.of(sizes, tasks), np.ones(count), np.zeros(count, np.bool_), np.ones(count, np.bool_), limits)
-    order = problem.runs_of(np.arange(count))
+    problem = RematProblem(OrderProblem.of(sizes, tasks), np.ones(count), np.zeros(count, np.bool_), np.ones(count, np.bool_), limits)
+    order = problem.sequence_of(np.arange(count))
     for _ in seeds(problem, order, [cost_of(problem, order).peak_bytes * 2 // 3]):
         pass
 
 
-def _ways_to_plan(problem: RunProblem, order: Ints) -> Iterator[Plans]:
-    """All hills by their blocks, then by blocks of twice the size; with skips taken into account for the cuts, and without."""
+def _ways_to_plan(problem: RematProblem, order: Ints) -> Iterator[Plans]:
+    """All segments by their blocks, then by blocks of twice the size; with skips taken into account for the cuts, and without."""
     options: dict[bytes, list[Option]] = {}
     seen: list[list[int]] = []
     for skips in (True, False):
-        blocks = [each for hill in hills(problem, order) if (each := find_blocks(problem, order, hill, skips=skips)) is not None]
+        blocks = [each for segment in segments(problem, order) if (each := find_blocks(problem, order, segment, skips=skips)) is not None]
         starts = [start for each in blocks for start in each.starts.tolist()]
         if not blocks or starts in seen:
             continue
         seen.append(starts)
-        finest = [Planned.of(problem, each, options) for each in blocks]
+        finest = [BlockPlan.of(problem, each, options) for each in blocks]
         yield Plans(problem, order, finest)
-        yield Plans(problem, order, [Planned.of(problem, fine.blocks.merged(2), options, fine) for fine in finest])
+        yield Plans(problem, order, [BlockPlan.of(problem, fine.blocks.merged(2), options, fine) for fine in finest])
 
 
-def _settled(problem: RunProblem) -> RunProblem:
+def _settled(problem: RematProblem) -> RematProblem:
     """The problem in which what only turns random bits into a mask of their size is not repeated: then the bits need not be kept."""
     base = problem.problem
     again = problem.repeatable.copy()
@@ -86,41 +86,43 @@ def _settled(problem: RunProblem) -> RunProblem:
 
 @dataclass(frozen=True, eq=False)
 class Plans:
-    """An order and its planned hills; what lies between them stays as it is."""
+    """An order and the block plans of its segments; what lies between them stays as it is."""
 
-    problem: RunProblem
+    problem: RematProblem
     order: Ints
-    hills: list[Planned]
+    segments: list[BlockPlan]
 
     def checkpointed(self) -> Iterator[Ints]:
         """Each block keeps only what it reads; then every two of them, four, and so on."""
         size = 1
-        while size < max(hill.blocks.count for hill in self.hills):
-            yield self.written([hill.checkpointed(size) for hill in self.hills])
+        while size < max(segment.blocks.count for segment in self.segments):
+            yield self.written([segment.checkpointed(size) for segment in self.segments])
             size *= 2
 
     def within(self, levels: Sequence[int]) -> Iterator[Ints]:
         """For each limit the chains' best plans; where the whole takes other than that, as many bytes more or less are tried."""
         top_bytes = cost_of(self.problem, self.order).peak_bytes - self.problem.problem.resident_bytes
         unit_bytes = max(1, -(-top_bytes // _UNITS))
-        tables = [ChainTable(hill.chain(unit_bytes), _UNITS) for hill in self.hills]
+        tables = [ChainTable(segment.chain(unit_bytes), _UNITS) for segment in self.segments]
         for level in levels:
             aim = level
             for _ in range(_ROUNDS):
-                plans = [table.steps((aim - hill.around_bytes()) // unit_bytes) for hill, table in zip(self.hills, tables, strict=True)]
+                plans = [
+                    table.steps((aim - segment.around_bytes()) // unit_bytes) for segment, table in zip(self.segments, tables, strict=True)
+                ]
                 if not all(plans):
                     break
-                runs = self.written(plans)
-                yield runs
-                missed_bytes = level - cost_of(self.problem, runs).peak_bytes
+                sequence = self.written(plans)
+                yield sequence
+                missed_bytes = level - cost_of(self.problem, sequence).peak_bytes
                 if 0 <= missed_bytes < unit_bytes:
                     break
                 aim += missed_bytes
 
     def written(self, plans: Sequence[Sequence[Step]]) -> Ints:
-        """The sequence of one plan for each hill."""
+        """The sequence of one plan for each segment."""
         parts, place = [], 0
-        for hill, steps in zip(self.hills, plans, strict=True):
-            parts += [self.order[place : hill.blocks.begin], hill.written(steps)]
-            place = hill.blocks.end
+        for segment, steps in zip(self.segments, plans, strict=True):
+            parts += [self.order[place : segment.blocks.begin], segment.written(steps)]
+            place = segment.blocks.end
         return pruned(self.problem, np.concatenate([*parts, self.order[place:]]))

@@ -1,7 +1,8 @@
 """Recomputation and swapping under a limit of bytes by eviction with look-ahead: a whole schedule for any limit, in milliseconds.
 
-The nodes run in a given order within the limit. Where a node's results do not fit, those tensors are let go that cost least to have again
-for their bytes and for the steps until they are wanted; where an input is missing, it is made again, with all that this wants, or loaded.
+The nodes run in a given order within the limit. Where a node's results do not fit, those tensors are evicted that cost least to restore for
+their bytes and for the steps until they are wanted. Where an input is missing, it is restored: made again, with all that this wants, or
+loaded.
 This is Belady's rule with costs, planned before the run, when every next use is known; DTR (ICLR 2021) decides alike at run time, without
 knowing. Where there are links to a host, what takes long to make again is stored whenever the link is free, so that it can be dropped at
 no cost when room is wanted, and is loaded as much ahead of its reader as the load takes. Stores of what is never dropped are left out.
@@ -19,21 +20,21 @@ from lowtide.base.kernels import kernel
 from lowtide.problems.order import Ints, OrderProblem, Rows
 from lowtide.problems.order_check import Task
 from lowtide.remat.cost import cost_of
-from lowtide.remat.evict.links import better_loaded, give_back, load, load_ahead, store_ahead, weigh
-from lowtide.remat.evict.state import ENTRY, NOTHING, NOW, STEP, STORED, emit, let_go, next_use, settle, start
+from lowtide.remat.evict.links import better_loaded, load, load_ahead, restore_offloaded, store_ahead, weigh
+from lowtide.remat.evict.state import ENTRY, NOTHING, NOW, STEP, STORED, emit, free, next_use, settle, start
 from lowtide.remat.evict.victims import make_room
-from lowtide.remat.problem import RunProblem
+from lowtide.remat.problem import RematProblem
 
-_LONGEST = 12  # a sequence of more runs than this many times the nodes is no answer
+_LONGEST = 12  # a sequence of more entries than this many times the nodes is no answer
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A tensor's score is `cost ** cost_power / (bytes ** bytes_power * steps ** steps_power)`; the least is let go first.
+    """A tensor's score is `cost ** cost_power / (bytes ** bytes_power * steps ** steps_power)`; the least is evicted first.
 
     Swapping: a tensor is stored while the link is free if making it takes `store_above` times as long as storing it, or more (inf: nothing
-    is swapped); what is worth most for its bytes goes first, worth counted up to `store_cap`. A load counts `load_weight` of its time as
-    cost, as it runs beside operators, and starts `lead` times its length ahead.
+    is swapped); what is worth most for its bytes is stored first, worth counted up to `store_cap`. A load counts `load_weight` of its time
+    as cost, as it runs beside operators, and starts `lead` times its length ahead.
     """
 
     cost_power: float = 1.0
@@ -57,31 +58,31 @@ class Bias:
 class Evicted:
     """What eviction made of a sequence."""
 
-    runs: Ints
-    part: NDArray[np.int8]  # [m] what each tensor had to do with it: BYSTANDER, WEIGHED or CHOSEN, see `evict_state`
+    sequence: Ints
+    part: NDArray[np.int8]  # [m] what each tensor had to do with it: BYSTANDER, WEIGHED or CHOSEN, see `evict.state`
 
 
 def evict(
-    problem: RunProblem,
-    runs: Ints,
+    problem: RematProblem,
+    sequence: Ints,
     limit_bytes: int,
     weights: Weights = Weights(),
     bias: Bias | None = None,
 ) -> Evicted | None:
-    """A sequence that goes through `runs` in that order, and runs some nodes again, so that what is alive stays within the limit.
+    """A sequence that goes through `sequence` in that order, and runs some nodes again, so that what is alive stays within the limit.
 
-    Where `runs` itself repeats a node, what that makes is let go after its last reader before. None where this rule finds no sequence.
+    Where `sequence` itself repeats a node, what that makes is freed after its last reader before. None where this rule finds no sequence.
     The limit counts what is resident.
     """
     tensors, nodes, ids = problem.records
-    tensors, nodes, steps, now = tensors.copy(), nodes.copy(), np.zeros(len(runs) + 1, STEP), np.zeros(1, NOW)
+    tensors, nodes, steps, now = tensors.copy(), nodes.copy(), np.zeros(len(sequence) + 1, STEP), np.zeros(1, NOW)
     now["limit_bytes"] = limit_bytes - problem.problem.resident_bytes
     for field in fields(weights):
         now[field.name] = getattr(weights, field.name)
     if bias is not None:
         tensors["bias"], tensors["store_bias"] = bias.keep, bias.store
     out = np.zeros(problem.problem.node_count * _LONGEST, ENTRY)
-    if not _evict(runs, now, tensors, nodes, steps, ids, out):
+    if not _evict(sequence, now, tensors, nodes, steps, ids, out):
         return None
     found = out[: int(now["count"][0])]
     return Evicted(found["code"][found["needed"]], tensors["part"].copy())
@@ -91,10 +92,10 @@ def rehearse_eviction() -> None:
     """Compile the kernels, or load them, so that it is not the first search that waits."""
     problem = OrderProblem.of([8, 8], [Task("make", makes=(0,)), Task("use", makes=(1,), reads=(0,))], kept=[1])
     rows = Rows(np.zeros(3, np.int32), np.zeros(0, np.int32))
-    runs = RunProblem(problem, np.ones(2), np.zeros(2, np.bool_), np.ones(2, np.bool_), rows)
-    order = runs.runs_of(np.arange(2))
-    cost_of(runs, order)
-    evict(runs, order, 16)
+    sequence = RematProblem(problem, np.ones(2), np.zeros(2, np.bool_), np.ones(2, np.bool_), rows)
+    order = sequence.sequence_of(np.arange(2))
+    cost_of(sequence, order)
+    evict(sequence, order, 16)
 
 
 @kernel(nogil=True)
@@ -143,7 +144,7 @@ def _evict(base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, 
                 nodes[depth - 1].entry += 1
             depth -= 1
         _pass(top, step, tensors, nodes, ids)
-    return bool(not swaps or give_back(len(base), now, tensors, nodes, steps, ids, uses, out))
+    return bool(not swaps or restore_offloaded(len(base), now, tensors, nodes, steps, ids, uses, out))
 
 
 @kernel
@@ -176,7 +177,7 @@ def _need(node: Any, step: Any, again: Any, tensors: Any, nodes: Any, ids: Any, 
 
 @kernel
 def _run(node: Any, step: Any, again: Any, wanted: Any, now: Any, tensors: Any, nodes: Any, ids: Any, uses: Any, out: Any) -> bool:
-    """Run a node: its inputs are let go where nobody wants them any more, of its results what is wanted stays."""
+    """Run a node: its inputs are freed where nobody wants them any more, of its results what is wanted stays."""
     for entry in range(nodes[node].read, nodes[node].read_end):
         tensor = ids[entry]
         each = tensors[tensor]
@@ -184,7 +185,7 @@ def _run(node: Any, step: Any, again: Any, wanted: Any, now: Any, tensors: Any, 
         each.lock -= 1
         each.fresh = False
         if each.lock == 0 and not each.kept and next_use(tensor, step, again, tensors, uses) < 0:
-            let_go(tensor, now, tensors)
+            free(tensor, now, tensors)
     now[0].clock += nodes[node].cost_us
     for entry in range(nodes[node].write, nodes[node].write_end):
         each = tensors[ids[entry]]

@@ -83,7 +83,7 @@ def load_ahead(step: Any, base: Any, now: Any, tensors: Any, nodes: Any, steps: 
 
 
 @kernel
-def give_back(end: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, uses: Any, out: Any) -> bool:
+def restore_offloaded(end: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, uses: Any, out: Any) -> bool:
     """Load what is offloaded and not there, after the last step. False where there is no room, or the sequence is too long."""
     for tensor in range(len(tensors)):
         if tensors[tensor].offloaded and not tensors[tensor].resident:
@@ -105,7 +105,7 @@ def load(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
 
 @kernel
 def better_loaded(tensor: Any, step: Any, now: Any, tensors: Any, nodes: Any, ids: Any) -> bool:
-    """Whether what is missing now comes back sooner from the host than by computing it again."""
+    """Whether what is missing now is restored sooner from the host than by computing it again."""
     each = tensors[tensor]
     if each.host != DROPPED:
         return False

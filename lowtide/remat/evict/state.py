@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from lowtide.base.kernels import kernel
 from lowtide.remat.facts import Facts
 
-# Of a tensor's `part` in the choices of what goes, so that a search knows which exceptions change nothing.
-BYSTANDER, WEIGHED, CHOSEN = 0, 1, 2  # it was there at none of them, or held; it could have gone; it went
+# Of a tensor's `part` in the choices of victims, so that a search knows which exceptions change nothing.
+BYSTANDER, WEIGHED, CHOSEN = 0, 1, 2  # it was resident at none of them, or held; it could have been evicted; it was
 
 # Of a tensor's `host`: what the host holds of it.
 NOTHING, STORED, DROPPED = 0, 1, 2  # a copy, or one on its way; one that is needed, since the device's was dropped
@@ -33,15 +33,15 @@ TENSOR = np.dtype([
     ("arrived_us", np.float64),  # when its load is done
     ("worth_us", np.float64),  # what it would cost to make it again, as things were when it was made
     ("store_at", np.int64),  # where its store stands in the sequence
-    ("bias", np.float64),  # its score counts so many times: to keep what the rule would let go, or the other way round
+    ("bias", np.float64),  # its score counts so many times: to keep what the rule would evict, or the other way round
     ("store_bias", np.float64),  # the same of its worth when something to store is chosen
     ("by_bytes", np.float64),  # what its bytes count for in its score, with its bias
     ("place", np.int32),  # where it stands among the members
-    ("part", np.int8),  # in the choices of what goes
+    ("part", np.int8),  # in the choices of victims
     # Lists of tensors, by place and not by tensor:
     ("member", np.int32),  # all that are resident, in no order
     ("candidate", np.int32),
-    ("way", np.int8),  # how that candidate would go
+    ("way", np.int8),  # how that candidate would be evicted
     ("score", np.float64),
 ])  # fmt: skip
 
@@ -128,8 +128,8 @@ def _first_steps(base: Any, nodes: Any, ids: Any) -> None:
 
 @kernel
 def _uses(base: Any, tensors: Any, nodes: Any, ids: Any) -> Any:
-    for turn in range(2):  # count, then fill
-        if turn == 1:
+    for filling in (False, True):  # count, then fill
+        if filling:
             total = 0
             for tensor in range(len(tensors)):
                 count = tensors[tensor].use_end
@@ -139,17 +139,17 @@ def _uses(base: Any, tensors: Any, nodes: Any, ids: Any) -> Any:
         for step in range(len(base)):
             node = nodes[base[step]]
             for entry in range(node.read, node.read_end):
-                if turn == 1:
+                if filling:
                     uses[tensors[ids[entry]].use_end] = step
                 tensors[ids[entry]].use_end += 1
             if step > node.first:
                 for entry in range(node.made, node.made_end):
-                    if turn == 1:
+                    if filling:
                         uses[tensors[ids[entry]].use_end] = -1 - step
                     tensors[ids[entry]].use_end += 1
         for tensor in range(len(tensors)):
             if tensors[tensor].offloaded:
-                if turn == 1:
+                if filling:
                     uses[tensors[tensor].use_end] = len(base)
                 tensors[tensor].use_end += 1
     return uses
@@ -188,7 +188,7 @@ def settle(tensor: Any, now: Any, tensors: Any) -> None:
 
 
 @kernel
-def let_go(tensor: Any, now: Any, tensors: Any) -> None:
+def free(tensor: Any, now: Any, tensors: Any) -> None:
     """A tensor's memory is free again."""
     tensors[tensor].resident = False
     tensors[tensor].fresh = False

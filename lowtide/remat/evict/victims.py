@@ -1,4 +1,4 @@
-"""Making room: of all that is there, what costs least to have again goes first.
+"""Victims: to make room, of all that is resident, what costs least to restore is evicted first.
 
 Costs are found lazily: a candidate starts with a bound from below, and is priced, by a walk over what it misses, when it comes first.
 """
@@ -11,17 +11,17 @@ import numpy as np
 
 from lowtide.base.kernels import kernel
 from lowtide.remat.entries import DROP, STORE, code_of
-from lowtide.remat.evict.state import CHOSEN, DROPPED, NOTHING, STORED, WEIGHED, emit, let_go, next_use
+from lowtide.remat.evict.state import CHOSEN, DROPPED, NOTHING, STORED, WEIGHED, emit, free, next_use
 
-_DEAD, _REMAKE, _DROP, _SWAP, _UNKNOWN = 0, 1, 2, 3, 4  # how a tensor goes
-_LATE = 1e30  # what was loaded ahead goes last
+_DEAD, _REMAKE, _DROP, _SWAP, _UNKNOWN = 0, 1, 2, 3, 4  # how a tensor is evicted
+_LATE = 1e30  # what was loaded ahead is evicted last
 
 
 @kernel
 def make_room(
     need: Any, step: Any, again: Any, before: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, uses: Any, out: Any
 ) -> bool:
-    """Let tensors go until `need` bytes fit beneath the limit; none that is read before step `before`. False where that cannot be."""
+    """Evict tensors until `need` bytes fit beneath the limit; none that is read before step `before`. False where that cannot be."""
     if now[0].level + need <= now[0].limit_bytes:
         return True
     found = _candidates(step, again, before, now, tensors, nodes, steps, uses)
@@ -44,7 +44,7 @@ def make_room(
 
 @kernel
 def _candidates(step: Any, again: Any, before: Any, now: Any, tensors: Any, nodes: Any, steps: Any, uses: Any) -> int:
-    """All that may go, with a bound from below of their scores; how many."""
+    """All that may be evicted, with a bound from below of their scores; how many."""
     found = 0
     for place in range(now[0].members):
         tensor = tensors[place].member
@@ -77,7 +77,7 @@ def _least(found: Any, tensors: Any) -> int:
 
 @kernel
 def _score(cost: Any, tensor: Any, distance: Any, now: Any, tensors: Any, steps: Any) -> float:
-    """The least goes first; what was loaded ahead of its reader goes last."""
+    """The least is evicted first; what was loaded ahead of its reader, last."""
     powered = cost if now[0].cost_power == 1.0 else cost ** now[0].cost_power
     score = powered / (tensors[tensor].by_bytes * steps[distance].by_steps)
     return float(score + _LATE if tensors[tensor].fresh else score)
@@ -85,7 +85,7 @@ def _score(cost: Any, tensor: Any, distance: Any, now: Any, tensors: Any, steps:
 
 @kernel
 def _at_least(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any) -> float:
-    """A bound from below of what it costs to let a tensor go and have it again: no walk; inf where there is no way."""
+    """A bound from below of what it costs to evict and restore a tensor: no walk; inf where there is no way."""
     each = tensors[tensor]
     cost = nodes[each.producer].cost_us if each.producer >= 0 and nodes[each.producer].until > later else np.inf
     if each.storable and (each.host != NOTHING or now[0].store_above < np.inf):
@@ -95,7 +95,7 @@ def _at_least(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any) -> fl
 
 @kernel
 def _price(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any, ids: Any) -> tuple[float, int]:
-    """What it costs to let a tensor go and have it again, and by which way; `_DEAD` where there is none."""
+    """What it costs to evict and restore a tensor, and in which way; `_DEAD` where there is none."""
     cost, way = 0.0, _DEAD
     each = tensors[tensor]
     if each.producer >= 0:
@@ -118,7 +118,7 @@ def _price(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any, ids: Any
 
 @kernel
 def _evict(tensor: Any, way: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
-    """Let a tensor go; False where the sequence has become too long."""
+    """Evict a tensor; False where the sequence has become too long."""
     if way == _SWAP and not store(tensor, now, tensors, nodes, out):
         return False
     if way in (_DROP, _SWAP):
@@ -131,7 +131,7 @@ def _evict(tensor: Any, way: Any, now: Any, tensors: Any, nodes: Any, out: Any) 
             return False
     if way != _DEAD:
         tensors[tensor].part = CHOSEN
-    let_go(tensor, now, tensors)
+    free(tensor, now, tensors)
     return True
 
 

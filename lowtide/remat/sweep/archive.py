@@ -36,7 +36,7 @@ class Point:
     peak_bytes: int
     time_us: float
     problem: int  # which of the problems it is a schedule of
-    runs: Ints
+    sequence: Ints
     recipe: Recipe | None = None
     part: NDArray[np.int8] | None = None  # [m] what each tensor had to do with eviction's choices
 
@@ -59,7 +59,7 @@ class Archive:
     interrupted: bool = False  # the search was stopped by the user
 
     def add(self, point: Point) -> bool:
-        """Whether the point belongs here; those that it beats are let go."""
+        """Whether the point belongs here; those that it beats are dropped."""
         place = bisect_right(self.points, point.peak_bytes, key=_peak)
         if place and self.points[place - 1].time_us <= point.time_us:
             return False

@@ -1,6 +1,6 @@
 """Neighbours of a schedule: what the search changes of a recipe, where that can matter.
 
-A schedule follows from its recipe, so that a neighbour is a changed recipe: some of what is repeated let go, another rule, or exceptions
+A schedule follows from its recipe, so that a neighbour is a changed recipe: some of what is repeated left out, another rule, or exceptions
 from the rule. An exception for a tensor that eviction never weighed changes nothing, nor does one that keeps what was kept: none of those
 is drawn.
 """
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lowtide.problems.order import Ints
 from lowtide.remat.evict.eviction import Bias, Weights
 from lowtide.remat.evict.state import BYSTANDER, CHOSEN, WEIGHED
-from lowtide.remat.problem import RunProblem
+from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.archive import Point, Recipe
 
 RULES = tuple(Weights(a, b, c) for a, b, c in product((0.5, 1.0, 1.6), (0.5, 1.0, 1.4), (0.0, 0.4, 1.0)))
@@ -31,17 +31,17 @@ _STORE_FACTORS = (0.0, 0.3, 3.0, 100.0)  # of its worth where something to store
 
 
 @dataclass(frozen=True)
-class Moves:
+class Neighbours:
     """Rules and neighbours, drawn at random."""
 
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
-    def rules(self, problem: RunProblem, count: int) -> list[Weights]:
+    def rules(self, problem: RematProblem, count: int) -> list[Weights]:
         """Some rules, all different: with swapping where there are links."""
         places = self.random.choice(len(RULES), count, replace=False)
         return [RULES[place] if problem.links is None else self._with_swaps(RULES[place]) for place in places]
 
-    def rule(self, problem: RunProblem) -> Weights:
+    def rule(self, problem: RematProblem) -> Weights:
         """Some rule."""
         return self.rules(problem, 1)[0]
 
@@ -50,19 +50,19 @@ class Moves:
         weight, lead = _LOADS[self.random.integers(len(_LOADS))]
         return replace(rule, store_above=above, store_cap=cap, load_weight=weight, lead=lead)
 
-    def neighbour(self, problem: RunProblem, point: Point) -> Recipe:
+    def neighbour(self, problem: RematProblem, point: Point) -> Recipe:
         """One change of a schedule's recipe."""
-        plain = problem.codes.runs_of(point.runs)
+        plain = problem.codes.runs_in(point.sequence)
         recipe = point.recipe or Recipe(plain, RULES[0])
         again = _repeats(plain, problem.problem.node_count)
-        move = int(self.random.choice(5, p=_PLAIN if problem.links is None else _SWAPPING))
-        if move == _FEWER and len(again):
+        change = int(self.random.choice(5, p=_PLAIN if problem.links is None else _SWAPPING))
+        if change == _FEWER and len(again):
             return replace(recipe, base=np.delete(plain, self._some(again)))
-        if move == _EXCEPT and point.part is not None:
+        if change == _EXCEPT and point.part is not None:
             return replace(recipe, bias=self._exceptions(_bias(problem, recipe), point.part))
-        if move == _STORE and point.part is not None:
+        if change == _STORE and point.part is not None:
             return replace(recipe, bias=self._stores(problem, _bias(problem, recipe), point.part))
-        return replace(recipe, base=plain if move == _ONWARD else recipe.base, weights=self.rule(problem))
+        return replace(recipe, base=plain if change == _ONWARD else recipe.base, weights=self.rule(problem))
 
     def _some(self, again: NDArray[np.intp]) -> NDArray[np.intp]:
         """Some of the repeated runs: scattered, or a stretch of them."""
@@ -73,7 +73,7 @@ class Moves:
         return again[start : start + 2 * count]
 
     def _exceptions(self, bias: Bias, part: NDArray[np.int8]) -> Bias:
-        """Keep some of what went, or let some of what could have gone go, or both."""
+        """Keep some of what was evicted, or evict some of what could have been, or both."""
         keep, which = bias.keep.copy(), int(self.random.integers(3))
         if which != 0:
             keep[self._few(np.flatnonzero(part == CHOSEN))] *= self.random.choice(_FACTORS)
@@ -81,7 +81,7 @@ class Moves:
             keep[self._few(np.flatnonzero(part == WEIGHED))] /= self.random.choice(_FACTORS)
         return Bias(np.clip(keep, 1 / _MOST, _MOST), bias.store)
 
-    def _stores(self, problem: RunProblem, bias: Bias, part: NDArray[np.int8]) -> Bias:
+    def _stores(self, problem: RematProblem, bias: Bias, part: NDArray[np.int8]) -> Bias:
         """Other worths for some of what may be stored and was wanted away."""
         store = bias.store.copy()
         if problem.links is not None:
@@ -93,13 +93,13 @@ class Moves:
         return self.random.choice(among, count, replace=False) if count else among
 
 
-def _bias(problem: RunProblem, recipe: Recipe) -> Bias:
+def _bias(problem: RematProblem, recipe: Recipe) -> Bias:
     ones = np.ones(problem.problem.tensor_count)
     return recipe.bias or Bias(ones, ones)
 
 
-def _repeats(runs: Ints, node_count: int) -> NDArray[np.intp]:
+def _repeats(sequence: Ints, node_count: int) -> NDArray[np.intp]:
     """The places of runs that are not their node's first."""
-    first = np.full(node_count, len(runs), np.int64)
-    np.minimum.at(first, runs, np.arange(len(runs)))
-    return np.flatnonzero(first[runs] < np.arange(len(runs)))
+    first = np.full(node_count, len(sequence), np.int64)
+    np.minimum.at(first, sequence, np.arange(len(sequence)))
+    return np.flatnonzero(first[sequence] < np.arange(len(sequence)))

@@ -5,7 +5,7 @@ limits are answered from the same points: less memory never gives a higher peak,
 
 The sweep goes down from the peak of the best order without recomputation, in even steps, until eviction finds nothing any more. At each
 level it evicts under several rules, from every order given and from the best schedules seen so far. Then it climbs at each level: another
-rule, some of what is repeated let go, exceptions from the rule for single tensors; eviction makes a whole right schedule of whatever that
+rule, some of what is repeated left out, exceptions from the rule for single tensors; eviction makes a whole right schedule of whatever that
 is (large neighbourhood search), and what is no slower goes on. Effort is counted in states, schedules built and costed, and in the runs
 that they hold, so that large graphs do not take longer.
 """
@@ -25,9 +25,9 @@ from lowtide.problems.order import Ints
 from lowtide.remat.blocks.seeds import seeds
 from lowtide.remat.cost import cost_of
 from lowtide.remat.evict.eviction import evict
-from lowtide.remat.problem import RunProblem
+from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.archive import Archive, Point, Recipe
-from lowtide.remat.sweep.neighbours import RULES, Moves
+from lowtide.remat.sweep.neighbours import RULES, Neighbours
 
 _STATES, _FEW = 200, 8  # a level wants so many states at least; and so many levels there are in any case
 _RULES = 9  # that are tried at each level from each order
@@ -48,7 +48,7 @@ class Sweep:
     max_runs: int = 30_000_000
     max_seconds: float = 60.0
 
-    def explore(self, problems: Sequence[RunProblem], orders: Sequence[Sequence[Ints]]) -> Archive:
+    def explore(self, problems: Sequence[RematProblem], orders: Sequence[Sequence[Ints]]) -> Archive:
         """The archive of these problems, each with some orders of its nodes as sequences; the same input always gives the same one.
 
         Interrupted from the keyboard, it holds what was found by then.
@@ -78,11 +78,11 @@ def _both(plain: _Search, swapping: _Search) -> Archive:
 
 
 class _Search:
-    def __init__(self, sweep: Sweep, problems: Sequence[RunProblem], orders: Sequence[Sequence[Ints]]) -> None:
+    def __init__(self, sweep: Sweep, problems: Sequence[RematProblem], orders: Sequence[Sequence[Ints]]) -> None:
         self.sweep, self.problems, self.orders = sweep, problems, orders
         self.stopped = False
         self.archive, self.runs = Archive(), 0
-        self.moves, self.tried = Moves(), set[bytes]()
+        self.neighbours, self.tried = Neighbours(), set[bytes]()
         self.deadline = time.monotonic() + sweep.max_seconds
 
     def done(self, other: Future[Archive] | None = None) -> Archive:
@@ -112,12 +112,12 @@ class _Search:
         """Schedules planned block by block, as far as a part of the effort goes, and what eviction makes of them at the levels."""
         for which, (problem, orders) in enumerate(zip(self.problems, self.orders, strict=True)):
             for order in orders:
-                for runs in islice(seeds(problem.without_links, order, levels), self.sweep.max_states // 20):
+                for sequence in islice(seeds(problem.without_links, order, levels), self.sweep.max_states // 20):
                     if self.over():
                         return
                     self.archive.states += 1
-                    self.runs += len(runs)
-                    self.see(which, runs, Recipe(runs, RULES[0]))
+                    self.runs += len(sequence)
+                    self.see(which, sequence, Recipe(sequence, RULES[0]))
 
     def levels(self) -> list[int]:
         """Limits from just under the least peak seen down to what is resident."""
@@ -145,10 +145,10 @@ class _Search:
         """Evict from every order, and from the leanest schedule seen, under many rules."""
         near = self.archive.points[0]
         bases = [(which, order) for which, orders in enumerate(self.orders) for order in orders]
-        bases.append((near.problem, self.problems[near.problem].codes.runs_of(near.runs)))
+        bases.append((near.problem, self.problems[near.problem].codes.runs_in(near.sequence)))
         found = False
         for which, base in bases:
-            for weights in self.moves.rules(self.problems[which], _RULES):
+            for weights in self.neighbours.rules(self.problems[which], _RULES):
                 found |= self.attempt(which, Recipe(base, weights), limit) is not None
         return found | self.repeat_near(limit)
 
@@ -168,7 +168,7 @@ class _Search:
         runs = self.runs + (self.sweep.max_runs - self.runs) // turns
         while point and self.archive.states < states and self.runs <= runs and stale < _STALE and not self.over():
             before = self.archive.states
-            found = self.attempt(point.problem, self.moves.neighbour(self.problems[point.problem], point), limit)
+            found = self.attempt(point.problem, self.neighbours.neighbour(self.problems[point.problem], point), limit)
             stale = stale + 1 if self.archive.states == before else 0
             if found is not None and found.time_us <= point.time_us:
                 point = found
@@ -181,12 +181,12 @@ class _Search:
         self.tried.add(digest)
         found = evict(self.problems[which], recipe.base, limit, recipe.weights, recipe.bias)
         self.archive.states += 1
-        self.runs += len(recipe.base if found is None else found.runs)
-        return None if found is None else self.see(which, found.runs, recipe, found.part)
+        self.runs += len(recipe.base if found is None else found.sequence)
+        return None if found is None else self.see(which, found.sequence, recipe, found.part)
 
-    def see(self, which: int, runs: Ints, recipe: Recipe | None = None, part: NDArray[np.int8] | None = None) -> Point:
-        cost = cost_of(self.problems[which], runs)
-        point = Point(cost.peak_bytes, cost.time_us, which, runs, recipe, part)
+    def see(self, which: int, sequence: Ints, recipe: Recipe | None = None, part: NDArray[np.int8] | None = None) -> Point:
+        cost = cost_of(self.problems[which], sequence)
+        point = Point(cost.peak_bytes, cost.time_us, which, sequence, recipe, part)
         self.archive.add(point)
         return point
 

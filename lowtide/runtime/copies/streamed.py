@@ -106,7 +106,7 @@ class StreamedMemory:
         run = StreamedTransfers(self, *self._way)
         try:
             yield run
-        except BaseException as error:  # raised again: what was lent is the caller's, however the run ended
+        except BaseException as error:  # raised again: offloaded state is the caller's, however the run ended
             run.settle()
             run.give_back(error)
             raise

@@ -9,17 +9,17 @@ from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.problems.order import Rows
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.evict.eviction import Weights, evict
-from lowtide.remat.problem import RunProblem
+from lowtide.remat.problem import RematProblem
 from tests.problems import Case, cases, slow_footprint, topological_orders, unhurried
 
 
 @st.composite
 def repeating(draw):
-    """A case, its run problem with some nodes that may not be repeated, and a sequence in some order with some nodes again."""
+    """A case, its remat problem with some nodes that may not be repeated, and a sequence in some order with some nodes again."""
     case = draw(cases(max_nodes=6))
     n = len(case.tasks)
     makes = np.array([bool(task.makes) for task in case.tasks], np.bool_)
-    problem = RunProblem(
+    problem = RematProblem(
         problem=case.problem,
         cost_us=np.array(draw(st.lists(st.integers(1, 9), min_size=n, max_size=n)), np.float64),
         is_view=np.zeros(n, np.bool_),
@@ -27,13 +27,13 @@ def repeating(draw):
         limits=_rows([draw(st.sets(st.integers(0, n - 1), max_size=1)) - {node} if draw(st.booleans()) else set() for node in range(n)]),
     )
     order = next(topological_orders(case), ())
-    runs = list(order)
+    sequence = list(order)
     for _ in range(draw(st.integers(0, 4)) if n else 0):
-        place = draw(st.integers(1, len(runs)))
-        wanted = runs[draw(st.integers(0, place - 1))]
+        place = draw(st.integers(1, len(sequence)))
+        wanted = sequence[draw(st.integers(0, place - 1))]
         if makes[wanted]:
-            runs.insert(place, wanted)
-    return case, problem, order, runs
+            sequence.insert(place, wanted)
+    return case, problem, order, sequence
 
 
 def _rows(sets):
@@ -42,13 +42,13 @@ def _rows(sets):
     return Rows(ptr, np.array([each for row in rows for each in row], np.int32))
 
 
-def _written_out(case, runs):
+def _written_out(case, sequence):
     """The same program with a tensor of its own for each copy."""
     sizes = list(case.tensor_bytes)
     maker = {tensor: node for node, task in enumerate(case.tasks) for tensor in task.makes}
     copy, kept, tasks = {tensor: tensor for tensor in range(len(sizes))}, set(), []
     seen = set()
-    for node in runs:
+    for node in sequence:
         task = case.tasks[node]
         reads = tuple(copy[tensor] for tensor in task.reads)
         takes = tuple((copy[tensor], slot) for tensor, slot in task.takes)
@@ -67,20 +67,20 @@ def _written_out(case, runs):
 @unhurried
 @given(repeating())
 def test_the_footprint_is_that_of_the_program_written_out(made):
-    case, problem, _, runs = made
-    out = _written_out(case, runs)
-    expected, _ = slow_footprint(out, tuple(range(len(runs))))
-    cost = cost_of(problem, np.array(runs, np.int32))
+    case, problem, _, sequence = made
+    out = _written_out(case, sequence)
+    expected, _ = slow_footprint(out, tuple(range(len(sequence))))
+    cost = cost_of(problem, np.array(sequence, np.int32))
     assert cost.footprint_bytes.tolist() == expected
-    assert cost.time_us == sum(problem.cost_us[node] for node in runs)
+    assert cost.time_us == sum(problem.cost_us[node] for node in sequence)
 
 
 @unhurried
 @given(repeating())
 def test_a_wrong_sequence_is_told(made):
-    case, problem, _, runs = made
+    case, problem, _, sequence = made
     done, expected = set(), -1
-    for place, node in enumerate(runs):
+    for place, node in enumerate(sequence):
         again = node in done
         rows = problem.limits
         limits = set(rows.ids[rows.ptr[node] : rows.ptr[node + 1]].tolist())
@@ -88,17 +88,17 @@ def test_a_wrong_sequence_is_told(made):
             expected = place
             break
         done.add(node)
-    assert first_wrong(problem, np.array(runs, np.int32)) == expected
+    assert first_wrong(problem, np.array(sequence, np.int32)) == expected
 
 
 @unhurried
 @given(repeating(), st.floats(0, 1), st.sampled_from([Weights(), Weights(1, 1, 0.5), Weights(0, 1, 0), Weights(0.5, 0, 1)]))
 def test_eviction_keeps_its_limit_and_every_run_is_right(made, share, weights):
-    case, problem, order, runs = made
+    case, problem, order, sequence = made
     if not order:
         return
-    for sequence in (list(order), runs):
-        array = np.array(sequence, np.int32)
+    for base in (list(order), sequence):
+        array = np.array(base, np.int32)
         if first_wrong(problem, array) >= 0:
             continue
         peak = cost_of(problem, array).peak_bytes
@@ -107,10 +107,10 @@ def test_eviction_keeps_its_limit_and_every_run_is_right(made, share, weights):
         found = evict(problem, array, limit, weights)
         if found is None:
             continue
-        assert first_wrong(problem, found.runs) == -1
-        assert cost_of(problem, found.runs).peak_bytes <= limit
-        firsts = list(dict.fromkeys(found.runs.tolist()))
-        assert set(firsts) == set(sequence)
+        assert first_wrong(problem, found.sequence) == -1
+        assert cost_of(problem, found.sequence).peak_bytes <= limit
+        firsts = list(dict.fromkeys(found.sequence.tolist()))
+        assert set(firsts) == set(base)
 
 
 def _own_bytes(case, node):
@@ -123,7 +123,7 @@ def test_with_room_for_all_nothing_is_repeated(made):
     _, problem, order, _ = made
     if order:
         base = np.array(order, np.int32)
-        assert evict(problem, base, cost_of(problem, base).peak_bytes).runs.tolist() == list(order)
+        assert evict(problem, base, cost_of(problem, base).peak_bytes).sequence.tolist() == list(order)
 
 
 def _value(name, kind=Kind.ACTIVATION, nbytes=8):
@@ -144,13 +144,13 @@ def _chain(length):
 
 def test_a_long_chain_fits_into_little_memory():
     graph = _chain(64)
-    problem = RunProblem.of(graph, [1.0] * len(graph.nodes))
-    base = problem.runs_of(range(len(graph.nodes)))
+    problem = RematProblem.of(graph, [1.0] * len(graph.nodes))
+    base = problem.sequence_of(range(len(graph.nodes)))
     kept = cost_of(problem, base)
     found = evict(problem, base, kept.peak_bytes // 4)
     assert found is not None
-    assert cost_of(problem, found.runs).peak_bytes <= kept.peak_bytes // 4
-    assert cost_of(problem, found.runs).time_us < 2 * kept.time_us
+    assert cost_of(problem, found.sequence).peak_bytes <= kept.peak_bytes // 4
+    assert cost_of(problem, found.sequence).time_us < 2 * kept.time_us
 
 
 def test_what_is_written_over_limits_its_readers():
@@ -166,7 +166,7 @@ def test_what_is_written_over_limits_its_readers():
         ),
         (late,),
     )
-    problem = RunProblem.of(graph, [1.0] * 3)
+    problem = RematProblem.of(graph, [1.0] * 3)
     assert problem.repeatable.tolist() == [True, False, True]
     assert first_wrong(problem, np.array([0, 0, 1, 2], np.int32)) == -1
     assert first_wrong(problem, np.array([0, 1, 0, 2], np.int32)) == 2
@@ -174,5 +174,5 @@ def test_what_is_written_over_limits_its_readers():
 
 @pytest.mark.parametrize("limit", [0, 15])
 def test_an_impossible_limit_has_no_sequence(limit):
-    problem = RunProblem.of(_chain(4), [1.0] * 8)
-    assert evict(problem, problem.runs_of(range(8)), limit) is None
+    problem = RematProblem.of(_chain(4), [1.0] * 8)
+    assert evict(problem, problem.sequence_of(range(8)), limit) is None

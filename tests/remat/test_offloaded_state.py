@@ -1,4 +1,4 @@
-"""What the caller lends to a step: a parameter that is on the host for a while, in its own block again in the end."""
+"""Offloaded state: a parameter that is on the host for a while, and in its own block again in the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lowtide.errors import CheckError
 from lowtide.ir.check.graph_check import check_graph, check_order
 from lowtide.ir.graph import Graph, Kind, Node, Storage
 from lowtide.remat.entries import Codes
-from lowtide.remat.offload import lendable_storages, movable_storages, storable
+from lowtide.remat.offload import movable_storages, offloadable_storages, storable
 from lowtide.remat.write_out import rematerialise
 from tests.small_graph import A, B, X, a_value
 
@@ -26,15 +26,15 @@ CODES = Codes(5, 4)
 STORE, DROP, LOAD = CODES.store(3), CODES.drop(3), CODES.load(3)
 
 
-def test_parameters_and_optimizer_state_of_one_value_can_be_lent():
+def test_parameters_and_optimizer_state_of_one_value_can_be_offloaded():
     state, buffer, twice = a_value("state", kind=Kind.STATE), a_value("buffer", kind=Kind.BUFFER), a_value("twice", kind=Kind.PARAMETER)
     alias, returned = a_value("alias", twice.storage), a_value("returned", kind=Kind.PARAMETER)
     empty = dataclasses.replace(a_value("empty"), shape=(0,), storage=Storage("empty", 0, "cpu", Kind.PARAMETER))
     graph = Graph((X, W, state, buffer, twice, alias, returned, empty), (), (returned,))
-    assert lendable_storages(graph) == (W.storage, state.storage)
+    assert offloadable_storages(graph) == (W.storage, state.storage)
     assert movable_storages(STEP) == (A.storage, B.storage, C.storage, W.storage)
     assert storable(STEP) == (True, False, True, False)
-    assert storable(STEP, lend=True) == (True, False, True, True)
+    assert storable(STEP, swap_state=True) == (True, False, True, True)
 
 
 def test_what_is_lent_is_counted_while_it_is_there_and_kept():
@@ -51,9 +51,9 @@ def test_what_is_lent_is_counted_while_it_is_there_and_kept():
     assert simulate(problem, range(8)).footprint_bytes.tolist() == [48, 48, 48, 48, 48, 48, 64, 64]
     whole = simulate(order_problem(STEP), range(5)).footprint_bytes
     assert whole.tolist() == [48, 48, 64, 64, 64]
-    lent = order_problem(STEP, lendable=(W.storage,))
-    assert lent.resident_bytes == 16
-    assert simulate(lent, range(5)).footprint_bytes.tolist() == whole.tolist()
+    offloaded = order_problem(STEP, offloadable=(W.storage,))
+    assert offloaded.resident_bytes == 16
+    assert simulate(offloaded, range(5)).footprint_bytes.tolist() == whole.tolist()
 
 
 def test_every_reader_comes_before_the_drop_and_the_drop_before_the_load():
