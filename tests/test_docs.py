@@ -1,9 +1,13 @@
-"""The README's and the guide's Python runs as it stands there, block after block."""
+"""What the pages say runs: Python of the README and the guide, block after block, and the optimizer from scratch."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
+import torch
+
+from lowtide.cost.profiler import peak_bytes
 
 ROOT = Path(__file__).parents[1]
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -19,3 +23,42 @@ def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for block in blocks:
         first_line = text.count("\n", 0, block.start(1))
         exec(compile("\n" * first_line + block[1], page, "exec"), names)  # so that a traceback names the page's own line
+
+
+def test_the_optimizer_from_scratch_prints_what_is_so(capsys: pytest.CaptureFixture[str]):
+    page = runpy.run_path(str(ROOT / "docs/from_scratch.py"))
+    page["main"]()
+    rows = {name.strip(): row for line in capsys.readouterr().out.splitlines()[2:] for name, row in [(line[:24], line[24:])]}
+    eager_mib = _figures(rows.pop("eager PyTorch"))[0]
+    assert set(rows) == {"captured order", "better order", "at most 60% of eager", "at most 50% of eager"}
+    for row in rows.values():
+        promised_mib, measured_mib, _ = _figures(row)
+        assert measured_mib == pytest.approx(promised_mib, rel=0.02)
+        assert row.endswith("equal to the last bit")
+    assert _figures(rows["captured order"])[1] == pytest.approx(eager_mib, rel=0.02)
+    assert _figures(rows["better order"])[1] < 0.8 * eager_mib
+    for share in (60, 50):
+        promised_mib, _, again = _figures(rows[f"at most {share}% of eager"])
+        assert promised_mib <= share / 100 * eager_mib + 0.005
+        assert again > 0
+
+
+def test_the_optimizer_from_scratch_trains_as_eager_in_less():
+    page = runpy.run_path(str(ROOT / "docs/from_scratch.py"))
+    graph = page["capture"]()
+    program = page["Program"](graph, page["Eviction"](graph, page["order"](graph), 3 * 2**19).sequence)
+    trainings = [page["make_training"](), page["make_training"]()]
+    for training in trainings:
+        page["train"](*training, *page["make_batch"](0))
+    taken = [
+        peak_bytes(lambda step=step, training=training: step(*training, *page["make_batch"](1)), warmup=1).peak_bytes
+        for step, training in zip((page["train"], program), trainings, strict=True)
+    ]
+    held = [page["held_tensors"](*training, ()) for training in trainings]
+    assert all(map(torch.equal, *held))
+    assert taken[1] < 0.65 * taken[0]
+    assert taken[1] < 1.02 * 3 * 2**19
+
+
+def _figures(row: str) -> list[float]:
+    return [float(figure) for figure in re.findall(r"\b[\d.]+\b", row)]
