@@ -1,5 +1,6 @@
 """The order of execution of least peak memory: `schedule(problem, solver)` with solvers that are values."""
 
+from lowtide.schedule.among import schedule_all
 from lowtide.schedule.auto import AUTO, Auto, schedule
 from lowtide.schedule.base import Anytime, Schedule, Solver, Status, answers
 from lowtide.schedule.beam import Beam
@@ -11,6 +12,6 @@ from lowtide.schedule.repair import Repair
 
 __all__ = [
     "AUTO", "Anytime", "Auto", "Beam", "Best", "Exact", "ProgramOrder",
-    "ReadyList", "Repair", "ReversePostOrder", "Schedule", "Solver", "Status", "answers", "lower_bound_bytes",
-    "schedule",
+    "ReadyList", "Repair", "ReversePostOrder", "Schedule", "Solver", "Status", "answers",
+    "lower_bound_bytes", "schedule", "schedule_all",
 ]  # fmt: skip

@@ -26,8 +26,8 @@ from lowtide.schedule.interval import Line
 class Repair:
     """Improves the order of `first` by windows of up to `largest` steps around its peak, each ordered by `inner`.
 
-    A window starts at `window` steps and doubles while it does not help. `max_windows` and `max_cuts` cap the effort, each window and
-    each cut being linear in the problem at least.
+    A window starts at `window` steps and doubles while it does not help. `max_windows`, the moves that `inner` makes in all of them, and
+    `max_cuts` cap the effort, each window and each cut being linear in the problem at least.
     """
 
     inner: Solver = field(default_factory=lambda: Exact(max_states=20_000, first=Beam()))
@@ -35,6 +35,7 @@ class Repair:
     window: int = 32
     largest: int = 1024
     max_windows: int = 200
+    max_moves: int = 1_000_000_000
     max_cuts: int = 64
 
     def __post_init__(self) -> None:
@@ -56,11 +57,11 @@ class Repair:
         bound_bytes = max(given.lower_bound_bytes, self._bound_bytes(problem, order))
         best = scheduled(problem, order, self, bound_bytes=bound_bytes, stats={"windows": 0})
         yield best
-        windows, size = 0, self.window
-        while windows < self.max_windows and best.status is Status.FEASIBLE:
+        windows, moves, size = 0, 0, self.window
+        while windows < self.max_windows and moves < self.max_moves and best.status is Status.FEASIBLE:
             window = _around_peak(problem, order, size)
             found = self.inner.solve(window.problem)
-            windows += 1
+            windows, moves = windows + 1, moves + found.stats.get("moves", 0)
             if size >= problem.node_count:  # the window is the problem
                 bound_bytes = max(bound_bytes, found.lower_bound_bytes)
             if found.status is not Status.INFEASIBLE and found.peak_bytes < window.peak_bytes:

@@ -36,7 +36,7 @@ class Exact:
     max_moves: int = 1_000_000_000
     max_seconds: float = math.inf
     max_bytes: int = 2**30
-    max_cuts: int = 16
+    max_cuts: int = 64
     first: Solver = field(default=Best(), repr=False)
 
     def solve(self, problem: OrderProblem) -> Schedule:
@@ -45,7 +45,7 @@ class Exact:
         return last
 
     def answers(self, problem: OrderProblem) -> Iterator[Schedule]:
-        """Better and better orders and bounds."""
+        """Better and better orders and bounds, the latest after each chunk of effort."""
         began = time.monotonic()
         first = self.first.solve(problem)
         found = scheduled(problem, first.order, self, bound_bytes=first.lower_bound_bytes, stats=_NO_EFFORT)
@@ -65,8 +65,7 @@ class Exact:
                     problem, found.order if order is None else order, self, bound_bytes=max(bound + resident, found.lower_bound_bytes),
                     stats=hunt.stats,
                 )  # fmt: skip
-                yield found
-        yield replace(found, stats=hunt.stats)
+            yield replace(found, stats=hunt.stats)  # after each chunk, whether or not it found any: whoever listens may have had enough
 
 
 class _Side:
