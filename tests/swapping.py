@@ -12,7 +12,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from lowtide.ir.graph import Graph, Kind, Node, Storage
-from lowtide.ir.ops import is_view, repeatable
+from lowtide.ir.operators.nodes import is_view, repeatable
 from lowtide.remat.entries import Codes, Deed
 from lowtide.remat.offload import movable_storages, storable
 

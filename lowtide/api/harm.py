@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lowtide.errors import StepError
 from lowtide.ir.graph import Kind, Node, Storage
-from lowtide.ir.ops import is_transfer
+from lowtide.ir.operators.nodes import is_transfer
 from lowtide.lower.python import positions
 from lowtide.plan.plan import Plan
 from lowtide.runtime.program import Program

@@ -15,6 +15,7 @@ import torch
 from torch.nn.modules import batchnorm
 
 from lowtide.ir.graph import Arg, Value
+from lowtide.ir.operators.names import ITEM
 
 EmitScalar = Callable[[str, tuple[Arg, ...]], Value]  # writes down arithmetic on numbers: `Draft.emit_scalar`
 
@@ -42,7 +43,7 @@ class BatchCounts:
     def read(self, emit_scalar: EmitScalar, count: Value) -> int:
         """A stand-in for the number in `count`."""
         stand_in = self._random.randrange(2**40, 2**41)
-        value = emit_scalar("aten._local_scalar_dense.default", (count,))
+        value = emit_scalar(ITEM, (count,))
         self._count_of[1.0 / stand_in] = value
         return stand_in
 

@@ -1,5 +1,6 @@
 """What fake kernels say otherwise than the real ones do, for where no real one may be tried (`real` says where they are).
 
+The table of `ir.operators` says which operators; here is how each is put right.
 `tests/capture/test_corrections.py` tells when one of them has gone.
 """
 
@@ -11,13 +12,16 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from lowtide.capture import operators
+from lowtide.ir.operators.row import Fake
+
 _REDUCED = (torch.bfloat16, torch.float16)
 
 
 def kernel(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
     """What gives an operator's results on fake tensors: the operator itself, or one that knows its shapes where its fake asks for data."""
-    least_squares = func is torch.ops.aten.linalg_lstsq.default
-    return _least_squares if least_squares and _shapes_are_fixed(*args, **kwargs) else func
+    asks_needlessly = operators.row(func).fake is Fake.ASKS_DATA_FOR_SHAPES
+    return _least_squares if asks_needlessly and _shapes_are_fixed(*args, **kwargs) else func
 
 
 def _shapes_are_fixed(a: torch.Tensor, b: torch.Tensor, rcond: Any = None, *, driver: str | None = None) -> bool:
@@ -40,9 +44,7 @@ def _least_squares(a: torch.Tensor, b: torch.Tensor, rcond: Any = None, *, drive
 
 def corrected(func: OpOverload, args: tuple[Any, ...], out: Any) -> Any:
     """The results of an operator on fake tensors, as the real operator gives them."""
-    if func is torch.ops.aten.native_batch_norm.default:
-        return _batch_norm(args, out)
-    return out
+    return _batch_norm(args, out) if operators.row(func).fake is Fake.STATISTICS_TYPE else out
 
 
 def _batch_norm(args: tuple[Any, ...], out: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -22,10 +22,10 @@ from lowtide.capture.calls import atom_of, may_take
 from lowtide.capture.sources import Sources, users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Arg, Kind, Node, Source, Storage, Value
+from lowtide.ir.operators.names import AS_STRIDED, SCATTER
 from lowtide.ir.slots import Slot
 
 Arguments: TypeAlias = tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]]  # positional ones, then keywords with theirs
-_SCATTER, _AS_STRIDED = "aten.as_strided_scatter.default", "aten.as_strided.default"
 
 
 def no_scalar(number: float) -> Value | None:
@@ -165,7 +165,7 @@ class Draft:
             raise CaptureError(f"a write through a view of another dtype at {users_line()} cannot be captured: {view[0]} over {root.dtype}")
         storage = Storage(self._names.unique("scatter"), block.storage.nbytes, block.storage.device, self.kind)
         result = Value(storage.name, storage, root.dtype, root.shape, root.stride, root.offset)
-        node = Node(_SCATTER, (root, update, view[1], view[2], view[3]), (result,), inplace=((root, _SCATTER),), source=source)
+        node = Node(SCATTER, (root, update, view[1], view[2], view[3]), (result,), inplace=((root, SCATTER),), source=source)
         self.nodes.append(node)
         block.renew(result)
 
@@ -183,7 +183,7 @@ class Draft:
         if block.storage.kind is Kind.INPUT:
             raise CaptureError(f"the batch is written in place through a view, at {users_line()}: clone it first")
         value = self._value_on(block.storage, tensor, self._names.unique("view"), block.version)
-        self.nodes.append(Node(_AS_STRIDED, (block.root, view[1], view[2], view[3]), (value,), source=self.sources.current()))
+        self.nodes.append(Node(AS_STRIDED, (block.root, view[1], view[2], view[3]), (value,), source=self.sources.current()))
         block.views[view] = self._lazy_view(value, tensor)
         return block.views[view]
 

@@ -1,6 +1,6 @@
-"""What an operator does beyond its schema: what it writes, what it draws, what its functional form is, where it may work in place.
+"""What a call of an operator does: what it writes, what it draws, what its functional form is, where it may work in place.
 
-The one place for facts about aten that no schema tells.
+Schemas and tags are torch's own; what they leave out is in the table of `ir.operators`.
 """
 
 from __future__ import annotations
@@ -11,42 +11,10 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from lowtide.ir.ops import DROPOUT_POSITION
-
-# Statistics that an operator updates although its schema does not say so: positions of the arguments, and of the flag that turns it on.
-_HIDDEN_WRITES: dict[str, tuple[tuple[int, ...], int]] = {
-    "aten.native_batch_norm.default": ((3, 4), 5),
-    "aten.cudnn_batch_norm.default": ((3, 4), 5),
-    "aten.miopen_batch_norm.default": ((3, 4), 5),
-    "aten._batch_norm_impl_index.default": ((3, 4), 5),
-}
-
-# Operators that give a tensor other memory: nothing that a graph of storages can say.
-_REBINDING = {"set_", "resize_", "resize_as_", "_resize_output_"}
-
-# Functional forms whose overload is not called as the in-place one is.
-_FUNCTIONAL = {
-    "aten.bernoulli_.float": "aten.bernoulli.p",
-    "aten.normal_.default": "aten.normal_functional.default",
-}
-
-# Functional forms that return what the operator writes after their own results, and how many of those are the operator's own.
-_WITH_WRITES = {
-    "aten.native_batch_norm.default": ("aten._native_batch_norm_legit_functional.default", 3),
-    "aten.rrelu_with_noise.default": ("aten.rrelu_with_noise_functional.default", 1),
-    "aten.rrelu_with_noise_.default": ("aten.rrelu_with_noise_functional.default", 0),
-}
-
-# Operators that draw in the order of memory while their functional forms draw in that of indices.
-_IN_MEMORY_ORDER = {"aten.bernoulli_.float"}
-
-# Element-wise operators that lack the tag.
-_POINTWISE = {
-    "aten.hardtanh_backward.default",
-    "aten.elu_backward.default",
-    "aten.leaky_relu_backward.default",
-    "aten.softplus_backward.default",
-}
+from lowtide.ir.graph import Node
+from lowtide.ir.operators.nodes import draws, is_arithmetic
+from lowtide.ir.operators.row import Draws, Operator
+from lowtide.ir.operators.table import functional_base, row_of
 
 
 def name_of(op: OpOverload) -> str:
@@ -59,6 +27,11 @@ def resolve(name: str) -> OpOverload:
     namespace, base, overload = name.split(".")
     found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload)
     return found
+
+
+def row(op: OpOverload) -> Operator:
+    """The operator's row of the table."""
+    return row_of(name_of(op))
 
 
 def with_defaults(op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -82,47 +55,44 @@ def _schema_writes(op: OpOverload) -> tuple[int | str, ...]:
 
 
 def _hidden_writes(op: OpOverload, args: tuple[Any, ...]) -> tuple[int, ...]:
-    positions, flag = _HIDDEN_WRITES.get(name_of(op), ((), 0))
-    return tuple(at for at in positions if args[flag] and args[at] is not None)
+    statistics = row(op).statistics
+    if statistics is None or not args[statistics.flag]:
+        return ()
+    return tuple(at for at in statistics.positions if args[at] is not None)
 
 
 def changes_geometry_only(op: OpOverload) -> bool:
     """Whether an operator changes a tensor's shape or strides in place and nothing else."""
-    return torch.Tag.inplace_view in op.tags and name_of(op).split(".")[1] not in _REBINDING
+    return torch.Tag.inplace_view in op.tags and not row(op).rebinds
 
 
 def is_random(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call draws from the generator."""
-    if torch.Tag.nondeterministic_seeded not in op.tags:
-        return False
-    position = DROPOUT_POSITION.get(name_of(op).split(".")[1])
-    if position is None:
-        return True
-    probability = args[position] if position < len(args) else kwargs.get("dropout_p", 0.0)
-    return bool(probability)
+    """Whether a call draws from the generator. Of an operator that the table does not know, torch's tag says so."""
+    if (known := row(op)).draws in (Draws.NEVER, Draws.UNKNOWN):
+        return torch.Tag.nondeterministic_seeded in op.tags
+    return draws(known, args, kwargs)
 
 
-def draws_in_memory_order(op: OpOverload) -> bool:
-    """Whether a tensor that is not contiguous gets other numbers from `op` than from its functional form."""
-    return name_of(op) in _IN_MEMORY_ORDER
+def node_is_random(node: Node) -> bool:
+    """The same of a node of the graph."""
+    return not is_arithmetic(node) and is_random(resolve(node.op), node.args, dict(node.kwargs))
 
 
-def rounds_otherwise_in_place(op: OpOverload, args: tuple[Any, ...]) -> bool:
-    """Whether `op` in place gives other bits than its functional form: a complex division."""
-    return name_of(op) == "aten.div_.Tensor" and bool(args[0].dtype.is_complex)
+def complex_in_place(op: OpOverload, args: tuple[Any, ...]) -> OpOverload | None:
+    """The operator that gives what `op` leaves in a complex argument, where its functional form gives other bits; else None."""
+    instead = row(op).complex_in_place
+    return resolve(instead) if instead and args[0].dtype.is_complex else None
 
 
 @functools.cache
 def functional_form(op: OpOverload) -> OpOverload | None:
     """The operator that returns what `op` would write, or None. `x.add_(y)` -> `add(x, y)`; `add(x, y, out=z)` -> `add(x, y)`."""
-    name = name_of(op)
-    if name in _FUNCTIONAL:
-        return resolve(_FUNCTIONAL[name])
+    known, name = row(op), name_of(op)
+    if known.functional or known.rebinds:
+        return resolve(known.functional) if known.functional else None
     namespace, base, _ = name.split(".")
-    if base in _REBINDING:
-        return None
     by_keyword = any(isinstance(at, str) for at in _schema_writes(op))
-    stem = base if by_keyword else base.removesuffix("_")
+    stem = base if by_keyword else functional_base(name).split(".")[1]
     if not by_keyword and stem == base:
         return None
     wanted = [str(a.type) + a.name for a in op._schema.arguments if not (by_keyword and a.alias_info is not None)]
@@ -132,8 +102,8 @@ def functional_form(op: OpOverload) -> OpOverload | None:
 
 def form_with_writes(op: OpOverload) -> tuple[OpOverload, int] | None:
     """The operator that takes what `op` takes, writes nothing, and returns `count` results of `op` followed by what `op` would write."""
-    found = _WITH_WRITES.get(name_of(op))
-    return None if found is None else (resolve(found[0]), found[1])
+    found = row(op).with_writes
+    return None if found is None else (resolve(found.name), found.own)
 
 
 def _overload_with(packet: Any, wanted: list[str]) -> OpOverload | None:
@@ -152,7 +122,7 @@ def out_form(op: OpOverload) -> str | None:
     Element-wise kernels read each element before they write it, so that the given tensor may be one of the inputs. Overloads that
     torch generates for completeness compute elsewhere and copy: of no use here.
     """
-    if torch.Tag.pointwise not in op.tags and name_of(op) not in _POINTWISE:
+    if torch.Tag.pointwise not in op.tags and not row(op).elementwise:
         return None
     if len(op._schema.returns) != 1 or op._schema.is_mutable:
         return None

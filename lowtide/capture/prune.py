@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from lowtide.capture import operators
 from lowtide.ir.graph import Node, Value
-from lowtide.ir.ops import STOP
+from lowtide.ir.operators.names import STOP
 
 
 def needed(nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[Node, ...]:
@@ -26,8 +24,4 @@ def needed(nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[Node, ...]:
 
 def _acts(node: Node) -> bool:
     """Whether a node does something beside making its outputs: writing, asserting, drawing from the generator."""
-    if node.op == STOP:
-        return True
-    if node.op.startswith("py."):
-        return False
-    return bool(node.writes) or not node.outputs or torch.Tag.nondeterministic_seeded in operators.resolve(node.op).tags
+    return node.op == STOP or bool(node.writes) or not node.outputs or operators.node_is_random(node)

@@ -35,7 +35,7 @@ from lowtide.capture.real import run
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, LowtideError
 from lowtide.ir.graph import Graph, Node, Source, Value
-from lowtide.ir.ops import is_random
+from lowtide.ir.operators.nodes import is_random
 from lowtide.ir.slots import Slot
 
 _IGNORED_NAMESPACES = {"prim", "profiler"}  # questions and marks, not computation
@@ -107,14 +107,14 @@ class Recorder(TorchDispatchMode):
             return self.draft.read_number(args[0])
         if func is torch.ops.aten._local_scalar_dense.default and is_count_of_batches(args[0]) and self.draft.owns(args[0]):
             return self.draft.counts.read(self.draft.emit_scalar, self.draft.value(args[0]))
-        if operators.draws_in_memory_order(func) and not args[0].is_contiguous() and covers(args[0]) and not self.draft.owns(args[0]):
+        if operators.row(func).in_memory_order and not args[0].is_contiguous() and covers(args[0]) and not self.draft.owns(args[0]):
             self.__torch_dispatch__(func, types, (in_memory_order(args[0]), *args[1:]), kwargs)
             return args[0]
         if (positions := shaped.without_masks(self, func, args)) is not None:
             return self.__torch_dispatch__(func, types, positions, kwargs)
-        if operators.rounds_otherwise_in_place(func, args) and not is_lazy(args[0]) and not self.draft.owns(args[0]):
-            quotient = self.__torch_dispatch__(torch.ops.lowtide.divided.default, types, args)
-            return self.__torch_dispatch__(torch.ops.aten.copy_.default, types, (args[0], quotient))
+        rounded = operators.complex_in_place(func, args)
+        if rounded is not None and not is_lazy(args[0]) and not self.draft.owns(args[0]):
+            return self.__torch_dispatch__(torch.ops.aten.copy_.default, types, (args[0], self.__torch_dispatch__(rounded, types, args)))
         if func._schema.is_mutable:
             args = operators.with_defaults(func, args)
         recorded = self.draft.arguments(func, args, kwargs)
@@ -122,7 +122,7 @@ class Recorder(TorchDispatchMode):
         owned = any(map(self.draft.owns, targets_of(written, args, kwargs)))
         with_writes = operators.form_with_writes(func) if written and not owned else None
         functional = None if with_writes else self._functional_results(func, recorded, written, args, kwargs)
-        if shaped.asks_data(func):
+        if operators.row(func).answers_without_data:
             return shaped.number(self, func, *recorded)
         try:
             out = self._results_of(func, recorded, args, kwargs)

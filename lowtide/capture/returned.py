@@ -12,6 +12,7 @@ from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 from lowtide.ir.graph import Value
+from lowtide.ir.operators.names import ITEM
 
 
 class Number:
@@ -47,7 +48,7 @@ class NumbersLater(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """`item` of a tensor with one element is a node; everything else is as it is."""
         if func is torch.Tensor.item and args[0].numel() == 1:
-            return Number(self.draft.emit_scalar("aten._local_scalar_dense.default", (self.draft.value(args[0]),)))
+            return Number(self.draft.emit_scalar(ITEM, (self.draft.value(args[0]),)))
         return func(*args, **(kwargs or {}))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from lowtide.cost.flops import compute_dtype, node_flops, node_moved_bytes
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph, Node
-from lowtide.ir.ops import is_transfer, is_view
+from lowtide.ir.operators.nodes import is_arithmetic, is_transfer, is_view
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Device:
 
     def node_us(self, node: Node) -> float:
         """The time of one run by roofline; 0 for views, Python's arithmetic, and copies to the host and back, which run beside."""
-        if is_view(node) or is_transfer(node) or node.op.startswith("py."):
+        if is_view(node) or is_transfer(node) or is_arithmetic(node):
             return 0.0
         flops = node_flops(node)
         rate = self.flops_per_s.get(compute_dtype(node), self.flops_per_s["float32"])

@@ -21,7 +21,8 @@ from lowtide.base.kernels import kernel
 from lowtide.errors import CheckError
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.ir.ops import DROP, LOAD, STORE
+from lowtide.ir.operators.names import DROP, LOAD, STORE
+from lowtide.ir.operators.table import writes_in_place
 from lowtide.problems.order import Bytes, Ints, OrderProblem
 from lowtide.problems.order_check import Task
 
@@ -174,7 +175,7 @@ class _Tasks:
             return ()
         slots: dict[int, int] = {}  # by tensor: two candidates may be views of one storage
         for slot, (value, overload) in enumerate(node.inplace):
-            if self._may_take(node, value, output) and (not self.eager or _is_inplace(overload)):
+            if self._may_take(node, value, output) and (not self.eager or writes_in_place(overload)):
                 slots.setdefault(self.tensor_of[value.storage], slot)
         return tuple(slots.items())
 
@@ -221,12 +222,6 @@ def _exact_bytes(storage: Storage) -> int:
 
 def _layout(value: Value) -> tuple[object, ...]:
     return value.dtype, value.shape, value.stride, value.offset
-
-
-def _is_inplace(overload: str) -> bool:
-    """Whether an operator writes in place by torch's naming: "aten.relu_.default", "aten.__ior__.Tensor", but not "aten.__or__.Tensor"."""
-    base = overload.split(".")[-2]
-    return base.endswith("_") and (not base.startswith("__") or base.startswith("__i"))
 
 
 @kernel

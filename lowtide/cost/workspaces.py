@@ -21,6 +21,7 @@ from lowtide.cost.lab.recipe import numbers
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Node, Storage
 from lowtide.ir.made import Results, made_as
+from lowtide.ir.operators.nodes import is_arithmetic
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def warn_of_memory(unknown: Sequence[Unknown], consequence: str) -> None:
 
 def needs_none(node: Node) -> bool:
     """Whether a node surely needs no workspace: it computes with numbers, or makes nothing but views."""
-    if node.op.startswith("py."):
+    if is_arithmetic(node):
         return True
     made = [value for value in node.outputs if value is not None]
     if made and not node.writes and all(value.dtype == "scalar" for value in made):

@@ -20,7 +20,8 @@ import torch
 from lowtide.cost.lab.operators import operator
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value
-from lowtide.ir.ops import MATH_FUNCTIONS, STOP, is_transfer
+from lowtide.ir.operators.names import AS_STRIDED, ITEM, MATH_FUNCTIONS, SCATTER, STOP
+from lowtide.ir.operators.nodes import is_arithmetic, is_transfer
 from lowtide.ir.sizes import Size
 from lowtide.lower import transfers
 from lowtide.plan.plan import Plan
@@ -30,7 +31,6 @@ _OPERATOR = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _BINARY = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"}
 _RESERVED = {*keyword.kwlist, "_", "inputs", "host", "step", "torch", "device", "inf", "nan", "abs", "max", "min", "math"}
-_SCATTER = "aten.as_strided_scatter.default"
 
 
 def lower(plan: Plan) -> str:
@@ -74,7 +74,7 @@ def _stop(node: Node, graph: Graph, made: set[Value], names: dict[Value, str]) -
 
 def namespaces(graph: Graph) -> tuple[str, ...]:
     """The operator libraries that a graph's program calls, by name."""
-    return tuple(sorted({"aten"} | {node.op.split(".")[0] for node in graph.nodes if not (node.op.startswith("py.") or is_transfer(node))}))
+    return tuple(sorted({"aten"} | {node.op.split(".")[0] for node in graph.nodes if not (is_arithmetic(node) or is_transfer(node))}))
 
 
 def _header(plan: Plan) -> Iterator[str]:
@@ -151,11 +151,11 @@ def _statements(node: Node, takeover: int, names: dict[Value, str], offloaded: t
     """The lines that run one node."""
     if is_transfer(node):
         yield from transfers.statements(node, names, offloaded)
-    elif node.op.startswith("py."):
+    elif is_arithmetic(node):
         yield f"{names[node.results[0]]} = {_arithmetic(node, names)}"
-    elif node.op == "aten._local_scalar_dense.default":
+    elif node.op == ITEM:
         yield f"{names[node.results[0]]} = {_text(node.args[0], names)}.item()"
-    elif takeover >= 0 and node.op == _SCATTER:
+    elif takeover >= 0 and node.op == SCATTER:
         yield from _scatter_in_place(node, names)
     else:
         call = _call_in_place(node, takeover, names) if takeover >= 0 else _call(node.op, node.args, node.kwargs, names)
@@ -193,7 +193,7 @@ def _scatter_in_place(node: Node, names: dict[Value, str]) -> Iterator[str]:
     """`as_strided_scatter` has no overload that works in place: it is a copy into a view."""
     base, update, *view = node.args
     yield f"{names[node.results[0]]} = {_text(base, names)}{_comment(node)}"
-    yield f"aten.copy_.default({_call('aten.as_strided.default', (base, *view), (), names)}, {_text(update, names)})"
+    yield f"aten.copy_.default({_call(AS_STRIDED, (base, *view), (), names)}, {_text(update, names)})"
 
 
 def _arithmetic(node: Node, names: dict[Value, str]) -> str:

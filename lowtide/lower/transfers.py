@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from lowtide.cost.memory import offloaded_storages
 from lowtide.ir.graph import Graph, Node, Storage, Value
-from lowtide.ir.ops import DROP, LOAD, STORE, is_transfer, is_view
+from lowtide.ir.operators.names import DROP, LOAD, STORE
+from lowtide.ir.operators.nodes import is_transfer, is_view
 from lowtide.plan.plan import Plan
 from lowtide.plan.summary import bytes_text
 

@@ -33,7 +33,7 @@ from lowtide.base.files import read_utf8, write_whole
 from lowtide.errors import CheckError, FormatError
 from lowtide.ir.check.graph_check import check_graph, check_order, check_takeovers
 from lowtide.ir.graph import Graph
-from lowtide.ir.ops import check_operators
+from lowtide.ir.operators.nodes import check_operators
 from lowtide.ir.text.graph_text import parse, to_text
 from lowtide.plan.contents import Contents, Provenance
 from lowtide.plan.cost_report import Deal, Trade, trade_from

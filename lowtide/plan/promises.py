@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from lowtide.ir.graph import Graph, Kind, Storage
-from lowtide.ir.ops import DROP, LOAD, STORE
+from lowtide.ir.operators.names import DROP, LOAD, STORE
 from lowtide.plan.contents import Contents
 from lowtide.plan.snapshot import Moment
 

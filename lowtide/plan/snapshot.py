@@ -10,7 +10,7 @@ from typing import Any
 from lowtide.base import fields
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
-from lowtide.ir.ops import is_transfer
+from lowtide.ir.operators.nodes import is_transfer
 from lowtide.ir.sizes import Size
 
 _PHASES = {Kind.ACTIVATION: "forward", Kind.BUFFER: "forward", Kind.GRADIENT: "backward"}

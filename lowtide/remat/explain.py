@@ -19,7 +19,7 @@ from itertools import pairwise
 import numpy as np
 
 from lowtide.ir.graph import Graph, Storage
-from lowtide.ir.ops import is_view
+from lowtide.ir.operators.nodes import is_view
 from lowtide.plan.cost_report import Deal
 from lowtide.plan.snapshot import LiveTensor, looks
 from lowtide.problems.order import Ints, Rows

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from lowtide.cost.device import Device
 from lowtide.cost.memory import order_problem
 from lowtide.ir.graph import Graph, Storage
-from lowtide.ir.ops import is_view, repeatable
+from lowtide.ir.operators.nodes import is_view, repeatable
 from lowtide.problems.order import Ints, OrderProblem, Rows
 from lowtide.remat.entries import Codes
 from lowtide.remat.evict.state import records

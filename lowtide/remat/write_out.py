@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Arg, Graph, Node, Storage, Value
-from lowtide.ir.ops import is_transfer, is_view, repeatable
+from lowtide.ir.operators.nodes import is_transfer, is_view, repeatable
 from lowtide.remat.entries import Codes, Deed
 from lowtide.remat.host_book import HostBook
 from lowtide.remat.offload import drop, drop_offloaded, load, movable_storages, store

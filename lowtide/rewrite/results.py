@@ -12,35 +12,24 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from lowtide.ir.graph import Arg, Graph, Node, Value
+from lowtide.ir.operators.names import CLONE
+from lowtide.ir.operators.table import ROWS, row_of
 from lowtide.rewrite.base import Rewritten, replace_nodes
 
 Makers: TypeAlias = Mapping[Value, Node]
 
 
-class _Rule(NamedTuple):
-    """`backward(gradient, input, *parameters, ...)` gives the same bits for the output of `forward(input, *parameters)`."""
-
-    forward: str
-    defaults: tuple[Arg, ...]  # of the parameters
-    rising: int | None = None  # the parameter that has to be positive for it
-    bounds: bool = False  # whether the parameters are bounds, which the dtype has to hold
-
-
-_RULES: dict[str, _Rule] = {
-    # x <= a or x >= b, and min(max(x, a), b) <= a or >= b, are the same question
-    "aten.hardtanh_backward.default": _Rule("aten.hardtanh.default", (-1, 1), bounds=True),
-    # x > 0, and (x if x > 0 else s * x) > 0, are the same question if s > 0
-    "aten.leaky_relu_backward.default": _Rule("aten.leaky_relu.default", (0.01,), rising=0),
-}
+# The rules of the table, by the forward operator.
+_RULES = {row.reads_result.forward: row.reads_result for row in ROWS.values() if row.reads_result is not None}
 
 
 def read_results(graph: Graph) -> Rewritten:
     """Every backward operator of the table reads its forward operator's output, and copies that nobody reads any more are gone."""
     makers = {value: node for node in graph.nodes for value in node.outputs if value is not None}
-    outputs = {_key(node): node.outputs[0] for node in graph.nodes if node.op in {rule.forward for rule in _RULES.values()}}
+    outputs = {_key(node): node.outputs[0] for node in graph.nodes if node.op in _RULES}
     instead = {node: (_reading(node, result),) for node in graph.nodes if (result := _result(node, makers, outputs)) is not None}
     unread = _unread_copies(graph, instead, makers)
     return replace_nodes(graph, instead | dict.fromkeys(unread, ()))
@@ -48,7 +37,7 @@ def read_results(graph: Graph) -> Rewritten:
 
 def _result(node: Node, makers: Makers, outputs: Mapping[tuple[object, ...], Value | None]) -> Value | None:
     """What the backward operator `node` can read instead of its input; None where it is none, or there is nothing."""
-    rule, saved = _RULES.get(node.op), node.args[1] if len(node.args) > 1 else None
+    rule, saved = row_of(node.op).reads_result, node.args[1] if len(node.args) > 1 else None
     if rule is None or not isinstance(saved, Value):
         return None
     parameters = node.args[2 : 2 + len(rule.defaults)]
@@ -76,14 +65,13 @@ def _holds(dtype: str, number: Arg) -> bool:
 
 def _key(node: Node) -> tuple[object, ...]:
     """What a forward operator does: itself, its input and its parameters, with those that were left out."""
-    rule = next(rule for rule in _RULES.values() if rule.forward == node.op)
-    return (node.op, node.args[0], *node.args[1:], *rule.defaults[len(node.args) - 1 :])
+    return (node.op, node.args[0], *node.args[1:], *_RULES[node.op].defaults[len(node.args) - 1 :])
 
 
 def _copied(value: Value, makers: Makers) -> Value:
     """The value that `value` is a copy of, or itself."""
     maker = makers.get(value)
-    while maker is not None and maker.op == "aten.clone.default" and isinstance(maker.args[0], Value):
+    while maker is not None and maker.op == CLONE and isinstance(maker.args[0], Value):
         value, maker = maker.args[0], makers.get(maker.args[0])
     return value
 
@@ -102,7 +90,7 @@ def _unread_copies(graph: Graph, instead: Mapping[Node, tuple[Node, ...]], maker
         for new in instead.get(node, (node,)):
             read.update(new.inputs)
     copies = {makers[value] for node in instead for value in node.inputs if value in makers and value not in read}
-    return {node for node in copies if node.op == "aten.clone.default"}
+    return {node for node in copies if node.op == CLONE}
 
 
 def _layout(value: Value) -> tuple[object, ...]:

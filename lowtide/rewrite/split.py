@@ -3,7 +3,7 @@
 A convolution's backward pass gives the gradient of its input, on which the rest of the backward pass waits, and the gradient of its
 weight, which only the optimizer needs. Apart, the second can wait until the activations of earlier layers are gone: the
 peak of small batches falls by up to the largest weight. Backends compute the two by separate kernels (bias and weight by one), so
-that the split costs one more call and changes no bit.
+that the split costs one more call and changes no bit. The table of `ir.operators` says which operators can be taken apart so.
 """
 
 from __future__ import annotations
@@ -11,13 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lowtide.ir.graph import Arg, Graph, Node
+from lowtide.ir.operators.table import row_of
 from lowtide.rewrite.base import Rewritten, replace_nodes
-
-# By operator: the position of the mask that chooses results, and the groups of results that one kernel computes.
-_MASKED: dict[str, tuple[int, tuple[tuple[int, ...], ...]]] = {
-    "aten.convolution_backward.default": (10, ((0,), (1, 2))),
-    "aten.convolution_backward_overrideable.default": (9, ((0,), (1, 2))),
-}
 
 
 def split_results(graph: Graph) -> Rewritten:
@@ -27,12 +22,12 @@ def split_results(graph: Graph) -> Rewritten:
 
 def _parts(node: Node) -> tuple[Node, ...]:
     """The nodes that `node` can be split into; itself alone if it cannot."""
-    if node.op not in _MASKED:
+    split = row_of(node.op).split
+    if split is None:
         return (node,)
-    position, groups = _MASKED[node.op]
-    mask = node.args[position]
-    wanted = [group for group in groups if isinstance(mask, tuple) and any(mask[index] for index in group)]
-    return tuple(_part(node, position, mask, group) for group in wanted) if len(wanted) > 1 else (node,)
+    mask = node.args[split.mask]
+    wanted = [group for group in split.groups if isinstance(mask, tuple) and any(mask[index] for index in group)]
+    return tuple(_part(node, split.mask, mask, group) for group in wanted) if len(wanted) > 1 else (node,)
 
 
 def _part(node: Node, position: int, mask: Arg, group: tuple[int, ...]) -> Node:

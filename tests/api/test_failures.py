@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lowtide
-from lowtide.ir.ops import is_view
+from lowtide.ir.operators.nodes import is_view
 from lowtide.lower.python import positions
 from tests.api.networks import adamw, convnet, cross_entropy, pictures, rows, sgd, squares
 from tests.programs import RandomOrder

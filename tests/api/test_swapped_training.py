@@ -26,7 +26,7 @@ from lowtide.cost.presets import preset
 from lowtide.errors import CheckError
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Kind
-from lowtide.ir.ops import is_transfer
+from lowtide.ir.operators.nodes import is_transfer
 from lowtide.lower.python import lower
 from lowtide.plan.cost_report import Trade
 from lowtide.plan.plan import Plan

@@ -15,6 +15,7 @@ from lowtide.capture.program import TrainingProgram, capture_training
 from lowtide.cost.flops import compute_dtype, node_flops, node_moved_bytes
 from lowtide.cost.presets import PRESETS
 from lowtide.ir.graph import Kind, Node, Storage, Value
+from lowtide.ir.operators import table
 
 
 class _Net(nn.Module):
@@ -115,6 +116,7 @@ def test_products_with_vectors():
 
 TABLE, ROWS = _value("table", 1000, 16), _value("rows", 5, 16)
 NUMBERS, CHOICES = _value("numbers", 5, dtype="int64"), _value("choices", 5, 16, dtype="int64")
+PIXELS = _value("pixels", 2, 8, 8, dtype="int64")
 PICTURE, POOLED, LOSS = _value("picture", 2, 3, 8, 8), _value("pooled", 2, 3, 4, 4), _value("loss")
 
 
@@ -125,6 +127,8 @@ PICTURE, POOLED, LOSS = _value("picture", 2, 3, 8, 8), _value("pooled", 2, 3, 4,
         ("index_select.default", (TABLE, 0, NUMBERS), ROWS, 5 * 8 + 2 * 5 * 16 * 4),
         ("index.Tensor", (TABLE, (NUMBERS,)), ROWS, 5 * 8 + 2 * 5 * 16 * 4),
         ("gather.default", (TABLE, 0, CHOICES), ROWS, 5 * 16 * 8 + 2 * 5 * 16 * 4),
+        ("take.default", (TABLE, NUMBERS), _value("taken", 5), 5 * 8 + 2 * 5 * 4),
+        ("nll_loss2d_forward.default", (PICTURE, PIXELS, None, 1, -100), LOSS, 128 * 4 + 128 * 8 + 4),
         ("nll_loss_forward.default", (ROWS, NUMBERS, None, 1, -100), LOSS, 5 * 4 + 5 * 8 + 4),
         ("nll_loss_backward.default", (LOSS, ROWS, NUMBERS, None, 1, -100, LOSS), ROWS, 4 + 5 * 8 + 5 * 16 * 4),
         ("max_pool2d_with_indices_backward.default", (POOLED, PICTURE, (2, 2)), PICTURE, 4 * 2 * 3 * (16 + 64)),
@@ -149,6 +153,8 @@ def test_what_is_not_touched_is_not_moved(op, args, made, moved_bytes):
         ("index_put_.default", (TABLE, (NUMBERS,), ROWS), 5 * 8 + 2 * 5 * 16 * 4),
         ("index_put_.default", (TABLE, (NUMBERS,), ROWS, True), 5 * 8 + 3 * 5 * 16 * 4),
         ("index_add_.default", (TABLE, 0, NUMBERS, ROWS), 5 * 8 + 3 * 5 * 16 * 4),
+        ("index_copy_.default", (TABLE, 0, NUMBERS, ROWS), 5 * 8 + 2 * 5 * 16 * 4),
+        ("scatter_add_.default", (TABLE, 0, CHOICES, ROWS), 5 * 16 * 8 + 3 * 5 * 16 * 4),
         ("scatter_.src", (TABLE, 0, CHOICES, ROWS), 5 * 16 * 8 + 2 * 5 * 16 * 4),
         ("scatter_.value", (TABLE, 0, CHOICES, 1.0), 5 * 16 * 8 + 5 * 16 * 4),
     ],
@@ -176,3 +182,60 @@ def test_the_roofline_is_the_longer_of_arithmetic_and_bytes():
     assert device.node_us(Node("aten.add.Tensor", (x, y), (out,))) == pytest.approx(5 + moving_us)
     assert device.node_us(Node("aten.view.default", (x, (16,)), (_value("v", 16, storage=x.storage),))) == 0
     assert device.store_us(12_000_000) == pytest.approx(5 + 1000)
+
+
+def _shaped(*shapes):
+    return [_value(f"v{number}", *shape) for number, shape in enumerate(shapes)]
+
+
+PICTURES, KERNEL, MADE = (2, 8, 6, 6), (4, 8, 3, 3), (2, 4, 4, 4)
+HEADS = [(2, 4, length, 8) for length in (5, 7, 7, 5)]
+RULED = (None, (1, 1), (0, 0), (1, 1), False, (0, 0), 1)
+FORWARD, BACKWARD = 2 * 8 * (5 * 7) * (8 + 8), 2 * 8 * (5 * 7) * 5 * 8
+
+# By row: the arguments of a call, the shape of its result, and its multiplications and additions, counted by hand.
+COUNTED = {
+    "aten.mm": (_shaped((3, 4), (4, 5)), (3, 5), 2 * 3 * 4 * 5),
+    "aten.matmul": (_shaped((2, 3, 4), (4, 5)), (2, 3, 5), 2 * 2 * 3 * 4 * 5),
+    "aten.bmm": (_shaped((2, 3, 4), (2, 4, 5)), (2, 3, 5), 2 * 2 * 3 * 4 * 5),
+    "aten.addmm": (_shaped((5,), (3, 4), (4, 5)), (3, 5), 2 * 3 * 4 * 5),
+    "aten.baddbmm": (_shaped((5,), (2, 3, 4), (2, 4, 5)), (2, 3, 5), 2 * 2 * 3 * 4 * 5),
+    "aten.addbmm": (_shaped((3, 5), (2, 3, 4), (2, 4, 5)), (3, 5), 2 * 2 * 3 * 4 * 5),
+    "aten.mv": (_shaped((3, 4), (4,)), (3,), 2 * 3 * 4),
+    "aten.dot": (_shaped((4,), (4,)), (), 2 * 4),
+    "aten.vdot": (_shaped((4,), (4,)), (), 2 * 4),
+    "aten.addmv": (_shaped((3,), (3, 4), (4,)), (3,), 2 * 3 * 4),
+    "aten.addr": (_shaped((3, 4), (3,), (4,)), (3, 4), 2 * 3 * 4),
+    **dict.fromkeys(
+        ("aten.convolution", "aten.convolution_overrideable"), ([*_shaped(PICTURES, KERNEL), *RULED], MADE, 2 * (2 * 4 * 16) * (8 * 9))
+    ),
+    "aten.convolution_backward": ([*_shaped(MADE, PICTURES, KERNEL), *RULED], PICTURES, 2 * (2 * 4 * 16) * (8 * 9)),
+    "aten.convolution_backward_overrideable": ([*_shaped(MADE, PICTURES, KERNEL), *RULED[1:]], PICTURES, 2 * (2 * 4 * 16) * (8 * 9)),
+    **{
+        row.name: (_shaped(*HEADS[:3]), HEADS[3], FORWARD)
+        for row in table.ROWS.values()
+        if row.flops is not None and "attention" in row.name and "backward" not in row.name
+    },
+    **{
+        row.name: (_shaped(HEADS[3], *HEADS[:3]), HEADS[0], BACKWARD)
+        for row in table.ROWS.values()
+        if row.flops is not None and "attention" in row.name and "backward" in row.name
+    },
+}
+
+
+@pytest.mark.parametrize("name", [row.name for row in table.ROWS.values() if row.flops is not None])
+def test_every_row_counts_what_is_multiplied_and_added(name):
+    args, made, operations = COUNTED[name]
+    assert node_flops(Node(name if name.count(".") == 2 else f"{name}.default", tuple(args), (_value("made", *made),))) == operations
+
+
+def test_every_row_of_moved_bytes_is_among_the_calls_above():
+    called = {f"aten.{mark.args[1][i][0].split('.')[0]}" for mark in _marks() for i in range(len(mark.args[1]))}
+    moved = {row.name for row in table.ROWS.values() if row.moved_bytes is not None and not row.name.startswith("aten.convolution")}
+    assert moved - called == set()
+
+
+def _marks():
+    tests = (test_what_is_not_touched_is_not_moved, test_what_is_written_in_places_moves_those_places)
+    return [mark for test in tests for mark in test.pytestmark if mark.name == "parametrize"]

@@ -13,7 +13,8 @@ from lowtide.cost.memory import counted_storages, order_problem, simulate
 from lowtide.cost.peak import memory_profile
 from lowtide.cost.presets import preset
 from lowtide.ir.graph import Graph, Kind, Node, Storage
-from lowtide.ir.ops import LOAD, STORE, is_view
+from lowtide.ir.operators.names import LOAD, STORE
+from lowtide.ir.operators.nodes import is_view
 from lowtide.remat.entries import Deed
 from lowtide.remat.explain import deals_of
 from lowtide.remat.problem import RematProblem

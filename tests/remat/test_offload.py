@@ -14,7 +14,7 @@ from lowtide.cost.memory import counted_storages, order_problem, resident_storag
 from lowtide.errors import CheckError
 from lowtide.ir.check.graph_check import check_graph, check_order, check_takeovers
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.ir.ops import is_random, is_transfer, is_view, repeatable
+from lowtide.ir.operators.nodes import is_random, is_transfer, is_view, repeatable
 from lowtide.ir.text.graph_text import parse, to_text
 from lowtide.remat.entries import Codes
 from lowtide.remat.offload import offloadable_storages, storable

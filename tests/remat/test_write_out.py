@@ -11,7 +11,7 @@ import lowtide.api.maker as maker
 from lowtide.errors import CheckError
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph, Kind, Node
-from lowtide.ir.ops import DROPOUT_POSITION, RANDOM, REDRAWING, is_random, is_view, repeatable
+from lowtide.ir.operators.nodes import is_random, is_view, repeatable
 from lowtide.remat.write_out import rematerialise
 from lowtide.schedule import ProgramOrder
 from tests.programs import RandomOrder
@@ -68,18 +68,6 @@ def test_random_and_writing_operators_are_not_repeatable_but_batch_norm_is():
     assert not is_random(Node(attention.op, (X, X, X), (A,)))
     assert is_view(VIEW)
     assert not is_view(RELU)
-
-
-def test_the_table_of_random_operators_is_torchs_own():
-    tagged = set()
-    for full in torch._C._dispatch_get_all_op_names():
-        namespace, _, rest = full.partition("::")
-        base, _, overload = rest.partition(".")
-        packet = getattr(torch.ops.aten, base, None) if namespace == "aten" else None
-        op = getattr(packet, overload or "default", None) if packet is not None else None
-        if op is not None and torch.Tag.nondeterministic_seeded in op.tags:
-            tagged.add(base.rstrip("_"))
-    assert tagged - {name.rstrip("_") for name in RANDOM | DROPOUT_POSITION.keys() | REDRAWING} == set()
 
 
 def test_a_view_that_is_returned_is_taken_before_its_base_is_written_over():

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
 from lowtide.ir.graph import Kind, Node, Value
-from lowtide.ir.ops import is_random, is_view
+from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_view
+from lowtide.ir.operators.table import row_of
 
 _TRAINED = (Kind.PARAMETER, Kind.STATE)
 _INDICES = {"int64", "int32", "int16", "int8", "uint8"}
@@ -91,8 +92,8 @@ def _fallible(node: Node) -> bool:
     """Whether data can make a node fail: indices beside what they point into, an assertion, a factorisation."""
     dtypes = {value.dtype for value in node.inputs}
     indexes = bool(dtypes & _INDICES) and bool(dtypes - _INDICES)
-    return indexes or not node.results or any(word in node.op for word in ("linalg", "cholesky", "lu_"))
+    return indexes or not node.results or row_of(node.op).factorises
 
 
 def _runs(node: Node) -> bool:
-    return not is_view(node) and not node.op.startswith("py.")
+    return not is_view(node) and not is_arithmetic(node)

@@ -22,6 +22,8 @@ from lowtide.capture.data.facts import Call, Facts, Item, Leaf, Question, Readin
 from lowtide.capture.draft import Draft
 from lowtide.capture.sources import users_line
 from lowtide.ir.graph import Arg, Atom, Kind, Node, Value
+from lowtide.ir.operators.names import ITEM
+from lowtide.ir.operators.nodes import is_arithmetic
 from lowtide.ir.slots import Slot
 
 _BEFORE_THE_STEP = frozenset({Kind.INPUT, Kind.CONSTANT, Kind.BUFFER})
@@ -168,9 +170,9 @@ def _refuse_maker(node: Node | None, value: Value) -> None:
     if node.writes:
         what = "which updates statistics beside it" if value in node.outputs else "which the step has written by then"
         raise UnreadableError(f"the result of {node.op}{where}, {what}")
-    if node.op.startswith("py.") or node.op == "aten._local_scalar_dense.default":
+    if is_arithmetic(node) or node.op == ITEM:
         raise UnreadableError("a number that only the running step knows")
-    if torch.Tag.nondeterministic_seeded in operators.resolve(node.op).tags:
+    if operators.node_is_random(node):
         raise UnreadableError(f"a random draw ({node.op}{where})")
 
 

@@ -21,17 +21,6 @@ from lowtide.ir.graph import Arg, Value
 
 _aten = torch.ops.aten
 
-# Which arguments' data the results' shapes follow from, where not from all.
-_SHAPED_BY: dict[OpOverload, tuple[int, ...]] = {
-    _aten.masked_select.default: (1,),
-    _aten._ctc_loss.default: (),
-    _aten._ctc_loss.Tensor: (2, 3),
-    _aten._pack_padded_sequence.default: (1,),
-}
-
-# Questions to which fake tensors give an answer that means nothing.
-_ASKS_DATA = frozenset({_aten._nested_tensor_from_mask_left_aligned.default})
-
 
 class Recording(Protocol):
     """What is asked of the recorder here."""
@@ -41,11 +30,6 @@ class Recording(Protocol):
 
     def record(self, func: OpOverload, *args: Any) -> Any:
         """Call an operator, written down as the program's own calls are."""
-
-
-def asks_data(op: OpOverload) -> bool:
-    """Whether an operator reads data though its fake kernel answers."""
-    return op in _ASKS_DATA
 
 
 def number(recorder: Recording, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Any:
@@ -58,7 +42,7 @@ def number(recorder: Recording, op: OpOverload, args: tuple[Arg, ...], kwargs: t
 
 def results(recorder: Recording, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Any:
     """Fake results of an operator whose results' shapes follow from data. Raises CaptureError where only the running step knows them."""
-    matter = _SHAPED_BY.get(op)
+    matter = operators.row(op).shaped_by
     if matter is not None:
         args = tuple(arg if at in matter else _made_up(recorder, arg) for at, arg in enumerate(args))
     try:

@@ -18,7 +18,8 @@ from lowtide.capture import operators
 from lowtide.capture.optimizers.python_calls import COMPARISONS, compute
 from lowtide.errors import StepError
 from lowtide.ir.graph import Arg, Atom, Node, Value
-from lowtide.ir.ops import is_random
+from lowtide.ir.operators.names import ARITHMETIC
+from lowtide.ir.operators.nodes import is_random
 from lowtide.ir.slots import Slot
 
 _KNOWABLE = frozenset({"state", "group", "constant", "scaler"})  # places whose content is no tensor of the model's or the batch's
@@ -199,8 +200,8 @@ def _filled(arg: Any, things: Sequence[Any]) -> Any:
 
 def _run(line: _Line, things: Sequence[Any]) -> list[Any]:
     args = [_filled(arg, things) for arg in line.args]
-    if line.op.startswith("py."):
-        return [compute(line.op.removeprefix("py."), args)]
+    if line.op.startswith(ARITHMETIC):
+        return [compute(line.op.removeprefix(ARITHMETIC), args)]
     out = operators.resolve(line.op)(*args, **{key: _filled(arg, things) for key, arg in line.kwargs})
     if line.outputs == 0:
         return []

@@ -23,6 +23,7 @@ from lowtide.capture.optimizers.python_calls import ARITHMETIC, COMPARISONS
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, StepError
 from lowtide.ir.graph import Arg, Value
+from lowtide.ir.operators.names import ITEM
 from lowtide.ir.slots import Slot
 
 
@@ -106,7 +107,7 @@ class Scalars:
         """What `tensor.item()` gives: known only when the step runs."""
         if tensor.numel() != 1:
             raise CaptureError(f"item() of a tensor of shape {tuple(tensor.shape)} at {users_line()}: it needs exactly one element")
-        return self._traced(self.draft.emit_scalar("aten._local_scalar_dense.default", (self.draft.value(tensor),)))
+        return self._traced(self.draft.emit_scalar(ITEM, (self.draft.value(tensor),)))
 
     def _read_by_operator(self, tensor: Any) -> Any:
         """What an operator gets that is given a tensor for a number."""

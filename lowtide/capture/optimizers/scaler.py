@@ -19,7 +19,8 @@ from lowtide.capture.optimizers.scalars import Guard
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Kind, Node, Value
-from lowtide.ir.ops import STOP, is_random
+from lowtide.ir.operators.names import ITEM, STOP
+from lowtide.ir.operators.nodes import is_random
 from lowtide.ir.slots import Slot
 
 _TENSORS = ("_scale", "_growth_tracker")
@@ -76,7 +77,7 @@ class ScalerTrace:
 
 def stop_if(found: torch.Tensor, results: Iterable[Value], draft: Draft) -> Node:
     """Record that the program ends here if `found`; by then, `results` exist and all that was recorded so far has acted."""
-    stop = draft.emit_scalar("aten._local_scalar_dense.default", (draft.value(found),))
+    stop = draft.emit_scalar(ITEM, (draft.value(found),))
     acting = tuple(node for node in draft.nodes if node.writes or is_random(node))
     node = Node(STOP, (stop, *dict.fromkeys(results)), (), after=acting)
     draft.nodes.append(node)

@@ -16,6 +16,7 @@ from typing import Any
 
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Atom, Node, Value
+from lowtide.ir.operators.nodes import is_arithmetic, is_transfer
 from lowtide.ir.sizes import ITEM_BYTES, Size
 
 Makers = Mapping[Value, Node]  # which node makes a value
@@ -63,7 +64,7 @@ def _collect(node: Node, makers: Makers, steps: list[Node], all_makers: bool, de
     """The steps that a call needs, each after what it needs itself."""
     for value in node.inputs:
         maker = makers.get(value)
-        if maker is None or maker in steps or depth == _DEEPEST or maker.op.startswith(("py.", "host.")):
+        if maker is None or maker in steps or depth == _DEEPEST or is_arithmetic(maker) or is_transfer(maker):
             continue
         makes_view = any(value.storage is given.storage for given in maker.inputs)
         if all_makers or is_opaque(value, makers) or (makes_view and _is_opaque_below(maker, value, makers)):

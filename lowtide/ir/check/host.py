@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from lowtide.ir.check.verdict import Place, Verdict, refuse
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
+from lowtide.ir.operators.names import DROP, LOAD, STORE
 
 _LENDABLE = (Kind.PARAMETER, Kind.STATE)
-_ARGUMENTS = {"host.store": 1, "host.drop": 2, "host.load": 1}
+_ARGUMENTS = {STORE: 1, DROP: 2, LOAD: 1}
 
 
 def check_host_copies(graph: Graph, within: str = "") -> None:
@@ -39,9 +40,9 @@ def check_host_copies(graph: Graph, within: str = "") -> None:
         if _look(here) != _look(there):
             refuse(Verdict.HOST_UNLIKE, f"{where}: {here.name} and {there.name}")
         offloaded.check(node, here, there, where)
-        if node.op == "host.store":
+        if node.op == STORE:
             awaited[here.storage, there.storage] = where
-        elif node.op == "host.drop":
+        elif node.op == DROP:
             awaited.pop((here.storage, there.storage), None)
     for where in awaited.values():
         refuse(Verdict.HOST_NOT_DROPPED, where)
@@ -60,19 +61,19 @@ class _Offloaded:
 
     def check(self, node: Node, here: Value, there: Value, where: Place) -> None:
         """One store, drop or load, if it is of offloaded state."""
-        if node.op == "host.store" and here.storage in self.block:
+        if node.op == STORE and here.storage in self.block:
             self.copy_of[there.storage] = self.block[here.storage]
         block = self.copy_of.get(there.storage)
-        emptied = node.op == "host.drop" and block is not None
+        emptied = node.op == DROP and block is not None
         if ([before for before, _ in node.writes] != [here]) if emptied else node.writes:
             refuse(Verdict.OFFLOADED_WRITE, where)
         if block is None:
             return
         if here.version != 0:
             refuse(Verdict.OFFLOADED_WRITTEN, f"{where}: {here.name}, version {here.version}")
-        if node.op == "host.drop":
+        if node.op == DROP:
             self.gone[block], self.drops[block] = where, node
-        elif node.op == "host.load":
+        elif node.op == LOAD:
             if self.gone.pop(block, None) is None or self.drops[block] not in node.after:
                 refuse(Verdict.OFFLOADED_STILL_THERE, where)
             self.block[here.storage] = block
@@ -89,7 +90,7 @@ def _check_form(node: Node, where: Place) -> None:
     """One value for each argument, one result but for a drop, nothing else."""
     values = [arg for arg in node.args if isinstance(arg, Value)]
     results = [value for value in node.outputs if value is not None]
-    expected = _ARGUMENTS[node.op], 0 if node.op == "host.drop" else 1
+    expected = _ARGUMENTS[node.op], 0 if node.op == DROP else 1
     made = {value.storage for value in results} - {value.storage for value in values}
     plain = not (node.kwargs or node.inplace or node.body)
     if (len(node.args), len(node.outputs)) != expected or (len(values), len(results)) != expected or len(made) != expected[1] or not plain:
@@ -98,9 +99,9 @@ def _check_form(node: Node, where: Place) -> None:
 
 def _ends(node: Node) -> tuple[Value, Value]:
     """What a node has on the device, and what on the host."""
-    if node.op == "host.store":
+    if node.op == STORE:
         return node.inputs[0], node.results[0]
-    return (node.results[0], node.inputs[0]) if node.op == "host.load" else (node.inputs[0], node.inputs[-1])
+    return (node.results[0], node.inputs[0]) if node.op == LOAD else (node.inputs[0], node.inputs[-1])
 
 
 def _look(value: Value) -> tuple[object, ...]:

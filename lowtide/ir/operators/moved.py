@@ -1,0 +1,45 @@
+"""Bytes read and written by operators that do not touch all of their arguments: each element that is touched once."""
+
+from __future__ import annotations
+
+from math import prod
+
+from lowtide.ir.graph import Node, Value
+from lowtide.ir.operators.row import Count
+from lowtide.ir.operators.shapes import bytes_of, ints, read_bytes
+from lowtide.ir.sizes import ITEM_BYTES
+
+
+def lookup(node: Node) -> int:
+    """Of the table as many elements are read as the result has."""
+    return read_bytes(node, (0,)) + 2 * bytes_of(node.results)
+
+
+def likelihood(node: Node) -> int:
+    """Of the scores one for each target is read."""
+    scores, targets = node.args[0], node.args[1]
+    assert isinstance(scores, Value)
+    return read_bytes(node, (0,)) + prod(ints(node, targets)) * ITEM_BYTES[scores.dtype] + bytes_of(node.results)
+
+
+def into_places(index: int, source: int, *, adds: bool = False) -> Count:
+    """Elements of what the caller owns are written over, or added to, where an index says; the rest of it is not touched."""
+    return lambda node: _into_places(node, index, source, adds)
+
+
+def index_put(node: Node) -> int:
+    """As `into_places`; whether it adds is an argument."""
+    return _into_places(node, 1, 2, len(node.args) > 3 and bool(node.args[3]))
+
+
+def convolution_gradients(node: Node) -> int:
+    """The weight is read for the gradient of the input, the input for that of the weight."""
+    unread = [place for place, output in ((2, node.outputs[0]), (1, node.outputs[1])) if output is None]
+    return read_bytes(node, unread) + bytes_of(node.results)
+
+
+def _into_places(node: Node, index: int, source: int, adds: bool) -> int:
+    given = node.args[source]
+    written = given if isinstance(given, Value) else node.args[index]  # a number goes wherever the index points
+    written_bytes = prod(ints(node, written)) * ITEM_BYTES[node.writes[0][0].dtype]
+    return read_bytes(node, (0,)) + (1 + adds) * written_bytes

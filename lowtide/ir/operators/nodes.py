@@ -1,0 +1,75 @@
+"""What a node does, by its operator's row: draws random numbers, gives views, copies to the host, can be repeated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lowtide.errors import FormatError
+from lowtide.ir.graph import Arg, Graph, Node
+from lowtide.ir.operators.names import ARITHMETIC, DROP, LOAD, STORE
+from lowtide.ir.operators.row import Draws, Operator
+from lowtide.ir.operators.table import row_of
+
+# A library's operator and its overload, or arithmetic on Python numbers: nothing that Python could look up by such a name.
+_OPERATOR = re.compile(r"(?!py\.|host\.)[A-Za-z_]\w*(\.[A-Za-z_]\w*){2}|py\.[a-z_]+", re.ASCII)
+
+
+def check_operators(graph: Graph) -> None:
+    """Whether every operator of a graph has a name that an operator can have. Raises FormatError naming the node."""
+    pending = [graph]
+    while pending:
+        for index, node in enumerate(pending.pop().nodes):
+            for name in (node.op, *(overload for _, overload in node.inplace)):
+                if not _OPERATOR.fullmatch(name) and name not in (STORE, DROP, LOAD):
+                    raise FormatError(f"node {index}: expected the name of an operator such as 'aten.add.Tensor', got {name!r}")
+            if node.body is not None:
+                pending.append(node.body)
+
+
+def is_random(node: Node) -> bool:
+    """Whether a node draws from the generator."""
+    return draws(row_of(node.op), node.args, dict(node.kwargs))
+
+
+def draws(row: Operator, args: tuple[Arg, ...], kwargs: Mapping[str, Arg]) -> bool:
+    """Whether a call of this operator draws from the generator, or may do so for all that is known."""
+    if row.draws is Draws.WITH_PROBABILITY:
+        return (args[row.probability] if row.probability < len(args) else kwargs.get("dropout_p", 0.0)) != 0
+    return row.draws in (Draws.ALWAYS, Draws.UNKNOWN)
+
+
+def is_arithmetic(node: Node) -> bool:
+    """Whether a node computes with Python numbers alone, or ends the program by one."""
+    return node.op.startswith(ARITHMETIC)
+
+
+def is_transfer(node: Node) -> bool:
+    """Whether a node begins, ends or needs a copy in the host's memory."""
+    return node.op in (STORE, DROP, LOAD)
+
+
+def is_view(node: Node) -> bool:
+    """Whether a node only looks at the storages of its inputs in other ways: it makes no bytes and writes none."""
+    results = [value for value in node.outputs if value is not None]
+    given = {value.storage for value in node.inputs}
+    return bool(results) and not node.writes and all(value.storage in given and value.dtype != "scalar" for value in results)
+
+
+def repeatable(node: Node) -> Node | None:
+    """A node that computes the same results once more and does nothing else; None where there is none.
+
+    An operator that is random, that writes or that copies to the host or back cannot be repeated; batch normalisation can, without the
+    update of its statistics.
+    """
+    if node.body is not None or is_random(node) or is_transfer(node) or not any(value is not None for value in node.outputs):
+        return None
+    if not node.writes:
+        return node
+    statistics = row_of(node.op).statistics
+    places = statistics.positions if statistics is not None and statistics.optional else ()
+    if {before for before, _ in node.writes} - {arg for place in places for arg in (node.args[place],)}:
+        return None
+    args = tuple(None if place in places else arg for place, arg in enumerate(node.args))
+    return replace(node, args=args, writes=())

@@ -1,0 +1,95 @@
+"""The noun of the table: what is known of one operator beyond its schema. A column that most rows leave out has a default.
+
+A new fact about operators is a new column here, and a test in `tests/ir/test_operators.py` that holds every row of it to torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from lowtide.ir.graph import Arg, Node
+
+Count: TypeAlias = Callable[[Node], int]
+
+
+class Draws(Enum):
+    """Whether an operator draws from the random generator."""
+
+    NEVER = "never"
+    ALWAYS = "always"
+    WITH_PROBABILITY = "if its probability of dropout is not zero"
+    AGAIN = "torch tags it as one, but it is given the random state of its forward pass and draws nothing new"
+    UNKNOWN = "of other people's operators nothing is known"
+
+
+class Fake(Enum):
+    """What an operator's fake kernel says otherwise than the real one does, for where no real one may be tried."""
+
+    RIGHT = "nothing"
+    STATISTICS_TYPE = "statistics of an input of half precision are float32 as soon as one of the other arguments is"
+    ASKS_DATA_FOR_SHAPES = "it asks for data where shapes follow from shapes"
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Running statistics that an operator updates on the side although its schema does not say so."""
+
+    positions: tuple[int, ...]  # of the arguments
+    flag: int  # the position of the argument that turns the update on
+    optional: bool = False  # whether it is known to compute the same results without them
+
+
+@dataclass(frozen=True, slots=True)
+class WithWrites:
+    """The operator of the same arguments that writes nothing and returns `own` results of this one, followed by what this one writes."""
+
+    name: str
+    own: int
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How an operator whose mask chooses results is taken apart."""
+
+    mask: int  # the position of the mask
+    groups: tuple[tuple[int, ...], ...]  # results that one kernel computes
+
+
+@dataclass(frozen=True, slots=True)
+class ReadsResult:
+    """`backward(gradient, input, *parameters, ...)` gives the same bits for the output of `forward(input, *parameters)`."""
+
+    forward: str
+    defaults: tuple[Arg, ...]  # of the parameters
+    rising: int | None = None  # the parameter that has to be positive for it
+    bounds: bool = False  # whether the parameters are bounds, which the dtype has to hold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One operator. `name` is that of all its overloads, "aten.mm", or of one of them, "aten.bernoulli.p"."""
+
+    name: str
+    draws: Draws = Draws.NEVER
+    probability: int = 0  # where WITH_PROBABILITY: the position of the argument
+    in_memory_order: bool = False  # draws in the order of memory while its functional form draws in that of indices
+    view: bool = False  # its results are its first argument seen in another way, and no memory
+    rebinds: bool = False  # gives a tensor other memory: nothing that a graph of storages can say
+    factorises: bool = False  # fails for some matrices
+    statistics: Statistics | None = None
+    functional: str = ""  # the one that returns what this one writes, where it has another name or other arguments
+    with_writes: WithWrites | None = None
+    complex_in_place: str = ""  # in place it rounds complex numbers otherwise than its functional form; this one rounds them so
+    elementwise: bool = False  # although torch's tag does not say so
+    fake: Fake = Fake.RIGHT
+    answers_without_data: bool = False  # its fake kernel answers what it cannot know
+    shaped_by: tuple[int, ...] | None = None  # the arguments from whose data the results' shapes follow, where not from all
+    split: Split | None = None
+    reads_result: ReadsResult | None = None
+    flops: Count | None = None  # floating-point operations of one run; None: as good as none
+    moved_bytes: Count | None = None  # bytes read and written, each once; None: all arguments but the unread, and all results
+    unread: tuple[int, ...] = ()  # arguments that are asked for their shapes alone, or written over as a whole
+    untouched: bool = False  # its memory is had, not touched

@@ -1,0 +1,268 @@
+"""Every row of the table of operators says what torch's own tags and schemas say, or what real tensors show."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._ops import OpOverload
+
+import lowtide.kernels  # noqa: F401  makes lowtide's own operators known to torch
+from lowtide.capture import operators
+from lowtide.ir.operators.row import Draws, Operator
+from lowtide.ir.operators.table import ROWS, functional_base, row_of, writes_in_place
+from tests.imports import PACKAGE
+from tests.operator_calls import CALLS, nan_like
+
+VIEW_OF_TESTS = "_test_autograd_multiple_dispatch_view"
+
+
+def rows(column: str) -> list[Operator]:
+    """The rows that say something in a column."""
+    plain = Operator(name="")
+    return [row for row in ROWS.values() if getattr(row, column) != getattr(plain, column)]
+
+
+def overloads(name: str) -> list[OpOverload]:
+    """The overloads that a row is about: not those with a row of their own."""
+    namespace, base, *overload = name.split(".")
+    packet = getattr(getattr(torch.ops, namespace), base)
+    return [getattr(packet, each) for each in overload or packet.overloads() if overload or f"{name}.{each}" not in ROWS]
+
+
+def dispatched() -> Iterator[tuple[str, OpOverload]]:
+    """Every operator of aten that the dispatcher knows, with its name there."""
+    for full in torch._C._dispatch_get_all_op_names():
+        namespace, _, rest = full.partition("::")
+        base, _, overload = rest.partition(".")
+        packet = getattr(torch.ops.aten, base, None) if namespace == "aten" else None
+        op = getattr(packet, overload or "default", None) if packet is not None else None
+        if isinstance(op, OpOverload):
+            yield full, op
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_torch_has_the_operator_of_every_row(name):
+    assert overloads(name)
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: row.name)
+def test_every_row_says_something(row):
+    assert row != Operator(name=row.name)
+
+
+def test_what_draws_is_what_torch_tags():
+    """An operator is tagged with the ones that write in place."""
+    tagged = {functional_base(operators.name_of(op)) for _, op in dispatched() if torch.Tag.nondeterministic_seeded in op.tags}
+    assert {functional_base(row.name) for row in rows("draws")} == tagged
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS.values() if row.draws is Draws.WITH_PROBABILITY], ids=lambda row: row.name)
+def test_a_probability_stands_where_the_row_says(row):
+    for op in overloads(row.name):
+        assert op._schema.arguments[row.probability].name == "dropout_p"
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS.values() if row.draws is Draws.AGAIN], ids=lambda row: row.name)
+def test_what_draws_again_is_given_the_random_state(row):
+    for op in overloads(row.name):
+        assert {"philox_seed", "philox_offset"} <= {argument.name for argument in op._schema.arguments}
+
+
+def test_views_are_what_schemas_say():
+    """What torch takes apart before it runs is left out: no graph has it."""
+    aliasing = {
+        op._schema.name.split("::")[1]
+        for full, op in dispatched()
+        if any(result.alias_info is not None and not result.alias_info.is_write for result in op._schema.returns)
+        and not torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeImplicitAutograd")
+    }
+    assert {row.name.removeprefix("aten.") for row in rows("view")} == aliasing - {VIEW_OF_TESTS}
+
+
+@pytest.mark.parametrize("row", rows("rebinds"), ids=lambda row: row.name)
+def test_what_rebinds_gives_other_memory(row):
+    tensor, base = torch.zeros(2, device="meta"), row.name.removeprefix("aten.")
+    template = torch.zeros(64, device="meta")
+    more = {"resize_": ([64],), "_resize_output_": ([64], tensor.device), "resize_as_": (template,), "set_": (template,)}
+    getattr(torch.ops.aten, base)(tensor, *more[base])
+    assert tensor.untyped_storage().nbytes() == 256
+
+
+@pytest.mark.parametrize("row", rows("statistics"), ids=lambda row: row.name)
+def test_statistics_are_written_though_no_schema_says_so(row):
+    (op,), at = overloads(row.name), row.statistics
+    arguments = op._schema.arguments
+    assert [arguments[place].name for place in at.positions] == ["running_mean", "running_var"]
+    assert arguments[at.flag].name in ("training", "train")
+    assert not op._schema.is_mutable, "the schema says so by now: the row can go"
+
+
+@pytest.mark.parametrize("row", [row for row in rows("statistics") if row.statistics.optional], ids=lambda row: row.name)
+def test_optional_statistics_change_and_results_need_none(row):
+    (op,), at = overloads(row.name), row.statistics
+    args = [torch.randn(4, 3, 5), torch.ones(3), torch.zeros(3), torch.zeros(3), torch.ones(3), True, 0.1, 1e-5]
+    without = [None if place in at.positions else arg for place, arg in enumerate(args)]
+    before = [args[place].clone() for place in at.positions]
+    for one, two in zip(op(*without), op(*args), strict=True):
+        assert torch.equal(one, two)
+    assert not any(torch.equal(args[place], old) for place, old in zip(at.positions, before, strict=True))
+    before = [args[place].clone() for place in at.positions]
+    op(*args[: at.flag], False, *args[at.flag + 1 :])
+    assert all(torch.equal(args[place], old) for place, old in zip(at.positions, before, strict=True))
+
+
+@pytest.mark.parametrize("row", rows("functional"), ids=lambda row: row.name)
+def test_the_functional_form_gives_what_is_written(row):
+    (op,), form = overloads(row.name), operators.resolve(row.functional)
+    assert not form._schema.is_mutable
+    for tensor in (torch.full((4, 5), 0.3), torch.zeros(7)):
+        args = operators.with_defaults(op, (tensor,))
+        torch.manual_seed(0)
+        expected = form(*args)
+        torch.manual_seed(0)
+        assert torch.equal(op(tensor.clone(), *args[1:]), expected)
+
+
+@pytest.mark.parametrize("row", rows("with_writes"), ids=lambda row: row.name)
+def test_the_form_with_writes_returns_results_and_what_is_written(row):
+    (op,), form = overloads(row.name), operators.resolve(row.with_writes.name)
+    assert not form._schema.is_mutable
+    x, noise = torch.randn(40), torch.zeros(40)
+    written = operators.written_positions(op, (x, noise, 0.1, 0.3, True))
+    torch.manual_seed(0)
+    expected = form(x, noise, 0.1, 0.3, True)
+    torch.manual_seed(0)
+    args = (x.clone(), noise.clone(), 0.1, 0.3, True)
+    out = op(*args)
+    got = [*([out] if row.with_writes.own else []), *(args[place] for place in written)]
+    assert [torch.equal(one, two) for one, two in zip(got, expected, strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize("row", rows("in_memory_order"), ids=lambda row: row.name)
+def test_what_draws_in_memory_order_gives_a_transposed_tensor_other_numbers(row):
+    (op,), form = overloads(row.name), operators.resolve(row.functional)
+    flat = torch.zeros(8, 9)
+    torch.manual_seed(0)
+    expected = form(flat.t(), 0.5)
+    torch.manual_seed(0)
+    op(flat.t(), 0.5)
+    assert not torch.equal(flat.t(), expected), "they agree by now: the column can go"
+
+
+@pytest.mark.parametrize("row", rows("complex_in_place"), ids=lambda row: row.name)
+def test_complex_numbers_round_otherwise_in_place(row):
+    (op,), form = overloads(row.name), operators.functional_form(*overloads(row.name))
+    one, two = torch.randn(999, dtype=torch.complex64), torch.randn(999, dtype=torch.complex64)
+    left = op(one.clone(), two)
+    assert torch.equal(operators.resolve(row.complex_in_place)(one, two), left)
+    assert not torch.equal(form(one, two), left), "they agree by now: the row can go"
+
+
+@pytest.mark.parametrize("row", rows("elementwise"), ids=lambda row: row.name)
+def test_what_is_called_element_wise_lacks_the_tag_and_works_in_place(row):
+    (op,), (args,) = overloads(row.name), CALLS[row.name]
+    assert torch.Tag.pointwise not in op.tags, "torch says so by now: the column can go"
+    out = operators.resolve(operators.out_form(op))
+    expected = op(*args)
+    for place in (at for at, arg in enumerate(args) if isinstance(arg, torch.Tensor)):
+        given = [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args]
+        out(*given, grad_input=given[place])
+        assert torch.equal(given[place], expected)
+
+
+@pytest.mark.parametrize("row", rows("answers_without_data"), ids=lambda row: row.name)
+def test_what_answers_without_data_reads_it(row):
+    (op,), (args, others) = overloads(row.name), CALLS[row.name]
+    assert op(*args) != op(*others)
+
+
+@pytest.mark.parametrize("row", rows("shaped_by"), ids=lambda row: row.name)
+def test_shapes_follow_from_the_data_of_these_arguments_alone(row):
+    (op,), (args, *others) = overloads(row.name), CALLS[row.name]
+
+    def shapes(given):
+        out = op(*given)
+        return [part.shape for part in (out if isinstance(out, tuple) else (out,))]
+
+    for place, arg in enumerate(args):
+        if isinstance(arg, torch.Tensor) and place not in row.shaped_by:
+            other = nan_like(arg) if arg.is_floating_point() else arg.flip(-1)
+            assert shapes([*args[:place], other, *args[place + 1 :]]) == shapes(args)
+    assert bool(others) == bool(row.shaped_by)
+    assert all(shapes(other) != shapes(args) for other in others)
+
+
+@pytest.mark.parametrize("row", rows("split"), ids=lambda row: row.name)
+def test_a_split_makes_groups_of_all_results(row):
+    for op in overloads(row.name)[:1]:
+        arguments = op._schema.arguments
+        assert arguments[row.split.mask].name == "output_mask"
+        assert sorted(index for group in row.split.groups for index in group) == list(range(len(op._schema.returns)))
+
+
+@pytest.mark.parametrize("row", rows("reads_result"), ids=lambda row: row.name)
+def test_parameters_left_out_are_those_of_the_schema(row):
+    """`tests/rewrite/test_read_results.py` holds the bits."""
+    forward = operators.resolve(row.reads_result.forward)._schema.arguments
+    assert tuple(argument.default_value for argument in forward[1:]) == row.reads_result.defaults
+
+
+@pytest.mark.parametrize("row", rows("unread"), ids=lambda row: row.name)
+def test_what_is_not_read_does_not_matter(row):
+    """With other contents of these arguments the results are the same, to the last bit."""
+    base, *overload = row.name.removeprefix("aten.").split(".")
+    for args in CALLS[row.name]:
+        op = getattr(getattr(torch.ops.aten, base), *overload) if overload else getattr(torch.ops.aten, base)
+        found = []
+        for change in (torch.clone, nan_like):
+            torch.manual_seed(0)
+            found.append(op(*(change(arg) if at in row.unread else arg for at, arg in enumerate(args))))
+        assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("row", rows("untouched"), ids=lambda row: row.name)
+def test_what_is_untouched_holds_anything(row, monkeypatch):
+    """Torch fills such memory with what is not a number, where it is asked to be deterministic."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        for args in CALLS[row.name]:
+            assert getattr(torch.ops.aten, row.name.removeprefix("aten."))(*args).isnan().all()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("name", ["aten.addmm_.default", "aten.relu_.default", "aten.uniform_.default", "aten.__ior__.Tensor"])
+def test_the_in_place_form_has_the_row_of_its_functional_form(name):
+    assert writes_in_place(name)
+    assert replace(row_of(name), name="") == replace(row_of(f"{functional_base(name)}.default"), name="")
+
+
+def test_in_place_forms_are_known_by_name():
+    """By torch's own tag; names that end so without writing are none."""
+    wrong = [
+        operators.name_of(op)
+        for _, op in dispatched()
+        if torch.Tag.inplace in op.tags and not writes_in_place(operators.name_of(op)) and op._schema.is_mutable
+    ]
+    assert wrong == []
+
+
+def test_linear_algebra_is_known_by_name_and_activations_are_none():
+    assert row_of("aten.linalg_cholesky_ex.default").factorises
+    assert row_of("aten.lu_unpack.default").factorises
+    assert not row_of("aten.gelu_backward.default").factorises
+
+
+def test_facts_about_operators_are_nowhere_but_in_the_table():
+    """Sets and tables keyed by operators of aten, in any other file of the package."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.is_relative_to(PACKAGE / "ir" / "operators"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            keys = node.keys if isinstance(node, ast.Dict) else node.elts if isinstance(node, ast.Set) else []
+            found += [f"{path.name}:{node.lineno}" for key in keys if isinstance(key, ast.Constant) and str(key.value).startswith("aten.")]
+    assert found == []
