@@ -20,9 +20,10 @@ from lowtide.cost.memory import counted_storages, order_problem, resident_storag
 from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.place import Placement, place
 from lowtide.plan.plan import Plan, Provenance
-from lowtide.planning.planner import candidates, make_plan
+from lowtide.planning import planner
+from lowtide.planning.candidate import Candidate, equal_graphs
+from lowtide.planning.request import Request
 from lowtide.problems.placement import PlaceProblem
-from lowtide.schedule import Auto
 
 GRANULE_BYTES = 512  # what PyTorch's allocator for CUDA rounds sizes up to, and so what both are counted with
 _NOWHERE = Provenance(lowtide="", torch="", device="", python="", threads=0)
@@ -131,8 +132,8 @@ def planned_step(captured: Captured) -> Planned:
     seconds: dict[str, float] = {}
     cpu = time.process_time()
     with _timed(seconds, "order_s"):
-        among = {graph: (0,) * len(graph.nodes) for graph in candidates(captured.graph)}
-        plan = make_plan(among, Auto(), _NOWHERE, round_to=GRANULE_BYTES, held_by_eager=captured.gradients)
+        among = [Candidate(graph, (0,) * len(graph.nodes), held_by_eager=captured.gradients) for graph in equal_graphs(captured.graph)]
+        plan = planner.plan(among, Request(_NOWHERE, granule_bytes=GRANULE_BYTES))
     with _timed(seconds, "place_s"):
         problem = order_problem(plan.graph, plan.workspace_bytes, round_to=GRANULE_BYTES)
         buffers = place_problem(problem, plan.order, align_bytes=GRANULE_BYTES)

@@ -10,19 +10,18 @@ import torch
 from torch import nn
 
 from lowtide.api.arguments import check_arguments, check_scaler, check_swapping, device_of
+from lowtide.api.capturing import Capturing
 from lowtide.api.explanation import Explanation, Remedy
-from lowtide.api.limits import Memory
-from lowtide.api.maker import Maker
+from lowtide.api.machine import Machine
+from lowtide.api.maker import Asked, Maker
 from lowtide.api.stages import Callback, Stages, wants_progress
 from lowtide.capture.optimizers.wrapped import torch_optimizer
-from lowtide.capture.program import Captured, TrainingProgram, positional_and_keyword
+from lowtide.capture.program import TrainingProgram, positional_and_keyword
 from lowtide.cost.device import Device
-from lowtide.cost.peak import peak_moment
 from lowtide.cost.presets import preset
 from lowtide.errors import BatchError, BudgetError, CaptureError
 from lowtide.plan.plan import Trade
-from lowtide.plan.snapshot import Moment
-from lowtide.planning.budget import Budget
+from lowtide.planning.limits import Limit, Memory
 from lowtide.remat.sweep.search import Sweep
 from lowtide.runtime.batch import BatchSpec
 from lowtide.schedule import Auto, Best, Solver
@@ -74,14 +73,14 @@ def explain(
     program = None
     if loss is not None and optimizer is not None:
         program = TrainingProgram(model, loss, optimizer, after_backward, accumulate, scaler)
-    maker = Maker(
-        model=model, program=program, device=place, solver=solver or Auto(), workspaces=False, memory=None,
-        latency=None, sweep=search or Sweep(), swap=swap, swap_state=swap_state, simulated=machine, saved=None,
-        stages=Stages(callback, wants_progress(progress)),
-    )  # fmt: skip
-    captured, granule_bytes, plan = maker.plan_of_most_steps(args, kwargs, Budget(latency=1.0))
+    stages = Stages(callback, wants_progress(progress))
+    asked = Asked(Limit(latency=1.0), swap_state, solver or Auto(), search or Sweep())
+    maker = Maker(Capturing(model, program, place, stages), Machine(place, machine, False, swap, stages), asked, None, stages)
+    captured, plan = maker.plan_of_most_steps(args, kwargs)
     assert plan.trade is not None, "a limit was asked for"
-    peak = _eager_peak(captured, granule_bytes)
+    peak = captured.eager(plan.granule_bytes).peak
+    if peak is None:
+        raise CaptureError("the program runs no operator on tensors: there is no peak to explain")
     memory_bytes = None if limit is None else limit.of_peak(peak.footprint_bytes)
     within = None if memory_bytes is None else _within(plan.trade, memory_bytes, memory)
     halved = _halved(maker, args, kwargs, memory_bytes if within is None else None)
@@ -104,15 +103,6 @@ def _check_here(place: torch.device, machine: Device | None) -> None:
     """Rates are needed: of a machine that is here, or of one that is named."""
     if machine is None and place.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device: expected a device that is here, or the name of a machine in `simulate` ('h200'), got {place}")
-
-
-def _eager_peak(captured: Captured, granule_bytes: int) -> Moment:
-    """The peak of the program as it stands: in its own order, in place only where it works so itself, gradients held to the end."""
-    graph = dataclasses.replace(captured.graph, outputs=(*captured.graph.outputs, *captured.gradients))
-    peak = peak_moment(graph, range(len(graph.nodes)), round_to=granule_bytes, eager=True)
-    if peak is None:
-        raise CaptureError("the program runs no operator on tensors: there is no peak to explain")
-    return peak
 
 
 def _remedies(trade: Trade) -> list[Remedy]:
@@ -154,21 +144,25 @@ def _halved(maker: Maker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_
 
     By order alone; where that does not do for `memory_bytes`, by letting go of what does, or to the least that was found.
     """
-    if maker.program is None:
+    program = maker.capturing.program
+    if program is None:
         return None
-    count = 2 * maker.program.accumulate
+    count = 2 * program.accumulate
     # Twice as many operators: exact search would take most of the time, to make an estimate a little better.
-    solver = Best() if isinstance(maker.solver, Auto) else maker.solver
-    halved = dataclasses.replace(maker, program=dataclasses.replace(maker.program, accumulate=count), solver=solver)
+    solver = Best() if isinstance(maker.asked.solver, Auto) else maker.asked.solver
+    asked = dataclasses.replace(maker.asked, limit=Limit(), solver=solver)
+    capturing = dataclasses.replace(maker.capturing, program=dataclasses.replace(program, accumulate=count))
+    halved = dataclasses.replace(maker, capturing=capturing, asked=asked)
     try:
-        _, _, plan = halved.plan_of_most_steps(args, kwargs, Budget())
+        _, plan = halved.plan_of_most_steps(args, kwargs)
     except (BatchError, CaptureError):
         return None
     ordered = Remedy("smaller micro-batches", plan.peak_bytes, None, f"accumulate={count}")
     if memory_bytes is None or plan.peak_bytes <= memory_bytes:
         return ordered
     try:
-        _, _, plan = halved.plan_of_most_steps(args, kwargs, Budget(memory_bytes))
+        within = dataclasses.replace(halved, asked=dataclasses.replace(asked, limit=Limit(Memory(memory_bytes))))
+        _, plan = within.plan_of_most_steps(args, kwargs)
         peak_bytes = plan.peak_bytes
     except BudgetError as error:
         peak_bytes = error.smallest_peak_bytes

@@ -11,8 +11,9 @@ from torch import nn
 
 from lowtide.api.arena import StepArena
 from lowtide.api.arguments import check_arguments, check_scaler, check_swapping, device_of
-from lowtide.api.limits import Memory, checked_latency
-from lowtide.api.maker import Maker
+from lowtide.api.capturing import Capturing
+from lowtide.api.machine import Machine
+from lowtide.api.maker import Asked, Maker
 from lowtide.api.stages import Callback, Stages, wants_progress
 from lowtide.api.step import Step
 from lowtide.capture.optimizers.wrapped import torch_optimizer
@@ -21,6 +22,7 @@ from lowtide.cost.device import Device
 from lowtide.cost.presets import preset
 from lowtide.place import Placer
 from lowtide.plan.plan import Plan
+from lowtide.planning.limits import Limit
 from lowtide.remat.sweep.search import Sweep
 from lowtide.runtime.batch import BatchSpec
 from lowtide.schedule import Auto, Solver
@@ -107,11 +109,9 @@ def optimize(
     check_scaler(scaler, optimizer, swap_state)
     optimizer = torch_optimizer(optimizer)
     check_swapping(model, optimizer, swap, swap_state)
-    if memory is not None and latency is not None:
-        raise TypeError("memory and latency: expected one limit or none, got both: the other is what is made as small as can be")
     if plan is not None and (memory is not None or latency is not None):
         raise TypeError("plan: a saved plan keeps to the limit that it was made for; leave out `memory` and `latency`, or `plan`")
-    limit = None if memory is None else Memory.of(memory)
+    limit = Limit.of(memory, latency)
     args, kwargs = positional_and_keyword(batch)
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     place = device_of(model, device)
@@ -122,10 +122,10 @@ def optimize(
     saved = Plan.load(plan) if isinstance(plan, (str, os.PathLike)) else plan
     machine = preset(simulate) if isinstance(simulate, str) else simulate
     obstacle = _ON_META if on_meta else "" if machine is None else _ELSEWHERE.format(machine.name)  # why the step can only be planned
-    maker = Maker(
-        model, program, place, solver or Auto(), not on_meta if workspaces is None else workspaces,
-        limit, checked_latency(latency), search or Sweep(), swap, swap_state, machine, saved, Stages(callback, wants_progress(progress)),
-    )  # fmt: skip
-    variants = maker.make(args, kwargs, as_saved=saved is not None)
-    own = StepArena.of(place, placer, maker.stages) if arena and not obstacle else None
-    return Step(maker.caller, spec, variants, maker.make, maker.stages.seconds, obstacle, arena=own)
+    stages = Stages(callback, wants_progress(progress))
+    tries = not on_meta if workspaces is None else workspaces
+    asked = Asked(limit, swap_state, solver or Auto(), search or Sweep())
+    maker = Maker(Capturing(model, program, place, stages), Machine(place, machine, tries, swap, stages), asked, saved, stages)
+    family = maker.make(args, kwargs, as_saved=saved is not None)
+    wants_arena = arena and not obstacle
+    return Step(maker, spec, family, obstacle, (lambda: StepArena.of(place, placer, stages)) if wants_arena else None)

@@ -5,98 +5,25 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias
-
-import torch
+from typing import Any, NoReturn
 
 from lowtide.api.arena import ArenaReport, StepArena
 from lowtide.api.arguments import detached
-from lowtide.api.harm import tell_harm
+from lowtide.api.maker import Family, Maker
 from lowtide.api.recaptures import Recaptures
+from lowtide.api.variant import Variant
 from lowtide.base.files import write_whole
 from lowtide.capture.care.failures import programs_own
 from lowtide.capture.data.facts import Facts, Reading
-from lowtide.capture.program import Captured
 from lowtide.cost.profiler import Measured, peak_bytes
 from lowtide.errors import CaptureError, StepError
-from lowtide.ir.slots import Slot
-from lowtide.lower.python import lower
-from lowtide.lower.transfers import swaps
 from lowtide.plan.plan import Plan
-from lowtide.runtime.arena.arena import Arena
+from lowtide.planning.limits import Limit
 from lowtide.runtime.batch import BatchSpec
-from lowtide.runtime.caller import Caller, ChangedError, InputCheck, View
-from lowtide.runtime.copies.host import host_memory
-from lowtide.runtime.program import Program
-from lowtide.runtime.unchanged.granted import Granted
-from lowtide.runtime.unchanged.settings import SettingsCheck
+from lowtide.runtime.caller import ChangedError, View
 
 MOST_PROGRAMS = 32  # that differ in nothing but what they read from the data
 _MOST_KEPT = MOST_PROGRAMS + 8  # of earlier captures
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One program for one state of the caller's: optimizers make their state in the first step and update it in later ones."""
-
-    captured: Captured
-    plan: Plan
-    program: Program
-    granted: Granted  # the same for all that were captured together
-    check: InputCheck
-    settings: SettingsCheck
-
-    @classmethod
-    def of(cls, captured: Captured, plan: Plan, granted: Granted, gradients: bool) -> Variant:
-        """The program that runs `plan`."""
-        inputs = captured.graph.inputs
-        devices = tuple(sorted({torch.device(value.storage.device).type for value in inputs}))
-        host = host_memory(max((value.storage.device for value in inputs), default="cpu")) if swaps(plan) else None
-        check = InputCheck.of(captured.graph, captured.slots)
-        program = Program(lower(plan), gradients, devices, host)
-        return cls(captured, plan, program, granted, check, SettingsCheck.of(captured.graph, captured.slots))
-
-    def fits(self, now: View, facts: Facts) -> bool:
-        """Whether this is the program for what the caller holds now. `facts` are of the same moment."""
-        return self.granted.holds() and self.fits_settings(now) and facts.hold(self.captured.readings)
-
-    def fits_settings(self, now: View) -> bool:
-        """Whether this is the program for the caller's settings, whatever the data are; `granted` tells of the rest."""
-        if self.captured.state_entries != now.caller.state_entries:
-            return False
-
-        def read(slot: Slot) -> Any:
-            return now.read(slot, self.captured.constants)
-
-        try:
-            if not self.settings.hold(read):
-                return False
-            return all(guard.holds(read) for guard in self.captured.guards)
-        except StepError:
-            return False
-
-    def inputs(self, now: View) -> list[Any]:
-        """What the program reads. Raises ChangedError for what looks otherwise now, BatchError for a batch that shares memory with it."""
-        inputs = [now.read(slot, self.captured.constants) for slot in self.captured.slots]
-        self.check(inputs)
-        return inputs
-
-    def run(self, inputs: Sequence[Any], now: View, arena: Arena | None = None) -> tuple[Any, bool]:
-        """Run once on what the caller holds; the result as the captured program returns it, and whether the optimizer has stepped."""
-        try:
-            outputs = self.program(inputs) if arena is None else arena.run(self.program, lambda: self.program(inputs))
-        except BaseException as error:
-            tell_harm(error, self.plan, self.program)
-            raise
-        results = len(outputs) - len(self.captured.assigned)
-        stepped = isinstance(outputs, list)  # a program that ends before the optimizer returns a tuple
-        slots, items = self.captured.to_assign(outputs[results:]) if stepped else self.captured.made_before(outputs[results:])
-        now.assign(slots, items)
-        return self.captured.result(outputs[:results]), stepped
-
-
-Replan: TypeAlias = Callable[["tuple[Any, ...]", "dict[str, Any]"], "list[Variant]"]  # captures with this batch
 
 
 class Step:
@@ -109,21 +36,21 @@ class Step:
     """
 
     def __init__(
-        self, caller: Caller, batch: BatchSpec, variants: list[Variant], replan: Replan, seconds: dict[str, float], obstacle: str = "",
-        arena: StepArena | None = None,
-    ) -> None:  # fmt: skip
-        self._caller, self._batch, self._replan, self._obstacle = caller, batch, replan, obstacle
-        self._arena = arena
-        self._families = [variants]  # captured together, newest first; the last of a family is the one that most steps run
-        self._current = variants[-1]
+        self, maker: Maker, batch: BatchSpec, family: Family, obstacle: str = "", arena: Callable[[], StepArena] | None = None
+    ) -> None:
+        self._maker, self._batch, self._obstacle, self._new_arena = maker, batch, obstacle, arena
+        self._caller = maker.capturing.caller
+        self._arena = None if arena is None else arena()
+        self._families = [family]  # newest first
+        self._current = family.variants[-1]
         self._recaptures = Recaptures()
         self._measured: Measured | None = None
-        self.seconds = seconds  # by stage: "capture", "measure", "order", "lower"
+        self.seconds = maker.stages.seconds  # by stage: "capture", "measure", "order", "lower"
 
     @property
     def plan(self) -> Plan:
         """The plan that most steps run. The first step of most optimizers, which makes their state, has one of its own."""
-        plan = self._families[0][-1].plan
+        plan = self._families[0].variants[-1].plan
         measured = None if self._measured is None else self._measured.peak_bytes + plan.resident_bytes
         return dataclasses.replace(plan, measured_peak_bytes=measured)
 
@@ -136,10 +63,19 @@ class Step:
         trade = self.plan.trade
         return () if trade is None else trade.frontier
 
+    def at(self, memory: int | str | None = None, *, latency: float | None = None) -> Step:
+        """A step of the same program under another limit, or under none; this one stays as it is. Limits are those of `optimize`.
+
+        Where this step has a limit, too, what was searched for it answers at once, and a smaller limit never gives a higher peak, a larger
+        one never a slower program. Both steps work on the same model and optimizer: call either. Raises BudgetError where nothing fits.
+        """
+        maker, family = self._maker.at(Limit.of(memory, latency), self._families[0])
+        return Step(maker, self._batch, family, self._obstacle, self._new_arena)
+
     @property
     def source(self) -> str:
         """The text of that plan's program."""
-        return self._families[0][-1].program.source
+        return self._families[0].variants[-1].program.source
 
     @property
     def arena(self) -> ArenaReport | None:
@@ -168,7 +104,7 @@ class Step:
         Training advances by this step. Raises StepError for an optimizer's first step, and as a call does.
         """
         variant, inputs, now = self._prepare(args, kwargs)
-        if variant is not self._families[0][-1]:
+        if variant is not self._families[0].variants[-1]:
             raise StepError(
                 "the first step of this optimizer makes its state and is not like the later ones: call the step once, then measure"
             )
@@ -212,7 +148,7 @@ class Step:
     def _find(self, now: View) -> tuple[Variant, list[Any]] | str:
         """The program for what the caller holds now, and its inputs; its family becomes the first. Else what looks otherwise."""
         facts, changed = Facts(now.read), ""
-        for variant in (self._current, *(each for family in self._families for each in family if each is not self._current)):
+        for variant in (self._current, *(each for family in self._families for each in family.variants if each is not self._current)):
             if not variant.fits(now, facts):
                 continue
             try:
@@ -224,10 +160,10 @@ class Step:
             return variant, inputs
         return changed
 
-    def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Variant]:
+    def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Family:
         """Programs for the caller's objects and this batch as they are now. Where an assertion of the program's own fails, its error."""
         try:
-            return self._replan(*detached(args, kwargs))
+            return self._maker.make(*detached(args, kwargs))
         except CaptureError as error:
             own = programs_own(error)
             if own is None:
@@ -236,7 +172,7 @@ class Step:
 
     def _is_of_the_data(self, now: View) -> bool:
         """Whether only what is read from the data is in the way. Raises StepError where that has made too many programs already."""
-        families = [family for family in self._families if family[0].granted.holds()]
+        families = [family.variants for family in self._families if family.variants[0].granted.holds()]
         alike = [family[-1].captured.readings for family in families if any(each.fits_settings(now) for each in family)]
         if len(alike) >= MOST_PROGRAMS:
             raise StepError(too_many(alike))
@@ -246,7 +182,7 @@ class Step:
         """Make the family of a variant the one whose plan is shown."""
         if variant is self._current:
             return
-        family = next(family for family in self._families if variant in family)
+        family = next(family for family in self._families if variant in family.variants)
         if family is not self._families[0]:
             self._measured = None
             self._families = [family, *(other for other in self._families if other is not family)]

@@ -75,7 +75,7 @@ def optimize_command(
 
 
 def _check_limits(memory: str | None, latency: float | None) -> None:
-    from lowtide.api.limits import Memory, checked_latency
+    from lowtide.planning.limits import Memory, checked_latency
 
     try:
         checked_latency(latency)

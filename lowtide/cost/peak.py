@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lowtide.cost.memory import Footprint, counted_storages, order_problem, resident_storages, simulate, storage_bytes
 from lowtide.ir.graph import Graph
 from lowtide.plan.snapshot import LiveTensor, Moment, looks
-from lowtide.problems.order import Bytes
+from lowtide.problems.order import Bytes, OrderProblem
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,13 +27,24 @@ class MemoryProfile:
         alive = [tensor for tensor in self.tensors if tensor.start <= step < tensor.end and tensor.nbytes]
         return tuple(sorted(alive, key=lambda tensor: (-tensor.nbytes, tensor.start)))
 
+    def moment(self, graph: Graph, order: Sequence[int]) -> Moment | None:
+        """The first step at the peak, of the graph and order that this is the profile of; None where there are no steps."""
+        if self.peak_step < 0:
+            return None
+        step = self.peak_step
+        return Moment.of(graph, step, graph.nodes[order[step]], self.workspace_bytes[step], self.at(step))
+
 
 def memory_profile(
     graph: Graph, order: Sequence[int], workspace_bytes: Sequence[int] | None = None, *, round_to: int = 1, eager: bool = False
 ) -> MemoryProfile:
     """Memory over the steps of `order`, with every storage's lifetime; arguments and errors as for `order_problem` and `simulate`."""
     problem = order_problem(graph, workspace_bytes, round_to=round_to, eager=eager)
-    footprint = simulate(problem, order)
+    return profile_of(graph, problem, order, simulate(problem, order), round_to=round_to)
+
+
+def profile_of(graph: Graph, problem: OrderProblem, order: Sequence[int], footprint: Footprint, *, round_to: int = 1) -> MemoryProfile:
+    """The same from a problem that is known, and what the order costs in it."""
     return MemoryProfile(
         footprint_bytes=footprint.footprint_bytes,
         workspace_bytes=tuple(problem.workspace_bytes[list(order)].tolist()),
@@ -48,11 +59,7 @@ def peak_moment(
     graph: Graph, order: Sequence[int], workspace_bytes: Sequence[int] | None = None, *, round_to: int = 1, eager: bool = False
 ) -> Moment | None:
     """The first step at the peak; None where there are no steps. Arguments and errors as for `memory_profile`."""
-    profile = memory_profile(graph, order, workspace_bytes, round_to=round_to, eager=eager)
-    if profile.peak_step < 0:
-        return None
-    node, step = graph.nodes[order[profile.peak_step]], profile.peak_step
-    return Moment.of(graph, step, node, profile.workspace_bytes[step], profile.at(step))
+    return memory_profile(graph, order, workspace_bytes, round_to=round_to, eager=eager).moment(graph, order)
 
 
 def _live(graph: Graph, footprint: Footprint, round_to: int) -> list[LiveTensor]:

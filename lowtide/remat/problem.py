@@ -75,14 +75,18 @@ class RematProblem:
         round_to: int = 1,
         swap: Device | None = None,
         swap_state: bool = False,
+        known: OrderProblem | None = None,
     ) -> RematProblem:
         """The problem of a graph whose nodes take `cost_us`, and whose storages may be swapped over the links of `swap`.
 
-        With `swap_state`, state that the caller lends may be offloaded, too. Other arguments and errors as for `order_problem`.
+        With `swap_state`, state that the caller lends may be offloaded, too. `known` is the ordering problem in which nothing is, if the
+        caller has it. Other arguments and errors as for `order_problem`.
         """
         swap_state = swap_state and swap is not None
         offloadable = offloadable_storages(graph) if swap_state else ()
-        problem = order_problem(graph, workspace_bytes, round_to=round_to, offloadable=offloadable)
+        if known is None:
+            known = order_problem(graph, workspace_bytes, round_to=round_to)
+        problem = order_problem(graph, workspace_bytes, round_to=round_to, offloadable=offloadable) if offloadable else known
         again = [repeatable(node) for node in graph.nodes]
         views = np.array([is_view(node) for node in graph.nodes], np.bool_)
         writers = {(before.storage, before.version): index for index, node in enumerate(graph.nodes) for before, _ in node.writes}
@@ -101,7 +105,7 @@ class RematProblem:
             limits=rows_of(rows),
             links=None if swap is None else Links.of(problem, storable(graph, swap_state=swap_state)[: problem.tensor_count], swap),
             writes=_writes(graph, offloadable, problem.tensor_count) if swap_state else None,
-            plain=cls.of(graph, cost_us, workspace_bytes, round_to=round_to) if swap_state else None,
+            plain=cls.of(graph, cost_us, workspace_bytes, round_to=round_to, known=known) if swap_state else None,
         )
 
     @property

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.api.limits import Memory, checked_latency
+from lowtide.planning.limits import Memory, checked_latency
 from tests.api.networks import Gpt, adamw, convnet, cross_entropy, next_token, sgd, squares, workload
 from tests.training import check
 

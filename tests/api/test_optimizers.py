@@ -329,7 +329,7 @@ def test_an_optimizer_of_ones_own_that_counts_in_python():
 
 def count_captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often a training step was captured, in a list of one number."""
-    module = importlib.import_module("lowtide.api.maker")
+    module = importlib.import_module("lowtide.api.capturing")
     count, capture = [0], module.capture_training
 
     def counting(*arguments: Any) -> Any:

@@ -8,9 +8,14 @@ from lowtide.cost.memory import order_problem, simulate
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.plan.plan import Provenance
-from lowtide.planning.planner import checked, make_plan, replan
+from lowtide.planning.candidate import Candidate
+from lowtide.planning.checked import checked
+from lowtide.planning.planner import plan
+from lowtide.planning.request import Request
+from lowtide.planning.saved import replan
 from lowtide.schedule import Best, ProgramOrder
 
+BEST = Best()
 PROVENANCE = Provenance(lowtide="0", torch="0", device="cpu", python="3", threads=1)
 
 
@@ -26,35 +31,40 @@ def _two_branches(first_bytes=100, second_bytes=100):
     return Graph((x,), nodes, (c, d))
 
 
+def _planned(*candidates, solver=BEST, granule_bytes=1):
+    among = [Candidate(graph, sizes) for graph, sizes in candidates]
+    return plan(among, Request(PROVENANCE, solver=solver, granule_bytes=granule_bytes))
+
+
 def test_plan_promises_what_its_order_costs():
     graph = _two_branches()
-    plan = make_plan({graph: (0, 7, 0, 0)}, Best(), PROVENANCE)
-    assert plan.eager_peak_bytes == 10 + 100 + 100 + 7
-    assert plan.peak_bytes == 10 + 100 + 7 == simulate(order_problem(graph, plan.workspace_bytes), plan.order).peak_bytes
-    assert plan.resident_bytes == 10
+    found = _planned((graph, (0, 7, 0, 0)))
+    assert found.eager_peak_bytes == 10 + 100 + 100 + 7
+    assert found.peak_bytes == 10 + 100 + 7 == simulate(order_problem(graph, found.workspace_bytes), found.order).peak_bytes
+    assert found.resident_bytes == 10
 
 
 def test_the_leanest_candidate_is_planned_and_eager_is_the_first():
     captured, leaner = _two_branches(), _two_branches(second_bytes=20)
-    plan = make_plan({captured: (0,) * 4, leaner: (0,) * 4}, ProgramOrder(), PROVENANCE)
-    assert plan.graph is leaner
-    assert plan.eager_peak_bytes == 10 + 100 + 100 + 1
+    found = _planned((captured, (0,) * 4), (leaner, (0,) * 4), solver=ProgramOrder())
+    assert found.graph is leaner
+    assert found.eager_peak_bytes == 10 + 100 + 100 + 1
 
 
 def test_of_equal_candidates_the_captured_graph_stays():
     captured, equal = _two_branches(), _two_branches()
-    assert make_plan({captured: (0,) * 4, equal: (0,) * 4}, Best(), PROVENANCE).graph is captured
+    assert _planned((captured, (0,) * 4), (equal, (0,) * 4)).graph is captured
 
 
 def test_allocator_granules_are_counted():
-    plan = make_plan({_two_branches(): (0,) * 4}, Best(), PROVENANCE, round_to=512)
-    assert plan.resident_bytes == 512
-    assert plan.peak_bytes == 4 * 512, "the batch, one branch's large tensor, both small ones"
+    found = _planned((_two_branches(), (0,) * 4), granule_bytes=512)
+    assert found.resident_bytes == 512
+    assert found.peak_bytes == 4 * 512, "the batch, one branch's large tensor, both small ones"
 
 
 def test_a_saved_plan_serves_an_equal_graph_and_a_wrong_one_is_refused():
-    plan = make_plan({_two_branches(): (0,) * 4}, Best(), PROVENANCE)
-    again = replan(plan, _two_branches())
-    assert again.order == plan.order
+    found = _planned((_two_branches(), (0,) * 4))
+    again = replan(found, _two_branches())
+    assert again.order == found.order
     with pytest.raises(CheckError):
-        checked(dataclasses.replace(plan, order=plan.order[::-1]))
+        checked(dataclasses.replace(found, order=found.order[::-1]))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import lowtide.api.maker as maker
+import lowtide.api.machine as machine
 from lowtide.errors import CheckError
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph, Kind, Node
@@ -119,7 +119,7 @@ def test_training_with_random_recomputation_is_bit_equal_to_eager(seed, monkeypa
         check_graph(done.graph)
         return (done.graph,)
 
-    monkeypatch.setattr(maker, "candidates", recomputing)
+    monkeypatch.setattr(machine, "equal_graphs", recomputing)
     optimizer = [torch.optim.AdamW, lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9)][seed % 2]
     check(_make(optimizer), options={"solver": ProgramOrder() if seed < 2 else RandomOrder(seed)})
     assert min(written) > 10  # so that there was something to get wrong

@@ -1,0 +1,66 @@
+"""From a model and its batch to captured programs, and what these take for granted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowtide.api.stages import Stages
+from lowtide.capture.program import Captured, TrainingProgram, capture_inference, capture_training
+from lowtide.capture.real import knowing
+from lowtide.cost.lab.laboratory import Call, Laboratory
+from lowtide.errors import CaptureError
+from lowtide.ir.graph import Node
+from lowtide.ir.made import Results
+from lowtide.runtime.caller import Caller
+from lowtide.runtime.unchanged.granted import Granted, first_difference
+from lowtide.runtime.unchanged.look import Look, Reads
+
+
+@dataclass(frozen=True)
+class Capturing:
+    """Everything that is needed to capture, now and again when what was captured has changed."""
+
+    model: nn.Module
+    program: TrainingProgram | None  # None for inference
+    device: torch.device
+    stages: Stages
+
+    @property
+    def caller(self) -> Caller:
+        """The objects that the step works on."""
+        return Caller(self.model) if self.program is None else Caller(self.model, self.program.optimizer, self.program.scaler)
+
+    @property
+    def trains(self) -> bool:
+        """Whether there are gradients."""
+        return self.program is not None
+
+    def as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[tuple[Captured, ...], Granted]:
+        """The program, and what it takes for granted. A first run may fill in what later ones find (a cache in a configuration)."""
+        for _ in range(2):
+            before = Look(self.caller).places
+            captured = self.programs(args, kwargs, laboratory)
+            reads = Reads(frozenset().union(*(each.read for each in captured)))
+            change = first_difference(reads.among(before), reads.among(Look(self.caller).places))
+            if not change:
+                return captured, Granted(self.caller, reads)
+        raise CaptureError(
+            f"the program changes what it rests on each time it runs, which a captured step would not: {change}; "
+            "keep what changes from step to step in a buffer"
+        )
+
+    def programs(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[Captured, ...]:
+        """One program for each state of the optimizer's; the last is what most steps run."""
+
+        def really(node: Node, before: Sequence[Node], makes_bytes: int) -> Results | None:
+            return laboratory.results(Call(node, before, makes_bytes))
+
+        with self.stages.stage("capture", "capturing the program"), knowing(really):
+            if self.program is None:
+                return (capture_inference(self.model, args, kwargs, self.device),)
+            return capture_training(self.program, args, kwargs, self.device)

@@ -1,0 +1,84 @@
+"""The machine that is planned for: what a program's operators need and take there, as candidates for planning."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+
+import torch
+
+from lowtide.api.stages import Stages
+from lowtide.capture.program import Captured
+from lowtide.cost.device import Device
+from lowtide.cost.lab.laboratory import Laboratory
+from lowtide.cost.timings import device_here, measure_timings
+from lowtide.cost.workspaces import measure_workspaces
+from lowtide.ir.graph import Graph
+from lowtide.plan.plan import Provenance
+from lowtide.planning.candidate import Candidate, equal_graphs
+
+_CUDA_GRANULE_BYTES = 512  # torch's caching allocator rounds every request up to this
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This machine, or one that is simulated."""
+
+    device: torch.device  # of the model
+    simulated: Device | None  # where that is not this one
+    tries: bool  # operators may be tried: their temporaries, and their times where these matter
+    swap: bool  # tensors may be sent to the host and back, where the device has memory of its own
+    stages: Stages
+
+    def laboratory(self, gradients: bool) -> Laboratory:
+        """Where operators are tried; where they may not be, it only remembers."""
+        return Laboratory(gradients=gradients, tries=self.tries and self.simulated is None)
+
+    def name(self, captured: Captured) -> str:
+        """The device that a program is planned for: "cpu", "cuda:0", "rtx3090"."""
+        if self.simulated is not None:
+            return self.simulated.name
+        return max((value.storage.device for value in captured.graph.inputs), default=str(self.device))
+
+    def granule_bytes(self, captured: Captured) -> int:
+        """What its allocator rounds every request up to."""
+        if self.simulated is not None:
+            return self.simulated.granule_bytes
+        return _CUDA_GRANULE_BYTES if self.name(captured).startswith("cuda") else 1
+
+    def provenance(self, captured: Captured) -> Provenance:
+        """With what a plan is made."""
+        return Provenance(version("lowtide"), torch.__version__, self.name(captured), platform.python_version(), torch.get_num_threads())
+
+    def links(self, captured: Captured) -> Device | None:
+        """The device over whose links to a host tensors may be swapped; None where there is nowhere to swap to."""
+        if not self.swap:
+            return None
+        device = self.simulated or device_here(self.name(captured))
+        return device if device.can_swap else None
+
+    def candidates(self, captured: Captured, laboratory: Laboratory) -> tuple[Candidate, ...]:
+        """The captured graph and those that compute the same, with what each operator needs beside its arguments and results."""
+        graphs, held = equal_graphs(captured.graph), captured.gradients
+        first, *others = self._with_workspaces(graphs, laboratory)
+        return replace(first, held_by_eager=held), *others
+
+    def _with_workspaces(self, graphs: Sequence[Graph], laboratory: Laboratory) -> list[Candidate]:
+        if not self.tries or self.simulated is not None:
+            return [Candidate(graph, (0,) * len(graph.nodes)) for graph in graphs]
+        with self.stages.stage("measure", "measuring operators' temporaries"):
+            found = {graph: measure_workspaces(graph.nodes, laboratory=laboratory) for graph in graphs}
+        # An equal graph whose operators give results that lie otherwise than it says is none.
+        return [Candidate(graph, found[graph].nbytes) for graph in graphs if graph is graphs[0] or not found[graph].unlike]
+
+    def timed(self, captured: Captured, candidates: Sequence[Candidate], laboratory: Laboratory) -> tuple[Candidate, ...]:
+        """The candidates with microseconds of each node: measured where operators may be run, else by roofline."""
+        if self.simulated is not None:
+            return tuple(each.timed(self.simulated.graph_us(each.graph)) for each in candidates)
+        with self.stages.stage("measure", "measuring operators' times"):
+            device = device_here(self.name(captured))
+            if not self.tries:
+                return tuple(each.timed(device.graph_us(each.graph)) for each in candidates)
+            return tuple(each.timed(measure_timings(each.graph.nodes, device, laboratory=laboratory).us) for each in candidates)

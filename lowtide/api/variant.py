@@ -1,0 +1,84 @@
+"""One program of a step, made ready to run on what the caller holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lowtide.api.harm import tell_harm
+from lowtide.capture.data.facts import Facts
+from lowtide.capture.program import Captured
+from lowtide.errors import StepError
+from lowtide.ir.slots import Slot
+from lowtide.lower.python import lower
+from lowtide.lower.transfers import swaps
+from lowtide.plan.plan import Plan
+from lowtide.runtime.arena.arena import Arena
+from lowtide.runtime.caller import InputCheck, View
+from lowtide.runtime.copies.host import host_memory
+from lowtide.runtime.program import Program
+from lowtide.runtime.unchanged.granted import Granted
+from lowtide.runtime.unchanged.settings import SettingsCheck
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One program for one state of the caller's: optimizers make their state in the first step and update it in later ones."""
+
+    captured: Captured
+    plan: Plan
+    program: Program
+    granted: Granted  # the same for all that were captured together
+    check: InputCheck
+    settings: SettingsCheck
+
+    @classmethod
+    def of(cls, captured: Captured, plan: Plan, granted: Granted, gradients: bool) -> Variant:
+        """The program that runs `plan`."""
+        inputs = captured.graph.inputs
+        devices = tuple(sorted({torch.device(value.storage.device).type for value in inputs}))
+        host = host_memory(max((value.storage.device for value in inputs), default="cpu")) if swaps(plan) else None
+        check = InputCheck.of(captured.graph, captured.slots)
+        program = Program(lower(plan), gradients, devices, host)
+        return cls(captured, plan, program, granted, check, SettingsCheck.of(captured.graph, captured.slots))
+
+    def fits(self, now: View, facts: Facts) -> bool:
+        """Whether this is the program for what the caller holds now. `facts` are of the same moment."""
+        return self.granted.holds() and self.fits_settings(now) and facts.hold(self.captured.readings)
+
+    def fits_settings(self, now: View) -> bool:
+        """Whether this is the program for the caller's settings, whatever the data are; `granted` tells of the rest."""
+        if self.captured.state_entries != now.caller.state_entries:
+            return False
+
+        def read(slot: Slot) -> Any:
+            return now.read(slot, self.captured.constants)
+
+        try:
+            if not self.settings.hold(read):
+                return False
+            return all(guard.holds(read) for guard in self.captured.guards)
+        except StepError:
+            return False
+
+    def inputs(self, now: View) -> list[Any]:
+        """What the program reads. Raises ChangedError for what looks otherwise now, BatchError for a batch that shares memory with it."""
+        inputs = [now.read(slot, self.captured.constants) for slot in self.captured.slots]
+        self.check(inputs)
+        return inputs
+
+    def run(self, inputs: Sequence[Any], now: View, arena: Arena | None = None) -> tuple[Any, bool]:
+        """Run once on what the caller holds; the result as the captured program returns it, and whether the optimizer has stepped."""
+        try:
+            outputs = self.program(inputs) if arena is None else arena.run(self.program, lambda: self.program(inputs))
+        except BaseException as error:
+            tell_harm(error, self.plan, self.program)
+            raise
+        results = len(outputs) - len(self.captured.assigned)
+        stepped = isinstance(outputs, list)  # a program that ends before the optimizer returns a tuple
+        slots, items = self.captured.to_assign(outputs[results:]) if stepped else self.captured.made_before(outputs[results:])
+        now.assign(slots, items)
+        return self.captured.result(outputs[:results]), stepped

@@ -1,0 +1,112 @@
+"""Candidates: graphs that compute what the captured one does, and what follows from each, derived once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from lowtide.cost.device import Device
+from lowtide.cost.memory import order_problem, simulate
+from lowtide.cost.peak import profile_of
+from lowtide.ir.graph import Graph, Value
+from lowtide.plan.plan import program_hash
+from lowtide.plan.snapshot import Moment
+from lowtide.problems.order import Ints, OrderProblem
+from lowtide.remat.problem import RematProblem
+from lowtide.remat.pruning import prompt
+from lowtide.rewrite.results import read_results
+from lowtide.rewrite.split import split_results
+from lowtide.schedule import Schedule, Solver, schedule
+
+_REWRITES = (read_results, split_results)
+
+Found = TypeVar("Found")
+
+
+class Eager(NamedTuple):
+    """The program as it stands."""
+
+    peak_bytes: int
+    peak: Moment | None  # None where it has no steps
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A graph, and what its nodes need and take. What follows from that is derived when it is first asked for, and kept."""
+
+    graph: Graph
+    workspace_bytes: tuple[int, ...]  # by node, beside its inputs and results; 0 where unknown
+    node_us: tuple[float, ...] = ()  # by node; empty where times do not matter
+    exact: bool = True  # its numbers are the captured graph's, to the last bit
+    held_by_eager: tuple[Value, ...] = ()  # of the captured graph: eager PyTorch keeps gradients until after the step
+    _known: list[tuple[tuple[object, ...], Any]] = field(default_factory=list, repr=False)  # what was asked, and the answer
+
+    def timed(self, node_us: Sequence[float]) -> Candidate:
+        """The same, knowing what its nodes take; what was derived is kept."""
+        return dataclasses.replace(self, node_us=tuple(node_us))
+
+    def order_problem(self, granule_bytes: int) -> OrderProblem:
+        """The ordering problem, with sizes rounded up to the granule."""
+        return self._once(("problem", granule_bytes), lambda: order_problem(self.graph, self.workspace_bytes, round_to=granule_bytes))
+
+    def ordered(self, solver: Solver, granule_bytes: int) -> Schedule:
+        """The order of least peak that `solver` finds."""
+        return self._once(("order", solver, granule_bytes), lambda: schedule(self.order_problem(granule_bytes), solver))
+
+    def remat_problem(self, granule_bytes: int, links: Device | None = None, swap_state: bool = False) -> RematProblem:
+        """The problem of sequences in which nodes run again, and over `links` tensors are swapped."""
+
+        def problem() -> RematProblem:
+            settings: dict[str, Any] = {
+                "round_to": granule_bytes,
+                "swap": links,
+                "swap_state": swap_state,
+                "known": self.order_problem(granule_bytes),
+            }
+            return RematProblem.of(self.graph, self.node_us, self.workspace_bytes, **settings)
+
+        return self._once(("remat", self.node_us, granule_bytes, links, swap_state), problem)
+
+    def orders(self, problem: RematProblem, solver: Solver, granule_bytes: int) -> list[Ints]:
+        """The orders from which sequences are searched: as written, with updates as soon as can be, and the one of least peak."""
+        least = np.array(self.ordered(solver, granule_bytes).order, np.int32)
+        return [prompt(problem, problem.sequence_of(range(len(self.graph.nodes)))), problem.sequence_of(least)]
+
+    def eager(self, granule_bytes: int) -> Eager:
+        """The program as it stands: in place only where it works so itself, holding to the end what eager PyTorch holds."""
+
+        def played() -> Eager:
+            graph, order = dataclasses.replace(self.graph, outputs=(*self.graph.outputs, *self.held_by_eager)), range(len(self.graph.nodes))
+            problem = order_problem(graph, self.workspace_bytes, round_to=granule_bytes, eager=True)
+            profile = profile_of(graph, problem, order, simulate(problem, order), round_to=granule_bytes)
+            return Eager(profile.peak_bytes, profile.moment(graph, order))
+
+        return self._once(("eager", granule_bytes), played)
+
+    def program(self, torch: str, granule_bytes: int) -> str:
+        """What a plan for this program is bound to: the program, torch's version, and what sizes are rounded up to.
+
+        Not the machine whose times it was made for: a plan for one that was simulated runs on the one that is there.
+        """
+        return self._once(("program", torch, granule_bytes), lambda: program_hash(self.graph, torch, granule_bytes))
+
+    def _once(self, asked: tuple[object, ...], make: Callable[[], Found]) -> Found:
+        for known, answer in self._known:  # few, and a device or solver need not have a hash
+            if known == asked:
+                found: Found = answer
+                return found
+        found = make()
+        self._known.append((asked, found))
+        return found
+
+
+def equal_graphs(graph: Graph) -> tuple[Graph, ...]:
+    """The graphs that compute what `graph` does, bit for bit, and may need less memory; `graph` itself first."""
+    found = [graph]
+    for rewrite in _REWRITES:
+        found += [done.graph for old in found if (done := rewrite(old)).forward]
+    return tuple(found)

@@ -1,0 +1,40 @@
+"""Plans by order alone: the graph and order of least peak, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lowtide.cost.memory import offloaded_storages, simulate, storage_bytes
+from lowtide.cost.peak import profile_of
+from lowtide.plan.plan import Plan
+from lowtide.planning.candidate import Candidate
+from lowtide.planning.request import Request
+
+
+def ordered(candidates: Sequence[Candidate], request: Request) -> Plan:
+    """The captured graph or one that computes the same, in the order of least peak that the solver finds for any; of equal ones the first.
+
+    Not yet checked. `eager_peak_bytes` is the peak of the captured program, the first candidate, as it stands.
+    """
+    granule_bytes = request.granule_bytes
+    captured = candidates[0]
+    best = min(candidates, key=lambda each: each.ordered(request.solver, granule_bytes).peak_bytes)
+    problem, found = best.order_problem(granule_bytes), best.ordered(request.solver, granule_bytes)
+    footprint = simulate(problem, found.order)
+    order = tuple(int(index) for index in found.order)
+    return Plan(
+        graph=best.graph,
+        order=order,
+        takeovers=tuple(int(slot) for slot in footprint.takeovers),
+        workspace_bytes=tuple(int(size) for size in best.workspace_bytes),
+        resident_bytes=int(problem.resident_bytes) + sum(storage_bytes(each, granule_bytes) for each in offloaded_storages(best.graph)),
+        peak_bytes=int(found.peak_bytes),
+        eager_peak_bytes=captured.eager(granule_bytes).peak_bytes,
+        lower_bound_bytes=int(found.lower_bound_bytes),
+        status=found.status.name.lower(),
+        solver=found.solver,
+        provenance=request.provenance,
+        peak=profile_of(best.graph, problem, order, footprint, round_to=granule_bytes).moment(best.graph, order),
+        granule_bytes=granule_bytes,
+        program=captured.program(request.provenance.torch, granule_bytes),
+    )
