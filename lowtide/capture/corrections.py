@@ -6,11 +6,13 @@ The table of `ir.operators` says which operators; here is how each is put right.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture import operators
 from lowtide.ir.operators.row import Fake
@@ -19,9 +21,23 @@ _REDUCED = (torch.bfloat16, torch.float16)
 
 
 def kernel(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-    """What gives an operator's results on fake tensors: the operator itself, or one that knows its shapes where its fake asks for data."""
-    asks_needlessly = operators.row(func).fake is Fake.ASKS_DATA_FOR_SHAPES
-    return _least_squares if asks_needlessly and _shapes_are_fixed(*args, **kwargs) else func
+    """What gives an operator's results on fake tensors: the operator itself, or one that knows better than its fake."""
+    wrong = operators.row(func).fake
+    if wrong is Fake.STRIDES_OF_VIEWS:
+        return functools.partial(_viewed, func)
+    return _least_squares if wrong is Fake.ASKS_DATA_FOR_SHAPES and _shapes_are_fixed(*args, **kwargs) else func
+
+
+def _viewed(func: OpOverload, tensor: torch.Tensor, look: Sequence[int] | torch.dtype) -> torch.Tensor:
+    """A view with the real kernel's strides, which that one gives without data as well.
+
+    The fake keeps strides along extents of 1 where the real kernel makes them anew. Kernels read those too: whether channels lie last
+    depends on them.
+    """
+    view: torch.Tensor = func(tensor, look)
+    with _disable_current_modes():
+        real = func(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"), look).stride()
+    return view if view.stride() == real else view.as_strided(view.shape, real, view.storage_offset())
 
 
 def _shapes_are_fixed(a: torch.Tensor, b: torch.Tensor, rcond: Any = None, *, driver: str | None = None) -> bool:

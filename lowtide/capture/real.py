@@ -79,7 +79,7 @@ def _put_right(out: Any, given: set[int], ask: _Ask) -> Any:
     if real is None or shared or len(real) != len(parts):
         return out
     right = [
-        _fake(look) if is_fresh and look is not None and not look.is_like(_look(part)) else part
+        _fake(look) if is_fresh and look is not None and look != _look(part) else part
         for part, is_fresh, look in zip(parts, fresh, real, strict=True)
     ]
     return type(out)(right) if isinstance(out, (list, tuple)) else right[0]

@@ -219,3 +219,31 @@ def test_without_the_trial_the_fake_is_believed(monkeypatch):
     step = lowtide.optimize(model, (torch.randn(3, 4),))
     (value,) = [node.outputs[0] for node in step.plan.graph.nodes if "turned" in node.op]
     assert value.stride == (4, 1)
+
+
+class _Resized(nn.Module):
+    """A position embedding that is brought to the size of the image: its gradient's layout follows from a stride along an extent of 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(1, 64, 8))
+
+    def forward(self, x):
+        images = self.positions.reshape(1, 8, 8, -1).permute(0, 3, 1, 2)
+        larger = nn.functional.interpolate(images, size=(8, 8), mode="bilinear")
+        return x + larger.reshape(1, -1, 64).permute(0, 2, 1)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["operators tried", "fakes believed"])
+def test_a_gradient_whose_layout_follows_from_a_stride_along_an_extent_of_1(known):
+    def make():
+        torch.manual_seed(0)
+        model = _Resized()
+        return (
+            model,
+            (torch.randn(2, 64, 8),),
+            lambda model, x: model(x).square().mean(),
+            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        )
+
+    check(make, workspaces=known)

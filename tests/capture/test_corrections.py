@@ -1,10 +1,12 @@
 """Fake results look like real ones; where torch's own fakes say so by now, the correction can go."""
 
+import random
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lowtide.capture.corrections import corrected
+from lowtide.capture.corrections import corrected, kernel
 
 NORM = torch.ops.aten.native_batch_norm.default
 HALF, FULL = torch.bfloat16, torch.float32
@@ -36,3 +38,35 @@ def test_the_correction_is_still_needed():
     with FakeTensorMode() as mode:
         fakes = tuple(mode.from_tensor(each) for each in _arguments(HALF, FULL, FULL))
         assert NORM(*fakes, True, 0.1, 1e-5)[1].dtype == HALF, "torch's fake is right by now: delete the correction"
+
+
+def _views(count):
+    """Random tensors with extents of 1, permuted and expanded, and shapes to view them in."""
+    draw = random.Random(0)
+    for _ in range(count):
+        shape = [draw.choice([1, 1, 2, 3, 4]) for _ in range(draw.randint(1, 5))]
+        order = draw.sample(range(len(shape)), len(shape))
+        wanted = [extent for extent in (shape[dim] for dim in order) if extent != 1]
+        if len(wanted) > 1 and draw.random() < 0.5:
+            at = draw.randrange(len(wanted) - 1)
+            wanted[at : at + 2] = [wanted[at] * wanted[at + 1]]
+        for _ in range(draw.randint(0, 2)):
+            wanted.insert(draw.randint(0, len(wanted)), 1)
+        yield torch.empty(shape).permute(order), wanted
+
+
+@pytest.mark.parametrize("op", [torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default])
+def test_views_have_the_real_strides_along_extents_of_1_too(op):
+    differs = 0
+    for real, shape in _views(400):
+        try:
+            expected = op(real, shape)
+        except RuntimeError:
+            continue
+        with FakeTensorMode() as mode:
+            fake = mode.from_tensor(real)
+            found = kernel(op, (fake, shape), {})(fake, shape)
+            differs += op(fake, shape).stride() != expected.stride()
+        assert _looks([found]) == _looks([expected])
+        assert found.untyped_storage()._cdata == fake.untyped_storage()._cdata
+    assert differs, "torch's fakes are right by now: delete the correction"

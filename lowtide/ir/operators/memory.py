@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from lowtide.ir.operators.moved import index_put, into_places, likelihood, lookup
-from lowtide.ir.operators.row import Operator
+from lowtide.ir.operators.row import Fake, Operator
 
 _VIEWS = (
     "_conj", "_fw_primal", "_indices", "_make_dual", "_neg_view", "_nested_get_values", "_nested_view_from_buffer",
     "_nested_view_from_jagged", "_reshape_alias", "_sparse_broadcast_to", "_values", "alias", "as_strided", "ccol_indices", "col_indices",
     "crow_indices", "detach", "diagonal", "expand", "indices", "lift_fresh", "permute", "row_indices", "select", "slice", "slice_inverse",
-    "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "values", "view", "view_as_complex",
-    "view_as_real",
+    "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "values", "view_as_complex", "view_as_real",
 )  # fmt: skip
 
 _UNTOUCHED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
@@ -25,6 +24,8 @@ _SHAPED = (
 
 ROWS = (
     *(Operator(name=f"aten.{name}", view=True) for name in _VIEWS),
+    Operator(name="aten.view", view=True, fake=Fake.STRIDES_OF_VIEWS),
+    Operator(name="aten._unsafe_view", fake=Fake.STRIDES_OF_VIEWS),
     *(Operator(name=f"aten.{name}", rebinds=True) for name in ("set_", "resize_", "resize_as_", "_resize_output_")),
     *(Operator(name=f"aten.{name}", untouched=True) for name in _UNTOUCHED),
     *(Operator(name=f"aten.{name}", unread=(0,)) for name in _FILLED),
