@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from hypothesis import settings
@@ -13,6 +14,7 @@ from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
 
 unhurried = settings(deadline=None)  # a first call may compile kernels
+ORDER_FILES = Path(__file__).parent / "data" / "order"
 SIZES = st.sampled_from([0, 1, 2, 2, 3, 8, 8])  # few, so that takeovers are common
 
 

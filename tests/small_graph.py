@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
+from lowtide.remat.entries import Codes
 
 
 def a_value(name, storage=None, kind=Kind.ACTIVATION, **changes):
@@ -18,3 +19,7 @@ VIEW = Node("aten.view.default", (A, (2, 2)), (A_VIEW,))
 SIN = Node("aten.sin.default", (A,), (B,))
 MUL = Node("aten.mul.Tensor", (A_VIEW, B), (C,))
 GRAPH = Graph((X,), (RELU, VIEW, SIN, MUL), (C,))
+
+# Entries over it, of the storage of `A`.
+CODES = Codes(4, 3)
+STORE, DROP, LOAD = CODES.store(0), CODES.drop(0), CODES.load(0)

@@ -1,6 +1,6 @@
 """The import direction, and who may touch torch: see docs/architecture.md."""
 
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -19,6 +19,8 @@ ROWS = (
     {"cli"},
     {"__init__"},  # the public names: nobody within imports the package itself
 )
+TESTS = Path(__file__).parent
+TEST_MODULES = {path.stem for path in TESTS.rglob("test_*.py")}
 MOST_FILES = 17  # of a room beside its inner rooms: sixteen and what it says of itself
 ROW_OF = {member: row for row, members in enumerate(ROWS) for member in members}
 
@@ -73,6 +75,28 @@ def test_a_circle_is_found():
         "c.py": "from .c import itself",
     }
     assert circles(modules_of(files)) == [["lowtide.a.one", "lowtide.a.three", "lowtide.a.two"], ["lowtide.c"]]
+
+
+def test_tests_import_no_tests():
+    """What several tests need lies in modules that are none."""
+    files = {path.relative_to(TESTS).as_posix(): path.read_text(encoding="utf-8") for path in TESTS.rglob("*.py")}
+    assert [str(mention) for file, source in files.items() for mention in imports(source, file) if names_a_test(mention)] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "wrong"),
+    [
+        ("from tests.api.test_order import c", True),
+        ("from tests.api import test_order", True),
+        ("import tests.test_layers", True),
+        ("def f():\n    from .test_order import b", True),
+        ("from tests.api.networks import squares", False),
+        ("from elsewhere import test_everything", False),
+    ],
+)
+def test_an_import_of_a_test_is_found(source: str, wrong: bool):
+    (mention,) = imports(source, "api/c.py")
+    assert names_a_test(mention) == wrong
 
 
 def test_libraries_are_imported_only_where_they_have_their_place():
@@ -138,6 +162,11 @@ def misdirected(mention: Mention) -> str:
     if mine != theirs and ROW_OF[theirs] >= ROW_OF[mine]:
         return f"{mention}: {mine} is in row {ROW_OF[mine]}, {theirs} in row {ROW_OF[theirs]}"
     return ""
+
+
+def names_a_test(mention: Mention) -> bool:
+    """Whether an import is of a module of tests, or from one."""
+    return not TEST_MODULES.isdisjoint(mention.name.split("."))
 
 
 def misplaced(mention: Mention) -> bool:

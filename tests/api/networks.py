@@ -32,6 +32,11 @@ def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return functional.cross_entropy(model(x), y)
 
 
+def next_character(model: nn.Module, characters: Tensor) -> Tensor:
+    """Of each row but its last character, the one that follows."""
+    return functional.cross_entropy(model(characters[:, :-1]).flatten(0, 1), characters[:, 1:].flatten())
+
+
 def squares(model: nn.Module, *batch: Any) -> Tensor:
     return model(*batch).square().mean()
 

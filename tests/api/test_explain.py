@@ -9,7 +9,6 @@ import re
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 import bench.models
 import lowtide
@@ -17,15 +16,11 @@ from bench.models.char_gpt import CharGPT, Shape
 from lowtide.api.explain import explain
 from lowtide.cost.presets import preset
 from lowtide.ir.graph import Kind
-from tests.api.networks import adamw, convnet, cross_entropy, sgd, squares
+from tests.api.networks import adamw, convnet, cross_entropy, next_character, sgd, squares
 from tests.training import Snapshot
 
 SEARCH = lowtide.Sweep(levels=6, max_states=300)
 QUIET = {"search": SEARCH, "progress": False}
-
-
-def next_character(model, characters):
-    return functional.cross_entropy(model(characters[:, :-1]).flatten(0, 1), characters[:, 1:].flatten())
 
 
 def char_gpt(device="cpu"):

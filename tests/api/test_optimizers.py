@@ -5,46 +5,17 @@ from __future__ import annotations
 import copy
 import importlib
 import io
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn, optim
-from torch.nn import functional
+from torch import optim
 from torch.optim import lr_scheduler
 
 import lowtide
+from tests.api.small_net import made
 from tests.training import Settings as Plain
 from tests.training import check, eager_step, varied
-
-
-class Net(nn.Module):
-    """All that optimizers meet: matrices, vectors, a frozen parameter, one without gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)
-        self.frozen = nn.Parameter(torch.randn(8), requires_grad=False)
-        self.unused = nn.Parameter(torch.randn(5))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(functional.relu(self.norm(self.first(x)) + self.frozen))
-
-
-def cross_entropy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return functional.cross_entropy(model(x), y)
-
-
-def made(optimizer: Callable[..., optim.Optimizer], **settings: Any):
-    """A workload that trains `Net` with this optimizer."""
-
-    def make():
-        model = Net()
-        return model, (torch.randn(4, 6), torch.randint(0, 3, (4,))), cross_entropy, optimizer(model.parameters(), **settings)
-
-    return make
-
 
 OPTIMIZERS = [
     (optim.SGD, {"lr": 0.1}),

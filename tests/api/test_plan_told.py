@@ -15,8 +15,7 @@ from bench.models.char_gpt import CharGPT, Shape
 from lowtide.cost.presets import preset
 from lowtide.ir.graph import Kind
 from lowtide.ir.text.graph_text import to_text
-from tests.api.networks import adamw, convnet, cross_entropy
-from tests.api.test_explain import next_character
+from tests.api.networks import adamw, convnet, cross_entropy, next_character
 
 SEARCH = lowtide.Sweep(levels=6, max_states=300)
 

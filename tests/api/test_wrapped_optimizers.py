@@ -12,7 +12,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import lowtide
 from bench import torchvision_shim
-from tests.api.test_optimizers import Net, cross_entropy, made
+from tests.api.networks import cross_entropy
+from tests.api.small_net import Net, made
 from tests.training import check, differences
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,12 +11,12 @@ from torch import nn, optim
 import lowtide
 from lowtide.cost.profiler import peak_bytes
 from lowtide.errors import FormatError
-from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value
+from lowtide.ir.graph import Arg, Atom, Kind, Node
 from lowtide.lower.python import lower
-from lowtide.plan.plan import Plan
 from lowtide.runtime.program import Program
 from lowtide.schedule import ProgramOrder
 from tests.lower import small_net
+from tests.lower.bare_plans import plan, tensor
 from tests.programs import RandomOrder
 
 
@@ -48,19 +46,6 @@ def test_whatever_the_order_the_program_takes_what_the_plan_says(seed):
     measured = step.measure(batch)
     assert measured.peak_bytes == step.plan.peak_bytes - step.plan.resident_bytes
     assert measured.end_bytes == 4  # the loss
-
-
-def tensor(name: str, kind: Kind = Kind.ACTIVATION, dtype: str = "float32") -> Value:
-    return Value(name, Storage(name, 12, "cpu", kind), dtype, (3,), (1,))
-
-
-def plan(*nodes: Node, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Plan:
-    """A plan of these nodes in their order, made of an existing one."""
-    existing = lowtide.optimize(nn.Linear(1, 1), torch.ones(1, 1), workspaces=False).plan
-    count = len(nodes)
-    return dataclasses.replace(
-        existing, graph=Graph(inputs, nodes, outputs), order=tuple(range(count)), takeovers=(-1,) * count, workspace_bytes=(0,) * count
-    )
 
 
 @pytest.mark.parametrize(

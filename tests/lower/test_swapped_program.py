@@ -11,8 +11,8 @@ from lowtide.lower.python import lower
 from lowtide.remat.write_out import rematerialise
 from lowtide.runtime.copies.host import DirectMemory
 from lowtide.runtime.program import Program
-from tests.lower.test_python_program import plan, tensor
-from tests.remat.test_offload import DROP, GRAPH, LOAD, STORE
+from tests.lower.bare_plans import plan, tensor
+from tests.small_graph import DROP, GRAPH, LOAD, STORE
 
 
 def program(entries):

@@ -111,9 +111,9 @@ def test_checkpoints_at_every_other_block_keep_two_inner_tensors():
 def test_each_micro_batch_is_planned():
     count = 6
     problem = equal_blocks(count, inner_bytes=8, inner_us=3.0, times=2)
-    sequence = in_order(problem)
-    assert segments(problem, sequence) == [(0, 3 * count + 1), (3 * count + 1, 6 * count + 2)]
-    costs = [cost_of(problem, sequence) for sequence in seeds(problem, sequence, [])]
+    order = in_order(problem)
+    assert segments(problem, order) == [(0, 3 * count + 1), (3 * count + 1, 6 * count + 2)]
+    costs = [cost_of(problem, sequence) for sequence in seeds(problem, order, [])]
     # Checkpoints at each block of both, as for one.
     expected = (count + 8, float(problem.cost_us.sum()) + 2 * 3 * (count - 1))
     assert expected in [(cost.peak_bytes, cost.time_us) for cost in costs]
@@ -122,14 +122,14 @@ def test_each_micro_batch_is_planned():
 @slowly
 @given(chains(), st.lists(st.floats(0, 1), min_size=1, max_size=4))
 def test_seeds_are_right_sequences(problem, shares):
-    sequence = in_order(problem)
-    peak = cost_of(problem, sequence).peak_bytes
+    order = in_order(problem)
+    peak = cost_of(problem, order).peak_bytes
     levels = [int(peak * share) for share in shares]
-    found = list(seeds(problem, sequence, levels))
+    found = list(seeds(problem, order, levels))
     assert len({sequence.tobytes() for sequence in found}) == len(found)
     for sequence in found:
         assert first_wrong(problem, sequence) == -1
-        assert set(sequence) == set(sequence)
+        assert set(sequence) == set(order)
 
 
 @unhurried

@@ -14,8 +14,7 @@ from lowtide.remat.sweep import search as frontier
 from lowtide.remat.sweep.neighbours import Neighbours
 from lowtide.remat.sweep.search import Sweep
 from tests.problems import unhurried
-from tests.remat.test_sequences import repeating
-from tests.remat.test_swaps import RULES, _chain, linked
+from tests.sequences import RULES, linked, repeating, stored_chain
 
 
 def _evicted(made, share, weights):
@@ -57,7 +56,7 @@ def test_something_is_repeated_only_where_something_was_chosen_to_go(made, share
 
 @pytest.mark.parametrize("swap", [False, True])
 def test_no_state_is_built_twice(monkeypatch, swap):
-    problem = dataclasses.replace(_chain(6), repeatable=np.arange(12) < 6)
+    problem = dataclasses.replace(stored_chain(6), repeatable=np.arange(12) < 6)
     problem, built = problem if swap else dataclasses.replace(problem, links=None), []
 
     def noted(problem, base, limit, weights, bias):

@@ -16,16 +16,12 @@ from lowtide.ir.check.graph_check import check_graph, check_order, check_takeove
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.nodes import is_random, is_transfer, is_view, repeatable
 from lowtide.ir.text.graph_text import parse, to_text
-from lowtide.remat.entries import Codes
 from lowtide.remat.offload import offloadable_storages, storable
 from lowtide.remat.undo import extras, without
 from lowtide.remat.write_out import rematerialise
 from tests.graphs import graphs
-from tests.small_graph import A_VIEW, GRAPH, MUL, RELU, VIEW, A, B, X, a_value
+from tests.small_graph import A_VIEW, CODES, DROP, GRAPH, LOAD, MUL, RELU, STORE, VIEW, A, B, X, a_value
 from tests.swapping import footprints, random_sequence
-
-CODES = Codes(4, 3)
-STORE, DROP, LOAD = CODES.store(0), CODES.drop(0), CODES.load(0)
 
 
 def test_what_goes_to_the_host_comes_back_as_another_storage_and_views_follow_it():

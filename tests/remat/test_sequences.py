@@ -6,40 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.problems.order import Rows
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.evict.eviction import Weights, evict
 from lowtide.remat.problem import RematProblem
-from tests.problems import Case, cases, slow_footprint, topological_orders, unhurried
-
-
-@st.composite
-def repeating(draw):
-    """A case, its remat problem with some nodes that may not be repeated, and a sequence in some order with some nodes again."""
-    case = draw(cases(max_nodes=6))
-    n = len(case.tasks)
-    makes = np.array([bool(task.makes) for task in case.tasks], np.bool_)
-    problem = RematProblem(
-        problem=case.problem,
-        cost_us=np.array(draw(st.lists(st.integers(1, 9), min_size=n, max_size=n)), np.float64),
-        is_view=np.zeros(n, np.bool_),
-        repeatable=makes & np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)), np.bool_),
-        limits=_rows([draw(st.sets(st.integers(0, n - 1), max_size=1)) - {node} if draw(st.booleans()) else set() for node in range(n)]),
-    )
-    order = next(topological_orders(case), ())
-    sequence = list(order)
-    for _ in range(draw(st.integers(0, 4)) if n else 0):
-        place = draw(st.integers(1, len(sequence)))
-        wanted = sequence[draw(st.integers(0, place - 1))]
-        if makes[wanted]:
-            sequence.insert(place, wanted)
-    return case, problem, order, sequence
-
-
-def _rows(sets):
-    rows = [sorted(each) for each in sets]
-    ptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int32)
-    return Rows(ptr, np.array([each for row in rows for each in row], np.int32))
+from tests.problems import Case, slow_footprint, unhurried
+from tests.sequences import repeating
 
 
 def _written_out(case, sequence):
@@ -106,6 +77,7 @@ def test_eviction_keeps_its_limit_and_every_run_is_right(made, share, weights):
         limit = int(floor + share * (peak - floor))
         found = evict(problem, array, limit, weights)
         if found is None:
+            assert limit < peak
             continue
         assert first_wrong(problem, found.sequence) == -1
         assert cost_of(problem, found.sequence).peak_bytes <= limit

@@ -11,44 +11,15 @@ from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.presets import preset
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.problems.order import OrderProblem, Rows
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import OrderProblem
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.entries import Codes, Deed
 from lowtide.remat.evict.eviction import Bias, Weights, evict
 from lowtide.remat.problem import Links, RematProblem
 from lowtide.remat.sweep.search import Sweep
 from lowtide.remat.write_out import rematerialise
-from tests.problems import cases, topological_orders, unhurried
-from tests.remat.test_sequences import _rows
-
-
-@st.composite
-def linked(draw):
-    """A remat problem with links to a host, and an order of its nodes. What is there from the start and kept may be offloaded."""
-    case = draw(cases(max_nodes=7))
-    n, m = len(case.tasks), len(case.tensor_bytes)
-    times = st.integers(1, 9)
-    maker = {tensor: node for node, task in enumerate(case.tasks) for tensor in task.makes}
-    storable = [(tensor in maker) != (tensor in case.kept) and case.tensor_bytes[tensor] > 0 and draw(st.booleans()) for tensor in range(m)]
-    offloaded = {tensor for tensor in range(m) if storable[tensor] and tensor not in maker}
-    order = next(topological_orders(case), ())
-    written = {tensor: draw(st.sampled_from(order)) for tensor in sorted(offloaded) if order and draw(st.booleans())}
-    writes = [{tensor for tensor in case.tasks[node].reads if written.get(tensor) == node} for node in range(n)]
-    problem = RematProblem(
-        problem=case.problem,
-        cost_us=np.array(draw(st.lists(times, min_size=n, max_size=n)), np.float64),
-        is_view=np.zeros(n, np.bool_),
-        repeatable=np.array([bool(task.makes) and draw(st.booleans()) for task in case.tasks], np.bool_),
-        limits=Rows(np.zeros(n + 1, np.int32), np.zeros(0, np.int32)),
-        links=Links(
-            np.array(storable, np.bool_),
-            np.array(draw(st.lists(times, min_size=m, max_size=m)), np.float64),
-            np.array(draw(st.lists(times, min_size=m, max_size=m)), np.float64),
-        ),
-        writes=_rows(writes),
-    )
-    return case, problem, order
+from tests.problems import unhurried
+from tests.sequences import RULES, linked, stored_chain
 
 
 def slow(case, problem, sequence):
@@ -144,9 +115,6 @@ def _without_takeovers(case):
     return OrderProblem.of(case.tensor_bytes, tasks, kept=case.kept, resident_bytes=case.resident_bytes)
 
 
-RULES = [Weights(1, 1, 0.4, above, cap, weight, lead) for above, cap, weight, lead in ((0, 1, 0.1, 2), (0.5, 9, 0.02, 1), (3, 3, 1, 4))]
-
-
 @unhurried
 @given(linked(), st.floats(0, 1), st.sampled_from(RULES), st.data())
 def test_eviction_with_swapping_keeps_its_limit_and_is_right(made, share, weights, data):
@@ -169,25 +137,8 @@ def test_eviction_with_swapping_keeps_its_limit_and_is_right(made, share, weight
             assert list(dict.fromkeys(code for code in found.sequence.tolist() if code < len(case.tasks))) == list(order)
 
 
-def _chain(length):
-    """Forward and backward over a chain of equal layers whose results nobody can make again."""
-    tasks = [Task(f"f{i}", makes=(i,), reads=(i - 1,) if i else ()) for i in range(length)]
-    tasks += [Task(f"b{i}", makes=(length + i,), reads=(i, *([length + i + 1] if i + 1 < length else []))) for i in reversed(range(length))]
-    problem = OrderProblem.of([100] * length + [1] * length, tasks, kept=[length])
-    n, m = len(tasks), 2 * length
-    links = Links(np.arange(m) < length, np.full(m, 1.0), np.full(m, 1.0))
-    return RematProblem(
-        problem,
-        np.full(n, 10.0),
-        np.zeros(n, np.bool_),
-        np.zeros(n, np.bool_),
-        Rows(np.zeros(n + 1, np.int32), np.zeros(0, np.int32)),
-        links,
-    )
-
-
 def test_a_fast_link_makes_swapping_free_where_nothing_can_be_repeated():
-    problem = _chain(8)
+    problem = stored_chain(8)
     order = np.arange(16, dtype=np.int32)
     plain = cost_of(problem, order)
     assert (plain.peak_bytes, plain.time_us) == (801, 160)
@@ -241,7 +192,7 @@ def test_what_is_lent_makes_room_for_activations_and_is_back_before_it_is_writte
 
 
 def test_a_slow_link_is_waited_for():
-    problem = _chain(4)
+    problem = stored_chain(4)
     slow_links = dataclasses.replace(problem, links=Links(problem.links.storable, np.full(8, 100.0), np.full(8, 100.0)))
     found = evict(slow_links, np.arange(8, dtype=np.int32), 300, Weights(store_above=0.0))
     assert found is not None
@@ -251,7 +202,7 @@ def test_a_slow_link_is_waited_for():
 
 
 def test_the_archive_is_the_same_each_time_and_better_with_links():
-    problem = _chain(10)
+    problem = stored_chain(10)
     problem = dataclasses.replace(problem, repeatable=np.arange(20) < 10)
     order = [np.arange(20, dtype=np.int32)]
     with_links, again, without = (
@@ -267,14 +218,14 @@ def test_the_archive_is_the_same_each_time_and_better_with_links():
 
 @pytest.mark.parametrize("entry", [-1, 8 + 3 * 8, 10**6])
 def test_what_is_no_entry_is_wrong(entry):
-    problem = _chain(4)
+    problem = stored_chain(4)
     assert first_wrong(problem, np.array([0, entry], np.int32)) == 1
     with pytest.raises(IndexError, match="expected an entry"):
         problem.codes.read(entry)
 
 
 def test_an_interrupted_search_keeps_what_it_has(monkeypatch):
-    problem, calls = _chain(6), []
+    problem, calls = stored_chain(6), []
     problem = dataclasses.replace(problem, repeatable=np.arange(12) < 6)
 
     def interrupted(*args):

@@ -3,8 +3,7 @@ from hypothesis import given
 from lowtide.problems.order_json import load_problem
 from lowtide.schedule import Auto, Best, Exact, ProgramOrder, ReadyList, Status, schedule
 from lowtide.schedule.exact.solver import _CHUNK
-from tests.problems import Case, cases, least_peak, unhurried
-from tests.schedule.test_exact import DATA
+from tests.problems import ORDER_FILES, Case, cases, least_peak, unhurried
 
 
 @unhurried
@@ -15,7 +14,7 @@ def test_left_to_itself_it_proves_small_problems(case: Case) -> None:
 
 
 def test_without_a_proof_windows_are_ordered_anew_and_nothing_gets_worse() -> None:
-    problem = load_problem(DATA / "randwire-s0.json")
+    problem = load_problem(ORDER_FILES / "randwire-s0.json")
     simple, searched = Best().solve(problem), Exact(max_states=_CHUNK).solve(problem)
     found = list(Auto(max_states=_CHUNK).answers(problem))
     assert searched.status is Status.FEASIBLE
@@ -27,7 +26,7 @@ def test_without_a_proof_windows_are_ordered_anew_and_nothing_gets_worse() -> No
 
 
 def test_never_worse_than_the_simple_orders() -> None:
-    for path in sorted(DATA.glob("*.json")):
+    for path in sorted(ORDER_FILES.glob("*.json")):
         problem = load_problem(path)
         found = Auto(max_states=1, max_seconds=1e-9).solve(problem)
         assert found.peak_bytes <= min(solver.solve(problem).peak_bytes for solver in (ProgramOrder(), ReadyList()))

@@ -1,6 +1,5 @@
 import csv
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +13,9 @@ from lowtide.schedule import Best, ProgramOrder, Schedule, Status, answers
 from lowtide.schedule.exact.downsets import DONE, LIVE, READY, added_bytes, need_bytes, net_of, run, start, undo
 from lowtide.schedule.exact.solver import Exact
 from lowtide.schedule.exact.threshold import FOUND, NO, YES, new_stack, new_table, reset, search
-from tests.problems import Case, cases, least_peak, slow_peak, topological_orders, unhurried
+from tests.problems import ORDER_FILES, Case, cases, least_peak, slow_peak, topological_orders, unhurried
 
-DATA = Path(__file__).parents[1] / "data" / "order"
-ROWS = list(csv.DictReader((DATA / "expected.csv").read_text().splitlines()))
+ROWS = list(csv.DictReader((ORDER_FILES / "expected.csv").read_text().splitlines()))
 
 
 @settings(max_examples=2_000, deadline=None)
@@ -86,13 +84,13 @@ def test_walks_agree_with_the_definition_in_both_directions(case: Case) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
 def test_known_networks_to_their_proven_optimum(row: dict[str, str]) -> None:
-    found = Exact().solve(load_problem(DATA / f"{row['name']}.json"))
+    found = Exact().solve(load_problem(ORDER_FILES / f"{row['name']}.json"))
     assert found.status is Status.OPTIMAL
     assert round(found.peak_bytes / 1024, 1) == pytest.approx(float(row["optimum_kib"]), abs=0.051)
 
 
 def test_answers_only_get_better_and_end_with_what_solve_says() -> None:
-    problem = load_problem(DATA / "randwire-s0.json")
+    problem = load_problem(ORDER_FILES / "randwire-s0.json")
     found = list(answers(problem, Exact(first=ProgramOrder(), max_cuts=0)))
     assert len(found) > 3
     for one, two in itertools.pairwise(found):
@@ -102,7 +100,7 @@ def test_answers_only_get_better_and_end_with_what_solve_says() -> None:
 
 
 def test_effort_is_counted_in_states_and_a_stopped_search_keeps_its_best() -> None:
-    problem = load_problem(DATA / "randwire-s0.json")
+    problem = load_problem(ORDER_FILES / "randwire-s0.json")
     whole = Exact(first=ProgramOrder(), max_cuts=0).solve(problem)
     none, some = (Exact(first=ProgramOrder(), max_cuts=0, max_states=states).solve(problem) for states in (0, 512))
     assert none.peak_bytes == ProgramOrder().solve(problem).peak_bytes
@@ -113,7 +111,7 @@ def test_effort_is_counted_in_states_and_a_stopped_search_keeps_its_best() -> No
 
 
 def test_a_table_that_is_full_forgets_and_is_still_right() -> None:
-    problem = load_problem(DATA / "randwire-s0.json")
+    problem = load_problem(ORDER_FILES / "randwire-s0.json")
     tight, roomy = Exact(max_bytes=0).solve(problem), Exact().solve(problem)
     assert (tight.status, tight.peak_bytes) == (roomy.status, roomy.peak_bytes) == (Status.OPTIMAL, roomy.lower_bound_bytes)
 
