@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_json import load_problem
 from lowtide.schedule import Auto, Exact, ProgramOrder, Status, schedule, schedule_all
-from tests.problems import Case, cases, least_peak, unhurried
-from tests.schedule.test_exact import DATA
+from tests.problems import ORDER_FILES, Case, cases, least_peak, unhurried
 
 
 @unhurried
@@ -22,12 +21,12 @@ def test_the_best_of_all_is_that_of_solving_each(drawn: list[Case], solver: Auto
 
 
 def test_solvers_with_one_answer_give_it() -> None:
-    problems = [load_problem(DATA / f"{name}.json") for name in ("randwire-s0", "randwire-s1")]
+    problems = [load_problem(ORDER_FILES / f"{name}.json") for name in ("randwire-s0", "randwire-s1")]
     assert schedule_all(problems, ProgramOrder()) == [schedule(problem, ProgramOrder()) for problem in problems]
 
 
 def test_a_problem_that_cannot_win_is_not_searched() -> None:
-    small = load_problem(DATA / "randwire-s0.json")
+    small = load_problem(ORDER_FILES / "randwire-s0.json")
     large = _ten_times(small)
     alone = schedule(small, Auto())
     left, best = schedule_all([large, small], Auto())
