@@ -38,6 +38,13 @@ def branching():
     loss = lambda model, x: model(x).sum() if model(x).sum() > 0 else -model(x).sum()
     return model, torch.ones(2, 4), loss, torch.optim.SGD(model.parameters(), 0.1)
 
+def sized(batch_size=3):
+    model, _, loss, optimizer = make()
+    return model, (torch.randn(batch_size, 64),), loss, optimizer
+
+def heedless(device):
+    return nn.Linear(4, 4), torch.ones(2, 4), None, None
+
 number = 3
 """
 
@@ -129,7 +136,7 @@ def test_an_arena_says_what_it_served():
     [
         (["spec_of_a_test:missing"], "cannot find spec_of_a_test:missing: .*no attribute 'missing'"),
         (["no_such_module:make"], "cannot find no_such_module:make: No module named"),
-        (["no-such-model"], "expected one of .*resnet50.*; got 'no-such-model'|cannot be imported"),
+        (["resnet18"], "expected module:function, .* got 'resnet18'"),
         (["spec_of_a_test:three"], r"expected \(model, batch, loss, optimizer\).*got a tuple of int, int, int"),
         (["spec_of_a_test:half"], "expected both a loss and an optimizer, or for inference neither"),
         (["spec_of_a_test:number"], r"expected a function that returns \(model, .*got a int"),
@@ -141,7 +148,13 @@ def test_an_arena_says_what_it_served():
         (["spec_of_a_test:make", "--swap-state", "--no-swap"], "--swap-state and --no-swap: expected one of them, got both"),
         (["spec_of_a_test:make", "--simulate"], "--device and --simulate: expected both"),
         (["spec_of_a_test:make", "--simulate", "--device", "abacus"], "expected one of cpu, rtx3090, a100, h100, h200, got 'abacus'"),
-        (["spec_of_a_test:make", "--fake"], "--fake is for models of the bench"),
+        (["spec_of_a_test:make", "--fake"], "--fake: spec_of_a_test:make has to take an argument `device` for that; it takes no arguments"),
+        (["spec_of_a_test:sized", "--fake"], "--fake: .* has to take an argument `device` for that; it takes only batch_size"),
+        (["spec_of_a_test:make", "--batch-size", "2"], "--batch-size: .* has to take an argument `batch_size`"),
+        (
+            ["spec_of_a_test:heedless", "--fake"],
+            'device="meta" and has to make its model there; its parameter weight is elsewhere',
+        ),
         (["spec_of_a_test:make", "--no-measure", "--save", "no/such/folder/plan.json"], "No such file or directory"),
         (["spec_of_a_test:make", "--no-measure", "--json", "no/such/folder/out.json"], "No such file or directory"),
     ],
@@ -158,9 +171,18 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(arguments, message):
 
 def test_a_model_of_the_bench_on_the_meta_device(monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[1])
-    result = run("transformer", "--fake", "--json", "-")
+    result = run("bench.models:transformer", "--fake", "--json", "-")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["operators"] > 500
+
+
+def test_a_batch_size_is_given_to_a_function_that_takes_it():
+    bytes_of = {}
+    for arguments in ([], ["--batch-size", "3"], ["--batch-size", "300"]):
+        result = run("spec_of_a_test:sized", "--no-measure", "--json", "-", *arguments)
+        assert result.exit_code == 0, result.output
+        bytes_of[tuple(arguments[1:])] = json.loads(result.stdout)["peak_bytes"]
+    assert bytes_of[()] == bytes_of["3",] < bytes_of["300",]
 
 
 def test_help_says_what_it_takes():

@@ -69,7 +69,7 @@ def test_inference_to_a_file():
 
 def test_a_model_of_the_bench_needs_no_memory(monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[1])
-    result = run("alexnet", "--json", "-", "--device", "rtx3090")
+    result = run("bench.models:alexnet", "--fake", "--json", "-", "--device", "rtx3090")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["by_kind"]["parameters"] > 2**27
 

@@ -1,5 +1,7 @@
 """The import direction, and who may touch torch: see docs/architecture.md."""
 
+import ast
+import re
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -51,6 +53,13 @@ def test_every_member_has_a_row():
 def test_only_public_names_and_the_command_line_know_the_reference_solvers():
     found = [mention for mention in in_package(imports) if mention.name.startswith("lowtide.reference")]
     assert [str(mention) for mention in found if not lies_in(mention.file, {"reference", "__init__.py", "cli"})] == []
+
+
+def test_the_package_knows_nothing_of_the_bench():
+    assert [str(mention) for mention in in_package(imports) if mention.name.split(".")[0] in ("bench", "tests")] == []
+    texts = (node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    found = [node.value for node in texts if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    assert [text for text in found if re.fullmatch(r"bench(\.\w+)*", text)] == []
 
 
 def test_no_room_is_crowded():

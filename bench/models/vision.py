@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from bench.models.unet import UNet, UNetPlusPlus
+from bench.models.unets import UNet, UNetPlusPlus
 from bench.models.workload import Batch, Entry, images, labels
 
 _CLASSES = 1000

@@ -22,10 +22,9 @@ _TENSORS = 10  # lines of the table
 
 
 def explain_command(
-    spec: Annotated[
-        str, typer.Argument(help="module:function returning (model, batch, loss, optimizer), or the name of a model of the bench")
-    ],
-    batch_size: Annotated[int, typer.Option(min=1, help="batch size of a bench model")] = 1,
+    spec: Annotated[str, typer.Argument(help="module:function, which returns (model, batch, loss, optimizer)")],
+    batch_size: Annotated[int | None, typer.Option(min=1, help="call the function with this batch_size")] = None,
+    fake: Annotated[bool, typer.Option("--fake", help='call the function with device="meta": the model takes no memory')] = False,
     memory: Annotated[
         str | None,
         typer.Option(metavar="AMOUNT", help="what it is to fit in: bytes with a unit (8GiB), or a share of its own peak (60%)"),
@@ -45,7 +44,7 @@ def explain_command(
     try:
         check_targets({"--json": json_out})
         with prints_aside(json_out):
-            work = builder(spec, batch_size, fake=":" not in spec)()
+            work = builder(spec, batch_size, fake)()
             with users_code(spec):
                 told = explain(
                     work.model, work.batch, loss=work.loss, optimizer=work.optimizer, memory=memory, accumulate=accumulate, swap=swap,

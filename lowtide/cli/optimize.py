@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
 
 def optimize_command(
-    spec: Annotated[
-        str, typer.Argument(help="module:function returning (model, batch, loss, optimizer), or the name of a model of the bench")
-    ],
-    batch_size: Annotated[int, typer.Option(min=1, help="batch size of a bench model")] = 1,
+    spec: Annotated[str, typer.Argument(help="module:function, which returns (model, batch, loss, optimizer)")],
+    batch_size: Annotated[int | None, typer.Option(min=1, help="call the function with this batch_size")] = None,
     memory: Annotated[
         str | None,
         typer.Option(metavar="AMOUNT", help="the most the step may take: bytes with a unit (8GiB), or a share of its own peak (60%)"),
@@ -33,7 +31,7 @@ def optimize_command(
     arena: Annotated[bool, typer.Option("--arena", help="serve the step's memory from one block, at planned addresses")] = False,
     device: Annotated[str | None, typer.Option(help="with --simulate: the machine, of those that `lowtide devices` lists")] = None,
     simulate: Annotated[bool, typer.Option("--simulate", help="plan for --device in place of this machine; nothing is run")] = False,
-    fake: Annotated[bool, typer.Option("--fake", help="plan a bench model on the meta device: no memory, nothing run")] = False,
+    fake: Annotated[bool, typer.Option("--fake", help='call the function with device="meta": planned without memory, nothing run')] = False,
     measure: Annotated[bool, typer.Option(help="run eager PyTorch and lowtide and measure both")] = True,
     repeats: Annotated[int, typer.Option(min=1, help="timed steps of each")] = 5,
     save: Annotated[Path | None, typer.Option(help="write the plan here, as JSON")] = None,

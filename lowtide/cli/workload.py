@@ -1,33 +1,68 @@
-"""What `lowtide optimize` is to work on: a function of the user's, or a model of the bench."""
+"""What `lowtide optimize` and `lowtide explain` are to work on: what a function of the user's returns.
+
+The function may take `batch_size` and `device`; `--batch-size` and `--fake` say what it is given for them.
+"""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 
-from lowtide.api.compare import Workload, plain_sgd, workload_of
+from lowtide.api.compare import Workload, workload_of
 from lowtide.cli.output import refuse
 from lowtide.cli.users_code import users_code
 
 _MODULE = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*)*")
 
 
-def builder(spec: str, batch_size: int, fake: bool) -> Callable[[], Workload]:
-    """A function that makes the workload anew at each call: eager PyTorch and lowtide must start from the same weights."""
-    if ":" not in spec:
-        return lambda: _bench_workload(spec, batch_size, fake)
-    if fake:
-        refuse(f"--fake is for models of the bench; {spec} decides itself where its model lies")
+def builder(spec: str, batch_size: int | None, fake: bool) -> Callable[[], Workload]:
+    """A function that makes the workload anew at each call: eager PyTorch and lowtide must start from the same weights.
+
+    The user's function is given `batch_size` where one is asked for, and `device="meta"` for a fake one. Exits where it takes no such
+    argument.
+    """
     function = _function(spec)
+    given: dict[str, object] = {}
+    if batch_size is not None:
+        given["batch_size"] = batch_size
+    if fake:
+        given["device"] = "meta"
+    for name, option in (("batch_size", "--batch-size"), ("device", "--fake")):
+        if name in given and callable(function):
+            _check_takes(function, name, f"{option}: {spec}")
 
     def build() -> Workload:
         with users_code(spec, alone=True):
-            return workload_of(function)
+            work = workload_of(partial(function, **given) if callable(function) else function)
+            if fake:
+                _check_fake(work, spec)
+            return work
 
     return build
+
+
+def _check_takes(function: Callable[..., object], name: str, what: str) -> None:
+    """Exits unless a function can be given an argument by this name."""
+    try:
+        parameters = dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # a builtin
+        parameters = {}
+    named = name in parameters and parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY
+    if not named and not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        takes = f"takes only {', '.join(parameters)}" if parameters else "takes no arguments"
+        refuse(f"{what} has to take an argument `{name}` for that; it {takes}")
+
+
+def _check_fake(work: Workload, spec: str) -> None:
+    """Exits unless the parameters of a fake model take no memory."""
+    real = next((name for name, parameter in work.model.named_parameters() if not parameter.is_meta), None)
+    if real is not None:
+        refuse(f'--fake: {spec} was given device="meta" and has to make its model there; its parameter {real} is elsewhere')
 
 
 def _function(spec: str) -> Callable[[], object]:
@@ -48,19 +83,3 @@ def _function(spec: str) -> Callable[[], object]:
     except AttributeError as error:
         refuse(f"cannot find {spec}: {error}")
     return function
-
-
-def _bench_workload(name: str, batch_size: int, fake: bool) -> Workload:
-    sys.path.insert(0, os.getcwd())
-    try:
-        models = importlib.import_module("bench.models")
-    except ImportError as error:
-        refuse(
-            f"{name!r} is no module:function, and the bench's models cannot be imported ({error}): run inside a checkout, "
-            "with lowtide[bench] installed"
-        )
-    try:
-        made = models.get(name).build(batch_size, "meta" if fake else "cpu")
-    except KeyError as error:
-        refuse(str(error.args[0]))
-    return Workload(made.model, made.batch, made.loss, plain_sgd(made.model))

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import bench.models
 from bench import torchvision_shim
 from bench.models import MODELS, Workload, get
-from bench.models.unet import UNet, UNetPlusPlus
+from bench.models.unets import UNet, UNetPlusPlus
 
 # Parameters as published: torchvision's tables, the models' papers or hubs; for the U-Nets, counted by hand below.
 PARAMETERS = {
@@ -144,3 +145,14 @@ def test_torchvision_imports_after_the_models_in_a_fresh_process():
     program = "import bench.models, torchvision; print(torchvision.models.resnet18.__name__)"
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "resnet18"), done.stderr
+
+
+def test_each_model_is_a_function_of_the_module_for_the_command_line():
+    model, batch, loss, optimizer = bench.models.bert_base(batch_size=3, device="meta")
+    assert batch[0].shape[0] == 3
+    assert next(model.parameters()).is_meta
+    assert callable(loss)
+    assert optimizer.param_groups[0]["params"][0] is next(model.parameters())
+    assert bench.models.unet.args == (MODELS["unet"],)
+    with pytest.raises(AttributeError, match="no attribute 'no_such_model'"):
+        bench.models.no_such_model  # noqa: B018
