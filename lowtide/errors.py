@@ -33,14 +33,17 @@ class FormatError(LowtideError, ValueError):
 
 
 class BudgetError(LowtideError):
-    """No plan was found within the memory that was asked for."""
+    """No plan was found within the memory that was asked for, or there can be none."""
 
-    def __init__(self, message: str, smallest_peak_bytes: int) -> None:
+    def __init__(self, message: str, smallest_peak_bytes: int, searched: bool = True) -> None:
         super().__init__(message)
-        self.smallest_peak_bytes = smallest_peak_bytes  # with what is resident: what would have been possible
+        self.smallest_peak_bytes = (
+            smallest_peak_bytes  # that was found, with what is resident; where nothing was searched, no plan takes less
+        )
+        self.searched = searched
 
-    def __reduce__(self) -> tuple[type[BudgetError], tuple[str, int]]:
-        return type(self), (str(self), self.smallest_peak_bytes)  # so that it survives the way back from a worker process
+    def __reduce__(self) -> tuple[type[BudgetError], tuple[str, int, bool]]:
+        return type(self), (str(self), self.smallest_peak_bytes, self.searched)  # so that it survives the way back from a worker process
 
 
 class CheckError(LowtideError):

@@ -160,10 +160,14 @@ def _halved(maker: Maker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_
     ordered = Remedy("smaller micro-batches", plan.peak_bytes, None, f"accumulate={count}")
     if memory_bytes is None or plan.peak_bytes <= memory_bytes:
         return ordered
-    try:
-        within = dataclasses.replace(halved, asked=dataclasses.replace(asked, limit=Limit(Memory(memory_bytes))))
-        _, plan = within.plan_of_most_steps(args, kwargs)
-        peak_bytes = plan.peak_bytes
-    except BudgetError as error:
-        peak_bytes = error.smallest_peak_bytes
+    peak_bytes = _within_or_least(halved, args, kwargs, memory_bytes)
     return Remedy("smaller micro-batches, letting go", peak_bytes, None, f"accumulate={count}, memory={max(peak_bytes, memory_bytes)}")
+
+
+def _within_or_least(maker: Maker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_bytes: int) -> int:
+    """The peak of a plan within so many bytes, else the least that was found."""
+    within = dataclasses.replace(maker, asked=dataclasses.replace(maker.asked, limit=Limit(Memory(memory_bytes))))
+    try:
+        return within.plan_of_most_steps(args, kwargs)[1].peak_bytes
+    except BudgetError as error:
+        return error.smallest_peak_bytes if error.searched else _within_or_least(maker, args, kwargs, error.smallest_peak_bytes)

@@ -9,20 +9,11 @@ from typing import Any
 from lowtide.base.units import bytes_text, time_text
 from lowtide.ir.graph import Kind
 from lowtide.plan.alike import pattern
+from lowtide.plan.kinds import kind_text
 from lowtide.plan.snapshot import Moment
 from lowtide.plan.summary import moment_lines
 
 _MODULES = 6  # that are named
-_OF_KIND = {
-    Kind.PARAMETER: "parameters",
-    Kind.BUFFER: "buffers",
-    Kind.STATE: "optimizer state",
-    Kind.INPUT: "batch",
-    Kind.CONSTANT: "constants",
-    Kind.ACTIVATION: "activations",
-    Kind.GRADIENT: "gradients",
-    Kind.TEMPORARY: "the optimizer's temporaries",
-}
 
 
 @dataclass(frozen=True)
@@ -62,7 +53,7 @@ class Explanation:
     @property
     def by_kind(self) -> dict[str, int]:
         """Bytes at the peak by what they are for, the most first: "parameters", "optimizer state", "activations", "gradients"..."""
-        return {_OF_KIND.get(kind, kind.value): nbytes for kind, nbytes in self.peak.by_kind.items() if nbytes}
+        return {kind_text(kind): nbytes for kind, nbytes in self.peak.by_kind.items() if nbytes}
 
     @property
     def by_module(self) -> dict[str, int]:

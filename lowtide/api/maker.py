@@ -148,15 +148,18 @@ class Maker:
         # A share is of the peak of the program that most steps run, the last; an optimizer's first step keeps to the same bytes.
         last = family.programs[-1]
         budget = self.asked.limit.budget(last.eager_peak_bytes) if self.saved is None else _budget_of(self.saved)
+        plans = self._as_near(family.planner, last.captured, budget)
+        made = iter(plans)
+        return [next(made) if program.saved is None else program.saved for program in family.programs]
+
+    def _as_near(self, planner: Planner, captured: Captured, budget: Budget) -> list[Plan]:
+        """Plans within the budget. What a saved plan keeps to was not asked for now: then as near to it as can be."""
         try:
-            plans = self._asked(family.planner, last.captured, budget)
+            return self._asked(planner, captured, budget)
         except BudgetError as error:
             if self.saved is None:
                 raise
-            # What the saved plan keeps to was not asked for now: as near to it as can be.
-            plans = self._asked(family.planner, last.captured, Budget(error.smallest_peak_bytes))
-        made = iter(plans)
-        return [next(made) if program.saved is None else program.saved for program in family.programs]
+            return self._as_near(planner, captured, Budget(error.smallest_peak_bytes))
 
     def _asked(self, planner: Planner, captured: Captured, budget: Budget) -> list[Plan]:
         if not planner.programs:

@@ -16,6 +16,7 @@ from lowtide.ir.graph import Graph, Value
 from lowtide.plan.plan import program_hash
 from lowtide.plan.snapshot import Moment
 from lowtide.problems.order import Ints, OrderProblem
+from lowtide.remat.offload import offloadable_storages
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
 from lowtide.rewrite.results import read_results
@@ -52,6 +53,13 @@ class Candidate:
     def order_problem(self, granule_bytes: int) -> OrderProblem:
         """The ordering problem, with sizes rounded up to the granule."""
         return self._once(("problem", granule_bytes), lambda: order_problem(self.graph, self.workspace_bytes, round_to=granule_bytes))
+
+    def bare_problem(self, granule_bytes: int, swap_state: bool) -> OrderProblem:
+        """The same; with `swap_state`, what of the caller's may be offloaded is not resident but among its tensors."""
+        if not swap_state:
+            return self.order_problem(granule_bytes)
+        settings: dict[str, Any] = {"round_to": granule_bytes, "offloadable": offloadable_storages(self.graph)}
+        return self._once(("bare", granule_bytes), lambda: order_problem(self.graph, self.workspace_bytes, **settings))
 
     def ordered(self, solver: Solver, granule_bytes: int) -> Schedule:
         """The order of least peak that `solver` finds."""

@@ -10,6 +10,7 @@ from lowtide.errors import BudgetError
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.checked import checked
+from lowtide.planning.impossible import refuse_impossible
 from lowtide.planning.ordered import ordered
 from lowtide.planning.refusal import refusal
 from lowtide.planning.request import Budget, Request
@@ -36,9 +37,10 @@ class Planner:
         """A checked plan for each program.
 
         Without a limit in the order of least peak; within one without recomputation where order alone is enough, else with as little as was
-        found to do. Raises BudgetError, with the smallest peak that was found and what stands there, where nothing fits; where several
-        programs do not fit, that of the one that needs the most.
+        found to do. Raises BudgetError, with the smallest peak that was found and what stands there, where nothing fits, and before any
+        search where nothing can; where several programs do not fit, that of the one that needs the most.
         """
+        refuse_impossible([self._candidates(which, request) for which in range(len(self.programs))], request)
         found: list[Plan] = []
         refused: list[BudgetError] = []
         for which in range(len(self.programs)):
