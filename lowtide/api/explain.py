@@ -21,6 +21,7 @@ from lowtide.cost.device import Device
 from lowtide.cost.presets import preset
 from lowtide.errors import BatchError, BudgetError, CaptureError
 from lowtide.plan.plan import Trade
+from lowtide.planning.effort import sweeps_of
 from lowtide.planning.limits import Limit, Memory
 from lowtide.remat.sweep.search import Sweep
 from lowtide.runtime.batch import BatchSpec
@@ -41,6 +42,7 @@ def explain(
     memory: int | str | None = None,
     swap: bool = True,
     swap_state: bool = False,
+    effort: str | None = None,
     search: Sweep | None = None,
     solver: Solver | None = None,
     device: torch.device | str | None = None,
@@ -74,7 +76,7 @@ def explain(
     if loss is not None and optimizer is not None:
         program = TrainingProgram(model, loss, optimizer, after_backward, accumulate, scaler)
     stages = Stages(callback, wants_progress(progress))
-    asked = Asked(Limit(latency=1.0), swap_state, solver or Auto(), search or Sweep())
+    asked = Asked(Limit(latency=1.0), swap_state, solver or Auto(), sweeps_of(effort, search))
     maker = Maker(Capturing(model, program, place, stages), Machine(place, machine, False, swap, stages), asked, None, stages)
     captured, plan = maker.plan_of_most_steps(args, kwargs)
     assert plan.trade is not None, "a limit was asked for"

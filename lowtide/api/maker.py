@@ -34,7 +34,7 @@ class Asked:
     limit: Limit
     swap_state: bool  # parameters and optimizer state may be swapped, too
     solver: Solver
-    sweep: Sweep
+    sweeps: tuple[Sweep, ...]  # how far to look
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,14 @@ class Maker:
             programs = tuple(self._program(each, laboratory) for each in captured)
         return self._planned(Family(programs, granted, _planner(programs)))
 
-    def at(self, limit: Limit, family: Family) -> tuple[Maker, Family]:
-        """The same programs planned under another limit, and the maker that goes on with that; what was searched for them is kept."""
+    def at(self, limit: Limit, family: Family, sweeps: tuple[Sweep, ...] = ()) -> tuple[Maker, Family]:
+        """The same programs planned under another limit, and the maker that goes on with that; what was searched for them is kept.
+
+        `sweeps` is how far to look, as far as this maker does where left out.
+        """
         stages = replace(self.stages, seconds={})
         capturing, machine = replace(self.capturing, stages=stages), replace(self.machine, stages=stages)
-        other = Maker(capturing, machine, replace(self.asked, limit=limit), None, stages)
+        other = Maker(capturing, machine, replace(self.asked, limit=limit, sweeps=sweeps or self.asked.sweeps), None, stages)
         if not all(program.answers(limit) for program in family.programs):
             with machine.laboratory(capturing.trains) as laboratory:
                 programs = tuple(other._program(each.captured, laboratory) for each in family.programs)
@@ -176,7 +179,7 @@ class Maker:
     def _request(self, captured: Captured, budget: Budget) -> Request:
         request = Request(
             self.machine.provenance(captured), budget, granule_bytes=self.machine.granule_bytes(captured), solver=self.asked.solver,
-            sweep=self.asked.sweep, swap_state=self.asked.swap_state,
+            sweeps=self.asked.sweeps, swap_state=self.asked.swap_state,
         )  # fmt: skip
         return replace(request, links=self.machine.links(captured)) if budget.is_limit else request
 

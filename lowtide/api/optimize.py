@@ -22,6 +22,7 @@ from lowtide.cost.device import Device
 from lowtide.cost.presets import preset
 from lowtide.place import Placer
 from lowtide.plan.plan import Plan
+from lowtide.planning.effort import sweeps_of
 from lowtide.planning.limits import Limit
 from lowtide.remat.sweep.search import Sweep
 from lowtide.runtime.batch import BatchSpec
@@ -46,6 +47,7 @@ def optimize(
     latency: float | None = None,
     swap: bool = True,
     swap_state: bool = False,
+    effort: str | None = None,
     search: Sweep | None = None,
     solver: Solver | None = None,
     workspaces: bool | None = None,
@@ -85,8 +87,10 @@ def optimize(
         its own; a CPU has none to swap to.
     swap_state: parameters and optimizer state may be among what is swapped. They are there again when the step is over, also where it
         fails; while it runs, nobody else may use them.
-    search: how far to look for what to compute again and what to swap; lowtide.Sweep() by default. Interrupted from the keyboard, the
+    effort: how far to look for what to compute again and what to swap: "quick", "normal" (the default) or "thorough". Each level holds
+        all that the one before finds, so that more effort is never worse; none reads a clock. Interrupted from the keyboard, the
         search ends, with a warning, and the best that was found by then is used.
+    search: the same said in full, a lowtide.Sweep, in place of `effort`.
     solver: how to find the order; the best of the quick heuristics by default.
     workspaces: try operators on made-up data, so that the promised peak counts their temporaries and their results lie as real ones do.
         By default where the model can run. Without, only what is remembered of earlier trials is known.
@@ -124,7 +128,7 @@ def optimize(
     obstacle = _ON_META if on_meta else "" if machine is None else _ELSEWHERE.format(machine.name)  # why the step can only be planned
     stages = Stages(callback, wants_progress(progress))
     tries = not on_meta if workspaces is None else workspaces
-    asked = Asked(limit, swap_state, solver or Auto(), search or Sweep())
+    asked = Asked(limit, swap_state, solver or Auto(), sweeps_of(effort, search))
     maker = Maker(Capturing(model, program, place, stages), Machine(place, machine, tries, swap, stages), asked, saved, stages)
     family = maker.make(args, kwargs, as_saved=saved is not None)
     wants_arena = arena and not obstacle

@@ -18,6 +18,7 @@ from lowtide.capture.data.facts import Facts, Reading
 from lowtide.cost.profiler import Measured, peak_bytes
 from lowtide.errors import CaptureError, StepError
 from lowtide.plan.plan import Plan
+from lowtide.planning.effort import sweeps_of
 from lowtide.planning.limits import Limit
 from lowtide.runtime.batch import BatchSpec
 from lowtide.runtime.caller import ChangedError, View
@@ -63,13 +64,15 @@ class Step:
         trade = self.plan.trade
         return () if trade is None else trade.frontier
 
-    def at(self, memory: int | str | None = None, *, latency: float | None = None) -> Step:
+    def at(self, memory: int | str | None = None, *, latency: float | None = None, effort: str | None = None) -> Step:
         """A step of the same program under another limit, or under none; this one stays as it is. Limits are those of `optimize`.
 
         Where this step has a limit, too, what was searched for it answers at once, and a smaller limit never gives a higher peak, a larger
-        one never a slower program. Both steps work on the same model and optimizer: call either. Raises BudgetError where nothing fits.
+        one never a slower program; another `effort` looks further. Both steps work on the same model and optimizer: call either. Raises
+        BudgetError where nothing fits.
         """
-        maker, family = self._maker.at(Limit.of(memory, latency), self._families[0])
+        sweeps = () if effort is None else sweeps_of(effort, None)
+        maker, family = self._maker.at(Limit.of(memory, latency), self._families[0], sweeps)
         return Step(maker, self._batch, family, self._obstacle, self._new_arena)
 
     @property

@@ -33,6 +33,7 @@ def explain_command(
     device: Annotated[str | None, typer.Option(help="the machine, of those that `lowtide devices` lists; this one by default")] = None,
     swap: Annotated[bool, typer.Option(help="let tensors go to the host and back, where the machine has memory of its own")] = True,
     swap_state: Annotated[bool, typer.Option("--swap-state", help="parameters and optimizer state too")] = False,
+    effort: Annotated[str, typer.Option(metavar="LEVEL", help="how far to look: quick, normal or thorough")] = "normal",
     json_out: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write it all as JSON; - for standard output")] = None,
 ) -> None:
     """Say why a training step does not fit, and what would help, without running it."""
@@ -48,7 +49,7 @@ def explain_command(
             with users_code(spec):
                 told = explain(
                     work.model, work.batch, loss=work.loss, optimizer=work.optimizer, memory=memory, accumulate=accumulate, swap=swap,
-                    swap_state=swap_state, simulate=device,
+                    swap_state=swap_state, simulate=device, effort=effort,
                 )  # fmt: skip
         if json_out is not None:
             write_json(json_out, told.figures())

@@ -28,6 +28,7 @@ def optimize_command(
     latency: Annotated[float | None, typer.Option(help="the most time, as a multiple of that without recomputation: 1.1")] = None,
     swap: Annotated[bool, typer.Option(help="under a limit, let tensors go to the host and back, where there is one to swap to")] = True,
     swap_state: Annotated[bool, typer.Option("--swap-state", help="parameters and optimizer state too")] = False,
+    effort: Annotated[str, typer.Option(metavar="LEVEL", help="how far to look under a limit: quick, normal or thorough")] = "normal",
     arena: Annotated[bool, typer.Option("--arena", help="serve the step's memory from one block, at planned addresses")] = False,
     device: Annotated[str | None, typer.Option(help="with --simulate: the machine, of those that `lowtide devices` lists")] = None,
     simulate: Annotated[bool, typer.Option("--simulate", help="plan for --device in place of this machine; nothing is run")] = False,
@@ -45,12 +46,12 @@ def optimize_command(
     from lowtide.cli.users_code import users_code
     from lowtide.cli.workload import builder
 
-    _check_limits(memory, latency)
+    _check_limits(memory, latency, effort)
     if swap_state and not swap:
         refuse("--swap-state and --no-swap: expected one of them, got both")
     machine = _machine(device, simulate)
     limits: dict[str, Any] = {"memory": memory, "latency": latency, "swap": swap, "swap_state": swap_state}
-    limits |= {"arena": arena, "simulate": machine}
+    limits |= {"arena": arena, "simulate": machine, "effort": effort}
     try:
         check_targets({"--save": save, "--program": program, "--json": json_out})
         with prints_aside(json_out):
@@ -72,10 +73,12 @@ def optimize_command(
         _show(step, compared)
 
 
-def _check_limits(memory: str | None, latency: float | None) -> None:
+def _check_limits(memory: str | None, latency: float | None, effort: str) -> None:
+    from lowtide.planning.effort import Effort
     from lowtide.planning.limits import Memory, checked_latency
 
     try:
+        Effort.of(effort)
         checked_latency(latency)
         if memory is not None:
             Memory.of(memory)

@@ -50,11 +50,12 @@ class Trade:
     recomputed: int  # runs that repeat a node
     frontier: tuple[tuple[int, float], ...]  # (peak_bytes, time_us) of all that was found and is best at something, leanest first
     deals: tuple[Deal, ...] = ()  # every tensor that is let go of and comes back, the largest first
+    stopped: str = ""  # what ended the search before its effort was spent: "max_seconds", "interrupted"; "" where nothing did
 
     def rows(self) -> dict[str, Any]:
         """What JSON keeps of it."""
-        entries = {name: getattr(self, name) for name in self.__slots__ if name != "deals"}
-        return entries | {"deals": [deal.rows() for deal in self.deals]}
+        entries = {name: getattr(self, name) for name in self.__slots__ if name not in ("deals", "stopped")}
+        return entries | {"deals": [deal.rows() for deal in self.deals]} | ({"stopped": self.stopped} if self.stopped else {})
 
 
 def trade_from(item: Any, graph: Graph) -> Trade:
@@ -74,6 +75,7 @@ def trade_from(item: Any, graph: Graph) -> Trade:
         recomputed=_count(_WHERE, item, "recomputed"),
         frontier=tuple((_count(_WHERE, {"bytes": peak}, "bytes"), _number(_WHERE, {"us": us}, "us")) for peak, us in frontier),
         deals=tuple(_deal(f"{_WHERE}: deal {index}", deal, known, steps) for index, deal in enumerate(deals)),
+        stopped=fields.string(_WHERE, item, "stopped") if "stopped" in item else "",
     )
 
 

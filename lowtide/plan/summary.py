@@ -34,6 +34,7 @@ def summarize(plan: Contents) -> str:
         table += moment_lines(plan.peak, again=plan.trade is not None and bool(plan.trade.deals))
     if plan.trade is not None:
         table += deal_lines(plan.trade, plan.provenance.device)
+        table += [f"the search was ended early ({plan.trade.stopped}): with more time it may find better"] if plan.trade.stopped else []
     return "\n".join(table)
 
 

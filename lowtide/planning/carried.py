@@ -144,7 +144,7 @@ def _point(problem: RematProblem, runs: Ints, at: int) -> Point:
 
 def carried(source: Sequence[tuple[Graph, RematProblem]], archive: Archive, target: Sequence[tuple[Graph, RematProblem]]) -> Archive:
     """All points of an archive over a program's graphs, for the graphs of its sibling."""
-    found = Archive(states=archive.states, interrupted=archive.interrupted)
+    found = Archive(interrupted=archive.interrupted, out_of_time=archive.out_of_time)
     for which, (graph, problem) in enumerate(source):
         at = max(range(len(target)), key=lambda place: (common_nodes(graph, target[place][0]), place == which))
         for point in Carrier.of(graph, problem, *target[at]).points(archive, which, at):

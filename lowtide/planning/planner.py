@@ -31,7 +31,7 @@ class Planner:
 
     def __init__(self, programs: Sequence[Sequence[Candidate]]) -> None:
         self.programs = [tuple(program) for program in programs]
-        self._searched: list[tuple[Request, list[Searched | None]]] = []  # by request without its budget, by program
+        self._searched: list[tuple[Request, list[Searched | None]]] = []  # by request without budget and effort, by program
 
     def plans(self, request: Request) -> list[Plan]:
         """A checked plan for each program.
@@ -67,24 +67,26 @@ class Planner:
         return [each for each in self.programs[which] if each.exact or not request.exact]
 
     def _search(self, which: int, request: Request) -> Searched:
-        """What is known of a program that may answer the request, searched where nothing is."""
-        known, last = self._known(request), len(self.programs) - 1
-        main = known[last]
-        if main is None:
-            main = known[last] = Searched.of(self._candidates(last, request), request)
-            if main.archive.interrupted:
-                warnings.warn(f"search interrupted: the best of {main.archive.states} schedules seen so far is used", stacklevel=2)
+        """All that is known of a program, once what the request asks for was searched."""
+        last = len(self.programs) - 1
+        known = self._known(request)
+        before = known[last] = known[last] or Searched.bare(self._candidates(last, request), request)
+        main = known[last] = before.by(request.sweeps)
+        if main.archive.interrupted and main is not before:
+            warnings.warn(f"search interrupted: the best of {main.archive.states} schedules seen so far is used", stacklevel=2)
         if which == last:
             return main
-        found = known[which]
-        if found is None:
-            found = known[which] = main.for_sibling(self._candidates(which, request), request)
-        if found.within(request.budget) is None and main.within(request.budget) is not None and not found.is_own:
-            found = known[which] = found.and_searched(request)
-        return found
+        sibling = known[which]
+        if sibling is None or main is not before:
+            sibling = main.carried_to(sibling or Searched.bare(self._candidates(which, request), request))
+        if sibling.within(request.budget) is None and main.within(request.budget) is not None:
+            sibling = sibling.by(request.sweeps)
+        known[which] = sibling
+        return sibling
 
     def _known(self, request: Request) -> list[Searched | None]:
-        asked = replace(request, budget=Budget())
+        """By program what is known that may answer the request, whatever its limit and effort."""
+        asked = replace(request, budget=Budget(), sweeps=())
         for other, known in self._searched:
             if other == asked:
                 return known

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from lowtide.cost.device import Device
 from lowtide.plan.plan import Provenance
+from lowtide.planning.effort import Effort
 from lowtide.remat.sweep.search import Sweep
 from lowtide.schedule import AUTO, Solver
-
-SWEEP = Sweep()
 
 
 @dataclass(frozen=True)
@@ -36,4 +35,4 @@ class Request:
     links: Device | None = None  # the device over whose links to a host tensors may be swapped; None for no swapping
     swap_state: bool = False  # parameters and optimizer state may be swapped, too
     solver: Solver = AUTO  # of orders
-    sweep: Sweep = SWEEP  # how far to look for what to compute again and what to swap
+    sweeps: tuple[Sweep, ...] = Effort.NORMAL.sweeps  # how far to look for what to compute again and what to swap: all of these

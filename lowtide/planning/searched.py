@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.peak import profile_of
+from lowtide.ir.graph import Graph
 from lowtide.plan.plan import Plan, Trade
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.carried import carried
@@ -17,6 +18,7 @@ from lowtide.remat.cost import cost_of
 from lowtide.remat.explain import deals_of
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.archive import Archive, Point
+from lowtide.remat.sweep.search import Sweep
 from lowtide.remat.write_out import rematerialise
 from lowtide.schedule.bound import lower_bound_bytes
 
@@ -27,37 +29,53 @@ class Searched:
 
     candidates: tuple[Candidate, ...]
     problems: tuple[RematProblem, ...]
+    orders: tuple[list[Ints], ...]  # by problem: those from which sequences are searched
     archive: Archive
     granule_bytes: int
-    is_own: bool = True  # searched for this program, not only for its sibling
+    done: tuple[Sweep, ...] = ()  # the searches that the archive holds all of
 
     @classmethod
-    def of(cls, candidates: Sequence[Candidate], request: Request) -> Searched:
-        """What the request's search finds."""
-        problems = _problems(candidates, request)
-        return cls(
-            tuple(candidates), problems, request.sweep.explore(problems, _orders(candidates, problems, request)), request.granule_bytes
-        )
+    def bare(cls, candidates: Sequence[Candidate], request: Request) -> Searched:
+        """With nothing but the candidates' own orders."""
+        problems = tuple(each.remat_problem(request.granule_bytes, request.links, request.swap_state) for each in candidates)
+        pairs = list(zip(candidates, problems, strict=True))
+        orders = tuple(each.orders(problem, request.solver, request.granule_bytes) for each, problem in pairs)
+        archive = Archive()
+        for which, sequence in ((which, sequence) for which, of in enumerate(orders) for sequence in of):
+            cost = cost_of(problems[which], sequence)
+            archive.add(Point(cost.peak_bytes, cost.time_us, which, sequence))
+        return cls(tuple(candidates), problems, orders, archive, request.granule_bytes)
 
-    def for_sibling(self, candidates: Sequence[Candidate], request: Request) -> Searched:
-        """What this search found for a program of the same forward and backward pass, and its own orders; nothing is searched."""
-        problems = _problems(candidates, request)
-        pairs = [
-            list(zip((each.graph for each in of), these, strict=True))
-            for of, these in ((self.candidates, self.problems), (candidates, problems))
-        ]
-        archive = carried(pairs[0], self.archive, pairs[1])
-        for which, orders in enumerate(_orders(candidates, problems, request)):
-            for runs in orders:
-                cost = cost_of(problems[which], runs)
-                archive.add(Point(cost.peak_bytes, cost.time_us, which, runs))
-        return Searched(tuple(candidates), problems, archive, request.granule_bytes, is_own=False)
-
-    def and_searched(self, request: Request) -> Searched:
-        """All of it, and what the request's search finds."""
-        found = Searched.of(self.candidates, request)
-        found.archive.merge(self.archive)
+    def by(self, sweeps: Sequence[Sweep]) -> Searched:
+        """With all that these searches find, too; one that was done is not done again, one that is stopped ends them."""
+        found = self
+        for sweep in sweeps:
+            if sweep not in found.done:
+                found = found._and(sweep, sweep.explore(self.problems, self.orders))
+            if found.stopped:
+                break
         return found
+
+    def _and(self, sweep: Sweep, more: Archive) -> Searched:
+        merged = Archive(list(self.archive.points), self.archive.states)
+        merged.merge(more)
+        whole = not more.interrupted and not more.out_of_time
+        return dataclasses.replace(self, archive=merged, done=(*self.done, sweep) if whole else self.done)
+
+    def carried_to(self, sibling: Searched) -> Searched:
+        """What was found for a program, for another of the same forward and backward pass; nothing is searched."""
+        archive = carried(self._pairs, self.archive, sibling._pairs)
+        archive.merge(sibling.archive)
+        return dataclasses.replace(sibling, archive=archive)
+
+    @property
+    def _pairs(self) -> list[tuple[Graph, RematProblem]]:
+        return list(zip((each.graph for each in self.candidates), self.problems, strict=True))
+
+    @property
+    def stopped(self) -> str:
+        """What ended the last search before its effort was spent, "" where nothing did."""
+        return "interrupted" if self.archive.interrupted else "max_seconds" if self.archive.out_of_time else ""
 
     def within(self, budget: Budget) -> Point | None:
         """The fastest within the memory, or the leanest within the time; None where nothing fits."""
@@ -103,13 +121,6 @@ class Searched:
                 recomputed=len(done.recomputed),
                 frontier=tuple((each.peak_bytes, each.time_us) for each in self.archive.points),
                 deals=deals_of(self.problems[point.problem], point.sequence, candidate.graph, done.graph, footprint.takeovers),
+                stopped=self.stopped,
             ),
         )
-
-
-def _problems(candidates: Sequence[Candidate], request: Request) -> tuple[RematProblem, ...]:
-    return tuple(each.remat_problem(request.granule_bytes, request.links, request.swap_state) for each in candidates)
-
-
-def _orders(candidates: Sequence[Candidate], problems: Sequence[RematProblem], request: Request) -> list[list[Ints]]:
-    return [each.orders(problem, request.solver, request.granule_bytes) for each, problem in zip(candidates, problems, strict=True)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.plan.plan import Provenance
 from lowtide.planning.request import Request
@@ -11,7 +9,7 @@ from lowtide.remat.sweep.search import Sweep
 from tests.graphs import array, compute
 
 PROVENANCE = Provenance(lowtide="0", torch="0", device="cpu", python="3", threads=1)
-REQUEST = Request(PROVENANCE, sweep=Sweep(levels=8, max_states=300, max_seconds=math.inf))
+REQUEST = Request(PROVENANCE, sweeps=(Sweep(levels=8, max_states=300),))
 
 
 def network(layers: int = 8, nbytes: int = 64) -> Graph:

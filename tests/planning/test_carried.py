@@ -37,9 +37,9 @@ def _training(makes_state: bool) -> Candidate:
 
 def test_sequences_carried_over_are_right_and_no_higher():
     later, first = _training(False), _training(True)
-    main = Searched.of([later], REQUEST)
-    other = main.for_sibling([first], REQUEST)
-    assert not other.is_own
+    main = Searched.bare([later], REQUEST).by(REQUEST.sweeps)
+    other = main.carried_to(Searched.bare([first], REQUEST))
+    assert not other.done
     assert len(other.archive.points) > 3
     for point in other.archive.points:
         assert first_wrong(other.problems[0], point.sequence) == -1

@@ -101,6 +101,6 @@ def test_nothing_that_a_search_finds_is_below_the_floor():
     candidate = Candidate(graph, (0,) * len(graph.nodes), (1.0,) * len(graph.nodes))
     problem = candidate.remat_problem(1)
     floor_bytes = problem.problem.resident_bytes + int(needs_bytes(problem.problem).max())
-    found = Searched.of([candidate], REQUEST).archive.points
+    found = Searched.bare([candidate], REQUEST).by(REQUEST.sweeps).archive.points
     assert min(point.peak_bytes for point in found) >= floor_bytes
     assert all(cost_of(problem, point.sequence).peak_bytes >= floor_bytes for point in found)

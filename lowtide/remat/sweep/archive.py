@@ -57,6 +57,7 @@ class Archive:
     points: list[Point] = field(default_factory=list)
     states: int = 0  # schedules built and costed
     interrupted: bool = False  # the search was stopped by the user
+    out_of_time: bool = False  # or by a cap of seconds: what is here then depends on the machine
 
     def add(self, point: Point) -> bool:
         """Whether the point belongs here; those that it beats are dropped."""
@@ -75,6 +76,7 @@ class Archive:
             self.add(point)
         self.states += other.states
         self.interrupted |= other.interrupted
+        self.out_of_time |= other.out_of_time
 
     def within(self, memory_bytes: int) -> Point | None:
         """The fastest point within so many bytes."""

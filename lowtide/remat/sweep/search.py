@@ -12,6 +12,7 @@ that they hold, so that large graphs do not take longer.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -40,13 +41,13 @@ class Sweep:
     """How far to look.
 
     levels: steps from the peak without recomputation to what is resident. max_states: schedules built. max_runs: what these hold together.
-    Where tensors may be swapped, as much again is done with that. max_seconds: only a cap.
+    Where tensors may be swapped, as much again is done with that. max_seconds: only stops the search, and the answer says that it did.
     """
 
     levels: int = 96
     max_states: int = 30_000
     max_runs: int = 30_000_000
-    max_seconds: float = 60.0
+    max_seconds: float = math.inf
 
     def explore(self, problems: Sequence[RematProblem], orders: Sequence[Sequence[Ints]]) -> Archive:
         """The archive of these problems, each with some orders of its nodes as sequences; the same input always gives the same one.
@@ -191,5 +192,7 @@ class _Search:
         return point
 
     def over(self) -> bool:
-        effort = self.archive.states >= self.sweep.max_states or self.runs >= self.sweep.max_runs
-        return effort or self.stopped or time.monotonic() > self.deadline
+        if self.archive.states >= self.sweep.max_states or self.runs >= self.sweep.max_runs or self.stopped:
+            return True
+        self.archive.out_of_time |= time.monotonic() > self.deadline
+        return self.archive.out_of_time
