@@ -70,6 +70,17 @@ class Tensors:
             assert (tensor.numpy() == number).all(), f"a tensor of {tensor.nbytes} bytes was written by somebody else"
 
 
+def empty(nbytes: int) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8)
+
+
+def script_of(allocator: Allocator, *requests: tuple[int, int]) -> tuple[Script, Region]:
+    """(bytes, offset) of each request."""
+    sizes, offsets = (np.array(each, np.int64) for each in zip(*requests, strict=True))
+    script = Script(allocator, sizes, offsets)
+    return script, Region(allocator, script.arena_bytes)
+
+
 def planned(allocator: Allocator, recorded: Recorded) -> tuple[Script, Region]:
     """First-fit addresses of what was recorded, and an arena for them."""
     dying = np.flatnonzero(recorded.died >= 0)

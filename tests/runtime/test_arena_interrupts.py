@@ -17,7 +17,6 @@ import torch
 
 from lowtide.runtime.arena import allocator as allocator_module
 from lowtide.runtime.arena import arena as arena_module
-from lowtide.runtime.arena import native
 from lowtide.runtime.arena.allocator import Allocator
 from lowtide.runtime.arena.arena import Arena
 from tests.arenas import FirstFit
@@ -25,14 +24,6 @@ from tests.arenas import FirstFit
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the planned allocator is for Linux")
 _FILES = {arena_module.__file__, allocator_module.__file__, __file__}
 _BYTES = 8 * 2**20
-
-
-@pytest.fixture(scope="session")
-def allocator(tmp_path_factory: pytest.TempPathFactory) -> Allocator:
-    try:
-        return Allocator(native.load(tmp_path_factory.mktemp("native")))
-    except native.NativeError as why:
-        pytest.skip(str(why))
 
 
 def step() -> list[Any]:

@@ -1,0 +1,100 @@
+"""Losses and modules that cannot be captured are refused: the message says what, where and what to do, and nothing is touched."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.nn import functional
+
+import lowtide
+from tests.refusals import HERE, WHERE, Net, refused, square
+from tests.training import Settings as Plain
+from tests.training import eager_step
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda model, x: model(x), r"must return a scalar; it returned a tensor of shape \(6, 4\).*\.mean\(\)"),
+        (lambda model, x: None, r"must return a scalar tensor, .*returned a NoneType"),
+        (lambda model, x: {"value": model(x).sum()}, "returned a dict"),
+        (lambda model, x: model(x).sum().item, "returned a builtin"),
+        (lambda model, x: model(x).sum().detach(), r"loss \(float32\) does not depend on any parameter"),
+        (lambda model, x: x.sum(), "does not depend on any parameter"),
+    ],
+)
+def test_losses_that_are_none(loss, message):
+    refused(loss, message)
+
+
+def counting(model: Net, x: Tensor) -> Tensor:
+    model.calls += 1
+    return model(x).sum()
+
+
+def logging(model: Net, x: Tensor) -> Tensor:
+    model.log[0] += 1
+    return model(x).sum()
+
+
+def gathering(model: Net, x: Tensor) -> Tensor:
+    y = model(x)
+    model.log.append(y)
+    return y.sum()
+
+
+def caching(model: Net, x: Tensor) -> Tensor:
+    model.cache["y"] = y = model(x)
+    return y.sum()
+
+
+@pytest.mark.parametrize(("loss", "name"), [(counting, "calls"), (logging, "log"), (gathering, "log"), (caching, "cache")])
+def test_a_module_that_counts_in_python(loss, name):
+    refused(loss, f"module 'Net' changes its attribute '{name}' in its forward.*buffer")
+
+
+def test_sparse_gradients():
+    tokens = torch.randint(0, 9, (6,))
+    refused(lambda model, x: functional.embedding(tokens, model.embedding.weight, sparse=True).sum(), "sparse")
+
+
+def test_a_tensor_that_should_be_a_parameter():
+    outside = torch.ones(4, requires_grad=True)
+    refused(lambda model, x: (model(x) * outside).sum(), rf"shape \(4,\) that requires gradients, used at .*{HERE}.*is not a parameter")
+
+
+def test_hooks_after_accumulation():
+    model = Net()
+    model.linear.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    with pytest.raises(lowtide.CaptureError, match=r"linear\.weight has a hook that runs after its gradient.*after_backward"):
+        lowtide.optimize(model, torch.ones(6, 4), loss=square, optimizer=optim.SGD(model.parameters(), 0.1))
+
+
+def test_a_conversion_that_changes_something():
+    refused(
+        lambda model, x: square(model.double(), x.double()), rf"weight of a \w+ is converted while the program runs, at {WHERE}.*before"
+    )
+
+
+def test_conversions_that_change_nothing():
+    class Careful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.GRU(3, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.inner = self.inner.to(x.dtype)
+            return self.inner.to("cpu").float()(x)[0].sum()
+
+    def run(optimized: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model, x = Careful(), torch.randn(4, 3)
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        step = lowtide.optimize(model, x, loss=Careful.__call__, optimizer=optimizer, workspaces=False) if optimized else None
+        for _ in range(2):
+            step(x) if step else eager_step(model, Careful.__call__, optimizer, (x,), {}, Plain())
+        return [parameter.detach() for parameter in model.parameters()]
+
+    for expected, found in zip(run(False), run(True), strict=True):
+        assert torch.equal(expected, found)

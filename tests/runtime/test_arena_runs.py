@@ -1,0 +1,123 @@
+"""An arena: which runs are recorded, which are served, what it grows to, and what goes without."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from lowtide.cost.profiler import peak_bytes
+from lowtide.runtime.arena.allocator import Allocator
+from lowtide.runtime.arena.arena import Arena
+from tests.arenas import FirstFit, empty, planned
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the planned allocator is for Linux")
+
+
+def test_the_profiler_sees_the_arenas_tensors(allocator: Allocator):
+    def call() -> None:
+        first, second = empty(1000), empty(5000)
+        del first
+        third = empty(3000)
+        del second, third
+
+    plain = peak_bytes(call)
+    _, found = allocator.record(call)
+    script, region = planned(allocator, found)
+    served = []
+
+    def in_the_arena() -> None:
+        served.append(allocator.serve(region, script, call)[1].served)
+
+    assert peak_bytes(in_the_arena, warmup=1) == plain
+    assert served == [3, 3]
+
+
+class TestArena:
+    def test_the_first_run_is_recorded_and_later_ones_are_served(self, allocator: Allocator):
+        arena = Arena(allocator, FirstFit.of)
+        for _ in range(4):
+            (result,) = arena.run("program", lambda: [empty(100).fill_(1) + empty(100).fill_(2)])
+            assert (result == 3).all()
+        assert (arena.recorded_runs, arena.served_runs, arena.nbytes, arena.lower_bound_bytes) == (1, 3, 256, 256)
+        assert (arena.counts.asked, arena.counts.served, arena.counts.outliving, arena.held) == (3, 2, 1, 0)
+
+    def test_programs_share_the_arena_which_grows(self, allocator: Allocator):
+        arena = Arena(allocator, FirstFit.of)
+        found = []
+        for size in (100, 10_000) * 3:
+            arena.run(size, lambda size=size: [empty(size) is None])
+            found.append((arena.nbytes, arena.planned_bytes))
+        assert found == [(0, 0), (0, 0), (128, 128), (10_048, 10_048), (10_048, 128), (10_048, 10_048)]
+
+    def test_results_never_lie_in_the_arena(self, allocator: Allocator):
+        """A program that hands out at its second run what it let go at its first; both results share their memory."""
+        arena = Arena(allocator, FirstFit.of)
+        runs = []
+
+        def call():
+            runs.append(None)
+            made = empty(128).fill_(len(runs)).view(torch.complex64)
+            return [made.conj(), made[4:], 3] if len(runs) > 1 else [None]
+
+        arena.run("program", call)
+        for number in (2, 3):
+            whole, part, three = arena.run("program", call)
+            assert not arena.held
+            assert three == 3
+            assert whole.is_conj()
+            assert whole.untyped_storage().data_ptr() == part.untyped_storage().data_ptr()
+            assert (part.clone().view(torch.uint8) == number).all()
+            assert torch.equal(whole[4:], part.conj())
+
+    def test_what_deviates_is_recorded_again_after_ever_longer(self, allocator: Allocator):
+        arena = Arena(allocator, FirstFit.of)
+        recorded_at = []
+        for turn in range(1, 16):
+            before = arena.recorded_runs
+            arena.run("program", lambda turn=turn: [empty(1000 * turn) is None])
+            if arena.recorded_runs > before:
+                recorded_at.append(turn)
+        assert recorded_at == [1, 3, 6, 11]
+
+    def test_what_changes_once_is_served_again(self, allocator: Allocator):
+        arena = Arena(allocator, FirstFit.of)
+        shares = []
+        for size in (100, 100, 5000, 5000, 5000, 5000):
+            arena.run("program", lambda size=size: [empty(size) is None])
+            shares.append(arena.counts.served)
+        assert shares == [0, 1, 0, 0, 1, 1]
+
+    def test_a_run_within_a_run_goes_without(self, allocator: Allocator):
+        arena, other = Arena(allocator, FirstFit.of), Arena(allocator, FirstFit.of)
+
+        def call():
+            return [empty(100) is None, arena.run("program", lambda: [empty(70)]), other.run("program", lambda: [empty(80)])]
+
+        for _ in range(3):
+            arena.run("program", call)
+        assert dict(arena.runs_without) == {"the same step was running": 3}
+        assert dict(other.runs_without) == {"within another step": 3}
+        assert (arena.counts.asked, arena.counts.served, arena.counts.elsewhere) == (1, 1, 2)
+
+    def test_a_run_that_fails_is_no_recording_and_no_deviation(self, allocator: Allocator):
+        arena = Arena(allocator, FirstFit.of)
+
+        def fail():
+            empty(30)
+            raise KeyError
+
+        for call in (fail, lambda: [empty(100) is None], fail, lambda: [empty(100) is None], fail):
+            if call is fail:
+                with pytest.raises(KeyError):
+                    arena.run("program", call)
+            else:
+                arena.run("program", call)
+        assert (arena.recorded_runs, arena.served_runs, arena.counts.served) == (1, 1, 1)
+
+    def test_memory_that_the_system_does_not_give_is_done_without(self, allocator: Allocator):
+        arena = Arena(allocator, lambda problem: FirstFit(FirstFit.of(problem).offsets, 2**60, 0))
+        for _ in range(3):
+            assert arena.run("program", lambda: [empty(100).numel()]) == [100]
+        assert dict(arena.runs_without) == {f"the system gives no {2**60} bytes for an arena": 2}
