@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import lowtide
+from bench.tables import page as results_page
 from lowtide.cost.profiler import peak_bytes
 
 ROOT = Path(__file__).parents[1]
@@ -23,6 +25,40 @@ def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for block in blocks:
         first_line = text.count("\n", 0, block.start(1))
         exec(compile("\n" * first_line + block[1], page, "exec"), names)  # so that a traceback names the page's own line
+
+
+def test_the_readme_is_short_and_shows_what_is_printed():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.count("\n") <= 90
+    names: dict[str, object] = {"__name__": "page"}
+    first = next(_BLOCK.finditer(text))
+    exec(compile(first[1].replace("print(step.plan)", ""), "train.py", "exec"), names)
+    step = names["step"]
+    assert isinstance(step, lowtide.Step)
+    printed = [line for line in str(step.plan).splitlines() if line.startswith(("promised peak", "  of which", "no order"))]
+    assert len(printed) == 3
+    assert all(line in text for line in printed)
+
+
+def test_the_results_are_those_of_the_files():
+    assert (ROOT / "docs/results.md").read_text(encoding="utf-8") == results_page(), "python -m bench.tables"
+
+
+def test_the_readmes_table_is_of_the_results():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    head, _, *rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    names = {"nn.Transformer 6+6": "transformer"}
+    results = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    for model, eager, own, less in zip(head[1:], *(row[1:] for row in rows), strict=True):
+        name = names.get(model.strip(), model.strip())
+        assert f"| {name} |{eager.replace(' MiB', '')}|{own.replace(' MiB', '')}|{less}|" in results
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+def test_links_lead_to_files(page: str):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#:]+)\)|(?:src|srcset)=\"([^\"]+)\"", text)
+    assert [link for pair in links if not ((ROOT / page).parent / (link := "".join(pair))).exists()] == []
 
 
 def test_the_optimizer_from_scratch_prints_what_is_so(capsys: pytest.CaptureFixture[str]):

@@ -1,0 +1,281 @@
+"""Writes docs/results.md from the tables in `bench/results`: no figure on that page is typed by hand.
+
+    python -m bench.tables
+
+A ratio of times has three readings: the median of the paired wall-clock ratios, the same of processor time, and the ratio of the two
+medians. Where they are further apart than `APART`, the page has no figure.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.results import RESULTS
+
+PAGE = Path(__file__).parents[1] / "docs" / "results.md"
+APART = 0.03
+NO_FIGURE = "readings disagree"
+Row = Mapping[str, Any]
+
+
+def main() -> None:
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+def page() -> str:
+    """The page as it should be."""
+    parts = (_head(), _order_alone(), _proven(), _equal(), _limits(), _swapping(), _arena(), _step_time(), _addresses(), _model_paper())
+    return "\n\n".join(parts) + "\n"
+
+
+def _head() -> str:
+    return (
+        "# Results\n\n"
+        "This page is written by `python -m bench.tables` from the files in `bench/results`. Each section names the command that measured\n"
+        "it, the machine and the versions. MiB is 2^20 bytes. Times were taken on machines that ran other work, too. A ratio of times has\n"
+        "three readings: the median of paired wall-clock ratios, the same of processor time, and the ratio of the medians. Where they are\n"
+        f'more than {APART} apart, the table says "{NO_FIGURE}".'
+    )
+
+
+def _order_alone() -> str:
+    rows = [row for row in _rows("order_only") if row["how"] == "run"]
+    many = {row["model"]: row for row in rows if row["batch_size"] == 32}
+    lines = [
+        [
+            row["model"],
+            _mib(row["eager_measured_bytes"]),
+            _mib(row["measured_bytes"]),
+            f"{row['measured_saving']:.1%}",
+            f"{row['promise_error']:+.2%}",
+            f"{many[row['model']]['measured_saving']:.1%}" if row["model"] in many else "",
+        ]
+        for row in rows
+        if row["batch_size"] == 1
+    ]
+    return _section(
+        "Order alone",
+        "order_only",
+        "python -m bench.order_only",
+        "Whole training steps with plain SGD. Peaks are what the allocator measured, with parameters and batch. Nothing is\n"
+        "computed twice. "
+        "Order saves most where gradients outweigh activations, and little at large batches.",
+        ("batch 1", "eager, MiB", "lowtide, MiB", "less", "promise off by", "less at batch 32"),
+        lines,
+    )
+
+
+def _proven() -> str:
+    rows = _rows("order_real")
+    proven = sum(row["status"] == "optimal" for row in rows)
+    operators = [row["operators"] for row in rows]
+    return _section(
+        "Orders that are proven",
+        "order_real",
+        "python -m bench.order_real",
+        f"{proven} of {len(rows)} training steps, of {min(operators):,} to {max(operators):,} operators, end with the proof"
+        f" that no order needs less.\nThe slowest takes {max(row['seconds'] for row in rows):.2f} s.",
+    )
+
+
+def _equal() -> str:
+    said = []
+    for name, how in (("equal", "without a limit"), ("equal_limited", "under a limit of time (1.5 times) and in an arena")):
+        rows = [row for row in _rows(name) if row["tensors"] is not None]
+        tensors, different = sum(row["tensors"] for row in rows), sum(row["different"] for row in rows)
+        said.append(f"- {how}: {len(rows)} networks, {tensors:,} tensors, {different} different (`{name}.json`).")
+    text = (
+        "Three steps of eager PyTorch and of lowtide, with six optimizers in turn. Parameters, buffers, state and losses\nare compared.\n\n"
+    )
+    return _section("Equal to the last bit", "equal", "python -m bench.equal", text + "\n".join(said))
+
+
+def _limits() -> str:
+    rows = _rows("budget")
+    lines = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        of = {row["setting"]: row for row in rows if row["model"] == model}
+        lowest = min(row["peak_bytes"] for row in rows if row["model"] == model and row["setting"] == "lowtide")
+        lines.append(
+            [
+                f"{model}, batch {of['eager']['batch_size']}",
+                _mib(of["eager"]["peak_bytes"]),
+                _mib(of["checkpoint"]["peak_bytes"]),
+                _ratio(of["checkpoint"], of["eager"], "eager"),
+                _ratio(of["lowtide at checkpoint"], of["checkpoint"], "peer"),
+                _ratio(of["lowtide arena at checkpoint"], of["checkpoint"], "peer"),
+                _mib(lowest),
+            ]
+        )
+    limited = [row for row in rows if row.get("limit_bytes")]
+    kept = sum(row["kept"] == "yes" for row in limited)
+    off = max(abs(row["promise_off"]) for row in limited if row["promise_off"] is not None)
+    exact = f" to within {off:.3%}" if off else ", to the byte"
+    return _section(
+        "Under a limit",
+        "budget",
+        "python -m bench.budget",
+        "Whole SGD steps. Each setting is a process of its own, and those that are compared take turns. Bytes are above\n"
+        "parameters and batch.\n"
+        "Checkpointing is one `torch.utils.checkpoint` for each block. lowtide was given as many bytes as that took.\n"
+        f"Of {len(limited)} limits, {kept} were kept. The promised peak was the measured one{exact}.\n"
+        "All settings, torch.compile's `activation_memory_budget` with them, are in the file and in `budget.png`.\n"
+        "`budget_inductor.json` has inductor.",
+        (
+            "",
+            "eager, MiB",
+            "checkpointing, MiB",
+            "its time over eager's",
+            "lowtide's time over checkpointing's",
+            "in an arena",
+            "least, MiB",
+        ),
+        lines,
+    )
+
+
+def _swapping() -> str:
+    names = [row["network"] for row in _rows("magis") if row["moves"] == "swap" and "," not in row["network"]]
+    found = {(row["network"], row["moves"]): row for row in _rows("magis")}
+    lines = [
+        [network, *(_percent(found[network, moves][f"overhead_at_{share}"]) for moves in ("recompute", "swap") for share in (80, 40))]
+        for network in names
+    ]
+    return _section(
+        "Recomputation and swapping, simulated",
+        "magis",
+        "python -m bench.magis",
+        "MAGIS's workloads as their authors describe the networks: whole steps on the roofline of an RTX 3090. Shares are of\n"
+        "eager's peak, parameters included. The table is the time that a limit adds.",
+        ("", "recomputation, 80 %", "40 %", "with swapping, 80 %", "40 %"),
+        lines,
+    )
+
+
+def _arena() -> str:
+    rows = _rows("arena")
+    lines = [
+        [
+            f"{row['model']}, batch {row['batch_size']}",
+            _agreed(row, "arena_ms"),
+            f"{row['served_share']:.2%}",
+            f"{row['growth_over_planned'] - 1:+.1%}",
+        ]
+        for row in rows
+    ]
+    return _section(
+        "In an arena",
+        "arena",
+        "python -m bench.arena",
+        "All that a step allocates on the CPU lies at planned addresses in one block.",
+        ("", "time of a step over eager's", "bytes served", "resident set over the plan"),
+        lines,
+    )
+
+
+def _step_time() -> str:
+    lines = [[f"{row['model']}, batch {row['batch_size']}", _agreed(row, "lowtide_ms")] for row in _rows("step_time")]
+    return _section(
+        "Step time by order alone",
+        "step_time",
+        "python -m bench.step_time",
+        "Each training is a process of its own, in turns.",
+        ("", "time of a step over eager's"),
+        lines,
+    )
+
+
+def _addresses() -> str:
+    rows = [row for row in _rows("place") if row["solver"] == "auto"]
+    fits = [row for row in rows if row["minimalloc_cpu_s"] is not None]
+    lines = [[row["instance"], f"{row['buffers']:,}", f"{row['cpu_s']:.2f}", f"{row['minimalloc_cpu_s']:.2f}"] for row in fits]
+    others = [row for row in rows if row["question"] == "smallest" and row["buffers"] > 500]
+    said = [
+        f"- {row['instance']}, {row['buffers']:,} buffers: {row['cpu_s']:.2f} s, "
+        + ("at the proven bound" if not row["above_percent"] else f"{row['above_percent']:.2f} % above the proven bound")
+        for row in others
+    ]
+    models = _rows("place_models")
+    exact = [row for row in models if row["alignment"] == 1]
+    slowest_s = max(row["cpu_s"] for row in exact)
+    at_bound = sum(row["above"] == 0 for row in exact)
+    said.append(f"- {len(exact)} training steps: {at_bound} at the bound, in at most {slowest_s:.2f} s (`place_models.json`)")
+    return _section(
+        "Addresses",
+        "place",
+        "python -m bench.place",
+        "Minimalloc's instances within 1 MiB, processor seconds.",
+        ("", "buffers", "lowtide", "minimalloc"),
+        lines,
+        after="The smallest arena of larger ones:\n\n" + "\n".join(said),
+    )
+
+
+def _model_paper() -> str:
+    table = _rows("model_paper")
+    rows = [row for row in table if row["network"] not in ("mean", "MODeL")]
+    lines = []
+    for inputs, what in (("paper", "MODeL's inputs"), ("list", "larger inputs")):
+        for batch_size in (1, 32):
+            of = {row["network"]: row for row in table if row["inputs"] == inputs and row["batch_size"] == batch_size}
+            figures = (of["mean"]["saving"], of["mean"]["saving_1_11"], of["MODeL"]["saving"])
+            lines.append([f"{what}, batch {batch_size}", *(f"{figure:.1%}" for figure in figures)])
+    seconds = [row["planning_s"] for row in rows]
+    return _section(
+        "Against PyTorch's CUDA allocator",
+        "model_paper",
+        "python -m bench.model_paper",
+        "MODeL's experiments: order and addresses together, against the caching allocator with its fragmentation, simulated rule by rule.\n"
+        "MODeL was measured on PyTorch 1.11, whose loop keeps its gradients. Its own figures are from the paper.\n"
+        f"Planning takes {statistics.median(seconds):.2f} s in the median, {max(seconds):.1f} s at worst.",
+        ("mean of eleven networks", "less than PyTorch", "less than PyTorch 1.11", "MODeL"),
+        lines,
+    )
+
+
+def _section(
+    title: str, name: str, command: str, text: str, head: Sequence[str] = (), lines: Iterable[Sequence[str]] = (), after: str = ""
+) -> str:
+    parts = [f"## {title}", text]
+    if head:
+        rows = [head, ["---", *["---:"] * (len(head) - 1)], *lines]
+        parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
+    return "\n\n".join([*parts, *([after] if after else []), f"`{command}`, `bench/results/{name}.json`. {_machine(name)}"])
+
+
+def _machine(name: str) -> str:
+    on = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["machine"]
+    threads = f"{on['threads']} thread{'s' if on['threads'] > 1 else ''}"
+    return f"{on['processor']}, {on['cores']} cores, {threads}, Python {on['python']}, torch {on['torch']}, numba {on['numba']}."
+
+
+def _rows(name: str) -> list[Row]:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+
+
+def _ratio(row: Row, base: Row, against: str) -> str:
+    return _if_agreed(row[f"wall_to_{against}"], row[f"cpu_to_{against}"], row["wall_ms"] / base["wall_ms"])
+
+
+def _agreed(row: Row, own_ms: str) -> str:
+    return _if_agreed(row["wall_ratio"], row["cpu_ratio"], row[own_ms] / row["eager_ms"])
+
+
+def _if_agreed(*readings: float) -> str:
+    return f"{readings[0]:.2f}" if max(readings) - min(readings) <= APART else NO_FIGURE
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:,.1f}"
+
+
+def _percent(overhead: float | None) -> str:
+    return "not found" if overhead is None else f"{overhead:+.1%}"
+
+
+if __name__ == "__main__":
+    main()
