@@ -21,7 +21,7 @@ from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
 from lowtide.rewrite.results import read_results
 from lowtide.rewrite.split import split_results
-from lowtide.schedule import Schedule, Solver, schedule
+from lowtide.schedule import Schedule, Solver, schedule, schedule_all
 
 _REWRITES = (read_results, split_results)
 
@@ -62,7 +62,7 @@ class Candidate:
         return self._once(("bare", granule_bytes), lambda: order_problem(self.graph, self.workspace_bytes, **settings))
 
     def ordered(self, solver: Solver, granule_bytes: int) -> Schedule:
-        """The order of least peak that `solver` finds."""
+        """The order of least peak that `solver` finds; after `order_together` what that found."""
         return self._once(("order", solver, granule_bytes), lambda: schedule(self.order_problem(granule_bytes), solver))
 
     def remat_problem(self, granule_bytes: int, links: Device | None = None, swap_state: bool = False) -> RematProblem:
@@ -110,6 +110,17 @@ class Candidate:
         found = make()
         self._known.append((asked, found))
         return found
+
+
+def order_together(candidates: Sequence[Candidate], solver: Solver, granule_bytes: int) -> None:
+    """Have them ordered for the least peak of any: one that cannot have it keeps the order that was found until that was known."""
+    asked = ("order", solver, granule_bytes)
+    unknown = [each for each in candidates if all(known != asked for known, _ in each._known)]
+    if not unknown:
+        return
+    found = schedule_all([each.order_problem(granule_bytes) for each in unknown], solver)
+    for each, order in zip(unknown, found, strict=True):
+        each._known.append((asked, order))
 
 
 def equal_graphs(graph: Graph) -> tuple[Graph, ...]:

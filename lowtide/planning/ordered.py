@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lowtide.cost.memory import offloaded_storages, simulate, storage_bytes
 from lowtide.cost.peak import profile_of
 from lowtide.plan.plan import Plan
-from lowtide.planning.candidate import Candidate
+from lowtide.planning.candidate import Candidate, order_together
 from lowtide.planning.request import Request
 
 
@@ -18,6 +18,7 @@ def ordered(candidates: Sequence[Candidate], request: Request) -> Plan:
     """
     granule_bytes = request.granule_bytes
     captured = candidates[0]
+    order_together(candidates, request.solver, granule_bytes)
     best = min(candidates, key=lambda each: each.ordered(request.solver, granule_bytes).peak_bytes)
     problem, found = best.order_problem(granule_bytes), best.ordered(request.solver, granule_bytes)
     footprint = simulate(problem, found.order)

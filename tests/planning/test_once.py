@@ -13,7 +13,7 @@ from tests.planning.networks import REQUEST, network
 
 USERS = {
     "order_problem": ("lowtide.planning.candidate", "lowtide.planning.searched", "lowtide.remat.problem", "lowtide.cost.peak"),
-    "schedule": ("lowtide.planning.candidate",),
+    "schedule_all": ("lowtide.planning.candidate",),
     "profile_of": ("lowtide.planning.candidate", "lowtide.planning.ordered", "lowtide.planning.searched"),
 }
 
@@ -40,7 +40,7 @@ def test_a_plan_under_a_limit_derives_everything_once(calls):
     graphs = [network(), network()]
     candidates = [Candidate(graph, (0,) * len(graph.nodes), (1.0,) * len(graph.nodes)) for graph in graphs]
     kept = plan(candidates, REQUEST)
-    assert calls == {"order_problem": 3, "schedule": 2, "profile_of": 2}, "each candidate, and the program as it stands"
+    assert calls == {"order_problem": 3, "schedule_all": 1, "profile_of": 2}, "each candidate, and the program as it stands"
     calls.clear()
     least_bytes = kept.resident_bytes + (kept.peak_bytes - kept.resident_bytes) * 3 // 4
     assert plan(candidates, replace(REQUEST, budget=Budget(least_bytes))).trade.recomputed
