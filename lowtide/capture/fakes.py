@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from lowtide.capture.care.reads import AttributeReads
+from lowtide.capture.care.snapshots import Snapshot
 from lowtide.errors import CaptureError
 from lowtide.ir.slots import Slot
 
@@ -89,20 +90,21 @@ def _refuse(name: str, tensor: torch.Tensor) -> None:
 
 
 @contextmanager
-def swapped(model: nn.Module, fakes: FakeModel) -> Iterator[Places]:
+def swapped(model: nn.Module, fakes: FakeModel, reads: AttributeReads) -> Iterator[Places]:
     """Run with fakes in the model's places.
 
-    Raises CaptureError if the model keeps count in Python numbers or containers, which no graph could follow.
+    Raises CaptureError if the model keeps count in Python numbers or containers, or changes what it has read, which no graph could follow.
     """
     modules = list(model.named_modules())
-    before = [_Snapshot(module) for _, module in modules]
+    before = [Snapshot(module) for _, module in modules]
     replace = fakes.all
     try:
         for _, module in modules:
             _swap(module, replace)
+        reads.begin(module for _, module in modules)
         yield Places.of(modules)
         for (path, module), snapshot in zip(modules, before, strict=True):
-            snapshot.refuse_changes(path or type(module).__name__)
+            snapshot.refuse_changes(path or type(module).__name__, reads)
     finally:
         for snapshot in before:
             snapshot.restore()
@@ -128,66 +130,8 @@ class Places:
                         yield Slot(place, (_joined(path, name),)), item
 
 
-class _Snapshot:
-    """A module's attributes, tables and containers."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module, self.attributes = module, dict(module.__dict__)
-        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module._modules)
-        self.tables = [(table, dict(table)) for table in tables]
-        self.containers = {
-            name: copy.copy(item)
-            for name, item in module.__dict__.items()
-            if type(item) in _CONTAINERS and not any(item is table for table in tables)
-        }
-
-    def restore(self) -> None:
-        """Put them back, in the dictionaries and lists that held them."""
-        self.module.__dict__.clear()
-        self.module.__dict__.update(self.attributes)
-        for table, items in self.tables:
-            table.clear()
-            table.update(items)
-        for name, items in self.containers.items():
-            container = self.attributes[name]
-            container.clear()
-            container.extend(items) if isinstance(container, list) else container.update(items)
-
-    def refuse_changes(self, path: str) -> None:
-        """Raise CaptureError for an attribute that no longer holds what it held, unless it is a tensor now: those are part of the graph."""
-        for name, old in self.attributes.items():
-            new = self.module.__dict__.get(name)
-            counted = isinstance(old, (int, float)) and isinstance(new, (int, float)) and new != old
-            emptied = isinstance(old, torch.Tensor) and new is None
-            refilled = name in self.containers and not _same_items(self.containers[name], self.attributes[name])
-            if counted or emptied or (refilled and not name.endswith(_HOOKS)):
-                raise CaptureError(
-                    f"module {path!r} changes its attribute {name!r} in its forward, which a captured step would not: "
-                    "keep what changes from step to step in a buffer"
-                )
-
-
-_CONTAINERS = (list, dict, set, OrderedDict)
-_HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")  # libraries add theirs in the first forward; they are put back only
-
-
-def _same_items(one: Any, two: Any) -> bool:
-    """Whether two containers hold the same objects. Numbers may be other objects, and sets have no order."""
-    if isinstance(one, set) or isinstance(two, set):
-        return bool(one == two)
-    if len(one) != len(two):
-        return False
-    ones, twos = (list(x.items()) if isinstance(x, dict) else list(x) for x in (one, two))
-    flat = zip((part for item in ones for part in _parts(item)), (part for item in twos for part in _parts(item)), strict=False)
-    return all(a is b or (isinstance(a, (int, float, str)) and type(a) is type(b) and a == b) for a, b in flat)
-
-
-def _parts(item: Any) -> tuple[Any, ...]:
-    return item if isinstance(item, tuple) else (item,)
-
-
 def _swap(module: nn.Module, replace: dict[torch.Tensor, torch.Tensor]) -> None:
-    """Fakes for a module's tensors, also in lists of them that it keeps beside (as recurrent layers do)."""
+    """Fakes for a module's tensors, also in lists of them, or of weak references to them, that it keeps beside (as recurrent layers do)."""
     for table in (module._parameters, module._buffers):
         for name, tensor in table.items():
             if tensor is not None:
@@ -195,8 +139,18 @@ def _swap(module: nn.Module, replace: dict[torch.Tensor, torch.Tensor]) -> None:
     for name, item in module.__dict__.items():
         if isinstance(item, torch.Tensor) and item in replace:
             module.__dict__[name] = replace[item]
-        elif isinstance(item, list) and any(isinstance(part, torch.Tensor) and part in replace for part in item):
-            module.__dict__[name] = [replace.get(part, part) if isinstance(part, torch.Tensor) else part for part in item]
+        elif isinstance(item, list):
+            parts = [_swapped_part(part, replace) for part in item]
+            if any(new is not old for new, old in zip(parts, item, strict=True)):
+                module.__dict__[name] = parts
+
+
+def _swapped_part(part: Any, replace: dict[torch.Tensor, torch.Tensor]) -> Any:
+    """The fake for a tensor, a weak reference to it for one to a tensor; anything else as it is."""
+    if isinstance(part, weakref.ref):
+        held = part()
+        return weakref.ref(replace[held]) if isinstance(held, torch.Tensor) and held in replace else part
+    return replace.get(part, part) if isinstance(part, torch.Tensor) else part
 
 
 def _joined(path: str, name: str) -> str:

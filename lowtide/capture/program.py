@@ -316,10 +316,10 @@ def _tracing(watch: Watch, model: nn.Module, device: torch.device, training: boo
         trace = _Trace(watch, model, device, training)
         try:
             with (
-                swapped(model, trace.fakes) as trace.places,
+                following_reads() as trace.reads,
+                swapped(model, trace.fakes, trace.reads) as trace.places,
                 trace.sources.following(model),
                 conversions_in_place(),
-                following_reads() as trace.reads,
                 watched_hooks(model, trace.fakes, trace.recorder.draft, trace.places),
             ):
                 yield trace

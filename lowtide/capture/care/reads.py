@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 _READ_ALL = frozenset({"__dict__", "__getstate__", "__deepcopy__", "__reduce_ex__", "__reduce__"})
-_NOT_THE_PROGRAM = (torch_module.__file__, str(Path(__file__).parents[2]))  # they look at a module's tables on its behalf
+# They look at a module's tables on its behalf.
+_NOT_THE_PROGRAM = (torch_module.__file__, functools.__file__, str(Path(__file__).parents[2]))
+ABSENT = object()
 _lock = threading.Lock()
 _active: list[AttributeReads] = []
 
@@ -23,6 +26,13 @@ class AttributeReads:
 
     def __init__(self) -> None:
         self._names: dict[int, set[str]] = {}
+        self._held: dict[int, dict[str, Any]] = {}  # what modules held when the program began
+        self._first: set[tuple[int, str]] = set()  # what was read before the program put something else there
+
+    def begin(self, modules: Iterable[nn.Module]) -> None:
+        """The program begins: what these modules hold now is what the step before has left."""
+        self._held = {id(module): _held_by(module) for module in modules}
+        self._first.clear()
 
     def note(self, module: nn.Module, name: str, reader: str) -> None:
         """A name was read, in the file `reader`."""
@@ -31,10 +41,34 @@ class AttributeReads:
                 return
             name = "__dict__"
         self._names.setdefault(id(module), set()).add(name)
+        held = self._held.get(id(module))
+        if held is not None and (name == "__dict__" or _now(module, name) is held.get(name, ABSENT)):
+            self._first.add((id(module), name))
+
+    def replaced(self, module: nn.Module) -> Iterator[tuple[str, Any, Any]]:
+        """What the program found in a module, has read, and has put something else in the place of: name, before, now."""
+        held = self._held.get(id(module), {})
+        names = held.keys() if (id(module), "__dict__") in self._first else [name for at, name in self._first if at == id(module)]
+        for name in sorted(names):
+            before, now = held.get(name, ABSENT), _now(module, name)
+            if now is not before:
+                yield name, before, now
 
     def pairs(self, model: nn.Module) -> frozenset[tuple[str, str]]:
         """All of them in a model, as (path of the module, name)."""
         return frozenset((path, name) for path, module in model.named_modules() for name in self._names.get(id(module), ()))
+
+
+def _held_by(module: nn.Module) -> dict[str, Any]:
+    """What a module holds under each name: attributes, parameters, modules. What buffers hold is the graph's."""
+    own: dict[str, Any] = object.__getattribute__(module, "__dict__")
+    return {**own, **own.get("_parameters", {}), **own.get("_modules", {})}
+
+
+def _now(module: nn.Module, name: str) -> Any:
+    """What it holds under one name at this moment."""
+    own: dict[str, Any] = object.__getattribute__(module, "__dict__")
+    return next((table[name] for table in (own.get("_modules", {}), own.get("_parameters", {}), own) if name in table), ABSENT)
 
 
 @contextmanager

@@ -1,0 +1,97 @@
+"""Modules as they were before a program ran: put back afterwards; what it changes in them and no graph could follow is refused."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator
+from inspect import getattr_static
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowtide.capture.care.reads import ABSENT, AttributeReads
+from lowtide.errors import CaptureError
+
+_CONTAINERS = (list, dict, set, OrderedDict)
+_HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")  # libraries add theirs in the first forward; they are put back only
+
+
+class Snapshot:
+    """A module's attributes, tables and containers."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.attributes = module, dict(module.__dict__)
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module._modules)
+        self.tables = [(table, dict(table)) for table in tables]
+        self.containers = {
+            name: copy.copy(item)
+            for name, item in module.__dict__.items()
+            if type(item) in _CONTAINERS and not any(item is table for table in tables)
+        }
+
+    def restore(self) -> None:
+        """Put them back, in the dictionaries and lists that held them."""
+        self.module.__dict__.clear()
+        self.module.__dict__.update(self.attributes)
+        for table, items in self.tables:
+            table.clear()
+            table.update(items)
+        for name, items in self.containers.items():
+            container = self.attributes[name]
+            container.clear()
+            container.extend(items) if isinstance(container, list) else container.update(items)
+
+    def refuse_changes(self, path: str, reads: AttributeReads) -> None:
+        """Raise CaptureError for what a captured step would not change, unless it is a tensor now: those are part of the graph."""
+        for name in (*self._counted(), *self._rested_on(reads)):
+            raise CaptureError(
+                f"module {path!r} changes its attribute {name!r} in its forward, which a captured step would not: "
+                "keep what changes from step to step in a buffer; if only the first call changes it, call the model once before"
+            )
+
+    def _counted(self) -> Iterator[str]:
+        """Numbers and containers that hold other things than before, and tensors that are gone."""
+        for name, old in self.attributes.items():
+            new = self.module.__dict__.get(name)
+            counted = isinstance(old, (int, float)) and isinstance(new, (int, float)) and new != old
+            emptied = isinstance(old, torch.Tensor) and new is None
+            refilled = name in self.containers and not _same_items(self.containers[name], self.attributes[name])
+            if counted or emptied or (refilled and not name.endswith(_HOOKS)):
+                yield name
+
+    def _rested_on(self, reads: AttributeReads) -> Iterator[str]:
+        """What the program has read and then replaced: the next step would find something else there, and may go another way."""
+        for name, old, new in reads.replaced(self.module):
+            of_graph = isinstance(new, torch.Tensor) and name not in self.module._parameters
+            made_once = old is ABSENT and hasattr(getattr_static(type(self.module), name, None), "__get__")  # functools.cached_property
+            if not (of_graph or made_once or name.endswith(_HOOKS) or _alike(old, new)):
+                yield name
+
+
+def _same_items(one: Any, two: Any) -> bool:
+    """Whether two containers hold the same objects. Numbers may be other objects, and sets have no order."""
+    if isinstance(one, set) or isinstance(two, set):
+        return bool(one == two)
+    if len(one) != len(two):
+        return False
+    ones, twos = (list(x.items()) if isinstance(x, dict) else list(x) for x in (one, two))
+    flat = zip((part for item in ones for part in _parts(item)), (part for item in twos for part in _parts(item)), strict=False)
+    return all(a is b or (isinstance(a, (int, float, str)) and type(a) is type(b) and a == b) for a, b in flat)
+
+
+def _parts(item: Any) -> tuple[Any, ...]:
+    return item if isinstance(item, tuple) else (item,)
+
+
+def _alike(one: Any, two: Any) -> bool:
+    """Whether a program finds no difference between two things that lie in one place by turns."""
+    if type(one) is not type(two):
+        return False
+    if type(one) in _CONTAINERS:
+        return _same_items(one, two)
+    try:
+        return bool(one == two)
+    except Exception:  # of whatever class they are
+        return False
