@@ -82,7 +82,7 @@ def table_iv(seconds: float, networks: Sequence[str] = tuple(ABLATIONS)) -> Resu
     notes = (
         f"variables: of the largest program that was needed; {_PARTS} parts, the paper's number is unknown; HiGHS in place of Gurobi",
         f"seconds: of all; proven: programs solved to the end, within {seconds:g} s each; none above {_MAX_VARIABLES:,} variables is built",
-        "our programs count every takeover of memory and every control edge too",
+        "our programs count every reuse of memory and every control edge too",
     )
     columns = ("network", "method", "paper_variables", "variables", "paper_s", "seconds", "programs", "proven", "peak_kib")
     return Results("iccad_IV", _TITLE_IV, columns, rows, notes)

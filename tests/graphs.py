@@ -14,7 +14,7 @@ from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Source, Storage, Valu
 
 _OWNED = (Kind.PARAMETER, Kind.BUFFER, Kind.STATE, Kind.INPUT, Kind.CONSTANT)
 _MADE = (Kind.ACTIVATION, Kind.GRADIENT, Kind.TEMPORARY)
-_EXTENTS = st.sampled_from([0, 1, 2, 2, 3, 8, 8])  # few, so that takeovers are common
+_EXTENTS = st.sampled_from([0, 1, 2, 2, 3, 8, 8])  # few, so that reuses are common
 _LITERALS: st.SearchStrategy[Arg] = st.recursive(
     st.none()
     | st.booleans()

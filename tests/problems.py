@@ -15,7 +15,7 @@ from lowtide.problems.order_check import Task
 
 unhurried = settings(deadline=None)  # a first call may compile kernels
 ORDER_FILES = Path(__file__).parent / "data" / "order"
-SIZES = st.sampled_from([0, 1, 2, 2, 3, 8, 8])  # few, so that takeovers are common
+SIZES = st.sampled_from([0, 1, 2, 2, 3, 8, 8])  # few, so that reuses are common
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn, max_nodes: int = 7) -> Case:
-    """Several outputs and none, zero bytes, workspaces, takeovers, donated and kept tensors, control edges, indices in any order."""
+    """Several outputs and none, zero bytes, workspaces, reuses, donated and kept tensors, control edges, indices in any order."""
     sizes = draw(st.lists(SIZES, max_size=3))
     tasks: list[Task] = []
     for _ in range(draw(st.integers(0, max_nodes))):
@@ -86,11 +86,11 @@ def topological_orders(case: Case) -> Iterator[tuple[int, ...]]:
 
 
 def slow_footprint(case: Case, order: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Footprint by step and takeover by node, each step from nothing but the definition."""
+    """Footprint by step and reuse by node, each step from nothing but the definition."""
     when = {node: step for step, node in enumerate(order)}
     maker = {tensor: node for node, task in enumerate(case.tasks) for tensor in task.makes}
     last_read = {tensor: max((when[node] for node in case.readers(tensor)), default=-1) for tensor in range(len(case.tensor_bytes))}
-    footprint, takeovers = [], [-1] * len(order)
+    footprint, reuses = [], [-1] * len(order)
     for step, node in enumerate(order):
         task = case.tasks[node]
         before = [tensor for tensor in last_read if tensor not in maker or when[maker[tensor]] < step]
@@ -99,9 +99,9 @@ def slow_footprint(case: Case, order: tuple[int, ...]) -> tuple[list[int], list[
         dying = [(tensor, slot) for tensor, slot in task.takes if tensor not in case.kept and last_read[tensor] == step]
         if dying:
             total -= case.tensor_bytes[task.makes[0]]
-            takeovers[node] = dying[0][1]
+            reuses[node] = dying[0][1]
         footprint.append(total)
-    return footprint, takeovers
+    return footprint, reuses
 
 
 def slow_peak(case: Case, order: tuple[int, ...]) -> int:

@@ -178,7 +178,7 @@ def second(**fields: object) -> str:
         (second(after=[0, 0]), r"node 1 \(b\): after: expected each node once, got node 0 twice"),
         (second(workspace_bytes=-4), r"node 1 \(b\): workspace_bytes: expected 0 to 2"),
         (second(workspace_bytes=4.5), r"node 1 \(b\): expected 'workspace_bytes' to be an integer, got float"),
-        (second(makes=[1], takes=[[0, 0]]), r"node 1 \(b\): expected takeovers of distinct tensors that it reads \[\], got \[0\]"),
+        (second(makes=[1], takes=[[0, 0]]), r"node 1 \(b\): expected reuses of distinct tensors that it reads \[\], got \[0\]"),
         (second(reeds=[0]), "node 1: expected fields among .*, got 'reeds'"),
     ],
 )  # fmt: skip

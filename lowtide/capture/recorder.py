@@ -4,7 +4,7 @@ The program runs under fake tensors: no memory, no numerics. Each operator that 
 every composite decomposition, so it is a kernel that eager PyTorch would run. Two facts decide what is recorded:
 
 - Aliasing is what storages say, and the draft knows them: an operator that makes no new value (detach, alias) leaves no node.
-- A storage that the program made is written once. `y.add_(x)` on such a storage becomes `y2 = add(y, x)` on a new one, with leave to
+- A storage that the program made is written once. `y.add_(x)` on such a storage becomes `y2 = add(y, x)` on a new one, and may
   work in place; a write through a view of it becomes a scatter. Values seen later through any old view are read from the new storage.
   Only storages of the caller (parameters, statistics, optimizer state) keep their in-place operators, each making a new version.
 """

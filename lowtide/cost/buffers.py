@@ -61,10 +61,10 @@ def order_buffers(problem: OrderProblem, order: ArrayLike, *, align_bytes: int =
 
 
 def _first_of_chain(problem: OrderProblem, order: Ints, footprint: Footprint) -> Ints:
-    """[m] by tensor: the one whose memory it lives in, through all takeovers; itself where it takes over none."""
+    """[m] by tensor: the one whose memory it lives in, through all reuses; itself where it takes over none."""
     first = np.arange(problem.tensor_count, dtype=np.int32)
-    for node in order[footprint.takeovers[order] >= 0].tolist():
+    for node in order[footprint.reuses[order] >= 0].tolist():
         entries = slice(problem.take_ptr[node], problem.take_ptr[node + 1])
-        (taken,) = problem.take_ids[entries][problem.take_slots[entries] == footprint.takeovers[node]]
+        (taken,) = problem.take_ids[entries][problem.take_slots[entries] == footprint.reuses[node]]
         first[problem.take_output[node]] = first[taken]
     return first

@@ -39,7 +39,7 @@ class Footprint:
     """What an order costs, step by step."""
 
     footprint_bytes: Bytes  # [n] by step, with what is resident
-    takeovers: Ints  # [n] by node: the caller's index of the candidate whose memory it takes over (in `Node.inplace`), or -1
+    reuses: Ints  # [n] by node: the caller's index of the candidate whose memory it takes over (in `Node.inplace`), or -1
     lifetimes: Lifetimes
     peak_bytes: int  # with what is resident
     peak_step: int  # the first at the peak, -1 where there are no steps
@@ -60,7 +60,7 @@ def order_problem(
     as the device's allocator does. `workspace_bytes` is by node, 0 for all where left out; for a node with a body it holds what the body
     needs beside the node's own inputs and outputs.
 
-    Of the takeovers that nodes permit, those remain that memory allows: of a storage of as many bytes, neither kept nor the caller's,
+    Of the reuses that nodes permit, those remain that memory allows: of a storage of as many bytes, neither kept nor the caller's,
     and that the node reads in no other layout. With `eager`, only those that the user's own program does (by operators like
     `aten.relu_.default`): the others are the planner's own freedom.
 
@@ -112,14 +112,14 @@ def storage_bytes(storage: Storage, round_to: int = 1) -> int:
 def simulate(problem: OrderProblem, order: ArrayLike) -> Footprint:
     """Plays an order of node indices through the problem, in O(n + edges). Raises CheckError unless it is a topological order."""
     steps = checked_order(problem, order)
-    footprint_bytes, takeovers, start, end = _play(
+    footprint_bytes, reuses, start, end = _play(
         steps, *problem.reads, *problem.outputs_of, *problem.takes, problem.take_slots, problem.take_output,
         problem.tensor_bytes, problem.made_bytes, problem.workspace_bytes, problem.uses, problem.kept, problem.start_bytes,
     )  # fmt: skip
     footprint_bytes += problem.resident_bytes
     peak_step = int(footprint_bytes.argmax()) if len(steps) else -1
     peak_bytes = int(footprint_bytes[peak_step]) if len(steps) else problem.resident_bytes + problem.start_bytes
-    return Footprint(footprint_bytes, takeovers, Lifetimes(start, end), peak_bytes, peak_step)
+    return Footprint(footprint_bytes, reuses, Lifetimes(start, end), peak_bytes, peak_step)
 
 
 def lifetimes(problem: OrderProblem, order: ArrayLike) -> Lifetimes:
@@ -244,9 +244,9 @@ def _play(
     order: Any, read_ptr: Any, read_ids: Any, made_ptr: Any, made_ids: Any, take_ptr: Any, take_ids: Any, take_slots: Any, take_output: Any,
     tensor_bytes: Any, made_bytes: Any, workspace_bytes: Any, uses: Any, kept: Any, start_bytes: Any,
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:  # fmt: skip
-    """Footprint by step without what is resident, takeovers by node, and start and end by tensor."""
+    """Footprint by step without what is resident, reuses by node, and start and end by tensor."""
     n, m = len(order), len(tensor_bytes)
-    footprint_bytes, takeovers = np.empty(n, np.int64), np.full(n, -1, np.int32)
+    footprint_bytes, reuses = np.empty(n, np.int64), np.full(n, -1, np.int32)
     start, end = np.zeros(m, np.int32), np.zeros(m, np.int32)
     left = uses.copy()
     live_bytes = start_bytes
@@ -268,10 +268,10 @@ def _play(
         for entry in range(take_ptr[node], take_ptr[node + 1]):
             if left[take_ids[entry]] == 0:
                 footprint_bytes[step] -= tensor_bytes[take_output[node]]
-                takeovers[node] = take_slots[entry]
+                reuses[node] = take_slots[entry]
                 end[take_ids[entry]] = step
                 break
     for tensor in range(m):
         if kept[tensor]:
             end[tensor] = n
-    return footprint_bytes, takeovers, start, end
+    return footprint_bytes, reuses, start, end

@@ -53,12 +53,12 @@ def _lines(plan: Plan) -> Iterator[tuple[str, int]]:
     yield f"    ({''.join(names[value] + ', ' for value in graph.inputs)}) = inputs" if graph.inputs else "    () = inputs", -1
     made = set(graph.inputs)
     for position, index in enumerate(plan.order):
-        node, takeover = graph.nodes[index], plan.takeovers[index]
+        node, reuse = graph.nodes[index], plan.reuses[index]
         for line in (
             *transfers.waits(arrivals.before.get(position, ()), names),
-            *(_statements(node, takeover, names, offloaded) if node.op != STOP else _stop(node, graph, made, names)),
+            *(_statements(node, reuse, names, offloaded) if node.op != STOP else _stop(node, graph, made, names)),
             *transfers.waits(arrivals.after.get(position, ()), names),
-            *_releases(dying[position], names, node, takeover),
+            *_releases(dying[position], names, node, reuse),
         ):
             yield f"    {line}", position
         made.update(node.results)
@@ -133,12 +133,12 @@ def _deaths(plan: Plan, offloaded: transfers.Offloaded) -> list[list[tuple[Stora
     return dying
 
 
-def _releases(dying: list[tuple[Storage, list[Value]]], names: dict[Value, str], node: Node, takeover: int) -> Iterator[str]:
+def _releases(dying: list[tuple[Storage, list[Value]]], names: dict[Value, str], node: Node, reuse: int) -> Iterator[str]:
     """The line that lets storages go: their variables are all that holds them."""
     if not dying:
         return
     variables = [names[value] for _, values in dying for value in values]
-    taken = node.inplace[takeover][0].storage if takeover >= 0 else None
+    taken = node.inplace[reuse][0].storage if reuse >= 0 else None
     freed: Size = 0
     for storage, _ in dying:
         if storage is not taken and storage.kind is not Kind.HOST:  # what is taken lives on under another name
@@ -147,7 +147,7 @@ def _releases(dying: list[tuple[Storage, list[Value]]], names: dict[Value, str],
     yield f"del {', '.join(variables)}{note}"
 
 
-def _statements(node: Node, takeover: int, names: dict[Value, str], offloaded: transfers.Offloaded) -> Iterator[str]:
+def _statements(node: Node, reuse: int, names: dict[Value, str], offloaded: transfers.Offloaded) -> Iterator[str]:
     """The lines that run one node."""
     if is_transfer(node):
         yield from transfers.statements(node, names, offloaded)
@@ -155,10 +155,10 @@ def _statements(node: Node, takeover: int, names: dict[Value, str], offloaded: t
         yield f"{names[node.results[0]]} = {_arithmetic(node, names)}"
     elif node.op == ITEM:
         yield f"{names[node.results[0]]} = {_text(node.args[0], names)}.item()"
-    elif takeover >= 0 and node.op == SCATTER:
+    elif reuse >= 0 and node.op == SCATTER:
         yield from _scatter_in_place(node, names)
     else:
-        call = _call_in_place(node, takeover, names) if takeover >= 0 else _call(node.op, node.args, node.kwargs, names)
+        call = _call_in_place(node, reuse, names) if reuse >= 0 else _call(node.op, node.args, node.kwargs, names)
         yield from _assign(node, call, names)
 
 
@@ -182,9 +182,9 @@ def _call(op: str, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...], n
     return f"{op}({', '.join(given)})"
 
 
-def _call_in_place(node: Node, takeover: int, names: dict[Value, str]) -> str:
+def _call_in_place(node: Node, reuse: int, names: dict[Value, str]) -> str:
     """The overload that works in the memory of one of its inputs."""
-    value, overload = node.inplace[takeover]
+    value, overload = node.inplace[reuse]
     outs = [argument.name for argument in _schema(overload).arguments if argument.kwarg_only and argument.alias_info is not None]
     return _call(overload, node.args, (*node.kwargs, *((name, value) for name in outs)), names)
 

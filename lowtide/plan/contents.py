@@ -26,7 +26,7 @@ class Contents:
 
     graph: Graph
     order: tuple[int, ...]  # indices into graph.nodes, by step
-    takeovers: tuple[int, ...]  # by node: which of its `inplace` candidates' memory it takes over, -1 for none
+    reuses: tuple[int, ...]  # by node: which of its `inplace` candidates' memory it takes over, -1 for none
     workspace_bytes: tuple[int, ...]  # by node: what it needs while it runs beside inputs and results, 0 where none or unknown
     resident_bytes: int  # of the caller's, before and after
     peak_bytes: int  # promised, with what is resident

@@ -4,7 +4,7 @@
     "program": "9f86d08188...", "solver": "Best()", "status": "optimal",
     "resident_bytes": 12, "peak_bytes": 36, "eager_peak_bytes": 48, "lower_bound_bytes": 36, "granule_bytes": 1,
     "provenance": {"lowtide": "0.1.0", "torch": "2.13.0", "device": "cpu", "python": "3.11.7", "threads": 2},
-    "order": [1, 0], "takeovers": [-1, 0], "workspace_bytes": [0, 0],
+    "order": [1, 0], "reuses": [-1, 0], "workspace_bytes": [0, 0],
     "graph": [
     "def graph(",
     "..."
@@ -31,7 +31,7 @@ from typing import Any
 from lowtide.base import fields
 from lowtide.base.files import read_utf8, write_whole
 from lowtide.errors import CheckError, FormatError
-from lowtide.ir.check.graph_check import check_graph, check_order, check_takeovers
+from lowtide.ir.check.graph_check import check_graph, check_order, check_reuses
 from lowtide.ir.graph import Graph
 from lowtide.ir.operators.nodes import check_operators
 from lowtide.ir.text.graph_text import parse, to_text
@@ -47,7 +47,7 @@ _FORMAT, _VERSION = "lowtide.plan", 3
 _TEXTS = ("program", "solver", "status")
 _PROMISES = ("resident_bytes", "peak_bytes", "eager_peak_bytes", "lower_bound_bytes", "granule_bytes")
 _SEAL = "checksum"
-_PER_NODE = ("order", "takeovers", "workspace_bytes")
+_PER_NODE = ("order", "reuses", "workspace_bytes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ class Plan(Contents):
         """The plan that a JSON text holds, checked; nothing in it is executed.
 
         Raises FormatError where the text does not follow the format or promises what is not so, CheckError where its graph, order or
-        takeovers break a rule.
+        reuses break a rule.
         """
         data = _parsed(text)
         graph = parse("\n".join(_lines(data)))
@@ -90,7 +90,7 @@ class Plan(Contents):
         plan = cls(
             graph=graph,
             order=_per_node(data, "order", graph),
-            takeovers=_per_node(data, "takeovers", graph),
+            reuses=_per_node(data, "reuses", graph),
             workspace_bytes=_per_node(data, "workspace_bytes", graph),
             resident_bytes=_count(data, "resident_bytes"),
             peak_bytes=_count(data, "peak_bytes"),
@@ -104,7 +104,7 @@ class Plan(Contents):
         )
         check_graph(plan.graph)
         check_order(plan.graph, plan.order)
-        check_takeovers(plan.graph, plan.order, plan.takeovers)
+        check_reuses(plan.graph, plan.order, plan.reuses)
         plan = replace(plan, trade=_trade(data, plan), peak=_peak(data, plan))
         _check_true(plan, data)
         return plan

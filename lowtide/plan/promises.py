@@ -1,4 +1,4 @@
-"""Do a plan's promises follow from its graph, order and takeovers? Counted anew, storage by storage; shares no code with the cost model.
+"""Do a plan's promises follow from its graph, order and reuses? Counted anew, storage by storage; shares no code with the cost model.
 
 At each step: the bytes of all storages that live then, and the workspace of the node that runs. What the caller holds is there throughout.
 """
@@ -16,11 +16,11 @@ from lowtide.plan.snapshot import Moment
 
 
 def untrue_promise(plan: Contents) -> str:
-    """What a plan promises and does not keep, in a sentence; "" where all is so. Its graph, order and takeovers are right."""
+    """What a plan promises and does not keep, in a sentence; "" where all is so. Its graph, order and reuses are right."""
     symbolic = next((storage for storage in _storages(plan.graph) if not isinstance(storage.nbytes, int)), None)
     if symbolic is not None:
         return f"expected a size in bytes, got {symbolic.nbytes} of {symbolic.name}: a plan is of one size"
-    return next(_untrue(plan, _Counted.of(plan.graph, plan.order, plan.takeovers, plan.granule_bytes)), "")
+    return next(_untrue(plan, _Counted.of(plan.graph, plan.order, plan.reuses, plan.granule_bytes)), "")
 
 
 def _untrue(plan: Contents, counted: _Counted) -> Iterator[str]:
@@ -29,7 +29,7 @@ def _untrue(plan: Contents, counted: _Counted) -> Iterator[str]:
     bound, peak = plan.lower_bound_bytes, max(footprints, default=counted.without_steps_bytes)
     for name, told, nbytes in (("resident_bytes", plan.resident_bytes, owned), ("peak_bytes", plan.peak_bytes, peak)):
         if told != nbytes:
-            yield f"expected {name!r} to be {nbytes}, which is what graph, order and takeovers come to, got {told}"
+            yield f"expected {name!r} to be {nbytes}, which is what graph, order and reuses come to, got {told}"
     if not counted.resident_bytes <= bound <= peak:
         yield f"expected 'lower_bound_bytes' from {counted.resident_bytes} to {peak}, got {bound}"
     if owned > plan.eager_peak_bytes:
@@ -60,7 +60,7 @@ class _Counted:
     spans: dict[Storage, tuple[int, int]]
 
     @classmethod
-    def of(cls, graph: Graph, order: Sequence[int], takeovers: Sequence[int], granule_bytes: int) -> _Counted:
+    def of(cls, graph: Graph, order: Sequence[int], reuses: Sequence[int], granule_bytes: int) -> _Counted:
         resident, kept = _owned(graph) - _offloaded(graph), _kept(graph)
         start, end = {value.storage: 0 for value in graph.inputs}, {}
         for step, index in enumerate(order):
@@ -72,8 +72,8 @@ class _Counted:
                 dict.fromkeys((*made, *(value.storage for value in (*node.inputs, *(before for before, _ in node.writes)))), step + 1)
             )
         for step, index in enumerate(order):
-            if takeovers[index] >= 0:  # the taker has the memory from its start on
-                end[graph.nodes[index].inplace[takeovers[index]][0].storage] = step
+            if reuses[index] >= 0:  # the taker has the memory from its start on
+                end[graph.nodes[index].inplace[reuses[index]][0].storage] = step
         end |= dict.fromkeys(kept, len(order))
         counted = (storage for storage in start if storage not in resident and storage.kind is not Kind.HOST)
         spans = {storage: (start[storage], end.get(storage, 0)) for storage in counted}  # [0, 0) where nobody reads what is given away

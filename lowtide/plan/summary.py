@@ -133,7 +133,7 @@ def _slower(trade: Trade) -> str:
 
 def _deeds(plan: Contents) -> str:
     moved = sum(1 for before, after in zip(plan.order, plan.order[1:], strict=False) if after < before)
-    in_place = sum(1 for slot in plan.takeovers if slot >= 0)
+    in_place = sum(1 for slot in plan.reuses if slot >= 0)
     again = f", {plan.trade.recomputed} computed again" if plan.trade is not None and plan.trade.recomputed else ""
     stored = sum(1 for deal in plan.trade.deals if deal.load_us) if plan.trade is not None else 0
     swapped = f", {stored} swapped" if stored else ""

@@ -26,7 +26,7 @@ def ordered(candidates: Sequence[Candidate], request: Request) -> Plan:
     return Plan(
         graph=best.graph,
         order=order,
-        takeovers=tuple(int(slot) for slot in footprint.takeovers),
+        reuses=tuple(int(slot) for slot in footprint.reuses),
         workspace_bytes=tuple(int(size) for size in best.workspace_bytes),
         resident_bytes=int(problem.resident_bytes) + sum(storage_bytes(each, granule_bytes) for each in offloaded_storages(best.graph)),
         peak_bytes=int(found.peak_bytes),

@@ -107,7 +107,7 @@ class Searched:
             kept,
             graph=done.graph,
             order=order,
-            takeovers=tuple(int(slot) for slot in footprint.takeovers),
+            reuses=tuple(int(slot) for slot in footprint.reuses),
             workspace_bytes=sizes,
             peak_bytes=int(footprint.peak_bytes),
             lower_bound_bytes=min(bound_bytes, int(footprint.peak_bytes)),
@@ -120,7 +120,7 @@ class Searched:
                 kept_peak_bytes=kept.peak_bytes,
                 recomputed=len(done.recomputed),
                 frontier=tuple((each.peak_bytes, each.time_us) for each in self.archive.points),
-                deals=deals_of(self.problems[point.problem], point.sequence, candidate.graph, done.graph, footprint.takeovers),
+                deals=deals_of(self.problems[point.problem], point.sequence, candidate.graph, done.graph, footprint.reuses),
                 stopped=self.stopped,
             ),
         )

@@ -63,7 +63,7 @@ class OrderProblem:
         """The problem of `tasks` over tensors of the given sizes; predecessors through tensors are found, `Task.after` adds to them.
 
         Raises FormatError naming the node: an unknown or repeated tensor or node, a tensor made twice, sizes that are negative or
-        add up to more than 2**62 bytes, a takeover of a tensor that the node does not read or of another size, or a cycle.
+        add up to more than 2**62 bytes, a reuse of a tensor that the node does not read or of another size, or a cycle.
         """
         kept = tuple(kept)
         producer = checked_producers(tensor_bytes, tasks, kept, resident_bytes)

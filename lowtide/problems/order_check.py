@@ -106,13 +106,13 @@ def _check_takes(where: str, task: Task, tensor_bytes: Sequence[int]) -> None:
     unread = set(candidates) - set(task.reads)
     if unread or len(set(candidates)) < len(candidates):
         reads = f"{list(task.reads[:_SHOWN])}{' and more' * (len(task.reads) > _SHOWN)}"
-        raise FormatError(f"{where}: expected takeovers of distinct tensors that it reads {reads}, got {candidates[:_SHOWN]}")
+        raise FormatError(f"{where}: expected reuses of distinct tensors that it reads {reads}, got {candidates[:_SHOWN]}")
     for tensor, slot in task.takes:
         if tensor_bytes[tensor] != tensor_bytes[task.makes[0]]:
             expected = f"{tensor_bytes[task.makes[0]]} bytes as its first output (tensor {task.makes[0]}) has"
-            raise FormatError(f"{where}: expected a takeover of {expected}, got tensor {tensor} of {tensor_bytes[tensor]} bytes")
+            raise FormatError(f"{where}: expected a reuse of {expected}, got tensor {tensor} of {tensor_bytes[tensor]} bytes")
         if not 0 <= slot < 2**31:
-            raise FormatError(f"{where}: expected the index of a takeover from 0 to 2**31 - 1, got {slot}")
+            raise FormatError(f"{where}: expected the index of a reuse from 0 to 2**31 - 1, got {slot}")
 
 
 def _check_acyclic(preds: Sequence[Sequence[int]], tasks: Sequence[Task]) -> None:

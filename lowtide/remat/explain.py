@@ -1,6 +1,6 @@
 """What each tensor's absence buys and costs, read off a sequence.
 
-    takes   a remat problem, a right sequence of it, the graph that they are of, what `remat.write_out` wrote, its takeovers
+    takes   a remat problem, a right sequence of it, the graph that they are of, what `remat.write_out` wrote, its reuses
     leaves  a `Deal` for every tensor that is evicted while something still wants it
 
 A sequence decides no lifetimes and names no reasons: both follow. A copy that a repeated run makes is *wanted* where a run that is no
@@ -50,16 +50,16 @@ class _Cost:
     load_us: float = 0.0
 
 
-def deals_of(problem: RematProblem, sequence: Ints, graph: Graph, written: Graph, takeovers: Ints) -> tuple[Deal, ...]:
+def deals_of(problem: RematProblem, sequence: Ints, graph: Graph, written: Graph, reuses: Ints) -> tuple[Deal, ...]:
     """The deals of a right sequence over `graph`, the largest tensors first.
 
-    `written` is the graph of it, in its order, and `takeovers` says by node of that what it takes over, as `cost.memory.Footprint` does.
+    `written` is the graph of it, in its order, and `reuses` says by node of that what it takes over, as `cost.memory.Footprint` does.
     """
     played = _Played(problem, sequence.tolist())
     costs, known, storages = played.costs(), looks(written), movable_storages(graph)
     step_of = [step for step, node in enumerate(written.nodes) if not is_view(node)]  # by entry: views are written between them
     step_of.append(len(written.nodes))
-    played.take(graph, storages, takeovers[step_of[:-1]])
+    played.take(graph, storages, reuses[step_of[:-1]])
     peak_step = step_of[peak_place(problem, sequence)]
     deals = []
     for tensor, copies in sorted(played.copies.items()):
@@ -114,11 +114,11 @@ class _Played:
         for tensor in np.flatnonzero(base.kept).tolist():
             self.copies[tensor][-1].wanted, self.copies[tensor][-1].last = True, len(sequence)
 
-    def take(self, graph: Graph, storages: Sequence[Storage], takeovers: Ints) -> None:
-        """Mark the copies whose memory is taken over: `takeovers` is by entry."""
+    def take(self, graph: Graph, storages: Sequence[Storage], reuses: Ints) -> None:
+        """Mark the copies whose memory is taken over: `reuses` is by entry."""
         number = {storage: tensor for tensor, storage in enumerate(storages)}
-        for place in np.flatnonzero(takeovers >= 0).tolist():
-            value, _ = graph.nodes[self.sequence[place]].inplace[takeovers[place]]
+        for place in np.flatnonzero(reuses >= 0).tolist():
+            value, _ = graph.nodes[self.sequence[place]].inplace[reuses[place]]
             for copy in self.copies[number[value.storage]]:
                 copy.taken |= copy.last == place
 

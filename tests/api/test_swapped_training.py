@@ -221,7 +221,7 @@ def _with_swaps(plan: Plan, seed: int) -> Plan:
     footprint = simulate(order_problem(done.graph, sizes), range(len(sizes)))
     trade = Trade(tuple(sequence), 1.0, 1.0, plan.peak_bytes, len(done.recomputed), ((plan.peak_bytes, 1.0),))
     return dataclasses.replace(
-        plan, graph=done.graph, order=tuple(range(len(sizes))), takeovers=tuple(footprint.takeovers.tolist()), workspace_bytes=sizes,
+        plan, graph=done.graph, order=tuple(range(len(sizes))), reuses=tuple(footprint.reuses.tolist()), workspace_bytes=sizes,
         peak_bytes=footprint.peak_bytes, lower_bound_bytes=min(plan.lower_bound_bytes, footprint.peak_bytes), trade=trade,
         peak=peak_moment(done.graph, range(len(sizes)), sizes),
     )  # fmt: skip

@@ -66,7 +66,7 @@ def test_reverse_post_order_of_hrnet_is_the_papers(name: str):
     assert {ReversePostOrder(root).solve(problem).peak_bytes for root in ("inputs", "outputs")} == {7936 * 1024}
 
 
-def test_a_net_says_what_each_operator_reads_makes_and_may_take_over():
+def test_a_net_says_what_each_operator_reads_makes_and_may_reuse():
     net = Net(3, 9)
     x = net.relu(net.conv(net.input, 4, stride=2))
     y = net.add(x, x)

@@ -46,7 +46,7 @@ def test_a_tensor_lives_in_its_buffer_and_where_it_takes_over_in_that_of_the_tak
         problem.take_output[node]: tensor
         for node, task in enumerate(case.tasks)
         for tensor, slot in task.takes
-        if slot == footprint.takeovers[node]
+        if slot == footprint.reuses[node]
     }
     assert all(found.of_tensor[taker] == found.of_tensor[tensor] for taker, tensor in taken.items())
     needs_workspace = problem.workspace_bytes > 0
@@ -54,7 +54,7 @@ def test_a_tensor_lives_in_its_buffer_and_where_it_takes_over_in_that_of_the_tak
     assert buffers.buffer_count == problem.tensor_count - len(taken) + np.count_nonzero(needs_workspace)
 
 
-def test_a_chain_of_takeovers_is_one_buffer() -> None:
+def test_a_chain_of_reuses_is_one_buffer() -> None:
     tasks = [
         Task(name="make", makes=(0,), reads=()),
         Task(name="relu", makes=(1,), reads=(0,), takes=((0, 0),), workspace_bytes=3),

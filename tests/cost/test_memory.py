@@ -41,9 +41,9 @@ def ordered_cases(draw: st.DrawFn) -> tuple[Case, tuple[int, ...]]:
 def test_simulation_is_the_definition(drawn: tuple[Case, tuple[int, ...]]) -> None:
     case, order = drawn
     result = simulate(case.problem, order)
-    expected, takeovers = slow_footprint(case, order)
+    expected, reuses = slow_footprint(case, order)
     assert result.footprint_bytes.tolist() == expected
-    assert result.takeovers.tolist() == takeovers
+    assert result.reuses.tolist() == reuses
     assert result.peak_bytes == slow_peak(case, order)
     assert result.peak_step == (expected.index(max(expected)) if expected else -1)
 
@@ -116,7 +116,7 @@ def graphs(draw: st.DrawFn) -> Graph:
 
 
 def _slow_footprint(graph: Graph, eager: bool) -> list[tuple[int, int]]:
-    """Footprint and takeover of every node, in the order as written, storage by storage."""
+    """Footprint and reuse of every node, in the order as written, storage by storage."""
     uses: dict[Storage, list[int]] = {value.storage: [-1] for value in graph.inputs}  # -1: there from the start
     for index, node in enumerate(graph.nodes):
         for value in (*node.outputs, *node.args):
@@ -145,7 +145,7 @@ def _slow_footprint(graph: Graph, eager: bool) -> list[tuple[int, int]]:
 @given(graphs(), st.booleans())
 def test_the_problem_of_a_graph_is_the_definition(graph: Graph, eager: bool) -> None:
     result = simulate(order_problem(graph, eager=eager), range(len(graph.nodes)))
-    assert list(zip(result.footprint_bytes.tolist(), result.takeovers.tolist(), strict=True)) == _slow_footprint(graph, eager)
+    assert list(zip(result.footprint_bytes.tolist(), result.reuses.tolist(), strict=True)) == _slow_footprint(graph, eager)
 
 
 def test_a_network_by_hand() -> None:
@@ -169,7 +169,7 @@ def test_a_network_by_hand() -> None:
     assert problem.resident_bytes == 110
     # relu may not take over a: the row that sum reads is a view of it
     assert (simulate(problem, range(4)).footprint_bytes - 110).tolist() == [27, 20, 20 + 22 + 3, 40 + 4]
-    assert simulate(problem, range(4)).takeovers.tolist() == [-1] * 4
+    assert simulate(problem, range(4)).reuses.tolist() == [-1] * 4
     rounded = order_problem(graph, round_to=16)
     assert rounded.resident_bytes == 112 + 16
     assert rounded.tensor_bytes.tolist() == [16, 32, 32, 16, 16]
@@ -179,28 +179,28 @@ def test_a_network_by_hand() -> None:
 Candidates = tuple[tuple[Value, str], ...]
 
 
-def _takeover(inplace: Candidates, args: tuple[Value, ...], out: Value, *, eager: bool = False, kept: tuple[Value, ...] = ()) -> int:
-    """The takeover that `out = op(args)` ends up with; `args` are donated, or what their kinds say."""
+def _reuse(inplace: Candidates, args: tuple[Value, ...], out: Value, *, eager: bool = False, kept: tuple[Value, ...] = ()) -> int:
+    """The reuse that `out = op(args)` ends up with; `args` are donated, or what their kinds say."""
     graph = Graph(args, (call("op.default", args, out, inplace=inplace),), (out, *kept))
-    return int(simulate(order_problem(graph, eager=eager), [0]).takeovers[0])
+    return int(simulate(order_problem(graph, eager=eager), [0]).reuses[0])
 
 
-def test_takeovers_that_memory_allows() -> None:
+def test_reuses_that_memory_allows() -> None:
     x, y, other, out = tensor("x", 8), tensor("y", 8), tensor("other", 4), tensor("out", 8)
     both = ((x, "aten.add.out"), (y, "aten.add_.Tensor"))
-    assert _takeover(both, (x, y), out) == 0
-    assert _takeover(both, (x, y), out, kept=(x,)) == 1  # by the position in `inplace`, not among those that remain
-    assert _takeover(both, (x, y), out, eager=True) == 1
-    assert _takeover(both[:1], (x, y), out, eager=True) == -1
-    assert _takeover(((other, "aten.op_.default"), *both), (other, x, y), out) == 1
-    assert _takeover(both, (x, y), out, kept=(x, y)) == -1
-    assert _takeover(both[:1], (x, tensor("same", 8, on=x)), out) == 0
-    assert _takeover(both[:1], (x, tensor("reversed", 8, on=x, offset=1)), out) == -1
-    assert _takeover(((x, ""),), (x,), tensor("view", 8, on=x)) == -1
+    assert _reuse(both, (x, y), out) == 0
+    assert _reuse(both, (x, y), out, kept=(x,)) == 1  # by the position in `inplace`, not among those that remain
+    assert _reuse(both, (x, y), out, eager=True) == 1
+    assert _reuse(both[:1], (x, y), out, eager=True) == -1
+    assert _reuse(((other, "aten.op_.default"), *both), (other, x, y), out) == 1
+    assert _reuse(both, (x, y), out, kept=(x, y)) == -1
+    assert _reuse(both[:1], (x, tensor("same", 8, on=x)), out) == 0
+    assert _reuse(both[:1], (x, tensor("reversed", 8, on=x, offset=1)), out) == -1
+    assert _reuse(((x, ""),), (x,), tensor("view", 8, on=x)) == -1
     owned = tensor("owned", 8, Kind.STATE)
-    assert _takeover(((owned, "aten.op_.default"),), (owned,), out) == -1
+    assert _reuse(((owned, "aten.op_.default"),), (owned,), out) == -1
     twice = ((x, "aten.op.out"), (tensor("alias", 8, on=x), "aten.op_.default"))
-    assert _takeover(twice, (x, twice[1][0]), out) == 0
+    assert _reuse(twice, (x, twice[1][0]), out) == 0
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_takeovers_that_memory_allows() -> None:
 )
 def test_what_the_eager_program_does_in_place(overload: str, taken: int) -> None:
     x = tensor("x", 8)
-    assert _takeover(((x, overload),), (x,), tensor("out", 8), eager=True) == taken
+    assert _reuse(((x, overload),), (x,), tensor("out", 8), eager=True) == taken
 
 
 def test_a_first_output_that_is_missing_takes_nothing_over() -> None:

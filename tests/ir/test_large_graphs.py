@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from lowtide.ir.check.graph_check import check_graph, check_order, check_takeovers
+from lowtide.ir.check.graph_check import check_graph, check_order, check_reuses
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
 from lowtide.ir.text.graph_text import parse, to_text
@@ -51,7 +51,7 @@ def test_a_large_graph_takes_seconds() -> None:
     order = range(NODES)
     within(25, lambda: check_graph(graph))
     within(15, lambda: check_order(graph, order))
-    within(15, lambda: check_takeovers(graph, order, [-1] * NODES))
+    within(15, lambda: check_reuses(graph, order, [-1] * NODES))
     text = within(20, lambda: to_text(graph))
     again = within(60, lambda: parse(text))
     assert within(20, lambda: to_text(again)) == text

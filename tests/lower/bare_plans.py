@@ -22,5 +22,5 @@ def plan(*nodes: Node, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) ->
     existing = lowtide.optimize(nn.Linear(1, 1), torch.ones(1, 1), workspaces=False).plan
     count = len(nodes)
     return dataclasses.replace(
-        existing, graph=Graph(inputs, nodes, outputs), order=tuple(range(count)), takeovers=(-1,) * count, workspace_bytes=(0,) * count
+        existing, graph=Graph(inputs, nodes, outputs), order=tuple(range(count)), reuses=(-1,) * count, workspace_bytes=(0,) * count
     )

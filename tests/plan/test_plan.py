@@ -37,7 +37,7 @@ def plan_of(graph: Graph, **fields: Any) -> Plan:
     return replace(plan, program=program_hash(graph, "2.13.0", "cpu", 1), **fields)
 
 
-PLAN = plan_of(Graph((X,), (A, B, C), (C.results[0],)), order=(2, 0, 1), takeovers=(-1, 0, -1), workspace_bytes=(0, 7, 0))
+PLAN = plan_of(Graph((X,), (A, B, C), (C.results[0],)), order=(2, 0, 1), reuses=(-1, 0, -1), workspace_bytes=(0, 7, 0))
 
 
 def sealed(data: dict[str, Any]) -> str:
@@ -98,8 +98,8 @@ def test_saving_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch
         ("order", [0, 1], "expected 'order' to have 3 entries, one for each node, got 2"),
         ("order", [0, 1, 2.0], "expected 'order' to be a list of integers, got list"),
         ("order", [0, 1, True], "expected 'order' to be a list of integers, got list"),
-        ("takeovers", "none", "expected 'takeovers' to be a list of integers, got str"),
-        ("takeovers", [-1, 0, -1, -1], "expected 'takeovers' to have 3 entries, one for each node, got 4"),
+        ("reuses", "none", "expected 'reuses' to be a list of integers, got str"),
+        ("reuses", [-1, 0, -1, -1], "expected 'reuses' to have 3 entries, one for each node, got 4"),
         ("workspace_bytes", [0, -7, 0], "expected 'workspace_bytes' to be 0 bytes or more, got -7"),
         ("peak_bytes", -1, "expected 'peak_bytes' to be 0 bytes or more"),
         ("peak_bytes", 1.5, "expected 'peak_bytes' to be an integer, got float"),
@@ -116,13 +116,13 @@ def test_saving_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch
         ("seconds", 1, "expected fields among"),
         ("program", None, "expected 'program' to be a string, got nothing"),
         ("granule_bytes", 0, "expected 'granule_bytes' to be 1 bytes or more"),
-        ("granule_bytes", 64, "expected 'resident_bytes' to be 64, which is what graph, order and takeovers come to, got 4"),
-        ("peak_bytes", 1, "expected 'peak_bytes' to be 19, which is what graph, order and takeovers come to, got 1"),
+        ("granule_bytes", 64, "expected 'resident_bytes' to be 64, which is what graph, order and reuses come to, got 4"),
+        ("peak_bytes", 1, "expected 'peak_bytes' to be 19, which is what graph, order and reuses come to, got 1"),
         ("peak_bytes", 10**400, "expected whole numbers below 2**63, got 10000000000000000000..."),
         ("peak_bytes", -(2**63), "expected whole numbers below 2**63"),
         ("resident_bytes", 5, "expected 'resident_bytes' to be 4"),
         ("workspace_bytes", [0, 2**62, 0], f"expected 'peak_bytes' to be {2**62 + 12}, which is"),
-        ("takeovers", [-1, -1, -1], "expected 'peak_bytes' to be 23, which is"),
+        ("reuses", [-1, -1, -1], "expected 'peak_bytes' to be 23, which is"),
         ("lower_bound_bytes", 3, "expected 'lower_bound_bytes' from 4 to 19, got 3"),
         ("lower_bound_bytes", 20, "expected 'lower_bound_bytes' from 4 to 19, got 20"),
         (
@@ -208,8 +208,8 @@ def test_other_json_is_refused(text: str) -> None:
     [
         ({"order": [0, 0, 1]}, "the order does not name every node once"),
         ({"order": [1, 0, 2]}, "the order runs a node before one that makes what it reads"),
-        ({"takeovers": [-1, 1, -1]}, "a node takes over an input that it does not list for that"),
-        ({"takeovers": [0, -1, -1]}, "a node takes over an input that it does not list for that"),
+        ({"reuses": [-1, 1, -1]}, "a node takes over an input that it does not list for that"),
+        ({"reuses": [0, -1, -1]}, "a node takes over an input that it does not list for that"),
     ],
 )
 def test_a_plan_that_breaks_a_rule_is_refused(fields: dict[str, Any], expected: str) -> None:

@@ -54,9 +54,9 @@ def test_arrays_cannot_be_changed() -> None:
         ([1], [Task("a", makes=(0,), reads=(0,))], r"node 0 \(a\) after node 0 \(a\)"),
         ([], [Task("a", after=(2,)), Task("b", after=(0,)), Task("c", after=(1,))], r"0 \(a\) after node 2 \(c\) after node 1 \(b\)"),
         ([1], [Task("a", reads=(0,), takes=((0, 0),))], r"node 0 \(a\) may take over memory but makes no tensor"),
-        ([1, 1], [Task("a", makes=(0,), takes=((1, 0),))], r"node 0 \(a\): expected takeovers of distinct tensors .* \[\], got \[1\]"),
-        ([1, 2], [Task("a", makes=(0,), reads=(1,), takes=((1, 0),))], r"node 0 \(a\): expected a takeover of 1 bytes .* tensor 1 of 2"),
-        ([1, 1], [Task("a", makes=(0,), reads=(1,), takes=((1, -1),))], r"node 0 \(a\): expected the index of a takeover from 0"),
+        ([1, 1], [Task("a", makes=(0,), takes=((1, 0),))], r"node 0 \(a\): expected reuses of distinct tensors .* \[\], got \[1\]"),
+        ([1, 2], [Task("a", makes=(0,), reads=(1,), takes=((1, 0),))], r"node 0 \(a\): expected a reuse of 1 bytes .* tensor 1 of 2"),
+        ([1, 1], [Task("a", makes=(0,), reads=(1,), takes=((1, -1),))], r"node 0 \(a\): expected the index of a reuse from 0"),
     ],
 )  # fmt: skip
 def test_refuses(sizes: list[int], tasks: list[Task], message: str) -> None:

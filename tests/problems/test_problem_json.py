@@ -147,7 +147,7 @@ def test_a_failed_save_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: py
         ('"after": [0]', '"after": [1]', r"node 1 \(second\) after node 1 \(second\)"),
         ('"after": [0]', '"afer": [0]', "node 1: expected fields among after, .*, got 'afer'"),
         ("[[0, 2]]", "[[0]]", r"node 0 \(first\): expected 'takes' to be a list of pairs of integers, got list"),
-        ("[[0, 2]]", "[[1, 2]]", r"node 0 \(first\): expected takeovers of distinct tensors that it reads \[0\], got \[1\]"),
+        ("[[0, 2]]", "[[1, 2]]", r"node 0 \(first\): expected reuses of distinct tensors that it reads \[0\], got \[1\]"),
     ],
 )  # fmt: skip
 def test_a_broken_general_file_is_refused(old: str, new: str, message: str, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def sequences(draw, away=0.3):
 def _deals(problem, sequence, graph):
     """The deals of a sequence, written out in its order."""
     written = rematerialise(graph, sequence.tolist()).graph
-    return deals_of(problem, sequence, graph, written, simulate(order_problem(written), range(len(written.nodes))).takeovers)
+    return deals_of(problem, sequence, graph, written, simulate(order_problem(written), range(len(written.nodes))).reuses)
 
 
 def _as_captured(graph: Graph) -> Graph:

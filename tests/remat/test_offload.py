@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lowtide.cost.buffers import order_buffers
 from lowtide.cost.memory import counted_storages, order_problem, resident_storages, simulate
 from lowtide.errors import CheckError
-from lowtide.ir.check.graph_check import check_graph, check_order, check_takeovers
+from lowtide.ir.check.graph_check import check_graph, check_order, check_reuses
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.nodes import is_random, is_transfer, is_view, repeatable
 from lowtide.ir.text.graph_text import parse, to_text
@@ -165,7 +165,7 @@ def test_an_input_on_the_host_is_refused_and_counts_nowhere():
 @settings(max_examples=60)
 @given(graphs(bodies=False), st.integers(0, 2**32), st.booleans())
 def test_a_random_sequence_as_a_graph_is_right_reads_back_and_takes_what_the_sequence_says(graph, seed, swap_state):
-    plain = _as_captured(graph, takeovers=False)
+    plain = _as_captured(graph, reuses=False)
     entries = random_sequence(plain, random.Random(seed), swap_state=swap_state)
     done = rematerialise(plain, entries)
     check_graph(done.graph)
@@ -180,11 +180,11 @@ def test_a_random_sequence_as_a_graph_is_right_reads_back_and_takes_what_the_seq
 
 @settings(max_examples=40)
 @given(graphs(bodies=False), st.integers(0, 2**32))
-def test_takeovers_of_a_random_sequence_are_right(graph, seed):
+def test_reuses_of_a_random_sequence_are_right(graph, seed):
     plain = _as_captured(graph)
     done = rematerialise(plain, random_sequence(plain, random.Random(seed), swap_state=True))
     order = range(len(done.graph.nodes))
-    check_takeovers(done.graph, order, simulate(order_problem(done.graph), order).takeovers.tolist())
+    check_reuses(done.graph, order, simulate(order_problem(done.graph), order).reuses.tolist())
 
 
 @settings(max_examples=60)
@@ -226,10 +226,10 @@ def test_what_has_to_run_once_cannot_be_taken_out():
         without(GRAPH, [0, 2, 3], [1])
 
 
-def _as_captured(graph, takeovers=True):
+def _as_captured(graph, reuses=True):
     """The same graph as a capture would leave it: nobody waits for a view; where asked for, nobody works in place."""
     became = {}
     for node in graph.nodes:
         after = tuple(became[before] for before in node.after if not is_view(before))
-        became[node] = dataclasses.replace(node, inplace=node.inplace if takeovers else (), after=after)
+        became[node] = dataclasses.replace(node, inplace=node.inplace if reuses else (), after=after)
     return Graph(graph.inputs, tuple(became.values()), graph.outputs)

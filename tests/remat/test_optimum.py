@@ -78,7 +78,7 @@ def hold(ratios: list[float], *, found: float, exact: float, mean: float, worst:
 @settings(unhurried, max_examples=60)
 @given(repeating(), st.floats(0, 1))
 def test_eviction_never_beats_the_optimum_and_the_optimum_never_the_limit(made, share: float) -> None:
-    """Workspaces, takeovers, kept and donated tensors, deadlines: what eviction finds some sequence does, and none in less time."""
+    """Workspaces, reuses, kept and donated tensors, deadlines: what eviction finds some sequence does, and none in less time."""
     case, problem, order, _ = made
     assume(order)
     base = np.array(order, np.int32)

@@ -95,7 +95,7 @@ def slow(case, problem, sequence):
 @given(linked(), st.data())
 def test_footprint_and_time_are_those_of_a_slow_simulation(made, data):
     case, problem, order = made
-    problem = dataclasses.replace(problem, problem=_without_takeovers(case))
+    problem = dataclasses.replace(problem, problem=_without_reuses(case))
     codes, sequence = problem.codes, list(order)
     for tensor in np.flatnonzero(problem.links.storable).tolist()[:2]:
         for entry in (codes.store(tensor), codes.drop(tensor), codes.load(tensor)):
@@ -110,7 +110,7 @@ def test_footprint_and_time_are_those_of_a_slow_simulation(made, data):
         assert cost.time_us == expected[1]
 
 
-def _without_takeovers(case):
+def _without_reuses(case):
     tasks = [dataclasses.replace(task, takes=()) for task in case.tasks]
     return OrderProblem.of(case.tensor_bytes, tasks, kept=case.kept, resident_bytes=case.resident_bytes)
 

@@ -19,4 +19,4 @@ def test_an_interval_costs_what_it_costs_within_the_order(case: Case, data: st.D
         whole = line.replaced(first, inner)
         expected, found = simulate(case.problem, whole), simulate(part, inner)
         assert found.footprint_bytes.tolist() == expected.footprint_bytes[first:last].tolist()
-        assert found.takeovers.tolist() == expected.takeovers[line.order[first:last]].tolist()
+        assert found.reuses.tolist() == expected.reuses[line.order[first:last]].tolist()

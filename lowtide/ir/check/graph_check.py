@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lowtide.ir.check.host import check_host_copies
-from lowtide.ir.check.reuse import check_takeovers
+from lowtide.ir.check.reuse import check_reuses
 from lowtide.ir.check.verdict import Place, Verdict, refuse
 from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.operators.names import LOAD
 from lowtide.ir.sizes import ITEM_BYTES, Size
 
-__all__ = ["Verdict", "check_graph", "check_order", "check_takeovers"]
+__all__ = ["Verdict", "check_graph", "check_order", "check_reuses"]
 
 
 def check_graph(graph: Graph) -> None:

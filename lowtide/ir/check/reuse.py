@@ -9,20 +9,20 @@ from lowtide.ir.check.verdict import Place, Verdict, refuse
 from lowtide.ir.graph import Graph, Node, Storage, Value
 
 
-def check_takeovers(graph: Graph, order: Sequence[int], takeovers: Sequence[int]) -> None:
-    """Whether, in a right order of a right graph, node i may take over its candidate `inplace[takeovers[i]]` (-1: it takes over none).
+def check_reuses(graph: Graph, order: Sequence[int], reuses: Sequence[int]) -> None:
+    """Whether, in a right order of a right graph, node i may take over its candidate `inplace[reuses[i]]` (-1: it takes over none).
 
     Raises CheckError: verdict, node, operator, source line.
     """
-    if len(takeovers) != len(graph.nodes):
-        refuse(Verdict.TAKEOVER_COUNT, f"expected {len(graph.nodes)}, got {len(takeovers)}")
+    if len(reuses) != len(graph.nodes):
+        refuse(Verdict.REUSE_COUNT, f"expected {len(graph.nodes)}, got {len(reuses)}")
     uses = _Uses.of(graph, order)
-    for index, (node, slot) in enumerate(zip(graph.nodes, takeovers, strict=True)):
+    for index, (node, slot) in enumerate(zip(graph.nodes, reuses, strict=True)):
         if slot == -1:
             continue
         if not 0 <= slot < len(node.inplace):
-            refuse(Verdict.TAKEOVER_NOT_LISTED, f"{Place(index, node)} lists {len(node.inplace)}, got index {slot}")
-        _check_takeover(index, node, node.inplace[slot][0], uses)
+            refuse(Verdict.REUSE_NOT_LISTED, f"{Place(index, node)} lists {len(node.inplace)}, got index {slot}")
+        _check_reuse(index, node, node.inplace[slot][0], uses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +53,24 @@ class _Uses:
         return cls(step, last, maker, owned, frozenset(value.storage for value in graph.outputs))
 
 
-def _check_takeover(index: int, node: Node, taken: Value, uses: _Uses) -> None:
+def _check_reuse(index: int, node: Node, taken: Value, uses: _Uses) -> None:
     """One node that works in the memory of one of its inputs."""
     result, storage = node.outputs[0] if node.outputs else None, taken.storage
     where = f"{Place(index, node)} takes over {taken.name}"
     if result is None or uses.maker.get(result.storage) is not node:
-        refuse(Verdict.TAKEOVER_FOR_NOTHING, where)
+        refuse(Verdict.REUSE_FOR_NOTHING, where)
     if storage in uses.owned:
-        refuse(Verdict.TAKEOVER_OWNED, where)
+        refuse(Verdict.REUSE_OWNED, where)
     if storage in uses.kept:
-        refuse(Verdict.TAKEOVER_KEPT, where)
+        refuse(Verdict.REUSE_KEPT, where)
     if storage.nbytes != result.storage.nbytes or storage.device != result.storage.device:
         sizes = f"{storage.nbytes} bytes on {storage.device}, needs {result.storage.nbytes} on {result.storage.device}"
-        refuse(Verdict.TAKEOVER_UNFIT, f"{where}: {sizes}")
+        refuse(Verdict.REUSE_UNFIT, f"{where}: {sizes}")
     for other in node.inputs:
         if other.storage is storage and _layout(other) != _layout(taken):
-            refuse(Verdict.TAKEOVER_ALIASED, f"{where} and reads {other.name}")
+            refuse(Verdict.REUSE_ALIASED, f"{where} and reads {other.name}")
     if uses.last[storage] > uses.step[node]:
-        refuse(Verdict.TAKEOVER_ALIVE, f"{where} at step {uses.step[node]}; last used at step {uses.last[storage]}")
+        refuse(Verdict.REUSE_ALIVE, f"{where} at step {uses.step[node]}; last used at step {uses.last[storage]}")
 
 
 def _layout(value: Value) -> tuple[object, ...]:

@@ -11,7 +11,7 @@ from lowtide.ir.graph import Node
 
 
 class Verdict(enum.Enum):
-    """What can be wrong with a graph, an order or takeovers. The members are the sentences that errors start with."""
+    """What can be wrong with a graph, an order or reuses. The members are the sentences that errors start with."""
 
     NODE_TWICE = "a node stands in the graph twice"
     DUPLICATE_NAME = "two values or two storages have the same name"
@@ -47,14 +47,14 @@ class Verdict(enum.Enum):
     ORDER_HAZARD = "the order runs a node while a storage is at another version than the one it reads"
     ORDER_CONTROL = "the order breaks a control edge"
 
-    TAKEOVER_COUNT = "there is not one takeover, or -1, for every node"
-    TAKEOVER_NOT_LISTED = "a node takes over an input that it does not list for that"
-    TAKEOVER_FOR_NOTHING = "a node takes over memory without making a storage for its first result"
-    TAKEOVER_OWNED = "a node takes over memory that the caller owns"
-    TAKEOVER_KEPT = "a node takes over memory that holds an output of the graph"
-    TAKEOVER_UNFIT = "a node takes over memory of another size or device"
-    TAKEOVER_ALIASED = "a node takes over memory that it also reads laid out in another way"
-    TAKEOVER_ALIVE = "a node takes over memory that is used after it"
+    REUSE_COUNT = "there is not one reuse, or -1, for every node"
+    REUSE_NOT_LISTED = "a node takes over an input that it does not list for that"
+    REUSE_FOR_NOTHING = "a node takes over memory without making a storage for its first result"
+    REUSE_OWNED = "a node takes over memory that the caller owns"
+    REUSE_KEPT = "a node takes over memory that holds an output of the graph"
+    REUSE_UNFIT = "a node takes over memory of another size or device"
+    REUSE_ALIASED = "a node takes over memory that it also reads laid out in another way"
+    REUSE_ALIVE = "a node takes over memory that is used after it"
 
 
 def refuse(verdict: Verdict, where: object) -> NoReturn:

@@ -11,7 +11,7 @@ from lowtide.base.extras import need_ortools
 from lowtide.errors import CheckError
 from lowtide.problems.order import OrderProblem
 from lowtide.reference.orders.common import Windows, better_order, first_order, windows
-from lowtide.reference.orders.model import Held, Takeover, Units, model_of, row
+from lowtide.reference.orders.model import Held, Reuse, Units, model_of, row
 from lowtide.schedule.base import Schedule, Status, scheduled
 
 _LIMIT_UNITS = 2**31  # of a peak: then sizes times lifetimes, which CP-SAT adds up in int64, stay far below its limit
@@ -68,7 +68,7 @@ class _Program:
         self.intervals: list[Any] = []
         self.demands: list[int] = []
         self.position = self._positions(problem, windows(problem, first.order))
-        self.start = {takeover.output: self._start(takeover) for takeover in self.model.takeovers}  # of outputs that may take over
+        self.start = {reuse.output: self._start(reuse) for reuse in self.model.reuses}  # of outputs that may take over
         for item in self.model.held:
             self._life(item)
         self._needs()
@@ -121,16 +121,16 @@ class _Program:
                 self.program.add(position[before] < position[node])
         return position
 
-    def _start(self, takeover: Takeover) -> Any:
+    def _start(self, reuse: Reuse) -> Any:
         """Where the interval of the node's output starts: one position later where the output takes over."""
-        node = takeover.node
-        if takeover.certain:
+        node = reuse.node
+        if reuse.certain:
             return self.position[node] + 1
         taken, start = self.program.new_bool_var(f"takes{node}"), self.program.new_int_var(0, self.n, f"start{node}")
-        literals = [self._all_before(others, node) for _, others in takeover.rivals]
+        literals = [self._all_before(others, node) for _, others in reuse.rivals]
         self.program.add_at_least_one([taken.negated(), *literals])
         self.program.add(start == self.position[node] + taken)
-        can_take = any(self._ran_before(others, node) for _, others in takeover.rivals)
+        can_take = any(self._ran_before(others, node) for _, others in reuse.rivals)
         self.program.add_hint(taken, can_take)
         self.program.add_hint(start, self.rank[node] + can_take)
         return start
@@ -166,10 +166,10 @@ class _Program:
         """What nodes need for themselves; of that, an output that nobody reads is not needed where it takes over."""
         held = {item.tensor for item in self.model.held}
         own_units = list(self.model.own_units)
-        for takeover in self.model.takeovers:
-            if takeover.output not in held:
-                own_units[takeover.node] -= takeover.units
-                self._interval(self.start[takeover.output], self.position[takeover.node] + 1, takeover.units)
+        for reuse in self.model.reuses:
+            if reuse.output not in held:
+                own_units[reuse.node] -= reuse.units
+                self._interval(self.start[reuse.output], self.position[reuse.node] + 1, reuse.units)
         for position, units in zip(self.position, own_units, strict=True):
             self._interval(position, position + 1, units)
 

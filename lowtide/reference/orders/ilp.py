@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from lowtide.base.extras import need_ortools
 from lowtide.problems.order import OrderProblem
 from lowtide.reference.orders.common import Windows, better_order, first_order, windows
-from lowtide.reference.orders.model import Held, Model, Takeover, Units, handovers, model_of
+from lowtide.reference.orders.model import Held, Model, Reuse, Units, handovers, model_of
 from lowtide.schedule.base import Schedule, Status, scheduled
 
 _LIMIT_UNITS = 2**19  # of a peak: a solver's tolerance of a millionth is then about half a unit
@@ -27,12 +27,12 @@ _SOLVERS = ("highs", "scip", "cp-sat")
 class TimeIndexed:
     """Binary variables say which node runs and which tensors are alive at each step; (1) to (6), and with `prune` (7) to (10).
 
-    The paper gives every operator one output that somebody reads, and knows neither takeovers nor control edges. Here, beyond it:
+    The paper gives every operator one output that somebody reads, and knows neither reuses nor control edges. Here, beyond it:
 
     - Tensors have variables of their own, so that nodes make any number of them. One that nobody reads or keeps is part of what its
       node needs beside inputs and outputs (the paper's ES); a kept one is alive at the last step; a donated one was before the first (5).
     - Predecessors that hand over no tensor hand over one of no bytes.
-    - A takeover is one more variable for each node and step: it is 0 unless the node runs and a candidate is not alive at the next step.
+    - A reuse is one more variable for each node and step: it is 0 unless the node runs and a candidate is not alive at the next step.
     - (6) is one constraint for each step, not one for each step and node: as one node runs at a time, the sum over nodes is tighter.
     - (10) is printed with the largest number of descendants of a consumer; the consumer that can run last has the smallest.
     - The peak is a whole number of units between the simple lower bound and the best heuristic's peak, whose order is the solver's hint.
@@ -80,32 +80,32 @@ class _Plan(NamedTuple):
     held: tuple[Held, ...]  # the model's, and those of no bytes that stand for predecessors
     node_steps: tuple[range, ...]  # [n]
     held_steps: tuple[range, ...]  # [held]
-    takeovers: tuple[Takeover, ...]  # those that depend on the order
+    reuses: tuple[Reuse, ...]  # those that depend on the order
 
     @property
     def variables(self) -> int:
         """How many variables the program has, the peak among them."""
-        spans = (*self.node_steps, *self.held_steps, *(self.node_steps[takeover.node] for takeover in self.takeovers))
+        spans = (*self.node_steps, *self.held_steps, *(self.node_steps[reuse.node] for reuse in self.reuses))
         return 1 + sum(map(len, spans))
 
     @property
     def variables_unpruned(self) -> int:
         """How many it has with all steps for all."""
-        return 1 + len(self.node_steps) * (len(self.node_steps) + len(self.held_steps) + len(self.takeovers))
+        return 1 + len(self.node_steps) * (len(self.node_steps) + len(self.held_steps) + len(self.reuses))
 
 
 def _plan(problem: OrderProblem, model: Model, when: Windows, prune: bool) -> _Plan:
     n, held = problem.node_count, (*model.held, *(Held(-1, 0, node, waiting, False) for node, waiting in handovers(problem)))
     first, last = when.first.tolist(), when.last.tolist()
-    takeovers = tuple(takeover for takeover in model.takeovers if not takeover.certain)
+    reuses = tuple(reuse for reuse in model.reuses if not reuse.certain)
     if not prune:
-        return _Plan(model, held, (range(n),) * n, (range(n),) * len(held), takeovers)
+        return _Plan(model, held, (range(n),) * n, (range(n),) * len(held), reuses)
     node_steps = tuple(range(first[node], last[node] + 1) for node in range(n))  # (7), (9)
     held_steps = tuple(
         range(first[item.producer] if item.producer >= 0 else 0, n if item.kept else 1 + max(last[reader] for reader in item.readers))
         for item in held
     )  # (8), (10)
-    return _Plan(model, held, node_steps, held_steps, takeovers)
+    return _Plan(model, held, node_steps, held_steps, reuses)
 
 
 class _Span(NamedTuple):
@@ -134,14 +134,14 @@ class _Program:
         self.n = len(plan.node_steps)
         self.runs = [self._span(steps) for steps in plan.node_steps]
         self.alive = [self._span(steps) for steps in plan.held_steps]
-        self.takes = [self._span(self.runs[takeover.node].steps) for takeover in plan.takeovers]
+        self.takes = [self._span(self.runs[reuse.node].steps) for reuse in plan.reuses]
         self.peak = self.program.add_integer_variable(lb=peak_range[0], ub=peak_range[1])
         self._one_at_a_time()
         for item, alive in zip(plan.held, self.alive, strict=True):
             self._life(item, alive)
         place = {item.tensor: index for index, item in enumerate(plan.held)}
-        for takeover, takes in zip(plan.takeovers, self.takes, strict=True):
-            self._takeover(self.runs[takeover.node], takes, [self.alive[place[tensor]] for tensor, _ in takeover.rivals])
+        for reuse, takes in zip(plan.reuses, self.takes, strict=True):
+            self._reuse(self.runs[reuse.node], takes, [self.alive[place[tensor]] for tensor, _ in reuse.rivals])
         self._footprint(plan)
         self.program.minimize(self.peak)
 
@@ -202,7 +202,7 @@ class _Program:
         if item.kept:
             alive.variables[-1].lower_bound = 1.0
 
-    def _takeover(self, runs: _Span, takes: _Span, candidates: Sequence[_Span]) -> None:
+    def _reuse(self, runs: _Span, takes: _Span, candidates: Sequence[_Span]) -> None:
         """Only where the node runs, and some candidate is not alive at the next step."""
         for (step, run), (_, take) in zip(runs.items(), takes.items(), strict=True):
             self._add([(take, 1), (run, -1)], -math.inf, 0)
@@ -212,9 +212,9 @@ class _Program:
     def _footprint(self, plan: _Plan) -> None:
         """(6)."""
         own_units = list(plan.model.own_units)
-        for takeover in plan.model.takeovers:
-            own_units[takeover.node] -= takeover.units * takeover.certain
-        sizes = [*own_units, *(item.units for item in plan.held), *(-takeover.units for takeover in plan.takeovers)]
+        for reuse in plan.model.reuses:
+            own_units[reuse.node] -= reuse.units * reuse.certain
+        sizes = [*own_units, *(item.units for item in plan.held), *(-reuse.units for reuse in plan.reuses)]
         for terms in self._by_step(zip((*self.runs, *self.alive, *self.takes), sizes, strict=True)):
             self._add([(self.peak, -1), *terms], -math.inf, 0)
 

@@ -58,7 +58,7 @@ class Held(NamedTuple):
     kept: bool
 
 
-class Takeover(NamedTuple):
+class Reuse(NamedTuple):
     """A node whose first output may be in the memory of a tensor that dies at it."""
 
     node: int
@@ -77,14 +77,14 @@ class Model(NamedTuple):
 
     held: tuple[Held, ...]
     own_units: tuple[int, ...]  # [n] what a node needs while it runs: its workspace, and what it makes that nobody reads or keeps
-    takeovers: tuple[Takeover, ...]
+    reuses: tuple[Reuse, ...]
 
 
 def model_of(problem: OrderProblem, units: Units) -> Model:
     """The model's numbers."""
     sizes = units.tensor_units
     unread = problem.sum_by_row(problem.outputs_of, np.where(problem.uses == 0, sizes, 0))
-    return Model(tuple(_held(problem, sizes)), tuple((units.workspace_units + unread).tolist()), tuple(_takeovers(problem, sizes)))
+    return Model(tuple(_held(problem, sizes)), tuple((units.workspace_units + unread).tolist()), tuple(_reuses(problem, sizes)))
 
 
 def row(rows: Rows, index: int) -> tuple[int, ...]:
@@ -108,10 +108,10 @@ def _held(problem: OrderProblem, sizes: Bytes) -> Iterator[Held]:
             yield Held(tensor, int(sizes[tensor]), producer, row(problem.readers, tensor), kept)
 
 
-def _takeovers(problem: OrderProblem, sizes: Bytes) -> Iterator[Takeover]:
+def _reuses(problem: OrderProblem, sizes: Bytes) -> Iterator[Reuse]:
     for node in np.flatnonzero(problem.take_output >= 0).tolist():
         output = int(problem.take_output[node])
         candidates = [tensor for tensor in row(problem.takes, node) if not problem.kept[tensor]]
         if candidates and sizes[output] > 0:
             rivals = tuple((tensor, tuple(reader for reader in row(problem.readers, tensor) if reader != node)) for tensor in candidates)
-            yield Takeover(node, output, int(sizes[output]), rivals)
+            yield Reuse(node, output, int(sizes[output]), rivals)

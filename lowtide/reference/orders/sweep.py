@@ -29,8 +29,8 @@ class Net(NamedTuple):
     reader_ids: Any
     take_ptr: Any
     take_ids: Any
-    take_bytes: Any  # [n] what a takeover saves
-    own_bytes: Any  # [n] what a node needs beside what is live, without a takeover
+    take_bytes: Any  # [n] what a reuse saves
+    own_bytes: Any  # [n] what a node needs beside what is live, without a reuse
     lasting_bytes: Any  # [n] of that, what outlives it
     tensor_bytes: Any
     kept: Any

@@ -34,7 +34,7 @@ class Net(NamedTuple):
     open_ids: Any
     take_ptr: Any  # [n + 1] tensors whose memory a node may take over
     take_ids: Any
-    take_bytes: Any  # [n] what a takeover saves
+    take_bytes: Any  # [n] what a reuse saves
     base_bytes: Any  # [n] what a node needs while it runs beside the tensors that it opens: its workspace and what nobody reads
     tensor_bytes: Any  # [m]
     pins: Any  # [m] pins that must run until the tensor is closed, the one that has always run among them
@@ -108,7 +108,7 @@ def _pins(problem: OrderProblem) -> Rows:
 
 
 def _takes(problem: OrderProblem) -> Rows:
-    """By node: the candidates for a takeover that may die at it."""
+    """By node: the candidates for a reuse that may die at it."""
     n = problem.node_count
     alive = ~problem.kept[problem.take_ids]
     nodes = np.repeat(np.arange(n), np.diff(problem.take_ptr))[alive]
