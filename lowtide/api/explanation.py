@@ -10,8 +10,8 @@ from lowtide.base.units import bytes_text, time_text
 from lowtide.ir.graph import Kind
 from lowtide.plan.alike import pattern
 from lowtide.plan.kinds import kind_text
-from lowtide.plan.snapshot import Moment
-from lowtide.plan.summary import moment_lines
+from lowtide.plan.snapshot import Snapshot
+from lowtide.plan.summary import snapshot_lines
 
 _MODULES = 6  # that are named
 
@@ -30,7 +30,7 @@ class Remedy:
 class Explanation:
     """The peak of a program as it stands, before any optimisation, and what would lower it. Nothing was run for it."""
 
-    peak: Moment  # of eager PyTorch; its tensors, largest first, are those that live then
+    peak: Snapshot  # of eager PyTorch; its tensors, largest first, are those that live then
     resident_bytes: int  # the caller's own, throughout
     time_us: float  # of the program as it stands
     remedies: tuple[Remedy, ...]  # from the cheapest to the leanest; micro-batches, which are another program, come last
@@ -99,7 +99,7 @@ class Explanation:
     def __str__(self) -> str:
         rows = [("what would help", "peak", "", "time", ""), *self.remedy_rows()]
         table = [f"{what:<34}{peak:>12}{share:>10}{time:>9}  {arguments}".rstrip() for what, peak, share, time, arguments in rows]
-        return "\n".join([self.headline, *moment_lines(self.peak), *self.part_lines(), "", *table, "", *self.foot_lines()])
+        return "\n".join([self.headline, *snapshot_lines(self.peak), *self.part_lines(), "", *table, "", *self.foot_lines()])
 
     @property
     def headline(self) -> str:

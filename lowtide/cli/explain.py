@@ -12,11 +12,11 @@ from rich.table import Table
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, prints_aside, refuse, write_json
 from lowtide.errors import LowtideError
 from lowtide.plan.alike import alike
-from lowtide.plan.summary import bytes_text, moment_line
+from lowtide.plan.summary import bytes_text, snapshot_line
 
 if TYPE_CHECKING:
     from lowtide.api.explanation import Explanation
-    from lowtide.plan.snapshot import Moment
+    from lowtide.plan.snapshot import Snapshot
 
 _TENSORS = 10  # lines of the table
 
@@ -62,7 +62,7 @@ def explain_command(
 def _show(told: Explanation) -> None:
     console = Console()
     console.print(told.headline, highlight=False, markup=False, soft_wrap=True)
-    console.print(moment_line(told.peak), highlight=False, markup=False, soft_wrap=True)
+    console.print(snapshot_line(told.peak), highlight=False, markup=False, soft_wrap=True)
     console.print(_tensors(told.peak))
     for line in told.part_lines():
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -76,7 +76,7 @@ def _show(told: Explanation) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _tensors(peak: Moment) -> Table:
+def _tensors(peak: Snapshot) -> Table:
     """What stands at the peak, the largest first, those of repeated blocks together."""
     table = Table("bytes", "what", "kind", "made by")
     groups = alike(peak.tensors, lambda tensor: tensor, lambda tensor, _: (tensor.kind, tensor.dtype, tensor.shape))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lowtide.cost.memory import Footprint, counted_storages, order_problem, resident_storages, simulate, storage_bytes
 from lowtide.ir.graph import Graph
-from lowtide.plan.snapshot import LiveTensor, Moment, looks
+from lowtide.plan.snapshot import LiveTensor, Snapshot, looks
 from lowtide.problems.order import Bytes, OrderProblem
 
 
@@ -27,12 +27,12 @@ class MemoryProfile:
         alive = [tensor for tensor in self.tensors if tensor.start <= step < tensor.end and tensor.nbytes]
         return tuple(sorted(alive, key=lambda tensor: (-tensor.nbytes, tensor.start)))
 
-    def moment(self, graph: Graph, order: Sequence[int]) -> Moment | None:
+    def snapshot(self, graph: Graph, order: Sequence[int]) -> Snapshot | None:
         """The first step at the peak, of the graph and order that this is the profile of; None where there are no steps."""
         if self.peak_step < 0:
             return None
         step = self.peak_step
-        return Moment.of(graph, step, graph.nodes[order[step]], self.workspace_bytes[step], self.at(step))
+        return Snapshot.of(graph, step, graph.nodes[order[step]], self.workspace_bytes[step], self.at(step))
 
 
 def memory_profile(
@@ -55,11 +55,11 @@ def profile_of(graph: Graph, problem: OrderProblem, order: Sequence[int], footpr
     )
 
 
-def peak_moment(
+def peak_snapshot(
     graph: Graph, order: Sequence[int], workspace_bytes: Sequence[int] | None = None, *, round_to: int = 1, eager: bool = False
-) -> Moment | None:
+) -> Snapshot | None:
     """The first step at the peak; None where there are no steps. Arguments and errors as for `memory_profile`."""
-    return memory_profile(graph, order, workspace_bytes, round_to=round_to, eager=eager).moment(graph, order)
+    return memory_profile(graph, order, workspace_bytes, round_to=round_to, eager=eager).snapshot(graph, order)
 
 
 def _live(graph: Graph, footprint: Footprint, round_to: int) -> list[LiveTensor]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lowtide.ir.graph import Graph
 from lowtide.plan.cost_report import Trade
-from lowtide.plan.snapshot import Moment
+from lowtide.plan.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Contents:
     solver: str  # with its settings
     provenance: Provenance
     trade: Trade | None = None  # where a limit was asked for
-    peak: Moment | None = None  # the first step at the peak; None where there are no steps, or nobody asked
+    peak: Snapshot | None = None  # the first step at the peak; None where there are no steps, or nobody asked
     granule_bytes: int = 1  # that the device's allocator rounds every request up to
     program: str = ""  # what it is for: `program_hash` of the captured program; "" where text cannot hold that
     measured_peak_bytes: int | None = None  # of a run of this plan, with what is resident; not saved, since it tells of a run

@@ -11,7 +11,7 @@
     ],
     "checksum": "2c26b46b68..."}
 
-Two more fields are there where the plan knows of them: "peak", the step at the peak and what is held then (`Moment`), and "trade" of a plan
+Two more fields are there where the plan knows of them: "peak", the step at the peak and what is held then (`Snapshot`), and "trade" of a plan
 under a limit (`Trade`). Their tensors are [storage, bytes, start, end]: what else is known of a storage is in the graph.
 
 "graph" holds the lines of `text.to_text`. "program" is the hash of the captured program that the plan is for, see `program_hash`: a plan is
@@ -38,10 +38,10 @@ from lowtide.ir.text.graph_text import parse, to_text
 from lowtide.plan.contents import Contents, Provenance
 from lowtide.plan.cost_report import Deal, Trade, trade_from
 from lowtide.plan.promises import untrue_promise
-from lowtide.plan.snapshot import Moment, moment_from
+from lowtide.plan.snapshot import Snapshot, snapshot_from
 from lowtide.plan.summary import summarize
 
-__all__ = ["Deal", "Moment", "Plan", "Provenance", "Trade"]
+__all__ = ["Deal", "Plan", "Provenance", "Snapshot", "Trade"]
 
 _FORMAT, _VERSION = "lowtide.plan", 3
 _TEXTS = ("program", "solver", "status")
@@ -182,11 +182,11 @@ def _trade(data: dict[str, Any], plan: Plan) -> Trade | None:
     return trade_from(data["trade"], plan.graph) if "trade" in data else None
 
 
-def _peak(data: dict[str, Any], plan: Plan) -> Moment | None:
+def _peak(data: dict[str, Any], plan: Plan) -> Snapshot | None:
     """What stands at the peak; its bytes must be the promise."""
     if "peak" not in data:
         return None
-    found = moment_from("plan: peak", data["peak"], plan.graph, plan.order)
+    found = snapshot_from("plan: peak", data["peak"], plan.graph, plan.order)
     if found.footprint_bytes != plan.peak_bytes:
         raise FormatError(f"plan: peak: expected tensors of {plan.peak_bytes} bytes, which is the promise, got {found.footprint_bytes}")
     return found

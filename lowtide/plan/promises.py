@@ -12,7 +12,7 @@ from itertools import accumulate
 from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.ir.operators.names import DROP, LOAD, STORE
 from lowtide.plan.contents import Contents
-from lowtide.plan.snapshot import Moment
+from lowtide.plan.snapshot import Snapshot
 
 
 def untrue_promise(plan: Contents) -> str:
@@ -37,10 +37,10 @@ def _untrue(plan: Contents, counted: _Counted) -> Iterator[str]:
     if plan.status != ("optimal" if bound == peak else "feasible"):
         yield f"expected 'status' to be optimal where 'lower_bound_bytes' meets 'peak_bytes', else feasible, got {plan.status!r}"
     if plan.peak is not None and footprints:
-        yield from _untrue_moment(plan.peak, footprints, counted)
+        yield from _untrue_snapshot(plan.peak, footprints, counted)
 
 
-def _untrue_moment(peak: Moment, footprints: Sequence[int], counted: _Counted) -> Iterator[str]:
+def _untrue_snapshot(peak: Snapshot, footprints: Sequence[int], counted: _Counted) -> Iterator[str]:
     step = footprints.index(max(footprints))
     if peak.step != step:
         yield f"peak: expected step {step}, the first at the peak, got {peak.step}"

@@ -102,7 +102,7 @@ class LiveTensor:
 
 
 @dataclass(frozen=True)
-class Moment:
+class Snapshot:
     """One step of a program in some order: what runs, and what memory holds. The tensors' bytes and the workspace are the footprint."""
 
     step: int
@@ -115,7 +115,7 @@ class Moment:
     tensors: tuple[LiveTensor, ...]  # all that have bytes, the largest first
 
     @classmethod
-    def of(cls, graph: Graph, step: int, node: Node, workspace_bytes: int, tensors: tuple[LiveTensor, ...]) -> Moment:
+    def of(cls, graph: Graph, step: int, node: Node, workspace_bytes: int, tensors: tuple[LiveTensor, ...]) -> Snapshot:
         """The step at which `node` runs."""
         footprint_bytes = workspace_bytes + sum(tensor.nbytes for tensor in tensors)
         return cls(step, len(graph.nodes), node.op, node.source, phase_of(node), footprint_bytes, workspace_bytes, tensors)
@@ -141,8 +141,8 @@ def _summed(pairs: Iterator[tuple[Any, int]]) -> dict[Any, int]:
     return dict(total.most_common())
 
 
-def moment_from(where: str, item: Any, graph: Graph, order: Sequence[int]) -> Moment:
-    """The moment that `Moment.rows` wrote, of this graph in this order. Raises FormatError for what cannot be one."""
+def snapshot_from(where: str, item: Any, graph: Graph, order: Sequence[int]) -> Snapshot:
+    """The snapshot that `Snapshot.rows` wrote, of this graph in this order. Raises FormatError for what cannot be one."""
     fields.check_fields(where, item, {"step", "workspace_bytes", "tensors"})
     step, workspace_bytes, rows = fields.integer(where, item, "step"), fields.integer(where, item, "workspace_bytes"), item.get("tensors")
     if not 0 <= step < len(order):
@@ -153,7 +153,7 @@ def moment_from(where: str, item: Any, graph: Graph, order: Sequence[int]) -> Mo
     tensors = tuple(tensor_from(where, row, known, len(order)) for row in rows)
     if not all(tensor.start <= step < tensor.end for tensor in tensors):
         fields.refuse(where, "tensors", f"tensors that live at step {step}", rows)
-    return Moment.of(graph, step, graph.nodes[order[step]], workspace_bytes, tensors)
+    return Snapshot.of(graph, step, graph.nodes[order[step]], workspace_bytes, tensors)
 
 
 def tensor_from(where: str, row: Any, known: Mapping[str, Look], steps: int) -> LiveTensor:

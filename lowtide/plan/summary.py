@@ -8,10 +8,10 @@ from lowtide.base.units import bytes_text, op_text, time_text
 from lowtide.plan.alike import Alike, alike
 from lowtide.plan.contents import Contents
 from lowtide.plan.cost_report import Deal, Trade
-from lowtide.plan.snapshot import LiveTensor, Moment
+from lowtide.plan.snapshot import LiveTensor, Snapshot
 from lowtide.plan.where import place_text
 
-__all__ = ["bytes_text", "deal_lines", "moment_line", "moment_lines", "summarize"]
+__all__ = ["bytes_text", "deal_lines", "snapshot_line", "snapshot_lines", "summarize"]
 
 _TENSORS, _DEALS = 5, 7  # lines of each
 _TOLD = 1e-3  # share of the time from which on a rest is told
@@ -31,28 +31,28 @@ def summarize(plan: Contents) -> str:
     table = [f"{label:<28}{eager:>12}{own:>14}  {note}".rstrip() for label, eager, own, note in rows]
     table.append(f"{_deeds(plan)}; found by {plan.solver}")
     if plan.peak is not None:
-        table += moment_lines(plan.peak, again=plan.trade is not None and bool(plan.trade.deals))
+        table += snapshot_lines(plan.peak, again=plan.trade is not None and bool(plan.trade.deals))
     if plan.trade is not None:
         table += deal_lines(plan.trade, plan.provenance.device)
         table += [f"the search was ended early ({plan.trade.stopped}): with more time it may find better"] if plan.trade.stopped else []
     return "\n".join(table)
 
 
-def moment_lines(moment: Moment, most: int = _TENSORS, again: bool = False) -> list[str]:
+def snapshot_lines(snapshot: Snapshot, most: int = _TENSORS, again: bool = False) -> list[str]:
     """What stands at a step: the operator, then the largest tensors, those of repeated blocks together."""
-    lines = [moment_line(moment, again)]
-    groups = alike(moment.tensors, lambda tensor: tensor, lambda tensor, _: (tensor.kind, tensor.dtype, tensor.shape))
+    lines = [snapshot_line(snapshot, again)]
+    groups = alike(snapshot.tensors, lambda tensor: tensor, lambda tensor, _: (tensor.kind, tensor.dtype, tensor.shape))
     lines += [_tensor_line(group) for group in groups[:most]]
-    if moment.workspace_bytes:
-        lines.append(f"{bytes_text(moment.workspace_bytes):>14}  workspace of {op_text(moment.op)}")
+    if snapshot.workspace_bytes:
+        lines.append(f"{bytes_text(snapshot.workspace_bytes):>14}  workspace of {op_text(snapshot.op)}")
     rest = [tensor for group in groups[most:] for tensor in group.members]
     return [*lines, _rest_line(len(rest), sum(tensor.nbytes for tensor in rest))] if rest else lines
 
 
-def moment_line(moment: Moment, again: bool = False) -> str:
+def snapshot_line(snapshot: Snapshot, again: bool = False) -> str:
     """The step and its operator. `again`: those of the forward pass may run later, too, so that being one does not tell when."""
-    where, phase = place_text(moment.source), "" if again and moment.phase == "forward" else f", {moment.phase}"
-    return f"peak at step {moment.step} of {moment.steps}{phase}: {op_text(moment.op)}{f' of {where}' if where else ''}"
+    where, phase = place_text(snapshot.source), "" if again and snapshot.phase == "forward" else f", {snapshot.phase}"
+    return f"peak at step {snapshot.step} of {snapshot.steps}{phase}: {op_text(snapshot.op)}{f' of {where}' if where else ''}"
 
 
 def deal_lines(trade: Trade, device: str = "", most: int = _DEALS) -> list[str]:

@@ -14,7 +14,7 @@ from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.peak import profile_of
 from lowtide.ir.graph import Graph, Value
 from lowtide.plan.plan import program_hash
-from lowtide.plan.snapshot import Moment
+from lowtide.plan.snapshot import Snapshot
 from lowtide.problems.order import Ints, OrderProblem
 from lowtide.remat.offload import offloadable_storages
 from lowtide.remat.problem import RematProblem
@@ -32,7 +32,7 @@ class Eager(NamedTuple):
     """The program as it stands."""
 
     peak_bytes: int
-    peak: Moment | None  # None where it has no steps
+    peak: Snapshot | None  # None where it has no steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ class Candidate:
             graph, order = dataclasses.replace(self.graph, outputs=(*self.graph.outputs, *self.held_by_eager)), range(len(self.graph.nodes))
             problem = order_problem(graph, self.workspace_bytes, round_to=granule_bytes, eager=True)
             profile = profile_of(graph, problem, order, simulate(problem, order), round_to=granule_bytes)
-            return Eager(profile.peak_bytes, profile.moment(graph, order))
+            return Eager(profile.peak_bytes, profile.snapshot(graph, order))
 
         return self._once(("eager", granule_bytes), played)
 

@@ -35,7 +35,7 @@ def ordered(candidates: Sequence[Candidate], request: Request) -> Plan:
         status=found.status.name.lower(),
         solver=found.solver,
         provenance=request.provenance,
-        peak=profile_of(best.graph, problem, order, footprint, round_to=granule_bytes).moment(best.graph, order),
+        peak=profile_of(best.graph, problem, order, footprint, round_to=granule_bytes).snapshot(best.graph, order),
         granule_bytes=granule_bytes,
         program=captured.program(request.provenance.torch, granule_bytes),
     )

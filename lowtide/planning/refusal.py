@@ -9,8 +9,8 @@ from lowtide.errors import BudgetError
 from lowtide.ir.graph import Kind
 from lowtide.plan.kinds import kinds_text
 from lowtide.plan.plan import Plan, Trade
-from lowtide.plan.snapshot import Moment
-from lowtide.plan.summary import moment_lines
+from lowtide.plan.snapshot import Snapshot
+from lowtide.plan.summary import snapshot_lines
 
 _NAMED = 4  # lines of tensors
 _OFFERED = 3  # points of the frontier
@@ -24,19 +24,19 @@ def refusal(leanest: Plan, memory_bytes: int) -> BudgetError:
         f"memory: expected at least {leanest.peak_bytes} bytes ({bytes_text(leanest.peak_bytes)}), the smallest peak that was found, "
         f"{_share(leanest.peak_bytes, leanest.eager_peak_bytes)}; got {memory_bytes} bytes ({bytes_text(memory_bytes)})",
         f"resident throughout: {bytes_text(leanest.resident_bytes)}: {kinds_text(_own(leanest.peak))}",
-        *moment_lines(_made(leanest.peak), most=_NAMED),
+        *snapshot_lines(_made(leanest.peak), most=_NAMED),
         f"what would help: {_offers(leanest.trade)}; or a smaller batch{_accumulate(leanest)}",
     ]
     return BudgetError("\n".join(lines), smallest_peak_bytes=leanest.peak_bytes)
 
 
-def _own(peak: Moment) -> dict[Kind, int]:
+def _own(peak: Snapshot) -> dict[Kind, int]:
     """Bytes of the caller's by kind, which no plan can let go of."""
     return {kind: nbytes for kind, nbytes in peak.by_kind.items() if kind.caller_owned}
 
 
-def _made(peak: Moment) -> Moment:
-    """The moment with what the step itself makes; with all where that is nothing."""
+def _made(peak: Snapshot) -> Snapshot:
+    """The snapshot with what the step itself makes; with all where that is nothing."""
     made = tuple(tensor for tensor in peak.tensors if not tensor.kind.caller_owned)
     return replace(peak, tensors=made or peak.tensors)
 

@@ -112,7 +112,7 @@ class Searched:
             peak_bytes=int(footprint.peak_bytes),
             lower_bound_bytes=min(bound_bytes, int(footprint.peak_bytes)),
             status="optimal" if bound_bytes >= footprint.peak_bytes else "feasible",
-            peak=profile_of(done.graph, problem, order, footprint, round_to=self.granule_bytes).moment(done.graph, order),
+            peak=profile_of(done.graph, problem, order, footprint, round_to=self.granule_bytes).snapshot(done.graph, order),
             trade=Trade(
                 runs=tuple(point.sequence.tolist()),
                 time_us=point.time_us,

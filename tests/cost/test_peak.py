@@ -1,6 +1,6 @@
 import pytest
 
-from lowtide.cost.peak import memory_profile, peak_moment
+from lowtide.cost.peak import memory_profile, peak_snapshot
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
 from lowtide.plan.snapshot import LiveTensor, phase_of
 from tests.graphs import view, write
@@ -26,19 +26,19 @@ def graph() -> Graph:
     )
 
 
-def test_the_moment_of_the_peak(graph: Graph) -> None:
-    moment = peak_moment(graph, (0, 1, 2), (6, 0, 0))
-    assert (moment.step, moment.steps, moment.op, moment.phase) == (0, 3, "aten.mm.default", "forward")
-    assert moment.source == Source("net.py", 12, "layer1.0")
-    assert (moment.footprint_bytes, moment.workspace_bytes) == (9 + 8 + 5 + 6, 6)
-    assert moment.tensors == (
+def test_the_snapshot_of_the_peak(graph: Graph) -> None:
+    snapshot = peak_snapshot(graph, (0, 1, 2), (6, 0, 0))
+    assert (snapshot.step, snapshot.steps, snapshot.op, snapshot.phase) == (0, 3, "aten.mm.default", "forward")
+    assert snapshot.source == Source("net.py", 12, "layer1.0")
+    assert (snapshot.footprint_bytes, snapshot.workspace_bytes) == (9 + 8 + 5 + 6, 6)
+    assert snapshot.tensors == (
         LiveTensor("x", 9, Kind.INPUT, "uint8", (9,), "", None, 0, 3),
         LiveTensor("a", 8, Kind.ACTIVATION, "uint8", (8,), "aten.mm.default", Source("net.py", 12, "layer1.0"), 0, 1),
         LiveTensor("w", 5, Kind.PARAMETER, "uint8", (5,), "", None, 0, 3),
     )
-    assert moment.by_kind == {Kind.INPUT: 9, Kind.ACTIVATION: 8, Kind.PARAMETER: 5}
-    assert moment.by_module(Kind.ACTIVATION) == {"layer1.0": 8}
-    assert moment.by_module(Kind.GRADIENT) == {}
+    assert snapshot.by_kind == {Kind.INPUT: 9, Kind.ACTIVATION: 8, Kind.PARAMETER: 5}
+    assert snapshot.by_module(Kind.ACTIVATION) == {"layer1.0": 8}
+    assert snapshot.by_module(Kind.GRADIENT) == {}
 
 
 @pytest.mark.parametrize(("kind", "phase"), [(Kind.ACTIVATION, "forward"), (Kind.GRADIENT, "backward"), (Kind.TEMPORARY, "optimizer")])
@@ -66,5 +66,5 @@ def test_what_lives_adds_up_to_the_footprint(graph: Graph, eager: bool, round_to
 
 def test_a_profile_of_no_steps_has_nothing_at_its_peak() -> None:
     profile = memory_profile(Graph((), (), ()), ())
-    assert peak_moment(Graph((), (), ()), ()) is None
+    assert peak_snapshot(Graph((), (), ()), ()) is None
     assert (profile.peak_bytes, profile.peak_step, profile.at(profile.peak_step)) == (0, -1, ())

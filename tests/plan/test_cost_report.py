@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from lowtide.base.units import op_text, time_text
-from lowtide.cost.peak import peak_moment
+from lowtide.cost.peak import peak_snapshot
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
 from lowtide.plan.alike import alike, pattern
 from lowtide.plan.cost_report import Deal, Trade
 from lowtide.plan.plan import Plan, Provenance
-from lowtide.plan.snapshot import LiveTensor, Moment, looks_by_name
-from lowtide.plan.summary import deal_lines, moment_lines
+from lowtide.plan.snapshot import LiveTensor, Snapshot, looks_by_name
+from lowtide.plan.summary import deal_lines, snapshot_lines
 from lowtide.plan.where import place_text
 
 BLOCKS = 20
@@ -47,7 +47,7 @@ STEP = STEPS - 3
 TENSORS = tuple(LiveTensor.of(LOOKS[f"relu_{block}"], 4096, 2 * block + 1, STEPS) for block in range(BLOCKS - 2)) + tuple(
     LiveTensor.of(LOOKS[f"blocks_{block}_weight"], 1024, 0, STEPS) for block in range(BLOCKS)
 )
-PEAK = Moment.of(GRAPH, STEP, GRAPH.nodes[STEP], 100, TENSORS)
+PEAK = Snapshot.of(GRAPH, STEP, GRAPH.nodes[STEP], 100, TENSORS)
 DEALS = tuple(
     Deal(LiveTensor.of(LOOKS[f"mm_{block}"], 4096, 2 * block, STEPS), ((2 * block + 1, STEPS),), block < 15, 2, 1500.0, 0.0, 0.0)
     for block in range(BLOCKS)
@@ -61,7 +61,7 @@ PLAN = Plan(
 WORKSPACES = tuple(100 * (step == STEP) for step in range(STEPS))
 KEPT = replace(  # with promises that it keeps
     PLAN, workspace_bytes=WORKSPACES, peak_bytes=PLAN.resident_bytes + 2 * 4096 + 100, lower_bound_bytes=PLAN.resident_bytes,
-    peak=peak_moment(GRAPH, range(STEPS), WORKSPACES),
+    peak=peak_snapshot(GRAPH, range(STEPS), WORKSPACES),
 )  # fmt: skip
 
 
@@ -158,7 +158,7 @@ def test_kinds_beyond_the_first_are_summed_up() -> None:
     lines = deal_lines(replace(TRADE, deals=tuple(deals)), most=4)
     assert len(lines) == 6
     assert lines[-1].strip() == "64.00 KiB  in 16 more: 32 run again, 24.00 ms"
-    assert moment_lines(PEAK, most=1)[-1].strip() == "20.00 KiB  in 20 more"
+    assert snapshot_lines(PEAK, most=1)[-1].strip() == "20.00 KiB  in 20 more"
 
 
 def test_swapping_tells_of_the_links() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.cost.memory import order_problem, simulate
-from lowtide.cost.peak import peak_moment
+from lowtide.cost.peak import peak_snapshot
 from lowtide.errors import CheckError, FormatError
 from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.ir.text.graph_text import to_text
@@ -155,7 +155,7 @@ def test_only_names_that_an_operator_can_have_are_read(name: str) -> None:
 
 
 WITH_PEAK = replace(
-    PLAN, peak=peak_moment(PLAN.graph, PLAN.order, PLAN.workspace_bytes), trade=Trade((2, 0, 1, 0), 2.5, 2.0, 23, 1, ((19, 2.5),))
+    PLAN, peak=peak_snapshot(PLAN.graph, PLAN.order, PLAN.workspace_bytes), trade=Trade((2, 0, 1, 0), 2.5, 2.0, 23, 1, ((19, 2.5),))
 ).to_json()
 
 

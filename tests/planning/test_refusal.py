@@ -9,7 +9,7 @@ import pytest
 from lowtide.errors import BudgetError
 from lowtide.ir.graph import Graph, Kind, Source, Storage
 from lowtide.plan.plan import Plan, Provenance, Trade
-from lowtide.plan.snapshot import LiveTensor, Moment, looks_by_name
+from lowtide.plan.snapshot import LiveTensor, Snapshot, looks_by_name
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.impossible import needs_bytes
 from lowtide.planning.planner import plan
@@ -28,7 +28,7 @@ B = replace(compute("b", A.results[0]), outputs=(array(Storage("b", MIB, "cpu", 
 GRAPH = Graph((X,), (A, B), (B.results[0],))
 LOOKS = looks_by_name(GRAPH)
 TENSORS = (LiveTensor.of(LOOKS["a"], 4 * MIB, 0, 2), LiveTensor.of(LOOKS["x"], 2 * MIB, 0, 2))
-PEAK = Moment.of(GRAPH, 0, A, 0, TENSORS)
+PEAK = Snapshot.of(GRAPH, 0, A, 0, TENSORS)
 TRADE = Trade((0, 1), 150.0, 100.0, 9 * MIB, 3, ((6 * MIB, 150.0), (7 * MIB, 112.0), (9 * MIB, 100.0)))
 LEANEST = Plan(
     GRAPH, (0, 1), (-1, -1), (0, 0), 2 * MIB, 6 * MIB, 12 * MIB, 5, "feasible", "Auto()",
