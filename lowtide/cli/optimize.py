@@ -123,5 +123,5 @@ def _figures(step: Step, compared: Comparison | None) -> dict[str, Any]:
         figures["peak"] = asdict(plan.peak)
     if plan.trade is not None:
         figures |= {"time_us": plan.trade.time_us, "kept_us": plan.trade.kept_us, "recomputed": plan.trade.recomputed}
-        figures |= {"frontier": plan.trade.frontier, "deals": [asdict(deal) for deal in plan.trade.deals]}
+        figures |= {"frontier": plan.trade.frontier, "evictions": [asdict(eviction) for eviction in plan.trade.evictions]}
     return figures | ({} if compared is None else compared.figures())

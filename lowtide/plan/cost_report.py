@@ -16,7 +16,7 @@ _TIMES = ("run_us", "store_us", "load_us")
 
 
 @dataclass(frozen=True, slots=True)
-class Deal:
+class Eviction:
     """One tensor that is not kept all the while it is wanted: what letting go of it buys, and what its return costs."""
 
     tensor: LiveTensor  # as the plan's graph names its first copy; its life is from that copy's start to the last use of the last one
@@ -49,23 +49,25 @@ class Trade:
     kept_peak_bytes: int  # the least peak without recomputation
     recomputed: int  # runs that repeat a node
     frontier: tuple[tuple[int, float], ...]  # (peak_bytes, time_us) of all that was found and is best at something, leanest first
-    deals: tuple[Deal, ...] = ()  # every tensor that is let go of and comes back, the largest first
+    evictions: tuple[Eviction, ...] = ()  # every tensor that is let go of and comes back, the largest first
     stopped: str = ""  # what ended the search before its effort was spent: "max_seconds", "interrupted"; "" where nothing did
 
     def rows(self) -> dict[str, Any]:
         """What JSON keeps of it."""
-        entries = {name: getattr(self, name) for name in self.__slots__ if name not in ("deals", "stopped")}
-        return entries | {"deals": [deal.rows() for deal in self.deals]} | ({"stopped": self.stopped} if self.stopped else {})
+        entries = {name: getattr(self, name) for name in self.__slots__ if name not in ("evictions", "stopped")}
+        return (
+            entries | {"evictions": [eviction.rows() for eviction in self.evictions]} | ({"stopped": self.stopped} if self.stopped else {})
+        )
 
 
 def trade_from(item: Any, graph: Graph) -> Trade:
     """The trade that `Trade.rows` wrote, of this graph. Raises FormatError for what cannot be one."""
     fields.check_fields(_WHERE, item, set(Trade.__slots__))
-    frontier, deals = item.get("frontier"), item.get("deals")
+    frontier, evictions = item.get("frontier"), item.get("evictions")
     if not isinstance(frontier, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in frontier):
         fields.refuse(_WHERE, "frontier", "a list of pairs", frontier)
-    if not isinstance(deals, list):
-        fields.refuse(_WHERE, "deals", "a list", deals)
+    if not isinstance(evictions, list):
+        fields.refuse(_WHERE, "evictions", "a list", evictions)
     known, steps = looks_by_name(graph), len(graph.nodes)
     return Trade(
         runs=fields.integers(_WHERE, item, "runs"),
@@ -74,18 +76,18 @@ def trade_from(item: Any, graph: Graph) -> Trade:
         kept_peak_bytes=_count(_WHERE, item, "kept_peak_bytes"),
         recomputed=_count(_WHERE, item, "recomputed"),
         frontier=tuple((_count(_WHERE, {"bytes": peak}, "bytes"), _number(_WHERE, {"us": us}, "us")) for peak, us in frontier),
-        deals=tuple(_deal(f"{_WHERE}: deal {index}", deal, known, steps) for index, deal in enumerate(deals)),
+        evictions=tuple(_eviction(f"{_WHERE}: eviction {index}", eviction, known, steps) for index, eviction in enumerate(evictions)),
         stopped=fields.string(_WHERE, item, "stopped") if "stopped" in item else "",
     )
 
 
-def _deal(where: str, item: Any, known: Mapping[str, Look], steps: int) -> Deal:
+def _eviction(where: str, item: Any, known: Mapping[str, Look], steps: int) -> Eviction:
     fields.check_fields(where, item, {"tensor", "away", "at_peak", "runs", *_TIMES})
     tensor, away = tensor_from(where, item.get("tensor"), known, steps), fields.pairs(where, item, "away")
     borders = [tensor.start, *(step for span in away for step in span), tensor.end]
     if borders != sorted(borders) or any(start == end for start, end in away):
         fields.refuse(where, "away", "spans of steps within the tensor's life, one after another", item.get("away"))
-    return Deal(
+    return Eviction(
         tensor, away, fields.boolean(where, item, "at_peak"), _count(where, item, "runs"), *(_number(where, item, name) for name in _TIMES)
     )
 

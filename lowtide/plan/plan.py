@@ -36,12 +36,12 @@ from lowtide.ir.graph import Graph
 from lowtide.ir.operators.nodes import check_operators
 from lowtide.ir.text.graph_text import parse, to_text
 from lowtide.plan.contents import Contents, Provenance
-from lowtide.plan.cost_report import Deal, Trade, trade_from
+from lowtide.plan.cost_report import Eviction, Trade, trade_from
 from lowtide.plan.promises import untrue_promise
 from lowtide.plan.snapshot import Snapshot, snapshot_from
 from lowtide.plan.summary import summarize
 
-__all__ = ["Deal", "Plan", "Provenance", "Snapshot", "Trade"]
+__all__ = ["Eviction", "Plan", "Provenance", "Snapshot", "Trade"]
 
 _FORMAT, _VERSION = "lowtide.plan", 3
 _TEXTS = ("program", "solver", "status")

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from lowtide.base.units import bytes_text, op_text, time_text
 from lowtide.plan.alike import Alike, alike
 from lowtide.plan.contents import Contents
-from lowtide.plan.cost_report import Deal, Trade
+from lowtide.plan.cost_report import Eviction, Trade
 from lowtide.plan.snapshot import LiveTensor, Snapshot
 from lowtide.plan.where import place_text
 
-__all__ = ["bytes_text", "deal_lines", "snapshot_line", "snapshot_lines", "summarize"]
+__all__ = ["bytes_text", "eviction_lines", "snapshot_line", "snapshot_lines", "summarize"]
 
-_TENSORS, _DEALS = 5, 7  # lines of each
+_TENSORS, _EVICTIONS = 5, 7  # lines of each
 _TOLD = 1e-3  # share of the time from which on a rest is told
 
 
@@ -31,9 +31,9 @@ def summarize(plan: Contents) -> str:
     table = [f"{label:<28}{eager:>12}{own:>14}  {note}".rstrip() for label, eager, own, note in rows]
     table.append(f"{_deeds(plan)}; found by {plan.solver}")
     if plan.peak is not None:
-        table += snapshot_lines(plan.peak, again=plan.trade is not None and bool(plan.trade.deals))
+        table += snapshot_lines(plan.peak, again=plan.trade is not None and bool(plan.trade.evictions))
     if plan.trade is not None:
-        table += deal_lines(plan.trade, plan.provenance.device)
+        table += eviction_lines(plan.trade, plan.provenance.device)
         table += [f"the search was ended early ({plan.trade.stopped}): with more time it may find better"] if plan.trade.stopped else []
     return "\n".join(table)
 
@@ -55,16 +55,16 @@ def snapshot_line(snapshot: Snapshot, again: bool = False) -> str:
     return f"peak at step {snapshot.step} of {snapshot.steps}{phase}: {op_text(snapshot.op)}{f' of {where}' if where else ''}"
 
 
-def deal_lines(trade: Trade, device: str = "", most: int = _DEALS) -> list[str]:
+def eviction_lines(trade: Trade, device: str = "", most: int = _EVICTIONS) -> list[str]:
     """What was let go of, what that bought and cost, those of repeated blocks together."""
-    groups = alike(trade.deals, lambda deal: deal.tensor, lambda _, deal: deal.how)
+    groups = alike(trade.evictions, lambda eviction: eviction.tensor, lambda _, eviction: eviction.how)
     groups.sort(key=lambda group: (-_spared_bytes(group.members), -group.nbytes))
-    lines = [_deals_total(trade)] if trade.deals else []
-    lines += [_deal_line(group) for group in groups[:most]]
-    rest = [deal for group in groups[most:] for deal in group.members]
+    lines = [_evictions_total(trade)] if trade.evictions else []
+    lines += [_eviction_line(group) for group in groups[:most]]
+    rest = [eviction for group in groups[most:] for eviction in group.members]
     if rest:
-        lines.append(f"{_rest_line(len(rest), sum(deal.tensor.nbytes for deal in rest))}: {_costs(rest)}")
-    if device.startswith("cpu") and not any(deal.load_us for deal in trade.deals):
+        lines.append(f"{_rest_line(len(rest), sum(eviction.tensor.nbytes for eviction in rest))}: {_costs(rest)}")
+    if device.startswith("cpu") and not any(eviction.load_us for eviction in trade.evictions):
         lines.append(f"nothing is stored elsewhere: {device} has no host to swap to")
     return lines
 
@@ -77,36 +77,38 @@ def _rest_line(count: int, nbytes: int) -> str:
     return f"{bytes_text(nbytes):>14}  in {count} more"
 
 
-def _deals_total(trade: Trade) -> str:
-    nbytes, rest_us = sum(deal.tensor.nbytes for deal in trade.deals), trade.time_us - trade.kept_us
-    rest_us -= sum(deal.run_us for deal in trade.deals)
-    spared = f"{bytes_text(_spared_bytes(trade.deals))} of it at the step that would be the peak"
+def _evictions_total(trade: Trade) -> str:
+    nbytes, rest_us = sum(eviction.tensor.nbytes for eviction in trade.evictions), trade.time_us - trade.kept_us
+    rest_us -= sum(eviction.run_us for eviction in trade.evictions)
+    spared = f"{bytes_text(_spared_bytes(trade.evictions))} of it at the step that would be the peak"
     rest = f"; {time_text(rest_us)} more in waits for copies and in rewritten operators" if rest_us > _TOLD * trade.kept_us else ""
-    return f"let go of and had back: {bytes_text(nbytes)} in {len(trade.deals)} tensors, {spared}: {_costs(trade.deals)}{rest}"
+    return f"let go of and had back: {bytes_text(nbytes)} in {len(trade.evictions)} tensors, {spared}: {_costs(trade.evictions)}{rest}"
 
 
-def _deal_line(group: Alike[Deal]) -> str:
+def _eviction_line(group: Alike[Eviction]) -> str:
     return f"{bytes_text(group.nbytes):>14}  {group.looks}: {group.origin}; {_absence(group)}: {_costs(group.members)}"
 
 
-def _absence(group: Alike[Deal]) -> str:
+def _absence(group: Alike[Eviction]) -> str:
     """When it is away, and where that is not while the peak would be, how much is."""
-    steps = [step for deal in group.members for span in deal.away for step in span]
+    steps = [step for eviction in group.members for span in eviction.away for step in span]
     spared_bytes = _spared_bytes(group.members)
     but = f" ({bytes_text(spared_bytes) if spared_bytes else 'none'} of it at the peak)" if spared_bytes < group.nbytes else ""
     return f"away in steps {min(steps, default=0)} to {max(steps, default=0)}{but}"
 
 
-def _spared_bytes(deals: Sequence[Deal]) -> int:
-    return sum(deal.tensor.nbytes for deal in deals if deal.at_peak)
+def _spared_bytes(evictions: Sequence[Eviction]) -> int:
+    return sum(eviction.tensor.nbytes for eviction in evictions if eviction.at_peak)
 
 
-def _costs(deals: Sequence[Deal]) -> str:
+def _costs(evictions: Sequence[Eviction]) -> str:
     """What it takes to have them back."""
-    runs = sum(deal.runs for deal in deals)
-    stored = sum(1 for deal in deals if deal.load_us)
-    link = f"{time_text(sum(deal.store_us for deal in deals))} to the host and {time_text(sum(deal.load_us for deal in deals))} back"
-    parts = [f"{runs} run again, {time_text(sum(deal.run_us for deal in deals))}"] if runs or not stored else []
+    runs = sum(eviction.runs for eviction in evictions)
+    stored = sum(1 for eviction in evictions if eviction.load_us)
+    link = (
+        f"{time_text(sum(each.store_us for each in evictions))} to the host and {time_text(sum(each.load_us for each in evictions))} back"
+    )
+    parts = [f"{runs} run again, {time_text(sum(eviction.run_us for eviction in evictions))}"] if runs or not stored else []
     return ", ".join([*parts, *([f"{stored} stored, {link}"] if stored else [])])
 
 
@@ -126,7 +128,7 @@ def _gap(plan: Contents) -> str:
 
 
 def _slower(trade: Trade) -> str:
-    if not trade.deals:
+    if not trade.evictions:
         return "nothing computed again"
     return f"{trade.time_us / trade.kept_us - 1:+.1%}; by order alone the peak is {bytes_text(trade.kept_peak_bytes)}"
 
@@ -135,6 +137,6 @@ def _deeds(plan: Contents) -> str:
     moved = sum(1 for before, after in zip(plan.order, plan.order[1:], strict=False) if after < before)
     in_place = sum(1 for slot in plan.reuses if slot >= 0)
     again = f", {plan.trade.recomputed} computed again" if plan.trade is not None and plan.trade.recomputed else ""
-    stored = sum(1 for deal in plan.trade.deals if deal.load_us) if plan.trade is not None else 0
+    stored = sum(1 for eviction in plan.trade.evictions if eviction.load_us) if plan.trade is not None else 0
     swapped = f", {stored} swapped" if stored else ""
     return f"{len(plan.order)} operators, {moved} brought forward, {in_place} in the memory of an input{again}{swapped}"

@@ -15,7 +15,7 @@ from lowtide.planning.carried import carried
 from lowtide.planning.request import Budget, Request
 from lowtide.problems.order import Ints
 from lowtide.remat.cost import cost_of
-from lowtide.remat.explain import deals_of
+from lowtide.remat.explain import evictions_of
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.archive import Archive, Point
 from lowtide.remat.sweep.search import Sweep
@@ -120,7 +120,7 @@ class Searched:
                 kept_peak_bytes=kept.peak_bytes,
                 recomputed=len(done.recomputed),
                 frontier=tuple((each.peak_bytes, each.time_us) for each in self.archive.points),
-                deals=deals_of(self.problems[point.problem], point.sequence, candidate.graph, done.graph, footprint.reuses),
+                evictions=evictions_of(self.problems[point.problem], point.sequence, candidate.graph, done.graph, footprint.reuses),
                 stopped=self.stopped,
             ),
         )

@@ -1,7 +1,7 @@
 """What each tensor's absence buys and costs, read off a sequence.
 
     takes   a remat problem, a right sequence of it, the graph that they are of, what `remat.write_out` wrote, its reuses
-    leaves  a `Deal` for every tensor that is evicted while something still wants it
+    leaves  a `Eviction` for every tensor that is evicted while something still wants it
 
 A sequence decides no lifetimes and names no reasons: both follow. A copy that a repeated run makes is *wanted* where a run that is no
 repetition reads it, or a store does, or the program returns it; other copies are there for repetitions alone. The cost of a repeated run
@@ -20,7 +20,7 @@ import numpy as np
 
 from lowtide.ir.graph import Graph, Storage
 from lowtide.ir.operators.nodes import is_view
-from lowtide.plan.cost_report import Deal
+from lowtide.plan.cost_report import Eviction
 from lowtide.plan.snapshot import LiveTensor, looks
 from lowtide.problems.order import Ints, Rows
 from lowtide.remat.cost import cost_of
@@ -50,8 +50,8 @@ class _Cost:
     load_us: float = 0.0
 
 
-def deals_of(problem: RematProblem, sequence: Ints, graph: Graph, written: Graph, reuses: Ints) -> tuple[Deal, ...]:
-    """The deals of a right sequence over `graph`, the largest tensors first.
+def evictions_of(problem: RematProblem, sequence: Ints, graph: Graph, written: Graph, reuses: Ints) -> tuple[Eviction, ...]:
+    """The evictions of a right sequence over `graph`, the largest tensors first.
 
     `written` is the graph of it, in its order, and `reuses` says by node of that what it takes over, as `cost.memory.Footprint` does.
     """
@@ -61,7 +61,7 @@ def deals_of(problem: RematProblem, sequence: Ints, graph: Graph, written: Graph
     step_of.append(len(written.nodes))
     played.take(graph, storages, reuses[step_of[:-1]])
     peak_step = step_of[peak_place(problem, sequence)]
-    deals = []
+    evictions = []
     for tensor, copies in sorted(played.copies.items()):
         kept = _up_to_wanted(copies)
         life = [(step_of[copy.start] if copy.start >= 0 else 0, step_of[copy.last] + (not copy.taken)) for copy in kept]
@@ -71,8 +71,8 @@ def deals_of(problem: RematProblem, sequence: Ints, graph: Graph, written: Graph
             continue
         live = LiveTensor.of(known[storages[tensor]], int(problem.problem.tensor_bytes[tensor]), life[0][0], min(life[-1][1], step_of[-1]))
         at_peak = any(start <= peak_step < end for start, end in away)
-        deals.append(Deal(live, away, at_peak, cost.runs, cost.run_us, cost.store_us, cost.load_us))
-    return tuple(sorted(deals, key=lambda deal: (-deal.tensor.nbytes, deal.tensor.start)))
+        evictions.append(Eviction(live, away, at_peak, cost.runs, cost.run_us, cost.store_us, cost.load_us))
+    return tuple(sorted(evictions, key=lambda eviction: (-eviction.tensor.nbytes, eviction.tensor.start)))
 
 
 def peak_place(problem: RematProblem, sequence: Ints) -> int:

@@ -1,4 +1,4 @@
-"""What a plan says of itself on real programs: the peak's tensors add up to the promise, the deals to what was paid."""
+"""What a plan says of itself on real programs: the peak's tensors add up to the promise, the evictions to what was paid."""
 
 from __future__ import annotations
 
@@ -67,19 +67,19 @@ def test_the_peaks_tensors_add_up_to_the_promise(plan):
     assert plan.peak.op == plan.graph.nodes[plan.order[plan.peak.step]].op
 
 
-def test_what_the_deals_cost_is_no_more_than_what_the_plan_takes_more(plan):
+def test_what_the_evictions_cost_is_no_more_than_what_the_plan_takes_more(plan):
     """The rest are waits for copies, and what its graph takes longer than the fastest one."""
     trade = plan.trade
-    assert sum(deal.runs for deal in trade.deals) == trade.recomputed
-    assert sum(deal.run_us for deal in trade.deals) <= (trade.time_us - trade.kept_us) * (1 + 1e-9) + 1e-6
-    assert all(deal.away for deal in trade.deals)
+    assert sum(eviction.runs for eviction in trade.evictions) == trade.recomputed
+    assert sum(eviction.run_us for eviction in trade.evictions) <= (trade.time_us - trade.kept_us) * (1 + 1e-9) + 1e-6
+    assert all(eviction.away for eviction in trade.evictions)
 
 
 def test_what_was_bought_is_no_less_than_what_was_saved(plan):
     """Of the peak of the same order without recomputation, which is no lower than the least that was found."""
     trade = plan.trade
-    if trade.deals:
-        assert sum(deal.tensor.nbytes for deal in trade.deals if deal.at_peak) >= trade.kept_peak_bytes - plan.peak_bytes
+    if trade.evictions:
+        assert sum(eviction.tensor.nbytes for eviction in trade.evictions if eviction.at_peak) >= trade.kept_peak_bytes - plan.peak_bytes
     else:
         assert plan.peak_bytes == trade.kept_peak_bytes
 
@@ -96,14 +96,14 @@ def test_it_prints_in_few_lines(plan):
     text = str(plan)
     assert len(text.splitlines()) <= 25
     assert f"peak at step {plan.peak.step} of {len(plan.order)}" in text
-    assert ("run again" in text) == bool(plan.trade.deals)
+    assert ("run again" in text) == bool(plan.trade.evictions)
     assert ("no host to swap to" in text) == plan.provenance.device.startswith("cpu")
 
 
 def test_where_the_graph_is_the_same_costs_are_equal_to_the_last_digits():
     trade = _char_gpt(latency=1.3, progress=False, workspaces=False, search=SEARCH).plan.trade
     assert trade.recomputed > 0
-    assert sum(deal.run_us for deal in trade.deals) == pytest.approx(trade.time_us - trade.kept_us)
+    assert sum(eviction.run_us for eviction in trade.evictions) == pytest.approx(trade.time_us - trade.kept_us)
 
 
 def test_a_plan_without_a_limit_tells_of_its_peak_and_of_no_trade():
@@ -124,12 +124,12 @@ def test_a_saved_plan_still_tells(tmp_path):
 def test_what_was_swapped_tells_of_its_links_and_no_swapping_of_none():
     near = dataclasses.replace(preset("rtx3090"), name="near", to_host_bytes_per_s=1e11, from_host_bytes_per_s=1e11)
     swapped, kept = (_resnet(near, latency=1.05, swap=swap, progress=False, search=SEARCH).plan for swap in (True, False))
-    moved = [deal for deal in swapped.trade.deals if deal.load_us]
+    moved = [eviction for eviction in swapped.trade.evictions if eviction.load_us]
     assert moved
-    assert all(deal.store_us > 0 and deal.how.endswith("stored and loaded") for deal in moved)
+    assert all(eviction.store_us > 0 and eviction.how.endswith("stored and loaded") for eviction in moved)
     assert f"{len(moved)} swapped" in str(swapped)
     assert "to the host" in str(swapped)
-    assert not any(deal.load_us or deal.store_us for deal in kept.trade.deals)
+    assert not any(eviction.load_us or eviction.store_us for eviction in kept.trade.evictions)
     again = lowtide.Plan.from_json(swapped.to_json())
     assert again.trade == swapped.trade
 
@@ -145,12 +145,12 @@ def test_what_was_lent_is_told_of_like_everything_that_was_moved():
         ).plan
         for lend in (False, True)
     ]
-    kinds = [{deal.tensor.kind for deal in plan.trade.deals} for plan in plans]
+    kinds = [{eviction.tensor.kind for eviction in plan.trade.evictions} for plan in plans]
     assert not kinds[0] & {Kind.PARAMETER, Kind.STATE}
     assert kinds[1] & {Kind.PARAMETER, Kind.STATE}
     assert plans[1].peak_bytes < plans[0].peak_bytes
     assert plans[1].resident_bytes == plans[0].resident_bytes < plans[1].peak_bytes
-    moved = next(deal for deal in plans[1].trade.deals if deal.tensor.kind in (Kind.PARAMETER, Kind.STATE))
+    moved = next(eviction for eviction in plans[1].trade.evictions if eviction.tensor.kind in (Kind.PARAMETER, Kind.STATE))
     assert moved.how.endswith("stored and loaded")
 
 

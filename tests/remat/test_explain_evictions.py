@@ -1,4 +1,4 @@
-"""What a sequence's deals say, against the graph that it is written as and against the sum of its parts."""
+"""What a sequence's evictions say, against the graph that it is written as and against the sum of its parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lowtide.ir.graph import Graph, Kind, Node, Storage
 from lowtide.ir.operators.names import LOAD, STORE
 from lowtide.ir.operators.nodes import is_view
 from lowtide.remat.entries import Deed
-from lowtide.remat.explain import deals_of
+from lowtide.remat.explain import evictions_of
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.write_out import Rematerialised, rematerialise
 from tests.graphs import array, compute, graphs
@@ -34,10 +34,10 @@ def sequences(draw, away=0.3):
     return graph, RematProblem.of(graph, costs, swap=DEVICE), np.array(sequence, np.int32)
 
 
-def _deals(problem, sequence, graph):
-    """The deals of a sequence, written out in its order."""
+def _evictions(problem, sequence, graph):
+    """The evictions of a sequence, written out in its order."""
     written = rematerialise(graph, sequence.tolist()).graph
-    return deals_of(problem, sequence, graph, written, simulate(order_problem(written), range(len(written.nodes))).reuses)
+    return evictions_of(problem, sequence, graph, written, simulate(order_problem(written), range(len(written.nodes))).reuses)
 
 
 def _as_captured(graph: Graph) -> Graph:
@@ -55,15 +55,15 @@ def _as_captured(graph: Graph) -> Graph:
 @given(sequences())
 def test_each_repetition_and_each_copy_is_paid_for_once(made):
     _, problem, sequence = made
-    deals = _deals(problem, sequence, made[0])
+    evictions = _evictions(problem, sequence, made[0])
     entries = [problem.codes.read(entry) for entry in sequence.tolist()]
     nodes = [index for deed, index in entries if deed is Deed.RUN]
-    assert sum(deal.runs for deal in deals) == len(nodes) - len(set(nodes))
-    assert sum(deal.run_us for deal in deals) == sum(problem.cost_us[nodes]) - sum(problem.cost_us[list(set(nodes))])
+    assert sum(eviction.runs for eviction in evictions) == len(nodes) - len(set(nodes))
+    assert sum(eviction.run_us for eviction in evictions) == sum(problem.cost_us[nodes]) - sum(problem.cost_us[list(set(nodes))])
     loads = [problem.links.load_us[tensor] for deed, tensor in entries if deed is Deed.LOAD]
-    assert np.isclose(sum(deal.load_us for deal in deals), sum(loads))
+    assert np.isclose(sum(eviction.load_us for eviction in evictions), sum(loads))
     stored = {counted_storages(made[0])[tensor].name for deed, tensor in entries if deed is Deed.STORE}
-    assert {deal.tensor.name for deal in deals if deal.store_us} <= stored
+    assert {eviction.tensor.name for eviction in evictions if eviction.store_us} <= stored
 
 
 @settings(max_examples=100)
@@ -72,14 +72,14 @@ def test_no_copy_is_there_while_a_tensor_is_away_and_one_is_before_and_after(mad
     graph, problem, sequence = made
     done = rematerialise(graph, sequence.tolist())
     lives = _lives(graph, done)
-    for deal in _deals(problem, sequence, graph):
-        there = {step for start, end in lives[deal.tensor.name] for step in range(start, end)}
-        for start, end in deal.away:
+    for eviction in _evictions(problem, sequence, graph):
+        there = {step for start, end in lives[eviction.tensor.name] for step in range(start, end)}
+        for start, end in eviction.away:
             assert there.isdisjoint(range(start, end))
             assert end in there
-            assert start - 1 in there or deal.tensor.start == start
-        within = [step for step in range(deal.tensor.start, deal.tensor.end) if step not in there]
-        assert within == [step for start, end in deal.away for step in range(start, end)]
+            assert start - 1 in there or eviction.tensor.start == start
+        within = [step for step in range(eviction.tensor.start, eviction.tensor.end) if step not in there]
+        assert within == [step for start, end in eviction.away for step in range(start, end)]
 
 
 @settings(max_examples=100)
@@ -96,7 +96,7 @@ def test_what_is_away_at_the_peak_makes_up_for_what_is_saved_there(made):
     step = done.origins.index(node)  # its first run
     before = profile.footprint_bytes[kept.origins.index(node)]
     after = memory_profile(done.graph, range(len(done.graph.nodes))).footprint_bytes[step]
-    spared = sum(deal.tensor.nbytes for deal in _deals(problem, sequence, graph) if deal.at_peak)
+    spared = sum(eviction.tensor.nbytes for eviction in _evictions(problem, sequence, graph) if eviction.at_peak)
     assert after >= before - spared
 
 
@@ -134,13 +134,13 @@ def test_a_chain_run_again_is_paid_for_by_the_tensor_that_asked_for_it():
     graph = Graph((x,), (a, b, c, d, e), (e.results[0],))
     problem = RematProblem.of(graph, (10.0, 20.0, 30.0, 40.0, 50.0))
     sequence = np.array([0, 1, 2, 3, 0, 1, 4], np.int32)
-    (deal,) = _deals(problem, sequence, graph)
-    assert deal.tensor.name == "b"
-    assert (deal.runs, deal.run_us, deal.store_us, deal.load_us) == (2, 30.0, 0.0, 0.0)
-    assert deal.away == ((3, 5),)
-    assert (deal.tensor.start, deal.tensor.end) == (1, 7)
-    assert deal.at_peak  # d is made while b need not be there
-    assert deal.how == "computed again"
+    (eviction,) = _evictions(problem, sequence, graph)
+    assert eviction.tensor.name == "b"
+    assert (eviction.runs, eviction.run_us, eviction.store_us, eviction.load_us) == (2, 30.0, 0.0, 0.0)
+    assert eviction.away == ((3, 5),)
+    assert (eviction.tensor.start, eviction.tensor.end) == (1, 7)
+    assert eviction.at_peak  # d is made while b need not be there
+    assert eviction.how == "computed again"
 
 
 def test_a_swap_is_away_from_its_drop_to_its_load():
@@ -153,11 +153,11 @@ def test_a_swap_is_away_from_its_drop_to_its_load():
     problem = RematProblem.of(graph, (10.0,) * 4, swap=DEVICE)
     code = problem.codes
     sequence = np.array([0, code.store(0), 1, code.drop(0), 2, code.load(0), 3], np.int32)
-    (deal,) = _deals(problem, sequence, graph)
-    assert (deal.tensor.name, deal.away, deal.at_peak) == ("a", ((4, 5),), True)
-    assert (deal.runs, deal.run_us) == (0, 0.0)
-    assert (deal.store_us, deal.load_us) == (DEVICE.store_us(64), DEVICE.load_us(64))
-    assert deal.how == "stored and loaded"
+    (eviction,) = _evictions(problem, sequence, graph)
+    assert (eviction.tensor.name, eviction.away, eviction.at_peak) == ("a", ((4, 5),), True)
+    assert (eviction.runs, eviction.run_us) == (0, 0.0)
+    assert (eviction.store_us, eviction.load_us) == (DEVICE.store_us(64), DEVICE.load_us(64))
+    assert eviction.how == "stored and loaded"
 
 
 def test_the_larger_of_two_results_pays_and_both_come_back():
@@ -169,7 +169,7 @@ def test_the_larger_of_two_results_pays_and_both_come_back():
     last = compute("last", big, small, other.results[0])
     graph = Graph((x,), (two, use, other, last), (last.results[0],))
     sequence = np.array([0, 1, 2, 0, 3], np.int32)
-    first, second = _deals(RematProblem.of(graph, (7.0, 1.0, 1.0, 1.0)), sequence, graph)
+    first, second = _evictions(RematProblem.of(graph, (7.0, 1.0, 1.0, 1.0)), sequence, graph)
     assert (first.tensor.name, first.runs, first.run_us) == ("big", 1, 7.0)
     assert (second.tensor.name, second.runs, second.run_us) == ("small", 0, 0.0)
     assert first.away == second.away == ((2, 3),)
