@@ -121,7 +121,7 @@ def _serve(pipe: Any, model: str, threads: int, folder: str) -> None:
     start = time.perf_counter()
     plan = planned(latency=1.0)
     resident = plan.resident_bytes
-    ends = Ends(resident, plan.eager_peak_bytes - resident, plan.trade.frontier[0][0] - resident, time.perf_counter() - start)
+    ends = Ends(resident, plan.eager_peak_bytes - resident, plan.cost_report.frontier[0][0] - resident, time.perf_counter() - start)
     if resident > held_bytes(made):
         raise AssertionError(f"the plan holds {resident} bytes, the caller {held_bytes(made)}")
     pipe.send(ends)

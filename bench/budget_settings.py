@@ -100,14 +100,14 @@ def _of_lowtide(made: Workload, setting: Setting) -> Training:
     if not setting.plan:
         raise ValueError(f"no plan within {setting.limit_bytes} bytes")
     step = optimize(made.model, made.batch, loss=made.loss, optimizer=optimizer, progress=False, arena=arena, plan=setting.plan)
-    plan, trade = step.plan, step.plan.trade
-    assert trade is not None
+    plan, report = step.plan, step.plan.cost_report
+    assert report is not None
     told = {
         "limit_bytes": setting.limit_bytes,
         "promised_bytes": plan.peak_bytes - plan.resident_bytes,
-        "promised_ms": trade.time_us / 1e3,
-        "promised_ratio": trade.time_us / trade.kept_us,
-        "recomputed": trade.recomputed,
+        "promised_ms": report.time_us / 1e3,
+        "promised_ratio": report.time_us / report.order_us,
+        "recomputed": report.recomputed,
     }
     return Training(lambda: step(*made.batch), lambda: step.measure(*made.batch).peak_bytes, told)
 

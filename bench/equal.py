@@ -79,7 +79,7 @@ def row(
         "tensors": len(expected),
         "different": len(different),
         "first_different": different[0] if different else "",
-        "recomputed": plan.trade.recomputed if plan is not None and plan.trade is not None else 0,
+        "recomputed": plan.cost_report.recomputed if plan is not None and plan.cost_report is not None else 0,
         "peak_share": plan.peak_bytes / plan.eager_peak_bytes if plan is not None else None,
         "seconds": round(time.perf_counter() - start, 1),
     }

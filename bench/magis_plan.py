@@ -101,14 +101,14 @@ def plan(entry: Entry, batch_size: int, *, swap: bool = False, search: Timed | N
         made.model, made.batch, loss=made.loss, optimizer=plain_sgd(made.model), simulate=DEVICE, latency=1.1, search=search,
         swap=swap, progress=False,
     )  # fmt: skip
-    (planning_s, planning_cpu_s), trade = _since(clocks), step.plan.trade
-    assert trade is not None
+    (planning_s, planning_cpu_s), report = _since(clocks), step.plan.cost_report
+    assert report is not None
     return Found(
         eager_peak_bytes=step.plan.eager_peak_bytes,
-        kept_peak_bytes=trade.kept_peak_bytes,
+        kept_peak_bytes=report.order_peak_bytes,
         resident_bytes=step.plan.resident_bytes,
-        kept_us=trade.kept_us,
-        frontier=trade.frontier,
+        kept_us=report.order_us,
+        frontier=report.frontier,
         planning_s=planning_s,
         planning_cpu_s=planning_cpu_s,
         capture_s=step.seconds["capture"],

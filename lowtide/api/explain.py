@@ -20,7 +20,7 @@ from lowtide.capture.program import TrainingProgram, positional_and_keyword
 from lowtide.cost.device import Device
 from lowtide.cost.presets import preset
 from lowtide.errors import BatchError, BudgetError, CaptureError
-from lowtide.plan.plan import Trade
+from lowtide.plan.plan import CostReport
 from lowtide.planning.effort import sweeps_of
 from lowtide.planning.limits import Limit, Memory
 from lowtide.remat.sweep.search import Sweep
@@ -79,21 +79,21 @@ def explain(
     asked = Asked(Limit(latency=1.0), swap_state, solver or Auto(), sweeps_of(effort, search))
     maker = Maker(Capturing(model, program, place, stages), Machine(place, machine, False, swap, stages), asked, None, stages)
     captured, plan = maker.plan_of_most_steps(args, kwargs)
-    assert plan.trade is not None, "a limit was asked for"
+    assert plan.cost_report is not None, "a limit was asked for"
     peak = captured.eager(plan.granule_bytes).peak
     if peak is None:
         raise CaptureError("the program runs no operator on tensors: there is no peak to explain")
     memory_bytes = None if limit is None else limit.of_peak(peak.footprint_bytes)
-    within = None if memory_bytes is None else _within(plan.trade, memory_bytes, memory)
+    within = None if memory_bytes is None else _within(plan.cost_report, memory_bytes, memory)
     halved = _halved(maker, args, kwargs, memory_bytes if within is None else None)
     if within is None and halved is not None and memory_bytes is not None:
         within = halved if halved.peak_bytes <= memory_bytes else None
     return Explanation(
         peak=peak,
         resident_bytes=plan.resident_bytes,
-        time_us=plan.trade.kept_us,
-        remedies=tuple(_told(each, swap, swap_state) for each in (*_remedies(plan.trade), *([halved] if halved is not None else []))),
-        frontier=plan.trade.frontier,
+        time_us=plan.cost_report.order_us,
+        remedies=tuple(_told(each, swap, swap_state) for each in (*_remedies(plan.cost_report), *([halved] if halved is not None else []))),
+        frontier=plan.cost_report.frontier,
         memory_bytes=memory_bytes,
         within=None if within is None else _told(within, swap, swap_state),
         device=plan.provenance.device,
@@ -107,13 +107,13 @@ def _check_here(place: torch.device, machine: Device | None) -> None:
         raise ValueError(f"device: expected a device that is here, or the name of a machine in `simulate` ('h200'), got {place}")
 
 
-def _remedies(trade: Trade) -> list[Remedy]:
+def _remedies(report: CostReport) -> list[Remedy]:
     """From the cheapest to the leanest, each leaner than the one before."""
-    found = [_order_alone(trade)]
+    found = [_order_alone(report)]
     for share in _SLOWER:
-        point = next((peak, us) for peak, us in trade.frontier if us <= (1 + share) * trade.kept_us)
-        found.append(_letting_go(f"+{share:.0%} time at most", point, trade, f"latency={1 + share:g}"))
-    found.append(_letting_go("least found", trade.frontier[0], trade, f"memory={trade.frontier[0][0]}"))
+        point = next((peak, us) for peak, us in report.frontier if us <= (1 + share) * report.order_us)
+        found.append(_letting_go(f"+{share:.0%} time at most", point, report, f"latency={1 + share:g}"))
+    found.append(_letting_go("least found", report.frontier[0], report, f"memory={report.frontier[0][0]}"))
     return [each for place, each in enumerate(found) if place == 0 or each.peak_bytes < found[place - 1].peak_bytes]
 
 
@@ -124,21 +124,21 @@ def _told(remedy: Remedy, swap: bool, swap_state: bool) -> Remedy:
     return dataclasses.replace(remedy, arguments=remedy.arguments + more) if remedy.arguments else remedy
 
 
-def _letting_go(how_far: str, point: tuple[int, float], trade: Trade, arguments: str) -> Remedy:
-    return Remedy(f"letting go, {how_far}", point[0], point[1] / trade.kept_us - 1, arguments)
+def _letting_go(how_far: str, point: tuple[int, float], report: CostReport, arguments: str) -> Remedy:
+    return Remedy(f"letting go, {how_far}", point[0], point[1] / report.order_us - 1, arguments)
 
 
-def _order_alone(trade: Trade) -> Remedy:
-    us = min((us for peak, us in trade.frontier if peak <= trade.kept_peak_bytes), default=trade.kept_us)
-    return Remedy("order alone", trade.kept_peak_bytes, us / trade.kept_us - 1, "")
+def _order_alone(report: CostReport) -> Remedy:
+    us = min((us for peak, us in report.frontier if peak <= report.order_peak_bytes), default=report.order_us)
+    return Remedy("order alone", report.order_peak_bytes, us / report.order_us - 1, "")
 
 
-def _within(trade: Trade, memory_bytes: int, memory: int | str | None) -> Remedy | None:
+def _within(report: CostReport, memory_bytes: int, memory: int | str | None) -> Remedy | None:
     """The fastest way to so many bytes."""
-    if trade.kept_peak_bytes <= memory_bytes:
-        return _order_alone(trade)
-    fitting = [point for point in trade.frontier if point[0] <= memory_bytes]  # the last is the fastest
-    return _letting_go("as little as does", fitting[-1], trade, f"memory={memory!r}") if fitting else None
+    if report.order_peak_bytes <= memory_bytes:
+        return _order_alone(report)
+    fitting = [point for point in report.frontier if point[0] <= memory_bytes]  # the last is the fastest
+    return _letting_go("as little as does", fitting[-1], report, f"memory={memory!r}") if fitting else None
 
 
 def _halved(maker: Maker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_bytes: int | None) -> Remedy | None:

@@ -127,7 +127,7 @@ class Maker:
     @property
     def _is_limited(self) -> bool:
         """Whether there is something to keep to, so that times matter."""
-        return self.asked.limit.is_limit or (self.saved is not None and self.saved.trade is not None)
+        return self.asked.limit.is_limit or (self.saved is not None and self.saved.cost_report is not None)
 
     def _is_saved(self, captured: Captured) -> bool:
         """Whether the saved plan is of this program."""
@@ -186,7 +186,7 @@ class Maker:
 
 def _budget_of(saved: Plan) -> Budget:
     """What the programs beside that of a saved plan keep to: its peak, where it was made under a limit."""
-    return Budget() if saved.trade is None else Budget(saved.peak_bytes)
+    return Budget() if saved.cost_report is None else Budget(saved.peak_bytes)
 
 
 def _planner(programs: Sequence[Program]) -> Planner:

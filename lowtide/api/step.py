@@ -61,8 +61,8 @@ class Step:
 
         Empty where no limit was asked for.
         """
-        trade = self.plan.trade
-        return () if trade is None else trade.frontier
+        report = self.plan.cost_report
+        return () if report is None else report.frontier
 
     def at(self, memory: int | str | None = None, *, latency: float | None = None, effort: str | None = None) -> Step:
         """A step of the same program under another limit, or under none; this one stays as it is. Limits are those of `optimize`.

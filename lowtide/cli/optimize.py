@@ -121,7 +121,7 @@ def _figures(step: Step, compared: Comparison | None) -> dict[str, Any]:
     }
     if plan.peak is not None:
         figures["peak"] = asdict(plan.peak)
-    if plan.trade is not None:
-        figures |= {"time_us": plan.trade.time_us, "kept_us": plan.trade.kept_us, "recomputed": plan.trade.recomputed}
-        figures |= {"frontier": plan.trade.frontier, "evictions": [asdict(eviction) for eviction in plan.trade.evictions]}
+    if plan.cost_report is not None:
+        figures |= {"time_us": plan.cost_report.time_us, "order_us": plan.cost_report.order_us, "recomputed": plan.cost_report.recomputed}
+        figures |= {"frontier": plan.cost_report.frontier, "evictions": [asdict(eviction) for eviction in plan.cost_report.evictions]}
     return figures | ({} if compared is None else compared.figures())

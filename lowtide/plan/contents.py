@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lowtide.ir.graph import Graph
-from lowtide.plan.cost_report import Trade
+from lowtide.plan.cost_report import CostReport
 from lowtide.plan.snapshot import Snapshot
 
 
@@ -35,7 +35,7 @@ class Contents:
     status: str  # of the order: "optimal", "feasible"
     solver: str  # with its settings
     provenance: Provenance
-    trade: Trade | None = None  # where a limit was asked for
+    cost_report: CostReport | None = None  # where a limit was asked for
     peak: Snapshot | None = None  # the first step at the peak; None where there are no steps, or nobody asked
     granule_bytes: int = 1  # that the device's allocator rounds every request up to
     program: str = ""  # what it is for: `program_hash` of the captured program; "" where text cannot hold that

@@ -11,7 +11,7 @@ from lowtide.base import fields
 from lowtide.ir.graph import Graph
 from lowtide.plan.snapshot import LiveTensor, Look, looks_by_name, tensor_from
 
-_WHERE = "plan: trade"
+_WHERE = "plan: cost_report"
 _TIMES = ("run_us", "store_us", "load_us")
 
 
@@ -40,13 +40,13 @@ class Eviction:
 
 
 @dataclass(frozen=True, slots=True)
-class Trade:
+class CostReport:
     """What a plan under a limit of memory or time gives for what. Times are by the cost model, of one run of all operators."""
 
     runs: tuple[int, ...]  # the sequence over the graph without recomputation, see `remat.entries`
     time_us: float
-    kept_us: float  # the same without recomputation
-    kept_peak_bytes: int  # the least peak without recomputation
+    order_us: float  # the same without recomputation
+    order_peak_bytes: int  # the least peak without recomputation
     recomputed: int  # runs that repeat a node
     frontier: tuple[tuple[int, float], ...]  # (peak_bytes, time_us) of all that was found and is best at something, leanest first
     evictions: tuple[Eviction, ...] = ()  # every tensor that is let go of and comes back, the largest first
@@ -60,20 +60,20 @@ class Trade:
         )
 
 
-def trade_from(item: Any, graph: Graph) -> Trade:
-    """The trade that `Trade.rows` wrote, of this graph. Raises FormatError for what cannot be one."""
-    fields.check_fields(_WHERE, item, set(Trade.__slots__))
+def cost_report_from(item: Any, graph: Graph) -> CostReport:
+    """The cost report that `CostReport.rows` wrote, of this graph. Raises FormatError for what cannot be one."""
+    fields.check_fields(_WHERE, item, set(CostReport.__slots__))
     frontier, evictions = item.get("frontier"), item.get("evictions")
     if not isinstance(frontier, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in frontier):
         fields.refuse(_WHERE, "frontier", "a list of pairs", frontier)
     if not isinstance(evictions, list):
         fields.refuse(_WHERE, "evictions", "a list", evictions)
     known, steps = looks_by_name(graph), len(graph.nodes)
-    return Trade(
+    return CostReport(
         runs=fields.integers(_WHERE, item, "runs"),
         time_us=_number(_WHERE, item, "time_us"),
-        kept_us=_number(_WHERE, item, "kept_us"),
-        kept_peak_bytes=_count(_WHERE, item, "kept_peak_bytes"),
+        order_us=_number(_WHERE, item, "order_us"),
+        order_peak_bytes=_count(_WHERE, item, "order_peak_bytes"),
         recomputed=_count(_WHERE, item, "recomputed"),
         frontier=tuple((_count(_WHERE, {"bytes": peak}, "bytes"), _number(_WHERE, {"us": us}, "us")) for peak, us in frontier),
         evictions=tuple(_eviction(f"{_WHERE}: eviction {index}", eviction, known, steps) for index, eviction in enumerate(evictions)),

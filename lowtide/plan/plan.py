@@ -1,6 +1,6 @@
 """Plan: a graph, what was decided about it, what that promises, and how it came about. Saved as JSON, without any code in it.
 
-    {"format": "lowtide.plan", "version": 3,
+    {"format": "lowtide.plan", "version": 4,
     "program": "9f86d08188...", "solver": "Best()", "status": "optimal",
     "resident_bytes": 12, "peak_bytes": 36, "eager_peak_bytes": 48, "lower_bound_bytes": 36, "granule_bytes": 1,
     "provenance": {"lowtide": "0.1.0", "torch": "2.13.0", "device": "cpu", "python": "3.11.7", "threads": 2},
@@ -11,8 +11,9 @@
     ],
     "checksum": "2c26b46b68..."}
 
-Two more fields are there where the plan knows of them: "peak", the step at the peak and what is held then (`Snapshot`), and "trade" of a plan
-under a limit (`Trade`). Their tensors are [storage, bytes, start, end]: what else is known of a storage is in the graph.
+Two more fields are there where the plan knows of them: "peak", the step at the peak and what is held then (`Snapshot`), and
+"cost_report" of a plan under a limit (`CostReport`). Their tensors are [storage, bytes, start, end]: what else is known of a
+storage is in the graph.
 
 "graph" holds the lines of `text.to_text`. "program" is the hash of the captured program that the plan is for, see `program_hash`: a plan is
 used for no other. What graph and order come to is counted anew when a plan is read, and a promise that is not so is refused; the checksum
@@ -36,14 +37,14 @@ from lowtide.ir.graph import Graph
 from lowtide.ir.operators.nodes import check_operators
 from lowtide.ir.text.graph_text import parse, to_text
 from lowtide.plan.contents import Contents, Provenance
-from lowtide.plan.cost_report import Eviction, Trade, trade_from
+from lowtide.plan.cost_report import CostReport, Eviction, cost_report_from
 from lowtide.plan.promises import untrue_promise
 from lowtide.plan.snapshot import Snapshot, snapshot_from
 from lowtide.plan.summary import summarize
 
-__all__ = ["Eviction", "Plan", "Provenance", "Snapshot", "Trade"]
+__all__ = ["CostReport", "Eviction", "Plan", "Provenance", "Snapshot"]
 
-_FORMAT, _VERSION = "lowtide.plan", 3
+_FORMAT, _VERSION = "lowtide.plan", 4
 _TEXTS = ("program", "solver", "status")
 _PROMISES = ("resident_bytes", "peak_bytes", "eager_peak_bytes", "lower_bound_bytes", "granule_bytes")
 _SEAL = "checksum"
@@ -69,7 +70,7 @@ class Plan(Contents):
     def to_json(self) -> str:
         """The plan as JSON, one line a field and a node. Raises FormatError for a graph that text cannot hold."""
         entries = {"format": _FORMAT, "version": _VERSION} | {name: getattr(self, name) for name in (*_TEXTS, *_PROMISES)}
-        entries |= {name: told.rows() for name, told in (("peak", self.peak), ("trade", self.trade)) if told is not None}
+        entries |= {name: told.rows() for name, told in (("peak", self.peak), ("cost_report", self.cost_report)) if told is not None}
         entries |= {"provenance": asdict(self.provenance)} | {name: list(getattr(self, name)) for name in _PER_NODE}
         lines = [f'"{name}": {json.dumps(entry)}' for name, entry in entries.items()]
         graph = to_text(self.graph).splitlines()
@@ -105,7 +106,7 @@ class Plan(Contents):
         check_graph(plan.graph)
         check_order(plan.graph, plan.order)
         check_reuses(plan.graph, plan.order, plan.reuses)
-        plan = replace(plan, trade=_trade(data, plan), peak=_peak(data, plan))
+        plan = replace(plan, cost_report=_cost_report(data, plan), peak=_peak(data, plan))
         _check_true(plan, data)
         return plan
 
@@ -158,7 +159,7 @@ def _parsed(text: str) -> dict[str, Any]:
         raise FormatError(f'plan: expected a JSON object with "format": "{_FORMAT}"')
     if fields.integer("plan", data, "version") != _VERSION:
         raise FormatError(f"plan: expected version {_VERSION}, got {data['version']}: it is of another lowtide; make the plan again")
-    known = {"format", "version", "provenance", "graph", "trade", "peak", _SEAL}
+    known = {"format", "version", "provenance", "graph", "cost_report", "peak", _SEAL}
     fields.check_fields("plan", data, known | {*_TEXTS, *_PROMISES, *_PER_NODE})
     return data
 
@@ -178,8 +179,8 @@ def _provenance(data: dict[str, Any]) -> Provenance:
     return Provenance(lowtide, torch, device, python, fields.integer("plan: provenance", item, "threads"))
 
 
-def _trade(data: dict[str, Any], plan: Plan) -> Trade | None:
-    return trade_from(data["trade"], plan.graph) if "trade" in data else None
+def _cost_report(data: dict[str, Any], plan: Plan) -> CostReport | None:
+    return cost_report_from(data["cost_report"], plan.graph) if "cost_report" in data else None
 
 
 def _peak(data: dict[str, Any], plan: Plan) -> Snapshot | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lowtide.base.units import bytes_text, op_text, time_text
 from lowtide.plan.alike import Alike, alike
 from lowtide.plan.contents import Contents
-from lowtide.plan.cost_report import Eviction, Trade
+from lowtide.plan.cost_report import CostReport, Eviction
 from lowtide.plan.snapshot import LiveTensor, Snapshot
 from lowtide.plan.where import place_text
 
@@ -26,15 +26,19 @@ def summarize(plan: Contents) -> str:
         ("  of which the caller's own", bytes_text(plan.resident_bytes), bytes_text(plan.resident_bytes), ""),
         ("no order needs less than", "", bytes_text(plan.lower_bound_bytes), _gap(plan)),
     ]
-    if plan.trade is not None:
-        rows.append(("promised time", "", time_text(plan.trade.time_us), _slower(plan.trade)))
+    if plan.cost_report is not None:
+        rows.append(("promised time", "", time_text(plan.cost_report.time_us), _slower(plan.cost_report)))
     table = [f"{label:<28}{eager:>12}{own:>14}  {note}".rstrip() for label, eager, own, note in rows]
     table.append(f"{_deeds(plan)}; found by {plan.solver}")
     if plan.peak is not None:
-        table += snapshot_lines(plan.peak, again=plan.trade is not None and bool(plan.trade.evictions))
-    if plan.trade is not None:
-        table += eviction_lines(plan.trade, plan.provenance.device)
-        table += [f"the search was ended early ({plan.trade.stopped}): with more time it may find better"] if plan.trade.stopped else []
+        table += snapshot_lines(plan.peak, again=plan.cost_report is not None and bool(plan.cost_report.evictions))
+    if plan.cost_report is not None:
+        table += eviction_lines(plan.cost_report, plan.provenance.device)
+        table += (
+            [f"the search was ended early ({plan.cost_report.stopped}): with more time it may find better"]
+            if plan.cost_report.stopped
+            else []
+        )
     return "\n".join(table)
 
 
@@ -55,16 +59,16 @@ def snapshot_line(snapshot: Snapshot, again: bool = False) -> str:
     return f"peak at step {snapshot.step} of {snapshot.steps}{phase}: {op_text(snapshot.op)}{f' of {where}' if where else ''}"
 
 
-def eviction_lines(trade: Trade, device: str = "", most: int = _EVICTIONS) -> list[str]:
+def eviction_lines(report: CostReport, device: str = "", most: int = _EVICTIONS) -> list[str]:
     """What was let go of, what that bought and cost, those of repeated blocks together."""
-    groups = alike(trade.evictions, lambda eviction: eviction.tensor, lambda _, eviction: eviction.how)
+    groups = alike(report.evictions, lambda eviction: eviction.tensor, lambda _, eviction: eviction.how)
     groups.sort(key=lambda group: (-_spared_bytes(group.members), -group.nbytes))
-    lines = [_evictions_total(trade)] if trade.evictions else []
+    lines = [_evictions_total(report)] if report.evictions else []
     lines += [_eviction_line(group) for group in groups[:most]]
     rest = [eviction for group in groups[most:] for eviction in group.members]
     if rest:
         lines.append(f"{_rest_line(len(rest), sum(eviction.tensor.nbytes for eviction in rest))}: {_costs(rest)}")
-    if device.startswith("cpu") and not any(eviction.load_us for eviction in trade.evictions):
+    if device.startswith("cpu") and not any(eviction.load_us for eviction in report.evictions):
         lines.append(f"nothing is stored elsewhere: {device} has no host to swap to")
     return lines
 
@@ -77,12 +81,12 @@ def _rest_line(count: int, nbytes: int) -> str:
     return f"{bytes_text(nbytes):>14}  in {count} more"
 
 
-def _evictions_total(trade: Trade) -> str:
-    nbytes, rest_us = sum(eviction.tensor.nbytes for eviction in trade.evictions), trade.time_us - trade.kept_us
-    rest_us -= sum(eviction.run_us for eviction in trade.evictions)
-    spared = f"{bytes_text(_spared_bytes(trade.evictions))} of it at the step that would be the peak"
-    rest = f"; {time_text(rest_us)} more in waits for copies and in rewritten operators" if rest_us > _TOLD * trade.kept_us else ""
-    return f"let go of and had back: {bytes_text(nbytes)} in {len(trade.evictions)} tensors, {spared}: {_costs(trade.evictions)}{rest}"
+def _evictions_total(report: CostReport) -> str:
+    nbytes, rest_us = sum(eviction.tensor.nbytes for eviction in report.evictions), report.time_us - report.order_us
+    rest_us -= sum(eviction.run_us for eviction in report.evictions)
+    spared = f"{bytes_text(_spared_bytes(report.evictions))} of it at the step that would be the peak"
+    rest = f"; {time_text(rest_us)} more in waits for copies and in rewritten operators" if rest_us > _TOLD * report.order_us else ""
+    return f"let go of and had back: {bytes_text(nbytes)} in {len(report.evictions)} tensors, {spared}: {_costs(report.evictions)}{rest}"
 
 
 def _eviction_line(group: Alike[Eviction]) -> str:
@@ -127,16 +131,16 @@ def _gap(plan: Contents) -> str:
     return f"gap {bytes_text(gap_bytes)}, {gap_bytes / plan.peak_bytes:.1%}"
 
 
-def _slower(trade: Trade) -> str:
-    if not trade.evictions:
+def _slower(report: CostReport) -> str:
+    if not report.evictions:
         return "nothing computed again"
-    return f"{trade.time_us / trade.kept_us - 1:+.1%}; by order alone the peak is {bytes_text(trade.kept_peak_bytes)}"
+    return f"{report.time_us / report.order_us - 1:+.1%}; by order alone the peak is {bytes_text(report.order_peak_bytes)}"
 
 
 def _deeds(plan: Contents) -> str:
     moved = sum(1 for before, after in zip(plan.order, plan.order[1:], strict=False) if after < before)
     in_place = sum(1 for slot in plan.reuses if slot >= 0)
-    again = f", {plan.trade.recomputed} computed again" if plan.trade is not None and plan.trade.recomputed else ""
-    stored = sum(1 for eviction in plan.trade.evictions if eviction.load_us) if plan.trade is not None else 0
+    again = f", {plan.cost_report.recomputed} computed again" if plan.cost_report is not None and plan.cost_report.recomputed else ""
+    stored = sum(1 for eviction in plan.cost_report.evictions if eviction.load_us) if plan.cost_report is not None else 0
     swapped = f", {stored} swapped" if stored else ""
     return f"{len(plan.order)} operators, {moved} brought forward, {in_place} in the memory of an input{again}{swapped}"

@@ -8,7 +8,7 @@ from lowtide.base.units import bytes_text
 from lowtide.errors import BudgetError
 from lowtide.ir.graph import Kind
 from lowtide.plan.kinds import kinds_text
-from lowtide.plan.plan import Plan, Trade
+from lowtide.plan.plan import CostReport, Plan
 from lowtide.plan.snapshot import Snapshot
 from lowtide.plan.summary import snapshot_lines
 
@@ -17,15 +17,15 @@ _OFFERED = 3  # points of the frontier
 
 
 def refusal(leanest: Plan, memory_bytes: int) -> BudgetError:
-    """The error where `leanest`, a plan with its peak and trade, still takes more than `memory_bytes`."""
+    """The error where `leanest`, a plan with its peak and cost report, still takes more than `memory_bytes`."""
     assert leanest.peak is not None, "what stands in the way is known"
-    assert leanest.trade is not None, "and what would fit"
+    assert leanest.cost_report is not None, "and what would fit"
     lines = [
         f"memory: expected at least {leanest.peak_bytes} bytes ({bytes_text(leanest.peak_bytes)}), the smallest peak that was found, "
         f"{_share(leanest.peak_bytes, leanest.eager_peak_bytes)}; got {memory_bytes} bytes ({bytes_text(memory_bytes)})",
         f"resident throughout: {bytes_text(leanest.resident_bytes)}: {kinds_text(_own(leanest.peak))}",
         *snapshot_lines(_made(leanest.peak), most=_NAMED),
-        f"what would help: {_offers(leanest.trade)}; or a smaller batch{_accumulate(leanest)}",
+        f"what would help: {_offers(leanest.cost_report)}; or a smaller batch{_accumulate(leanest)}",
     ]
     return BudgetError("\n".join(lines), smallest_peak_bytes=leanest.peak_bytes)
 
@@ -41,11 +41,11 @@ def _made(peak: Snapshot) -> Snapshot:
     return replace(peak, tensors=made or peak.tensors)
 
 
-def _offers(trade: Trade) -> str:
+def _offers(report: CostReport) -> str:
     """What was planned, as arguments: the least, the one in the middle of the frontier, and the one without recomputation."""
-    points = trade.frontier
+    points = report.frontier
     places = sorted({round(part * (len(points) - 1) / (_OFFERED - 1)) for part in range(_OFFERED)})
-    offers = ((peak, us / trade.kept_us - 1) for peak, us in (points[place] for place in places))
+    offers = ((peak, us / report.order_us - 1) for peak, us in (points[place] for place in places))
     return ", ".join(f"memory={peak} ({bytes_text(peak)}) at {slower:+.1%} time" for peak, slower in offers)
 
 

@@ -23,9 +23,9 @@ def as_saved(saved: Plan, graphs: Sequence[Graph]) -> Plan:
     text = to_text(saved.graph, sources=False)
     for graph in graphs:
         written = graph
-        if saved.trade is not None:
+        if saved.cost_report is not None:
             try:
-                written = rematerialise(graph, saved.trade.runs).graph
+                written = rematerialise(graph, saved.cost_report.runs).graph
             except (CheckError, IndexError):  # a sequence of another graph's nodes
                 continue
         if to_text(written, sources=False) == text:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.peak import profile_of
 from lowtide.ir.graph import Graph
-from lowtide.plan.plan import Plan, Trade
+from lowtide.plan.plan import CostReport, Plan
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.carried import carried
 from lowtide.planning.request import Budget, Request
@@ -82,7 +82,7 @@ class Searched:
         if budget.memory_bytes is not None:
             return self.archive.within(budget.memory_bytes)
         assert budget.latency is not None, "one of them is the limit"
-        return self.archive.under(budget.latency * self.kept_us)
+        return self.archive.under(budget.latency * self.order_us)
 
     @property
     def leanest(self) -> Point:
@@ -90,7 +90,7 @@ class Searched:
         return self.archive.points[0]
 
     @property
-    def kept_us(self) -> float:
+    def order_us(self) -> float:
         """The time without recomputation, of the fastest graph."""
         return min(point.time_us for point in self.archive.points)
 
@@ -113,11 +113,11 @@ class Searched:
             lower_bound_bytes=min(bound_bytes, int(footprint.peak_bytes)),
             status="optimal" if bound_bytes >= footprint.peak_bytes else "feasible",
             peak=profile_of(done.graph, problem, order, footprint, round_to=self.granule_bytes).snapshot(done.graph, order),
-            trade=Trade(
+            cost_report=CostReport(
                 runs=tuple(point.sequence.tolist()),
                 time_us=point.time_us,
-                kept_us=self.kept_us,
-                kept_peak_bytes=kept.peak_bytes,
+                order_us=self.order_us,
+                order_peak_bytes=kept.peak_bytes,
                 recomputed=len(done.recomputed),
                 frontier=tuple((each.peak_bytes, each.time_us) for each in self.archive.points),
                 evictions=evictions_of(self.problems[point.problem], point.sequence, candidate.graph, done.graph, footprint.reuses),

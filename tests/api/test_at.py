@@ -44,9 +44,9 @@ def test_one_search_answers_every_limit_and_both_programs_of_an_optimizer(search
         True
     ] * 4
     assert plans[1].to_json() == step.plan.to_json()
-    assert [plan.trade.time_us for plan in plans] == sorted(plan.trade.time_us for plan in plans)
-    assert step.at(latency=1.0).plan.trade.time_us == step.plan.trade.kept_us
-    assert step.at().plan.trade is None
+    assert [plan.cost_report.time_us for plan in plans] == sorted(plan.cost_report.time_us for plan in plans)
+    assert step.at(latency=1.0).plan.cost_report.time_us == step.plan.cost_report.order_us
+    assert step.at().plan.cost_report is None
     assert searches == [1]
 
 
@@ -55,7 +55,7 @@ def test_it_trains_as_eager_does_whichever_step_is_called():
     steps = [leaner, leaner.at("70%"), leaner.at(), plain.at("75%")]  # the last one searches: it was planned without a limit
     for step in (steps[0], steps[1], steps[0], steps[2]):
         assert torch.equal(_seeded(step, batch), _seeded(plain, batch))
-    assert steps[3].plan.trade.recomputed
+    assert steps[3].plan.cost_report.recomputed
     assert torch.equal(_seeded(leaner, batch), _seeded(steps[3], batch))
 
 

@@ -108,7 +108,7 @@ def test_what_fits_by_letting_go_does_so_when_it_is_done(gpt):
     assert again.verdict.endswith(f"lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, memory={memory})")
     step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, memory=memory, workspaces=False, **QUIET)
     assert step.plan.peak_bytes == again.within.peak_bytes
-    assert step.plan.trade.time_us / step.plan.trade.kept_us - 1 == pytest.approx(again.within.slower)
+    assert step.plan.cost_report.time_us / step.plan.cost_report.order_us - 1 == pytest.approx(again.within.slower)
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,7 @@ def test_so_it_is_in_every_order(name: str, steps: int, order: int, number: int)
 
 def test_so_it_is_under_a_limit():
     training = failing("plain", 1, None, latency=2.0)
-    assert training.plan.trade is not None
+    assert training.plan.cost_report is not None
     for number in range(len(training.operators)):
         assert_alike(*training.fail(number))
 

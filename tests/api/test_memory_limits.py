@@ -52,9 +52,9 @@ def case(request):
 def test_numbers_are_eagers_at_every_limit(case, share):
     make, least, most = case
     step = check(make, options={**LIKE_PLANNED, "memory": int(least + share * (most - least))})
-    assert step.plan.trade.recomputed > 0 or step.plan.peak_bytes == step.plan.trade.kept_peak_bytes
+    assert step.plan.cost_report.recomputed > 0 or step.plan.peak_bytes == step.plan.cost_report.order_peak_bytes
     if share == 0:
-        assert step.plan.trade.recomputed > 0
+        assert step.plan.cost_report.recomputed > 0
 
 
 def test_less_memory_never_measures_higher_and_more_is_never_slower(case):
@@ -69,7 +69,7 @@ def test_less_memory_never_measures_higher_and_more_is_never_slower(case):
         assert measured <= limit
         assert measured <= step.plan.peak_bytes
         assert step.plan.peak_bytes <= 1.01 * measured
-        seen.append((step.plan.peak_bytes, step.plan.trade.time_us))
+        seen.append((step.plan.peak_bytes, step.plan.cost_report.time_us))
     assert seen == sorted(seen, key=lambda pair: (-pair[0], pair[1]))
 
 
@@ -79,16 +79,16 @@ def test_autocast_stays_right_under_a_limit():
     with around():
         least_bytes = smallest_peak(lambda limit: _planned(make, memory=limit))
     step = check(make, around=around, around_optimize=around, options={**LIKE_PLANNED, "memory": least_bytes})
-    assert step.plan.trade.recomputed > 0
+    assert step.plan.cost_report.recomputed > 0
 
 
 def test_a_limit_of_time_is_kept_and_gives_the_least_memory_for_it():
     make = MAKES["gpt"]
     one, more = _planned(make, latency=1), _planned(make, latency=1.15)
-    assert one.plan.trade.time_us == one.plan.trade.kept_us
-    assert more.plan.trade.time_us <= 1.15 * more.plan.trade.kept_us
+    assert one.plan.cost_report.time_us == one.plan.cost_report.order_us
+    assert more.plan.cost_report.time_us <= 1.15 * more.plan.cost_report.order_us
     assert more.plan.peak_bytes < one.plan.peak_bytes
-    assert (more.plan.peak_bytes, more.plan.trade.time_us) in more.frontier
+    assert (more.plan.peak_bytes, more.plan.cost_report.time_us) in more.frontier
     check(make, options={**LIKE_PLANNED, "latency": 1.15})
 
 
@@ -99,7 +99,7 @@ def test_the_frontier_answers_every_limit(case):
     assert frontier[0][0] == least
     peak, time_us = frontier[len(frontier) // 2]
     plan = _planned(make, memory=peak).plan
-    assert (plan.peak_bytes, plan.trade.time_us) == (peak, time_us)
+    assert (plan.peak_bytes, plan.cost_report.time_us) == (peak, time_us)
 
 
 def test_an_impossible_limit_says_what_would_be_possible_and_changes_nothing():
@@ -123,7 +123,7 @@ def test_an_impossible_limit_says_what_would_be_possible_and_changes_nothing():
 def test_a_plan_with_recomputation_is_saved_loaded_and_used_again(tmp_path):
     make = MAKES["convnet"]
     step = _planned(make, latency=2)
-    assert step.plan.trade.recomputed
+    assert step.plan.cost_report.recomputed
     step.plan.save(tmp_path / "plan.json")
     assert lowtide.Plan.load(tmp_path / "plan.json").to_json() == step.plan.to_json()
     again = _planned(make, plan=tmp_path / "plan.json")

@@ -69,25 +69,25 @@ def test_the_peaks_tensors_add_up_to_the_promise(plan):
 
 def test_what_the_evictions_cost_is_no_more_than_what_the_plan_takes_more(plan):
     """The rest are waits for copies, and what its graph takes longer than the fastest one."""
-    trade = plan.trade
-    assert sum(eviction.runs for eviction in trade.evictions) == trade.recomputed
-    assert sum(eviction.run_us for eviction in trade.evictions) <= (trade.time_us - trade.kept_us) * (1 + 1e-9) + 1e-6
-    assert all(eviction.away for eviction in trade.evictions)
+    report = plan.cost_report
+    assert sum(eviction.runs for eviction in report.evictions) == report.recomputed
+    assert sum(eviction.run_us for eviction in report.evictions) <= (report.time_us - report.order_us) * (1 + 1e-9) + 1e-6
+    assert all(eviction.away for eviction in report.evictions)
 
 
 def test_what_was_bought_is_no_less_than_what_was_saved(plan):
     """Of the peak of the same order without recomputation, which is no lower than the least that was found."""
-    trade = plan.trade
-    if trade.evictions:
-        assert sum(eviction.tensor.nbytes for eviction in trade.evictions if eviction.at_peak) >= trade.kept_peak_bytes - plan.peak_bytes
+    report = plan.cost_report
+    if report.evictions:
+        assert sum(eviction.tensor.nbytes for eviction in report.evictions if eviction.at_peak) >= report.order_peak_bytes - plan.peak_bytes
     else:
-        assert plan.peak_bytes == trade.kept_peak_bytes
+        assert plan.peak_bytes == report.order_peak_bytes
 
 
 def test_it_is_saved_with_the_plan(plan):
     again = lowtide.Plan.from_json(plan.to_json())
     assert again.peak == plan.peak
-    assert again.trade == plan.trade
+    assert again.cost_report == plan.cost_report
     assert to_text(again.graph) == to_text(plan.graph)
     assert str(again) == str(plan)
 
@@ -96,20 +96,20 @@ def test_it_prints_in_few_lines(plan):
     text = str(plan)
     assert len(text.splitlines()) <= 25
     assert f"peak at step {plan.peak.step} of {len(plan.order)}" in text
-    assert ("run again" in text) == bool(plan.trade.evictions)
+    assert ("run again" in text) == bool(plan.cost_report.evictions)
     assert ("no host to swap to" in text) == plan.provenance.device.startswith("cpu")
 
 
 def test_where_the_graph_is_the_same_costs_are_equal_to_the_last_digits():
-    trade = _char_gpt(latency=1.3, progress=False, workspaces=False, search=SEARCH).plan.trade
-    assert trade.recomputed > 0
-    assert sum(eviction.run_us for eviction in trade.evictions) == pytest.approx(trade.time_us - trade.kept_us)
+    report = _char_gpt(latency=1.3, progress=False, workspaces=False, search=SEARCH).plan.cost_report
+    assert report.recomputed > 0
+    assert sum(eviction.run_us for eviction in report.evictions) == pytest.approx(report.time_us - report.order_us)
 
 
-def test_a_plan_without_a_limit_tells_of_its_peak_and_of_no_trade():
+def test_a_plan_without_a_limit_tells_of_its_peak_and_of_no_cost_report():
     plan = _convnet(progress=False, workspaces=False).plan
     assert plan.peak.footprint_bytes == plan.peak_bytes
-    assert plan.trade is None
+    assert plan.cost_report is None
     assert "peak at step" in str(plan)
     assert "run again" not in str(plan)
 
@@ -118,20 +118,20 @@ def test_a_saved_plan_still_tells(tmp_path):
     plan = _convnet(latency=1.3, progress=False, workspaces=False, search=SEARCH).plan
     plan.save(tmp_path / "plan.json")
     again = _convnet(plan=tmp_path / "plan.json", progress=False, workspaces=False, search=SEARCH).plan
-    assert (again.peak, again.trade) == (plan.peak, plan.trade)
+    assert (again.peak, again.cost_report) == (plan.peak, plan.cost_report)
 
 
 def test_what_was_swapped_tells_of_its_links_and_no_swapping_of_none():
     near = dataclasses.replace(preset("rtx3090"), name="near", to_host_bytes_per_s=1e11, from_host_bytes_per_s=1e11)
     swapped, kept = (_resnet(near, latency=1.05, swap=swap, progress=False, search=SEARCH).plan for swap in (True, False))
-    moved = [eviction for eviction in swapped.trade.evictions if eviction.load_us]
+    moved = [eviction for eviction in swapped.cost_report.evictions if eviction.load_us]
     assert moved
     assert all(eviction.store_us > 0 and eviction.how.endswith("stored and loaded") for eviction in moved)
     assert f"{len(moved)} swapped" in str(swapped)
     assert "to the host" in str(swapped)
-    assert not any(eviction.load_us or eviction.store_us for eviction in kept.trade.evictions)
+    assert not any(eviction.load_us or eviction.store_us for eviction in kept.cost_report.evictions)
     again = lowtide.Plan.from_json(swapped.to_json())
-    assert again.trade == swapped.trade
+    assert again.cost_report == swapped.cost_report
 
 
 def test_what_was_lent_is_told_of_like_everything_that_was_moved():
@@ -145,12 +145,12 @@ def test_what_was_lent_is_told_of_like_everything_that_was_moved():
         ).plan
         for lend in (False, True)
     ]
-    kinds = [{eviction.tensor.kind for eviction in plan.trade.evictions} for plan in plans]
+    kinds = [{eviction.tensor.kind for eviction in plan.cost_report.evictions} for plan in plans]
     assert not kinds[0] & {Kind.PARAMETER, Kind.STATE}
     assert kinds[1] & {Kind.PARAMETER, Kind.STATE}
     assert plans[1].peak_bytes < plans[0].peak_bytes
     assert plans[1].resident_bytes == plans[0].resident_bytes < plans[1].peak_bytes
-    moved = next(eviction for eviction in plans[1].trade.evictions if eviction.tensor.kind in (Kind.PARAMETER, Kind.STATE))
+    moved = next(eviction for eviction in plans[1].cost_report.evictions if eviction.tensor.kind in (Kind.PARAMETER, Kind.STATE))
     assert moved.how.endswith("stored and loaded")
 
 

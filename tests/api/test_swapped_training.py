@@ -28,7 +28,7 @@ from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Kind
 from lowtide.ir.operators.nodes import is_transfer
 from lowtide.lower.python import lower
-from lowtide.plan.cost_report import Trade
+from lowtide.plan.cost_report import CostReport
 from lowtide.plan.plan import Plan
 from lowtide.remat.write_out import rematerialise
 from lowtide.runtime.copies.host import DirectTransfers
@@ -219,10 +219,10 @@ def _with_swaps(plan: Plan, seed: int) -> Plan:
     done = rematerialise(plan.graph, sequence)
     sizes = done.of_origins(plan.workspace_bytes, 0)
     footprint = simulate(order_problem(done.graph, sizes), range(len(sizes)))
-    trade = Trade(tuple(sequence), 1.0, 1.0, plan.peak_bytes, len(done.recomputed), ((plan.peak_bytes, 1.0),))
+    report = CostReport(tuple(sequence), 1.0, 1.0, plan.peak_bytes, len(done.recomputed), ((plan.peak_bytes, 1.0),))
     return dataclasses.replace(
         plan, graph=done.graph, order=tuple(range(len(sizes))), reuses=tuple(footprint.reuses.tolist()), workspace_bytes=sizes,
-        peak_bytes=footprint.peak_bytes, lower_bound_bytes=min(plan.lower_bound_bytes, footprint.peak_bytes), trade=trade,
+        peak_bytes=footprint.peak_bytes, lower_bound_bytes=min(plan.lower_bound_bytes, footprint.peak_bytes), cost_report=report,
         peak=peak_snapshot(done.graph, range(len(sizes)), sizes),
     )  # fmt: skip
 

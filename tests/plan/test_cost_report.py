@@ -14,7 +14,7 @@ from lowtide.cost.peak import peak_snapshot
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
 from lowtide.plan.alike import alike, pattern
-from lowtide.plan.cost_report import Eviction, Trade
+from lowtide.plan.cost_report import CostReport, Eviction
 from lowtide.plan.plan import Plan, Provenance
 from lowtide.plan.snapshot import LiveTensor, Snapshot, looks_by_name
 from lowtide.plan.summary import eviction_lines, snapshot_lines
@@ -53,10 +53,10 @@ EVICTIONS = tuple(
     for block in range(BLOCKS)
 )
 SWAPPED = replace(EVICTIONS[3], runs=0, run_us=0.0, store_us=40.0, load_us=60.0)
-TRADE = Trade(tuple(range(STEPS)), 2e5, 1.4e5, 10**6, 2 * BLOCKS, ((10**5, 2e5), (10**6, 1.4e5)), EVICTIONS)
+COST_REPORT = CostReport(tuple(range(STEPS)), 2e5, 1.4e5, 10**6, 2 * BLOCKS, ((10**5, 2e5), (10**6, 1.4e5)), EVICTIONS)
 PLAN = Plan(
     GRAPH, tuple(range(STEPS)), (-1,) * STEPS, (0,) * STEPS, 4096 + 1024 * BLOCKS, PEAK.footprint_bytes, 10**6, 5, "feasible", "Auto()",
-    Provenance("0.1.0", "2.13.0", "cpu", "3.11.7", 2), TRADE, PEAK,
+    Provenance("0.1.0", "2.13.0", "cpu", "3.11.7", 2), COST_REPORT, PEAK,
 )  # fmt: skip
 WORKSPACES = tuple(100 * (step == STEP) for step in range(STEPS))
 KEPT = replace(  # with promises that it keeps
@@ -65,17 +65,17 @@ KEPT = replace(  # with promises that it keeps
 )  # fmt: skip
 
 
-def test_peak_and_trade_read_back() -> None:
-    plan = replace(KEPT, trade=replace(TRADE, evictions=(*EVICTIONS[:3], SWAPPED, replace(EVICTIONS[4], away=()))))
+def test_peak_and_cost_report_read_back() -> None:
+    plan = replace(KEPT, cost_report=replace(COST_REPORT, evictions=(*EVICTIONS[:3], SWAPPED, replace(EVICTIONS[4], away=()))))
     again = Plan.from_json(plan.to_json())
     assert again.to_json() == plan.to_json()
-    assert again.trade == plan.trade
+    assert again.cost_report == plan.cost_report
     assert again.peak == plan.peak
 
 
 def test_a_plan_without_either_reads_back() -> None:
-    again = Plan.from_json(replace(KEPT, trade=None, peak=None).to_json())
-    assert again.trade is None
+    again = Plan.from_json(replace(KEPT, cost_report=None, peak=None).to_json())
+    assert again.cost_report is None
     assert again.peak is None
 
 
@@ -102,20 +102,20 @@ def _changed(path: list[Any], entry: Any) -> str:
         (["peak", "tensors", 0], [["relu_0"], 4096, 1, 9], r"expected 'tensor' to be \[storage, bytes, start, end\]"),
         (["peak", "tensors", 0, 0], "nobody", "plan: peak: expected a storage of the graph, .* got .'nobody', 4096"),
         (["peak", "tensors", 0, 3], STEPS + 1, f"and a life within {STEPS} steps"),
-        (["trade", "evictions"], None, "plan: trade: expected 'evictions' to be a list, got nothing"),
-        (["trade", "evictions", 1], 7, "plan: trade: eviction 1: expected an object, got int"),
-        (["trade", "evictions", 1, "cost"], 7, "plan: trade: eviction 1: expected fields among"),
-        (["trade", "evictions", 1, "run_us"], float("nan"), "eviction 1: expected 'run_us' to be a number, 0 or more"),
-        (["trade", "evictions", 1, "runs"], -1, "eviction 1: expected 'runs' to be 0 or more"),
-        (["trade", "evictions", 1, "at_peak"], 1, "eviction 1: expected 'at_peak' to be true or false"),
-        (["trade", "evictions", 1, "away"], [[9, 8]], "eviction 1: expected 'away' to be spans of steps within the tensor's life"),
-        (["trade", "evictions", 1, "away"], [[8, 8]], "eviction 1: expected 'away' to be spans of steps within the tensor's life"),
-        (["trade", "evictions", 1, "away"], [[0, 8]], "eviction 1: expected 'away' to be spans of steps within the tensor's life"),
-        (["trade", "evictions", 1, "away"], [8, 9], "eviction 1: expected 'away' to be a list of pairs"),
-        (["trade", "evictions", 1, "tensor", 0], "nobody", "eviction 1: expected a storage of the graph"),
-        (["trade", "frontier"], [[1]], "plan: trade: expected 'frontier' to be a list of pairs"),
-        (["trade", "kept_us"], -1.0, "plan: trade: expected 'kept_us' to be a number, 0 or more"),
-        (["trade", "recomputed"], -1, "plan: trade: expected 'recomputed' to be 0 or more"),
+        (["cost_report", "evictions"], None, "plan: cost_report: expected 'evictions' to be a list, got nothing"),
+        (["cost_report", "evictions", 1], 7, "plan: cost_report: eviction 1: expected an object, got int"),
+        (["cost_report", "evictions", 1, "cost"], 7, "plan: cost_report: eviction 1: expected fields among"),
+        (["cost_report", "evictions", 1, "run_us"], float("nan"), "eviction 1: expected 'run_us' to be a number, 0 or more"),
+        (["cost_report", "evictions", 1, "runs"], -1, "eviction 1: expected 'runs' to be 0 or more"),
+        (["cost_report", "evictions", 1, "at_peak"], 1, "eviction 1: expected 'at_peak' to be true or false"),
+        (["cost_report", "evictions", 1, "away"], [[9, 8]], "eviction 1: expected 'away' to be spans of steps within the tensor's life"),
+        (["cost_report", "evictions", 1, "away"], [[8, 8]], "eviction 1: expected 'away' to be spans of steps within the tensor's life"),
+        (["cost_report", "evictions", 1, "away"], [[0, 8]], "eviction 1: expected 'away' to be spans of steps within the tensor's life"),
+        (["cost_report", "evictions", 1, "away"], [8, 9], "eviction 1: expected 'away' to be a list of pairs"),
+        (["cost_report", "evictions", 1, "tensor", 0], "nobody", "eviction 1: expected a storage of the graph"),
+        (["cost_report", "frontier"], [[1]], "plan: cost_report: expected 'frontier' to be a list of pairs"),
+        (["cost_report", "order_us"], -1.0, "plan: cost_report: expected 'order_us' to be a number, 0 or more"),
+        (["cost_report", "recomputed"], -1, "plan: cost_report: expected 'recomputed' to be 0 or more"),
     ],
 )
 def test_what_cannot_be_is_refused(path: list[Any], entry: Any, expected: str) -> None:
@@ -126,19 +126,19 @@ def test_what_cannot_be_is_refused(path: list[Any], entry: Any, expected: str) -
 @pytest.mark.parametrize("field", ["runs", "run_us", "store_us", "load_us", "tensor"])
 def test_no_cost_may_be_left_out(field: str) -> None:
     data = json.loads(KEPT.to_json())
-    del data["trade"]["evictions"][0][field]
+    del data["cost_report"]["evictions"][0][field]
     with pytest.raises(FormatError, match="eviction 0: expected"):
         Plan.from_json(json.dumps(data))
 
 
 def test_the_summary_is_short_however_deep_the_network(golden: Callable[[str, str], None]) -> None:
-    text = str(replace(PLAN, trade=replace(TRADE, evictions=(*EVICTIONS[:19], SWAPPED))))
+    text = str(replace(PLAN, cost_report=replace(COST_REPORT, evictions=(*EVICTIONS[:19], SWAPPED))))
     golden("plan_summary.txt", text + "\n")
     assert len(text.splitlines()) <= 25
 
 
 def test_what_is_alike_is_one_line_that_adds_up() -> None:
-    line, *_ = [line for line in eviction_lines(TRADE) if "mm of" in line]
+    line, *_ = [line for line in eviction_lines(COST_REPORT) if "mm of" in line]
     assert "80.00 KiB  20 x uint8[4096]: mm of blocks.*.linear, net.py:12" in line
     assert "(60.00 KiB of it at the peak): 40 run again, 30.00 ms" in line
     groups = alike(PEAK.tensors, lambda tensor: tensor, lambda tensor, _: tensor.kind)
@@ -147,9 +147,11 @@ def test_what_is_alike_is_one_line_that_adds_up() -> None:
 
 
 def test_a_rest_of_the_time_is_told() -> None:
-    told = [line for line in eviction_lines(replace(TRADE, time_us=TRADE.kept_us + 40 * 750.0 + 5000.0)) if "let go of" in line]
+    told = [
+        line for line in eviction_lines(replace(COST_REPORT, time_us=COST_REPORT.order_us + 40 * 750.0 + 5000.0)) if "let go of" in line
+    ]
     assert told[0].endswith("40 run again, 30.00 ms; 5.00 ms more in waits for copies and in rewritten operators")
-    assert "more in waits" not in "".join(eviction_lines(replace(TRADE, time_us=TRADE.kept_us + 40 * 750.0)))
+    assert "more in waits" not in "".join(eviction_lines(replace(COST_REPORT, time_us=COST_REPORT.order_us + 40 * 750.0)))
 
 
 def test_kinds_beyond_the_first_are_summed_up() -> None:
@@ -157,18 +159,18 @@ def test_kinds_beyond_the_first_are_summed_up() -> None:
     evictions = [
         replace(eviction, tensor=replace(eviction.tensor, op=f"aten.op{place}.default")) for place, eviction in enumerate(EVICTIONS)
     ]
-    lines = eviction_lines(replace(TRADE, evictions=tuple(evictions)), most=4)
+    lines = eviction_lines(replace(COST_REPORT, evictions=tuple(evictions)), most=4)
     assert len(lines) == 6
     assert lines[-1].strip() == "64.00 KiB  in 16 more: 32 run again, 24.00 ms"
     assert snapshot_lines(PEAK, most=1)[-1].strip() == "20.00 KiB  in 20 more"
 
 
 def test_swapping_tells_of_the_links() -> None:
-    (line,) = [line for line in eviction_lines(replace(TRADE, evictions=(SWAPPED,)), "rtx3090") if "blocks.3" in line]
+    (line,) = [line for line in eviction_lines(replace(COST_REPORT, evictions=(SWAPPED,)), "rtx3090") if "blocks.3" in line]
     assert line.endswith("1 stored, 40.0 us to the host and 60.0 us back")
     for evictions, device in (((SWAPPED,), "cpu"), (EVICTIONS, "rtx3090")):
-        assert not any("no host to swap to" in line for line in eviction_lines(replace(TRADE, evictions=evictions), device))
-    assert eviction_lines(TRADE, "cpu")[-1] == "nothing is stored elsewhere: cpu has no host to swap to"
+        assert not any("no host to swap to" in line for line in eviction_lines(replace(COST_REPORT, evictions=evictions), device))
+    assert eviction_lines(COST_REPORT, "cpu")[-1] == "nothing is stored elsewhere: cpu has no host to swap to"
     assert (SWAPPED.how, EVICTIONS[0].how) == ("stored and loaded", "computed again")
 
 

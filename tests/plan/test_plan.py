@@ -16,7 +16,7 @@ from lowtide.cost.peak import peak_snapshot
 from lowtide.errors import CheckError, FormatError
 from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.ir.text.graph_text import to_text
-from lowtide.plan.plan import Plan, Provenance, Trade, program_hash
+from lowtide.plan.plan import CostReport, Plan, Provenance, program_hash
 from lowtide.planning import planner
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.request import Request
@@ -155,7 +155,9 @@ def test_only_names_that_an_operator_can_have_are_read(name: str) -> None:
 
 
 WITH_PEAK = replace(
-    PLAN, peak=peak_snapshot(PLAN.graph, PLAN.order, PLAN.workspace_bytes), trade=Trade((2, 0, 1, 0), 2.5, 2.0, 23, 1, ((19, 2.5),))
+    PLAN,
+    peak=peak_snapshot(PLAN.graph, PLAN.order, PLAN.workspace_bytes),
+    cost_report=CostReport((2, 0, 1, 0), 2.5, 2.0, 23, 1, ((19, 2.5),)),
 ).to_json()
 
 

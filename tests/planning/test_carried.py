@@ -58,4 +58,4 @@ def test_all_programs_are_planned_from_one_search(monkeypatch):
     found = [planner.plans(replace(REQUEST, budget=Budget(limit))) for limit in limits]
     assert len(searches) == 1
     assert all(plan.peak_bytes <= limit for plans, limit in zip(found, limits, strict=True) for plan in plans)
-    assert all(plans[0].trade.recomputed for plans in found[-1:])
+    assert all(plans[0].cost_report.recomputed for plans in found[-1:])

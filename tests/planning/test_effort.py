@@ -53,7 +53,7 @@ def test_what_was_searched_with_more_effort_serves_every_later_question():
     limits = range(top.peak_bytes, top.resident_bytes + (top.peak_bytes - top.resident_bytes) // 2, -64)
 
     def times(sweeps):
-        return [planner.plans(replace(REQUEST, budget=Budget(limit), sweeps=sweeps))[0].trade.time_us for limit in limits]
+        return [planner.plans(replace(REQUEST, budget=Budget(limit), sweeps=sweeps))[0].cost_report.time_us for limit in limits]
 
     quick, thorough, again = times((FEW,)), times((FEW, MORE)), times((FEW,))
     assert quick == sorted(quick)
@@ -66,10 +66,10 @@ def test_a_search_that_was_stopped_says_so_and_is_done_again():
     top = plan([candidate], REQUEST)
     request = replace(REQUEST, budget=Budget(top.peak_bytes), sweeps=(replace(MORE, max_seconds=0.0),))
     found = plan([candidate], request)
-    assert found.trade.stopped == "max_seconds"
+    assert found.cost_report.stopped == "max_seconds"
     assert "the search was ended early (max_seconds)" in str(found)
-    assert Plan.from_json(found.to_json()).trade.stopped == "max_seconds"
+    assert Plan.from_json(found.to_json()).cost_report.stopped == "max_seconds"
     assert not Searched.bare([candidate], request).by(request.sweeps).done
     whole = plan([candidate], replace(request, sweeps=(MORE,)))
-    assert whole.trade.stopped == ""
+    assert whole.cost_report.stopped == ""
     assert "stopped" not in whole.to_json()

@@ -43,5 +43,5 @@ def test_a_plan_under_a_limit_derives_everything_once(calls):
     assert calls == {"order_problem": 3, "schedule_all": 1, "profile_of": 2}, "each candidate, and the program as it stands"
     calls.clear()
     least_bytes = kept.resident_bytes + (kept.peak_bytes - kept.resident_bytes) * 3 // 4
-    assert plan(candidates, replace(REQUEST, budget=Budget(least_bytes))).trade.recomputed
+    assert plan(candidates, replace(REQUEST, budget=Budget(least_bytes))).cost_report.recomputed
     assert calls == {"order_problem": 1, "profile_of": 2}, "the graph that was written; the order was known"

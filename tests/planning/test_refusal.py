@@ -8,7 +8,7 @@ import pytest
 
 from lowtide.errors import BudgetError
 from lowtide.ir.graph import Graph, Kind, Source, Storage
-from lowtide.plan.plan import Plan, Provenance, Trade
+from lowtide.plan.plan import CostReport, Plan, Provenance
 from lowtide.plan.snapshot import LiveTensor, Snapshot, looks_by_name
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.impossible import needs_bytes
@@ -29,10 +29,10 @@ GRAPH = Graph((X,), (A, B), (B.results[0],))
 LOOKS = looks_by_name(GRAPH)
 TENSORS = (LiveTensor.of(LOOKS["a"], 4 * MIB, 0, 2), LiveTensor.of(LOOKS["x"], 2 * MIB, 0, 2))
 PEAK = Snapshot.of(GRAPH, 0, A, 0, TENSORS)
-TRADE = Trade((0, 1), 150.0, 100.0, 9 * MIB, 3, ((6 * MIB, 150.0), (7 * MIB, 112.0), (9 * MIB, 100.0)))
+COST_REPORT = CostReport((0, 1), 150.0, 100.0, 9 * MIB, 3, ((6 * MIB, 150.0), (7 * MIB, 112.0), (9 * MIB, 100.0)))
 LEANEST = Plan(
     GRAPH, (0, 1), (-1, -1), (0, 0), 2 * MIB, 6 * MIB, 12 * MIB, 5, "feasible", "Auto()",
-    Provenance("0.1.0", "2.13.0", "cpu", "3.11.7", 2), TRADE, PEAK,
+    Provenance("0.1.0", "2.13.0", "cpu", "3.11.7", 2), COST_REPORT, PEAK,
 )  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def test_inference_is_offered_no_micro_batches():
 @pytest.mark.parametrize(("points", "offers"), [(1, 1), (2, 2), (40, 3)])
 def test_a_few_points_of_the_frontier_are_offered(points, offers):
     frontier = tuple((6 * MIB + place, 150.0 - place) for place in range(points))
-    told = str(refusal(replace(LEANEST, trade=replace(TRADE, frontier=frontier)), 3 * MIB))
+    told = str(refusal(replace(LEANEST, cost_report=replace(COST_REPORT, frontier=frontier)), 3 * MIB))
     assert told.count("% time") == offers
 
 
