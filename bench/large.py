@@ -24,7 +24,7 @@ from bench.results import Cell, Results
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
 from lowtide.schedule import AUTO, schedule
-from lowtide.schedule.warm_up import rehearse
+from lowtide.schedule.warm_up import warm_up
 
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
 COLUMNS = ("step", "operators", "built_seconds", "seconds", "peak_bytes", "lower_bound_bytes", "gap_percent", "status", "process_bytes")
@@ -154,7 +154,7 @@ STEPS: dict[str, Callable[[int], OrderProblem]] = {
 
 def row(step: str, operators: int) -> dict[str, Cell]:
     """One line of the table, measured in this process once kernels are compiled."""
-    rehearse(AUTO)
+    warm_up(AUTO)
     schedule(STEPS[step](200))
     start = time.perf_counter()
     problem = STEPS[step](operators)

@@ -18,7 +18,7 @@ from lowtide import optimize
 from lowtide.api.compare import plain_sgd
 from lowtide.cost.memory import order_problem
 from lowtide.schedule import AUTO, ProgramOrder, ReadyList, ReversePostOrder, schedule
-from lowtide.schedule.warm_up import rehearse
+from lowtide.schedule.warm_up import warm_up
 
 COLUMNS = (
     "model", "batch_size", "operators", "eager_bytes", "program_order_bytes", "ready_list_bytes", "post_order_bytes", "peak_bytes",
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS), metavar="NAME")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 32])
     options = parser.parse_args()
-    rehearse(AUTO)
+    warm_up(AUTO)
     rows = [row(name, batch_size) for batch_size in options.batch_sizes for name in options.models]
     results = Results("order_real", "Orders of real training steps", COLUMNS, tuple(rows), NOTES)
     results.save()

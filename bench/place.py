@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lowtide.place.base import Placement, Placer, limited
-from lowtide.place.warm_up import rehearse
+from lowtide.place.warm_up import warm_up
 from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_csv import load_buffers
 from lowtide.reference.spec import parse_placer
@@ -167,7 +167,7 @@ def _most_resident_bytes() -> int:
 
 def measured(problem: PlaceProblem, placer: Placer, capacity_bytes: int | None = None) -> tuple[Placement, float, float]:
     """An answer, with its CPU-seconds and its seconds."""
-    rehearse(placer)
+    warm_up(placer)
     cpu_s, seconds = time.process_time(), time.perf_counter()
     found = placer.place(problem, capacity_bytes)
     return found, time.process_time() - cpu_s, time.perf_counter() - seconds

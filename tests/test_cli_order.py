@@ -303,7 +303,7 @@ class Impossible:
 
 def test_no_order_within_a_limit_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lowtide.cli.order.parse_solver", lambda text: Impossible())
-    monkeypatch.setattr("lowtide.cli.order_search.rehearse", lambda solver: None)
+    monkeypatch.setattr("lowtide.cli.order_search.warm_up", lambda solver: None)
     result = run(INSTANCE, "--solver", "impossible")
     assert result.exit_code == 0, result.output
     for words in ("peak +│ none: no order is low enough", r"infeasible: No order stays within", "lower bound +│ 47.68 MiB", "states +│ 3 "):

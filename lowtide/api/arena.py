@@ -12,7 +12,7 @@ import torch
 from lowtide.api.stages import Stages
 from lowtide.base.folders import directory
 from lowtide.place import Auto, Placer, place
-from lowtide.place.warm_up import rehearse
+from lowtide.place.warm_up import warm_up
 from lowtide.runtime.arena import native
 from lowtide.runtime.arena.allocator import Allocator, BusyError, Counts
 from lowtide.runtime.arena.arena import Arena
@@ -83,7 +83,7 @@ class StepArena:
         except (native.NativeError, BusyError) as why:
             return cls._absent(str(why))
         with stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):
-            rehearse(placer or QUICK)
+            warm_up(placer or QUICK)
         return cls(Arena(allocator, lambda problem: place(problem, placer or QUICK)))
 
     @classmethod

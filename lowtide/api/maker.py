@@ -19,12 +19,12 @@ from lowtide.planning.limits import Limit
 from lowtide.planning.planner import Planner
 from lowtide.planning.request import Budget, Request
 from lowtide.planning.saved import as_saved
-from lowtide.remat.blocks.seeds import rehearse_seeds
-from lowtide.remat.evict.eviction import rehearse_eviction
+from lowtide.remat.blocks.seeds import warm_up_seeds
+from lowtide.remat.evict.eviction import warm_up_eviction
 from lowtide.remat.sweep.search import Sweep
 from lowtide.runtime.unchanged.granted import Granted
 from lowtide.schedule import Solver
-from lowtide.schedule.warm_up import rehearse
+from lowtide.schedule.warm_up import warm_up
 
 
 @dataclass(frozen=True)
@@ -168,10 +168,10 @@ class Maker:
         if not planner.programs:
             return []
         with self.stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):
-            rehearse(self.asked.solver)
+            warm_up(self.asked.solver)
             if budget.is_limit:
-                rehearse_eviction()
-                rehearse_seeds()
+                warm_up_eviction()
+                warm_up_seeds()
         request = self._request(captured, budget)
         with self.stages.stage("order", f"ordering {len(captured.graph.nodes)} operators"):
             return planner.plans(request)

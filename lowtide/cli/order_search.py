@@ -9,7 +9,7 @@ from lowtide.cli.interrupt import until_interrupted
 from lowtide.plan.summary import bytes_text
 from lowtide.problems.order import OrderProblem
 from lowtide.schedule import ProgramOrder, ReadyList, ReversePostOrder, Schedule, Solver, answers, schedule
-from lowtide.schedule.warm_up import rehearse
+from lowtide.schedule.warm_up import warm_up
 
 SIMPLE: Mapping[str, Solver] = {
     "as written": ProgramOrder(),
@@ -41,7 +41,7 @@ class Outcome:
 
 def search(problem: OrderProblem, solver: Solver) -> Outcome:
     """All that `solver` finds until it is done or interrupted."""
-    searched = until_interrupted(lambda: rehearse(solver), answers(problem, solver), _told)
+    searched = until_interrupted(lambda: warm_up(solver), answers(problem, solver), _told)
     simple = {label: schedule(problem, order) for label, order in SIMPLE.items()}
     best = searched.last if searched.last is not None else min(simple.values(), key=lambda found: found.peak_bytes)
     return Outcome(best, simple, searched.seconds, searched.interrupted)

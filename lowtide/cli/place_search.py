@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from lowtide.cli.interrupt import until_interrupted
 from lowtide.place.base import Placement, Placer, answers
 from lowtide.place.greedy import Greedy
-from lowtide.place.warm_up import rehearse
+from lowtide.place.warm_up import warm_up
 from lowtide.plan.summary import bytes_text
 from lowtide.problems.placement import PlaceProblem
 
@@ -46,7 +46,7 @@ class Outcome:
 
 def search(problem: PlaceProblem, solver: Placer, capacity_bytes: int | None = None) -> Outcome:
     """All that `solver` finds until it is done or interrupted."""
-    searched = until_interrupted(lambda: rehearse(solver), answers(problem, solver, capacity_bytes), _told)
+    searched = until_interrupted(lambda: warm_up(solver), answers(problem, solver, capacity_bytes), _told)
     hurried = searched.interrupted or getattr(solver, "max_seconds", math.inf) < math.inf
     deadline = time.monotonic() + (_HURRIED_SECONDS if hurried else math.inf)
     simple = {label: placer.place_by(deadline, problem, capacity_bytes) for label, placer in SIMPLE.items()}

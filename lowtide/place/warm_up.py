@@ -10,6 +10,6 @@ _SIZES = (5, 5, 2, 3, 1, 4, 1, 1, 4, 7)
 _LIVES = ((0, 3), (2, 5), (3, 5), (0, 2), (2, 6), (4, 6), (2, 4), (0, 1), (1, 2), (5, 6))
 
 
-def rehearse(placer: Placer) -> None:
+def warm_up(placer: Placer) -> None:
     """Has the kernels of `placer` loaded, so that seconds taken from now on are its own."""
     placer.place(PlaceProblem.of(_SIZES, [start for start, _ in _LIVES], [end for _, end in _LIVES]))

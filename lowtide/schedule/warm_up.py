@@ -11,6 +11,6 @@ _BYTES = (13, 2, 13, 13, 3, 3, 3, 13, 13, 5, 2, 1, 3, 8)
 _READS = ((), (0,), (0, 1), (0, 1), (), (4,), (), (2,), (4,), (), (3, 8), (7, 9), (6, 10), (7,))
 
 
-def rehearse(solver: Solver) -> None:
+def warm_up(solver: Solver) -> None:
     """Has the kernels of `solver` loaded, so that seconds taken from now on are its own."""
     solver.solve(OrderProblem.of(_BYTES, [Task("node", makes=(node,), reads=reads) for node, reads in enumerate(_READS)]))

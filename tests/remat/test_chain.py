@@ -14,7 +14,7 @@ from lowtide.remat.blocks import find as blocks_module
 from lowtide.remat.blocks.chain import BACKWARD, FORWARD, HAND_ON, Chain, ChainTable
 from lowtide.remat.blocks.find import find_blocks, segments
 from lowtide.remat.blocks.plan import BlockPlan
-from lowtide.remat.blocks.seeds import rehearse_seeds, seeds
+from lowtide.remat.blocks.seeds import seeds, warm_up_seeds
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.evict import eviction as evict_module
 from lowtide.remat.problem import RematProblem
@@ -177,8 +177,8 @@ def test_same_input_same_seeds():
     assert first
 
 
-def test_a_rehearsal_compiles_every_kernel():
-    rehearse_seeds()
+def test_a_warm_up_compiles_every_kernel():
+    warm_up_seeds()
     kernels = (evict_module._evict, blocks_module._valleys, chain_module._table, chain_module._steps, pruning_module._needed)
     compiled = [len(kernel.signatures) for kernel in kernels]
     assert all(compiled)

@@ -22,7 +22,7 @@ from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt, pruned
 
 _ROUNDS = 6  # of aiming at a limit
-_REHEARSED = 4  # blocks of a rehearsal
+_WARMED_UP = 4  # blocks of a warm-up
 _UNITS = 4000  # of memory, from what is resident to the peak without recomputation
 
 
@@ -39,16 +39,16 @@ def seeds(problem: RematProblem, order: Ints, levels: Sequence[int]) -> Iterator
                 yield sequence
 
 
-def rehearse_seeds() -> None:
+def warm_up_seeds() -> None:
     """Compile the kernels, or load them, so that it is not the first search that waits."""
     tasks, tensor = [Task("", (0,))], 1
-    for _ in range(_REHEARSED):
+    for _ in range(_WARMED_UP):
         tasks += [Task("", (tensor,), (tensor - 1,)), Task("", (tensor + 1,), (tensor,))]
         tensor += 2
     for made in range(tensor - 2, 0, -2):
         tasks.append(Task("", (tensor,), (tensor - 1, made)))
         tensor += 1
-    sizes = [8 if 0 < each <= 2 * _REHEARSED and each % 2 else 1 for each in range(tensor)]
+    sizes = [8 if 0 < each <= 2 * _WARMED_UP and each % 2 else 1 for each in range(tensor)]
     count = len(tasks)
     limits = Rows(np.zeros(count + 1, np.int32), np.zeros(0, np.int32))
     problem = RematProblem(OrderProblem.of(sizes, tasks), np.ones(count), np.zeros(count, np.bool_), np.ones(count, np.bool_), limits)

@@ -88,7 +88,7 @@ def evict(
     return Evicted(found["code"][found["needed"]], tensors["part"].copy())
 
 
-def rehearse_eviction() -> None:
+def warm_up_eviction() -> None:
     """Compile the kernels, or load them, so that it is not the first search that waits."""
     problem = OrderProblem.of([8, 8], [Task("make", makes=(0,)), Task("use", makes=(1,), reads=(0,))], kept=[1])
     rows = Rows(np.zeros(3, np.int32), np.zeros(0, np.int32))
