@@ -92,10 +92,12 @@ def explain(
         peak=peak,
         resident_bytes=plan.resident_bytes,
         time_us=plan.cost_report.order_us,
-        remedies=tuple(_told(each, swap, swap_state) for each in (*_remedies(plan.cost_report), *([halved] if halved is not None else []))),
+        remedies=tuple(
+            _with_swap(each, swap, swap_state) for each in (*_remedies(plan.cost_report), *([halved] if halved is not None else []))
+        ),
         frontier=plan.cost_report.frontier,
         memory_bytes=memory_bytes,
-        within=None if within is None else _told(within, swap, swap_state),
+        within=None if within is None else _with_swap(within, swap, swap_state),
         device=plan.provenance.device,
         training=program is not None,
     )
@@ -117,7 +119,7 @@ def _remedies(report: CostReport) -> list[Remedy]:
     return [each for place, each in enumerate(found) if place == 0 or each.peak_bytes < found[place - 1].peak_bytes]
 
 
-def _told(remedy: Remedy, swap: bool, swap_state: bool) -> Remedy:
+def _with_swap(remedy: Remedy, swap: bool, swap_state: bool) -> Remedy:
     """The remedy with what else `optimize` has to be told, as this was."""
     more = "" if swap else ", swap=False"
     more += ", swap_state=True" if swap_state else ""

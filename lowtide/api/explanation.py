@@ -86,14 +86,14 @@ class Explanation:
             "peak": asdict(self.peak),
             "by_kind": self.by_kind,
             "by_module": self.by_module,
-            "remedies": [self._told(remedy) for remedy in self.remedies],
+            "remedies": [self._remedy_figures(remedy) for remedy in self.remedies],
             "frontier": self.frontier,
             "memory_bytes": self.memory_bytes,
             "fits": self.fits,
-            "within": None if self.within is None else self._told(self.within),
+            "within": None if self.within is None else self._remedy_figures(self.within),
         }
 
-    def _told(self, remedy: Remedy) -> dict[str, Any]:
+    def _remedy_figures(self, remedy: Remedy) -> dict[str, Any]:
         return asdict(remedy) | {"call": self.call(remedy)}
 
     def __str__(self) -> str:

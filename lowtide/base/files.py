@@ -37,7 +37,7 @@ _PathLike = str | os.PathLike[str]
 def write_whole(path: _PathLike, content: str | bytes, *, regular: bool = False) -> None:
     """Write text or bytes to `path`, as told above; `regular`: only to a regular file. Raises OSError, which names `path`."""
     content = content.encode() if isinstance(content, str) else content
-    with _told_of(path):
+    with _naming(path):
         found = _stat(path)
         if found is not None and not stat.S_ISREG(found.st_mode):
             _check_can_be_written_straight(found, regular)
@@ -50,7 +50,7 @@ def write_whole(path: _PathLike, content: str | bytes, *, regular: bool = False)
 
 def check_writable(path: _PathLike) -> None:
     """Raise now what `write_whole` would raise later, as far as that can be told without a trace. Raises OSError, which names `path`."""
-    with _told_of(path):
+    with _naming(path):
         found, target = _stat(path), Path(os.path.realpath(path))
         if found is None:
             if not target.parent.is_dir():
@@ -65,7 +65,7 @@ def check_writable(path: _PathLike) -> None:
 
 def read_bytes(path: _PathLike, *, regular: bool = False) -> bytes:
     """What a file holds; `regular`: anything but a regular file is refused at once, not waited for. Raises OSError, which names `path`."""
-    with _told_of(path):
+    with _naming(path):
         descriptor = os.open(path, os.O_RDONLY | _WITHOUT_WAITING)
         with open(descriptor, "rb", buffering=0) as file:
             mode = os.fstat(descriptor).st_mode
@@ -92,7 +92,7 @@ _WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | g
 
 
 @contextmanager
-def _told_of(path: _PathLike) -> Iterator[None]:
+def _naming(path: _PathLike) -> Iterator[None]:
     """Errors name the path that the caller gave, not a draft or where a link leads."""
     try:
         yield

@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_told: set[str] = set()  # what this process has been warned of
+_warned: set[str] = set()  # what this process has been warned of
 
 
 def directory() -> Path | None:
@@ -61,8 +61,8 @@ def own_folder(folder: Path) -> Path:
 
 def warn_once(about: str, sentence: str) -> None:
     """Say a sentence, unless this process has said one about the same before."""
-    if about not in _told:
-        _told.add(about)
+    if about not in _warned:
+        _warned.add(about)
         warnings.warn(sentence, RuntimeWarning, stacklevel=3)
 
 

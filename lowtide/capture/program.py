@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lowtide.capture import openings as openings  # what torch's registry can open is opened from here on
 from lowtide.capture.batches import micro_batches, objects_in, refuse_batch_leaf, refuse_changed_batch
 from lowtide.capture.care.conversions import conversions_in_place
-from lowtide.capture.care.failures import no_tracebacks_logged, told_as
+from lowtide.capture.care.failures import no_tracebacks_logged, raised_in
 from lowtide.capture.care.generators import untouched_randomness
 from lowtide.capture.care.hooks import watched_hooks
 from lowtide.capture.care.leaks import Watch
@@ -108,7 +108,7 @@ def capture_inference(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
 def _captured_inference(watch: Watch, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Captured:
     with _tracing(watch, model, device, training=False) as trace, torch.no_grad():
         fake_args, fake_kwargs = trace.declare_batch(args, kwargs)
-        with trace.recording(), told_as(f"{type(model).__name__}()"):
+        with trace.recording(), raised_in(f"{type(model).__name__}()"):
             result = model(*fake_args, **fake_kwargs)
         return trace.finish(trace.recorder, result, Update())
 
@@ -163,20 +163,20 @@ def _forward_and_backward(trace: _Trace, program: TrainingProgram, args: tuple[A
     with trace.recording(), torch.autograd.set_multithreading_enabled(False):
         for micro_args, micro_kwargs in micro_batches(args, kwargs, program.accumulate):
             recorder.draft.kind = Kind.ACTIVATION
-            with told_as("loss(model, ...)"):
+            with raised_in("loss(model, ...)"):
                 result = program.loss(program.model, *micro_args, **micro_kwargs)
             loss = checked_loss(result)
             scaled = loss / program.accumulate if program.accumulate > 1 else loss
             recorder.note_loss()
             recorder.draft.kind = Kind.GRADIENT
-            with told_as("the backward pass"):
+            with raised_in("the backward pass"):
                 (scaled if trace.scaler is None else trace.scaler.scaled(scaled)).backward()
             results.append(with_loss(result, scaled))
         _refuse_sparse(trace.fakes)
         found = None if trace.scaler is None else trace.scaler.unscale(_trained(program.optimizer, trace.fakes))
         returned = None
         if program.after_backward is not None:
-            with torch.no_grad(), told_as("after_backward(model)"), NumbersLater(recorder.draft):
+            with torch.no_grad(), raised_in("after_backward(model)"), NumbersLater(recorder.draft):
                 returned = program.after_backward(program.model)
         result = beside(results[0] if program.accumulate == 1 else summed(results), returned)
         if trace.scaler is not None and found is not None:
@@ -191,7 +191,7 @@ def _optimizer_step(trace: _Trace, shadow: Shadow, result: Any) -> tuple[Capture
     for seed in (1, 2):
         tail = trace.recorder.fork()
         tail.draft.kind = Kind.TEMPORARY
-        with trace.recording(tail), told_as(f"{type(shadow.optimizer).__name__}.step()"):
+        with trace.recording(tail), raised_in(f"{type(shadow.optimizer).__name__}.step()"):
             tails.append((tail, *shadow.step(tail.draft, seed)))
     (tail, update, following), (other, _, _) = tails
     if not same_program(tail.draft, other.draft):
@@ -312,7 +312,7 @@ def _value_of(item: Any, draft: Draft) -> Value:
 
 @contextmanager
 def _tracing(watch: Watch, model: nn.Module, device: torch.device, training: bool) -> Iterator[_Trace]:
-    with told_as("the capture"), no_tracebacks_logged(), untouched_randomness(), scalers_refused():
+    with raised_in("the capture"), no_tracebacks_logged(), untouched_randomness(), scalers_refused():
         trace = _Trace(watch, model, device, training)
         try:
             with (

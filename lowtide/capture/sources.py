@@ -79,22 +79,22 @@ _followed: list[Sources] = []  # of the captures under way, the innermost last
 
 
 def users_line() -> str:
-    """The lines of the user's that are running, for messages (see `told`); in a backward pass, where the forward operator was called.
+    """The lines of the user's that are running, for messages (see `lines_text`); in a backward pass, where the forward operator was called.
 
     A guess at worst, never an error.
     """
     if _followed and torch._C._current_autograd_node() is not None and (source := _followed[-1].current()) is not None:
         return f"{source.file}:{source.line}"
     frame = sys._getframe(1)
-    return told(_until_the_capture(frame)) or told(_frames(frame)) or "an unknown line"
+    return lines_text(_until_the_capture(frame)) or lines_text(_frames(frame)) or "an unknown line"
 
 
 def line_of(error: BaseException) -> str:
     """The lines of the user's that an error came through; "" where it came through none."""
-    return told(reversed(list(_traced(error.__traceback__))))
+    return lines_text(reversed(list(_traced(error.__traceback__))))
 
 
-def told(lines: Iterable[Line]) -> str:
+def lines_text(lines: Iterable[Line]) -> str:
     """Of lines from the innermost outward: "model.py:40", or "model.py:40, called at train.py:12".
 
     The first is the innermost that is not torch's, lowtide's or Python's own, the second the outermost that is no library's at all.

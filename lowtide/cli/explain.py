@@ -47,32 +47,32 @@ def explain_command(
         with prints_aside(json_out):
             work = builder(spec, batch_size, fake)()
             with users_code(spec):
-                told = explain(
+                explanation = explain(
                     work.model, work.batch, loss=work.loss, optimizer=work.optimizer, memory=memory, accumulate=accumulate, swap=swap,
                     swap_state=swap_state, simulate=device, effort=effort,
                 )  # fmt: skip
         if json_out is not None:
-            write_json(json_out, told.figures())
+            write_json(json_out, explanation.figures())
     except (LowtideError, OSError, TypeError, ValueError) as error:
         refuse(error)
     if json_out != STANDARD_OUTPUT:
-        _show(told)
+        _show(explanation)
 
 
-def _show(told: Explanation) -> None:
+def _show(explanation: Explanation) -> None:
     console = Console()
-    console.print(told.headline, highlight=False, markup=False, soft_wrap=True)
-    console.print(snapshot_line(told.peak), highlight=False, markup=False, soft_wrap=True)
-    console.print(_tensors(told.peak))
-    for line in told.part_lines():
+    console.print(explanation.headline, highlight=False, markup=False, soft_wrap=True)
+    console.print(snapshot_line(explanation.peak), highlight=False, markup=False, soft_wrap=True)
+    console.print(_tensors(explanation.peak))
+    for line in explanation.part_lines():
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     table = Table("what would help", "peak", "", "time", "lowtide.optimize(...)")
     for column in table.columns:
         column.overflow = "fold"
-    for row in told.remedy_rows():
+    for row in explanation.remedy_rows():
         table.add_row(*map(escape, row))
     console.print(table)
-    for line in told.foot_lines():
+    for line in explanation.foot_lines():
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -41,11 +41,11 @@ class Outcome:
 
 def search(problem: OrderProblem, solver: Solver) -> Outcome:
     """All that `solver` finds until it is done or interrupted."""
-    searched = until_interrupted(lambda: warm_up(solver), answers(problem, solver), _told)
+    searched = until_interrupted(lambda: warm_up(solver), answers(problem, solver), _interrupted_text)
     simple = {label: schedule(problem, order) for label, order in SIMPLE.items()}
     best = searched.last if searched.last is not None else min(simple.values(), key=lambda found: found.peak_bytes)
     return Outcome(best, simple, searched.seconds, searched.interrupted)
 
 
-def _told(answer: Schedule) -> str:
+def _interrupted_text(answer: Schedule) -> str:
     return f"peak {bytes_text(answer.peak_bytes)}, no order needs less than {bytes_text(answer.lower_bound_bytes)}"

@@ -46,7 +46,7 @@ class Outcome:
 
 def search(problem: PlaceProblem, solver: Placer, capacity_bytes: int | None = None) -> Outcome:
     """All that `solver` finds until it is done or interrupted."""
-    searched = until_interrupted(lambda: warm_up(solver), answers(problem, solver, capacity_bytes), _told)
+    searched = until_interrupted(lambda: warm_up(solver), answers(problem, solver, capacity_bytes), _interrupted_text)
     hurried = searched.interrupted or getattr(solver, "max_seconds", math.inf) < math.inf
     deadline = time.monotonic() + (_HURRIED_SECONDS if hurried else math.inf)
     simple = {label: placer.place_by(deadline, problem, capacity_bytes) for label, placer in SIMPLE.items()}
@@ -55,5 +55,5 @@ def search(problem: PlaceProblem, solver: Placer, capacity_bytes: int | None = N
     return Outcome(best, whole, capacity_bytes, searched.seconds, searched.interrupted)
 
 
-def _told(answer: Placement) -> str:
+def _interrupted_text(answer: Placement) -> str:
     return f"arena {bytes_text(answer.arena_bytes)}, none is smaller than {bytes_text(answer.lower_bound_bytes)}"

@@ -30,7 +30,7 @@ def run_before(model: nn.Module, optimizer: torch.optim.Optimizer, may_skip: boo
     with _NoGradients(optimizer):
         for hook in hooks:
             if hook(optimizer, (optimizer,), {}) is not None:
-                raise StepError(f"{_told(hook)} before the optimizer's step returns other arguments for it, which a captured step has not")
+                raise StepError(f"{_text(hook)} before the optimizer's step returns other arguments for it, which a captured step has not")
     if _versions(model, optimizer) != before[0] or not torch.equal(torch.get_rng_state(), before[1]):
         raise StepError(
             f"a hook before the step of {type(optimizer).__name__} changes parameters, buffers, optimizer state or the random generator. A "
@@ -73,5 +73,5 @@ def _versions(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[
     return [(id(tensor), tensor._version) for tensor in tensors]
 
 
-def _told(hook: Any) -> str:
+def _text(hook: Any) -> str:
     return f"hook {getattr(hook, '__name__', type(hook).__name__)}"

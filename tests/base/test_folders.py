@@ -21,7 +21,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """For temporary files; the user has made no choice."""
     for name in ("LOWTIDE_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(folders, "_told", set())
+    monkeypatch.setattr(folders, "_warned", set())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir(mode=0o755)
     return tmp_path / "temporary"

@@ -42,7 +42,7 @@ def doubled(number):
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Two modules of kernels, of which one calls the other's."""
-    monkeypatch.setattr(folders, "_told", set())
+    monkeypatch.setattr(folders, "_warned", set())
     monkeypatch.setattr(kernels._config, "CACHE_DIR", "")
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(tmp_path)

@@ -23,7 +23,7 @@ CACHE = Cache("workspaces", ("torch 2", "a processor"))
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(folders, "_told", set())
+    monkeypatch.setattr(folders, "_warned", set())
     monkeypatch.setattr(locks, "_given_up", set())
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "new"))
     return tmp_path / "new"
@@ -165,7 +165,7 @@ def test_numbers_out_of_bounds_are_not_believed(root: Path):
     assert kept.load() == {"a": 1, "b": 10}
     for wrong in (0, 11):
         Cache("bounded", ("x",)).merge({"c": wrong})
-        folders._told.clear()
+        folders._warned.clear()
         with pytest.warns(RuntimeWarning, match="a whole number from 1 to 10"):
             assert kept.load() == {}
         kept.path.unlink()

@@ -32,7 +32,7 @@ def _built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _nothing_said_yet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(folders, "_told", set())
+    monkeypatch.setattr(folders, "_warned", set())
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
 
 

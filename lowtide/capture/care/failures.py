@@ -64,7 +64,7 @@ def no_tracebacks_logged() -> Iterator[None]:
 
 
 @contextmanager
-def told_as(called: str) -> Iterator[None]:
+def raised_in(called: str) -> Iterator[None]:
     """Raise CaptureError for whatever is raised inside but lowtide's own errors; `called` is what runs, as in "loss(model, ...)"."""
     try:
         yield

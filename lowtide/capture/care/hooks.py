@@ -58,7 +58,7 @@ class _Watch:
             given = hook(*args, **kwargs)
             if given is None and before[0] and self._seen(args) == before:
                 raise CaptureError(
-                    f"the hook {_told(hook)} on {what} returns nothing and writes no tensor: what it does instead (to count, print or keep "
+                    f"the hook {_text(hook)} on {what} returns nothing and writes no tensor: what it does instead (to count, print or keep "
                     "something) would be done once, while the step is captured, and never again; take the hook off, and return what you "
                     "want to see from loss() or after_backward()"
                 )
@@ -107,7 +107,7 @@ def _watched_registrations(watch: _Watch) -> Iterator[None]:
         torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook = register, refused  # type: ignore[method-assign]
 
 
-def _told(hook: Hook) -> str:
+def _text(hook: Hook) -> str:
     code = getattr(getattr(hook, "__func__", hook), "__code__", None)
     name = getattr(hook, "__qualname__", type(hook).__name__)
     return f"{name!r}" if code is None else f"{name!r} ({code.co_filename}:{code.co_firstlineno})"
