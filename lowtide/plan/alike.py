@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from lowtide.base.units import op_text
 from lowtide.plan.snapshot import LiveTensor
-from lowtide.plan.where import place_text
+from lowtide.plan.where import source_text
 
 Item = TypeVar("Item")
 
@@ -45,7 +45,7 @@ class Alike(Generic[Item]):
         if not first.op:
             return _shortened(self._common([tensor.name for tensor in self.tensors]))
         module = self._common([tensor.module for tensor in self.tensors])
-        line = place_text(first.source).removeprefix(f"{first.module}, ")
+        line = source_text(first.source).removeprefix(f"{first.module}, ")
         return " of ".join(filter(None, (op_text(first.op), ", ".join(filter(None, (_shortened(module), line))))))
 
     def _common(self, texts: list[str]) -> str:

@@ -9,7 +9,7 @@ from lowtide.plan.alike import Alike, alike
 from lowtide.plan.contents import Contents
 from lowtide.plan.cost_report import CostReport, Eviction
 from lowtide.plan.snapshot import LiveTensor, Snapshot
-from lowtide.plan.where import place_text
+from lowtide.plan.where import source_text
 
 __all__ = ["bytes_text", "eviction_lines", "snapshot_line", "snapshot_lines", "summarize"]
 
@@ -55,7 +55,7 @@ def snapshot_lines(snapshot: Snapshot, most: int = _TENSORS, again: bool = False
 
 def snapshot_line(snapshot: Snapshot, again: bool = False) -> str:
     """The step and its operator. `again`: those of the forward pass may run later, too, so that being one does not tell when."""
-    where, phase = place_text(snapshot.source), "" if again and snapshot.phase == "forward" else f", {snapshot.phase}"
+    where, phase = source_text(snapshot.source), "" if again and snapshot.phase == "forward" else f", {snapshot.phase}"
     return f"peak at step {snapshot.step} of {snapshot.steps}{phase}: {op_text(snapshot.op)}{f' of {where}' if where else ''}"
 
 

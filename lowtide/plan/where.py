@@ -7,7 +7,7 @@ from pathlib import PurePath
 from lowtide.ir.graph import Source
 
 
-def place_text(source: Source | None) -> str:
+def source_text(source: Source | None) -> str:
     """The module and the line: "blocks.0.mlp, model.py:12"; "" where neither is known."""
     if source is None:
         return ""

@@ -13,7 +13,7 @@ from lowtide.cost.memory import resident_storages, storage_bytes
 from lowtide.errors import BudgetError
 from lowtide.ir.graph import Graph, Kind, Node
 from lowtide.plan.kinds import kinds_text
-from lowtide.plan.where import place_text
+from lowtide.plan.where import source_text
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.request import Request
 from lowtide.problems.order import Bytes, OrderProblem
@@ -68,7 +68,7 @@ def _refusal(floor: Floor, memory_bytes: int, granule_bytes: int) -> BudgetError
         f"resident throughout: {bytes_text(floor.resident_bytes)}: {kinds_text(_by_kind(floor.graph, granule_bytes))}",
     ]
     if floor.node is not None:
-        where = place_text(floor.node.source)
+        where = source_text(floor.node.source)
         what = f"{op_text(floor.node.op)}{f' of {where}' if where else ''}"
         lines.append(f"beside it: {bytes_text(floor.node_bytes)}, arguments, results and workspace of {what}")
     own = floor.resident_bytes >= memory_bytes

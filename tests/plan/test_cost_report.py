@@ -18,7 +18,7 @@ from lowtide.plan.cost_report import CostReport, Eviction
 from lowtide.plan.plan import Plan, Provenance
 from lowtide.plan.snapshot import LiveTensor, Snapshot, looks_by_name
 from lowtide.plan.summary import eviction_lines, snapshot_lines
-from lowtide.plan.where import place_text
+from lowtide.plan.where import source_text
 
 BLOCKS = 20
 
@@ -184,7 +184,7 @@ def test_paths_of_repeated_blocks_have_one_pattern() -> None:
 
 def test_units_for_people() -> None:
     assert [time_text(us) for us in (2.5, 250.0, 2.5e6)] == ["2.5 us", "0.25 ms", "2.50 s"]
-    assert place_text(Source("a/b/net.py", 3, "head")) == "head, net.py:3"
-    assert place_text(Source("a/b/net.py", 3)) == "net.py:3"
-    assert place_text(None) == ""
+    assert source_text(Source("a/b/net.py", 3, "head")) == "head, net.py:3"
+    assert source_text(Source("a/b/net.py", 3)) == "net.py:3"
+    assert source_text(None) == ""
     assert [op_text(op) for op in ("aten.add.Tensor", "host.load", "py.mul")] == ["add", "host.load", "py.mul"]
