@@ -13,7 +13,7 @@ Times = NDArray[np.float64]
 
 
 class Facts(NamedTuple):
-    """A `RunProblem` as kernels take it."""
+    """A `RematProblem` as kernels take it."""
 
     cost_us: Times
     repeatable: NDArray[np.bool_]

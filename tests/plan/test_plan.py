@@ -93,7 +93,7 @@ def test_saving_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch
     ("field", "entry", "expected"),
     [
         ("format", "lowtide.order", 'expected a JSON object with "format": "lowtide.plan"'),
-        ("version", 2, "expected version 3, got 2: it is of another lowtide; make the plan again"),
+        ("version", 2, "expected version 4, got 2: it is of another lowtide; make the plan again"),
         ("version", "1", "expected 'version' to be an integer, got str"),
         ("order", [0, 1], "expected 'order' to have 3 entries, one for each node, got 2"),
         ("order", [0, 1, 2.0], "expected 'order' to be a list of integers, got list"),

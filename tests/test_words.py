@@ -1,0 +1,43 @@
+"""Words that were retired stay so: each thing has one name, the field's where it has one (docs/glossary.md)."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RETIRED = {  # what is no longer said, and what is said instead
+    r"take-?overs?": "in-place reuse",
+    r"Moment|peak_moment|moment_lines?": "snapshot",
+    r"deals?|Deals?|deal_lines|deals_of": "eviction",
+    r"trade|Trade|trade_from|kept_us|kept_peak_bytes": "cost report; order_us, order_peak_bytes",
+    r"rehears(e|es|ed|al|als|e_\w+)": "warm-up",
+    r"told_as|_told": "a name for what it is",
+    r"place_text": "source_text",
+    r"RunProblem|evict_room|evict_state|run_cost|hills?": "remat problem, victims, segment",
+}
+PAGES = sorted(
+    path for path in (*(ROOT / "lowtide").rglob("*.py"), *(ROOT / "docs").glob("*.*"), ROOT / "README.md") if path.suffix in (".py", ".md")
+)
+
+
+@pytest.mark.parametrize("retired", RETIRED)
+def test_a_retired_word_is_said_nowhere(retired: str):
+    word = re.compile(rf"\b(?:{retired})\b")
+    found = [f"{path.relative_to(ROOT)}:{number}" for path in PAGES for number in _lines(path, word)]
+    assert found == [], f"say {RETIRED[retired]}"
+
+
+@pytest.mark.parametrize(
+    "text", ["a takeover", "peak_moment(graph)", "for deal in deals", "plan.trade", "a rehearsal", "_told(hook)", "hills"]
+)
+def test_a_retired_word_is_found(text: str):
+    assert sum(bool(re.search(rf"\b(?:{retired})\b", text)) for retired in RETIRED) == 1
+
+
+def _lines(path: Path, word: re.Pattern[str]) -> list[int]:
+    """The numbers of the lines that say the word; what the glossary says under "elsewhere called" is others' own."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    if path.name == "glossary.md":
+        lines = [line.rpartition("|")[0].rpartition("|")[0] for line in lines]
+    return [number for number, line in enumerate(lines, 1) if word.search(line)]
