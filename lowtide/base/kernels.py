@@ -35,6 +35,7 @@ _SEAL_BYTES = hashlib.sha256().digest_size
 _CompileResult: Any = compiler.CompileResult  # these have no types
 _dumps: Any = serialize.dumps
 _config: Any = config
+SWITCHED_OFF = bool(_config.DISABLE_JIT)  # by NUMBA_DISABLE_JIT=1: kernels are Python, which a debugger steps through
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None), np.generic)
 
 

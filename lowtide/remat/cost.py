@@ -156,7 +156,7 @@ def _time_us(sequence: Any, facts: Any) -> float:
     stored, arrived = np.zeros(m), np.zeros(m)
     for place in range(len(sequence)):
         code = sequence[place]
-        deed, tensor = deed_of(code, n), storage_of(code, n)
+        deed = deed_of(code, n)
         if deed == RUN:
             for entry in range(facts.read_ptr[code], facts.read_ptr[code + 1]):
                 clock = max(clock, arrived[facts.read_ids[entry]])
@@ -164,6 +164,7 @@ def _time_us(sequence: Any, facts: Any) -> float:
             for entry in range(facts.made_ptr[code], facts.made_ptr[code + 1]):
                 arrived[facts.made_ids[entry]] = 0.0
             continue
+        tensor = storage_of(code, n)
         if deed == STORE:
             to_host = max(to_host, clock, arrived[tensor]) + facts.store_us[tensor]
             stored[tensor] = to_host

@@ -20,9 +20,24 @@ from lowtide.base.kernels import kernel
 from lowtide.problems.order import Ints, OrderProblem, Rows
 from lowtide.problems.order_check import Task
 from lowtide.remat.cost import cost_of
-from lowtide.remat.evict.links import better_loaded, load, load_ahead, restore_offloaded, store_ahead, weigh
-from lowtide.remat.evict.state import ENTRY, NOTHING, NOW, STEP, STORED, emit, free, next_use, settle, start
-from lowtide.remat.evict.victims import make_room
+from lowtide.remat.evict.links import better_loaded, load, load_ahead, load_is_due, restore_offloaded, store_ahead, weigh
+from lowtide.remat.evict.state import (
+    ENTRY,
+    NOTHING,
+    NOW,
+    STEP,
+    STORED,
+    State,
+    blank,
+    emit,
+    first_steps,
+    free,
+    next_use,
+    settle,
+    start,
+    use_rows,
+)  # fmt: skip
+from lowtide.remat.evict.victims import has_room, make_room
 from lowtide.remat.problem import RematProblem
 
 _LONGEST = 12  # a sequence of more entries than this many times the nodes is no answer
@@ -75,13 +90,13 @@ def evict(
     The limit counts what is resident.
     """
     tensors, nodes, ids = problem.records
-    tensors, nodes, steps, now = tensors.copy(), nodes.copy(), np.zeros(len(sequence) + 1, STEP), np.zeros(1, NOW)
+    tensors, nodes, steps, now = tensors.copy(), nodes.copy(), blank(len(sequence) + 1, STEP), blank(1, NOW)
     now["limit_bytes"] = limit_bytes - problem.problem.resident_bytes
     for field in fields(weights):
         now[field.name] = getattr(weights, field.name)
     if bias is not None:
         tensors["bias"], tensors["store_bias"] = bias.keep, bias.store
-    out = np.zeros(problem.problem.node_count * _LONGEST, ENTRY)
+    out = blank(problem.problem.node_count * _LONGEST, ENTRY)
     if not _evict(sequence, now, tensors, nodes, steps, ids, out):
         return None
     found = out[: int(now["count"][0])]
@@ -92,28 +107,31 @@ def warm_up_eviction() -> None:
     """Compile the kernels, or load them, so that it is not the first search that waits."""
     problem = OrderProblem.of([8, 8], [Task("make", makes=(0,)), Task("use", makes=(1,), reads=(0,))], kept=[1])
     rows = Rows(np.zeros(3, np.int32), np.zeros(0, np.int32))
-    sequence = RematProblem(problem, np.ones(2), np.zeros(2, np.bool_), np.ones(2, np.bool_), rows)
-    order = sequence.sequence_of(np.arange(2))
-    cost_of(sequence, order)
-    evict(sequence, order, 16)
+    remat = RematProblem(problem, np.ones(2), np.zeros(2, np.bool_), np.ones(2, np.bool_), rows)
+    order = remat.sequence_of(np.arange(2))
+    cost_of(remat, order)
+    evict(remat, order, 16)
 
 
 @kernel(nogil=True)
 def _evict(base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, out: Any) -> bool:
     """Whether a sequence was found; it is in `out`."""
-    uses = start(base, now, tensors, nodes, steps, ids)
+    first_steps(base, nodes, ids)
+    uses = use_rows(base, tensors, nodes, ids)
+    state = State(base, now, tensors, nodes, steps, ids, uses, out)
+    start(state)
     swaps = now[0].store_above < np.inf
     for step in range(len(base)):
         top = base[step]
         depth = 0 if step == nodes[top].first or _lacks(top, tensors, nodes, ids, uses) else -1
         nodes[0].frame, nodes[0].entry = top, -1
-        if swaps and not load_ahead(step, base, now, tensors, nodes, steps, ids, uses, out):
+        if swaps and load_is_due(step, base, now, steps) and not load_ahead(step, state):
             return False
         while depth >= 0:
             node, again = nodes[depth].frame, depth > 0
             missing = _missing(node, depth, tensors, nodes, ids)
             if missing >= 0 and better_loaded(missing, step, now, tensors, nodes, ids):
-                if not make_room(tensors[missing].bytes, step, again, -1, now, tensors, nodes, steps, ids, uses, out):
+                if not make_room(tensors[missing].bytes, step, again, -1, state):
                     return False
                 if not load(missing, now, tensors, nodes, out):
                     return False
@@ -128,23 +146,21 @@ def _evict(base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, 
                 nodes[depth].frame, nodes[depth].entry = maker, -1
                 continue
             need = _need(node, step, again, tensors, nodes, ids, uses)
-            if now[0].level + need > now[0].limit_bytes and not make_room(
-                need, step, again, -1, now, tensors, nodes, steps, ids, uses, out
-            ):
+            if not has_room(need, now) and not make_room(need, step, again, -1, state):
                 return False
             wanted = ids[nodes[depth - 1].entry] if again else -1
             if not _run(node, step, again, wanted, now, tensors, nodes, ids, uses, out):
                 return False
             if swaps and not again:
                 weigh(node, step, now, tensors, nodes, ids, uses)
-            if swaps and not store_ahead(step, now, tensors, nodes, steps, uses, out):
+            if swaps and now[0].to_host <= now[0].clock and not store_ahead(step, state):
                 return False
             if again:
                 tensors[wanted].lock += 1  # held for the run below, which has not read it yet
                 nodes[depth - 1].entry += 1
             depth -= 1
         _pass(top, step, tensors, nodes, ids)
-    return bool(not swaps or restore_offloaded(len(base), now, tensors, nodes, steps, ids, uses, out))
+    return bool(not swaps or restore_offloaded(len(base), state))
 
 
 @kernel
@@ -168,7 +184,7 @@ def _need(node: Any, step: Any, again: Any, tensors: Any, nodes: Any, ids: Any, 
     """The bytes that a node wants beside what is there, all of whose inputs are there and held."""
     each = nodes[node]
     need = each.made_bytes + each.workspace_bytes
-    for entry in range(each.take, each.take_end):
+    for entry in range(each.reuse, each.reuse_end):
         tensor = ids[entry]
         if tensors[tensor].lock == 1 and not tensors[tensor].kept and next_use(tensor, step, again, tensors, uses) < 0:
             return int(need - tensors[each.take_output].bytes)

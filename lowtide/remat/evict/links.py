@@ -9,12 +9,13 @@ import numpy as np
 from lowtide.base.kernels import kernel
 from lowtide.remat.entries import LOAD, code_of
 from lowtide.remat.evict.state import DROPPED, NOTHING, emit, next_use, settle
-from lowtide.remat.evict.victims import make_room, remake_us, store
+from lowtide.remat.evict.victims import has_room, make_room, remake_us, store
 
 
 @kernel
-def store_ahead(step: Any, now: Any, tensors: Any, nodes: Any, steps: Any, uses: Any, out: Any) -> bool:
+def store_ahead(step: Any, state: Any) -> bool:
     """While the link is free: store what is worth most, of equals what is wanted latest. False where the sequence is too long."""
+    now, tensors, nodes, steps, uses, out = state.now, state.tensors, state.nodes, state.steps, state.uses, state.out
     while now[0].to_host <= now[0].clock:
         chosen = _to_store(step, now, tensors, steps, uses)
         if chosen < 0:
@@ -57,14 +58,22 @@ def _to_store(step: Any, now: Any, tensors: Any, steps: Any, uses: Any) -> int:
 
 
 @kernel
-def load_ahead(step: Any, base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, uses: Any, out: Any) -> bool:
-    """Load what the coming steps read, as early as their loads need; what finds no room waits. False where the sequence is too long."""
+def load_is_due(step: Any, base: Any, now: Any, steps: Any) -> bool:
+    """Whether some load of what the coming steps read may have to start before the next step."""
     now[0].ahead = max(now[0].ahead, step)
-    while now[0].ahead < len(base):
+    if now[0].ahead >= len(base):
+        return False
+    until_us = steps[now[0].ahead].start_us - steps[step + 1].start_us  # from when this is asked again
+    return bool(until_us <= max(now[0].from_host - now[0].clock, 0.0) + now[0].lead * now[0].most_load_us)
+
+
+@kernel
+def load_ahead(step: Any, state: Any) -> bool:
+    """Load what the coming steps read, as early as their loads need; what finds no room waits. False where the sequence is too long."""
+    base, now, tensors, nodes, steps, ids, out = state.base, state.now, state.tensors, state.nodes, state.steps, state.ids, state.out
+    while load_is_due(step, base, now, steps):
         ahead = now[0].ahead
-        until_us = steps[ahead].start_us - steps[step + 1].start_us  # from when this is asked again
-        if until_us > max(now[0].from_host - now[0].clock, 0.0) + now[0].lead * now[0].most_load_us:
-            return True
+        until_us = steps[ahead].start_us - steps[step + 1].start_us
         node = nodes[base[ahead]]
         for entry in range(node.read, node.read_end):
             tensor = ids[entry]
@@ -73,7 +82,7 @@ def load_ahead(step: Any, base: Any, now: Any, tensors: Any, nodes: Any, steps: 
                 continue
             if until_us > max(now[0].from_host - now[0].clock, 0.0) + now[0].lead * each.load_us:
                 return True
-            if not make_room(each.bytes, step, False, ahead, now, tensors, nodes, steps, ids, uses, out):
+            if not has_room(each.bytes, now) and not make_room(each.bytes, step, False, ahead, state):
                 return True
             if not load(tensor, now, tensors, nodes, out):
                 return False
@@ -83,11 +92,12 @@ def load_ahead(step: Any, base: Any, now: Any, tensors: Any, nodes: Any, steps: 
 
 
 @kernel
-def restore_offloaded(end: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, uses: Any, out: Any) -> bool:
+def restore_offloaded(end: Any, state: Any) -> bool:
     """Load what is offloaded and not there, after the last step. False where there is no room, or the sequence is too long."""
+    now, tensors, nodes, out = state.now, state.tensors, state.nodes, state.out
     for tensor in range(len(tensors)):
         if tensors[tensor].offloaded and not tensors[tensor].resident:
-            if not make_room(tensors[tensor].bytes, end, True, end, now, tensors, nodes, steps, ids, uses, out):
+            if not make_room(tensors[tensor].bytes, end, True, end, state):
                 return False
             if not load(tensor, now, tensors, nodes, out):
                 return False

@@ -1,16 +1,18 @@
 """What eviction knows while it goes through a sequence: of each tensor, node and step a record, and of the present one more.
 
-Kernels take these as arrays of records: fields are read and written in place, which named tuples of arrays are too slow for.
+Kernels take these as arrays of records, whose fields are read and written in place. Those that need nearly all of them take a `State`; what
+runs at every step takes the arrays that it needs, since taking them out of a `State` costs time.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.base.kernels import kernel
+from lowtide.base.kernels import SWITCHED_OFF, kernel
+from lowtide.problems.order import Ints
 from lowtide.remat.facts import Facts
 
 # Of a tensor's `part` in the choices of victims, so that a search knows which exceptions change nothing.
@@ -47,7 +49,8 @@ TENSOR = np.dtype([
 
 NODE = np.dtype([
     ("cost_us", np.float64), ("made_bytes", np.int64), ("workspace_bytes", np.int64), ("take_output", np.int32),
-    ("read", np.int64), ("read_end", np.int64), ("made", np.int64), ("made_end", np.int64), ("take", np.int64), ("take_end", np.int64),
+    ("read", np.int64), ("read_end", np.int64), ("made", np.int64), ("made_end", np.int64),
+    ("reuse", np.int64), ("reuse_end", np.int64),  # what it may work in the memory of
     ("limit", np.int64), ("limit_end", np.int64), ("write", np.int64), ("write_end", np.int64), ("repeatable", np.bool_),
     ("first", np.int64),  # the step at which it first runs
     ("until", np.int64),  # the first step from which on it may not be repeated
@@ -75,9 +78,22 @@ NOW = np.dtype([
 ])  # fmt: skip
 
 
+class State(NamedTuple):
+    """All that eviction knows."""
+
+    base: Ints  # the sequence that it goes through
+    now: Any  # [1] NOW
+    tensors: Any  # [m] TENSOR
+    nodes: Any  # [n + 1] NODE; the last is there for the stacks alone
+    steps: Any  # [steps + 1] STEP
+    ids: Ints  # rows of tensors and nodes, laid end to end
+    uses: Any  # by tensor the steps at which it is read, as rows laid end to end, see `use_rows`
+    out: Any  # ENTRY: the sequence that is made
+
+
 def records(facts: Facts) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int32]]:
     """The tensors and nodes of a problem before the first step, and the rows of identifiers that nodes point into."""
-    tensors, nodes = np.zeros(len(facts.tensor_bytes), TENSOR), np.zeros(len(facts.cost_us) + 1, NODE)
+    tensors, nodes = blank(len(facts.tensor_bytes), TENSOR), blank(len(facts.cost_us) + 1, NODE)
     for name in ("bytes", "producer", "kept", "storable", "offloaded", "store_us", "load_us"):
         tensors[name] = getattr(facts, "tensor_bytes" if name == "bytes" else name)
     for name in ("cost_us", "made_bytes", "workspace_bytes", "take_output", "repeatable"):
@@ -85,36 +101,36 @@ def records(facts: Facts) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int32]
     tensors["worth_us"][tensors["offloaded"]] = np.inf  # nobody can make it
     tensors["bias"] = tensors["store_bias"] = 1.0
     start = 0
-    for name in ("read", "made", "take", "limit", "write"):
-        ptr = getattr(facts, f"{name}_ptr").astype(np.int64) + start
+    for name, row in (("read", "read"), ("made", "made"), ("reuse", "take"), ("limit", "limit"), ("write", "write")):
+        ptr = getattr(facts, f"{row}_ptr").astype(np.int64) + start
         nodes[name][:-1], nodes[f"{name}_end"][:-1] = ptr[:-1], ptr[1:]
         start = int(ptr[-1])
     return tensors, nodes, np.concatenate([facts.read_ids, facts.made_ids, facts.take_ids, facts.limit_ids, facts.write_ids])
 
 
-@kernel
-def start(base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any) -> Any:
-    """Fill in what follows from the sequence; by tensor the steps at which it is read, as rows laid end to end.
+def blank(length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """So many records of zeros, whose fields Python can name, too: where numba is switched off, kernels are stepped through."""
+    return np.zeros(length, dtype).view(np.recarray) if SWITCHED_OFF else np.zeros(length, dtype)
 
-    Rows ascend, with `-1 - step` where the tensor is made once more; what is offloaded is used at last at the end.
-    """
-    _first_steps(base, nodes, ids)
+
+@kernel
+def start(state: Any) -> None:
+    """Fill in what follows from the sequence."""
+    base, now, tensors, nodes, steps = state.base, state.now, state.tensors, state.nodes, state.steps
     for step in range(len(base)):
         steps[step + 1].start_us = steps[step].start_us + nodes[base[step]].cost_us
         steps[step + 1].by_steps = float(step + 1) ** now[0].steps_power
     steps[0].by_steps = 1.0
-    uses = _uses(base, tensors, nodes, ids)
     for tensor in range(len(tensors)):
         each = tensors[tensor]
         each.by_bytes = float(max(1, each.bytes)) ** now[0].bytes_power / each.bias
         now[0].most_load_us = max(now[0].most_load_us, each.load_us)
         if each.producer < 0 and (each.use_end > each.at or each.kept):
             settle(tensor, now, tensors)
-    return uses
 
 
 @kernel
-def _first_steps(base: Any, nodes: Any, ids: Any) -> None:
+def first_steps(base: Any, nodes: Any, ids: Any) -> None:
     """By node the step at which it first runs, and the first from which on it may not be repeated."""
     for node in range(len(nodes)):
         nodes[node].first = len(base)
@@ -127,7 +143,11 @@ def _first_steps(base: Any, nodes: Any, ids: Any) -> None:
 
 
 @kernel
-def _uses(base: Any, tensors: Any, nodes: Any, ids: Any) -> Any:
+def use_rows(base: Any, tensors: Any, nodes: Any, ids: Any) -> Any:
+    """By tensor the steps at which it is read, as rows laid end to end.
+
+    Rows ascend, with `-1 - step` where the tensor is made once more; what is offloaded is used at last at the end.
+    """
     for filling in (False, True):  # count, then fill
         if filling:
             total = 0

@@ -18,14 +18,19 @@ _LATE = 1e30  # what was loaded ahead is evicted last
 
 
 @kernel
-def make_room(
-    need: Any, step: Any, again: Any, before: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, uses: Any, out: Any
-) -> bool:
+def has_room(need: Any, now: Any) -> bool:
+    """Whether so many bytes fit beneath the limit."""
+    return bool(now[0].level + need <= now[0].limit_bytes)
+
+
+@kernel
+def make_room(need: Any, step: Any, again: Any, before: Any, state: Any) -> bool:
     """Evict tensors until `need` bytes fit beneath the limit; none that is read before step `before`. False where that cannot be."""
-    if now[0].level + need <= now[0].limit_bytes:
+    if has_room(need, state.now):
         return True
-    found = _candidates(step, again, before, now, tensors, nodes, steps, uses)
-    while now[0].level + need > now[0].limit_bytes:
+    now, tensors, nodes, steps, ids, uses, out = state.now, state.tensors, state.nodes, state.steps, state.ids, state.uses, state.out
+    found = _candidates(step, again, before, state)
+    while not has_room(need, now):
         place = _least(found, tensors)
         if place < 0:
             return False
@@ -43,8 +48,9 @@ def make_room(
 
 
 @kernel
-def _candidates(step: Any, again: Any, before: Any, now: Any, tensors: Any, nodes: Any, steps: Any, uses: Any) -> int:
+def _candidates(step: Any, again: Any, before: Any, state: Any) -> int:
     """All that may be evicted, with a bound from below of their scores; how many."""
+    now, tensors, nodes, steps, uses = state.now, state.tensors, state.nodes, state.steps, state.uses
     found = 0
     for place in range(now[0].members):
         tensor = tensors[place].member
