@@ -150,8 +150,9 @@ def _trained(name: str, batch_size: int, optimized: bool) -> dict[str, torch.Ten
 
 def _training(name: str, batch_size: int, optimized: bool) -> tuple[Callable[[], Any], Any, Any]:
     """What runs one step, the optimized step, and the model."""
+    from bench.models.workload import plain_sgd
     from lowtide import optimize
-    from lowtide.api.compare import Workload, eager_step, plain_sgd
+    from lowtide.api.compare import Workload, eager_step
 
     made = MODELS[name].build(batch_size)
     work = Workload(made.model, made.batch, made.loss, plain_sgd(made.model))

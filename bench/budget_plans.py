@@ -107,8 +107,8 @@ def _serve(pipe: Any, model: str, threads: int, folder: str) -> None:
     """In the process: plan once for the ends, then for each limit that comes."""
     import torch
 
+    from bench.models.workload import plain_sgd
     from lowtide import BudgetError, optimize
-    from lowtide.api.compare import plain_sgd
 
     torch.set_num_threads(threads)
     made = workload(model)

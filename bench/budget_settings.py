@@ -63,7 +63,7 @@ def training(model: str, setting: Setting) -> Training:
 
 
 def _of_torch(made: Workload, setting: Setting) -> Training:
-    from lowtide.api.compare import plain_sgd
+    from bench.models.workload import plain_sgd
     from lowtide.cost.profiler import peak_bytes
 
     if setting.kind.startswith("checkpoint") and not checkpoint_blocks(made.model):
@@ -93,8 +93,8 @@ def _loss(made: Workload, setting: Setting) -> Callable[..., Any]:
 
 
 def _of_lowtide(made: Workload, setting: Setting) -> Training:
+    from bench.models.workload import plain_sgd
     from lowtide import optimize
-    from lowtide.api.compare import plain_sgd
 
     arena, optimizer = setting.kind.endswith("arena"), plain_sgd(made.model)
     if not setting.plan:

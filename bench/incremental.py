@@ -124,8 +124,8 @@ def synthetic() -> Iterator[Network]:
 def captured() -> Iterator[Network]:
     """Training steps of real models, captured under fake tensors."""
     from bench.models import MODELS
+    from bench.models.workload import plain_sgd
     from lowtide import optimize
-    from lowtide.api.compare import plain_sgd
     from lowtide.cost.memory import order_problem
 
     for name, batch_size in STEPS:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.models.workload import Entry
+from bench.models.workload import Entry, plain_sgd
 from lowtide import optimize
-from lowtide.api.compare import plain_sgd
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.search import Archive, Sweep
 

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from bench.models import MODELS
+from bench.models.workload import plain_sgd
 from bench.results import Results
 from lowtide import optimize
-from lowtide.api.compare import plain_sgd
 from lowtide.runtime.caller import Caller
 from lowtide.runtime.unchanged.granted import Granted
 from lowtide.runtime.unchanged.look import EVERYTHING

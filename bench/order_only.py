@@ -95,8 +95,9 @@ def _in_its_own_process(name: str, batch_size: int, patience_s: float, repeats: 
 
 def row(name: str, batch_size: int, patience_s: float, repeats: int) -> dict[str, Any]:
     """One model at one batch size; run for real unless a step takes longer than `patience_s`."""
+    from bench.models.workload import plain_sgd
     from lowtide import optimize
-    from lowtide.api.compare import Workload, compare, eager_step, plain_sgd
+    from lowtide.api.compare import Workload, compare, eager_step
 
     def built(device: str) -> Workload:
         made = MODELS[name].build(batch_size, device)

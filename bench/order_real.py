@@ -13,9 +13,9 @@ import time
 from typing import Any
 
 from bench.models import MODELS
+from bench.models.workload import plain_sgd
 from bench.results import Results
 from lowtide import optimize
-from lowtide.api.compare import plain_sgd
 from lowtide.cost.memory import order_problem
 from lowtide.schedule import AUTO, ProgramOrder, ReadyList, ReversePostOrder, schedule
 from lowtide.schedule.warm_up import warm_up

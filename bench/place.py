@@ -196,8 +196,8 @@ def models(options: argparse.Namespace) -> None:
 def model_rows(name: str, batch_size: int) -> list[dict[str, Cell]]:
     """One training step, at both alignments."""
     from bench.models import MODELS
+    from bench.models.workload import plain_sgd
     from lowtide import optimize
-    from lowtide.api.compare import plain_sgd
     from lowtide.cost.buffers import place_problem
     from lowtide.cost.memory import order_problem
     from lowtide.place import AUTO

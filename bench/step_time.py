@@ -87,8 +87,9 @@ def timed(which: str, name: str, batch_size: int, steps: int) -> dict[str, float
 
 
 def _training(which: str, name: str, batch_size: int) -> Callable[[], Any]:
+    from bench.models.workload import plain_sgd
     from lowtide import optimize
-    from lowtide.api.compare import Workload, eager_step, plain_sgd
+    from lowtide.api.compare import Workload, eager_step
 
     made = MODELS[name].build(batch_size)
     work = Workload(made.model, made.batch, made.loss, plain_sgd(made.model))

@@ -16,8 +16,7 @@ from typing import Any
 
 from bench import torchvision_shim
 from bench.models import language, vision
-from bench.models.workload import Entry, Workload
-from lowtide.api.compare import plain_sgd
+from bench.models.workload import Entry, Workload, plain_sgd
 
 torchvision_shim.install()
 

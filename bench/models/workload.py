@@ -46,6 +46,11 @@ class Entry:
         return Workload(model.train(), batch, self.loss)
 
 
+def plain_sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer where none is named: SGD without state, as in MODeL's experiments."""
+    return torch.optim.SGD(model.parameters(), lr=1e-3)
+
+
 def images(*shape: int) -> Tensor:
     """Random pixels, as good as normalised."""
     return torch.randn(shape)

@@ -68,11 +68,6 @@ def workload_of(function: Callable[[], Any]) -> Workload:
     return Workload(*made)
 
 
-def plain_sgd(model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of the bench where none is named: SGD without state, as in MODeL's experiments."""
-    return torch.optim.SGD(model.parameters(), lr=1e-3)
-
-
 def eager_step(workload: Workload) -> Callable[[], Any]:
     """The plain loop's body on a workload, with the optimizer on its single-tensor path."""
     args, kwargs = positional_and_keyword(workload.batch)

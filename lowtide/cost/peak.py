@@ -55,13 +55,6 @@ def profile_of(graph: Graph, problem: OrderProblem, order: Sequence[int], footpr
     )
 
 
-def peak_snapshot(
-    graph: Graph, order: Sequence[int], workspace_bytes: Sequence[int] | None = None, *, round_to: int = 1, eager: bool = False
-) -> Snapshot | None:
-    """The first step at the peak; None where there are no steps. Arguments and errors as for `memory_profile`."""
-    return memory_profile(graph, order, workspace_bytes, round_to=round_to, eager=eager).snapshot(graph, order)
-
-
 def _live(graph: Graph, footprint: Footprint, round_to: int) -> list[LiveTensor]:
     """Every storage that the problem knows of: the caller's own live throughout."""
     known, (start, end) = looks(graph), footprint.lifetimes

@@ -34,11 +34,6 @@ class Workspaces:
     measured_calls: int  # distinct calls that were run now; the others were remembered, or need none
     unlike: tuple[Node, ...]  # nodes whose results look otherwise than the graph says
 
-    @property
-    def known_nodes(self) -> int:
-        """Nodes whose workspace is known."""
-        return len(self.nbytes) - self.unknown_nodes
-
 
 def measure_workspaces(
     nodes: Sequence[Node], *, limit_bytes: int | None = None, remember: bool = True, laboratory: Laboratory | None = None

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lowtide.base import fields
-from lowtide.base.files import read_utf8, write_whole
+from lowtide.base.files import read_utf8
 from lowtide.errors import FormatError
 from lowtide.problems.order import OrderProblem, Rows
 from lowtide.problems.order_check import Task
@@ -64,11 +64,6 @@ def load_with_places(path: str | os.PathLike[str]) -> Loaded:
         return _loaded(text)
     except FormatError as error:
         raise FormatError(f"{path}: {error}") from error
-
-
-def save_problem(problem: OrderProblem, path: str | os.PathLike[str]) -> None:
-    """Writes a problem so that the file is either whole or as it was before."""
-    write_whole(path, problem_to_json(problem))
 
 
 def problem_from_json(text: str) -> OrderProblem:

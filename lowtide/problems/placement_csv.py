@@ -42,7 +42,6 @@ class _Row(NamedTuple):
     size: int
     align: int
     fixed: int
-    offset: int | None  # where it was not asked for
 
 
 def load_buffers(path: str | os.PathLike[str], *, align_bytes: int = 1) -> PlaceProblem:
@@ -50,17 +49,12 @@ def load_buffers(path: str | os.PathLike[str], *, align_bytes: int = 1) -> Place
 
     Raises FormatError naming the file and the line, OSError where the file cannot be read.
     """
-    return _loaded(path, align_bytes, with_offsets=False)[0]
-
-
-def load_placed(path: str | os.PathLike[str], *, align_bytes: int = 1) -> tuple[PlaceProblem, tuple[int, ...]]:
-    """The same with the offsets in the file, as they stand: `check_placement` says whether they are right."""
-    return _loaded(path, align_bytes, with_offsets=True)
-
-
-def save_buffers(problem: PlaceProblem, path: str | os.PathLike[str]) -> None:
-    """Writes a problem so that the file is either whole or as it was before. Raises OSError."""
-    write_whole(path, buffers_to_csv(problem))
+    try:
+        return buffers_from_csv(read_bytes(path).decode("utf-8"), align_bytes=align_bytes)
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{os.fspath(path)}: expected text in UTF-8: {error}") from error
+    except FormatError as error:
+        raise FormatError(f"{os.fspath(path)}: {error}") from error
 
 
 def save_offsets(problem: PlaceProblem, offsets: Iterable[SupportsIndex], path: str | os.PathLike[str]) -> None:
@@ -70,7 +64,7 @@ def save_offsets(problem: PlaceProblem, offsets: Iterable[SupportsIndex], path: 
 
 def buffers_from_csv(text: str, *, align_bytes: int = 1) -> PlaceProblem:
     """The problem in a text. Raises FormatError naming the line."""
-    return _problem(list(_rows(text, align_bytes, with_offsets=False)))
+    return _problem(list(_rows(text, align_bytes)))
 
 
 def buffers_to_csv(problem: PlaceProblem) -> str:
@@ -112,17 +106,6 @@ def _text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-def _loaded(path: str | os.PathLike[str], align_bytes: int, *, with_offsets: bool) -> tuple[PlaceProblem, tuple[int, ...]]:
-    try:
-        text = read_bytes(path).decode("utf-8")
-        rows = list(_rows(text, align_bytes, with_offsets=with_offsets))
-        return _problem(rows), tuple(row.offset for row in rows if row.offset is not None)
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{os.fspath(path)}: expected text in UTF-8: {error}") from error
-    except FormatError as error:
-        raise FormatError(f"{os.fspath(path)}: {error}") from error
-
-
 def _problem(rows: Sequence[_Row]) -> PlaceProblem:
     first_line: dict[str, int] = {}
     for row in rows:
@@ -138,15 +121,15 @@ def _problem(rows: Sequence[_Row]) -> PlaceProblem:
     )
 
 
-def _rows(text: str, align_bytes: int, *, with_offsets: bool) -> Iterator[_Row]:
+def _rows(text: str, align_bytes: int) -> Iterator[_Row]:
     """Checked rows, one a buffer; empty lines are passed over."""
     lines = _fields(text.removeprefix("\ufeff"))  # some spreadsheets start a file with that mark
     line, header = next(lines, (1, []))
-    columns = _columns(line, header, (*_NEEDED, "offset") if with_offsets else _NEEDED)
+    columns = _columns(line, header)
     for line, fields in lines:
         if len(fields) != len(header):
             _refuse(line, f"{len(header)} fields, as in the first row", f"{len(fields)}")
-        yield _row(line, {name: fields[place] for name, place in columns.items()}, align_bytes, with_offsets)
+        yield _row(line, {name: fields[place] for name, place in columns.items()}, align_bytes)
 
 
 def _fields(text: str) -> Iterator[tuple[int, list[str]]]:
@@ -164,7 +147,7 @@ def _fields(text: str) -> Iterator[tuple[int, list[str]]]:
             yield line, fields
 
 
-def _columns(line: int, header: Sequence[str], needed: Sequence[str]) -> dict[str, int]:
+def _columns(line: int, header: Sequence[str]) -> dict[str, int]:
     """The place of each column."""
     names = [name.strip() for name in header]
     for name in names:
@@ -173,13 +156,13 @@ def _columns(line: int, header: Sequence[str], needed: Sequence[str]) -> dict[st
     places = {name: place for place, name in enumerate(names)}
     if len(places) != len(names):
         _refuse(line, "each column once", ",".join(names))
-    for name in needed:
+    for name in _NEEDED:
         if name not in places:
-            _refuse(line, f"the columns {','.join(needed)}", f"none named {name!r}")
+            _refuse(line, f"the columns {','.join(_NEEDED)}", f"none named {name!r}")
     return places
 
 
-def _row(line: int, fields: dict[str, str], align_bytes: int, with_offsets: bool) -> _Row:
+def _row(line: int, fields: dict[str, str], align_bytes: int) -> _Row:
     name = fields["id"]
     if not _is_id(name):
         _refuse(line, "an id of characters that can be printed", repr(name) if name else "none")
@@ -192,7 +175,7 @@ def _row(line: int, fields: dict[str, str], align_bytes: int, with_offsets: bool
         check_buffer(name, size, lower, upper, align, fixed)
     except FormatError as error:
         raise FormatError(f"line {line}: {error}") from error
-    return _Row(line, name, lower, upper, size, align, fixed, _integer(line, "offset", fields["offset"]) if with_offsets else None)
+    return _Row(line, name, lower, upper, size, align, fixed)
 
 
 def _integer(line: int, column: str, text: str) -> int:

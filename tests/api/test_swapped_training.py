@@ -21,7 +21,7 @@ from bench import torchvision_shim
 from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
 from lowtide.api import maker, step
 from lowtide.cost.memory import order_problem, simulate
-from lowtide.cost.peak import peak_snapshot
+from lowtide.cost.peak import memory_profile
 from lowtide.cost.presets import preset
 from lowtide.errors import CheckError
 from lowtide.ir.check.graph_check import check_graph
@@ -223,7 +223,7 @@ def _with_swaps(plan: Plan, seed: int) -> Plan:
     return dataclasses.replace(
         plan, graph=done.graph, order=tuple(range(len(sizes))), reuses=tuple(footprint.reuses.tolist()), workspace_bytes=sizes,
         peak_bytes=footprint.peak_bytes, lower_bound_bytes=min(plan.lower_bound_bytes, footprint.peak_bytes), cost_report=report,
-        peak=peak_snapshot(done.graph, range(len(sizes)), sizes),
+        peak=memory_profile(done.graph, range(len(sizes)), sizes).snapshot(done.graph, range(len(sizes))),
     )  # fmt: skip
 
 

@@ -12,8 +12,8 @@ from bench.budget_plot import plot
 from bench.budget_settings import Setting, checkpoint_blocks, held_bytes
 from bench.budget_turns import Group, Ratio, Turn, Worker
 from bench.models import Workload
+from bench.models.workload import plain_sgd
 from lowtide import Sweep, optimize
-from lowtide.api.compare import plain_sgd
 from lowtide.cost.presets import preset
 
 

@@ -11,7 +11,7 @@ from bench import place as bench
 from bench.place import MINIMALLOC_S, SOLVERS, Question, questions, row
 from bench.results import Results, load
 from lowtide.problems.placement import PlaceProblem
-from lowtide.problems.placement_csv import save_buffers
+from lowtide.problems.placement_csv import buffers_to_csv
 from lowtide.reference.spec import PLACERS, parse_placer
 
 DATA = Path(__file__).parents[1] / "data" / "place"
@@ -19,8 +19,8 @@ DATA = Path(__file__).parents[1] / "data" / "place"
 
 def test_instances_are_asked_once_and_those_of_a_known_capacity_twice(tmp_path: Path) -> None:
     shutil.copy(DATA / "example.12.csv", tmp_path)
-    save_buffers(PlaceProblem.of([1] * 99, [0] * 99, [1] * 99), tmp_path / "more-2.6B.csv")
-    save_buffers(PlaceProblem.of([1], [0], [1]), tmp_path / "one.csv")
+    (tmp_path / "more-2.6B.csv").write_text(buffers_to_csv(PlaceProblem.of([1] * 99, [0] * 99, [1] * 99)))
+    (tmp_path / "one.csv").write_text(buffers_to_csv(PlaceProblem.of([1], [0], [1])))
     asked = [(each.name, str(each)) for each in questions([DATA, tmp_path], ["example", "one", "more-2.6B"])]
     assert asked == [("one", "smallest"), ("example", "smallest"), ("example", "fits in 12"), ("more-2.6B", "smallest")]
 

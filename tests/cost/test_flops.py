@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import lowtide
 from bench.models import get
-from lowtide.api.compare import plain_sgd
+from bench.models.workload import plain_sgd
 from lowtide.capture.program import TrainingProgram, capture_training
 from lowtide.cost.flops import compute_dtype, node_flops, node_moved_bytes
 from lowtide.cost.presets import PRESETS

@@ -1,6 +1,6 @@
 import pytest
 
-from lowtide.cost.peak import memory_profile, peak_snapshot
+from lowtide.cost.peak import memory_profile
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
 from lowtide.plan.snapshot import LiveTensor, phase_of
 from tests.graphs import view, write
@@ -27,7 +27,8 @@ def graph() -> Graph:
 
 
 def test_the_snapshot_of_the_peak(graph: Graph) -> None:
-    snapshot = peak_snapshot(graph, (0, 1, 2), (6, 0, 0))
+    snapshot = memory_profile(graph, (0, 1, 2), (6, 0, 0)).snapshot(graph, (0, 1, 2))
+    assert snapshot is not None
     assert (snapshot.step, snapshot.steps, snapshot.op, snapshot.phase) == (0, 3, "aten.mm.default", "forward")
     assert snapshot.source == Source("net.py", 12, "layer1.0")
     assert (snapshot.footprint_bytes, snapshot.workspace_bytes) == (9 + 8 + 5 + 6, 6)
@@ -66,5 +67,5 @@ def test_what_lives_adds_up_to_the_footprint(graph: Graph, eager: bool, round_to
 
 def test_a_profile_of_no_steps_has_nothing_at_its_peak() -> None:
     profile = memory_profile(Graph((), (), ()), ())
-    assert peak_snapshot(Graph((), (), ()), ()) is None
+    assert profile.snapshot(Graph((), (), ()), ()) is None
     assert (profile.peak_bytes, profile.peak_step, profile.at(profile.peak_step)) == (0, -1, ())

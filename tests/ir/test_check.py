@@ -51,6 +51,7 @@ WRONG: list[tuple[Verdict, tuple[Node, ...], str]] = [
     (Verdict.READ_BEFORE_MADE, (compute("b", FIRST), A), "node 0 (aten.make.default -> b) reads a"),
     (Verdict.READ_BEFORE_MADE, (compute("b", FIRST),), "reads a"),
     (Verdict.READ_BEFORE_MADE, (replace(WRITE, args=(), writes=((replace(P), WRITTEN),)),), "reads p"),
+    (Verdict.VIEW_APART, (replace(A, op="aten.view.default"),), "node 0 (aten.view.default -> a) makes a on a"),
     (Verdict.UNKNOWN_DTYPE, (result(dtype="float12"),), "makes r of dtype 'float12'; known are bool, uint8"),
     (Verdict.MALFORMED, (result(stride=()),), "makes r: shape (4,), strides ()"),
     (Verdict.MALFORMED, (result(shape=(-1,)),), "shape (-1,)"),

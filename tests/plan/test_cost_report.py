@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lowtide.base.units import op_text, time_text
-from lowtide.cost.peak import peak_snapshot
+from lowtide.cost.peak import memory_profile
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
 from lowtide.plan.alike import alike, pattern
@@ -61,7 +61,7 @@ PLAN = Plan(
 WORKSPACES = tuple(100 * (step == STEP) for step in range(STEPS))
 KEPT = replace(  # with promises that it keeps
     PLAN, workspace_bytes=WORKSPACES, peak_bytes=PLAN.resident_bytes + 2 * 4096 + 100, lower_bound_bytes=PLAN.resident_bytes,
-    peak=peak_snapshot(GRAPH, range(STEPS), WORKSPACES),
+    peak=memory_profile(GRAPH, range(STEPS), WORKSPACES).snapshot(GRAPH, range(STEPS)),
 )  # fmt: skip
 
 

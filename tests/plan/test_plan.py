@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.cost.memory import order_problem, simulate
-from lowtide.cost.peak import peak_snapshot
+from lowtide.cost.peak import memory_profile
 from lowtide.errors import CheckError, FormatError
 from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.ir.text.graph_text import to_text
@@ -156,7 +156,7 @@ def test_only_names_that_an_operator_can_have_are_read(name: str) -> None:
 
 WITH_PEAK = replace(
     PLAN,
-    peak=peak_snapshot(PLAN.graph, PLAN.order, PLAN.workspace_bytes),
+    peak=memory_profile(PLAN.graph, PLAN.order, PLAN.workspace_bytes).snapshot(PLAN.graph, PLAN.order),
     cost_report=CostReport((2, 0, 1, 0), 2.5, 2.0, 23, 1, ((19, 2.5),)),
 ).to_json()
 

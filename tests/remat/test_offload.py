@@ -17,7 +17,6 @@ from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.nodes import is_random, is_transfer, is_view, repeatable
 from lowtide.ir.text.graph_text import parse, to_text
 from lowtide.remat.offload import offloadable_storages, storable
-from lowtide.remat.undo import extras, without
 from lowtide.remat.write_out import rematerialise
 from tests.graphs import graphs
 from tests.small_graph import A_VIEW, CODES, DROP, GRAPH, LOAD, MUL, RELU, STORE, VIEW, A, B, X, a_value
@@ -185,45 +184,6 @@ def test_reuses_of_a_random_sequence_are_right(graph, seed):
     done = rematerialise(plain, random_sequence(plain, random.Random(seed), swap_state=True))
     order = range(len(done.graph.nodes))
     check_reuses(done.graph, order, simulate(order_problem(done.graph), order).reuses.tolist())
-
-
-@settings(max_examples=60)
-@given(graphs(bodies=False), st.integers(0, 2**32), st.booleans())
-def test_a_sequence_without_its_extras_is_the_graph_again(graph, seed, swap_state):
-    rng = random.Random(seed)
-    plain = _as_captured(graph)
-    start = rematerialise(plain, [index for index, node in enumerate(plain.nodes) if not is_view(node)]).graph
-    entries = random_sequence(start, rng, swap_state=swap_state)
-    bare = without(start, entries, extras(start, entries))
-    assert to_text(rematerialise(start, bare).graph) == to_text(start)
-    some = [place for place in extras(start, entries) if rng.random() < 0.3]
-    fewer = without(start, entries, some)
-    check_graph(rematerialise(start, fewer).graph)
-    assert len(fewer) <= len(entries) - len(some)
-    assert without(start, entries, ()) == tuple(entries)
-
-
-@pytest.mark.parametrize(
-    ("entries", "places", "left"),
-    [
-        ([0, STORE, 2, DROP, LOAD, 3], [4], [0, 2, 3]),  # without its load, it need not go
-        ([0, STORE, 2, DROP, LOAD, 3], [1], [0, 2, 3]),
-        ([0, STORE, 2, DROP, LOAD, 3], [3], [0, 2, 3]),
-        ([0, STORE, DROP, LOAD, 2, DROP, LOAD, 3], [2], [0, STORE, 2, DROP, LOAD, 3]),
-        ([0, STORE, DROP, LOAD, 2, DROP, LOAD, 3], [6], [0, STORE, DROP, LOAD, 2, 3]),
-        ([0, STORE, DROP, 0, 2, 3], [3], [0, 2, 3]),
-        ([0, STORE, DROP, 0, 2, 3], [1], [0, 0, 2, 3]),
-        ([0, 2, 0, 3], [2], [0, 2, 3]),
-    ],
-)
-def test_what_else_goes_with_an_entry(entries, places, left):
-    assert list(without(GRAPH, entries, places)) == left
-    rematerialise(GRAPH, left)
-
-
-def test_what_has_to_run_once_cannot_be_taken_out():
-    with pytest.raises(CheckError, match="places: expected some of a run that repeats a node, a store, a drop or a load; got 1"):
-        without(GRAPH, [0, 2, 3], [1])
 
 
 def _as_captured(graph, reuses=True):

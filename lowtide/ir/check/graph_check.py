@@ -16,6 +16,7 @@ from lowtide.ir.check.reuse import check_reuses
 from lowtide.ir.check.verdict import Place, Verdict, refuse
 from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.operators.names import LOAD
+from lowtide.ir.operators.table import row_of
 from lowtide.ir.sizes import ITEM_BYTES, Size
 
 __all__ = ["Verdict", "check_graph", "check_order", "check_reuses"]
@@ -191,6 +192,8 @@ def _check_outputs(node: Node, existing: set[Storage], version: Mapping[Storage,
             continue
         _check_layout(value, where)
         if value.storage not in existing:
+            if row_of(node.op).view:
+                refuse(Verdict.VIEW_APART, f"{where} makes {value.name} on {value.storage.name}")
             if value.version != 0:
                 refuse(Verdict.MADE_AT_VERSION, f"{where} makes {value.name}, version {value.version}")
         elif not any(read.storage is value.storage for read in _touched(node)):

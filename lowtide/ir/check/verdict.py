@@ -23,6 +23,7 @@ class Verdict(enum.Enum):
     INPUT_VERSIONS = "two inputs on one storage are of different versions"
     MADE_AT_VERSION = "a node makes a storage that is not at version 0"
     REMADE = "a storage that exists is made again, by a node that reads nothing of it"
+    VIEW_APART = "an operator that only looks at what it is given makes a storage of its own"
     OTHER_VERSION = "a view is of another version than its storage is at"
     STALE = "a version of a storage is read that is not the current one"
     WRITE_NOT_OWNED = "a node writes a storage that the caller does not own"
