@@ -78,6 +78,8 @@ class Settled(nn.Module):
         return 4**-0.5
 
     def forward(self, x: Tensor) -> Tensor:
+        if not getattr(self, "_capturing_hooks_installed", False):  # as transformers does
+            self._capturing_hooks_installed = True
         self.width, self.mode = x.shape[-1], "later"
         self.sizes = (*self.sizes[:1], self.sizes[1])
         return self.linear(x) * self.scale * (self.width if self.mode == "later" else 1.0)

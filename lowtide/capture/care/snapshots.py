@@ -15,7 +15,8 @@ from lowtide.capture.care.reads import ABSENT, AttributeReads
 from lowtide.errors import CaptureError
 
 _CONTAINERS = (list, dict, set, OrderedDict)
-_HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")  # libraries add theirs in the first forward; they are put back only
+# Libraries add theirs in the first forward, and note that they have (transformers); they are put back only.
+_HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 
 
 class Snapshot:
@@ -66,7 +67,7 @@ class Snapshot:
         for name, old, new in reads.replaced(self.module):
             of_graph = isinstance(new, torch.Tensor) and name not in self.module._parameters
             made_once = old is ABSENT and hasattr(getattr_static(type(self.module), name, None), "__get__")  # functools.cached_property
-            if not (of_graph or made_once or name.endswith(_HOOKS) or _alike(old, new)):
+            if not (of_graph or made_once or "_hooks" in name or _alike(old, new)):
                 yield name
 
 
