@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from lowtide.ir.operators.row import Fake, Operator, ReadsResult, Statistics
+from lowtide.ir.operators.row import Fake, Operator, ReadsResult, Statistics, WithWrites
 
 _RUNNING = (3, 4)  # mean and variance
 
 _NORMS = (
-    Operator(name="aten.native_batch_norm.default", statistics=Statistics(_RUNNING, flag=5, optional=True), fake=Fake.STATISTICS_TYPE),
+    Operator(
+        name="aten.native_batch_norm.default",
+        statistics=Statistics(_RUNNING, flag=5, optional=True),
+        with_writes=WithWrites("aten._native_batch_norm_legit_functional.default", own=3),
+        fake=Fake.STATISTICS_TYPE,
+    ),
     Operator(name="aten.cudnn_batch_norm.default", statistics=Statistics(_RUNNING, flag=5)),
     Operator(name="aten.miopen_batch_norm.default", statistics=Statistics(_RUNNING, flag=5)),
     Operator(name="aten._batch_norm_impl_index.default", statistics=Statistics(_RUNNING, flag=5)),
