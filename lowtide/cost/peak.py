@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lowtide.cost.memory import Footprint, counted_storages, order_problem, resident_storages, simulate, storage_bytes
+from lowtide.cost.memory import Footprint, counted_storages, resident_storages, storage_bytes
 from lowtide.ir.graph import Graph
 from lowtide.plan.snapshot import LiveTensor, Snapshot, looks
 from lowtide.problems.order import Bytes, OrderProblem
@@ -35,16 +35,8 @@ class MemoryProfile:
         return Snapshot.of(graph, step, graph.nodes[order[step]], self.workspace_bytes[step], self.at(step))
 
 
-def memory_profile(
-    graph: Graph, order: Sequence[int], workspace_bytes: Sequence[int] | None = None, *, round_to: int = 1, eager: bool = False
-) -> MemoryProfile:
-    """Memory over the steps of `order`, with every storage's lifetime; arguments and errors as for `order_problem` and `simulate`."""
-    problem = order_problem(graph, workspace_bytes, round_to=round_to, eager=eager)
-    return profile_of(graph, problem, order, simulate(problem, order), round_to=round_to)
-
-
 def profile_of(graph: Graph, problem: OrderProblem, order: Sequence[int], footprint: Footprint, *, round_to: int = 1) -> MemoryProfile:
-    """The same from a problem that is known, and what the order costs in it."""
+    """Memory over the steps of an order, from its problem and what it costs there."""
     return MemoryProfile(
         footprint_bytes=footprint.footprint_bytes,
         workspace_bytes=tuple(problem.workspace_bytes[list(order)].tolist()),

@@ -21,7 +21,6 @@ from bench import torchvision_shim
 from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
 from lowtide.api import maker, step
 from lowtide.cost.memory import order_problem, simulate
-from lowtide.cost.peak import memory_profile
 from lowtide.cost.presets import preset
 from lowtide.errors import CheckError
 from lowtide.ir.check.graph_check import check_graph
@@ -35,6 +34,7 @@ from lowtide.runtime.copies.host import DirectTransfers
 from lowtide.runtime.copies.streamed import StreamedMemory, StreamedTransfers
 from lowtide.schedule import ProgramOrder
 from tests.api.networks import adamw, convnet, cross_entropy, pictures, sgd, workload
+from tests.peaks import memory_profile
 from tests.programs import RandomOrder
 from tests.swapping import LateStreams, random_sequence, swapping
 from tests.training import check

@@ -1,9 +1,9 @@
 import pytest
 
-from lowtide.cost.peak import memory_profile
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
 from lowtide.plan.snapshot import LiveTensor, phase_of
 from tests.graphs import view, write
+from tests.peaks import memory_profile
 
 
 def vector(name: str, nbytes: int, kind: Kind) -> Value:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from lowtide.base.units import op_text, time_text
-from lowtide.cost.peak import memory_profile
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
 from lowtide.plan.alike import alike, pattern
@@ -19,6 +18,7 @@ from lowtide.plan.plan import Plan, Provenance
 from lowtide.plan.snapshot import LiveTensor, Snapshot, looks_by_name
 from lowtide.plan.summary import eviction_lines, snapshot_lines
 from lowtide.plan.where import source_text
+from tests.peaks import memory_profile
 
 BLOCKS = 20
 

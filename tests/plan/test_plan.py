@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.cost.memory import order_problem, simulate
-from lowtide.cost.peak import memory_profile
 from lowtide.errors import CheckError, FormatError
 from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.ir.text.graph_text import to_text
@@ -23,6 +22,7 @@ from lowtide.planning.request import Request
 from lowtide.schedule import ReadyList
 from tests.edits import edited
 from tests.graphs import array, compute, graphs
+from tests.peaks import memory_profile
 
 PROVENANCE = Provenance("0.1.0", "2.13.0", "cpu", "3.11.7", 2)
 X = array(Storage("x", 4, "cpu", Kind.INPUT))

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.cost.memory import counted_storages, order_problem, simulate
-from lowtide.cost.peak import memory_profile
 from lowtide.cost.presets import preset
 from lowtide.ir.graph import Graph, Kind, Node, Storage
 from lowtide.ir.operators.names import LOAD, STORE
@@ -20,6 +19,7 @@ from lowtide.remat.explain import evictions_of
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.write_out import Rematerialised, rematerialise
 from tests.graphs import array, compute, graphs
+from tests.peaks import memory_profile
 from tests.swapping import random_sequence
 
 DEVICE = preset("rtx3090")
