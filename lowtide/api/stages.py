@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import sys
 import time
@@ -19,6 +20,9 @@ class Stage:
     what: str  # a sentence for people
     seconds: float | None = None
 
+
+_LONG_S = 5.0  # from here on a stage is worth a line where nobody looks on
+_LOGGER = logging.getLogger("lowtide")
 
 Callback: TypeAlias = Callable[[Stage], None]
 
@@ -44,6 +48,8 @@ class Stages:
         spent = time.perf_counter() - start
         self.seconds[name] = self.seconds.get(name, 0.0) + spent
         self._tell(Stage(name, what, spent))
+        if spent > _LONG_S and not self.progress:
+            _LOGGER.info("%s took %.0f s", what, spent)
 
     def _tell(self, stage: Stage) -> None:
         if self.callback is not None:

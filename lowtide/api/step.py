@@ -18,6 +18,7 @@ from lowtide.capture.data.facts import Facts, Reading
 from lowtide.cost.profiler import Measured, peak_bytes
 from lowtide.errors import CaptureError, StepError
 from lowtide.plan.plan import Plan
+from lowtide.plan.summary import one_line
 from lowtide.planning.effort import sweeps_of
 from lowtide.planning.limits import Limit
 from lowtide.runtime.batch import BatchSpec
@@ -104,7 +105,8 @@ class Step:
     def measure(self, *args: Any, **kwargs: Any) -> Measured:
         """Run once under the profiler: the peak above what the caller holds, in bytes as the allocator counts them.
 
-        Training advances by this step. Raises StepError for an optimizer's first step, and as a call does.
+        `step.plan` then shows it beside the promise, with what is resident, as the promise has it. This is a step like any other: a
+        training step trains. Raises StepError for an optimizer's first step, and as a call does.
         """
         variant, inputs, now = self._prepare(args, kwargs)
         if variant is not self._families[0].variants[-1]:
@@ -116,6 +118,14 @@ class Step:
         self._measured = peak_bytes(lambda: done.append(self._run(variant, inputs, now)), device)
         self._caller.end_step(done[-1][1])
         return self._measured
+
+    def __repr__(self) -> str:
+        what = "training" if self._families[0].variants[-1].program.gradients else "inference"
+        return f"Step({what}, {one_line(self.plan)})"
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the plan's summary."""
+        return self.plan._repr_html_()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """A step is bound to the objects that it works on. Raises StepError, also for `copy.copy` and `copy.deepcopy`."""

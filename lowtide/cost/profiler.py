@@ -80,7 +80,9 @@ class Measurement:
 
 
 def measure(call: Call, device: str = "cpu", repeats: int = 5, warmup: int = 1) -> Measurement:
-    """Peak memory and time of `call`, which runs `warmup + repeats + 2` times.
+    """Peak memory and time of `call`, which runs `warmup + repeats + 2` times: where it is a training step, that trains as many steps.
+
+    The peak is counted above what there is when it starts: what the caller holds (parameters, optimizer state, batch) is not in it.
 
     Memory is measured last: what is made once and kept (optimizer state) is there by then, and not counted.
     """

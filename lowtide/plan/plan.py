@@ -24,6 +24,7 @@ equal bytes: nothing in the file depends on when or how fast it was made.
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import os
 from dataclasses import asdict, dataclass, replace
@@ -40,7 +41,8 @@ from lowtide.plan.contents import Contents, Provenance
 from lowtide.plan.cost_report import CostReport, Eviction, cost_report_from
 from lowtide.plan.promises import untrue_promise
 from lowtide.plan.snapshot import Snapshot, snapshot_from
-from lowtide.plan.summary import summarize
+from lowtide.plan.summary import one_line, summarize
+from lowtide.plan.table import table
 
 __all__ = ["CostReport", "Eviction", "Plan", "Provenance", "Snapshot"]
 
@@ -110,8 +112,19 @@ class Plan(Contents):
         _check_true(plan, data)
         return plan
 
+    def table(self, most: int | None = None) -> str:
+        """The storages of the plan that have bytes, the largest first, a line each; the first `most` where that is given."""
+        return table(self, most)
+
     def __str__(self) -> str:
         return summarize(self)
+
+    def __repr__(self) -> str:
+        return f"Plan({one_line(self)})"
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the summary."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def program_hash(graph: Graph, *settings: str | int) -> str:

@@ -23,6 +23,13 @@ def untrue_promise(plan: Contents) -> str:
     return next(_untrue(plan, _Counted.of(plan.graph, plan.order, plan.reuses, plan.granule_bytes)), "")
 
 
+def lives(plan: Contents) -> dict[Storage, tuple[int, int, int]]:
+    """By storage: its bytes as the allocator rounds them, and the steps `[start, end)` over which it lives. Sizes are no symbols."""
+    counted = _Counted.of(plan.graph, plan.order, plan.reuses, plan.granule_bytes)
+    spans = dict.fromkeys(counted.resident, (0, counted.steps)) | counted.spans
+    return {storage: (counted.bytes_of(storage), *span) for storage, span in spans.items()}
+
+
 def _untrue(plan: Contents, counted: _Counted) -> Iterator[str]:
     footprints = counted.footprints([plan.workspace_bytes[index] for index in plan.order])
     owned = counted.resident_bytes + sum(counted.bytes_of(storage) for storage in _offloaded(plan.graph))

@@ -42,6 +42,16 @@ def summarize(plan: Contents) -> str:
     return "\n".join(table)
 
 
+def one_line(plan: Contents) -> str:
+    """The promise in a few words: peaks, with what is resident, and under a limit what it costs."""
+    proof = "proven least" if plan.peak_bytes == plan.lower_bound_bytes else _gap(plan)
+    report, slower = plan.cost_report, ""
+    if report is not None and report.order_us:
+        slower = f", time {report.time_us / report.order_us - 1:+.1%}"
+    peaks = f"peak {bytes_text(plan.peak_bytes)} of {bytes_text(plan.eager_peak_bytes)} in eager"
+    return f"{peaks}{slower}, {proof}, {len(plan.order)} operators"
+
+
 def snapshot_lines(snapshot: Snapshot, most: int = _TENSORS, again: bool = False) -> list[str]:
     """What stands at a step: the operator, then the largest tensors, those of repeated blocks together."""
     lines = [snapshot_line(snapshot, again)]
