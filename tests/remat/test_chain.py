@@ -50,7 +50,7 @@ def bare_chains(draw):
 
 def _plans(chain, s, t, held=0):
     """(peak, time, steps) of every plan for blocks s to t while so much is held for others: from nothing but the definition."""
-    again = t < chain.count - 1
+    again = t < len(chain.hand_on) - 1
     pins = chain.pinned[1:] - chain.pinned[:-1]
 
     def besides(block):
@@ -76,7 +76,7 @@ def _plans(chain, s, t, held=0):
 @slowly
 @given(bare_chains())
 def test_the_table_equals_brute_force(chain):
-    plans = list(_plans(chain, 0, chain.count - 1))
+    plans = list(_plans(chain, 0, len(chain.hand_on) - 1))
     table = ChainTable(chain, _MOST)
     for units in range(-1, _MOST + 1):
         fitting = [(us, steps) for peak, us, steps in plans if peak <= units]

@@ -9,8 +9,7 @@ One table answers all limits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +22,7 @@ Units = NDArray[np.int64]
 HAND_ON, FORWARD, BACKWARD = 0, 1, 2  # what a step of a plan does
 
 
-@dataclass(frozen=True, eq=False)
-class Chain:
+class Chain(NamedTuple):
     """Blocks and their options, in units of memory. Options of all blocks lie end to end; block b's begin at `option_ptr[b]`."""
 
     option_ptr: Units  # [blocks + 1]
@@ -41,11 +39,6 @@ class Chain:
     rest_backward: Units  # [blocks] alive besides while this one runs backward
     pinned: Units  # [blocks + 1] what blocks before each one pin: alive from their first run to their backward part, whatever is chosen
 
-    @property
-    def count(self) -> int:
-        """How many blocks."""
-        return len(self.hand_on)
-
 
 Step = tuple[int, int, int]  # what is done, the block, its option (-1 where it only hands on)
 
@@ -55,123 +48,114 @@ class ChainTable:
 
     def __init__(self, chain: Chain, most: int) -> None:
         self.chain, self.most = chain, most
-        self.arrays = (
-            chain.option_ptr, chain.kept, chain.forward, chain.backward, chain.extra_us, chain.again_us, chain.inner_us, chain.hand_on,
-            chain.hand_on_us, chain.handed, chain.rest_forward, chain.rest_backward, chain.pinned,
-        )  # fmt: skip
-        self.best = _table(most, *self.arrays)
+        self.best = _table(most, chain)
 
     def extra_us(self, units: int) -> float:
         """The least time beyond running everything once; infinite where nothing fits."""
-        return float(self.best[0, self.chain.count - 1, min(units, self.most)]) if units >= 0 else float("inf")
+        return float(self.best[0, len(self.chain.hand_on) - 1, min(units, self.most)]) if units >= 0 else float("inf")
 
     def steps(self, units: int) -> list[Step]:
         """What to do in that time; nothing where nothing fits."""
         if not np.isfinite(self.extra_us(units)):
             return []
-        return [(int(deed), int(block), int(option)) for deed, block, option in _steps(self.best, min(units, self.most), *self.arrays)]
+        return [(int(deed), int(block), int(option)) for deed, block, option in _steps(self.best, min(units, self.most), self.chain)]
 
 
 @kernel
-def _besides(block: Any, t: Any, rest_forward: Any, pinned: Any) -> Any:
+def _besides(block: Any, t: Any, chain: Any) -> Any:
     """What is alive besides while a block runs forward and blocks up to t are to follow: the first time, nothing of later blocks."""
-    if t == len(rest_forward) - 1:
-        return pinned[block]
-    return pinned[block] + pinned[t + 1] - pinned[block + 1] + rest_forward[t]
+    if t == len(chain.rest_forward) - 1:
+        return chain.pinned[block]
+    return chain.pinned[block] + chain.pinned[t + 1] - chain.pinned[block + 1] + chain.rest_forward[t]
 
 
 @kernel
-def _option_units(option: Any, s: Any, t: Any, forward: Any, backward: Any, rest_forward: Any, rest_backward: Any, pinned: Any) -> Any:
+def _option_units(option: Any, s: Any, t: Any, chain: Any) -> Any:
     """The least memory in which block s may choose an option, at the head of blocks s to t."""
-    return max(forward[option] + _besides(s, t, rest_forward, pinned), backward[option] + rest_backward[s] + pinned[s])
+    forward = chain.forward[option] + _besides(s, t, chain)
+    return max(forward, chain.backward[option] + chain.rest_backward[s] + chain.pinned[s])
 
 
 @kernel
-def _option_us(option: Any, s: Any, t: Any, last: Any, extra_us: Any, again_us: Any, inner_us: Any) -> Any:
+def _option_us(option: Any, s: Any, t: Any, chain: Any) -> Any:
     """What it costs there: the first forward pass is free."""
-    if t == last:
-        return extra_us[option]
-    return extra_us[option] + (inner_us[option] if s == t else again_us[option])
+    if t == len(chain.hand_on) - 1:
+        return chain.extra_us[option]
+    return chain.extra_us[option] + (chain.inner_us[option] if s == t else chain.again_us[option])
 
 
 @kernel
-def _hand_on_units(block: Any, s: Any, t: Any, hand_on: Any, handed: Any, rest_forward: Any, pinned: Any) -> Any:
+def _hand_on_units(block: Any, s: Any, t: Any, chain: Any) -> Any:
     """The least memory in which a block may only hand on, while blocks s to t are at work."""
-    return hand_on[block] + handed[s, block] + _besides(block, t, rest_forward, pinned)
+    return chain.hand_on[block] + chain.handed[s, block] + _besides(block, t, chain)
 
 
 @kernel
-def _table(
-    most: Any, option_ptr: Any, kept: Any, forward: Any, backward: Any, extra_us: Any, again_us: Any, inner_us: Any, hand_on: Any,
-    hand_on_us: Any, handed: Any, rest_forward: Any, rest_backward: Any, pinned: Any,
-) -> Any:  # fmt: skip
-    count = len(hand_on)
+def _table(most: Any, chain: Any) -> Any:
+    count = len(chain.hand_on)
     best = np.full((count, count, most + 1), np.inf, np.float32)
     for length in range(count):
         for s in range(count - length):
             t = s + length
             row = best[s, t]
-            for option in range(option_ptr[s], option_ptr[s + 1]):
-                least = _option_units(option, s, t, forward, backward, rest_forward, rest_backward, pinned)
-                own_us = _option_us(option, s, t, count - 1, extra_us, again_us, inner_us)
+            for option in range(chain.option_ptr[s], chain.option_ptr[s + 1]):
+                least = _option_units(option, s, t, chain)
+                own_us = _option_us(option, s, t, chain)
                 if s == t:
                     for m in range(least, most + 1):
                         row[m] = min(row[m], own_us)
                     continue
-                after = best[s + 1, t]
-                for m in range(max(least, kept[option]), most + 1):
-                    row[m] = min(row[m], own_us + after[m - kept[option]])
+                after, kept = best[s + 1, t], chain.kept[option]
+                for m in range(max(least, kept), most + 1):
+                    row[m] = min(row[m], own_us + after[m - kept])
             least, own_us = 0, 0.0
             for middle in range(s + 1, t + 1):
-                least = max(least, _hand_on_units(middle - 1, s, t, hand_on, handed, rest_forward, pinned))
-                own_us += 0.0 if t == count - 1 else hand_on_us[middle - 1]
-                after, before, shift = best[middle, t], best[s, middle - 1], handed[s, middle]
+                least = max(least, _hand_on_units(middle - 1, s, t, chain))
+                own_us += 0.0 if t == count - 1 else chain.hand_on_us[middle - 1]
+                after, before, shift = best[middle, t], best[s, middle - 1], chain.handed[s, middle]
                 for m in range(max(least, shift), most + 1):
                     row[m] = min(row[m], own_us + after[m - shift] + before[m])
     return best
 
 
 @kernel
-def _steps(
-    best: Any, units: Any, option_ptr: Any, kept: Any, forward: Any, backward: Any, extra_us: Any, again_us: Any, inner_us: Any,
-    hand_on: Any, hand_on_us: Any, handed: Any, rest_forward: Any, rest_backward: Any, pinned: Any,
-) -> Any:  # fmt: skip
+def _steps(best: Any, units: Any, chain: Any) -> Any:
     """The steps of the best plan: choices are made once more, as the table does not hold them."""
-    count = len(hand_on)
+    count = len(chain.hand_on)
     found = [(0, 0, 0) for _ in range(0)]
     stack = [(0, count - 1, units, -1)]  # blocks s to t in so many units; with an option: the backward part of s
     while len(stack) > 0:
         s, t, m, chosen = stack.pop()
         if chosen >= 0:
-            found.append((BACKWARD, s, chosen - option_ptr[s]))
+            found.append((BACKWARD, s, chosen - chain.option_ptr[s]))
             continue
         least_us = np.inf
         choice, split = -1, -1
-        for option in range(option_ptr[s], option_ptr[s + 1]):
-            if m < _option_units(option, s, t, forward, backward, rest_forward, rest_backward, pinned) or (s < t and m < kept[option]):
+        for option in range(chain.option_ptr[s], chain.option_ptr[s + 1]):
+            if m < _option_units(option, s, t, chain) or (s < t and m < chain.kept[option]):
                 continue
-            us = _option_us(option, s, t, count - 1, extra_us, again_us, inner_us)
+            us = _option_us(option, s, t, chain)
             if s < t:
-                us += best[s + 1, t, m - kept[option]]
+                us += best[s + 1, t, m - chain.kept[option]]
             if us < least_us:
                 least_us, choice = us, option
         least, own_us = 0, 0.0
         for middle in range(s + 1, t + 1):
-            least = max(least, _hand_on_units(middle - 1, s, t, hand_on, handed, rest_forward, pinned))
-            own_us += 0.0 if t == count - 1 else hand_on_us[middle - 1]
-            if m < least or m < handed[s, middle]:
+            least = max(least, _hand_on_units(middle - 1, s, t, chain))
+            own_us += 0.0 if t == count - 1 else chain.hand_on_us[middle - 1]
+            if m < least or m < chain.handed[s, middle]:
                 continue
-            us = own_us + best[middle, t, m - handed[s, middle]] + best[s, middle - 1, m]
+            us = own_us + best[middle, t, m - chain.handed[s, middle]] + best[s, middle - 1, m]
             if us < least_us:
                 least_us, split = us, middle
         if split >= 0:
             for block in range(s, split):
                 found.append((HAND_ON, block, -1))
             stack.append((s, split - 1, m, -1))
-            stack.append((split, t, m - handed[s, split], -1))
+            stack.append((split, t, m - chain.handed[s, split], -1))
             continue
-        found.append((FORWARD, s, choice - option_ptr[s]))
+        found.append((FORWARD, s, choice - chain.option_ptr[s]))
         stack.append((s, t, m, choice))
         if s < t:
-            stack.append((s + 1, t, m - kept[choice], -1))
+            stack.append((s + 1, t, m - chain.kept[choice], -1))
     return found
