@@ -70,3 +70,15 @@ def test_views_have_the_real_strides_along_extents_of_1_too(op):
         assert _looks([found]) == _looks([expected])
         assert found.untyped_storage()._cdata == fake.untyped_storage()._cdata
     assert differs, "torch's fakes are right by now: delete the correction"
+
+
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+@pytest.mark.parametrize("shape", [(5,), (3, 5), (1, 5)])
+def test_the_loss_of_one_example_has_the_real_shape(shape, reduction):
+    op, given = torch.ops.aten.multilabel_margin_loss_forward.default, (torch.ones(shape), torch.zeros(shape, dtype=torch.int64), reduction)
+    with FakeTensorMode() as mode:
+        fakes = (*map(mode.from_tensor, given[:2]), reduction)
+        out = op(*fakes)
+        found = corrected(op, fakes, out)
+    assert _looks(found) == _looks(op(*given))
+    assert len(shape) > 1 or reduction or out[0].dim() == 1, "torch's fake is right by now: delete the correction"

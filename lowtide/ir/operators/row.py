@@ -30,6 +30,7 @@ class Fake(Enum):
 
     RIGHT = "nothing"
     STATISTICS_TYPE = "statistics of an input of half precision are float32 as soon as one of the other arguments is"
+    LOSS_OF_ONE = "the loss of an example that is no batch has an extent of 1, where the real one has none"
     STRIDES_OF_VIEWS = "it keeps strides along extents of 1 where the real kernel makes them anew"
     ASKS_DATA_FOR_SHAPES = "it asks for data where shapes follow from shapes"
 
