@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,3 +37,13 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8")
 
     return compare
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nothing_searched_is_kept() -> Iterator[None]:
+    """Tests search for themselves, and leave nothing for others. One that is about what is kept names a folder."""
+    from lowtide.planning import remembered
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remembered, "directory", lambda: None)
+        yield

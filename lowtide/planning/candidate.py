@@ -65,6 +65,10 @@ class Candidate:
         """The order of least peak that `solver` finds; after `order_together` what that found."""
         return self._once(("order", solver, granule_bytes), lambda: schedule(self.order_problem(granule_bytes), solver))
 
+    def know_order(self, solver: Solver, granule_bytes: int, found: Schedule) -> None:
+        """Take an order that `solver` found earlier, in place of finding it again."""
+        self._once(("order", solver, granule_bytes), lambda: found)
+
     def remat_problem(self, granule_bytes: int, links: Device | None = None, swap_state: bool = False) -> RematProblem:
         """The problem of sequences in which nodes run again, and over `links` tensors are swapped."""
 

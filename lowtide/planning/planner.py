@@ -13,6 +13,7 @@ from lowtide.planning.checked import checked
 from lowtide.planning.impossible import refuse_impossible
 from lowtide.planning.ordered import ordered
 from lowtide.planning.refusal import refusal
+from lowtide.planning.remembered import Remembered
 from lowtide.planning.request import Budget, Request
 from lowtide.planning.searched import Searched
 
@@ -40,7 +41,9 @@ class Planner:
         found to do. Raises BudgetError, with the smallest peak that was found and what stands there, where nothing fits, and before any
         search where nothing can; where several programs do not fit, that of the one that needs the most.
         """
-        refuse_impossible([self._candidates(which, request) for which in range(len(self.programs))], request)
+        refuse_impossible(self._all(request), request)
+        if request.budget.is_limit:
+            self._recall(request)
         found: list[Plan] = []
         refused: list[BudgetError] = []
         for which in range(len(self.programs)):
@@ -70,8 +73,11 @@ class Planner:
         """All that is known of a program, once what the request asks for was searched."""
         last = len(self.programs) - 1
         known = self._known(request)
-        before = known[last] = known[last] or Searched.bare(self._candidates(last, request), request)
+        before = known[last]
+        assert before is not None, "recalled before anything is planned"
         main = known[last] = before.by(request.sweeps)
+        if main is not before:
+            self._keep(main, request)
         if main.archive.interrupted and main is not before:
             warnings.warn(f"search interrupted: the best of {main.archive.states} schedules seen so far is used", stacklevel=2)
         if which == last:
@@ -83,6 +89,22 @@ class Planner:
             sibling = sibling.by(request.sweeps)
         known[which] = sibling
         return sibling
+
+    def _recall(self, request: Request) -> None:
+        """Begin with what other processes have left of the program that most steps run, and the orders of all; else with its orders."""
+        known = self._known(request)
+        if known[-1] is None:
+            remembered = Remembered.of(self._all(request), request)
+            found = None if remembered is None else remembered.recall()
+            known[-1] = found or Searched.bare(self._candidates(len(self.programs) - 1, request), request)
+
+    def _keep(self, main: Searched, request: Request) -> None:
+        remembered = Remembered.of(self._all(request), request)
+        if remembered is not None:
+            remembered.keep(main)
+
+    def _all(self, request: Request) -> list[list[Candidate]]:
+        return [self._candidates(which, request) for which in range(len(self.programs))]
 
     def _known(self, request: Request) -> list[Searched | None]:
         """By program what is known that may answer the request, whatever its limit and effort."""

@@ -27,6 +27,8 @@ def refusal(leanest: Plan, memory_bytes: int) -> BudgetError:
         *snapshot_lines(_made(leanest.peak), most=_NAMED),
         f"what would help: {_offers(leanest.cost_report)}; or a smaller batch{_accumulate(leanest)}",
     ]
+    if leanest.cost_report.stopped:
+        lines.append(f"the search was ended early ({leanest.cost_report.stopped}): with more time it may find a smaller peak")
     return BudgetError("\n".join(lines), smallest_peak_bytes=leanest.peak_bytes)
 
 

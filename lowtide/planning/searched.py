@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.peak import profile_of
 from lowtide.ir.graph import Graph
 from lowtide.plan.plan import CostReport, Plan
-from lowtide.planning.candidate import Candidate
+from lowtide.planning.candidate import Candidate, order_together
 from lowtide.planning.carried import carried
 from lowtide.planning.request import Budget, Request
 from lowtide.problems.order import Ints
@@ -37,6 +38,7 @@ class Searched:
     @classmethod
     def bare(cls, candidates: Sequence[Candidate], request: Request) -> Searched:
         """With nothing but the candidates' own orders."""
+        order_together(candidates, request.solver, request.granule_bytes)
         problems = tuple(each.remat_problem(request.granule_bytes, request.links, request.swap_state) for each in candidates)
         pairs = list(zip(candidates, problems, strict=True))
         orders = tuple(each.orders(problem, request.solver, request.granule_bytes) for each, problem in pairs)
@@ -50,7 +52,7 @@ class Searched:
         """With all that these searches find, too; one that was done is not done again, one that is stopped ends them."""
         found = self
         for sweep in sweeps:
-            if sweep not in found.done:
+            if _without_cap(sweep) not in found.done:
                 found = found._and(sweep, sweep.explore(self.problems, self.orders))
             if found.stopped:
                 break
@@ -60,7 +62,14 @@ class Searched:
         merged = Archive(list(self.archive.points), self.archive.states)
         merged.merge(more)
         whole = not more.interrupted and not more.out_of_time
-        return dataclasses.replace(self, archive=merged, done=(*self.done, sweep) if whole else self.done)
+        return dataclasses.replace(self, archive=merged, done=(*self.done, _without_cap(sweep)) if whole else self.done)
+
+    def and_known(self, other: Searched) -> Searched:
+        """With all that is known elsewhere of the same program, too."""
+        merged = Archive(list(self.archive.points), max(self.archive.states, other.archive.states))
+        for point in other.archive.points:
+            merged.add(point)
+        return dataclasses.replace(self, archive=merged, done=(*self.done, *(sweep for sweep in other.done if sweep not in self.done)))
 
     def carried_to(self, sibling: Searched) -> Searched:
         """What was found for a program, for another of the same forward and backward pass; nothing is searched."""
@@ -124,3 +133,8 @@ class Searched:
                 stopped=self.stopped,
             ),
         )
+
+
+def _without_cap(sweep: Sweep) -> Sweep:
+    """A search that was not stopped by its cap of seconds is the same as one without."""
+    return dataclasses.replace(sweep, max_seconds=math.inf)

@@ -77,7 +77,7 @@ def test_what_a_step_makes_is_named_and_what_the_caller_holds_is_summed_up():
 def test_below_what_the_caller_holds_nothing_is_searched(monkeypatch):
     searches = []
     monkeypatch.setattr(Sweep, "explore", lambda *args: searches.append(args))
-    monkeypatch.setattr("lowtide.planning.candidate.schedule", lambda *args: searches.append(args))
+    monkeypatch.setattr("lowtide.planning.candidate.schedule_all", lambda *args: searches.append(args))
     graph = network(nbytes=MIB)
     candidate = Candidate(graph, (0,) * len(graph.nodes), (1.0,) * len(graph.nodes))
     with pytest.raises(BudgetError) as told:
