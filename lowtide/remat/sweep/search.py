@@ -30,7 +30,7 @@ from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.archive import Archive, Point, Recipe
 from lowtide.remat.sweep.neighbours import RULES, Neighbours
 
-_STATES, _FEW = 200, 8  # a level wants so many states at least; and so many levels there are in any case
+_STATES, _FEW = 100, 8  # a level wants so many states at least; and so many levels there are in any case
 _RULES = 9  # that are tried at each level from each order
 _NEAR = 6  # points on either side of a limit whose recipes are tried there
 _STALE = 50  # neighbours in a row that were all tried before: a level is done
