@@ -12,7 +12,7 @@ from lowtide.planning.request import Budget
 from tests.planning.networks import REQUEST, network
 
 USERS = {
-    "order_problem": ("lowtide.planning.candidate", "lowtide.planning.searched", "lowtide.remat.problem", "lowtide.cost.peak"),
+    "order_problem": ("lowtide.planning.candidate", "lowtide.planning.searched", "lowtide.remat.problem"),
     "schedule_all": ("lowtide.planning.candidate",),
     "profile_of": ("lowtide.planning.candidate", "lowtide.planning.ordered", "lowtide.planning.searched"),
 }
