@@ -44,28 +44,44 @@ def kernel(function: Function) -> Function: ...
 
 
 @overload
-def kernel(*, nogil: bool) -> Callable[[Function], Function]: ...
+def kernel(*, nogil: bool = False, inner: bool = False) -> Callable[[Function], Function]: ...
 
 
-def kernel(function: Any = None, *, nogil: bool = False) -> Any:
-    """Compile a function by numba, and keep what was compiled. `nogil`: other threads run on while it does."""
+def kernel(function: Any = None, *, nogil: bool = False, inner: bool = False) -> Any:
+    """Compile a function by numba, and keep what was compiled. `nogil`: other threads run on while it does.
+
+    `inner`: only other kernels call it. It is compiled without what Python needs to call it, which takes a quarter of the time off; called
+    from Python it takes the process down (`tests/base/test_inner_kernels.py` holds that nothing does).
+    """
     if function is None:
-        return lambda function: _compiled(function, nogil)
-    return _compiled(function, nogil)
+        return lambda function: _compiled(function, nogil, inner)
+    return _compiled(function, nogil, inner)
 
 
-def _compiled(function: Any, nogil: bool) -> Any:
-    compiled: Any = numba.njit(nogil=nogil)(function)
+def _compiled(function: Any, nogil: bool, inner: bool) -> Any:
+    compiled: Any = numba.njit(nogil=nogil, no_cfunc_wrapper=True, no_cpython_wrapper=inner)(function)
     if compiled is not function:  # as it is where numba is switched off
-        compiled._cache = KernelCache(function)
+        compiled._cache = KernelCache(function, inner)
     return compiled
+
+
+def is_at_hand(compiled: Any) -> bool:
+    """Whether a kernel need not be compiled at its first call: an earlier process kept it, or numba is switched off."""
+    cache = getattr(compiled, "_cache", None)
+    return cache is None or bool(compiled.signatures) or cache.has_any()
+
+
+def can_be_kept() -> bool:
+    """Whether other processes will find what is compiled now."""
+    return any(_takes_files(folder) for folder in _folders(Path(__file__).absolute(), to_write=True))
 
 
 class KernelCache:
     """What was compiled of one function, in the place of numba's own cache."""
 
-    def __init__(self, function: FunctionType) -> None:
+    def __init__(self, function: FunctionType, inner: bool = False) -> None:
         self._function = function
+        self._inner = inner
         self._file = Path(inspect.getfile(function)).absolute()
 
     @property
@@ -98,6 +114,11 @@ class KernelCache:
                 why = error
         warn_not_kept(why)
 
+    def has_any(self) -> bool:
+        """Whether something is kept that was compiled of these sources, for whatever types and processor."""
+        begin = self._stem() + self._made_of()
+        return any(name.startswith(begin) for folder in _folders(self._file) for name in _names_in(folder))
+
     def flush(self) -> None:
         """Forget everything that was kept of this function."""
         for folder in _folders(self._file):
@@ -108,9 +129,24 @@ class KernelCache:
 
     def _name(self, sig: Any, codegen: Any) -> str:
         """By what it is made of: first the sources, so that files of former ones are known, then the rest."""
-        sources = _short("\n".join(_sources(self._function, set())))
         types = [(str(each), getattr(each, "fields", ())) for each in sig]
-        return f"{sources}-{_short(repr((types, codegen.magic_tuple(), numba.__version__, np.__version__)))}.nbc"
+        return f"{self._made_of()}-{_short(repr((types, codegen.magic_tuple(), numba.__version__, np.__version__)))}.nbc"
+
+    def _made_of(self) -> str:
+        return _short("\n".join(["inner"] * self._inner + list(_sources(self._function, set()))))
+
+
+def _names_in(folder: Path) -> list[str]:
+    with suppress(OSError):
+        return os.listdir(folder)
+    return []
+
+
+def _takes_files(folder: Path) -> bool:
+    """Whether files can be written to a folder, or to the nearest one above it that there is."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return os.access(folder, os.W_OK | os.X_OK)
 
 
 def _folders(file: Path, to_write: bool = False) -> Iterator[Path]:

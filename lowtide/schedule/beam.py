@@ -51,17 +51,17 @@ class Beam:
         return scheduled(problem, order, self, bound_bytes=found.peak_bytes, stats=found.stats) if is_complete else found
 
 
-@kernel
+@kernel(inner=True)
 def _has(bits: Any, node: Any) -> Any:
     return (bits[node >> 6] >> np.uint64(node & 63)) & np.uint64(1) == np.uint64(1)
 
 
-@kernel
+@kernel(inner=True)
 def _flip(bits: Any, node: Any) -> None:
     bits[node >> 6] ^= np.uint64(1) << np.uint64(node & 63)
 
 
-@kernel
+@kernel(inner=True)
 def _dies(tensor: Any, node: Any, done: Any, reader_ptr: Any, reader_ids: Any) -> Any:
     """Whether `node` is the last reader of a tensor that is not kept."""
     for entry in range(reader_ptr[tensor], reader_ptr[tensor + 1]):
@@ -70,7 +70,7 @@ def _dies(tensor: Any, node: Any, done: Any, reader_ptr: Any, reader_ids: Any) -
     return True
 
 
-@kernel
+@kernel(inner=True)
 def _change(
     node: Any, done: Any, read_ptr: Any, read_ids: Any, reader_ptr: Any, reader_ids: Any, take_ptr: Any, take_ids: Any, take_output: Any,
     tensor_bytes: Any, lasting_bytes: Any, own_bytes: Any, kept: Any,
@@ -88,7 +88,7 @@ def _change(
     return added, need
 
 
-@kernel
+@kernel(inner=True)
 def _run(node: Any, done: Any, ready: Any, pred_ptr: Any, pred_ids: Any, succ_ptr: Any, succ_ids: Any) -> None:
     """Executes a ready node."""
     _flip(done, node)
@@ -208,7 +208,7 @@ def _search(
     return order, is_complete or best_peak <= bound_bytes, states
 
 
-@kernel
+@kernel(inner=True)
 def _lowest(bits: Any) -> Any:
     """The place of the lowest bit that is set."""
     place, low = 0, bits & (~bits + np.uint64(1))

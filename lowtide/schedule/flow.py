@@ -71,7 +71,7 @@ def select(ptr: Any, ids: Any, cost: Any, gain: Any, max_phases: Any) -> Any:
     return total, np.zeros(size, np.bool_)
 
 
-@kernel
+@kernel(inner=True)
 def _transposed(ptr: Any, ids: Any) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
     """By head: where its arcs start, their tails, and their places in `ids`."""
     size = len(ptr) - 1
@@ -88,7 +88,7 @@ def _transposed(ptr: Any, ids: Any) -> tuple[NDArray[np.int32], NDArray[np.int32
     return back_ptr, tails, arcs
 
 
-@kernel
+@kernel(inner=True)
 def _levels(ptr: Any, ids: Any, back_ptr: Any, tails: Any, arcs: Any, flow: Any, cost: Any, gain: Any, level: Any, queue: Any) -> bool:
     """Distances from what still has gain to give, -1 where nothing leads; whether any of it reaches a cost not yet paid."""
     level[:] = -1

@@ -105,7 +105,7 @@ def _depth_first(ptr: Any, ids: Any, roots: Any) -> NDArray[np.int32]:
     return order
 
 
-@kernel
+@kernel(inner=True)
 def _need_bytes(node: Any, own_bytes: Any, take_ptr: Any, take_ids: Any, take_output: Any, tensor_bytes: Any, left: Any, kept: Any) -> Any:
     """What a node adds to live memory while it runs, were it to run now."""
     for entry in range(take_ptr[node], take_ptr[node + 1]):
@@ -114,7 +114,7 @@ def _need_bytes(node: Any, own_bytes: Any, take_ptr: Any, take_ids: Any, take_ou
     return own_bytes[node]
 
 
-@kernel
+@kernel(inner=True)
 def _reader_sums(reader_ptr: Any, reader_ids: Any) -> NDArray[np.int64]:
     """By tensor: the sum of its readers."""
     sums = np.zeros(len(reader_ptr) - 1, np.int64)

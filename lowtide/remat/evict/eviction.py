@@ -131,7 +131,7 @@ def _evict(base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, 
             node, again = nodes[depth].frame, depth > 0
             missing = _missing(node, depth, tensors, nodes, ids)
             if missing >= 0 and better_loaded(missing, step, now, tensors, nodes, ids):
-                if not make_room(tensors[missing].bytes, step, again, -1, state):
+                if not make_room(tensors[missing].bytes, step, again, np.int64(-1), state):
                     return False
                 if not load(missing, now, tensors, nodes, out):
                     return False
@@ -146,7 +146,7 @@ def _evict(base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, 
                 nodes[depth].frame, nodes[depth].entry = maker, -1
                 continue
             need = _need(node, step, again, tensors, nodes, ids, uses)
-            if not has_room(need, now) and not make_room(need, step, again, -1, state):
+            if not has_room(need, now) and not make_room(need, step, again, np.int64(-1), state):
                 return False
             wanted = ids[nodes[depth - 1].entry] if again else -1
             if not _run(node, step, again, wanted, now, tensors, nodes, ids, uses, out):
@@ -163,7 +163,7 @@ def _evict(base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, 
     return bool(not swaps or restore_offloaded(len(base), state))
 
 
-@kernel
+@kernel(inner=True)
 def _missing(node: Any, depth: Any, tensors: Any, nodes: Any, ids: Any) -> int:
     """The next input of a run in progress that is not there, -1 where all are. A run holds on to the inputs that it finds at first."""
     each, frame = nodes[node], nodes[depth]
@@ -179,7 +179,7 @@ def _missing(node: Any, depth: Any, tensors: Any, nodes: Any, ids: Any) -> int:
     return -1
 
 
-@kernel
+@kernel(inner=True)
 def _need(node: Any, step: Any, again: Any, tensors: Any, nodes: Any, ids: Any, uses: Any) -> int:
     """The bytes that a node wants beside what is there, all of whose inputs are there and held."""
     each = nodes[node]
@@ -219,7 +219,7 @@ def _run(node: Any, step: Any, again: Any, wanted: Any, now: Any, tensors: Any, 
     return emit(node, now, out)
 
 
-@kernel
+@kernel(inner=True)
 def _lacks(node: Any, tensors: Any, nodes: Any, ids: Any, uses: Any) -> bool:
     """Whether something that a node makes and that is read later is not there."""
     for entry in range(nodes[node].made, nodes[node].made_end):
@@ -230,7 +230,7 @@ def _lacks(node: Any, tensors: Any, nodes: Any, ids: Any, uses: Any) -> bool:
     return False
 
 
-@kernel
+@kernel(inner=True)
 def _pass(node: Any, step: Any, tensors: Any, nodes: Any, ids: Any) -> None:
     """A step is over: the uses that were its own are behind."""
     for entry in range(nodes[node].read, nodes[node].read_end):

@@ -12,7 +12,7 @@ from lowtide.remat.evict.state import DROPPED, NOTHING, emit, next_use, settle
 from lowtide.remat.evict.victims import has_room, make_room, remake_us, store
 
 
-@kernel
+@kernel(inner=True)
 def store_ahead(step: Any, state: Any) -> bool:
     """While the link is free: store what is worth most, of equals what is wanted latest. False where the sequence is too long."""
     now, tensors, nodes, steps, uses, out = state.now, state.tensors, state.nodes, state.steps, state.uses, state.out
@@ -25,18 +25,18 @@ def store_ahead(step: Any, state: Any) -> bool:
     return True
 
 
-@kernel
+@kernel(inner=True)
 def weigh(node: Any, step: Any, now: Any, tensors: Any, nodes: Any, ids: Any, uses: Any) -> None:
     """What it would cost to make again what a node just made, from what stays."""
     for entry in range(nodes[node].made, nodes[node].made_end):
         tensor = ids[entry]
         if tensors[tensor].resident and tensors[tensor].storable:
-            later = next_use(tensor, step, True, tensors, uses)
+            later = next_use(tensor, step, np.bool_(True), tensors, uses)
             worth = remake_us(node, later, now, tensors, nodes, ids)
             tensors[tensor].worth_us = np.inf if worth < 0 else worth
 
 
-@kernel
+@kernel(inner=True)
 def _to_store(step: Any, now: Any, tensors: Any, steps: Any, uses: Any) -> int:
     """Of what is there and worth it, the tensor that is worth most for its bytes; -1 for none. Worth counts up to `store_cap`."""
     chosen, best, latest = -1, 0.0, step
@@ -48,7 +48,7 @@ def _to_store(step: Any, now: Any, tensors: Any, steps: Any, uses: Any) -> int:
         gain = min(each.store_bias * each.worth_us / each.store_us, now[0].store_cap)
         if gain < now[0].store_above or gain < best:
             continue
-        later = next_use(tensor, step, True, tensors, uses)
+        later = next_use(tensor, step, np.bool_(True), tensors, uses)
         if later <= step or (gain == best and later <= latest):
             continue
         if steps[later].start_us - steps[step].start_us < each.store_us + each.load_us:
@@ -57,7 +57,7 @@ def _to_store(step: Any, now: Any, tensors: Any, steps: Any, uses: Any) -> int:
     return chosen
 
 
-@kernel
+@kernel(inner=True)
 def load_is_due(step: Any, base: Any, now: Any, steps: Any) -> bool:
     """Whether some load of what the coming steps read may have to start before the next step."""
     now[0].ahead = max(now[0].ahead, step)
@@ -67,7 +67,7 @@ def load_is_due(step: Any, base: Any, now: Any, steps: Any) -> bool:
     return bool(until_us <= max(now[0].from_host - now[0].clock, 0.0) + now[0].lead * now[0].most_load_us)
 
 
-@kernel
+@kernel(inner=True)
 def load_ahead(step: Any, state: Any) -> bool:
     """Load what the coming steps read, as early as their loads need; what finds no room waits. False where the sequence is too long."""
     base, now, tensors, nodes, steps, ids, out = state.base, state.now, state.tensors, state.nodes, state.steps, state.ids, state.out
@@ -82,7 +82,7 @@ def load_ahead(step: Any, state: Any) -> bool:
                 continue
             if until_us > max(now[0].from_host - now[0].clock, 0.0) + now[0].lead * each.load_us:
                 return True
-            if not has_room(each.bytes, now) and not make_room(each.bytes, step, False, ahead, state):
+            if not has_room(each.bytes, now) and not make_room(each.bytes, step, np.bool_(False), ahead, state):
                 return True
             if not load(tensor, now, tensors, nodes, out):
                 return False
@@ -91,13 +91,13 @@ def load_ahead(step: Any, state: Any) -> bool:
     return True
 
 
-@kernel
+@kernel(inner=True)
 def restore_offloaded(end: Any, state: Any) -> bool:
     """Load what is offloaded and not there, after the last step. False where there is no room, or the sequence is too long."""
     now, tensors, nodes, out = state.now, state.tensors, state.nodes, state.out
     for tensor in range(len(tensors)):
         if tensors[tensor].offloaded and not tensors[tensor].resident:
-            if not make_room(tensors[tensor].bytes, end, True, end, state):
+            if not make_room(tensors[tensor].bytes, end, np.bool_(True), end, state):
                 return False
             if not load(tensor, now, tensors, nodes, out):
                 return False
@@ -113,7 +113,7 @@ def load(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     return emit(code_of(LOAD, tensor, len(nodes) - 1), now, out)
 
 
-@kernel
+@kernel(inner=True)
 def better_loaded(tensor: Any, step: Any, now: Any, tensors: Any, nodes: Any, ids: Any) -> bool:
     """Whether what is missing now is restored sooner from the host than by computing it again."""
     each = tensors[tensor]

@@ -129,7 +129,7 @@ def start(state: Any) -> None:
             settle(tensor, now, tensors)
 
 
-@kernel
+@kernel(inner=True)
 def first_steps(base: Any, nodes: Any, ids: Any) -> None:
     """By node the step at which it first runs, and the first from which on it may not be repeated."""
     for node in range(len(nodes)):
@@ -142,7 +142,7 @@ def first_steps(base: Any, nodes: Any, ids: Any) -> None:
             nodes[node].until = min(nodes[node].until, nodes[ids[entry]].first)
 
 
-@kernel
+@kernel(inner=True)
 def use_rows(base: Any, tensors: Any, nodes: Any, ids: Any) -> Any:
     """By tensor the steps at which it is read, as rows laid end to end.
 
@@ -175,7 +175,7 @@ def use_rows(base: Any, tensors: Any, nodes: Any, ids: Any) -> Any:
     return uses
 
 
-@kernel
+@kernel(inner=True)
 def next_use(tensor: Any, step: Any, again: Any, tensors: Any, uses: Any) -> int:
     """The step at which what there is of a tensor is read next; -1 for never. The present step counts while it has not run."""
     entry, end = tensors[tensor].at, tensors[tensor].use_end
@@ -184,7 +184,7 @@ def next_use(tensor: Any, step: Any, again: Any, tensors: Any, uses: Any) -> int
     return max(uses[entry], -1) if entry < end else -1
 
 
-@kernel
+@kernel(inner=True)
 def emit(code: Any, now: Any, out: Any) -> bool:
     """One entry more; False where the sequence has become too long."""
     count = now[0].count

@@ -17,13 +17,13 @@ _DEAD, _REMAKE, _DROP, _SWAP, _UNKNOWN = 0, 1, 2, 3, 4  # how a tensor is evicte
 _LATE = 1e30  # what was loaded ahead is evicted last
 
 
-@kernel
+@kernel(inner=True)
 def has_room(need: Any, now: Any) -> bool:
     """Whether so many bytes fit beneath the limit."""
     return bool(now[0].level + need <= now[0].limit_bytes)
 
 
-@kernel
+@kernel(inner=True)
 def make_room(need: Any, step: Any, again: Any, before: Any, state: Any) -> bool:
     """Evict tensors until `need` bytes fit beneath the limit; none that is read before step `before`. False where that cannot be."""
     if has_room(need, state.now):
@@ -47,7 +47,7 @@ def make_room(need: Any, step: Any, again: Any, before: Any, state: Any) -> bool
     return True
 
 
-@kernel
+@kernel(inner=True)
 def _candidates(step: Any, again: Any, before: Any, state: Any) -> int:
     """All that may be evicted, with a bound from below of their scores; how many."""
     now, tensors, nodes, steps, uses = state.now, state.tensors, state.nodes, state.steps, state.uses
@@ -71,7 +71,7 @@ def _candidates(step: Any, again: Any, before: Any, state: Any) -> int:
     return found
 
 
-@kernel
+@kernel(inner=True)
 def _least(found: Any, tensors: Any) -> int:
     """The place of the candidate of least score; -1 where none is left."""
     best, place = np.inf, -1
@@ -81,7 +81,7 @@ def _least(found: Any, tensors: Any) -> int:
     return place
 
 
-@kernel
+@kernel(inner=True)
 def _score(cost: Any, tensor: Any, distance: Any, now: Any, tensors: Any, steps: Any) -> float:
     """The least is evicted first; what was loaded ahead of its reader, last."""
     powered = cost if now[0].cost_power == 1.0 else cost ** now[0].cost_power
@@ -89,7 +89,7 @@ def _score(cost: Any, tensor: Any, distance: Any, now: Any, tensors: Any, steps:
     return float(score + _LATE if tensors[tensor].fresh else score)
 
 
-@kernel
+@kernel(inner=True)
 def _at_least(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any) -> float:
     """A bound from below of what it costs to evict and restore a tensor: no walk; inf where there is no way."""
     each = tensors[tensor]
@@ -99,7 +99,7 @@ def _at_least(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any) -> fl
     return float(cost)
 
 
-@kernel
+@kernel(inner=True)
 def _price(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any, ids: Any) -> tuple[float, int]:
     """What it costs to evict and restore a tensor, and in which way; `_DEAD` where there is none."""
     cost, way = 0.0, _DEAD
@@ -155,7 +155,7 @@ def store(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     return True
 
 
-@kernel
+@kernel(inner=True)
 def remake_us(maker: Any, when: Any, now: Any, tensors: Any, nodes: Any, ids: Any) -> float:
     """What it costs to run a node again with all that it misses now; -1 where something could not be run at step `when`."""
     total, top = 0.0, 0

@@ -22,7 +22,7 @@ from lowtide.schedule.flow import select
 CHAIN, VALLEY, TOUCHED, SWEPT = 400, 400, 256, 1024  # how far each looks, nodes
 
 
-@kernel
+@kernel(inner=True)
 def commit_all(net: Net, walk: Walk, bound_bytes: Any, since: Any, swept_bytes: Any) -> Any:
     """Runs safe sets until none is found. `bound_bytes` is the most that may be live at any step.
 
@@ -34,8 +34,8 @@ def commit_all(net: Net, walk: Walk, bound_bytes: Any, since: Any, swept_bytes: 
         nodes, since = _touched(net, walk, since), walk.registers[DONE]
         if _sweep(net, walk, nodes, bound_bytes):
             continue
-        if walk.registers[READY] == 1 and _fits(net, walk, walk.ready[0], bound_bytes):
-            run(net, walk, walk.ready[0])  # there is no other way
+        if walk.registers[READY] == 1 and _fits(net, walk, np.int64(walk.ready[0]), bound_bytes):
+            run(net, walk, np.int64(walk.ready[0]))  # there is no other way
             continue
         if walk.registers[LIVE] >= swept_bytes or walk.registers[READY] > SWEPT:
             return swept_bytes
@@ -44,26 +44,26 @@ def commit_all(net: Net, walk: Walk, bound_bytes: Any, since: Any, swept_bytes: 
             return walk.registers[LIVE]
 
 
-@kernel
+@kernel(inner=True)
 def take_back(net: Net, walk: Walk, done: Any) -> None:
     """Undoes all but the first `done` nodes."""
     while walk.registers[DONE] > done:
         undo(net, walk)
 
 
-@kernel
+@kernel(inner=True)
 def _fits(net: Net, walk: Walk, node: Any, bound_bytes: Any) -> Any:
     return walk.registers[LIVE] + need_bytes(net, walk, node) <= bound_bytes
 
 
-@kernel
+@kernel(inner=True)
 def _singles(net: Net, walk: Walk, bound_bytes: Any) -> Any:
     """Runs ready nodes that add nothing; goes round until a whole round finds none."""
     before, place, missed = walk.registers[DONE], 0, 0
     while missed < walk.registers[READY]:
         if place >= walk.registers[READY]:
             place = 0
-        node = walk.ready[place]
+        node = np.int64(walk.ready[place])
         if walk.opens[node] <= walk.closes[node] and _fits(net, walk, node, bound_bytes):
             run(net, walk, node)  # its place in `ready` now holds another
             missed = 0
@@ -73,15 +73,15 @@ def _singles(net: Net, walk: Walk, bound_bytes: Any) -> Any:
     return walk.registers[DONE] > before
 
 
-@kernel
+@kernel(inner=True)
 def _touched(net: Net, walk: Walk, since: Any) -> Any:
     """Ready nodes on the way to nodes that wait for less, or free more, now that the nodes `since` have run: the nearest ones."""
     walk.registers[EPOCH] += 1
-    queue, last = np.empty(TOUCHED, np.int32), 0
+    queue, last = np.empty(TOUCHED, np.int32), np.int64(0)
     for step in range(walk.registers[DONE] - 1, since - 1, -1):
         node = walk.order[step]
         for entry in range(net.succ_ptr[node], net.succ_ptr[node + 1]):
-            last = _note(walk, net.succ_ids[entry], queue, last)
+            last = _note(walk, np.int64(net.succ_ids[entry]), queue, last)
         for entry in range(net.pin_ptr[node], net.pin_ptr[node + 1]):
             tensor = net.pin_ids[entry]
             if walk.ran[tensor] == net.pins[tensor] - 1:
@@ -97,11 +97,11 @@ def _touched(net: Net, walk: Walk, since: Any) -> Any:
             found += 1
             continue
         for entry in range(net.pred_ptr[node], net.pred_ptr[node + 1]):
-            last = _note(walk, net.pred_ids[entry], queue, last)
+            last = _note(walk, np.int64(net.pred_ids[entry]), queue, last)
     return queue[:found]
 
 
-@kernel
+@kernel(inner=True)
 def _note(walk: Walk, node: Any, queue: Any, last: Any) -> Any:
     """Puts a node into the queue that has not run and was not there yet; forgets it where the queue is full."""
     if last == len(queue) or walk.seen[node] == walk.registers[EPOCH] or (walk.place[node] < 0 and walk.waits[node] == 0):
@@ -111,13 +111,13 @@ def _note(walk: Walk, node: Any, queue: Any, last: Any) -> Any:
     return last + 1
 
 
-@kernel
+@kernel(inner=True)
 def _sweep(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
     """Runs what is safe from each of `nodes`; whether anything was."""
     done = walk.registers[DONE]
     for node in nodes:
         if walk.place[node] >= 0:
-            _chain(net, walk, node, bound_bytes)
+            _chain(net, walk, np.int64(node), bound_bytes)
     if walk.registers[DONE] > done:
         return True
     for place in range(len(nodes)):
@@ -126,7 +126,7 @@ def _sweep(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
     return walk.registers[DONE] > done
 
 
-@kernel
+@kernel(inner=True)
 def _chain(net: Net, walk: Walk, node: Any, bound_bytes: Any) -> Any:
     done, live = walk.registers[DONE], walk.registers[LIVE]
     for _ in range(CHAIN):
@@ -138,7 +138,7 @@ def _chain(net: Net, walk: Walk, node: Any, bound_bytes: Any) -> Any:
         newly, count = node, 0
         for entry in range(net.succ_ptr[node], net.succ_ptr[node + 1]):
             if walk.waits[net.succ_ids[entry]] == 0:
-                newly = net.succ_ids[entry]
+                newly = np.int64(net.succ_ids[entry])
                 count += 1
         if count != 1:
             break
@@ -147,7 +147,7 @@ def _chain(net: Net, walk: Walk, node: Any, bound_bytes: Any) -> Any:
     return False
 
 
-@kernel
+@kernel(inner=True)
 def _valley(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
     done, live = walk.registers[DONE], walk.registers[LIVE]
     if not _roll_out(net, walk, nodes, bound_bytes):
@@ -159,14 +159,14 @@ def _valley(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
     for place in range(len(reached)):
         if not chosen[place]:
             continue
-        if not _fits(net, walk, reached[place], bound_bytes):
+        if not _fits(net, walk, np.int64(reached[place]), bound_bytes):
             take_back(net, walk, done)
             return False
-        run(net, walk, reached[place])
+        run(net, walk, np.int64(reached[place]))
     return True
 
 
-@kernel
+@kernel(inner=True)
 def _roll_out(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
     """Runs what adds least among `nodes` and what they make ready, until memory is back where it was; takes all back if it never is."""
     done, live = walk.registers[DONE], walk.registers[LIVE]
@@ -176,7 +176,7 @@ def _roll_out(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
     for _ in range(VALLEY):
         best, best_added, best_need = -1, np.int64(0), np.int64(0)
         for place in range(count):
-            node = open_nodes[place]
+            node = np.int64(open_nodes[place])
             added = added_bytes(walk, node)
             if best >= 0 and added > best_added:
                 continue
@@ -187,7 +187,7 @@ def _roll_out(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
                 best, best_added, best_need = place, added, need
         if best < 0:
             break
-        node = open_nodes[best]
+        node = np.int64(open_nodes[best])
         count -= 1
         open_nodes[best] = open_nodes[count]
         run(net, walk, node)
@@ -203,7 +203,7 @@ def _roll_out(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
     return False
 
 
-@kernel
+@kernel(inner=True)
 def _cheapest(net: Net, walk: Walk, reached: Any, fallen: Any) -> Any:
     """[reached] whether each node is in the sub-downset of `reached` of least live memory: all of them where none is cheaper."""
     place_of, index_of, pins = _numbered(net, reached)
@@ -238,7 +238,7 @@ def _cheapest(net: Net, walk: Walk, reached: Any, fallen: Any) -> Any:
     return np.ones(k, np.bool_) if most - flow <= fallen else chosen[:k]
 
 
-@kernel
+@kernel(inner=True)
 def _numbered(net: Net, reached: Any) -> Any:
     """Places by node, numbers by tensor, and by that number how many of the tensor's pins are among `reached`."""
     place_of, index_of = {np.int32(-1): 0}, {np.int32(-1): 0}  # no node and no tensor: says what types these hold
@@ -254,7 +254,7 @@ def _numbered(net: Net, reached: Any) -> Any:
     return place_of, index_of, np.array(pins, np.int32)
 
 
-@kernel
+@kernel(inner=True)
 def _arc(tail: Any, head: Any, ptr: Any, ids: Any, is_filling: Any) -> None:
     """Counts an arc of `tail`, or puts it in the next place of its row."""
     if is_filling:

@@ -165,7 +165,7 @@ def run(net: Net, walk: Walk, node: Any) -> None:
     registers[MOVES] += 1
     registers[LIVE] += walk.opens[node] - walk.closes[node]
     for entry in range(net.pin_ptr[node], net.pin_ptr[node + 1]):
-        tensor = net.pin_ids[entry]
+        tensor = np.int64(net.pin_ids[entry])
         if walk.ran[tensor] == 0:
             _shift_opens(net, walk, tensor, -net.tensor_bytes[tensor])
         walk.ran[tensor] += 1
@@ -178,7 +178,7 @@ def run(net: Net, walk: Walk, node: Any) -> None:
     registers[SALT] ^= net.key[node, 1]
     _drop(walk, node)
     for entry in range(net.succ_ptr[node], net.succ_ptr[node + 1]):
-        succ = net.succ_ids[entry]
+        succ = np.int64(net.succ_ids[entry])
         walk.waits[succ] -= 1
         if walk.waits[succ] == 0:
             _push(walk, succ)
@@ -189,9 +189,9 @@ def undo(net: Net, walk: Walk) -> Any:
     """Takes back the node that ran last, and says which."""
     registers = walk.registers
     registers[DONE] -= 1
-    node = walk.order[registers[DONE]]
+    node = np.int64(walk.order[registers[DONE]])
     for entry in range(net.succ_ptr[node], net.succ_ptr[node + 1]):
-        succ = net.succ_ids[entry]
+        succ = np.int64(net.succ_ids[entry])
         if walk.waits[succ] == 0:
             _drop(walk, succ)
         walk.waits[succ] += 1
@@ -199,7 +199,7 @@ def undo(net: Net, walk: Walk) -> Any:
     registers[HASH] ^= net.key[node, 0]
     registers[SALT] ^= net.key[node, 1]
     for entry in range(net.pin_ptr[node], net.pin_ptr[node + 1]):
-        tensor = net.pin_ids[entry]
+        tensor = np.int64(net.pin_ids[entry])
         if walk.ran[tensor] == net.pins[tensor] - 1:
             walk.closes[walk.left_sum[tensor]] -= net.tensor_bytes[tensor]
         walk.ran[tensor] -= 1
@@ -210,20 +210,20 @@ def undo(net: Net, walk: Walk) -> Any:
     return node
 
 
-@kernel
+@kernel(inner=True)
 def _shift_opens(net: Net, walk: Walk, tensor: Any, nbytes: Any) -> None:
     for entry in range(net.open_ptr[tensor], net.open_ptr[tensor + 1]):
         walk.opens[net.open_ids[entry]] += nbytes
 
 
-@kernel
+@kernel(inner=True)
 def _push(walk: Walk, node: Any) -> None:
     walk.place[node] = walk.registers[READY]
     walk.ready[walk.registers[READY]] = node
     walk.registers[READY] += 1
 
 
-@kernel
+@kernel(inner=True)
 def _drop(walk: Walk, node: Any) -> None:
     walk.registers[READY] -= 1
     last = walk.ready[walk.registers[READY]]

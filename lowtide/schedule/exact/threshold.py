@@ -51,7 +51,7 @@ def new_stack(n: int) -> Stack:
 @kernel
 def reset(net: Net, walk: Walk, stack: Stack) -> None:
     """Back to the empty downset, ready for another bound."""
-    take_back(net, walk, 0)
+    take_back(net, walk, np.int64(0))
     stack.registers[DEPTH] = stack.registers[ENTERED] = 0
     stack.registers[FOUND] = NEVER
 
@@ -92,10 +92,10 @@ def search(net: Net, walk: Walk, stack: Stack, table: Table, bound_bytes: Any, s
         registers[DEPTH] -= 1
         least = stack.least_bytes[registers[DEPTH]]
         remember(table, walk.registers[HASH], walk.registers[SALT], least)
-        _fail(net, walk, stack, stack.entered[registers[DEPTH]], least)
+        _fail(net, walk, stack, np.int64(stack.entered[registers[DEPTH]]), least)
 
 
-@kernel
+@kernel(inner=True)
 def _fail(net: Net, walk: Walk, stack: Stack, done: Any, least_bytes: Any) -> None:
     """Back before the node that led here; the branching above learns what would have let it through."""
     take_back(net, walk, done)
@@ -107,7 +107,7 @@ def _fail(net: Net, walk: Walk, stack: Stack, done: Any, least_bytes: Any) -> No
     stack.least_bytes[depth - 1] = min(stack.least_bytes[depth - 1], least_bytes)
 
 
-@kernel
+@kernel(inner=True)
 def _next_candidate(net: Net, walk: Walk, stack: Stack, bound_bytes: Any) -> Any:
     """Of the ready nodes that fit, the first after the one tried last: by what each adds, then needs, then its index; -1 after the last.
 
@@ -132,7 +132,7 @@ def _next_candidate(net: Net, walk: Walk, stack: Stack, bound_bytes: Any) -> Any
     return best
 
 
-@kernel
+@kernel(inner=True)
 def _before(one: Any, two: Any) -> Any:
     if one[0] != two[0]:
         return one[0] < two[0]
@@ -141,14 +141,14 @@ def _before(one: Any, two: Any) -> Any:
     return one[2] < two[2]
 
 
-@kernel
+@kernel(inner=True)
 def look_up(table: Table, word: Any, salt: Any) -> Any:
     """The bound below which a downset is known to fail, 0 where nothing is known."""
     place = _slot(table, word, salt)
     return table.least_bytes[place]
 
 
-@kernel
+@kernel(inner=True)
 def remember(table: Table, word: Any, salt: Any, least_bytes: Any) -> None:
     """Notes that a downset fails under all bounds below `least_bytes`; forgets it where the table is full."""
     if word == 0 and salt == 0:  # the empty downset, or as good as: its slot would look free
@@ -162,7 +162,7 @@ def remember(table: Table, word: Any, salt: Any, least_bytes: Any) -> None:
     table.least_bytes[place] = max(table.least_bytes[place], least_bytes)
 
 
-@kernel
+@kernel(inner=True)
 def _slot(table: Table, word: Any, salt: Any) -> Any:
     """The slot of a downset, or a free one."""
     mask = len(table.words) - 1
