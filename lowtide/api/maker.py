@@ -19,12 +19,10 @@ from lowtide.planning.limits import Limit
 from lowtide.planning.planner import Planner
 from lowtide.planning.request import Budget, Request
 from lowtide.planning.saved import as_saved
-from lowtide.remat.blocks.seeds import warm_up_seeds
-from lowtide.remat.evict.eviction import warm_up_eviction
+from lowtide.planning.warm_up import warm_up_planning
 from lowtide.remat.sweep.search import Sweep
 from lowtide.runtime.unchanged.granted import Granted
 from lowtide.schedule import Solver
-from lowtide.schedule.warm_up import warm_up
 
 
 @dataclass(frozen=True)
@@ -168,10 +166,7 @@ class Maker:
         if not planner.programs:
             return []
         with self.stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):
-            warm_up(self.asked.solver)
-            if budget.is_limit:
-                warm_up_eviction()
-                warm_up_seeds()
+            warm_up_planning(self.asked.solver, limited=budget.is_limit)
         request = self._request(captured, budget)
         with self.stages.stage("order", f"ordering {len(captured.graph.nodes)} operators"):
             return planner.plans(request)

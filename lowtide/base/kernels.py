@@ -59,7 +59,8 @@ def kernel(function: Any = None, *, nogil: bool = False, inner: bool = False) ->
 
 
 def _compiled(function: Any, nogil: bool, inner: bool) -> Any:
-    compiled: Any = numba.njit(nogil=nogil, no_cfunc_wrapper=True, no_cpython_wrapper=inner)(function)
+    settings: Any = {"nogil": nogil, "no_cfunc_wrapper": True, "no_cpython_wrapper": inner}  # not all are among its types
+    compiled: Any = numba.njit(**settings)(function)
     if compiled is not function:  # as it is where numba is switched off
         compiled._cache = KernelCache(function, inner)
     return compiled

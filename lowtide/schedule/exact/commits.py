@@ -206,7 +206,7 @@ def _roll_out(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
 @kernel(inner=True)
 def _cheapest(net: Net, walk: Walk, reached: Any, fallen: Any) -> Any:
     """[reached] whether each node is in the sub-downset of `reached` of least live memory: all of them where none is cheaper."""
-    place_of, index_of, pins = _numbered(net, reached)
+    place_of, index_of, pins = walk.place_of, walk.index_of, _numbered(net, walk, reached)
     k, count = len(reached), len(pins)
     opened, closed = k, k + count  # vertices: nodes, then each tensor once as opened, once as closed
     cost, gain = np.zeros(k + 2 * count, np.int64), np.zeros(k + 2 * count, np.int64)
@@ -225,12 +225,13 @@ def _cheapest(net: Net, walk: Walk, reached: Any, fallen: Any) -> Any:
                     gain[closed + index] = net.tensor_bytes[tensor]
                     _arc(closed + index, place, ptr, ids, is_filling)
             for entry in range(net.pred_ptr[node], net.pred_ptr[node + 1]):
-                if net.pred_ids[entry] in place_of:
+                if place_of[net.pred_ids[entry]] >= 0:
                     _arc(place, place_of[net.pred_ids[entry]], ptr, ids, is_filling)
         if not is_filling:
             ids = np.empty(ptr.sum(), np.int32)
             ptr[1:] = np.cumsum(ptr)[:-1]  # from counts to where rows start; filling moves each start to its end
             ptr[0] = 0
+    _forgotten(net, walk, reached)
     ptr[1:] = ptr[:-1].copy()
     ptr[0] = 0
     most = gain.sum()
@@ -239,19 +240,31 @@ def _cheapest(net: Net, walk: Walk, reached: Any, fallen: Any) -> Any:
 
 
 @kernel(inner=True)
-def _numbered(net: Net, reached: Any) -> Any:
-    """Places by node, numbers by tensor, and by that number how many of the tensor's pins are among `reached`."""
-    place_of, index_of = {np.int32(-1): 0}, {np.int32(-1): 0}  # no node and no tensor: says what types these hold
-    pins = [np.int32(0) for _ in range(0)]
+def _numbered(net: Net, walk: Walk, reached: Any) -> Any:
+    """Numbers the nodes by place, and their tensors as they are met; by that number how many of a tensor's pins are among `reached`."""
+    entries = 0
+    for node in reached:
+        entries += net.pin_ptr[node + 1] - net.pin_ptr[node]
+    pins, count = np.zeros(entries, np.int32), 0
     for place in range(len(reached)):
-        place_of[reached[place]] = place
-        for entry in range(net.pin_ptr[reached[place]], net.pin_ptr[reached[place] + 1]):
+        node = reached[place]
+        walk.place_of[node] = place
+        for entry in range(net.pin_ptr[node], net.pin_ptr[node + 1]):
             tensor = net.pin_ids[entry]
-            if tensor not in index_of:
-                index_of[tensor] = len(pins)
-                pins.append(np.int32(0))
-            pins[index_of[tensor]] += 1
-    return place_of, index_of, np.array(pins, np.int32)
+            if walk.index_of[tensor] < 0:
+                walk.index_of[tensor] = count
+                count += 1
+            pins[walk.index_of[tensor]] += 1
+    return pins[:count]
+
+
+@kernel(inner=True)
+def _forgotten(net: Net, walk: Walk, reached: Any) -> None:
+    """Takes the numbers away again."""
+    for node in reached:
+        walk.place_of[node] = -1
+        for entry in range(net.pin_ptr[node], net.pin_ptr[node + 1]):
+            walk.index_of[net.pin_ids[entry]] = -1
 
 
 @kernel(inner=True)

@@ -58,6 +58,8 @@ class Walk(NamedTuple):
     ready: Any  # [n] the ready nodes, in no order: the first `registers[READY]`
     place: Any  # [n] of a node in `ready`, -1 where it is not there
     order: Any  # [n] the nodes that have run: the first `registers[DONE]`
+    place_of: Any  # [n] for whoever numbers some nodes: -1 in between
+    index_of: Any  # [m] the same of tensors
     seen: Any  # [n] the last epoch in which each node was looked at; `registers[EPOCH]` is the present one
     registers: Any  # [7] int64: see LIVE, ...
 
@@ -125,7 +127,8 @@ def start(net: Net) -> Any:
     n, m = len(net.waits), len(net.tensor_bytes)
     walk = Walk(
         net.started.copy(), net.pin_sum.copy(), net.waits.copy(), np.zeros(n, np.int64), np.zeros(n, np.int64), np.empty(n, np.int32),
-        np.full(n, -1, np.int32), np.empty(n, np.int32), np.zeros(n, np.int64), np.zeros(7, np.int64),
+        np.full(n, -1, np.int32), np.empty(n, np.int32), np.full(n, -1, np.int32), np.full(m, -1, np.int32), np.zeros(n, np.int64),
+        np.zeros(7, np.int64),
     )  # fmt: skip
     walk.registers[LIVE] = net.live_bytes
     for tensor in range(m):
