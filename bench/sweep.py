@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any
 from bench.results import RESULTS, Results, load
 
 Row = dict[str, Any]
+_CHECKOUT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Sweep:
         """Print each row as it comes and, where `save` is asked, put it into the saved table at once. The table of this run's rows."""
         found: list[Row] = []
         for row in rows:
+            row = {key: portable(cell) for key, cell in row.items()}
             found.append(row)
             print(*(f"{key}={cell}" for key, cell in row.items() if cell not in (None, "", 0)), flush=True)
             if save:
@@ -89,3 +92,10 @@ def _alone(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def portable(cell: Any) -> Any:
+    """A cell without the folders of this machine: files are named from the package or the checkout on."""
+    if not isinstance(cell, str):
+        return cell
+    return re.sub(rf"(?:{re.escape(str(_CHECKOUT))}/)?(?:[^\s'\"]*/site-packages/)?", "", cell)

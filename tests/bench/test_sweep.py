@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+import bench.sweep
 from bench.results import load
-from bench.sweep import Sweep
+from bench.sweep import Sweep, portable
 from bench.torch_db.workers import answers
 
 
@@ -53,3 +54,11 @@ def test_that_a_worker_that_dies_is_told_and_the_next_name_is_tried(tmp_path: Pa
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
     rows = list(answers(["mortal"], ["a", "b", "c"], 3, 60.0, {"dead": 1}))
     assert [(row["name"], "dead" in row) for row in rows] == [("a", False), ("b", False), ("b", True), ("c", False)]
+
+
+def test_cells_name_no_folder_of_this_machine():
+    checkout = Path(bench.sweep.__file__).parents[1]
+    told = f"refused at {checkout}/.venv/lib/python3.11/site-packages/transformers/models/a.py:12, called at {checkout}/bench/sweep.py:30"
+    assert portable(told) == "refused at transformers/models/a.py:12, called at bench/sweep.py:30"
+    assert portable("elsewhere '/usr/lib/site-packages/timm/b.py'") == "elsewhere 'timm/b.py'"
+    assert portable(3) == 3
