@@ -242,11 +242,11 @@ class LateStreams:
 
 
 def swapping(sequence: Callable[[Graph], Sequence[int]], written: list[Any]) -> Callable[[Graph], tuple[Graph, ...]]:
-    """In the place of `candidates`: each captured graph as a sequence writes it; what was written is added to a list."""
+    """In the place of `equal_graphs`: each captured graph as a sequence writes it; what was written is added to a list."""
     from lowtide.remat.write_out import rematerialise
 
-    def candidates(graph: Graph) -> tuple[Graph, ...]:
+    def equal_graphs(graph: Graph) -> tuple[Graph, ...]:
         written.append(rematerialise(graph, sequence(graph)))
         return (written[-1].graph,)
 
-    return candidates
+    return equal_graphs

@@ -105,4 +105,4 @@ class StepArena:
 @cache
 def _warn(sentence: str) -> None:
     """Each sentence once in a process: a program may optimize many steps."""
-    warnings.warn(sentence, stacklevel=5)
+    warnings.warn(sentence, stacklevel=6)

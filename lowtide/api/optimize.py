@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -131,5 +132,5 @@ def optimize(
     asked = Asked(limit, swap_state, solver or Auto(), sweeps_of(effort, search))
     maker = Maker(Capturing(model, program, place, stages), Machine(place, machine, tries, swap, stages), asked, saved, stages)
     family = maker.make(args, kwargs, as_saved=saved is not None)
-    wants_arena = arena and not obstacle
-    return Step(maker, spec, family, obstacle, (lambda: StepArena.of(place, placer, stages)) if wants_arena else None)
+    new_arena = partial(StepArena.of, place, placer, stages) if arena and not obstacle else None
+    return Step(maker, spec, family, obstacle, new_arena)

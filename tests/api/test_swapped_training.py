@@ -19,7 +19,7 @@ from torch import nn
 import lowtide
 from bench import torchvision_shim
 from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
-from lowtide.api import maker, step
+from lowtide.api import machine, variant
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.presets import preset
 from lowtide.errors import CheckError
@@ -87,7 +87,7 @@ NETWORKS = {
 def written(request, monkeypatch):
     """Every captured graph is rewritten with a random sequence, another one for each test; what was written."""
     found, seed = [], request.node.name
-    monkeypatch.setattr(maker, "candidates", swapping(lambda graph: random_sequence(graph, random.Random(seed), 0.1, 0.05), found))
+    monkeypatch.setattr(machine, "equal_graphs", swapping(lambda graph: random_sequence(graph, random.Random(seed), 0.1, 0.05), found))
     return found
 
 
@@ -96,7 +96,7 @@ def late(monkeypatch):
     """A machine whose copies are late, in the place of the one that is here."""
     streams = LateStreams()
     memory = StreamedMemory(streams)
-    monkeypatch.setattr(step, "host_memory", lambda device: memory)
+    monkeypatch.setattr(variant, "host_memory", lambda device: memory)
     return streams
 
 
@@ -126,8 +126,8 @@ def test_nor_do_they_in_any_other_order(name, written, late):
 def test_nor_does_any_sequence(seed, again, away):
     memory, rng = StreamedMemory(LateStreams()), random.Random(seed)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(step, "host_memory", lambda device: memory)
-        patched.setattr(maker, "candidates", swapping(lambda graph: random_sequence(graph, rng, again, away), []))
+        patched.setattr(variant, "host_memory", lambda device: memory)
+        patched.setattr(machine, "equal_graphs", swapping(lambda graph: random_sequence(graph, rng, again, away), []))
         check(NETWORKS["convnet"], options={"solver": ProgramOrder()})
 
 
@@ -135,8 +135,8 @@ def test_nor_does_any_sequence(seed, again, away):
 def lending(request, monkeypatch):
     """The same where parameters and optimizer state go, too."""
     found, seed = [], request.node.name
-    sequence = partial(random_sequence, rng=random.Random(seed), again=0.02, away=0.1, lend=True)
-    monkeypatch.setattr(maker, "candidates", swapping(sequence, found))
+    sequence = partial(random_sequence, rng=random.Random(seed), again=0.02, away=0.1, swap_state=True)
+    monkeypatch.setattr(machine, "equal_graphs", swapping(sequence, found))
     return found
 
 

@@ -115,7 +115,7 @@ def test_nothing_is_copied_before_somebody_waits_and_the_source_is_not_held_on_t
         copy = transfers.store(tensor)
         assert machine.copied_bytes == 0
         del tensor  # as a program never does before its drop
-        with pytest.raises(AssertionError, match="let go before the copy of it was done"):
+        with pytest.raises(AssertionError, match="freed before the copy of it was done"):
             transfers.drop(torch.ones(8), copy)
 
 

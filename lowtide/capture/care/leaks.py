@@ -18,6 +18,10 @@ from lowtide.ir import tree
 from lowtide.ir.graph import Node, Storage
 
 _NAMELESS = "a graph of autograd"  # nothing of Python's holds it
+_IN_A_CIRCLE = (
+    "writes in place may have closed a circle in it, which eager PyTorch would never free either: write out of place (`y = y + x`). Or an "
+    "extension holds it: let it go, or return the tensor from loss()"
+)
 _FARTHEST = 6  # references between a fake and the name that it is told by
 _WHAT_TO_DO = (
     "a captured step would not put anything there again. Return the tensor from loss() or after_backward(): the call hands it back, "
@@ -56,8 +60,10 @@ class Watch:
         told = [f"{_holder(fake)}{self._made_at(alive[address(fake)])}" for fake in _fakes_on(alive)]
         for fake in _fakes_on(alive):
             _take_out(fake)
-        named = [holder for holder in dict.fromkeys(told) if not holder.startswith(_NAMELESS)] or told or [_NAMELESS]
-        raise CaptureError(f"{' and '.join(named[:3])} still holds what the program computed; {_WHAT_TO_DO}")
+        holders = list(dict.fromkeys(told)) or [_NAMELESS]
+        named = [holder for holder in holders if not holder.startswith(_NAMELESS)]
+        what_to_do = _WHAT_TO_DO if named else _IN_A_CIRCLE
+        raise CaptureError(f"{' and '.join((named or holders)[:3])} still holds what the program computed; {what_to_do}")
 
     def _alive(self) -> dict[int, Storage]:
         return {ref.cdata: storage for ref, storage in self.made if not ref.expired()}
