@@ -170,9 +170,9 @@ def test_an_interrupt_ends_the_process_and_passes_through(monkeypatch):
     measure_workspaces([FINE], remember=False)
     process = spare._kept[0][0]._process
     timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), 2))
+    timer.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            timer.start()
             measure_workspaces([call(MINE.format("hang"), 31)], remember=False)
     finally:
         timer.cancel()  # where nothing was waited for, the interrupt would come upon whatever runs next
