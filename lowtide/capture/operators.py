@@ -56,7 +56,7 @@ def _schema_writes(op: OpOverload) -> tuple[int | str, ...]:
 
 def _hidden_writes(op: OpOverload, args: tuple[Any, ...]) -> tuple[int, ...]:
     statistics = row(op).statistics
-    if statistics is None or not args[statistics.flag]:
+    if statistics is None or (statistics.flag is not None and not args[statistics.flag]):
         return ()
     return tuple(at for at in statistics.positions if args[at] is not None)
 

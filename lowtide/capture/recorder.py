@@ -170,7 +170,7 @@ class Recorder(TorchDispatchMode):
         if all(owned):
             return None
         form = operators.functional_form(func)
-        if any(owned) or form is None:
+        if any(owned) or form is None or operators.written_positions(form, args):
             reason = "writes tensors of the caller and of the step in one call" if any(owned) else "has no functional form"
             raise CaptureError(f"operator {operators.name_of(func)} at {users_line()} {reason}: use its out-of-place form")
         kept = {key: item for key, item in kwargs.items() if key not in written}

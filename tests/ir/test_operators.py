@@ -92,11 +92,48 @@ def test_what_rebinds_gives_other_memory(row):
 
 @pytest.mark.parametrize("row", rows("statistics"), ids=lambda row: row.name)
 def test_statistics_are_written_though_no_schema_says_so(row):
-    (op,), at = overloads(row.name), row.statistics
-    arguments = op._schema.arguments
-    assert [arguments[place].name for place in at.positions] == ["running_mean", "running_var"]
-    assert arguments[at.flag].name in ("training", "train")
-    assert not op._schema.is_mutable, "the schema says so by now: the row can go"
+    for op in overloads(row.name):
+        arguments, at = op._schema.arguments, row.statistics
+        assert [arguments[place].name for place in at.positions] == ["running_mean", "running_var"]
+        assert at.flag is None or arguments[at.flag].name in ("training", "train")
+        assert all(arguments[place].alias_info is None for place in at.positions), "the schema says so by now: the row can go"
+
+
+_GIVEN = {
+    "input": torch.arange(24.0).reshape(2, 3, 4), "weight": torch.ones(3), "bias": torch.zeros(3), "mean": torch.ones(1, 3),
+    "invstd": torch.ones(1, 3), "training": True, "momentum": 0.1, "eps": 1e-5, "exponential_average_factor": 0.1, "epsilon": 1e-5,
+    "cudnn_enabled": False, "count": 8, "counts": torch.ones(1), "out3": torch.empty(0, dtype=torch.uint8),
+}  # fmt: skip
+
+
+def _takes_statistics(op: OpOverload) -> bool:
+    """Whether an operator is given running statistics of which its schema does not say that it writes them.
+
+    Gradients aside, and what torch takes apart before it runs.
+    """
+    name, given = operators.name_of(op), [argument for argument in op._schema.arguments if argument.name == "running_mean"]
+    left_out = "backward" in name or name.split(".")[1] in ("batch_norm", "instance_norm")
+    return bool(given) and given[0].alias_info is None and not left_out
+
+
+STATISTICAL = {operators.name_of(op): op for _, op in dispatched() if _takes_statistics(op)}
+
+
+@pytest.mark.parametrize("name", sorted(STATISTICAL))
+def test_whatever_updates_statistics_has_a_row(name):
+    """As the CPU's kernel shows; what the CPU has no kernel for is taken to update them."""
+    arguments, statistics = STATISTICAL[name]._schema.arguments, (torch.zeros(3), torch.ones(3))
+    given = _GIVEN | dict(zip(("running_mean", "running_var"), statistics, strict=True))
+    called = {argument.name: given[argument.name] if argument.name in given else torch.empty(0) for argument in arguments}
+    plain = [called[argument.name] for argument in arguments if not argument.kwarg_only]
+    try:
+        STATISTICAL[name](*plain, **{argument.name: called[argument.name] for argument in arguments if argument.kwarg_only})
+        changed = bool(statistics[0].any())
+    except NotImplementedError:
+        changed = True
+    found = operators.written_positions(STATISTICAL[name], tuple(plain))
+    assert {"running_mean", "running_var"} <= {arguments[at].name for at in found if isinstance(at, int)} or not changed
+    assert (row_of(name).statistics is not None) == changed
 
 
 @pytest.mark.parametrize("row", [row for row in rows("statistics") if row.statistics.optional], ids=lambda row: row.name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from lowtide.ir.operators.row import Fake, Operator, ReadsResult, Statistics, WithWrites
 
 _RUNNING = (3, 4)  # mean and variance
+_WITH_FLAG = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index")
+_GATHERING = ("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts")
 
 _NORMS = (
     Operator(
@@ -13,9 +15,9 @@ _NORMS = (
         with_writes=WithWrites("aten._native_batch_norm_legit_functional.default", own=3),
         fake=Fake.STATISTICS_TYPE,
     ),
-    Operator(name="aten.cudnn_batch_norm.default", statistics=Statistics(_RUNNING, flag=5)),
-    Operator(name="aten.miopen_batch_norm.default", statistics=Statistics(_RUNNING, flag=5)),
-    Operator(name="aten._batch_norm_impl_index.default", statistics=Statistics(_RUNNING, flag=5)),
+    *(Operator(name=f"aten.{name}", statistics=Statistics(_RUNNING, flag=5)) for name in _WITH_FLAG),
+    *(Operator(name=f"aten.{name}", statistics=Statistics(_RUNNING, flag=None)) for name in _GATHERING),
+    Operator(name="aten.batch_norm_update_stats", statistics=Statistics((1, 2), flag=None)),
 )
 
 _ACTIVATIONS = (

@@ -40,7 +40,7 @@ class Statistics:
     """Running statistics that an operator updates on the side although its schema does not say so."""
 
     positions: tuple[int, ...]  # of the arguments
-    flag: int  # the position of the argument that turns the update on
+    flag: int | None  # the position of the argument that turns the update on; None where it is always on
     optional: bool = False  # whether it is known to compute the same results without them
 
 
