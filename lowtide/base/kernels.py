@@ -20,11 +20,11 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 import numba
 import numpy as np
-from numba.core import compiler, config, serialize
+from numba.core import compiler, config, registry, serialize
 
 from lowtide.base.files import read_bytes, write_whole
 from lowtide.base.folders import directory, own_folder, warn_if_not_kept, warn_not_kept
@@ -35,6 +35,7 @@ _SEAL_BYTES = hashlib.sha256().digest_size
 _CompileResult: Any = compiler.CompileResult  # these have no types
 _dumps: Any = serialize.dumps
 _config: Any = config
+_Dispatcher: Any = registry.CPUDispatcher
 SWITCHED_OFF = bool(_config.DISABLE_JIT)  # by NUMBA_DISABLE_JIT=1: kernels are Python, which a debugger steps through
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None), np.generic)
 
@@ -51,7 +52,7 @@ def kernel(function: Any = None, *, nogil: bool = False, inner: bool = False) ->
     """Compile a function by numba, and keep what was compiled. `nogil`: other threads run on while it does.
 
     `inner`: only other kernels call it. It is compiled without what Python needs to call it, which takes a quarter of the time off; called
-    from Python it takes the process down (`tests/base/test_inner_kernels.py` holds that nothing does).
+    from Python it raises TypeError.
     """
     if function is None:
         return lambda function: _compiled(function, nogil, inner)
@@ -63,7 +64,15 @@ def _compiled(function: Any, nogil: bool, inner: bool) -> Any:
     compiled: Any = numba.njit(**settings)(function)
     if compiled is not function:  # as it is where numba is switched off
         compiled._cache = KernelCache(function, inner)
+        compiled.__class__ = _Inner if inner else type(compiled)
     return compiled
+
+
+class _Inner(_Dispatcher):  # type: ignore[misc]  # numba has no types
+    """A kernel that has nothing by which Python could call it: numba would jump to address 0."""
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(f"expected {self.__name__} to be called by kernels only, got a call from Python: take `inner` off it")
 
 
 def is_at_hand(compiled: Any) -> bool:

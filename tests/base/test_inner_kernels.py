@@ -4,7 +4,28 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from lowtide.base import kernels
+
 ROOT = Path(__file__).parents[2]
+
+
+@kernels.kernel(inner=True)
+def _more(number: int) -> int:
+    return number + 1
+
+
+@kernels.kernel
+def _much_more(number: int) -> int:
+    return _more(number) * 2
+
+
+@pytest.mark.skipif(kernels.SWITCHED_OFF, reason="kernels are Python")
+def test_one_that_python_calls_all_the_same_says_what_is_wrong() -> None:
+    assert _much_more(3) == 8  # now that it is compiled there is something that numba would jump to
+    with pytest.raises(TypeError, match="expected _more to be called by kernels only"):
+        _more(3)
 
 
 def test_only_kernels_call_inner_kernels() -> None:

@@ -104,6 +104,50 @@ def test_a_python_that_does_not_find_torch_is_told(monkeypatch, tmp_path):
         assert measure_workspaces([FINE]).unknown_nodes == 1
 
 
+def test_the_folder_that_one_is_in_is_no_place_to_import_from(monkeypatch, tmp_path):
+    spare.end()
+    (tmp_path / "json.py").write_text("raise ImportError('not this one')")
+    monkeypatch.chdir(tmp_path)
+    assert measure_workspaces([FINE], remember=False).unknown == ()
+
+
+def test_what_keeps_python_from_its_surroundings_keeps_the_process_from_them():
+    asked = f"import sys; sys.path.append({os.getcwd()!r}); from lowtide.cost.lab import apart; print(*apart._flags())"
+    told = [subprocess.run([sys.executable, *given, "-c", asked], capture_output=True, text=True).stdout.split() for given in (["-I"], [])]
+    assert "-I" in told[0]
+    assert "-I" not in told[1]
+
+
+def test_what_is_no_text_on_the_path_is_skipped_as_python_skips_it(monkeypatch, tmp_path):
+    spare.end()
+    monkeypatch.setattr(sys, "path", [tmp_path, *sys.path])
+    assert measure_workspaces([FINE], remember=False).unknown == ()
+
+
+def test_where_there_are_no_more_threads_the_process_ends_and_that_is_told(monkeypatch):
+    spare.end()
+    started = []
+    real = apart._started
+
+    def refuse(*args):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(apart, "_started", lambda: started.append(real()) or started[-1])
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.warns(RuntimeWarning, match=r"cannot measure aten\.relu.*nobody can listen to it \(can't start new thread\)"):
+        assert measure_workspaces([FINE], remember=False).unknown_nodes == 1
+    assert [process.returncode is not None for process in started] == [True]
+
+
+def test_an_idle_process_that_no_thread_can_end_later_is_kept(monkeypatch):
+    def refuse(*args):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Timer, "start", refuse)
+    assert measure_workspaces([FINE], remember=False).unknown == ()
+    assert len(spare._kept) == 1
+
+
 def test_a_process_that_keeps_ending_is_given_up(monkeypatch):
     monkeypatch.setattr(trials, "_MOST_ENDS", 1)
     nodes = [call(MINE.format("crash"), n) for n in range(1, 6)]

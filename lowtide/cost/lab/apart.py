@@ -18,8 +18,9 @@ import sys
 import threading
 from typing import IO, Any
 
-_CODE = (
-    "import json, sys; setup = json.loads(sys.stdin.buffer.raw.readline()); sys.path[:] = setup['path']; "
+_CODE = (  # the folder that this process happens to be in is no place to import from: it comes first where code is given as text
+    "import sys; sys.path = [each for each in sys.path if each]; "
+    "import json; setup = json.loads(sys.stdin.buffer.raw.readline()); sys.path[:] = setup['path']; "
     "from lowtide.cost.lab.worker import serve; serve(setup)"
 )
 _START_S = 300.0  # a busy machine may take long to import torch
@@ -41,10 +42,11 @@ class Apart:
         self._process = _started()
         self._lines: queue.Queue[str] = queue.Queue()
         self._errors: list[str] = []
-        self._readers = [_reading(self._process.stdout, self._lines.put), _reading(self._process.stderr, self._errors.append)]
+        self._readers: list[threading.Thread] = []
         try:
-            self.ask({**setup, "path": sys.path}, _START_S)
-        except BaseException:
+            self._listen()
+            self.ask({**setup, "path": [each for each in sys.path if isinstance(each, str)]}, _START_S)  # Python skips all else, too
+        except BaseException:  # Ctrl-C too: nobody will end it later
             self.end()
             raise
 
@@ -77,6 +79,13 @@ class Apart:
                 if pipe is not None:
                     pipe.close()
 
+    def _listen(self) -> None:
+        try:
+            self._readers.append(_reading(self._process.stdout, self._lines.put))
+            self._readers.append(_reading(self._process.stderr, self._errors.append))
+        except RuntimeError as error:
+            raise GoneError(f"nobody can listen to it ({error})") from error
+
     def _send(self, request: dict[str, Any]) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it has ended: there will be no reply either
@@ -100,9 +109,17 @@ def _started() -> subprocess.Popen[bytes]:
         apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     try:
-        return subprocess.Popen([sys.executable, "-c", _CODE], **pipes, **apart)
+        return subprocess.Popen([sys.executable, *_flags(), "-c", _CODE], **pipes, **apart)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise GoneError(f"it cannot be started ({type(error).__name__}: {error})") from error
+
+
+def _flags() -> list[str]:
+    """What keeps this Python from its surroundings keeps the other from them, too."""
+    flags = {
+        "-I": sys.flags.isolated, "-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site, "-B": sys.dont_write_bytecode
+    }  # fmt: skip
+    return [flag for flag, is_set in flags.items() if is_set]
 
 
 def _reading(pipe: IO[bytes] | None, take: Any) -> threading.Thread:

@@ -6,6 +6,7 @@ It is ended when nobody has taken it for `IDLE_S`, and with this process. A proc
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -50,7 +51,8 @@ def _swap(process: Apart | None) -> tuple[Apart | None, tuple[int, tuple[str, ..
             _kept.append((process, state))
             _timers.append(timer := threading.Timer(IDLE_S, end))
             timer.daemon = True
-            timer.start()
+            with contextlib.suppress(RuntimeError):  # there is no thread to be had: it ends with this process
+                timer.start()
     return before
 
 

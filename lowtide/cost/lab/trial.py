@@ -55,7 +55,7 @@ def answer(take: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What a trial tells. Whatever an operator raises on made-up data is an answer too: {"failure": ..., "of_memory": ...}."""
     try:
         return take()
-    except Exception as error:
+    except Exception as error:  # an operator may raise anything on data that nobody meant for it
         lacking = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in str(error) for words in _LACKING)
         return {"failure": f"{type(error).__name__}: {error}", "of_memory": lacking}
 

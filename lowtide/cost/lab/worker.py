@@ -92,12 +92,12 @@ def _import(needed: dict[str, Any]) -> str:
     for library in needed["libraries"]:
         try:
             torch.ops.load_library(library)
-        except Exception as error:
+        except Exception as error:  # a library may raise anything, and another may define the operator: the reason is told if none does
             reasons.append(f"{library}: {error}")
     for module in needed["modules"]:
         try:
             importlib.import_module(module)
-        except Exception as error:
+        except Exception as error:  # the same of a module
             reasons.append(f"{module}: {type(error).__name__}: {error}")
     return f" ({'; '.join(reasons)})" if reasons else ""
 
