@@ -59,7 +59,7 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], call: N
         raise
     except UNTRACEABLE as error:
         raise CaptureError(why_untraceable(func, error)) from error
-    except Exception:
+    except Exception:  # whatever a fake stumbles over: where the real operator takes the call its results count, else it is raised
         real = None if func._schema.is_mutable else ask(0)
         if real is None or None in real:
             raise
@@ -70,7 +70,7 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], call: N
 def _put_right(out: Any, given: set[int], ask: _Ask) -> Any:
     """Results with new fakes for those that look otherwise than real ones. Views of arguments, and what shares a storage, are left."""
     parts = list(out) if isinstance(out, (list, tuple)) else [out]
-    fresh = [isinstance(part, torch.Tensor) and part.layout is torch.strided and address(part) not in given for part in parts]
+    fresh = [isinstance(part, torch.Tensor) and _lies_in_memory(part) and address(part) not in given for part in parts]
     if not any(fresh):
         return out
     made = [part for part, is_fresh in zip(parts, fresh, strict=True) if is_fresh]
@@ -83,6 +83,11 @@ def _put_right(out: Any, given: set[int], ask: _Ask) -> Any:
         for part, is_fresh, look in zip(parts, fresh, real, strict=True)
     ]
     return type(out)(right) if isinstance(out, (list, tuple)) else right[0]
+
+
+def _lies_in_memory(tensor: torch.Tensor) -> bool:
+    """Whether a real one would be dense; ATen adds tensors on the meta device to find out how a sum with a tensor of zeros looks."""
+    return tensor.layout is torch.strided and tensor.device.type != "meta"
 
 
 def _structured(func: OpOverload, parts: list[torch.Tensor]) -> Any:

@@ -28,7 +28,7 @@ class Sources:
     """Follows a running program: `current()` says where it is."""
 
     def __init__(self) -> None:
-        self._modules: list[str] = []
+        self._modules: list[tuple[nn.Module, str]] = []  # those that run, and their paths
         self._by_sequence: dict[int, Source] = {}
 
     def current(self) -> Source | None:
@@ -49,7 +49,7 @@ class Sources:
             if name == last:
                 return None  # what called the capture is no part of the program: a plan must not depend on it
             if not _is_below(name):
-                return Source(name, frame.f_lineno, self._modules[-1] if self._modules else "")
+                return Source(name, frame.f_lineno, self._modules[-1][1] if self._modules else "")
             frame = frame.f_back
         return None
 
@@ -59,10 +59,11 @@ class Sources:
         paths = {module: path for path, module in model.named_modules()}
 
         def enter(module: nn.Module, args: Any) -> None:
-            self._modules.append(paths.get(module, type(module).__name__))
+            self._modules.append((module, paths.get(module, type(module).__name__)))
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:
-            self._modules.pop()
+            if self._modules and self._modules[-1][0] is module:  # else another hook raised before it was entered
+                self._modules.pop()
 
         entering = nn.modules.module.register_module_forward_pre_hook(enter)
         leaving = nn.modules.module.register_module_forward_hook(leave, always_call=True)

@@ -295,3 +295,17 @@ SHAPED = {
 def test_what_follows_from_shapes_alone(name):
     torch.manual_seed(0)
     trained_alike(SHAPED[name], torch.randn(3, 4), OTHER)
+
+
+def test_a_derivative_taken_forwards():
+    """ATen adds tensors on the meta device on the way: nothing of theirs can be measured, and nothing of them is in the program."""
+
+    def slope(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        out, along = torch.func.jvp(lambda given: model(given), (x,), (torch.ones_like(x),))
+        return out.square().mean() + along.square().mean()
+
+    def make():
+        model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+        return model, torch.randn(5, 4), slope, torch.optim.SGD(model.parameters(), 0.1)
+
+    check(make)

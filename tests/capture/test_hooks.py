@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn, optim
+from torch.nn.modules import module as torch_module
 
 import lowtide
 from tests.training import Settings, Snapshot, eager_step
@@ -79,6 +80,28 @@ class Weighs:
         module.scaled = module.weight * 2
 
 
+class ByKeyword(nn.Module):
+    """Takes and gives tensors by name."""
+
+    def forward(self, *, hidden: Tensor) -> dict[str, Tensor]:
+        return {"hidden": hidden * 2}
+
+
+def by_keyword(model: Net, register: Callable[[nn.Module], Any]) -> None:
+    """Have the model run such a module with hooks on it; what comes out is what the next layer reads."""
+    model.named = ByKeyword()
+    register(model.named)
+    model.first.register_forward_hook(lambda module, args, output: model.named(hidden=output)["hidden"])
+
+
+def replace_entry(module: nn.Module, args: Any, output: dict[str, Tensor]) -> None:
+    output["hidden"] = output["hidden"] + 1
+
+
+def write_keyword(module: nn.Module, args: Any, kwargs: dict[str, Tensor]) -> None:
+    kwargs["hidden"].mul_(3)
+
+
 PURE = {
     "on a parameter": lambda model: model.first.weight.register_hook(lambda gradient: gradient * 3),
     "in place": lambda model: model.first.weight.register_hook(scale_in_place),
@@ -89,6 +112,8 @@ PURE = {
     "of a module": lambda model: model.second.register_full_backward_hook(lambda module, given, taken: (given[0] * 2,)),
     "before a module": lambda model: model.second.register_forward_pre_hook(Weighs()),
     "after a module": lambda model: model.second.register_forward_hook(lambda module, args, output: output + 1),
+    "an entry of what comes out": lambda model: by_keyword(model, lambda named: named.register_forward_hook(replace_entry)),
+    "a keyword in place": lambda model: by_keyword(model, lambda named: named.register_forward_pre_hook(write_keyword, with_kwargs=True)),
 }
 
 
@@ -106,6 +131,8 @@ UNSEEN = {
     "within": (lambda model: setattr(model, "within", lambda hidden: hidden.register_hook(count)), "a tensor's gradient"),
     "of a module": (lambda model: model.second.register_full_backward_hook(count), "a module's backward pass"),
     "after a module": (lambda model: model.second.register_forward_hook(count), "a module's forward"),
+    "of keywords": (lambda model: by_keyword(model, lambda named: named.register_forward_hook(count)), "a module's forward"),
+    "without tensors": (lambda model: by_keyword(model, lambda named: named.register_forward_pre_hook(count)), "a module's forward"),
 }
 
 
@@ -119,6 +146,28 @@ def test_what_hooks_do_beside_would_be_done_once(hooked, what):
     with pytest.raises(lowtide.CaptureError, match=rf"the hook .*{what}.* returns nothing and writes no tensor.*never again"):
         lowtide.optimize(model, torch.ones(5, 3), loss=loss, optimizer=optimizer, workspaces=False)
     before.assert_same(model, optimizer)
+
+
+AROUND_ALL = {
+    "before forward": (torch_module.register_module_forward_pre_hook, "a module's forward"),
+    "after forward": (torch_module.register_module_forward_hook, "a module's forward"),
+    "before backward": (torch_module.register_module_full_backward_pre_hook, "a module's backward pass"),
+    "after backward": (torch_module.register_module_full_backward_hook, "a module's backward pass"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # the model's batch needs no gradients
+@pytest.mark.parametrize(("register", "what"), AROUND_ALL.values(), ids=AROUND_ALL.keys())
+def test_what_a_hook_around_all_modules_does_beside_would_be_done_once(register, what):
+    model = Net()
+    handle = register(count)
+    try:
+        with pytest.raises(lowtide.CaptureError, match=rf"the hook 'count' .*{what}.*never again"):
+            lowtide.optimize(model, torch.ones(5, 3), loss=loss, optimizer=optim.SGD(model.parameters(), 0.1), workspaces=False)
+        tables = [table for name, table in vars(torch_module).items() if name.startswith("_global_") and isinstance(table, dict)]
+        assert any(hook is count for table in tables for hook in table.values()), "it is there as before"
+    finally:
+        handle.remove()
 
 
 def test_a_hook_after_accumulation_that_the_program_registers_is_refused():

@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_module
 
 from lowtide.capture.draft import Draft
 from lowtide.capture.fakes import FakeModel, Places
 from lowtide.capture.sources import is_torchs, is_users, users_line
 from lowtide.errors import CaptureError
+from lowtide.ir import tree
 
 Hook = Callable[..., Any]
 _OF_FORWARD, _OF_BACKWARD = ("_forward_pre_hooks", "_forward_hooks"), ("_backward_pre_hooks", "_backward_hooks")
@@ -25,9 +27,11 @@ _OF_FORWARD, _OF_BACKWARD = ("_forward_pre_hooks", "_forward_hooks"), ("_backwar
 
 @contextmanager
 def watched_hooks(model: nn.Module, fakes: FakeModel, draft: Draft, places: Places) -> Iterator[None]:
-    """Hooks of parameters run for their fakes; all hooks are watched. The modules' own tables are as before afterwards."""
+    """Hooks of parameters run for their fakes; all hooks are watched. The tables of modules and of torch are as before afterwards."""
     watch = _Watch(draft, places)
-    tables = [(module.__dict__[name], name) for module in model.modules() for name in (*_OF_FORWARD, *_OF_BACKWARD)]
+    names = (*_OF_FORWARD, *_OF_BACKWARD)
+    around_all = [(vars(torch_module)[f"_global{name}"], name) for name in names]
+    tables = [*((module.__dict__[name], name) for module in model.modules() for name in names), *around_all]
     before = [(table, dict(table)) for table, _ in tables if table]
     _follow(fakes, watch)
     try:
@@ -54,9 +58,10 @@ class _Watch:
 
         @functools.wraps(hook, updated=())
         def watched(*args: Any, **kwargs: Any) -> Any:
-            before = self._seen(args)
+            held = _tensors_in(args, kwargs)  # until the hook is done, so that no other gets the id of one
+            before = self._seen(held)
             given = hook(*args, **kwargs)
-            if given is None and before[0] and self._seen(args) == before:
+            if given is None and self._seen(_tensors_in(args, kwargs)) == before:
                 raise CaptureError(
                     f"the hook {_text(hook)} on {what} returns nothing and writes no tensor: what it does instead (to count, print or keep "
                     "something) would be done once, while the step is captured, and never again; take the hook off, and return what you "
@@ -66,11 +71,15 @@ class _Watch:
 
         return watched
 
-    def _seen(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What a graph knows of: the versions of the tensors that a hook is given, the writes, the tensors put into modules."""
-        tensors = [part for item in args for part in (item if isinstance(item, tuple) else (item,)) if isinstance(part, torch.Tensor)]
+    def _seen(self, given: list[torch.Tensor]) -> tuple[Any, ...]:
+        """What a graph knows of: the tensors that a hook is given with their versions, the writes, the tensors put into modules."""
         writes = sum(bool(node.writes) for node in self.draft.nodes)
-        return [tensor._version for tensor in tensors], writes, [(slot, id(tensor)) for slot, tensor in self.places.rebound()]
+        return [(id(each), each._version) for each in given], writes, [(slot, id(tensor)) for slot, tensor in self.places.rebound()]
+
+
+def _tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that a hook is given, also within dictionaries and other structures."""
+    return [leaf.value for leaf in tree.flatten((args, kwargs))[0] if isinstance(leaf.value, torch.Tensor)]
 
 
 def _follow(fakes: FakeModel, watch: _Watch) -> None:
