@@ -297,6 +297,7 @@ def test_what_follows_from_shapes_alone(name):
     trained_alike(SHAPED[name], torch.randn(3, 4), OTHER)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, at its first derivative
 def test_a_derivative_taken_forwards():
     """ATen adds tensors on the meta device on the way: nothing of theirs can be measured, and nothing of them is in the program."""
 
