@@ -10,6 +10,8 @@ from torch._ops import OpOverload
 
 import lowtide.kernels  # noqa: F401  makes lowtide's own operators known to torch
 from lowtide.capture import operators
+from lowtide.ir.graph import Kind, Node, Storage, Value
+from lowtide.ir.operators.nodes import repeatable
 from lowtide.ir.operators.row import Draws, Operator
 from lowtide.ir.operators.table import ROWS, functional_base, row_of, writes_in_place
 from tests.imports import PACKAGE
@@ -148,6 +150,41 @@ def test_optional_statistics_change_and_results_need_none(row):
     before = [args[place].clone() for place in at.positions]
     op(*args[: at.flag], False, *args[at.flag + 1 :])
     assert all(torch.equal(args[place], old) for place, old in zip(at.positions, before, strict=True))
+
+
+_HALF, _FULL = torch.bfloat16, torch.float32
+
+
+@pytest.mark.parametrize("row", [row for row in rows("statistics") if row.statistics.optional], ids=lambda row: row.name)
+@pytest.mark.parametrize(("given", "weights"), [(_FULL, _FULL), (_FULL, None), (_HALF, _FULL), (_HALF, _HALF), (_HALF, None)])
+@pytest.mark.parametrize("statistics", [_HALF, _FULL])
+def test_what_is_repeated_without_statistics_gives_the_same_bits(row, given, weights, statistics):
+    (op,) = overloads(row.name)
+    norm = [torch.ones(3, dtype=weights), torch.zeros(3, dtype=weights)] if weights else [None, None]
+    args = (torch.randn(4, 3, 5).to(given), *norm, torch.zeros(3, dtype=statistics), torch.ones(3, dtype=statistics), True, 0.1, 1e-5)
+    try:
+        expected = op(*args)
+    except RuntimeError as error:
+        assert "mixed dtype" in str(error) or "Expected" in str(error)  # noqa: PT017  no such program
+        return
+    again = repeatable(_node(row.name, args))
+    if again is None:
+        assert (given, weights, statistics) == (_HALF, None, _FULL), "could be repeated"
+        return
+    for one, two in zip(op(*(None if arg is None else old for arg, old in zip(again.args, args, strict=True))), expected, strict=True):
+        assert torch.equal(one, two)
+
+
+def _node(name, args):
+    """A call that writes its arguments 3 and 4."""
+    values = [_value(f"v{place}", arg) if isinstance(arg, torch.Tensor) else arg for place, arg in enumerate(args)]
+    writes = tuple((values[place], replace(values[place], name=f"w{place}", version=1)) for place in (3, 4))
+    return Node(name, tuple(values), (_value("out", args[0]), None, None), writes=writes)
+
+
+def _value(name, tensor):
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Value(name, Storage(name, tensor.nbytes, "cpu", Kind.BUFFER), dtype, tuple(tensor.shape), tuple(tensor.stride()))
 
 
 @pytest.mark.parametrize("row", rows("functional"), ids=lambda row: row.name)

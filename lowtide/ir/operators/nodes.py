@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from lowtide.errors import FormatError
-from lowtide.ir.graph import Arg, Graph, Node
+from lowtide.ir.graph import Arg, Graph, Node, Value
 from lowtide.ir.operators.names import ARITHMETIC, DROP, LOAD, STORE
 from lowtide.ir.operators.row import Draws, Operator
 from lowtide.ir.operators.table import row_of
@@ -61,7 +61,7 @@ def repeatable(node: Node) -> Node | None:
     """A node that computes the same results once more and does nothing else; None where there is none.
 
     An operator that is random, that writes or that copies to the host or back cannot be repeated; batch normalisation can, without the
-    update of its statistics.
+    update of its statistics, unless it is these that make it compute in full precision.
     """
     if node.body is not None or is_random(node) or is_transfer(node) or not any(value is not None for value in node.outputs):
         return None
@@ -69,7 +69,12 @@ def repeatable(node: Node) -> Node | None:
         return node
     statistics = row_of(node.op).statistics
     places = statistics.positions if statistics is not None and statistics.optional else ()
-    if {before for before, _ in node.writes} - {arg for place in places for arg in (node.args[place],)}:
-        return None
+    left_out = {node.args[place] for place in places}
     args = tuple(None if place in places else arg for place, arg in enumerate(node.args))
+    if {before for before, _ in node.writes} - left_out or _dtypes(left_out) - _dtypes(args):
+        return None
     return replace(node, args=args, writes=())
+
+
+def _dtypes(args: Iterable[Arg]) -> set[str]:
+    return {arg.dtype for arg in args if isinstance(arg, Value)}

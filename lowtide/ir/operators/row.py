@@ -41,7 +41,7 @@ class Statistics:
 
     positions: tuple[int, ...]  # of the arguments
     flag: int | None  # the position of the argument that turns the update on; None where it is always on
-    optional: bool = False  # whether it is known to compute the same results without them
+    optional: bool = False  # whether it is known to compute the same without them, where another argument is of their type
 
 
 @dataclass(frozen=True, slots=True)
