@@ -169,7 +169,7 @@ def test_what_is_repeated_without_statistics_gives_the_same_bits(row, given, wei
         return
     again = repeatable(_node(row.name, args))
     if again is None:
-        assert (given, weights, statistics) == (_HALF, None, _FULL), "could be repeated"
+        assert statistics not in (given, weights), "could be repeated"
         return
     for one, two in zip(op(*(None if arg is None else old for arg, old in zip(again.args, args, strict=True))), expected, strict=True):
         assert torch.equal(one, two)
