@@ -132,5 +132,5 @@ def optimize(
     asked = Asked(limit, swap_state, solver or Auto(), sweeps_of(effort, search))
     maker = Maker(Capturing(model, program, place, stages), Machine(place, machine, tries, swap, stages), asked, saved, stages)
     family = maker.make(args, kwargs, as_saved=saved is not None)
-    new_arena = partial(StepArena.of, place, placer, stages) if arena and not obstacle else None
+    new_arena = partial(StepArena.of, place, placer) if arena and not obstacle else None
     return Step(maker, spec, family, obstacle, new_arena)

@@ -11,6 +11,7 @@ from lowtide.api.arena import ArenaReport, StepArena
 from lowtide.api.arguments import detached
 from lowtide.api.maker import Family, Maker
 from lowtide.api.recaptures import Recaptures
+from lowtide.api.stages import Stages
 from lowtide.api.variant import Variant
 from lowtide.base.files import write_whole
 from lowtide.capture.care.failures import programs_own
@@ -38,11 +39,11 @@ class Step:
     """
 
     def __init__(
-        self, maker: Maker, batch: BatchSpec, family: Family, obstacle: str = "", arena: Callable[[], StepArena] | None = None
+        self, maker: Maker, batch: BatchSpec, family: Family, obstacle: str = "", arena: Callable[[Stages], StepArena] | None = None
     ) -> None:
         self._maker, self._batch, self._obstacle, self._new_arena = maker, batch, obstacle, arena
         self._caller = maker.capturing.caller
-        self._arena = None if arena is None else arena()
+        self._arena = None if arena is None else arena(maker.stages)
         self._families = [family]  # newest first
         self._current = family.variants[-1]
         self._recaptures = Recaptures()

@@ -74,7 +74,7 @@ class Variant:
         """Run once on what the caller holds; the result as the captured program returns it, and whether the optimizer has stepped."""
         try:
             outputs = self.program(inputs) if arena is None else arena.run(self.program, lambda: self.program(inputs))
-        except BaseException as error:
+        except BaseException as error:  # an interrupt, too, leaves parameters updated by half: it goes on with a note of that
             tell_harm(error, self.plan, self.program)
             raise
         results = len(outputs) - len(self.captured.assigned)

@@ -44,6 +44,7 @@ class Planner:
         refuse_impossible(self._all(request), request)
         if request.budget.is_limit:
             self._recall(request)
+            self._search(request)
         found: list[Plan] = []
         refused: list[BudgetError] = []
         for which in range(len(self.programs)):
@@ -59,7 +60,7 @@ class Planner:
         kept = ordered(self._candidates(which, request), request)
         if not request.budget.is_limit:
             return checked(kept)
-        searched = self._search(which, request)
+        searched = self._searched_for(which, request)
         point = searched.within(request.budget)
         if point is None:
             assert request.budget.memory_bytes is not None, "the fastest point of all is within any limit of time"
@@ -69,22 +70,28 @@ class Planner:
     def _candidates(self, which: int, request: Request) -> list[Candidate]:
         return [each for each in self.programs[which] if each.exact or not request.exact]
 
-    def _search(self, which: int, request: Request) -> Searched:
-        """All that is known of a program, once what the request asks for was searched."""
-        last = len(self.programs) - 1
+    def _search(self, request: Request) -> None:
+        """Have what the request asks for searched, once for all programs: one that is stopped is not begun again for the next."""
         known = self._known(request)
-        before = known[last]
-        assert before is not None, "recalled before anything is planned"
-        main = known[last] = before.by(request.sweeps)
-        if main is not before:
-            self._keep(main, request)
-        if main.archive.interrupted and main is not before:
+        before = known[-1]
+        assert before is not None, "recalled before anything is searched"
+        main = known[-1] = before.by(request.sweeps)
+        if main is before:
+            return
+        self._keep(main, request)
+        if main.archive.interrupted:
             warnings.warn(f"search interrupted: the best of {main.archive.states} schedules seen so far is used", stacklevel=2)
-        if which == last:
+        known[:-1] = [None if sibling is None else main.carried_to(sibling) for sibling in known[:-1]]
+
+    def _searched_for(self, which: int, request: Request) -> Searched:
+        """All that is known of a program after that search."""
+        known = self._known(request)
+        main, sibling = known[-1], known[which]
+        assert main is not None, "searched before anything is planned"
+        if which == len(known) - 1:
             return main
-        sibling = known[which]
-        if sibling is None or main is not before:
-            sibling = main.carried_to(sibling or Searched.bare(self._candidates(which, request), request))
+        if sibling is None:
+            sibling = main.carried_to(Searched.bare(self._candidates(which, request), request))
         if sibling.within(request.budget) is None and main.within(request.budget) is not None:
             sibling = sibling.by(request.sweeps)
         known[which] = sibling

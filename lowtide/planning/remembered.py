@@ -38,7 +38,7 @@ from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.archive import Archive, Point
 from lowtide.remat.sweep.search import Sweep
-from lowtide.schedule import Schedule, Status, lower_bound_bytes
+from lowtide.schedule import Auto, Schedule, Status, lower_bound_bytes
 
 _FORMAT, _VERSION = "lowtide.searched", 1
 _WHERE = "searched"
@@ -59,9 +59,11 @@ class Remembered:
 
     @classmethod
     def of(cls, programs: Sequence[Sequence[Candidate]], request: Request) -> Remembered | None:
-        """None where there is no place for files, or where a search is of the caller's own kind."""
-        folder = directory()
+        """None where there is no place for files, where a search or solver is of the caller's own kind, or where a clock stops orders."""
+        folder, solver = directory(), request.solver
         if folder is None or any(type(sweep) is not Sweep for sweep in request.sweeps):
+            return None
+        if type(solver) is not Auto or solver.max_seconds < inf:  # of others the key does not tell all that an order depends on
             return None
         key = _key(programs, request)
         return cls(programs, request, key, folder / _FOLDER / f"{key[:32]}.json")
@@ -79,8 +81,8 @@ class Remembered:
             done = tuple(map(_sweep, data["done"]))
             for which, sequence in _sequences(data):
                 archive.add(_point(main.problems, which, sequence))
-        except (OSError, ValueError, CheckError, zlib.error, RecursionError, MemoryError):
-            return None
+        except (OSError, ValueError, CheckError, zlib.error, RecursionError, MemoryError, OverflowError):
+            return None  # as good as none: it is written anew
         with suppress(OSError):
             os.utime(self.path)  # those that were used longest ago go first
         return replace(main, archive=archive, done=done)
@@ -166,10 +168,14 @@ def _schedule(item: Any, candidate: Candidate, request: Request) -> Schedule:
 
 
 def _sweep(item: Any) -> Sweep:
-    if not isinstance(item, list) or [type(each) for each in item] != [int, int, int]:
-        raise FormatError(f"{_WHERE}: expected levels, states and runs of a search, got {item!r}")
-    levels, states, runs = item
+    levels, states, runs = _integers(item, 3, "levels, states and runs of a search")
     return Sweep(levels, states, runs, inf)
+
+
+def _integers(item: Any, count: int, what: str) -> list[int]:
+    if not isinstance(item, list) or [type(each) for each in item] != [int] * count:
+        raise FormatError(f"{_WHERE}: expected {what}, got {item!r}")
+    return item
 
 
 def _packed(sequences: Sequence[Ints]) -> str:
@@ -180,7 +186,7 @@ def _packed(sequences: Sequence[Ints]) -> str:
 
 def _sequences(data: dict[str, Any]) -> list[tuple[int, Ints]]:
     """The sequences, and which problem each is of. Raises ValueError."""
-    points = [(int(which), int(length)) for which, length in data["points"]]
+    points = [_integers(point, 2, "problem and length of a sequence") for point in data["points"]]
     total = sum(length for _, length in points)
     if any(length < 0 for _, length in points) or total > _MOST_ENTRIES:
         raise FormatError(f"{_WHERE}: expected at most {_MOST_ENTRIES} entries, got {total}")

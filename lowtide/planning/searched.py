@@ -23,6 +23,8 @@ from lowtide.remat.sweep.search import Sweep
 from lowtide.remat.write_out import rematerialise
 from lowtide.schedule.bound import lower_bound_bytes
 
+_SAME = 1 + 1e-9  # times this near differ by the rounding of their sums alone: the same runs in another order
+
 
 @dataclass(frozen=True, eq=False)
 class Searched:
@@ -52,11 +54,13 @@ class Searched:
         """With all that these searches find, too; one that was done is not done again, one that is stopped ends them."""
         found = self
         for sweep in sweeps:
-            if _without_cap(sweep) not in found.done:
-                found = found._and(sweep, sweep.explore(self.problems, self.orders))
+            if _without_cap(sweep) in found.done:
+                continue
+            found = found._and(sweep, sweep.explore(self.problems, self.orders))
             if found.stopped:
-                break
-        return found
+                return found
+        # All that was asked for is there; what was stopped was another question's.
+        return dataclasses.replace(found, archive=Archive(list(found.archive.points), found.archive.states)) if found.stopped else found
 
     def _and(self, sweep: Sweep, more: Archive) -> Searched:
         merged = Archive(list(self.archive.points), self.archive.states)
@@ -89,9 +93,19 @@ class Searched:
     def within(self, budget: Budget) -> Point | None:
         """The fastest within the memory, or the leanest within the time; None where nothing fits."""
         if budget.memory_bytes is not None:
-            return self.archive.within(budget.memory_bytes)
+            return next((each for each in reversed(self.frontier) if each.peak_bytes <= budget.memory_bytes), None)
         assert budget.latency is not None, "one of them is the limit"
-        return self.archive.under(budget.latency * self.order_us)
+        most_us = budget.latency * self.order_us * _SAME
+        return next((each for each in self.frontier if each.time_us <= most_us), None)
+
+    @property
+    def frontier(self) -> list[Point]:
+        """The points that are faster than all leaner ones, and by more than sums are rounded; the leanest first."""
+        found: list[Point] = []
+        for point in self.archive.points:
+            if not found or point.time_us * _SAME < found[-1].time_us:
+                found.append(point)
+        return found
 
     @property
     def leanest(self) -> Point:
@@ -101,7 +115,7 @@ class Searched:
     @property
     def order_us(self) -> float:
         """The time without recomputation, of the fastest graph."""
-        return min(point.time_us for point in self.archive.points)
+        return self.frontier[-1].time_us
 
     def plan(self, point: Point, kept: Plan) -> Plan:
         """A point as a plan, not yet checked; `kept` is the one without recomputation."""
@@ -128,7 +142,7 @@ class Searched:
                 order_us=self.order_us,
                 order_peak_bytes=kept.peak_bytes,
                 recomputed=len(done.recomputed),
-                frontier=tuple((each.peak_bytes, each.time_us) for each in self.archive.points),
+                frontier=tuple((each.peak_bytes, each.time_us) for each in self.frontier),
                 evictions=evictions_of(self.problems[point.problem], point.sequence, candidate.graph, done.graph, footprint.reuses),
                 stopped=self.stopped,
             ),

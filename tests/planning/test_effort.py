@@ -2,16 +2,20 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from random import Random
 
 import pytest
 
+from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.effort import Effort, sweeps_of
 from lowtide.planning.planner import Planner, plan
+from lowtide.planning.remembered import Remembered
 from lowtide.planning.request import Budget
 from lowtide.planning.searched import Searched
-from lowtide.remat.sweep.search import Sweep
+from lowtide.remat.sweep.search import Sweep, _Search
+from tests.graphs import array, compute
 from tests.planning.networks import REQUEST, network
 
 FEW, MORE = Sweep(levels=8, max_states=40), Sweep(levels=8, max_states=200)
@@ -73,3 +77,46 @@ def test_a_search_that_was_stopped_says_so_and_is_done_again():
     whole = plan([candidate], replace(request, sweeps=(MORE,)))
     assert whole.cost_report.stopped == ""
     assert "stopped" not in whole.to_json()
+
+
+def test_what_stops_a_search_stops_it_once_for_all_programs(monkeypatch):
+    searched, explore = [], Sweep.explore
+    monkeypatch.setattr(Sweep, "explore", lambda self, *args: searched.append(self) or explore(self, *args))
+    monkeypatch.setattr(Remembered, "of", lambda *_: None)
+    request = replace(REQUEST, budget=Budget(10**6), sweeps=(replace(MORE, max_seconds=0.0),))
+    assert [plan.cost_report.stopped for plan in Planner([[_candidate()], [_candidate()]]).plans(request)] == ["max_seconds"] * 2
+    assert len(searched) == 1
+
+
+def test_a_search_that_was_interrupted_is_done_when_it_is_asked_for_again(monkeypatch):
+    monkeypatch.setattr(Remembered, "of", lambda *_: None)
+    planner, request = Planner([[_candidate()]]), replace(REQUEST, budget=Budget(10**6))
+
+    def stopped(sweeps):
+        return planner.plans(replace(request, sweeps=sweeps))[-1].cost_report.stopped
+
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+    assert stopped((FEW,)) == ""
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="search interrupted"):
+        patch.setattr(_Search, "over", interrupt)
+        assert stopped((FEW, MORE)) == "interrupted"
+    assert stopped((FEW,)) == "", "that was searched to its end"
+    assert stopped((FEW, MORE)) == ""
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_sums_in_another_order_do_not_make_a_program_faster(seed):
+    x = array(Storage("x", 64, "cpu", Kind.INPUT))
+    wide = [compute(f"w{branch}", x, nbytes=640) for branch in range(8)]
+    small = [compute(f"s{branch}", each.results[0], nbytes=64) for branch, each in enumerate(wide)]
+    end = compute("end", *(each.results[0] for each in small), nbytes=64)
+    graph, draws = Graph((x,), (*wide, *small, end), (end.results[0],)), Random(seed)
+    candidate = Candidate(graph, (0,) * 17, tuple(1 + 100 * draws.random() for _ in graph.nodes))
+    planner = Planner([[candidate]])
+    by_order = planner.plans(REQUEST)[-1].peak_bytes
+    for budget in (Budget(latency=1.0), Budget(2 * candidate.eager(1).peak_bytes)):
+        found = planner.plans(replace(REQUEST, budget=budget, sweeps=(FEW,)))[-1]
+        assert found.peak_bytes == by_order
+        assert found.cost_report.frontier[-1] == (by_order, found.cost_report.time_us)

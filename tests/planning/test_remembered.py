@@ -13,6 +13,7 @@ from lowtide.planning.candidate import Candidate
 from lowtide.planning.planner import Planner
 from lowtide.planning.request import Budget
 from lowtide.remat.sweep.search import Sweep
+from lowtide.schedule import AUTO, Auto, Exact, ProgramOrder
 from tests.planning.networks import REQUEST, network
 
 FEW, MORE = Sweep(levels=8, max_states=60), Sweep(levels=8, max_states=300)
@@ -34,12 +35,12 @@ def work(monkeypatch):
     return done
 
 
-def _planned(share, sweeps=(FEW,), layers=8, us=1.0):
+def _planned(share, sweeps=(FEW,), layers=8, us=1.0, solver=AUTO):
     """A plan in a planner of its own, as another process would make it."""
     graph = network(layers)
     made = Candidate(graph, (0,) * len(graph.nodes), (us,) * len(graph.nodes))
     top_bytes = made.eager(1).peak_bytes
-    return Planner([[made]]).plans(replace(REQUEST, budget=Budget(int(share * top_bytes)), sweeps=sweeps))[-1]
+    return Planner([[made]]).plans(replace(REQUEST, budget=Budget(int(share * top_bytes)), sweeps=sweeps, solver=solver))[-1]
 
 
 def test_another_process_answers_every_limit_without_a_search(folder, work):
@@ -90,6 +91,10 @@ def _edited(text, **changes):
         lambda text: _edited(text, key="0" * 64),
         lambda text: _edited(text, points=[[7, length] for _, length in json.loads(text)["points"]]),
         lambda text: _edited(text, points=[[0, 2**40]]),
+        lambda text: _edited(text, points=[7]),
+        lambda text: _edited(text, points=[[None, 1]]),
+        lambda text: _edited(text, points=[[float("inf"), 1]]),
+        lambda text: _edited(text, orders=[[{**json.loads(text)["orders"][0][0], "order": [10**30] * 16}]]),
         lambda text: _edited(text, points=[[0, 1]]),
         lambda text: _edited(text, sequences="AAAA"),
         lambda text: _edited(text, sequences=json.loads(text)["sequences"][:40]),
@@ -139,3 +144,13 @@ def test_a_folder_that_cannot_be_made_is_one_warning(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.warns(RuntimeWarning, match="cannot keep what it measures"):
         assert _planned(0.8).cost_report
+
+
+def test_a_solver_of_the_callers_own_kind_or_with_a_clock_is_asked_each_time(folder, work):
+    class Own(ProgramOrder):
+        pass
+
+    for solver in (Own(), Exact(first=ProgramOrder()), Auto(max_seconds=1.0)):
+        _planned(0.8, solver=solver), _planned(0.8, solver=solver)
+    assert work == ["order", FEW] * 6
+    assert not folder.exists()
