@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import subprocess
 from importlib import metadata
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 from lowtide.cost.profiler import device_name
 
 _PACKAGES = ("numpy", "numba")
+_CHECKOUT = Path(__file__).parents[1]
 
 
 def machine() -> dict[str, str | int]:
@@ -29,6 +31,21 @@ def machine() -> dict[str, str | int]:
         found["gpu"] = device_name("cuda")
     found["torch"] = torch.__version__  # with the build: wheels with CUDA may leave that out of their metadata
     return found | {name: metadata.version(name) for name in _PACKAGES}
+
+
+def code() -> str:
+    """The last commit that changed the package, with a "+" where its files differ from that; "" outside of a checkout."""
+    commit, changed = _git("log", "-1", "--format=%h"), _git("status", "--porcelain")
+    return f"{commit}+" if commit and changed else commit
+
+
+def _git(*words: str) -> str:
+    """What git says of the package's folder; nothing where there is no git, or no checkout."""
+    try:
+        done = subprocess.run(["git", *words, "--", "lowtide"], cwd=_CHECKOUT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip()
 
 
 def _memory_bytes() -> int:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import lowtide
 from bench.model_paper_step import captured_step
 from bench.models import get
-from lowtide.api.compare import plain_sgd
+from bench.models.workload import plain_sgd
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.presets import preset
 from lowtide.ir.graph import Graph
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def planned() -> tuple[Curve, ...]:
-    """Eager's own order with all gradients held until the end, the order of least peak, and half of eager's peak."""
+    """Eager's own order with all gradients held until the end, the order of least peak, and the limit."""
     captured = captured_step(get(MODEL), BATCH_SIZE)
     eager = dataclasses.replace(captured.graph, outputs=(*captured.graph.outputs, *captured.gradients))
     settings: dict[str, Any] = {"simulate": MACHINE, "swap": False, "progress": False}

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.machine import machine
+from bench.machine import code, machine
 
 Cell = str | int | float | None  # None: not measured here
 _WIDTH = 240  # where the output is no terminal: tables should not be squeezed into a log
@@ -35,7 +35,7 @@ class Results:
                 raise ValueError(f"row {number} of {self.name}: expected columns {', '.join(self.columns)}; got also {', '.join(strange)}")
 
     def save(self, directory: Path = RESULTS) -> Path:
-        """Write the table with its machine to `directory`; the old file is replaced as a whole or not at all."""
+        """Write the table with its machine and the commit of its code to `directory`; the old file is replaced as a whole or not at all."""
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"{self.name}.json"
         part = path.with_suffix(f".{os.getpid()}.part")
@@ -54,7 +54,8 @@ class Results:
 
     def _document(self) -> dict[str, object]:
         rows = [{column: row.get(column) for column in self.columns} for row in self.rows]
-        return {"title": self.title, "machine": machine(), "notes": list(self.notes), "columns": list(self.columns), "rows": rows}
+        made_by = {"machine": machine(), "code": code()}
+        return {"title": self.title, **made_by, "notes": list(self.notes), "columns": list(self.columns), "rows": rows}
 
 
 def load(name: str, directory: Path = RESULTS) -> Results:

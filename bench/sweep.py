@@ -3,7 +3,7 @@
     sweep = Sweep("coverage", title, columns, subjects, notes)
     sweep.run(rows, save=True)      # rows: an iterator, each saved as it comes
 
-Rows of subjects that a run does not try stay as they were saved; the notes are of all rows.
+Rows of subjects that a run does not try stay as they were saved; the notes are of all rows. Each row says of which code it is.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ import argparse
 import fcntl
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.machine import code
 from bench.results import RESULTS, Results, load
 
 Row = dict[str, Any]
 _CHECKOUT = Path(__file__).parents[1]
+_CODE = "code"  # the column that all sweeps have beside their own
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Sweep:
         """Print each row as it comes and, where `save` is asked, put it into the saved table at once. The table of this run's rows."""
         found: list[Row] = []
         for row in rows:
-            row = {key: portable(cell) for key, cell in row.items()}
+            row = {key: portable(cell) for key, cell in row.items()} | {_CODE: code()}
             found.append(row)
             print(*(f"{key}={cell}" for key, cell in row.items() if cell not in (None, "", 0)), flush=True)
             if save:
@@ -56,15 +59,21 @@ class Sweep:
         """These rows in the order of the subjects."""
         place = {subject: at for at, subject in enumerate(self.subjects)}
         ordered = sorted((row for row in rows if row[self.columns[0]] in place), key=lambda row: place[row[self.columns[0]]])
-        return Results(self.name, self.title, self.columns, tuple(ordered), self.notes(ordered))
+        return Results(self.name, self.title, (*self.columns, _CODE), tuple(ordered), (*self.notes(ordered), self._origin(ordered)))
+
+    def _origin(self, rows: Sequence[Row]) -> str:
+        """How much of what there is has rows, and of which code they are."""
+        counts = Counter(row.get(_CODE) or "a commit that was not noted" for row in rows)
+        told = ", ".join(f"{count} of {commit}" for commit, count in counts.most_common())
+        return f"{len({row[self.columns[0]] for row in rows})} of {len(self.subjects)} have rows; rows by the package's commit: {told}"
 
     def saved(self) -> list[Row]:
-        """The rows of the saved table; none where there is no table, or one with other columns."""
+        """The rows of the saved table; none where there is no table, or one with other columns. Older ones have no commit."""
         try:
             table = load(self.name, self.directory)
         except FileNotFoundError:
             return []
-        return [dict(row) for row in table.rows] if table.columns == self.columns else []
+        return [dict(row) for row in table.rows] if table.columns in (self.columns, (*self.columns, _CODE)) else []
 
     def selected(self, options: argparse.Namespace, chosen: Callable[[str], bool]) -> list[str]:
         """The subjects that a command line asks for. Exits where there are none."""

@@ -15,11 +15,24 @@ from pathlib import Path
 from typing import Any
 
 from bench.results import RESULTS
+from lowtide.planning.effort import Effort
+from lowtide.remat.sweep.search import Sweep
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 APART = 0.03
 NO_FIGURE = "readings disagree"
 Row = Mapping[str, Any]
+# Files that were saved before files held a commit: the last that had changed the package by then, and what of their subject is not as it was.
+_EARLIER = {
+    "order_only": ("47d4c6c", "an order is searched for with less effort, and capture has changed"),
+    "equal": ("47d4c6c (with a limit cffd48a)", "capture, orders and the search under a limit have changed"),
+    "budget": ("cffd48a", "the search has changed, and no clock ends it any more, as 60 seconds did"),
+    "magis": ("cffd48a", "the search has changed"),
+    "arena": ("46d3dcd", "how a step begins and ends in its arena has changed"),
+    "step_time": ("47d4c6c", "capture has changed, and what each call checks"),
+    "place": ("67ebfdd", "the placers' code has changed"),
+    "model_paper": ("9e880e3", "orders are searched for with less effort, and capture and placers have changed"),
+}
 
 
 def main() -> None:
@@ -36,9 +49,10 @@ def _head() -> str:
     return (
         "# Results\n\n"
         "This page is written by `python -m bench.tables` from the files in `bench/results`. Each section names the command that measured\n"
-        "it, the machine and the versions. MiB is 2^20 bytes. Times were taken on machines that ran other work, too. A ratio of times has\n"
-        "three readings: the median of paired wall-clock ratios, the same of processor time, and the ratio of the medians. Where they are\n"
-        f'more than {APART} apart, the table says "{NO_FIGURE}".'
+        "it, the machine, the versions, and the commit of the package that was measured. Where that is an earlier one and what is measured\n"
+        "has changed since, the section says so: its figures are not those of the present code. MiB is 2^20 bytes. Times were taken on\n"
+        "machines that ran other work, too. A ratio of times has three readings: the median of paired wall-clock ratios, the same of processor\n"
+        f'time, and the ratio of the medians. Where they are more than {APART} apart, the table says "{NO_FIGURE}".'
     )
 
 
@@ -78,7 +92,7 @@ def _proven() -> str:
         "order_real",
         "python -m bench.order_real",
         f"{proven} of {len(rows)} training steps, of {min(operators):,} to {max(operators):,} operators, end with the proof"
-        f" that no order needs less.\nThe slowest takes {max(row['seconds'] for row in rows):.2f} s.",
+        f" that no order needs less.\nThe slowest takes {max(row['cpu_s'] for row in rows):.2f} s of processor time.",
     )
 
 
@@ -122,6 +136,7 @@ def _limits() -> str:
         "Whole SGD steps. Each setting is a process of its own, and those that are compared take turns. Bytes are above\n"
         "parameters and batch.\n"
         "Checkpointing is one `torch.utils.checkpoint` for each block. lowtide was given as many bytes as that took.\n"
+        f"{_searched()}\n"
         f"Of {len(limited)} limits, {kept} were kept. The promised peak was the measured one{exact}.\n"
         "All settings, torch.compile's `activation_memory_budget` with them, are in the file and in `budget.png`.\n"
         "`budget_inductor.json` has inductor.",
@@ -150,10 +165,17 @@ def _swapping() -> str:
         "magis",
         "python -m bench.magis",
         "MAGIS's workloads as their authors describe the networks: whole steps on the roofline of an RTX 3090. Shares are of\n"
-        "eager's peak, parameters included. The table is the time that a limit adds.",
+        "eager's peak, parameters included. The table is the time that a limit adds.\n"
+        f"{_searched()}",
         ("", "recomputation, 80 %", "40 %", "with swapping, 80 %", "40 %"),
         lines,
     )
+
+
+def _searched() -> str:
+    """With which effort, and what the default is."""
+    default = sum(sweep.max_states for sweep in Effort.NORMAL.sweeps)
+    return f"The search is `Sweep()`, of {Sweep().max_states:,} schedules; the default effort looks at {default:,}."
 
 
 def _arena() -> str:
@@ -248,9 +270,19 @@ def _section(
 
 
 def _machine(name: str) -> str:
-    on = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["machine"]
+    """What a file was measured on: machine, versions, code."""
+    document = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    on = document["machine"]
     threads = f"{on['threads']} thread{'s' if on['threads'] > 1 else ''}"
-    return f"{on['processor']}, {on['cores']} cores, {threads}, Python {on['python']}, torch {on['torch']}, numba {on['numba']}."
+    versions = f"Python {on['python']}, torch {on['torch']}, numba {on['numba']}"
+    return f"{on['processor']}, {on['cores']} cores, {threads}, {versions}, {_code(name, document)}."
+
+
+def _code(name: str, document: Row) -> str:
+    if "code" in document:
+        return f"commit {document['code']}" if document["code"] else "outside of a checkout"
+    commit, since = _EARLIER[name]
+    return f"commit {commit}. Since then {since}"
 
 
 def _rows(name: str) -> list[Row]:

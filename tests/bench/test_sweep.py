@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 import bench.sweep
-from bench.results import load
+from bench.results import Results, load
 from bench.sweep import Sweep, portable
 from bench.torch_db.workers import answers
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Sweep:
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
+    monkeypatch.setattr("bench.sweep.code", lambda: "0123abc")
     return Sweep("table", "A table", ("name", "mode", "right"), ("a", "b", "c"), lambda rows: (f"{len(rows)} rows",), tmp_path)
 
 
@@ -21,7 +22,7 @@ def test_that_rows_of_others_stay_and_notes_are_of_all(sweep: Sweep):
     printed = sweep.run([{"name": "b", "right": 2}, {"name": "a", "mode": "one", "right": 3}], save=True)
     saved = load("table", sweep.directory)
     assert [(row["name"], row["mode"], row["right"]) for row in saved.rows] == [("a", "one", 3), ("b", None, 2), ("c", None, 1)]
-    assert saved.notes == ("3 rows",)
+    assert saved.notes == ("3 rows", "3 of 3 have rows; rows by the package's commit: 3 of 0123abc")
     assert [row["name"] for row in printed.rows] == ["a", "b"]
 
 
@@ -41,6 +42,14 @@ def test_that_a_run_that_is_cut_off_keeps_its_rows(sweep: Sweep):
 def test_that_nothing_is_saved_where_that_is_not_asked(sweep: Sweep):
     sweep.run([{"name": "a", "right": 1}], save=False)
     assert list(sweep.directory.iterdir()) == []
+
+
+def test_that_each_row_says_of_which_code_it_is(sweep: Sweep):
+    Results(sweep.name, sweep.title, sweep.columns, ({"name": "a", "right": 1},)).save(sweep.directory)  # as tables were before
+    sweep.run([{"name": "c", "right": 1}], save=True)
+    saved = load(sweep.name, sweep.directory)
+    assert [(row["name"], row["code"]) for row in saved.rows] == [("a", None), ("c", "0123abc")]
+    assert saved.notes[-1] == "2 of 3 have rows; rows by the package's commit: 1 of a commit that was not noted, 1 of 0123abc"
 
 
 def test_that_a_worker_that_dies_is_told_and_the_next_name_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
