@@ -48,11 +48,12 @@ def page() -> str:
 def _head() -> str:
     return (
         "# Results\n\n"
-        "This page is written by `python -m bench.tables` from the files in `bench/results`. Each section names the command that measured\n"
-        "it, the machine, the versions, and the commit of the package that was measured. Where that is an earlier one and what is measured\n"
-        "has changed since, the section says so: its figures are not those of the present code. MiB is 2^20 bytes. Times were taken on\n"
-        "machines that ran other work, too. A ratio of times has three readings: the median of paired wall-clock ratios, the same of\n"
-        f'processor time, and the ratio of the medians. Where they are more than {APART} apart, the table says "{NO_FIGURE}".'
+        "This page is written by `python -m bench.tables` from the files in `bench/results`. Each section names the command that\n"
+        "measured it, the machine, the versions, and the commit of the package that was measured. Where that is an earlier one and what is\n"
+        "measured has changed since, the section says so: its figures are not those of the present code. MiB is 2^20 bytes. Times were\n"
+        "taken on machines that ran other work, too. A ratio of times has three readings: the median of paired wall-clock ratios, the\n"
+        "same of processor time, and the ratio of the medians.\n"
+        f'Where they are more than {APART} apart, the table says "{NO_FIGURE}".'
     )
 
 
