@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 APART = 0.03
 NO_FIGURE = "readings disagree"
 Row = Mapping[str, Any]
-# Files that were saved before files held a commit: the last that had changed the package by then, and what of their subject is not as it was.
+# Files that were saved before files held a commit: the last that had changed the package by then, and what is not as it was.
 _EARLIER = {
     "order_only": ("47d4c6c", "an order is searched for with less effort, and capture has changed"),
     "equal": ("47d4c6c (with a limit cffd48a)", "capture, orders and the search under a limit have changed"),
@@ -49,10 +49,10 @@ def _head() -> str:
     return (
         "# Results\n\n"
         "This page is written by `python -m bench.tables` from the files in `bench/results`. Each section names the command that\n"
-        "measured it, the machine, the versions, and the commit of the package that was measured. Where that is an earlier one and what is\n"
-        "measured has changed since, the section says so: its figures are not those of the present code. MiB is 2^20 bytes. Times were\n"
-        "taken on machines that ran other work, too. A ratio of times has three readings: the median of paired wall-clock ratios, the\n"
-        "same of processor time, and the ratio of the medians.\n"
+        "measured it, the machine, the versions, and the commit of the package that was measured. Where that is an earlier one and\n"
+        "what is measured has changed since, the section says so: its figures are not those of the present code. MiB is 2^20 bytes.\n"
+        "Times were taken on machines that ran other work, too. A ratio of times has three readings: the median of paired wall-clock\n"
+        "ratios, the same of processor time, and the ratio of the medians.\n"
         f'Where they are more than {APART} apart, the table says "{NO_FIGURE}".'
     )
 
