@@ -108,10 +108,10 @@ class RematProblem:
             plain=cls.of(graph, cost_us, workspace_bytes, round_to=round_to, known=known) if swap_state else None,
         )
 
-    @property
+    @cached_property
     def without_links(self) -> RematProblem:
         """The problem of the same sequences where nothing is swapped."""
-        return self.plain or replace(self, links=None)
+        return self.plain or (self if self.links is None else replace(self, links=None))
 
     @property
     def codes(self) -> Codes:

@@ -1,13 +1,13 @@
 """What can be done with one block: how much it keeps from its forward to its backward part, and what that costs.
 
-Each option is a sequence of the block problem. Eviction finds them: the boundary is given a workspace so large that no more than some
+Each option is a sequence of the block problem. Eviction finds them: the boundary is given so much to find free that no more than some
 bytes fit beside it, and the whole a limit. A few of either, under a few weights, give the handful of options that no other beats.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -16,7 +16,6 @@ from lowtide.problems.order import Ints
 from lowtide.remat.blocks.problem import BlockProblem
 from lowtide.remat.cost import cost_of
 from lowtide.remat.evict.eviction import Weights, evict
-from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import needed, pruned
 
 
@@ -110,7 +109,7 @@ def _sequences(block: BlockProblem, effort: Effort) -> Iterator[Ints]:
     tries = list(product(kept, effort.rooms, effort.weights))
     for kept_bytes, room, weights in tries[:: -(-len(tries) // effort.calls(block))]:
         limit_bytes = max(int(full_bytes * room), kept_bytes + _beside_bytes(block))
-        found = evict(_narrowed(block, limit_bytes - _beside_bytes(block) - kept_bytes), block.sequence, limit_bytes, weights)
+        found = evict(block.problem, block.sequence, limit_bytes, weights, reserve=_kept_to(block, kept_bytes, limit_bytes))
         if found is not None:
             yield found.sequence
 
@@ -139,8 +138,8 @@ def _improved(block: BlockProblem, option: Option, random: np.random.Generator, 
         return None
     gone = random.choice(again, min(int(random.integers(1, 5)), len(again)), replace=False)
     limit_bytes = _limit_bytes(block, option)
-    problem = _narrowed(block, limit_bytes - option.kept_bytes - _beside_bytes(block))
-    found = evict(problem, np.delete(option.sequence, gone), limit_bytes, effort.weights[random.integers(len(effort.weights))])
+    weights, reserve = effort.weights[random.integers(len(effort.weights))], _kept_to(block, option.kept_bytes, limit_bytes)
+    found = evict(block.problem, np.delete(option.sequence, gone), limit_bytes, weights, reserve=reserve)
     return None if found is None else found.sequence
 
 
@@ -198,12 +197,9 @@ def _joined(block: BlockProblem, options: Sequence[Option]) -> Ints:
     return np.concatenate([*forward, [block.boundary], *reversed(backward)]).astype(np.int32)
 
 
-def _narrowed(block: BlockProblem, workspace_bytes: int) -> RematProblem:
-    """The problem of a block whose boundary needs so many bytes while it runs."""
-    sizes = block.problem.problem.workspace_bytes.copy()
-    sizes[block.boundary] = workspace_bytes
-    sizes.setflags(write=False)
-    return replace(block.problem, problem=replace(block.problem.problem, workspace_bytes=sizes))
+def _kept_to(block: BlockProblem, kept_bytes: int, limit_bytes: int) -> tuple[int, int]:
+    """What the boundary has to find free so that no more than so many bytes are kept while it runs."""
+    return block.boundary, limit_bytes - _beside_bytes(block) - kept_bytes
 
 
 def _distinct(sequences: Iterable[Ints], block: BlockProblem) -> list[Option]:

@@ -12,9 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 from lowtide.problems.order import Ints
 from lowtide.remat.blocks.chain import BACKWARD, FORWARD, HAND_ON, Chain, Step
 from lowtide.remat.blocks.find import Blocks
-from lowtide.remat.blocks.options import REPEATED, SINGLE, Option, forward_twice, option_of, options_of
+from lowtide.remat.blocks.options import REPEATED, SINGLE, Effort, Option, forward_twice, option_of, options_of
 from lowtide.remat.blocks.problem import BlockProblem, block_problems
 from lowtide.remat.problem import RematProblem
+
+KnownOptions = dict[tuple[bytes, Effort, bool], list[Option]]  # by block, how far was looked, and whether it was made of smaller ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,15 +29,15 @@ class BlockPlan:
     options: list[list[Option]]  # by block; equal blocks share theirs
 
     @classmethod
-    def of(cls, problem: RematProblem, blocks: Blocks, known: dict[bytes, list[Option]], finer: BlockPlan | None = None) -> BlockPlan:
-        """Every distinct block planned once, where its key is not in `known`; with what was found for the blocks of `finer` inside."""
+    def of(cls, problem: RematProblem, blocks: Blocks, known: KnownOptions, finer: BlockPlan | None = None) -> BlockPlan:
+        """Every distinct block planned once, where it is not in `known`; with what was found for the blocks of `finer` inside."""
         own = block_problems(problem, blocks)
         repeats = Counter(each.key for each in own)
-        for block, each in enumerate(own):
-            if each.key not in known:
-                effort = REPEATED if repeats[each.key] > 1 else SINGLE
-                known[each.key] = options_of(each, finer.inside(blocks, block) if finer else (), effort)
-        return cls(problem, blocks, own, [known[each.key] for each in own])
+        keys = [(each.key, REPEATED if repeats[each.key] > 1 else SINGLE, finer is not None) for each in own]
+        for block, (each, key) in enumerate(zip(own, keys, strict=True)):
+            if key not in known:
+                known[key] = options_of(each, finer.inside(blocks, block) if finer else (), key[1])
+        return cls(problem, blocks, own, [known[key] for key in keys])
 
     def inside(self, coarser: Blocks, block: int) -> list[list[Option]]:
         """The options of the blocks that a coarser one is made of."""

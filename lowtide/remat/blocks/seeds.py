@@ -6,8 +6,11 @@ the chain's own sums leave out what crosses blocks in ways of its own, and evict
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, islice
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -15,8 +18,7 @@ from lowtide.problems.order import Ints, OrderProblem, Rows
 from lowtide.problems.order_check import Task
 from lowtide.remat.blocks.chain import ChainTable, Step
 from lowtide.remat.blocks.find import find_blocks, segments
-from lowtide.remat.blocks.options import Option
-from lowtide.remat.blocks.plan import BlockPlan
+from lowtide.remat.blocks.plan import BlockPlan, KnownOptions
 from lowtide.remat.cost import cost_of
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt, pruned
@@ -32,7 +34,7 @@ def seeds(problem: RematProblem, order: Ints, levels: Sequence[int]) -> Iterator
     `order` runs each node once. Nothing where the network has no blocks.
     """
     known = {order.tobytes()}
-    for plans in _ways_to_plan(_settled(problem), prompt(problem, order)):
+    for plans in _planned(problem).ways(order):
         for sequence in (*plans.checkpointed(), *plans.within(levels)):
             if sequence.tobytes() not in known:
                 known.add(sequence.tobytes())
@@ -57,9 +59,46 @@ def warm_up_seeds() -> None:
         pass
 
 
-def _ways_to_plan(problem: RematProblem, order: Ints) -> Iterator[Plans]:
+class _Planned:
+    """What was planned of a problem, for whoever searches it next: another level of effort, or the same with swapping in another thread."""
+
+    def __init__(self, problem: RematProblem) -> None:
+        self._problem = _settled(problem)
+        self._options: KnownOptions = {}
+        self._found: dict[bytes, list[Plans]] = {}
+        self._coming: dict[bytes, Iterator[Plans]] = {}
+        self._lock = threading.Lock()
+
+    def ways(self, order: Ints) -> Iterator[Plans]:
+        """The ways to plan along an order, each made when it is wanted first."""
+        found = self._found.setdefault(order.tobytes(), [])
+        for place in count():
+            with self._lock:
+                if place == len(found) and not self._more(order, found):
+                    return
+            yield found[place]
+
+    def _more(self, order: Ints, found: list[Plans]) -> bool:
+        """Whether there was one more way to find. What is interrupted is begun again next time."""
+        key = order.tobytes()
+        before, coming = len(found), self._coming.pop(key, None)
+        if coming is None:
+            coming = islice(_ways_to_plan(self._problem, prompt(self._problem, order), self._options), len(found), None)
+        found.extend(islice(coming, 1))
+        self._coming[key] = coming
+        return len(found) > before
+
+
+_known: WeakKeyDictionary[RematProblem, _Planned] = WeakKeyDictionary()
+
+
+def _planned(problem: RematProblem) -> _Planned:
+    """As long as the problem lives."""
+    return _known.get(problem) or _known.setdefault(problem, _Planned(problem))
+
+
+def _ways_to_plan(problem: RematProblem, order: Ints, options: KnownOptions) -> Iterator[Plans]:
     """All segments by their blocks, then by blocks of twice the size; with skips taken into account for the cuts, and without."""
-    options: dict[bytes, list[Option]] = {}
     seen: list[list[int]] = []
     for skips in (True, False):
         blocks = [each for segment in segments(problem, order) if (each := find_blocks(problem, order, segment, skips=skips)) is not None]

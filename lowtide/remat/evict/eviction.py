@@ -10,7 +10,9 @@ no cost when room is wanted, and is loaded as much ahead of its reader as the lo
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -83,24 +85,55 @@ def evict(
     limit_bytes: int,
     weights: Weights = Weights(),
     bias: Bias | None = None,
+    *,
+    reserve: tuple[int, int] | None = None,
 ) -> Evicted | None:
     """A sequence that goes through `sequence` in that order, and runs some nodes again, so that what is alive stays within the limit.
 
     Where `sequence` itself repeats a node, what that makes is freed after its last reader before. None where this rule finds no sequence.
-    The limit counts what is resident.
+    The limit counts what is resident. `reserve`: a node, and the bytes that it is to find free while it runs, whatever its workspace is.
     """
-    tensors, nodes, ids = problem.records
-    tensors, nodes, steps, now = tensors.copy(), nodes.copy(), blank(len(sequence) + 1, STEP), blank(1, NOW)
+    tensors, nodes, ids, out = _fresh(problem)
+    steps, now = blank(len(sequence) + 1, STEP), _rule(weights).copy()
     now["limit_bytes"] = limit_bytes - problem.problem.resident_bytes
-    for field in fields(weights):
-        now[field.name] = getattr(weights, field.name)
+    if reserve is not None:
+        nodes["workspace_bytes"][reserve[0]] = reserve[1]
     if bias is not None:
         tensors["bias"], tensors["store_bias"] = bias.keep, bias.store
-    out = blank(problem.problem.node_count * _LONGEST, ENTRY)
     if not _evict(sequence, now, tensors, nodes, steps, ids, out):
         return None
     found = out[: int(now["count"][0])]
     return Evicted(found["code"][found["needed"]], tensors["part"].copy())
+
+
+class _Scratch(threading.local):
+    """The arrays that a thread works in. New ones for each call would cost as much as eviction itself, in pages that the system clears."""
+
+    of: RematProblem | None = None
+    arrays: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+
+
+_scratch = _Scratch()
+
+
+def _fresh(problem: RematProblem) -> tuple[NDArray[Any], NDArray[Any], Ints, NDArray[Any]]:
+    """The problem's records as they are before the first step, and room for a sequence; until the next call in this thread."""
+    tensors, nodes, ids = problem.records
+    if _scratch.of is not problem:
+        _scratch.of, _scratch.arrays = problem, (tensors.copy(), nodes.copy(), blank(problem.problem.node_count * _LONGEST, ENTRY))
+    own_tensors, own_nodes, out = _scratch.arrays
+    np.copyto(own_tensors, tensors)
+    np.copyto(own_nodes, nodes)
+    return own_tensors, own_nodes, ids, out
+
+
+@lru_cache(maxsize=64)
+def _rule(weights: Weights) -> NDArray[Any]:
+    """The present before the first step, with the rule in it: to be copied."""
+    now = blank(1, NOW)
+    for field in fields(weights):
+        now[field.name] = getattr(weights, field.name)
+    return now
 
 
 def warm_up_eviction() -> None:

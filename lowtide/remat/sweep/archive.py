@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
@@ -23,7 +24,8 @@ class Recipe:
 
     def digest(self, problem: int, limit_bytes: int) -> bytes:
         """Of all that decides what comes out: two recipes of one digest make one schedule."""
-        found = blake2b(repr((problem, limit_bytes, *astuple(self.weights))).encode(), digest_size=16)
+        found = blake2b(_named(self.weights), digest_size=16)
+        found.update(b"%d %d" % (problem, limit_bytes))
         for array in (self.base, *(() if self.bias is None else (self.bias.keep, self.bias.store))):
             found.update(array.tobytes())
         return found.digest()
@@ -91,6 +93,11 @@ class Archive:
     def under(self, time_us: float) -> Point | None:
         """The point of least peak that takes no longer."""
         return next((each for each in self.points if each.time_us <= time_us), None)
+
+
+@lru_cache(maxsize=64)
+def _named(weights: Weights) -> bytes:
+    return repr(weights).encode()
 
 
 def _peak(point: Point) -> int:
