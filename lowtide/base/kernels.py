@@ -37,6 +37,7 @@ _dumps: Any = serialize.dumps
 _config: Any = config
 _Dispatcher: Any = registry.CPUDispatcher
 SWITCHED_OFF = bool(_config.DISABLE_JIT)  # by NUMBA_DISABLE_JIT=1: kernels are Python, which a debugger steps through
+_STARRED = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None), np.generic)
 
 
@@ -246,7 +247,8 @@ def _names(code: CodeType) -> Iterator[str]:
 
 def _texts(code: CodeType) -> Iterator[str]:
     """A function's code, with that of functions within it, without the places where it is written."""
-    yield repr((code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_argcount, code.co_flags))
+    starred = code.co_flags & _STARRED  # other flags have been seen to change while a profiler runs, and say nothing that the code does not
+    yield repr((code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_argcount, starred))
     for item in code.co_consts:
         if isinstance(item, CodeType):
             yield from _texts(item)

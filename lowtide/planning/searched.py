@@ -15,6 +15,7 @@ from lowtide.planning.candidate import Candidate, order_together
 from lowtide.planning.carried import carried
 from lowtide.planning.request import Budget, Request
 from lowtide.problems.order import Ints
+from lowtide.remat.blocks.seeds import Seeds
 from lowtide.remat.cost import cost_of
 from lowtide.remat.explain import evictions_of
 from lowtide.remat.problem import RematProblem
@@ -52,11 +53,11 @@ class Searched:
 
     def by(self, sweeps: Sequence[Sweep]) -> Searched:
         """With all that these searches find, too; one that was done is not done again, one that is stopped ends them."""
-        found = self
+        found, seeds = self, Seeds()
         for sweep in sweeps:
             if _without_cap(sweep) in found.done:
                 continue
-            found = found._and(sweep, sweep.explore(self.problems, self.orders))
+            found = found._and(sweep, sweep.explore(self.problems, self.orders, seeds))
             if found.stopped:
                 return found
         # All that was asked for is there; what was stopped was another question's.

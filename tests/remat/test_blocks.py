@@ -8,7 +8,7 @@ from hypothesis import assume, given
 
 from lowtide.remat.blocks.find import find_blocks
 from lowtide.remat.blocks.problem import block_problems
-from lowtide.remat.blocks.seeds import seeds
+from lowtide.remat.blocks.seeds import Seeds
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.pruning import prompt, pruned
 from tests.chains import Builder, chains, equal_blocks, in_order
@@ -99,7 +99,7 @@ def test_block_by_block_comes_near_the_true_optimum(count, inner):
     for problem in small_blocks(6, count, inner):
         order = in_order(problem)
         limits = [cost_of(problem, order).peak_bytes * share // 8 for share in (4, 5, 6, 7)]
-        costs = [cost_of(problem, sequence) for sequence in seeds(problem, order, limits)]
+        costs = [cost_of(problem, sequence) for sequence in Seeds().of(problem, order, limits)]
         for limit_bytes in limits:
             least = least_us(problem, order.tolist(), limit_bytes)
             found = min((cost.time_us for cost in costs if cost.peak_bytes <= limit_bytes), default=np.inf)

@@ -14,7 +14,7 @@ from lowtide.remat.blocks import find as blocks_module
 from lowtide.remat.blocks.chain import BACKWARD, FORWARD, HAND_ON, Chain, ChainTable
 from lowtide.remat.blocks.find import find_blocks, segments
 from lowtide.remat.blocks.plan import BlockPlan
-from lowtide.remat.blocks.seeds import seeds, warm_up_seeds
+from lowtide.remat.blocks.seeds import Seeds, warm_up_seeds
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.evict import eviction as evict_module
 from lowtide.remat.problem import RematProblem
@@ -113,7 +113,7 @@ def test_each_micro_batch_is_planned():
     problem = equal_blocks(count, inner_bytes=8, inner_us=3.0, times=2)
     order = in_order(problem)
     assert segments(problem, order) == [(0, 3 * count + 1), (3 * count + 1, 6 * count + 2)]
-    costs = [cost_of(problem, sequence) for sequence in seeds(problem, order, [])]
+    costs = [cost_of(problem, sequence) for sequence in Seeds().of(problem, order, [])]
     # Checkpoints at each block of both, as for one.
     expected = (count + 8, float(problem.cost_us.sum()) + 2 * 3 * (count - 1))
     assert expected in [(cost.peak_bytes, cost.time_us) for cost in costs]
@@ -125,7 +125,7 @@ def test_seeds_are_right_sequences(problem, shares):
     order = in_order(problem)
     peak = cost_of(problem, order).peak_bytes
     levels = [int(peak * share) for share in shares]
-    found = list(seeds(problem, order, levels))
+    found = list(Seeds().of(problem, order, levels))
     assert len({sequence.tobytes() for sequence in found}) == len(found)
     for sequence in found:
         assert first_wrong(problem, sequence) == -1
@@ -147,7 +147,7 @@ def test_seeds_of_anything_are_right_sequences(case, data):
         limits=Rows(np.zeros(count + 1, np.int32), np.zeros(0, np.int32)),
     )
     order = np.array(data.draw(st.sampled_from(orders)), np.int32)
-    for sequence in seeds(problem, order, [cost_of(problem, order).peak_bytes // 2]):
+    for sequence in Seeds().of(problem, order, [cost_of(problem, order).peak_bytes // 2]):
         assert first_wrong(problem, sequence) == -1
 
 
@@ -172,7 +172,7 @@ def test_plans_of_a_plain_chain_cost_what_the_table_says(count):
 def test_same_input_same_seeds():
     problem = equal_blocks(12)
     sequence = in_order(problem)
-    first, second = ([each.tolist() for each in seeds(problem, sequence, [20, 40, 60])] for _ in range(2))
+    first, second = ([each.tolist() for each in Seeds().of(problem, sequence, [20, 40, 60])] for _ in range(2))
     assert first == second
     assert first
 
@@ -183,5 +183,5 @@ def test_a_warm_up_compiles_every_kernel():
     compiled = [len(kernel.signatures) for kernel in kernels]
     assert all(compiled)
     problem = equal_blocks(6)
-    list(seeds(problem, in_order(problem), [30]))
+    list(Seeds().of(problem, in_order(problem), [30]))
     assert [len(kernel.signatures) for kernel in kernels] == compiled

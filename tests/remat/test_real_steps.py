@@ -9,7 +9,7 @@ from torch import nn
 
 from lowtide.capture.program import TrainingProgram, capture_training
 from lowtide.cost.presets import preset
-from lowtide.remat.blocks.seeds import seeds
+from lowtide.remat.blocks.seeds import Seeds
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
@@ -56,7 +56,7 @@ def _timed(graph, seed, spread, **settings):
 def test_seeds_are_right_sequences(graph, seed):
     problem, order = _timed(graph, seed, (0.01, 0.3, 1.0)[seed % 3])
     levels = np.linspace(cost_of(problem, order).peak_bytes, problem.problem.resident_bytes, 8).astype(int).tolist()
-    found = list(seeds(problem, order, levels))
+    found = list(Seeds().of(problem, order, levels))
     assert found
     for sequence in found:
         assert first_wrong(problem, sequence) == -1

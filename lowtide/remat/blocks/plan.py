@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -116,12 +117,20 @@ class BlockPlan:
 
     def written(self, steps: Sequence[Step]) -> Ints:
         """The sequence of a plan, some of its runs needless."""
-        return np.concatenate([self.part(*step) for step in steps]).astype(np.int32)
+        for step in steps:
+            if step not in self._parts:
+                self._parts[step] = self.part(*step)
+        return np.concatenate([self._parts[step] for step in steps])
+
+    @cached_property
+    def _parts(self) -> dict[Step, Ints]:
+        """The nodes of each step that some plan took."""
+        return {}
 
     def part(self, deed: int, block: int, option: int) -> Ints:
         """The nodes of one step of a plan."""
         if deed == HAND_ON:
-            return self.blocks.forward_of(block)
+            return self.blocks.forward_of(block).astype(np.int32)
         sequence, own = self.options[block][option].sequence, self.block_problems[block]
         boundary = int(np.flatnonzero(sequence == own.boundary)[0])
         return own.nodes[sequence[:boundary] if deed == FORWARD else sequence[boundary + 1 :]]

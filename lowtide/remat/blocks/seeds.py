@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count, islice
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -28,17 +28,26 @@ _WARMED_UP = 4  # blocks of a warm-up
 _UNITS = 4000  # of memory, from what is resident to the peak without recomputation
 
 
-def seeds(problem: RematProblem, order: Ints, levels: Sequence[int]) -> Iterator[Ints]:
-    """Sequences for limits of so many bytes, with what is resident, and for checkpoints at block boundaries; each is right, none twice.
+class Seeds:
+    """Whole schedules planned block by block. What was planned is there for whoever asks next: another level of effort, another thread."""
 
-    `order` runs each node once. Nothing where the network has no blocks.
-    """
-    known = {order.tobytes()}
-    for plans in _planned(problem).ways(order):
-        for sequence in (*plans.checkpointed(), *plans.within(levels)):
-            if sequence.tobytes() not in known:
-                known.add(sequence.tobytes())
-                yield sequence
+    def __init__(self) -> None:
+        self._planned: dict[RematProblem, _Planned] = {}
+        self._lock = threading.Lock()
+
+    def of(self, problem: RematProblem, order: Ints, levels: Sequence[int]) -> Iterator[Ints]:
+        """Sequences for limits of so many bytes, with what is resident, and for checkpoints at block boundaries; each is right, none twice.
+
+        `order` runs each node once. Nothing where the network has no blocks.
+        """
+        with self._lock:
+            planned = self._planned.get(problem) or self._planned.setdefault(problem, _Planned(problem))
+        known = {order.tobytes()}
+        for plans in planned.ways(order):
+            for sequence in (*plans.checkpointed(), *plans.within(levels)):
+                if sequence.tobytes() not in known:
+                    known.add(sequence.tobytes())
+                    yield sequence
 
 
 def warm_up_seeds() -> None:
@@ -55,12 +64,12 @@ def warm_up_seeds() -> None:
     limits = Rows(np.zeros(count + 1, np.int32), np.zeros(0, np.int32))
     problem = RematProblem(OrderProblem.of(sizes, tasks), np.ones(count), np.zeros(count, np.bool_), np.ones(count, np.bool_), limits)
     order = problem.sequence_of(np.arange(count))
-    for _ in seeds(problem, order, [cost_of(problem, order).peak_bytes * 2 // 3]):
+    for _ in Seeds().of(problem, order, [cost_of(problem, order).peak_bytes * 2 // 3]):
         pass
 
 
 class _Planned:
-    """What was planned of a problem, for whoever searches it next: another level of effort, or the same with swapping in another thread."""
+    """What was planned of one problem."""
 
     def __init__(self, problem: RematProblem) -> None:
         self._problem = _settled(problem)
@@ -87,14 +96,6 @@ class _Planned:
         found.extend(islice(coming, 1))
         self._coming[key] = coming
         return len(found) > before
-
-
-_known: WeakKeyDictionary[RematProblem, _Planned] = WeakKeyDictionary()
-
-
-def _planned(problem: RematProblem) -> _Planned:
-    """As long as the problem lives."""
-    return _known.get(problem) or _known.setdefault(problem, _Planned(problem))
 
 
 def _ways_to_plan(problem: RematProblem, order: Ints, options: KnownOptions) -> Iterator[Plans]:
@@ -140,9 +141,7 @@ class Plans:
 
     def within(self, levels: Sequence[int]) -> Iterator[Ints]:
         """For each limit the chains' best plans; where the whole takes other than that, as many bytes more or less are tried."""
-        top_bytes = cost_of(self.problem, self.order).peak_bytes - self.problem.problem.resident_bytes
-        unit_bytes = max(1, -(-top_bytes // _UNITS))
-        tables = [ChainTable(segment.chain(unit_bytes), _UNITS) for segment in self.segments]
+        unit_bytes, tables = self.tables
         for level in levels:
             aim = level
             for _ in range(_ROUNDS):
@@ -157,6 +156,13 @@ class Plans:
                 if 0 <= missed_bytes < unit_bytes:
                     break
                 aim += missed_bytes
+
+    @cached_property
+    def tables(self) -> tuple[int, list[ChainTable]]:
+        """The bytes of a unit, and in such units the best plans of each segment."""
+        top_bytes = cost_of(self.problem, self.order).peak_bytes - self.problem.problem.resident_bytes
+        unit_bytes = max(1, -(-top_bytes // _UNITS))
+        return unit_bytes, [ChainTable(segment.chain(unit_bytes), _UNITS) for segment in self.segments]
 
     def written(self, plans: Sequence[Sequence[Step]]) -> Ints:
         """The sequence of one plan for each segment."""

@@ -122,8 +122,8 @@ def _fresh(problem: RematProblem) -> tuple[NDArray[Any], NDArray[Any], Ints, NDA
     if _scratch.of is not problem:
         _scratch.of, _scratch.arrays = problem, (tensors.copy(), nodes.copy(), blank(problem.problem.node_count * _LONGEST, ENTRY))
     own_tensors, own_nodes, out = _scratch.arrays
-    np.copyto(own_tensors, tensors)
-    np.copyto(own_nodes, nodes)
+    for own, blank_ones in ((own_tensors, tensors), (own_nodes, nodes)):
+        own.view(np.uint8)[:] = blank_ones.view(np.uint8)  # as bytes: numpy copies records field by field
     return own_tensors, own_nodes, ids, out
 
 

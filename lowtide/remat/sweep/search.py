@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.problems.order import Ints
-from lowtide.remat.blocks.seeds import seeds
+from lowtide.remat.blocks.seeds import Seeds
 from lowtide.remat.cost import cost_of
 from lowtide.remat.evict.eviction import evict
 from lowtide.remat.problem import RematProblem
@@ -49,15 +49,16 @@ class Sweep:
     max_runs: int = 30_000_000
     max_seconds: float = math.inf
 
-    def explore(self, problems: Sequence[RematProblem], orders: Sequence[Sequence[Ints]]) -> Archive:
+    def explore(self, problems: Sequence[RematProblem], orders: Sequence[Sequence[Ints]], seeds: Seeds | None = None) -> Archive:
         """The archive of these problems, each with some orders of its nodes as sequences; the same input always gives the same one.
 
-        Interrupted from the keyboard, it holds what was found by then.
+        Interrupted from the keyboard, it holds what was found by then. `seeds` holds what other searches have planned by blocks.
         """
-        plain = _Search(self, [problem.without_links for problem in problems], orders)
+        seeds = seeds or Seeds()
+        plain = _Search(self, [problem.without_links for problem in problems], orders, seeds)
         if all(problem.links is None for problem in problems):
             return plain.done()
-        return _both(plain, _Search(self, problems, orders))
+        return _both(plain, _Search(self, problems, orders, seeds))
 
 
 def _both(plain: _Search, swapping: _Search) -> Archive:
@@ -79,8 +80,8 @@ def _both(plain: _Search, swapping: _Search) -> Archive:
 
 
 class _Search:
-    def __init__(self, sweep: Sweep, problems: Sequence[RematProblem], orders: Sequence[Sequence[Ints]]) -> None:
-        self.sweep, self.problems, self.orders = sweep, problems, orders
+    def __init__(self, sweep: Sweep, problems: Sequence[RematProblem], orders: Sequence[Sequence[Ints]], seeds: Seeds) -> None:
+        self.sweep, self.problems, self.orders, self.seeds = sweep, problems, orders, seeds
         self.stopped = False
         self.archive, self.runs = Archive(), 0
         self.neighbours, self.tried = Neighbours(), set[bytes]()
@@ -113,7 +114,7 @@ class _Search:
         """Schedules planned block by block, as far as a part of the effort goes, and what eviction makes of them at the levels."""
         for which, (problem, orders) in enumerate(zip(self.problems, self.orders, strict=True)):
             for order in orders:
-                for sequence in islice(seeds(problem.without_links, order, levels), self.sweep.max_states // 20):
+                for sequence in islice(self.seeds.of(problem.without_links, order, levels), self.sweep.max_states // 20):
                     if self.over():
                         return
                     self.archive.states += 1
