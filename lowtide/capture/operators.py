@@ -84,6 +84,11 @@ def complex_in_place(op: OpOverload, args: tuple[Any, ...]) -> OpOverload | None
     return resolve(instead) if instead and args[0].dtype.is_complex else None
 
 
+def rounds_once(op: OpOverload, kwargs: dict[str, Any], result: Any) -> bool:
+    """Whether a call gives the same bits into any layout. A factor (`alpha`) is one more rounding, which some kernels leave out."""
+    return row(op).rounds_once and kwargs.get("alpha", 1) == 1 and not result.dtype.is_complex
+
+
 @functools.cache
 def functional_form(op: OpOverload) -> OpOverload | None:
     """The operator that returns what `op` would write, or None. `x.add_(y)` -> `add(x, y)`; `add(x, y, out=z)` -> `add(x, y)`."""

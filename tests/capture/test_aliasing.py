@@ -245,6 +245,24 @@ def test_out_arguments():
     assert not differences(function(None, torch.arange(3.0)), step(torch.arange(3.0)))
 
 
+def test_arithmetic_into_another_layout():
+    def function(model, x):
+        wide, turned = torch.zeros(3, 7), torch.zeros(4, 3)
+        torch.mul(x, 3.7, out=wide[:, 1:5])
+        torch.div(x, x + 3, out=turned.t())
+        torch.add(x, turned.t(), out=wide.narrow(1, 3, 4))
+        return wide, turned
+
+    _, step = optimized(function, torch.rand(3, 4))
+    x = torch.rand(3, 4)
+    assert not differences(function(None, x), step(x))
+
+
+def test_arithmetic_with_a_factor_into_another_layout_is_refused():
+    with pytest.raises(lowtide.CaptureError, match=r"aten.add.out at .* writes into another layout or dtype"):
+        optimized(lambda model, x: torch.add(x, x, alpha=0.3, out=torch.empty(4, 3).t()) * 1, torch.ones(3, 4))
+
+
 @pytest.mark.parametrize("write", [lambda x, out: torch.sigmoid(x, out=out.t()), lambda x, out: torch.sum(x, 0, out=out[0].double())])
 def test_out_arguments_that_change_how_a_kernel_runs_are_refused(write):
     def function(model, x):

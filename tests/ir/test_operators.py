@@ -253,6 +253,17 @@ def test_what_is_called_element_wise_lacks_the_tag_and_works_in_place(row):
         assert torch.equal(given[place], expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("row", rows("rounds_once"), ids=lambda row: row.name)
+def test_what_rounds_once_gives_the_same_bits_into_any_layout(row, dtype):
+    (op,) = overloads(row.name)
+    out = operators.resolve(operators.out_form(op))
+    one, two = (torch.randn(37, 41, dtype=torch.float64).exp().to(dtype) for _ in range(2))
+    expected = op(one, two)
+    for target in (torch.empty(41, 37).t(), torch.empty(37, 50)[:, 3:44], torch.empty(37, 82)[:, ::2], torch.empty(41, 74).t()[::2]):
+        assert torch.equal(out(one, two, out=torch.empty_strided(target.shape, target.stride(), dtype=dtype)), expected)
+
+
 @pytest.mark.parametrize("row", rows("answers_without_data"), ids=lambda row: row.name)
 def test_what_answers_without_data_reads_it(row):
     (op,), (args, others) = overloads(row.name), CALLS[row.name]

@@ -1,4 +1,4 @@
-"""Rows of norms and activations, and of operators about which torch's fake kernels or tags err."""
+"""Rows of norms, activations and plain arithmetic, and of operators about which torch's fake kernels or tags err."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ _ACTIVATIONS = (
     Operator(name="aten.div_.Tensor", complex_in_place="lowtide.divided.default"),
 )
 
+# One rounding of the exact result, as IEEE 754 wants it of scalar and vector instructions alike.
+_ARITHMETIC = tuple(Operator(name=f"aten.{name}.Tensor", rounds_once=True) for name in ("add", "sub", "mul", "div"))
+
 _ASKING_DATA = (
     Operator(name="aten.linalg_lstsq.default", fake=Fake.ASKS_DATA_FOR_SHAPES),
     Operator(name="aten.multilabel_margin_loss_forward.default", fake=Fake.LOSS_OF_ONE),
@@ -44,4 +47,4 @@ _ASKING_DATA = (
     Operator(name="aten._pack_padded_sequence.default", shaped_by=(1,)),
 )
 
-ROWS = (*_NORMS, *_ACTIVATIONS, *_ASKING_DATA)
+ROWS = (*_NORMS, *_ACTIVATIONS, *_ARITHMETIC, *_ASKING_DATA)

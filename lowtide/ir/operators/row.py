@@ -86,6 +86,7 @@ class Operator:
     with_writes: WithWrites | None = None
     complex_in_place: str = ""  # in place it rounds complex numbers otherwise than its functional form; this one rounds them so
     elementwise: bool = False  # although torch's tag does not say so
+    rounds_once: bool = False  # of real numbers: the same bits whatever the layout that its kernel goes through
     fake: Fake = Fake.RIGHT
     answers_without_data: bool = False  # its fake kernel answers what it cannot know
     shaped_by: tuple[int, ...] | None = None  # the arguments from whose data the results' shapes follow, where not from all
