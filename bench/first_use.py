@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-_STAGES = ("import", "capture", "measure", "compile", "order", "lower", "all")
+_STAGES = ("import", "capture", "measure", "compile", "order", "all")
 
 
 def main() -> None:

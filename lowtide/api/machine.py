@@ -9,10 +9,10 @@ from importlib.metadata import version
 
 import torch
 
-from lowtide.api.stages import Stages
+from lowtide.api.stages import Say, Stages
 from lowtide.capture.program import Captured
 from lowtide.cost.device import Device
-from lowtide.cost.lab.laboratory import Laboratory
+from lowtide.cost.lab.laboratory import Laboratory, Listener
 from lowtide.cost.timings import device_here, measure_timings
 from lowtide.cost.workspaces import measure_workspaces
 from lowtide.ir.graph import Graph
@@ -68,7 +68,8 @@ class Machine:
     def _with_workspaces(self, graphs: Sequence[Graph], laboratory: Laboratory) -> list[Candidate]:
         if not self.tries or self.simulated is not None:
             return [Candidate(graph, (0,) * len(graph.nodes)) for graph in graphs]
-        with self.stages.stage("measure", "measuring operators' temporaries"):
+        with self.stages.stage("measure", "measuring operators' temporaries") as say:
+            laboratory.listener = _share(say)
             found = {graph: measure_workspaces(graph.nodes, laboratory=laboratory) for graph in graphs}
         # An equal graph whose operators give results that lie otherwise than it says is none.
         return [Candidate(graph, found[graph].nbytes) for graph in graphs if graph is graphs[0] or not found[graph].unlike]
@@ -77,8 +78,14 @@ class Machine:
         """The candidates with microseconds of each node: measured where operators may be run, else by roofline."""
         if self.simulated is not None:
             return tuple(each.timed(self.simulated.graph_us(each.graph)) for each in candidates)
-        with self.stages.stage("measure", "measuring operators' times"):
+        with self.stages.stage("measure", "measuring operators' times") as say:
+            laboratory.listener = _share(say)
             device = device_here(self.name(captured))
             if not self.tries:
                 return tuple(each.timed(device.graph_us(each.graph)) for each in candidates)
             return tuple(each.timed(measure_timings(each.graph.nodes, device, laboratory=laboratory).us) for each in candidates)
+
+
+def _share(say: Say) -> Listener:
+    """Says which share is done."""
+    return lambda share: say(f"{share:.0%} done")

@@ -168,8 +168,8 @@ class Maker:
         with self.stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):
             warm_up_planning(self.asked.solver, limited=budget.is_limit)
         request = self._request(captured, budget)
-        with self.stages.stage("order", f"ordering {len(captured.graph.nodes)} operators"):
-            return planner.plans(request)
+        with self.stages.stage("order", f"ordering {len(captured.graph.nodes)} operators") as say:
+            return planner.plans(replace(request, watcher=say if self.stages.progress else None))
 
     def _request(self, captured: Captured, budget: Budget) -> Request:
         request = Request(

@@ -1,4 +1,4 @@
-"""The stages of an optimisation, told to whoever listens: timing and the progress display come from here."""
+"""The stages of an optimisation, told to whoever listens: timing, the line on a terminal and the log come from here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 class Stage:
     """One stage, at its start (`seconds` is None) or at its end."""
 
-    name: str  # "capture", "measure", "order", "lower"
+    name: str  # "capture", "measure", "compile", "order", "arena"
     what: str  # a sentence for people
     seconds: float | None = None
 
@@ -25,6 +25,7 @@ _LONG_S = 5.0  # from here on a stage is worth a line where nobody looks on
 _LOGGER = logging.getLogger("lowtide")
 
 Callback: TypeAlias = Callable[[Stage], None]
+Say: TypeAlias = Callable[[object], None]
 
 
 @dataclass
@@ -36,15 +37,15 @@ class Stages:
     seconds: dict[str, float] = field(default_factory=dict)  # by stage, summed
 
     @contextmanager
-    def stage(self, name: str, what: str) -> Iterator[None]:
-        """Everything inside belongs to the stage."""
+    def stage(self, name: str, what: str) -> Iterator[Say]:
+        """Everything inside belongs to the stage; what it yields shows how far that has come."""
         start = time.perf_counter()
         self._tell(Stage(name, what))
         if self.progress:
-            with _status(f"lowtide: {what}"):
-                yield
+            with _status(f"lowtide: {what}") as line:
+                yield lambda progress: line.update(f"lowtide: {what}: {progress}")
         else:
-            yield
+            yield _say_nothing
         spent = time.perf_counter() - start
         self.seconds[name] = self.seconds.get(name, 0.0) + spent
         self._tell(Stage(name, what, spent))
@@ -54,6 +55,10 @@ class Stages:
     def _tell(self, stage: Stage) -> None:
         if self.callback is not None:
             self.callback(stage)
+
+
+def _say_nothing(progress: object) -> None:
+    """Nobody looks on."""
 
 
 def _status(text: str) -> Any:

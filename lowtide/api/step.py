@@ -48,7 +48,7 @@ class Step:
         self._current = family.variants[-1]
         self._recaptures = Recaptures()
         self._measured: Measured | None = None
-        self.seconds = maker.stages.seconds  # by stage: "capture", "measure", "order", "lower"
+        self.seconds = maker.stages.seconds  # by stage: "capture", "measure", "compile", "order", "arena"
 
     @property
     def plan(self) -> Plan:

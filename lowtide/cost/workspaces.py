@@ -57,7 +57,8 @@ def _measured(nodes: Sequence[Node], laboratory: Laboratory, limit_bytes: int | 
     unlike: list[Node] = []
     sizes: list[int] = []
     lacking = 0
-    for node in nodes:
+    for position, node in enumerate(nodes):
+        laboratory.tell(position / len(nodes))
         call = None if needs_none(node) else call_of(node, nodes, limit_bytes)
         level_bytes = 0 if call is None else laboratory.level_bytes(call)
         if call is not None and level_bytes is not None and not _is_as_written(node, laboratory.results(call)):

@@ -12,10 +12,12 @@ from lowtide.planning.candidate import Candidate
 from lowtide.planning.checked import checked
 from lowtide.planning.impossible import refuse_impossible
 from lowtide.planning.ordered import ordered
+from lowtide.planning.progress import Watched
 from lowtide.planning.refusal import refusal
 from lowtide.planning.remembered import Remembered
 from lowtide.planning.request import Budget, Request
 from lowtide.planning.searched import Searched
+from lowtide.remat.sweep.search import Listener
 
 
 def plan(candidates: Sequence[Candidate], request: Request) -> Plan:
@@ -75,7 +77,7 @@ class Planner:
         known = self._known(request)
         before = known[-1]
         assert before is not None, "recalled before anything is searched"
-        main = known[-1] = before.by(request.sweeps)
+        main = known[-1] = before.by(request.sweeps, _listener(before, request))
         if main is before:
             return
         self._keep(main, request)
@@ -121,3 +123,10 @@ class Planner:
                 return known
         self._searched.append((asked, [None] * len(self.programs)))
         return self._searched[-1][1]
+
+
+def _listener(known: Searched, request: Request) -> Listener | None:
+    """What passes a search on to the request's watcher."""
+    if request.watcher is None:
+        return None
+    return Watched(request.watcher, request.budget.memory_bytes, request.budget.latency, known.archive.points)

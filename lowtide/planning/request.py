@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lowtide.cost.device import Device
 from lowtide.plan.plan import Provenance
 from lowtide.planning.effort import Effort
+from lowtide.planning.progress import Watcher
 from lowtide.remat.sweep.search import Sweep
 from lowtide.schedule import AUTO, Solver
 
@@ -36,3 +37,4 @@ class Request:
     swap_state: bool = False  # parameters and optimizer state may be swapped, too
     solver: Solver = AUTO  # of orders
     sweeps: tuple[Sweep, ...] = Effort.NORMAL.sweeps  # how far to look for what to compute again and what to swap: all of these
+    watcher: Watcher | None = field(default=None, compare=False)  # hears how far the search has come; changes no answer

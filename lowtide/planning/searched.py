@@ -13,6 +13,7 @@ from lowtide.ir.graph import Graph
 from lowtide.plan.plan import CostReport, Plan
 from lowtide.planning.candidate import Candidate, order_together
 from lowtide.planning.carried import carried
+from lowtide.planning.progress import in_turn
 from lowtide.planning.request import Budget, Request
 from lowtide.problems.order import Ints
 from lowtide.remat.blocks.seeds import Seeds
@@ -20,7 +21,7 @@ from lowtide.remat.cost import cost_of
 from lowtide.remat.explain import evictions_of
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.archive import Archive, Point
-from lowtide.remat.sweep.search import Sweep
+from lowtide.remat.sweep.search import Listener, Sweep
 from lowtide.remat.write_out import rematerialise
 from lowtide.schedule.bound import lower_bound_bytes
 
@@ -51,13 +52,13 @@ class Searched:
             archive.add(Point(cost.peak_bytes, cost.time_us, which, sequence))
         return cls(tuple(candidates), problems, orders, archive, request.granule_bytes)
 
-    def by(self, sweeps: Sequence[Sweep]) -> Searched:
+    def by(self, sweeps: Sequence[Sweep], listener: Listener | None = None) -> Searched:
         """With all that these searches find, too; one that was done is not done again, one that is stopped ends them."""
         found, seeds = self, Seeds()
-        for sweep in sweeps:
+        for sweep, listening in zip(sweeps, in_turn(listener, sweeps), strict=True):
             if _without_cap(sweep) in found.done:
                 continue
-            found = found._and(sweep, sweep.explore(self.problems, self.orders, seeds))
+            found = found._and(sweep, sweep.explore(self.problems, self.orders, seeds, listening))
             if found.stopped:
                 return found
         # All that was asked for is there; what was stopped was another question's.

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -28,6 +28,9 @@ from lowtide.ir.signature import signature
 
 _SHARE_OF_FREE = 4  # one call may take a quarter of the memory that is free now
 SHOWN = 160  # characters of a call that a warning shows
+
+
+Listener: TypeAlias = Callable[[float], None]
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Laboratory:
         self.gradients, self.remember = gradients, remember
         self.failures: dict[str, Unknown] = {}
         self.tried = 0  # calls whose level and results were found now
+        self.listener: Listener | None = None  # hears which share of what was asked for is done
         self._tries, self._trials = tries, Trials(gradients)
         self._shelves: dict[str, _Shelf] = {}
 
@@ -93,6 +97,11 @@ class Laboratory:
         """The time of one run of a call; None where it cannot be run."""
         reply = self._try(call, lambda steps: self._trials.time(steps, call.device, warm_up))
         return None if reply is None else int(reply["ns"])
+
+    def tell(self, share: float) -> None:
+        """Which share of what was asked for is done."""
+        if self.listener is not None:
+            self.listener(share)
 
     def circumstances(self, device: str) -> tuple[str, ...]:
         """What decides, besides the call, which kernels run and what they take."""

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,9 @@ _STATES, _FEW = 100, 8  # a level wants so many states at least; and so many lev
 _RULES = 9  # that are tried at each level from each order
 _NEAR = 6  # points on either side of a limit whose recipes are tried there
 _STALE = 50  # neighbours in a row that were all tried before: a level is done
+_TOLD_EVERY = 100  # states: whoever listens to a search hears of so many at once
+
+Listener: TypeAlias = Callable[[float, Archive], None]  # the share of the effort that is done, and what was found; called by either thread
 
 
 @dataclass(frozen=True)
@@ -49,16 +53,19 @@ class Sweep:
     max_runs: int = 30_000_000
     max_seconds: float = math.inf
 
-    def explore(self, problems: Sequence[RematProblem], orders: Sequence[Sequence[Ints]], seeds: Seeds | None = None) -> Archive:
+    def explore(
+        self, problems: Sequence[RematProblem], orders: Sequence[Sequence[Ints]], seeds: Seeds | None = None, listener: Listener | None = None
+    ) -> Archive:
         """The archive of these problems, each with some orders of its nodes as sequences; the same input always gives the same one.
 
-        Interrupted from the keyboard, it holds what was found by then. `seeds` holds what other searches have planned by blocks.
+        Interrupted from the keyboard, it holds what was found by then. `seeds` holds what other searches have planned by blocks. What the
+        `listener` does changes nothing.
         """
         seeds = seeds or Seeds()
-        plain = _Search(self, [problem.without_links for problem in problems], orders, seeds)
+        plain = _Search(self, [problem.without_links for problem in problems], orders, seeds, listener)
         if all(problem.links is None for problem in problems):
             return plain.done()
-        return _both(plain, _Search(self, problems, orders, seeds))
+        return _both(plain, _Search(self, problems, orders, seeds, listener))
 
 
 def _both(plain: _Search, swapping: _Search) -> Archive:
@@ -66,6 +73,7 @@ def _both(plain: _Search, swapping: _Search) -> Archive:
 
     Kernels run without Python's lock.
     """
+    plain.beside, swapping.beside = swapping, plain
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(plain.done)
         found = swapping.done(other)
@@ -80,8 +88,12 @@ def _both(plain: _Search, swapping: _Search) -> Archive:
 
 
 class _Search:
-    def __init__(self, sweep: Sweep, problems: Sequence[RematProblem], orders: Sequence[Sequence[Ints]], seeds: Seeds) -> None:
-        self.sweep, self.problems, self.orders, self.seeds = sweep, problems, orders, seeds
+    beside: _Search | None = None  # that runs at the same time
+
+    def __init__(
+        self, sweep: Sweep, problems: Sequence[RematProblem], orders: Sequence[Sequence[Ints]], seeds: Seeds, listener: Listener | None
+    ) -> None:
+        self.sweep, self.problems, self.orders, self.seeds, self.listener = sweep, problems, orders, seeds, listener
         self.stopped = False
         self.archive, self.runs = Archive(), 0
         self.neighbours, self.tried = Neighbours(), set[bytes]()
@@ -117,8 +129,7 @@ class _Search:
                 for sequence in islice(self.seeds.of(problem.without_links, order, levels), self.sweep.max_states // 20):
                     if self.over():
                         return
-                    self.archive.states += 1
-                    self.runs += len(sequence)
+                    self.count(len(sequence))
                     self.see(which, sequence, Recipe(sequence, RULES[0]))
 
     def levels(self) -> list[int]:
@@ -182,9 +193,20 @@ class _Search:
             return None
         self.tried.add(digest)
         found = evict(self.problems[which], recipe.base, limit, recipe.weights, recipe.bias)
-        self.archive.states += 1
-        self.runs += len(recipe.base if found is None else found.sequence)
+        self.count(len(recipe.base if found is None else found.sequence))
         return None if found is None else self.see(which, found.sequence, recipe, found.part)
+
+    def count(self, runs: int) -> None:
+        """One state more, of so many runs."""
+        self.archive.states += 1
+        self.runs += runs
+        if self.listener is not None and self.archive.states % _TOLD_EVERY == 0:
+            self.listener(self.share if self.beside is None else (self.share + self.beside.share) / 2, self.archive)
+
+    @property
+    def share(self) -> float:
+        """Of the effort that is done."""
+        return min(1.0, max(self.archive.states / max(1, self.sweep.max_states), self.runs / max(1, self.sweep.max_runs)))
 
     def see(self, which: int, sequence: Ints, recipe: Recipe | None = None, part: NDArray[np.int8] | None = None) -> Point:
         cost = cost_of(self.problems[which], sequence)
