@@ -54,7 +54,11 @@ class Sweep:
     max_seconds: float = math.inf
 
     def explore(
-        self, problems: Sequence[RematProblem], orders: Sequence[Sequence[Ints]], seeds: Seeds | None = None, listener: Listener | None = None
+        self,
+        problems: Sequence[RematProblem],
+        orders: Sequence[Sequence[Ints]],
+        seeds: Seeds | None = None,
+        listener: Listener | None = None,
     ) -> Archive:
         """The archive of these problems, each with some orders of its nodes as sequences; the same input always gives the same one.
 
