@@ -41,6 +41,7 @@ class Watched:
         self._seen, self._lock = Archive(list(known)), Lock()
 
     def __call__(self, share: float, found: Archive) -> None:
+        """Of a search under way: the share that is done, and what it has found."""
         with self._lock:
             for point in found.points:
                 self._seen.add(point)
