@@ -29,6 +29,7 @@ from torch.optim import lr_scheduler
 import lowtide
 from bench import torchvision_shim
 from bench.results import Results
+from bench.sweep import portable
 from lowtide.ir import tree
 
 STEPS = 12
@@ -227,7 +228,7 @@ def main() -> None:
         if found is not None:
             print(f"{configuration.source} {configuration.name} ({configuration.settings}): {found.outcome} {found.reason}", flush=True)
             row = {"library": configuration.source, "optimizer": configuration.name, "settings": configuration.settings}
-            rows.append(row | {"outcome": found.outcome, "reason": found.reason})
+            rows.append(row | {"outcome": found.outcome, "reason": portable(found.reason)})
     counts = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in ("right", "refused", "different", "raised")}
     said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
     notes = (f"{len(rows)} configurations: {said}", f"{left_out} more are left out, which eager PyTorch does not run in this loop")
