@@ -6,7 +6,8 @@
 The same calls are told apart, and tried in the same place, as for `workspaces`. In a training step an operator finds little of what it
 reads in the processor's caches: so other memory is read before each run that counts. Without that, what only moves bytes would seem two to
 four times as fast as it is in a step, and recomputing it too cheap. The calls take turns, in several rounds, and the least time of each
-counts: whatever else the machine does only adds to it, and seldom lasts for all rounds.
+counts: whatever else the machine does only adds to it, and seldom lasts for all rounds. A call that takes long is run less often: what
+disturbs it is a small part of it, and the run in which its memory was watched tells as much.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from lowtide.cost.workspaces import call_of, needs_none, warn_of_memory
 from lowtide.ir.graph import Node
 
 _ROUNDS = 3
+_ENOUGH_NS = 100 * 10**6  # of one call: what disturbs it is a small part of that
+_LONG_NS = 200 * 10**6  # of which the watching of allocations is none to speak of
 _LEAST_RUNS, _LEAST_S = 3, 1e-3
 _LONGEST_NS = 3600 * 10**9  # no operator takes an hour: such an entry is no measurement
 _RATED_DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -79,13 +82,18 @@ def _of_device(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) 
 
 def _measured(calls: Sequence[Call], laboratory: Laboratory) -> dict[str, int]:
     """Nanoseconds by call; without those that cannot be run."""
-    found: dict[str, int] = {}
+    rough = laboratory.rough_ns
+    found = {call.text: rough[call.text] for call in calls if rough.get(call.text, 0) >= _LONG_NS}
+    spent = {call.text: rough.get(call.text, 0) for call in calls}
     for turn in range(_ROUNDS):
         for position, call in enumerate(calls):
             laboratory.tell((turn + position / len(calls)) / _ROUNDS)
-            took = laboratory.time_ns(call, warm_up=turn == 0)
+            if spent[call.text] >= _ENOUGH_NS and call.text in found:
+                continue
+            took = laboratory.time_ns(call, warm_up=spent[call.text] == 0)
             if took is not None:
                 found[call.text] = min(took, found.get(call.text, took))
+                spent[call.text] += took
     return {text: took for text, took in found.items() if text not in laboratory.failures}
 
 

@@ -6,7 +6,7 @@ from enum import Enum
 
 from lowtide.remat.sweep.search import Sweep
 
-_SWEEPS = {"quick": Sweep(max_states=600), "normal": Sweep(max_states=3000), "thorough": Sweep()}
+_SWEEPS = {"quick": Sweep(max_states=600), "normal": Sweep(max_states=6000, max_runs=6_000_000), "thorough": Sweep()}
 
 
 class Effort(str, Enum):

@@ -30,14 +30,15 @@ _FREE_WHERE_UNTOLD_BYTES = 4 * 2**30  # systems without /proc/meminfo
 
 
 def take_level(recipe: dict[str, Any], device: str, gradients: bool) -> dict[str, Any]:
-    """The highest level of the allocator during the call above that at its start, and what the call's results look like."""
+    """The highest level of the allocator during the call above that at its start, what the results look like, and nanoseconds, roughly."""
     with aside(device, gradients):
         call = made_ready(recipe)
         if on_gpu(device):
             call()  # the first call of a kind makes buffers that its library keeps: they are not the call's
         seen: list[Any] = []
-        (level,) = peak_bytes_of_each([lambda: _noted(call(), seen)], device, collect=False)
-    return {"level_bytes": level.peak_bytes, "results": seen}
+        took: list[int] = []
+        (level,) = peak_bytes_of_each([lambda: took.append(once_ns(lambda: _noted(call(), seen), device))], device, collect=False)
+    return {"level_bytes": level.peak_bytes, "results": seen, "ns": took[0]}
 
 
 def take_time(recipe: dict[str, Any], device: str, gradients: bool, warm_up: bool) -> dict[str, Any]:
