@@ -134,4 +134,8 @@ def test_sections_that_a_tensor_gives():
     x = torch.arange(24.0).reshape(6, 4)
     cut = lowtide.optimize(Function(lambda x: torch.tensor_split(x * 2, torch.tensor([2, 3]))[1]), x, workspaces=False)
     assert torch.equal(cut(x), (x * 2)[2:3])
+    held = torch.tensor_split  # as `from torch import tensor_split` holds it: its name is never looked up again
+    cut = lowtide.optimize(Function(lambda x, at: held(x * 2, at)[1]), (x, torch.tensor([2, 3])), workspaces=False)
+    for at in ([2, 3], [1, 4]):
+        assert torch.equal(cut(x, torch.tensor(at)), (x * 2)[slice(*at)])
     refused(lambda model, x: torch.tensor_split(model(x), model(x)[0].argsort()[:1])[0].sum(), rf"at {WHERE}")

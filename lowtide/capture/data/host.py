@@ -1,7 +1,7 @@
 """What reads tensors on the host without asking an operator, answered from the example for as long as a program is recorded.
 
 Some functions take a tensor's memory and look: `tolist`, `numpy`, `tensor_split` by a tensor, the padding of packed sequences. Others build
-a tensor from Python numbers in C++, which a fake tensor has no memory for (`ctc_loss`). Neither reaches the dispatcher: they are replaced
+a tensor from Python numbers in C++, which a fake tensor has no memory for (`ctc_loss`). Neither reaches the recorder: they are replaced
 here, by what eager PyTorch does with the numbers once it has them.
 """
 
@@ -11,20 +11,24 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture.calls import why_unread
 from lowtide.capture.data.reader import UnreadableError
+from lowtide.capture.data.stand_ins import Kernel, standing_in
 from lowtide.errors import CaptureError
 
 if TYPE_CHECKING:
     from lowtide.capture.recorder import Recorder
 
 _MISSING = object()
+_aten = torch.ops.aten
 _MEAN = 1  # a reduction, as operators number them
 
 
@@ -37,14 +41,11 @@ def reading(recorder: Recorder) -> Iterator[None]:
         (FakeTensor, "numpy", host.numpy),
         (FakeTensor, "__array__", host.array),
         (FakeTensor, "__format__", host.text),
-        (FakeTensor, "tensor_split", host.over(torch.Tensor.tensor_split, host.tensor_split)),
-        (torch, "tensor_split", host.over(torch.tensor_split, host.tensor_split)),
-        (torch, "ctc_loss", host.over(torch.ctc_loss, host.ctc_loss)),
-        (torch._VF, "_pad_packed_sequence", host.over(torch._VF._pad_packed_sequence, host.pad_packed_sequence)),
     ]
     if (library := sys.modules.get("transformers.utils.import_utils")) is not None and hasattr(library, "is_fake_tensor"):
         replacements.append((library, "is_fake_tensor", lambda tensor: False))  # else it leaves out questions that eager asks
     with ExitStack() as stack:
+        stack.enter_context(standing_in(recorder.draft.fake_mode, host.kernels))
         for owner, name, replacement in replacements:
             stack.enter_context(_replaced(owner, name, replacement))
         yield
@@ -84,15 +85,14 @@ class _Host:
         except UnreadableError as why:
             raise CaptureError(why_unread(asked_by, str(why))) from None
 
-    def over(self, original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
-        """`replacement`, which is given `original` first, wherever an argument is fake."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            mode = self.recorder.draft.fake_mode
-            fake = any(isinstance(each, FakeTensor) and each.fake_mode is mode for each in (*args, *kwargs.values()))
-            return replacement(original, *args, **kwargs) if fake else original(*args, **kwargs)
-
-        return call
+    @property
+    def kernels(self) -> dict[OpOverload, Kernel]:
+        """For operators that are made of others, and look into a tensor on the way."""
+        return {
+            _aten.tensor_split.tensor_indices_or_sections: self.tensor_split,
+            _aten.ctc_loss.IntList: self.ctc_loss,
+            _aten._pad_packed_sequence.default: self.pad_packed_sequence,
+        }
 
     @property
     def tolist(self) -> Callable[[torch.Tensor], Any]:
@@ -114,25 +114,25 @@ class _Host:
         """For f"{tensor:.3f}"."""
         return lambda tensor, spec: _plainly(format, self.values(tensor, "Tensor.__format__"), spec) if spec else repr(tensor)
 
-    def tensor_split(self, original: Callable[..., Any], tensor: Any, indices_or_sections: Any = None, dim: int = 0, **kwargs: Any) -> Any:
+    def tensor_split(self, own: Kernel, tensor: torch.Tensor, by: torch.Tensor, dim: int = 0) -> Any:
         """By the numbers of a tensor: as a list of them."""
-        name = next((key for key in ("tensor_indices_or_sections", "indices", "sections") if key in kwargs), None)
-        by = indices_or_sections if name is None else kwargs[name]
-        countable = isinstance(by, FakeTensor) and by.dtype == torch.int64 and by.dim() <= 1  # for others the original has a word
-        return original(tensor, self.values(by, "tensor_split").tolist() if countable else by, kwargs.get("dim", dim))
+        if by.dtype != torch.int64 or by.dim() > 1:  # of which torch has a word to say
+            return own(tensor, by, dim)
+        return torch.tensor_split(tensor, self.values(by, "tensor_split").tolist(), dim)
 
     def ctc_loss(
-        self, original: Callable[..., Any], log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any,
+        self, own: Kernel, log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: list[int], target_lengths: list[int],
         blank: int = 0, reduction: int = _MEAN, zero_infinity: bool = False,
     ) -> Any:  # fmt: skip
         """Where lengths are Python numbers, the mean divides by a tensor of them, which is made in C++."""
-        if isinstance(target_lengths, torch.Tensor) or reduction != _MEAN:
-            return original(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)
-        each = original(log_probs, targets, input_lengths, target_lengths, blank, 0, zero_infinity)
-        return (each / torch.tensor(target_lengths, dtype=each.dtype, device=each.device).clamp_min(1)).mean()
+        each = partial(own, log_probs, targets, input_lengths, target_lengths, blank)
+        if reduction != _MEAN:
+            return each(reduction, zero_infinity)
+        losses = each(0, zero_infinity)
+        return (losses / torch.tensor(target_lengths, dtype=losses.dtype, device=losses.device).clamp_min(1)).mean()
 
     def pad_packed_sequence(
-        self, original: Callable[..., Any], data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding: float, total: int
+        self, own: Kernel, data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding: float, total: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows of `data`, `batch_sizes[i]` of them for step i, as a padded tensor, and how long each sequence is."""
         sizes: Sequence[int] = self.values(batch_sizes, "pad_packed_sequence").tolist()
