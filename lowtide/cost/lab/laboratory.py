@@ -73,7 +73,7 @@ class Laboratory:
         self.gradients, self.remember = gradients, remember
         self.failures: dict[str, Unknown] = {}
         self.tried = 0  # calls whose level and results were found now
-        self.rough_ns: dict[str, int] = {}  # by such a call, how long it took while its allocations were watched: too long where it is short
+        self.rough_ns: dict[str, int] = {}  # by such a call, how long it took while its allocations were watched: too long for a short one
         self.listener: Listener | None = None  # hears which share of what was asked for is done
         self._tries, self._trials = tries, Trials(gradients)
         self._shelves: dict[str, _Shelf] = {}
