@@ -176,7 +176,7 @@ def _swapping() -> str:
 def _searched() -> str:
     """With which effort, and what the default is."""
     default = sum(sweep.max_states for sweep in Effort.NORMAL.sweeps)
-    return f"The search is `Sweep()`, of {Sweep().max_states:,} schedules; the default effort looks at {default:,}."
+    return f"The search is `Sweep()`, of {Sweep().max_states:,} schedules; the default effort looks at {default:,} at most."
 
 
 def _arena() -> str:

@@ -27,6 +27,7 @@ from lowtide.remat.sweep.search import Sweep
 from lowtide.runtime.batch import BatchSpec
 from lowtide.schedule import Auto, Best, Solver
 
+_LEVEL = "quick"  # of effort, where none is asked for: an explanation is waited for, and rounds what it says
 _SLOWER = (0.05, 0.10, 0.30)  # shares of time that are asked about
 
 
@@ -56,6 +57,7 @@ def explain(
     as one with memory, and model, optimizer and random generators are as before. Temporaries within operators are not counted,
     as only a run can tell them, and times are by the rates of the machine. Arguments are those of `optimize`; beside them:
 
+    effort: as for `optimize`, but "quick" where nothing is said.
     memory: what it is to fit in: then the answer says whether it does, and if not, the fastest way that was found to make it fit.
     simulate: the machine whose rates and allocator count; without it this one, whose rates are measured once.
 
@@ -76,7 +78,7 @@ def explain(
     if loss is not None and optimizer is not None:
         program = TrainingProgram(model, loss, optimizer, after_backward, accumulate, scaler)
     stages = Stages(callback, wants_progress(progress))
-    asked = Asked(Limit(latency=1.0), swap_state, solver or Auto(), sweeps_of(effort, search))
+    asked = Asked(Limit(latency=1.0), swap_state, solver or Auto(), sweeps_of(_LEVEL if search is None and effort is None else effort, search))
     maker = Maker(Capturing(model, program, place, stages), Machine(place, machine, False, swap, stages), asked, None, stages)
     captured, plan = maker.plan_of_most_steps(args, kwargs)
     assert plan.cost_report is not None, "a limit was asked for"
