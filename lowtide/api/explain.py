@@ -78,7 +78,9 @@ def explain(
     if loss is not None and optimizer is not None:
         program = TrainingProgram(model, loss, optimizer, after_backward, accumulate, scaler)
     stages = Stages(callback, wants_progress(progress))
-    asked = Asked(Limit(latency=1.0), swap_state, solver or Auto(), sweeps_of(_LEVEL if search is None and effort is None else effort, search))
+    asked = Asked(
+        Limit(latency=1.0), swap_state, solver or Auto(), sweeps_of(_LEVEL if search is None and effort is None else effort, search)
+    )
     maker = Maker(Capturing(model, program, place, stages), Machine(place, machine, False, swap, stages), asked, None, stages)
     captured, plan = maker.plan_of_most_steps(args, kwargs)
     assert plan.cost_report is not None, "a limit was asked for"
