@@ -207,6 +207,62 @@ def test_micro_batches_are_read_one_by_one(loss):
     assert captures(both_ways(loss, batches, accumulate=2)) == 2
 
 
+class Spread(nn.Module):
+    """Learns a mean and a spread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.scale = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.full((3,), 0.045))
+
+
+def learned_distribution(model: Spread, x: Tensor) -> Tensor:
+    return -torch.distributions.Normal(model.mean, model.scale.exp()).log_prob(x).mean()  # which checks that the scale is positive
+
+
+def learned_variance(model: Spread, x: Tensor) -> Tensor:
+    return functional.gaussian_nll_loss(model.mean.expand_as(x), x, model.scale.square().expand_as(x))
+
+
+def branching_on_the_scale(model: Spread, x: Tensor) -> Tensor:
+    return (x - model.mean).square().mean() + (model.scale.sum() if (model.scale > 0.02).all() else -model.scale.sum())
+
+
+@pytest.mark.parametrize(
+    ("loss", "programs"), [(learned_distribution, 1), (learned_variance, 1), (branching_on_the_scale, 2)], ids=lambda item: item
+)
+def test_a_yes_or_no_is_read_of_trained_parameters(loss, programs):
+    batches = [(torch.randn(4, 3, generator=torch.Generator().manual_seed(turn)),) for turn in range(8)]
+    for accumulate in (1, 2):
+        assert captures(both_ways(loss, batches, make=Spread, accumulate=accumulate)) == programs
+
+
+def test_what_a_trained_parameter_no_longer_keeps_fails_as_eagerly():
+    model, x = Spread(), torch.randn(4, 3)
+
+    def loss(model: Spread, x: Tensor) -> Tensor:
+        return -torch.distributions.Normal(model.mean, model.scale).log_prob(x).mean()
+
+    step = lowtide.optimize(model, (x,), loss=loss, optimizer=optim.SGD(model.parameters(), 0.0), workspaces=False)
+    step(x)
+    with torch.no_grad():
+        model.scale[1] = -1
+    with pytest.raises(ValueError, match="scale"):
+        step(x)
+
+
+@pytest.mark.parametrize("of", ["buffer", "batch"])
+def test_a_yes_or_no_of_activations_is_refused(of):
+    model = Reader()
+
+    def loss(model: Reader, x: Tensor) -> Tensor:
+        seen = x if of == "batch" else model.table
+        return model.head(x).sum() if model.head(seen).sum() > 0 else -model.head(x).sum()
+
+    model.register_buffer("table", torch.randn(2, 6))
+    with pytest.raises(lowtide.CaptureError, match=rf"follows from .*{of}.* and parameter head.*activations are known only when"):
+        lowtide.optimize(model, (torch.randn(2, 6),), loss=loss, optimizer=optim.SGD(model.parameters(), 0.1))
+
+
 def test_inference_reads_the_batch_and_the_parameters():
     class Gated(Reader):
         def forward(self, words: Tensor, more: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ class Leaf:
     key: str
     slot: Slot
     constant: torch.Tensor | None = None
+    trained: bool = False  # a parameter that each step changes
 
     def run(self, known: Mapping[str, Any], read: Callable[[Slot], Any]) -> Any:
         """The tensor."""

@@ -2,7 +2,8 @@
 
 What is read must follow from what is there before the step begins: the batch, buffers, constants, parameters that are not trained. Then it
 is computed on the example by the very operators that were recorded, and becomes a `Reading`: at each call it is computed again, and where
-it comes out otherwise another program is captured. What follows from trained parameters or from a random draw can only be refused.
+it comes out otherwise another program is captured. Of trained parameters alone a yes or no can be read (`(scale > 0).all()`): a number
+would be another one at each step. What follows from activations or from a random draw can only be refused.
 """
 
 from __future__ import annotations
@@ -76,8 +77,11 @@ class Reader:
 
     def _ask(self, steps: tuple[Step, ...], kind: str, asked_by: str) -> Any:
         question = Question(steps, kind, asked_by, users_line())
+        trained = next((step for step in steps if isinstance(step, Leaf) and step.trained), None)
         with _disable_current_modes(), torch._C.DisableTorchFunction():
-            found = self._compute(steps)
+            found = self._compute(steps) if trained is None or kind == "number" else None
+            if trained is not None and not isinstance(found, bool):
+                raise UnreadableError(f"{trained.slot}, which the training changes")
             if any(isinstance(step, Leaf) for step in steps):
                 outcome = self._facts.outcome(question)
                 assert outcome is not None, "it was just computed"
@@ -121,11 +125,12 @@ class Reader:
         if slot.place == "constant":
             constant = draft.constants[int(slot.path[0])]
             return (Leaf(f"constant {id(constant)}", slot, constant),)
-        if value.storage.kind not in _BEFORE_THE_STEP and not self._frozen(slot):
-            raise UnreadableError(f"{slot}, which the training changes" if slot.place in ("parameter", "state") else str(slot))
+        trained = value.storage.kind not in _BEFORE_THE_STEP and not self._frozen(slot)
+        if trained and slot.place != "parameter":
+            raise UnreadableError(f"{slot}, which the training changes" if slot.place == "state" else str(slot))
         if _has_no_data(self._read(slot)):
             raise UnreadableError(f"{slot}, which has no data here (it lies on the meta device): optimize with an example that has")
-        return (Leaf(str(slot), slot),)
+        return (Leaf(str(slot), slot, trained=trained),)
 
     def _made_by(self, node: Node, value: Value) -> tuple[Step, ...]:
         op = operators.resolve(node.op)
@@ -177,7 +182,17 @@ def _refuse_maker(node: Node | None, value: Value) -> None:
 
 
 def _refuse_activations(steps: tuple[Step, ...]) -> None:
-    """A number that follows from the batch and from parameters would take the model itself to be known before the step."""
-    places = {step.slot.place: step.slot for step in steps if isinstance(step, Leaf)}
-    if "parameter" in places and "batch" in places:
-        raise UnreadableError(f"the batch and {places['parameter']}: activations are known only when the step runs")
+    """A number that follows from data and from parameters would take the model itself to be known before the step."""
+    leaves = [step for step in steps if isinstance(step, Leaf)]
+    parameter = next((leaf for leaf in leaves if leaf.slot.place == "parameter"), None)
+    data = next((leaf for leaf in leaves if _is_data(leaf, any(each.trained for each in leaves))), None)
+    if parameter is not None and data is not None:
+        what = "the batch" if data.slot.place == "batch" else str(data.slot)
+        raise UnreadableError(f"{what} and {parameter.slot}: activations are known only when the step runs")
+
+
+def _is_data(leaf: Leaf, beside_trained: bool) -> bool:
+    """Whether what follows from this and a parameter is an activation. Beside trained parameters, any tensor of more than one number."""
+    if leaf.slot.place in ("batch", "parameter") or not beside_trained:
+        return leaf.slot.place == "batch"
+    return leaf.constant is None or leaf.constant.numel() > 1
