@@ -32,6 +32,10 @@ class FormatError(LowtideError, ValueError):
     """A file or text that does not follow its format."""
 
 
+class ShapeError(LowtideError, ValueError):
+    """Sizes over dimensions that make no sense: a dimension that is unknown or out of its range, a size that is no whole number."""
+
+
 class BudgetError(LowtideError):
     """No plan was found within the memory that was asked for, or there can be none."""
 

@@ -1,6 +1,6 @@
 """The nouns: Storage, Value, Node, Graph. Immutable, compared by identity, without torch.
 
-    Graph   = inputs: Value*   nodes: Node*   outputs: Value*
+    Graph   = inputs: Value*   nodes: Node*   outputs: Value*   dimensions: Dimension*
     Node    = op(args, kwargs) -> outputs     writes: (before, after)*   after: Node*   inplace: (Value, op)*   body: Graph?
     Arg     = Value | Atom | None | bool | int | float | complex | str | Size | (Arg, ...)
     Value   = a typed, strided view of one version of a Storage
@@ -27,6 +27,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import TypeAlias, Union
 
+from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.sizes import Size
 
 
@@ -130,6 +131,7 @@ class Graph:
     inputs: tuple[Value, ...]
     nodes: tuple[Node, ...]
     outputs: tuple[Value, ...]
+    dimensions: tuple[Dimension, ...] = ()  # of its sizes, and of those within bodies, which have none of their own
 
 
 def values_of(arg: Arg) -> list[Value]:

@@ -241,7 +241,7 @@ class _Writer:
                 became[self.graph.nodes[self.origins[place]]].append(self.nodes[place])
         return Rematerialised(
             Rewritten(
-                Graph(self.graph.inputs, tuple(self.nodes[place] for place in kept), outputs),
+                replace(self.graph, nodes=tuple(self.nodes[place] for place in kept), outputs=outputs),
                 {old: tuple(new) for old, new in became.items() if new != [old]},
             ),
             tuple(self.origins[place] for place in kept),

@@ -27,7 +27,7 @@ def replace_nodes(graph: Graph, instead: Forward) -> Rewritten:
         if new != (node,):
             forward[node] = new
         nodes.extend(new)
-    return Rewritten(Graph(graph.inputs, tuple(nodes), graph.outputs), forward)
+    return Rewritten(replace(graph, nodes=tuple(nodes)), forward)
 
 
 def _following(node: Node, forward: Forward) -> Node:

@@ -19,6 +19,8 @@ Whatever Python has no words for stands in a node's comment, in clauses that "; 
     takes mul by aten.relu_.default        a permission to work in place
     at "net.py":7 in "head"                the line and the module that the node comes from
 
+A graph over dimensions has them, each with its range, behind its first line: `def graph(  # batch in 1..64, length in 16..2048`.
+
 A node's body follows it as a nested `def body(...)`, with names of its own. `argument_text` says how arguments are written. Equal texts
 mean equal graphs. `parse` executes nothing, and sees to it that a text reads, no more: `check` looks whether the graph makes sense.
 """
@@ -67,13 +69,14 @@ def to_text(graph: Graph, *, sources: bool = True) -> str:
 def _definition(name: str, graph: Graph, indent: str, sources: bool) -> _Lines:
     """The lines of a graph, and in their places the lines of its bodies."""
     scope = _Scope(graph, sources)
+    dimensions = f"  # {', '.join(map(str, graph.dimensions))}" if graph.dimensions else ""
     if graph.inputs:
-        yield f"{indent}def {name}("
+        yield f"{indent}def {name}({dimensions}"
         for value in graph.inputs:
             yield f"{indent}{_INDENT}{value.name},  # {scope.make(value)}"
         yield f"{indent}):"
     else:
-        yield f"{indent}def {name}():"
+        yield f"{indent}def {name}():{dimensions}"
     for index, node in enumerate(graph.nodes):
         yield f"{indent}{_INDENT}{_located(scope, index, node)}"
         if node.body is not None:

@@ -7,8 +7,9 @@ import re
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from lowtide.errors import FormatError
+from lowtide.errors import FormatError, ShapeError
 from lowtide.ir.graph import Graph, Node, Source, Storage, Value
+from lowtide.ir.shapes.dimension import Dimension, checked_dimensions
 from lowtide.ir.text.arguments import NAME, RESERVED, ArgumentReader
 from lowtide.ir.text.values import parse_value
 
@@ -17,6 +18,7 @@ _CALL = re.compile(rf"(?:({NAME}(?:, {NAME})*) = )?({NAME}(?:\.{NAME})+)\(")
 _LABEL = re.compile(r"n\d{1,18}", re.ASCII)
 _WRITES = re.compile(rf"writes ({NAME}) -> ({NAME})(?:: (.+))?")
 _TAKES = re.compile(rf"takes ({NAME}) by ({NAME}(?:\.{NAME})+)")
+_DIMENSION = re.compile(rf"({NAME}) in ([0-9]{{1,18}})\.\.([0-9]{{1,18}})")
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _SOURCE = re.compile(rf"({_STRING}):(-?\d{{1,18}})(?: in ({_STRING}))?", re.ASCII)
 _INDENT = "    "
@@ -55,7 +57,8 @@ class _Reader:
 
     def _open(self, name: str, indent: str) -> _Scope:
         """Read the head of a definition."""
-        scope, line = _Scope(indent + _INDENT), self._next(indent)
+        line, _, dimensions = self._next(indent).partition("  # ")
+        scope = _Scope(indent + _INDENT, _dimensions(dimensions))
         if line == f"def {name}():":
             return scope
         if line != f"def {name}(":
@@ -94,6 +97,7 @@ class _Scope:
     """A graph as far as it has been read."""
 
     indent: str
+    dimensions: tuple[Dimension, ...]
     inputs: list[Value] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     values: dict[str, Value] = field(default_factory=dict)
@@ -137,7 +141,7 @@ class _Scope:
         outputs = reader.values()
         if rest := line[reader.at :]:
             raise FormatError(f"expected the end of the line, got {rest[:80]!r}")
-        return Graph(tuple(self.inputs), tuple(self.nodes), outputs)
+        return Graph(tuple(self.inputs), tuple(self.nodes), outputs, self.dimensions)
 
     def _make(self, name: str, clause: str) -> Value:
         """A new value, as a clause describes it."""
@@ -195,6 +199,17 @@ class _Scope:
             clauses.popleft()
             inplace.append((self._value(match[1]), match[2]))
         return tuple(inplace)
+
+
+def _dimensions(text: str) -> tuple[Dimension, ...]:
+    """The dimensions of a graph, each with its range."""
+    matches = [_DIMENSION.fullmatch(part) for part in text.split(", ")] if text else []
+    if None in matches:
+        raise FormatError(f"expected dimensions such as 'batch in 1..64, length in 16..2048', got {text[:80]!r}")
+    try:
+        return checked_dimensions(tuple(Dimension(match[1], int(match[2]), int(match[3])) for match in matches if match is not None))
+    except ShapeError as error:
+        raise FormatError(str(error)) from error
 
 
 def _comment(text: str) -> tuple[deque[str], Source | None]:

@@ -1,0 +1,108 @@
+"""The graph of numbers that a graph over dimensions is at one point.
+
+takes   a graph, and a number for each of its dimensions
+leaves  a graph of as many nodes in the same order, in which every size is an int: shapes, strides, offsets, bytes, arguments, bodies
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import sympy
+
+from lowtide.errors import ShapeError
+from lowtide.ir.graph import Arg, Graph, Node, Storage, Value
+from lowtide.ir.shapes.dimension import checked_dimensions
+from lowtide.ir.shapes.evaluate import sizes_at
+from lowtide.ir.sizes import Size
+
+
+def at(graph: Graph, point: Mapping[str, int]) -> Graph:
+    """The graph at a point, by dimension's name; the graph itself where it has no dimensions.
+
+    Raises ShapeError: an unknown or missing dimension, a number out of its range, a size that is no whole number there or is negative.
+    """
+    checked_dimensions(graph.dimensions)
+    symbolic = tuple(dict.fromkeys(size for size in sizes_of(graph) if not isinstance(size, int)))
+    found = sizes_at(symbolic, graph.dimensions, point)
+    return graph if not symbolic and not graph.dimensions else _Writer(dict(zip(symbolic, found, strict=True))).graph(graph)
+
+
+def sizes_of(graph: Graph) -> Iterator[Size]:
+    """Every size that a graph holds, bodies included, some of them many times."""
+    for value in graph.inputs:
+        yield from _sizes_of_value(value)
+    for node in graph.nodes:
+        for value in node.results:
+            yield from _sizes_of_value(value)
+        yield from _sizes_of_arg((*node.args, *(arg for _, arg in node.kwargs)))
+        if node.body is not None:
+            yield from sizes_of(node.body)
+
+
+def _sizes_of_value(value: Value) -> Iterator[Size]:
+    yield from (*value.shape, *value.stride, value.offset, value.storage.nbytes)
+
+
+def _sizes_of_arg(arg: Arg) -> Iterator[Size]:
+    if isinstance(arg, sympy.Expr):
+        yield arg
+    elif isinstance(arg, tuple):
+        for item in arg:
+            yield from _sizes_of_arg(item)
+
+
+class _Writer:
+    """Writes nouns anew with numbers for sizes, each once."""
+
+    def __init__(self, numbers: Mapping[Size, int]) -> None:
+        self._numbers = numbers
+        self._storages: dict[Storage, Storage] = {}
+        self._values: dict[Value, Value] = {}
+        self._nodes: dict[Node, Node] = {}
+
+    def graph(self, graph: Graph) -> Graph:
+        inputs = tuple(map(self._value, graph.inputs))
+        nodes = tuple(map(self._node, graph.nodes))
+        return Graph(inputs, nodes, tuple(map(self._value, graph.outputs)))
+
+    def _node(self, node: Node) -> Node:
+        self._nodes[node] = replace(
+            node,
+            args=tuple(map(self._arg, node.args)),
+            outputs=tuple(None if value is None else self._value(value) for value in node.outputs),
+            kwargs=tuple((name, self._arg(arg)) for name, arg in node.kwargs),
+            writes=tuple((self._value(before), self._value(after)) for before, after in node.writes),
+            after=tuple(self._nodes[other] for other in node.after),
+            inplace=tuple((self._value(value), overload) for value, overload in node.inplace),
+            body=None if node.body is None else self.graph(node.body),
+        )
+        return self._nodes[node]
+
+    def _value(self, value: Value) -> Value:
+        if value not in self._values:
+            shape, stride = self._sizes(value, value.shape), self._sizes(value, value.stride)
+            (offset,) = self._sizes(value, (value.offset,))
+            self._values[value] = replace(value, storage=self._storage(value.storage), shape=shape, stride=stride, offset=offset)
+        return self._values[value]
+
+    def _storage(self, storage: Storage) -> Storage:
+        if storage not in self._storages:
+            (nbytes,) = self._sizes(storage, (storage.nbytes,))
+            self._storages[storage] = replace(storage, nbytes=nbytes)
+        return self._storages[storage]
+
+    def _sizes(self, owner: Storage | Value, sizes: tuple[Size, ...]) -> tuple[int, ...]:
+        numbers = tuple(size if isinstance(size, int) else self._numbers[size] for size in sizes)
+        for size, each in zip(sizes, numbers, strict=True):
+            if each < 0:
+                raise ShapeError(f"{owner.name}: expected sizes of 0 or more, got {size} = {each}: let the dimensions' ranges begin higher")
+        return numbers
+
+    def _arg(self, arg: Arg) -> Arg:
+        if isinstance(arg, Value):
+            return self._value(arg)
+        if isinstance(arg, tuple):
+            return tuple(map(self._arg, arg))
+        return self._numbers[arg] if isinstance(arg, sympy.Expr) else arg

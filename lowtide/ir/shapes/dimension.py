@@ -1,0 +1,76 @@
+"""Named dimensions, each with its range, and points: a number for each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import sympy
+
+from lowtide.errors import ShapeError
+
+_LIMIT = 10**18
+_NAME = re.compile(r"[^\W\d]\w*")
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """A size that differs from batch to batch: a whole number from `least` to `most`."""
+
+    name: str  # by which expressions call it
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ShapeError(f"expected an identifier as the name of a dimension, got {self.name!r}")
+        if not 0 <= self.least <= self.most < _LIMIT:
+            got = f"{self.least} to {self.most}"
+            raise ShapeError(f"dimension {self.name}: expected a range of numbers from 0 to below 10**18, the least first; got {got}")
+
+    @property
+    def symbol(self) -> Any:
+        """The dimension in an expression: an integer of 0 or more, as one that is read from text."""
+        return sympy.Symbol(self.name, integer=True, nonnegative=True)
+
+    def __str__(self) -> str:
+        return f"{self.name} in {self.least}..{self.most}"
+
+
+Dimensions: TypeAlias = "tuple[Dimension, ...]"  # of distinct names
+
+
+def checked_dimensions(dimensions: Dimensions) -> Dimensions:
+    """Those dimensions. Raises ShapeError where two are named alike."""
+    names = [each.name for each in dimensions]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ShapeError(f"expected dimensions of different names, got two named {twice}: tie them by giving one where both are meant")
+    return dimensions
+
+
+def checked_point(dimensions: Dimensions, point: Mapping[str, int]) -> dict[str, int]:
+    """The number of each dimension, in their order. Raises ShapeError where one is unknown, missing, no int, or out of its range."""
+    known = {each.name for each in dimensions}
+    for name in point:
+        if name not in known:
+            raise ShapeError(f"expected numbers for {_listed(dimensions)}, got one for {name!r}, which is no dimension here")
+    for each in dimensions:
+        if each.name not in point:
+            raise ShapeError(f"expected a number for each of {_listed(dimensions)}, got none for {each.name}")
+        _check_number(each, point[each.name])
+    return {each.name: int(point[each.name]) for each in dimensions}
+
+
+def _check_number(dimension: Dimension, number: object) -> None:
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise ShapeError(f"dimension {dimension.name}: expected a whole number, got {number!r}")
+    if not dimension.least <= number <= dimension.most:
+        expected = f"expected a number from {dimension.least} to {dimension.most}"
+        raise ShapeError(f"dimension {dimension.name}: {expected}, got {number}: stay within, or declare a wider range")
+
+
+def _listed(dimensions: Dimensions) -> str:
+    return ", ".join(map(str, dimensions)) or "no dimensions, since all sizes are numbers"

@@ -1,0 +1,112 @@
+"""Sizes as compiled Python: all of a graph's at one point in microseconds, in whole numbers of any length.
+
+A size becomes a numerator and a denominator, each a text over the numbers of the dimensions; the denominator must divide the numerator. The
+text is made from the expression's own parts, its dimensions renamed by position: nothing that was read from a file is executed. What stands
+within Max, Min and Mod must be whole by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import sympy
+
+from lowtide.errors import ShapeError
+from lowtide.ir.shapes.dimension import Dimensions, checked_point
+from lowtide.ir.sizes import Size
+from lowtide.ir.text.sizes import canonical, size_text
+
+Compiled: TypeAlias = "Callable[..., tuple[int, ...]]"  # of the dimensions' numbers in their order
+
+
+def size_at(size: Size, dimensions: Dimensions, point: Mapping[str, int]) -> int:
+    """A size at a point. Raises ShapeError for a wrong point, an unknown dimension, or a size that is no whole number there."""
+    (found,) = sizes_at((size,), dimensions, point)
+    return found
+
+
+def sizes_at(sizes: Sequence[Size], dimensions: Dimensions, point: Mapping[str, int]) -> tuple[int, ...]:
+    """Sizes at a point, in their order. Raises ShapeError as `size_at` does."""
+    return compiled(tuple(sizes), dimensions)(*checked_point(dimensions, point).values())
+
+
+@lru_cache(maxsize=256)
+def compiled(sizes: tuple[Size, ...], dimensions: Dimensions) -> Compiled:
+    """A function of the numbers of `dimensions`, positional, that gives all sizes; it does not check ranges.
+
+    Raises ShapeError for an unknown dimension; the function does so where a size is no whole number.
+    """
+    names = {each.name: f"d{place}" for place, each in enumerate(dimensions)}
+    entries = [_entry(size, names) for size in sizes]
+    source = f"lambda {', '.join(names.values())}: ({''.join(f'{entry}, ' for entry in entries)})"
+    made: Compiled = eval(source, {"__builtins__": {}, "whole": _whole, "max": max, "min": min, "divided": _divided})
+    return made
+
+
+def _entry(size: Size, names: Mapping[str, str]) -> str:
+    if type(size) is int:
+        return str(size)
+    read = canonical(size)
+    if isinstance(read, int):
+        return str(read)
+    _check_names(read, names)
+    return _whole_text(read, names)
+
+
+def _whole_text(part: Any, names: Mapping[str, str]) -> str:
+    top, bottom = _fraction(part, names)
+    return top if bottom == "1" else f"whole({top}, {bottom}, {size_text(part)!r})"
+
+
+def _check_names(size: Any, names: Mapping[str, str]) -> None:
+    unknown = sorted({str(symbol) for symbol in size.free_symbols} - names.keys())
+    if unknown:
+        known = ", ".join(names) or "none"
+        raise ShapeError(f"size {size_text(size)}: expected dimensions that have a range ({known}), got {unknown[0]}: give it one")
+
+
+def _fraction(part: Any, names: Mapping[str, str]) -> tuple[str, str]:
+    """Numerator and denominator, "1" where there is none."""
+    top, bottom = sympy.fraction(sympy.together(part))
+    return _text(top, names), _text(bottom, names)
+
+
+def _text(part: Any, names: Mapping[str, str]) -> str:
+    """A sum of products without quotients, but within functions."""
+    if part.is_Integer:
+        return f"({int(part)})" if part < 0 else str(int(part))
+    if part.is_Symbol:
+        return names[str(part)]
+    if part.is_Add:
+        return f"({' + '.join(_text(each, names) for each in part.args)})"
+    if part.is_Mul:
+        return "*".join(_text(each, names) for each in part.args)
+    if part.is_Pow and part.exp.is_Integer and part.exp > 0:
+        return f"({_text(part.base, names)})**{int(part.exp)}"
+    return _function(part, names)
+
+
+def _function(part: Any, names: Mapping[str, str]) -> str:
+    """One of the functions of the grammar of sizes."""
+    if isinstance(part, sympy.floor):
+        return "divided({}, {})".format(*_fraction(part.args[0], names))
+    if isinstance(part, sympy.ceiling):
+        return "(-divided(-({}), {}))".format(*_fraction(part.args[0], names))
+    texts = [_whole_text(each, names) for each in part.args]
+    if isinstance(part, sympy.Mod):
+        return f"({texts[0]} - {texts[1]}*divided({texts[0]}, {texts[1]}))"
+    return f"{'max' if isinstance(part, sympy.Max) else 'min'}({', '.join(texts)})"
+
+
+def _divided(top: int, bottom: int) -> int:
+    if bottom == 0:
+        raise ShapeError("expected sizes that divide by 1 or more, got a division by 0: let the dimension's range begin at 1")
+    return top // bottom
+
+
+def _whole(top: int, bottom: int, text: str) -> int:
+    if _divided(top, bottom) * bottom != top:
+        raise ShapeError(f"size {text}: expected a whole number, got {top}/{bottom}: give dimensions that it divides")
+    return top // bottom

@@ -1,0 +1,166 @@
+"""Sizes as polynomials with rational coefficients: the form in which they are added and compared quickly and exactly.
+
+A generator is a dimension, or a part that is no polynomial, such as "floor(s0/2)", by its text. Exponents may be negative, where a size
+is divided by a dimension. Equal polynomials are equal and hash alike, so that what follows from them can be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from math import lcm
+from typing import Any, TypeAlias
+
+import sympy
+
+from lowtide.errors import ShapeError
+from lowtide.ir.sizes import Size
+from lowtide.ir.text.sizes import canonical, parse_size
+
+Monomial: TypeAlias = "tuple[tuple[str, int], ...]"  # (generator, exponent): generators ascending, no exponent of 0
+Number: TypeAlias = "int | Fraction"
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """A sum of monomials with coefficients other than 0."""
+
+    terms: tuple[tuple[Monomial, Number], ...] = ()  # by monomial, ascending
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self.terms))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @staticmethod
+    def of(size: Size) -> Polynomial:
+        """The polynomial that a size is. Raises FormatError for what is no size."""
+        return number(size) if isinstance(size, int) else _of_expression(size)
+
+    @cached_property
+    def generators(self) -> tuple[str, ...]:
+        """What it is a polynomial of, ascending."""
+        return tuple(sorted({name for monomial, _ in self.terms for name, _ in monomial}))
+
+    @property
+    def constant(self) -> Number | None:
+        """The number that it is; None where it has generators."""
+        if not self.terms:
+            return 0
+        return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
+
+    @cached_property
+    def size(self) -> Size:
+        """As the graph's own noun: an int, or an expression."""
+        parts = (sympy.Mul(*(sympy.sympify(parse_size(name)) ** power for name, power in monomial), each) for monomial, each in self.terms)
+        return canonical(sympy.Add(*parts))
+
+    def __add__(self, other: Polynomial) -> Polynomial:
+        return total((self, other))
+
+    def __sub__(self, other: Polynomial) -> Polynomial:
+        return total((self, other.scaled(-1)))
+
+    def __mul__(self, other: Polynomial) -> Polynomial:
+        products = ((_times(one, two), a * b) for one, a in self.terms for two, b in other.terms)
+        return _collected(products)
+
+    def __pow__(self, exponent: int) -> Polynomial:
+        if exponent < 0:
+            ((monomial, each),) = self.terms
+            return Polynomial(((tuple((name, power * exponent) for name, power in monomial), _reduced(Fraction(each) ** exponent)),))
+        result = number(1)
+        for _ in range(exponent):
+            result = result * self
+        return result
+
+    def scaled(self, factor: Number) -> Polynomial:
+        """`factor` times this."""
+        return Polynomial(tuple((monomial, _reduced(each * factor)) for monomial, each in self.terms) if factor else ())
+
+    def substituted(self, meaning: Mapping[str, Polynomial]) -> Polynomial:
+        """With polynomials in place of generators. Raises ShapeError where one that is divided by would be no single product."""
+        if not any(name in meaning for name in self.generators):
+            return self
+        return total(_substituted(monomial, each, meaning) for monomial, each in self.terms)
+
+    def whole(self) -> Polynomial:
+        """A positive multiple with whole coefficients."""
+        common = lcm(*(each.denominator for _, each in self.terms))
+        return self if common == 1 else self.scaled(common)
+
+    def __str__(self) -> str:
+        return str(self.size)
+
+
+def number(value: Number) -> Polynomial:
+    """A number as a polynomial."""
+    return Polynomial((((), _reduced(value)),) if value else ())
+
+
+def generator(name: str) -> Polynomial:
+    """A dimension, or another generator, as a polynomial."""
+    return Polynomial(((((name, 1),), 1),))
+
+
+def total(parts: Iterable[Polynomial]) -> Polynomial:
+    """The sum of polynomials."""
+    return _collected(term for part in parts for term in part.terms)
+
+
+@lru_cache(maxsize=65536)
+def _of_expression(size: Any) -> Polynomial:
+    read = canonical(size)
+    return number(read) if isinstance(read, int) else _of_parts(read)
+
+
+def _of_parts(part: Any) -> Polynomial:
+    """A canonical expression, taken apart as far as it is sums, products and powers."""
+    if part.is_Rational:
+        return number(Fraction(int(part.p), int(part.q)))
+    if part.is_Add:
+        return total(map(_of_parts, part.args))
+    if part.is_Mul:
+        result = number(1)
+        for factor in part.args:
+            result = result * _of_parts(factor)
+        return result
+    if part.is_Pow and part.exp.is_Integer:
+        base = _of_parts(part.base)
+        if part.exp > 0 or len(base.terms) == 1:
+            return base ** int(part.exp)
+    return generator(str(part))
+
+
+def _collected(terms: Iterable[tuple[Monomial, Number]]) -> Polynomial:
+    sums: dict[Monomial, Number] = {}
+    for monomial, each in terms:
+        sums[monomial] = sums.get(monomial, 0) + each
+    return Polynomial(tuple(sorted((monomial, _reduced(each)) for monomial, each in sums.items() if each)))
+
+
+def _times(one: Monomial, two: Monomial) -> Monomial:
+    if not one or not two:
+        return one or two
+    powers = dict(one)
+    for name, power in two:
+        powers[name] = powers.get(name, 0) + power
+    return tuple(sorted((name, power) for name, power in powers.items() if power))
+
+
+def _substituted(monomial: Monomial, each: Number, meaning: Mapping[str, Polynomial]) -> Polynomial:
+    result = Polynomial(((tuple((name, power) for name, power in monomial if name not in meaning), each),))
+    for name, power in monomial:
+        if name in meaning:
+            if power < 0 and len(meaning[name].terms) != 1:
+                raise ShapeError(f"expected {name} to be a product, since a size is divided by it; got {meaning[name]}")
+            result = result * meaning[name] ** power
+    return result
+
+
+def _reduced(value: Number) -> Number:
+    return value.numerator if isinstance(value, Fraction) and value.denominator == 1 else value
