@@ -12,7 +12,7 @@ from lowtide.schedule.base import Schedule, Solver, Status
 from lowtide.schedule.exact.solver import Exact
 from lowtide.schedule.repair import Repair
 
-_MOVES_A_STATE, _MOVES_A_NODE = 30, 50  # what searches of training steps take at most before they end with a proof
+_MOVES_A_STATE, _MOVES_A_NODE = 15, 50  # what searches of training steps take at most before they end with a proof
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Auto:
 
     On training steps of today's networks the search usually ends with a proof after a few hundred states. Where it does not, it ends
     within about a second, with its gap: states that are never enough for a proof seldom find a better order. More `max_states` search on.
-    `max_moves` is 30 a state and 50 a node where it is left out. The answer's `solver` is the one that found the order.
+    `max_moves` is 15 a state and 50 a node where it is left out. The answer's `solver` is the one that found the order.
     """
 
     max_states: int = 40_000
