@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from lowtide.base.files import read_utf8, write_whole
 from lowtide.base.folders import directory, warn_if_not_kept, warn_not_kept, warn_once
 from lowtide.base.locks import locked
 
 _FORMAT = 1
+_Stamp: TypeAlias = tuple[int, int, int, int]  # of a file as it stands: another one once it is replaced or written to
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Cache:
         """What is known; nothing if there is no file, or, with a warning, if it does not read."""
         path = self.path
         try:
-            return {} if path is None else self._parse(read_utf8(path, regular=True))
+            return {} if path is None else dict(self._checked(path))
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError, RecursionError, MemoryError) as error:
@@ -70,6 +72,13 @@ class Cache:
     def _document(self, entries: dict[str, Any]) -> dict[str, object]:
         return {"format": _FORMAT, "kind": self.kind, "circumstances": list(self.circumstances), "entries": entries}
 
+    def _checked(self, path: Path) -> dict[str, Any]:
+        """What the file holds. Raises OSError or ValueError where it does not read."""
+        stamp, kept = _stamp(path), (self, path)
+        if kept not in _checked or _checked[kept][0] != stamp:
+            _checked[kept] = stamp, self._parse(read_utf8(path, regular=True))
+        return _checked[kept][1]
+
     def _parse(self, text: str) -> dict[str, Any]:
         document = json.loads(text)
         if not isinstance(document, dict) or not isinstance(entries := document.get("entries"), dict):
@@ -89,3 +98,12 @@ class Cache:
             self.parse(entry)
         else:
             raise ValueError(f"expected every entry to be a text, got a {type(entry).__name__}")
+
+
+def _stamp(path: Path) -> _Stamp:
+    found = os.stat(path)
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+# What files held when they were last read, by cache and path: each is checked once as it stands.
+_checked: dict[tuple[Cache, Path], tuple[_Stamp, dict[str, Any]]] = {}

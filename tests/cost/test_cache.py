@@ -171,6 +171,22 @@ def test_numbers_out_of_bounds_are_not_believed(root: Path):
         kept.path.unlink()
 
 
+def test_a_file_is_checked_once_as_it_stands():
+    checked = []
+    kept = Cache("texts", ("x",), parse=checked.append)
+    kept.merge({"a": "one", "b": "two"})
+    for _ in range(3):
+        assert kept.load() == {"a": "one", "b": "two"}
+    assert checked == ["one", "two"]
+    kept.load()["a"] = "mine"
+    assert kept.load() == {"a": "one", "b": "two"}
+    text = kept.path.read_text()
+    kept.path.write_text(text.replace("two", "three"))
+    assert kept.load() == {"a": "one", "b": "three"}
+    kept.path.unlink()
+    assert kept.load() == {}
+
+
 def test_the_file_is_json_that_says_what_it_holds():
     CACHE.merge({"b": 2, "a": 1})
     document = json.loads(CACHE.path.read_text())
