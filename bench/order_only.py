@@ -142,16 +142,16 @@ def _planned(name: str, batch_size: int, step: Any) -> dict[str, Any]:
 
 def _measured(step: Any, compared: Any) -> dict[str, Any]:
     """Of a plan with temporaries, and of the runs."""
-    plan, resident = step.plan, compared.resident_bytes
+    plan = step.plan
     return {
         "workspace_s": step.seconds["measure"],
         "eager_promised_bytes": plan.eager_peak_bytes,
         "promised_bytes": plan.peak_bytes,
         "saving": 1 - plan.peak_bytes / plan.eager_peak_bytes,
-        "eager_measured_bytes": resident + compared.eager_measured_bytes,
-        "measured_bytes": resident + compared.measured_bytes,
+        "eager_measured_bytes": compared.eager_measured_peak_bytes,
+        "measured_bytes": compared.measured_peak_bytes,
         "measured_saving": compared.saving,
-        "promise_error": plan.peak_bytes / (resident + compared.measured_bytes) - 1,
+        "promise_error": plan.peak_bytes / compared.measured_peak_bytes - 1,
         "time_ratio": compared.time_ratio,
         "eager_ms": compared.eager_us / 1e3,
     }

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lowtide.api.order import order
     from lowtide.api.place import place_buffers
     from lowtide.api.stages import Stage
-    from lowtide.api.step import Step
+    from lowtide.api.step import MeasuredStep, Step
     from lowtide.cost.device import Device
     from lowtide.cost.profiler import Measurement, measure
     from lowtide.place.base import Placement
@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     from lowtide.schedule.base import Schedule, Status
 
 __all__ = [
-    "BatchError", "BudgetError", "CaptureError", "CheckError", "Device", "Explanation", "FormatError", "LowtideError", "Measurement",
-    "OrderProblem", "PlaceProblem", "Placement", "Plan", "Schedule", "Stage", "Status", "Step", "StepError", "Sweep", "Task", "explain",
-    "measure", "optimize", "order", "place", "place_buffers", "schedule",
+    "BatchError", "BudgetError", "CaptureError", "CheckError", "Device", "Explanation", "FormatError", "LowtideError", "MeasuredStep",
+    "Measurement", "OrderProblem", "PlaceProblem", "Placement", "Plan", "Schedule", "Stage", "Status", "Step", "StepError", "Sweep",
+    "Task", "explain", "measure", "optimize", "order", "place", "place_buffers", "schedule",
 ]  # fmt: skip
 
 # Imported when first asked for: torch takes seconds, and ordering and placing do without it.
 _MODULES = {
     "Device": "lowtide.cost.device",
     "Explanation": "lowtide.api.explanation",
+    "MeasuredStep": "lowtide.api.step",
     "Measurement": "lowtide.cost.profiler",
     "OrderProblem": "lowtide.problems.order",
     "PlaceProblem": "lowtide.problems.placement",

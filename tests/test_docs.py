@@ -11,7 +11,7 @@ import torch
 
 import lowtide
 from bench.tables import page as results_page
-from lowtide.cost.profiler import peak_bytes
+from lowtide.cost.profiler import measure_memory
 
 ROOT = Path(__file__).parents[1]
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -89,7 +89,7 @@ def test_the_optimizer_from_scratch_trains_as_eager_in_less():
     for training in trainings:
         page["train"](*training, *page["make_batch"](0))
     taken = [
-        peak_bytes(lambda step=step, training=training: step(*training, *page["make_batch"](1)), warmup=1).peak_bytes
+        measure_memory(lambda step=step, training=training: step(*training, *page["make_batch"](1)), warmup=1).above_bytes
         for step, training in zip((page["train"], program), trainings, strict=True)
     ]
     held = [page["held_tensors"](*training, ()) for training in trainings]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -16,7 +17,7 @@ from lowtide.api.variant import Variant
 from lowtide.base.files import write_whole
 from lowtide.capture.care.failures import programs_own
 from lowtide.capture.data.facts import Facts, Reading
-from lowtide.cost.profiler import Measured, peak_bytes
+from lowtide.cost.profiler import measure_memory
 from lowtide.errors import CaptureError, StepError
 from lowtide.plan.plan import Plan
 from lowtide.plan.summary import one_line
@@ -27,6 +28,21 @@ from lowtide.runtime.caller import ChangedError, View
 
 MOST_PROGRAMS = 32  # that differ in nothing but what they read from the data
 _MOST_KEPT = MOST_PROGRAMS + 8  # of earlier captures
+_TRAINS = "step.measure trains: parameters and optimizer state are now one step further, as after any call of the step"
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredStep:
+    """What one step took, as the allocator counts; each number means what the plan's of the same name does."""
+
+    peak_bytes: int  # with what is resident
+    resident_bytes: int  # of it what the caller holds throughout: parameters, buffers, optimizer state, the batch
+    end_bytes: int  # what the step left, with its results, beside what was there
+
+    @property
+    def above_bytes(self) -> int:
+        """The peak above what is resident."""
+        return self.peak_bytes - self.resident_bytes
 
 
 class Step:
@@ -47,15 +63,14 @@ class Step:
         self._families = [family]  # newest first
         self._current = family.variants[-1]
         self._recaptures = Recaptures()
-        self._measured: Measured | None = None
+        self._measured: MeasuredStep | None = None
         self.seconds = maker.stages.seconds  # by stage: "capture", "measure", "compile", "order", "arena"
 
     @property
     def plan(self) -> Plan:
         """The plan that most steps run. The first step of most optimizers, which makes their state, has one of its own."""
         plan = self._families[0].variants[-1].plan
-        measured = None if self._measured is None else self._measured.peak_bytes + plan.resident_bytes
-        return dataclasses.replace(plan, measured_peak_bytes=measured)
+        return dataclasses.replace(plan, measured_peak_bytes=None if self._measured is None else self._measured.peak_bytes)
 
     @property
     def frontier(self) -> tuple[tuple[int, float], ...]:
@@ -103,11 +118,11 @@ class Step:
         self._caller.end_step(stepped)
         return result
 
-    def measure(self, *args: Any, **kwargs: Any) -> Measured:
-        """Run once under the profiler: the peak above what the caller holds, in bytes as the allocator counts them.
+    def measure(self, *args: Any, **kwargs: Any) -> MeasuredStep:
+        """Run once under the profiler: the peak in bytes as the allocator counts them, with what is resident, as the plan promises it.
 
-        `step.plan` then shows it beside the promise, with what is resident, as the promise has it. This is a step like any other: a
-        training step trains. Raises StepError for an optimizer's first step, and as a call does.
+        `step.plan` then shows it beside the promise. This is a step like any other: a training step trains, and a UserWarning says so.
+        Raises StepError for an optimizer's first step, and as a call does.
         """
         variant, inputs, now = self._prepare(args, kwargs)
         if variant is not self._families[0].variants[-1]:
@@ -116,7 +131,11 @@ class Step:
             )
         device = max((value.storage.device for value in variant.captured.graph.inputs), default="cpu")
         done: list[tuple[Any, bool]] = []  # holds the result, as a caller would
-        self._measured = peak_bytes(lambda: done.append(self._run(variant, inputs, now)), device)
+        if variant.program.gradients:
+            warnings.warn(_TRAINS, UserWarning, stacklevel=2)
+        taken = measure_memory(lambda: done.append(self._run(variant, inputs, now)), device)
+        resident_bytes = variant.plan.resident_bytes
+        self._measured = MeasuredStep(resident_bytes + taken.above_bytes, resident_bytes, taken.end_bytes)
         self._caller.end_step(done[-1][1])
         return self._measured
 

@@ -39,7 +39,7 @@ _MARK = "lowtide::measured"
 class Measured:
     """What a call took from the allocator, counted from the level at its start."""
 
-    peak_bytes: int  # the highest level during the call; at least 0
+    above_bytes: int  # the highest level during the call; at least 0
     end_bytes: int  # the level when it returned, its result still held; negative if it freed more than it kept
 
 
@@ -66,32 +66,34 @@ class Timing:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Peak and time of one callable on one device."""
+    """Peak of memory and time of one callable on one device."""
 
     device: str
-    peak_bytes: int
-    end_bytes: int
+    above_bytes: int  # the peak, counted from what was held when the call began
+    end_bytes: int  # what was held more when it returned
     median_us: float
     min_us: float
     repeats: int
 
     def __str__(self) -> str:
-        return f"peak {self.peak_bytes / 2**20:.2f} MiB, {self.median_us / 1e3:.3f} ms (median of {self.repeats}) on {self.device}"
+        peak = f"peak {self.above_bytes / 2**20:.2f} MiB above the start"
+        return f"{peak}, {self.median_us / 1e3:.3f} ms (median of {self.repeats}) on {self.device}"
 
 
 def measure(call: Call, device: str = "cpu", repeats: int = 5, warmup: int = 1) -> Measurement:
     """Peak memory and time of `call`, which runs `warmup + repeats + 2` times: where it is a training step, that trains as many steps.
 
-    The peak is counted above what there is when it starts: what the caller holds (parameters, optimizer state, batch) is not in it.
+    The peak is counted above what there is when it starts (`above_bytes`): what the caller holds, parameters, optimizer state and batch,
+    is not in it, as nobody can tell it for any callable. `Step.measure` tells the whole peak of a step.
 
     Memory is measured last: what is made once and kept (optimizer state) is there by then, and not counted.
     """
     timing = time_us(call, repeats, warmup, device)
-    memory = peak_bytes(call, device, warmup=1)
-    return Measurement(device, memory.peak_bytes, memory.end_bytes, timing.median_us, timing.min_us, repeats)
+    memory = measure_memory(call, device, warmup=1)
+    return Measurement(device, memory.above_bytes, memory.end_bytes, timing.median_us, timing.min_us, repeats)
 
 
-def peak_bytes(call: Call, device: str = "cpu", warmup: int = 0) -> Measured:
+def measure_memory(call: Call, device: str = "cpu", warmup: int = 0) -> Measured:
     """The highest allocator level during one run of `call` above the level at its start, and the level it leaves.
 
     Counted is what the calling thread and autograd's own threads do; a thread that `call` starts itself is not seen on CPU. Nor are, on
@@ -103,10 +105,10 @@ def peak_bytes(call: Call, device: str = "cpu", warmup: int = 0) -> Measured:
     """
     if warmup < 0:
         raise ValueError(f"expected warmup >= 0, got {warmup}")
-    return peak_bytes_of_each([call] * (warmup + 1), device)[-1]
+    return measure_memory_of_each([call] * (warmup + 1), device)[-1]
 
 
-def peak_bytes_of_each(calls: Iterable[Call], device: str = "cpu", *, collect: bool = True) -> list[Measured]:
+def measure_memory_of_each(calls: Iterable[Call], device: str = "cpu", *, collect: bool = True) -> list[Measured]:
     """`peak_bytes` of each of many calls in one recording. `calls` may make each call on demand: none is held once it has run.
 
     Garbage is collected first, so that what it frees does not fall into the recording; `collect=False` for calls that meet none.

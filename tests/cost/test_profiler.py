@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from lowtide.cost import profiler
-from lowtide.cost.profiler import Measured, Timing, device_name, interleaved_us, measure, peak_bytes, peak_bytes_of_each, time_us
+from lowtide.cost.profiler import Measured, Timing, device_name, interleaved_us, measure, measure_memory, measure_memory_of_each, time_us
 from lowtide.errors import LowtideError
 
 KIB = 1024
@@ -53,7 +53,7 @@ scripts = st.lists(st.tuples(st.integers(1, 64), st.integers(0, 9)), max_size=12
 @settings(max_examples=25, deadline=None)
 @given(st.lists(scripts, min_size=1, max_size=4))
 def test_each_call_has_its_own_peak(calls: list[Script]):
-    assert peak_bytes_of_each(iter(calls)) == [call.expected() for call in calls]
+    assert measure_memory_of_each(iter(calls)) == [call.expected() for call in calls]
 
 
 def test_the_memory_events_of_the_profiler_are_where_we_look_for_them():
@@ -66,23 +66,23 @@ def test_the_memory_events_of_the_profiler_are_where_we_look_for_them():
 
 def test_a_result_counts_to_the_end_and_no_longer():
     results = []
-    assert peak_bytes(lambda: block(5)) == Measured(5 * KIB, 5 * KIB)
-    assert peak_bytes(lambda: results.append(block(7))) == Measured(7 * KIB, 7 * KIB)
+    assert measure_memory(lambda: block(5)) == Measured(5 * KIB, 5 * KIB)
+    assert measure_memory(lambda: results.append(block(7))) == Measured(7 * KIB, 7 * KIB)
 
 
 def test_frees_of_blocks_older_than_the_recording_are_not_seen():
     before = [block(100)]
-    assert peak_bytes(before.clear) == Measured(0, 0)
+    assert measure_memory(before.clear) == Measured(0, 0)
 
 
 def test_a_block_recorded_long_ago_does_not_lend_its_size_to_another_at_its_address():
     long_ago: list[Tensor] = []
-    peak_bytes(lambda: long_ago.append(block(100)))
+    measure_memory(lambda: long_ago.append(block(100)))
     address = long_ago.pop().data_ptr()
     before = [block(99)]
     if before[0].data_ptr() != address:
         pytest.skip("the system's allocator gave another address")
-    assert peak_bytes(before.clear) == Measured(0, 0)
+    assert measure_memory(before.clear) == Measured(0, 0)
 
 
 def test_a_run_within_the_recording_makes_its_blocks_known():
@@ -92,17 +92,17 @@ def test_a_run_within_the_recording_makes_its_blocks_known():
         kept.clear()
         kept.append(block(30))
 
-    assert peak_bytes(swap) == Measured(30 * KIB, 30 * KIB)
-    assert peak_bytes(swap, warmup=1) == Measured(0, 0)
+    assert measure_memory(swap) == Measured(30 * KIB, 30 * KIB)
+    assert measure_memory(swap, warmup=1) == Measured(0, 0)
     with pytest.raises(ValueError, match="expected warmup >= 0, got -1"):
-        peak_bytes(swap, warmup=-1)
+        measure_memory(swap, warmup=-1)
 
 
 def test_garbage_of_before_is_collected_before():
     cycle: list[object] = [block(100)]
     cycle.append(cycle)
     del cycle
-    assert peak_bytes(gc.collect) == Measured(0, 0)
+    assert measure_memory(gc.collect) == Measured(0, 0)
 
 
 def test_a_backward_pass_is_seen():
@@ -112,8 +112,8 @@ def test_a_backward_pass_is_seen():
         (weight * weight).sum().backward()
         weight.grad = None
 
-    assert peak_bytes(step).peak_bytes >= 2 * 4000  # the product and the gradient of one factor at least
-    assert peak_bytes(step).end_bytes == 0
+    assert measure_memory(step).above_bytes >= 2 * 4000  # the product and the gradient of one factor at least
+    assert measure_memory(step).end_bytes == 0
 
 
 def test_other_threads_are_not_counted():
@@ -133,7 +133,7 @@ def test_other_threads_are_not_counted():
             block(1)
 
     try:
-        assert peak_bytes(call) == Measured(KIB, 0)
+        assert measure_memory(call) == Measured(KIB, 0)
     finally:
         stop.set()
         thread.join()
@@ -153,19 +153,19 @@ def test_calls_are_let_go_one_by_one():
         def __del__(self) -> None:
             alive.remove(self.number)
 
-    peak_bytes_of_each(Call(number) for number in range(3))
+    measure_memory_of_each(Call(number) for number in range(3))
     assert alive == []
 
 
 def test_an_error_of_the_call_comes_through_and_leaves_no_profiler_behind():
     with pytest.raises(ZeroDivisionError):
-        peak_bytes(lambda: 1 // 0)
-    assert peak_bytes(lambda: block(1)) == Measured(KIB, KIB)
+        measure_memory(lambda: 1 // 0)
+    assert measure_memory(lambda: block(1)) == Measured(KIB, KIB)
 
 
 def test_two_profilers_at_once_are_refused():
     with profile(activities=[ProfilerActivity.CPU]), pytest.raises(LowtideError, match="found one running"):
-        peak_bytes(lambda: None)
+        measure_memory(lambda: None)
 
 
 def test_a_call_that_profiles_is_refused():
@@ -174,11 +174,11 @@ def test_a_call_that_profiles_is_refused():
             block(1)
 
     with pytest.raises(LowtideError, match="expected 1 marked calls"):
-        peak_bytes(call)
+        measure_memory(call)
 
 
 def test_nothing_is_said_on_stderr():
-    program = "import torch; from lowtide.cost.profiler import peak_bytes; peak_bytes(lambda: torch.ones(9))"
+    program = "import torch; from lowtide.cost.profiler import measure_memory; measure_memory(lambda: torch.ones(9))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr == ""
 
@@ -197,7 +197,7 @@ def test_ties_keep_the_order_of_recording():
 @pytest.mark.parametrize("device", ["meta", "mps"])
 def test_only_allocators_that_tell_are_measured(device: str):
     with pytest.raises(ValueError, match="expected a CPU or CUDA device"):
-        peak_bytes(lambda: None, device)
+        measure_memory(lambda: None, device)
 
 
 def test_turns_are_taken_back_and_forth_after_the_warm_up():
@@ -230,8 +230,8 @@ def test_measuring_does_both():
     runs: list[int] = []
     found = measure(lambda: (runs.append(1), block(8))[1], repeats=2, warmup=1)
     assert len(runs) == 5
-    assert (found.peak_bytes, found.end_bytes, found.repeats, found.device) == (8 * KIB, 8 * KIB, 2, "cpu")
-    assert "peak 0.01 MiB" in str(found)
+    assert (found.above_bytes, found.end_bytes, found.repeats, found.device) == (8 * KIB, 8 * KIB, 2, "cpu")
+    assert "peak 0.01 MiB above the start" in str(found)
 
 
 def test_a_device_has_a_name():
@@ -244,4 +244,4 @@ def test_cuda_is_measured_by_its_own_allocator():
         torch.empty(2**20, dtype=torch.uint8, device="cuda")
         return torch.empty(2**10, dtype=torch.uint8, device="cuda")
 
-    assert peak_bytes(call, "cuda") == Measured(2**20, 2**10)
+    assert measure_memory(call, "cuda") == Measured(2**20, 2**10)

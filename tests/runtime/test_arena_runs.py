@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from lowtide.cost.profiler import peak_bytes
+from lowtide.cost.profiler import measure_memory
 from lowtide.runtime.arena.allocator import Allocator
 from lowtide.runtime.arena.arena import Arena
 from tests.arenas import FirstFit, empty, planned
@@ -22,7 +22,7 @@ def test_the_profiler_sees_the_arenas_tensors(allocator: Allocator):
         third = empty(3000)
         del second, third
 
-    plain = peak_bytes(call)
+    plain = measure_memory(call)
     _, found = allocator.record(call)
     script, region = planned(allocator, found)
     served = []
@@ -30,7 +30,7 @@ def test_the_profiler_sees_the_arenas_tensors(allocator: Allocator):
     def in_the_arena() -> None:
         served.append(allocator.serve(region, script, call)[1].served)
 
-    assert peak_bytes(in_the_arena, warmup=1) == plain
+    assert measure_memory(in_the_arena, warmup=1) == plain
     assert served == [3, 3]
 
 

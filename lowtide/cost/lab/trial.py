@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from lowtide.cost.lab.operators import atom, dtype_name, of_torch, operator
-from lowtide.cost.profiler import device_name, peak_bytes_of_each
+from lowtide.cost.profiler import device_name, measure_memory_of_each
 
 _LACKING = ("not enough memory", "Cannot allocate memory")
 _CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -37,8 +37,8 @@ def take_level(recipe: dict[str, Any], device: str, gradients: bool) -> dict[str
             call()  # the first call of a kind makes buffers that its library keeps: they are not the call's
         seen: list[Any] = []
         took: list[int] = []
-        (level,) = peak_bytes_of_each([lambda: took.append(once_ns(lambda: _noted(call(), seen), device))], device, collect=False)
-    return {"level_bytes": level.peak_bytes, "results": seen, "ns": took[0]}
+        (level,) = measure_memory_of_each([lambda: took.append(once_ns(lambda: _noted(call(), seen), device))], device, collect=False)
+    return {"level_bytes": level.above_bytes, "results": seen, "ns": took[0]}
 
 
 def take_time(recipe: dict[str, Any], device: str, gradients: bool, warm_up: bool) -> dict[str, Any]:
