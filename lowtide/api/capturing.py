@@ -43,10 +43,10 @@ class Capturing:
     def as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[tuple[Captured, ...], Granted]:
         """The program, and what it takes for granted. A first run may fill in what later ones find (a cache in a configuration)."""
         for _ in range(2):
-            before = Look(self.caller).places
+            before = Look(self.caller).locations
             captured = self.programs(args, kwargs, laboratory)
             reads = Reads(frozenset().union(*(each.read for each in captured)))
-            change = first_difference(reads.among(before), reads.among(Look(self.caller).places))
+            change = first_difference(reads.of(before), reads.of(Look(self.caller).locations))
             if not change:
                 return captured, Granted(self.caller, reads)
         raise CaptureError(

@@ -70,10 +70,10 @@ def explain(
     check_swapping(model, optimizer, swap, swap_state)
     limit = None if memory is None else Memory.of(memory)
     args, kwargs = positional_and_keyword(batch)
-    place = device_of(model, device)
+    target = device_of(model, device)
     machine = preset(simulate) if isinstance(simulate, str) else simulate
-    _check_here(place, machine)
-    BatchSpec.of(args, kwargs, place)  # refuses what is no batch
+    _check_here(target, machine)
+    BatchSpec.of(args, kwargs, target)  # refuses what is no batch
     program = None
     if loss is not None and optimizer is not None:
         program = TrainingProgram(model, loss, optimizer, after_backward, accumulate, scaler)
@@ -81,7 +81,7 @@ def explain(
     asked = Asked(
         Limit(latency=1.0), swap_state, solver or Auto(), sweeps_of(_LEVEL if search is None and effort is None else effort, search)
     )
-    maker = Maker(Capturing(model, program, place, stages), Machine(place, machine, False, swap, stages), asked, None, stages)
+    maker = Maker(Capturing(model, program, target, stages), Machine(target, machine, False, swap, stages), asked, None, stages)
     captured, plan = maker.plan_of_most_steps(args, kwargs)
     assert plan.cost_report is not None, "a limit was asked for"
     peak = captured.eager(plan.granule_bytes).peak
@@ -107,10 +107,10 @@ def explain(
     )
 
 
-def _check_here(place: torch.device, machine: Device | None) -> None:
+def _check_here(target: torch.device, machine: Device | None) -> None:
     """Rates are needed: of a machine that is here, or of one that is named."""
-    if machine is None and place.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device: expected a device that is here, or the name of a machine in `simulate` ('h200'), got {place}")
+    if machine is None and target.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device: expected a device that is here, or the name of a machine in `simulate` ('h200'), got {target}")
 
 
 def _remedies(report: CostReport) -> list[Remedy]:
@@ -120,7 +120,7 @@ def _remedies(report: CostReport) -> list[Remedy]:
         point = next((peak, us) for peak, us in report.frontier if us <= (1 + share) * report.order_us)
         found.append(_letting_go(f"+{share:.0%} time at most", point, report, f"latency={1 + share:g}"))
     found.append(_letting_go("least found", report.frontier[0], report, f"memory={report.frontier[0][0]}"))
-    return [each for place, each in enumerate(found) if place == 0 or each.peak_bytes < found[place - 1].peak_bytes]
+    return [each for target, each in enumerate(found) if target == 0 or each.peak_bytes < found[target - 1].peak_bytes]
 
 
 def _with_swap(remedy: Remedy, swap: bool, swap_state: bool) -> Remedy:

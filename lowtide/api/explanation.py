@@ -69,12 +69,12 @@ class Explanation:
         """Whether it fits in the memory that was told, and how; "" where none was."""
         if self.memory_bytes is None:
             return ""
-        told, least = bytes_text(self.memory_bytes), min(self.remedies, key=lambda remedy: remedy.peak_bytes)
+        limit, least = bytes_text(self.memory_bytes), min(self.remedies, key=lambda remedy: remedy.peak_bytes)
         if self.fits:
-            return f"it fits in {told} as it stands"
+            return f"it fits in {limit} as it stands"
         if self.within is None:
-            return f"nothing was found that fits in {told}; the least is {bytes_text(least.peak_bytes)}, with {self.call(least)}"
-        return f"it fits in {told} by {self.within.what}{_slower(self.within, ', ')}: {self.call(self.within)}"
+            return f"nothing was found that fits in {limit}; the least is {bytes_text(least.peak_bytes)}, with {self.call(least)}"
+        return f"it fits in {limit} by {self.within.what}{_slower(self.within, ', ')}: {self.call(self.within)}"
 
     def figures(self) -> dict[str, Any]:
         """All of it by name, for JSON."""

@@ -119,8 +119,8 @@ def optimize(
     limit = Limit.of(memory, latency)
     args, kwargs = positional_and_keyword(batch)
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-    place = device_of(model, device)
-    spec = BatchSpec.of(args, kwargs, place, training=loss is not None)
+    target = device_of(model, device)
+    spec = BatchSpec.of(args, kwargs, target, training=loss is not None)
     program = None
     if loss is not None and optimizer is not None:
         program = TrainingProgram(model, loss, optimizer, after_backward, accumulate, scaler)
@@ -130,7 +130,7 @@ def optimize(
     stages = Stages(callback, wants_progress(progress))
     tries = not on_meta if workspaces is None else workspaces
     asked = Asked(limit, swap_state, solver or Auto(), sweeps_of(effort, search))
-    maker = Maker(Capturing(model, program, place, stages), Machine(place, machine, tries, swap, stages), asked, saved, stages)
+    maker = Maker(Capturing(model, program, target, stages), Machine(target, machine, tries, swap, stages), asked, saved, stages)
     family = maker.make(args, kwargs, as_saved=saved is not None)
-    new_arena = partial(StepArena.of, place, placer) if arena and not obstacle else None
+    new_arena = partial(StepArena.of, target, placer) if arena and not obstacle else None
     return Step(maker, spec, family, obstacle, new_arena)

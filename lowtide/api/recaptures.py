@@ -6,7 +6,7 @@ import warnings
 
 from lowtide.errors import StepError
 
-_TOLD_AT, _ENDED_AT = 5, 16
+_WARNED_AT, _ENDED_AT = 5, 16
 
 
 class Recaptures:
@@ -29,5 +29,5 @@ class Recaptures:
                 f"each of the last {_ENDED_AT} calls had to be captured anew, since something had changed that the program rests on{why}; "
                 f"{remedy}"
             )
-        if self._in_a_row == _TOLD_AT:
-            warnings.warn(f"lowtide has captured the step anew in {_TOLD_AT} calls in a row{why}; {remedy}", stacklevel=4)
+        if self._in_a_row == _WARNED_AT:
+            warnings.warn(f"lowtide has captured the step anew in {_WARNED_AT} calls in a row{why}; {remedy}", stacklevel=4)

@@ -27,7 +27,7 @@ from lowtide.runtime.batch import BatchSpec
 from lowtide.runtime.caller import ChangedError, View
 
 MOST_PROGRAMS = 32  # that differ in nothing but what they read from the data
-_MOST_KEPT = MOST_PROGRAMS + 8  # of earlier captures
+_MOST_EARLIER = MOST_PROGRAMS + 8  # of earlier captures
 _TRAINS = "step.measure trains: parameters and optimizer state are now one step further, as after any call of the step"
 
 
@@ -169,7 +169,7 @@ class Step:
         else:
             if found or not self._is_of_the_data(now):
                 self._recaptures.one_more(found or self._current.granted.change())
-            self._families = [self._capture(args, kwargs), *self._families[:_MOST_KEPT]]
+            self._families = [self._capture(args, kwargs), *self._families[:_MOST_EARLIER]]
             self._measured = None
             found = self._find(now)
         if not isinstance(found, tuple):

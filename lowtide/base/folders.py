@@ -25,16 +25,16 @@ def directory() -> Path | None:
     return usual if usual is not None and _can_be_written(usual) else _temporary()
 
 
-def warn_if_not_kept() -> None:
+def warn_if_not_cached() -> None:
     """Say, once and before something is written, that there is no lasting place for it."""
     usual, folder = _usual(), directory()
     if os.environ.get("LOWTIDE_CACHE") or (folder is not None and folder == usual):
         return
     missing = "there is no home folder" if usual is None else f"{usual} cannot be written"
-    warn_not_kept(missing if folder is None else f"{missing}, and {folder} may be emptied by the system")
+    warn_not_cached(missing if folder is None else f"{missing}, and {folder} may be emptied by the system")
 
 
-def warn_not_kept(why: object) -> None:
+def warn_not_cached(why: object) -> None:
     """Say, once for whatever is lost, that what is made now will have to be made again."""
     warn_once(
         "not kept",

@@ -27,7 +27,7 @@ import numpy as np
 from numba.core import compiler, config, registry, serialize
 
 from lowtide.base.files import read_bytes, write_whole
-from lowtide.base.folders import directory, own_folder, warn_if_not_kept, warn_not_kept
+from lowtide.base.folders import directory, own_folder, warn_if_not_cached, warn_not_cached
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -82,7 +82,7 @@ def is_at_hand(compiled: Any) -> bool:
     return cache is None or bool(compiled.signatures) or cache.has_any()
 
 
-def can_be_kept() -> bool:
+def can_be_cached() -> bool:
     """Whether other processes will find what is compiled now."""
     return any(_takes_files(folder) for folder in _folders(Path(__file__).absolute(), to_write=True))
 
@@ -123,7 +123,7 @@ class KernelCache:
                 return
             except OSError as error:
                 why = error
-        warn_not_kept(why)
+        warn_not_cached(why)
 
     def has_any(self) -> bool:
         """Whether something is kept that was compiled of these sources, for whatever types and processor."""
@@ -174,7 +174,7 @@ def _folders(file: Path, to_write: bool = False) -> Iterator[Path]:
 def _own_folder(to_write: bool) -> Path | None:
     """lowtide's folder for kernels, where nobody else can have put anything: made where something is to be written."""
     if to_write:
-        warn_if_not_kept()
+        warn_if_not_cached()
     if (folder := directory()) is None or not (to_write or (folder / "kernels").exists()):
         return None
     with suppress(OSError):

@@ -60,9 +60,9 @@ def fake_of(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) ->
 
 def fake_batch_leaf(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> torch.Tensor:
     """A fake like a tensor of the batch, on a storage of its own: two arguments that are one tensor today need not be tomorrow."""
-    place = device if tensor.device.type == "meta" else tensor.device
+    target = device if tensor.device.type == "meta" else tensor.device
     with mode:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place)
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=target)
 
 
 def _attributes(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -90,7 +90,7 @@ def _refuse(name: str, tensor: torch.Tensor) -> None:
 
 
 @contextmanager
-def swapped(model: nn.Module, fakes: FakeModel, reads: AttributeReads) -> Iterator[Places]:
+def swapped(model: nn.Module, fakes: FakeModel, reads: AttributeReads) -> Iterator[ModuleTensors]:
     """Run with fakes in the model's places.
 
     Raises CaptureError if the model keeps count in Python numbers or containers, or changes what it has read, which no graph could follow.
@@ -102,7 +102,7 @@ def swapped(model: nn.Module, fakes: FakeModel, reads: AttributeReads) -> Iterat
         for _, module in modules:
             _swap(module, replace)
         reads.begin(module for _, module in modules)
-        yield Places.of(modules)
+        yield ModuleTensors.of(modules)
         for (path, module), snapshot in zip(modules, before, strict=True):
             snapshot.refuse_changes(path or type(module).__name__, reads)
     finally:
@@ -111,23 +111,23 @@ def swapped(model: nn.Module, fakes: FakeModel, reads: AttributeReads) -> Iterat
 
 
 @dataclass(frozen=True)
-class Places:
+class ModuleTensors:
     """Where modules keep tensors beside parameters, and what was there before the program ran."""
 
     before: tuple[tuple[str, nn.Module, dict[str, Any], dict[str, Any]], ...]  # path, module, its buffers, its attributes
 
     @classmethod
-    def of(cls, modules: list[tuple[str, nn.Module]]) -> Places:
+    def of(cls, modules: list[tuple[str, nn.Module]]) -> ModuleTensors:
         """The places of these modules as they are now."""
         return cls(tuple((path, module, dict(module._buffers), dict(module.__dict__)) for path, module in modules))
 
     def rebound(self) -> Iterator[tuple[Slot, torch.Tensor]]:
         """The places where the program has put another tensor, and that tensor."""
         for path, module, buffers, attributes in self.before:
-            for place, old, now in (("buffer", buffers, module._buffers), ("attribute", attributes, module.__dict__)):
+            for table, old, now in (("buffer", buffers, module._buffers), ("attribute", attributes, module.__dict__)):
                 for name, item in now.items():
                     if isinstance(item, torch.Tensor) and item is not old.get(name):
-                        yield Slot(place, (_joined(path, name),)), item
+                        yield Slot(table, (_joined(path, name),)), item
 
 
 def _swap(module: nn.Module, replace: dict[torch.Tensor, torch.Tensor]) -> None:

@@ -24,7 +24,7 @@ from lowtide.capture.data import host
 from lowtide.capture.data.facts import Reading
 from lowtide.capture.data.reader import Reader
 from lowtide.capture.draft import Draft
-from lowtide.capture.fakes import FakeModel, Places, fake_batch_leaf, fake_model, swapped
+from lowtide.capture.fakes import FakeModel, ModuleTensors, fake_batch_leaf, fake_model, swapped
 from lowtide.capture.formulas import as_eager
 from lowtide.capture.losses import checked_loss, summed, with_loss
 from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle, same_program
@@ -68,7 +68,7 @@ class Captured:
 
     def made_before(self, made: Sequence[Any]) -> tuple[list[Slot], list[Any]]:
         """The same of a program that ended before the optimizer stepped: what the model's own places get."""
-        pairs = [(slot, item) for slot, item in zip(self.assigned, made, strict=True) if slot.place in ("buffer", "attribute")]
+        pairs = [(slot, item) for slot, item in zip(self.assigned, made, strict=True) if slot.table in ("buffer", "attribute")]
         return [slot for slot, _ in pairs], [item for _, item in pairs]
 
 
@@ -138,7 +138,7 @@ def _captured_training(
             trace.scaler = ScalerTrace.of(program.scaler, trace.recorder.draft, trace.mode, device)
         result = _forward_and_backward(trace, program, fake_args, fake_kwargs)
         first, following = _optimizer_step(trace, shadow, result)
-        if not any(slot.place in ("state", "group") for slot in (*first.assigned, *(slot for _, slot, _ in first.constants_assigned))):
+        if not any(slot.table in ("state", "group") for slot in (*first.assigned, *(slot for _, slot, _ in first.constants_assigned))):
             captured: tuple[Captured, ...] = (first,)
         else:
             later = _later_step(trace, following, result)
@@ -220,21 +220,21 @@ class _Trace:
         self.sources = Sources()
         self.real: dict[Slot, torch.Tensor] = {}  # what the caller holds, where it can be read before the step
         held = self.real  # not by way of this trace: in a circle, its fakes would wait for the collector
-        reader = Reader(held.__getitem__, lambda slot: slot.place == "parameter" and not (training and held[slot].requires_grad))
+        reader = Reader(held.__getitem__, lambda slot: slot.table == "parameter" and not (training and held[slot].requires_grad))
         self.recorder = Recorder(Draft(self.mode, self.sources), reader)
         self.watch = watch
         self.fakes = fake_model(model, self.mode, device)
-        self.places = Places(())  # of the model's tensors, once fakes are in them
+        self.module_tensors = ModuleTensors(())  # of the model's tensors, once fakes are in them
         self.reads = AttributeReads()
-        for place, kind, table in (
+        for table, kind, fakes in (
             ("parameter", Kind.PARAMETER, self.fakes.parameters),
             ("buffer", Kind.BUFFER, self.fakes.buffers),
             ("attribute", Kind.BUFFER, self.fakes.attributes),
         ):
-            for real, fake in table.items():
+            for real, fake in fakes.items():
                 name = self.fakes.names[real]
-                self.real[Slot(place, (name,))] = real
-                self.recorder.draft.add_input(fake, Slot(place, (name,)), kind, name)
+                self.real[Slot(table, (name,))] = real
+                self.recorder.draft.add_input(fake, Slot(table, (name,)), kind, name)
 
     @contextmanager
     def recording(self, recorder: Recorder | None = None) -> Iterator[None]:
@@ -268,7 +268,7 @@ class _Trace:
     def values_of(self, result: Any) -> list[Value]:
         """The values that a call returns or puts into modules."""
         items = [leaf.value for leaf in tree.flatten(result)[0] if is_result(leaf.value)]
-        return [_value_of(item, self.recorder.draft) for item in (*items, *(tensor for _, tensor in self.places.rebound()))]
+        return [_value_of(item, self.recorder.draft) for item in (*items, *(tensor for _, tensor in self.module_tensors.rebound()))]
 
     def finish(self, recorder: Recorder, result: Any, update: Update) -> Captured:
         """The graph of what was recorded."""
@@ -277,7 +277,7 @@ class _Trace:
         with self.recording(recorder):
             outputs = [_value_of(leaves[index].value, recorder.draft) for index in at]
             gradients = tuple(recorder.draft.value(fake.grad) for fake in self.fakes.parameters.values() if fake.grad is not None)
-            rebound = [(slot, recorder.draft.value(tensor)) for slot, tensor in self.places.rebound()]
+            rebound = [(slot, recorder.draft.value(tensor)) for slot, tensor in self.module_tensors.rebound()]
         assigned = (*rebound, *update.assigned)
         graph, slots = recorder.graph([*outputs, *(value for _, value in assigned)])
 
@@ -317,10 +317,10 @@ def _tracing(watch: Watch, model: nn.Module, device: torch.device, training: boo
         try:
             with (
                 following_reads() as trace.reads,
-                swapped(model, trace.fakes, trace.reads) as trace.places,
+                swapped(model, trace.fakes, trace.reads) as trace.module_tensors,
                 trace.sources.following(model),
                 conversions_in_place(),
-                watched_hooks(model, trace.fakes, trace.recorder.draft, trace.places),
+                watched_hooks(model, trace.fakes, trace.recorder.draft, trace.module_tensors),
             ):
                 yield trace
         finally:

@@ -173,9 +173,9 @@ class Recorder(TorchDispatchMode):
         if any(owned) or form is None or operators.written_positions(form, args):
             reason = "writes tensors of the caller and of the step in one call" if any(owned) else "has no functional form"
             raise CaptureError(f"operator {operators.name_of(func)} at {users_line()} {reason}: use its out-of-place form")
-        kept = {key: item for key, item in kwargs.items() if key not in written}
+        read = {key: item for key, item in kwargs.items() if key not in written}
         written_down = recorded[0], tuple((key, item) for key, item in recorded[1] if key not in written)
-        return tensors_in(self._results_of(form, written_down, args, kept))
+        return tensors_in(self._results_of(form, written_down, args, read))
 
     def _record(self, func: OpOverload, recorded: Any, out: Any, args: Any, kwargs: Any, source: Source | None) -> None:
         """An operator that writes nothing."""
@@ -223,20 +223,20 @@ class Recorder(TorchDispatchMode):
                 f"operator {operators.name_of(func)} at {users_line()} writes into another layout or dtype than it makes by itself, which "
                 "may give other bits: use its result, and copy_ it where it is wanted"
             )
-        kept = tuple((key, item) for key, item in recorded[1] if key not in written)
+        read = tuple((key, item) for key, item in recorded[1] if key not in written)
         name = operators.name_of(form)
         if len(targets) == 1 and covers(targets[0]) and geometry(results[0])[:3] == geometry(targets[0])[:3]:
             outputs: tuple[Value, ...] = (self.draft.new_value(results[0], name),)
             own = () if isinstance(written[0], str) else ((recorded[0][written[0]], operators.name_of(func)),)
-            inplace = own + self.draft.may_take(form, (recorded[0], kept), outputs)
-            self._append(Node(name, recorded[0], outputs, kept, inplace=inplace, source=source), random)
+            inplace = own + self.draft.may_take(form, (recorded[0], read), outputs)
+            self._append(Node(name, recorded[0], outputs, read, inplace=inplace, source=source), random)
             self.draft.renew(targets[0], outputs[0])
             return
         if func is torch.ops.aten.copy_.default and args[0].shape == args[1].shape:
             self.draft.scatter(targets[0], self.draft.value(args[1]), source)  # a scatter is a copy already
             return
         outputs = tuple(self.draft.new_value(result, name) for result in results)
-        self._append(Node(name, recorded[0], outputs, kept, source=source), random)
+        self._append(Node(name, recorded[0], outputs, read, source=source), random)
         for tensor, update in zip(targets, outputs, strict=True):
             self.draft.scatter(tensor, update, source)
 

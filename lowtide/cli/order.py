@@ -13,7 +13,7 @@ from lowtide.cli.order_search import Outcome, search
 from lowtide.cli.order_table import show
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, refuse, write_json
 from lowtide.errors import LowtideError
-from lowtide.problems.order_json import Loaded, load_with_places
+from lowtide.problems.order_json import Loaded, load_with_positions
 from lowtide.reference.spec import SOLVERS, parse_solver
 from lowtide.schedule import Auto
 from lowtide.schedule.base import limited
@@ -42,7 +42,7 @@ def order_command(
     try:
         check_targets({"--json": json_out}, graph)
         chosen = limited(Auto() if solver is None else parse_solver(solver), max_states=states, max_seconds=seconds)
-        loaded = load_with_places(graph)
+        loaded = load_with_positions(graph)
         outcome = search(loaded.problem, chosen)
         if json_out != STANDARD_OUTPUT:
             show(Console(), loaded.problem, outcome)
@@ -68,6 +68,6 @@ def figures(loaded: Loaded, outcome: Outcome) -> dict[str, Any]:
         "states": outcome.states,
         "seconds": outcome.seconds,
         "simple_orders_bytes": {label: simple.peak_bytes for label, simple in outcome.simple.items()},
-        "order": [loaded.places[node] for node in best.order],
+        "order": [loaded.positions[node] for node in best.order],
         "names": [loaded.problem.names[node] for node in best.order],
     }

@@ -85,13 +85,13 @@ def prints_aside(target: str | None) -> Iterator[None]:
 @contextmanager
 def _descriptors_aside() -> Iterator[None]:
     """The same for those who write without Python: libraries in C, and programs that are started."""
-    kept = os.dup(1)
+    saved = os.dup(1)
     try:
         os.dup2(2, 1)
         yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 def exact_bytes(nbytes: int) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from lowtide.base.files import read_utf8, write_whole
-from lowtide.base.folders import directory, warn_if_not_kept, warn_not_kept, warn_once
+from lowtide.base.folders import directory, warn_if_not_cached, warn_not_cached, warn_once
 from lowtide.base.locks import locked
 
 _FORMAT = 1
@@ -55,7 +55,7 @@ class Cache:
 
     def merge(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """Add to the file what it does not know yet; all it then holds. One that cannot be written costs a warning, not the measurement."""
-        warn_if_not_kept()
+        warn_if_not_cached()
         path = self.path
         if path is None:
             return dict(entries)
@@ -66,7 +66,7 @@ class Cache:
                 write_whole(path, json.dumps(self._document(known), indent=1, sort_keys=True), regular=True)
             return known
         except OSError as error:
-            warn_not_kept(error)
+            warn_not_cached(error)
             return dict(entries) | self.load()
 
     def _document(self, entries: dict[str, Any]) -> dict[str, object]:

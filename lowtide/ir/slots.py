@@ -21,8 +21,8 @@ class Slot:
     constant           (index,)                        a tensor that the program closes over
     """
 
-    place: str
+    table: str
     path: Path
 
     def __str__(self) -> str:
-        return f"{self.place} {'.'.join(map(str, self.path))}"
+        return f"{self.table} {'.'.join(map(str, self.path))}"

@@ -189,11 +189,11 @@ def _with_attributes(tree: Any, children: list[tuple[str, Any]], make: Callable[
     found = {name: item for name, item in attributes_of(tree).items() if not (name == "data" and isinstance(tree, collections.UserDict))}
     opened = [name for name, item in found.items() if id(item) not in held and holds_tensors(item)]
     linked = {name: [id(child) for _, child in children].index(id(item)) for name, item in found.items() if id(item) in held}
-    kept = {name: item for name, item in found.items() if name not in opened and name not in linked}
+    own = {name: item for name, item in found.items() if name not in opened and name not in linked}
 
     def make_all(items: list[Any]) -> Any:
         new = make(items[: len(items) - len(opened)])
-        attributes = {**kept, **{name: items[at] for name, at in linked.items()}}
+        attributes = {**own, **{name: items[at] for name, at in linked.items()}}
         _set_attributes(new, {**attributes, **dict(zip(opened, items[len(items) - len(opened) :], strict=True))})
         return new
 

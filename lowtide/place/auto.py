@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from lowtide.base.described import described
 from lowtide.place.base import Placement, Placer, Status, judged, unplaced
 from lowtide.place.bound import arena_bound_bytes
+from lowtide.place.components import components, subproblem_of
 from lowtide.place.exact.placer import Exact
 from lowtide.place.exact.sections import cells, pairs
 from lowtide.place.greedy import Portfolio
-from lowtide.place.parts import part_of, parts
 from lowtide.place.strip import Strip
 from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_check import check_placement
@@ -48,39 +48,39 @@ class Auto:
         if capacity_bytes is not None and capacity_bytes < bound_bytes:
             yield unplaced(problem, self, capacity_bytes=capacity_bytes, bound_bytes=bound_bytes)
             return
-        apart = parts(problem)
+        apart = components(problem)
         if len(apart) <= 1:
-            yield from self._of_part(problem, capacity_bytes, deadline)
+            yield from self._of_component(problem, capacity_bytes, deadline)
             return
         for found in Portfolio(max_moves=0, max_seconds=self.max_seconds).answers(problem, capacity_bytes):
             yield found
         if found.arena_bytes > (bound_bytes if capacity_bytes is None else capacity_bytes):
             whole = _Whole(problem, found, capacity_bytes)
-            yield from self._of_parts(whole, apart, deadline)
-            check_placement(problem, whole.found.offsets, whole.found.arena_bytes)  # each part was checked alone only
+            yield from self._of_components(whole, apart, deadline)
+            check_placement(problem, whole.found.offsets, whole.found.arena_bytes)  # each component was checked alone only
 
-    def _of_parts(self, whole: _Whole, apart: list[NDArray[np.intp]], deadline: float) -> Iterator[Placement]:
-        """The parts that need more than is enough, those of the highest bounds first: what they need is enough for all others."""
+    def _of_components(self, whole: _Whole, apart: list[NDArray[np.intp]], deadline: float) -> Iterator[Placement]:
+        """The components that need more than is enough, those of the highest bounds first: what they need is enough for all others."""
         high = [each for each in apart if whole.top_bytes(each) > whole.enough_bytes]
-        bounds = {int(each[0]): arena_bound_bytes(part_of(whole.problem, each)) for each in high}
+        bounds = {int(each[0]): arena_bound_bytes(subproblem_of(whole.problem, each)) for each in high}
         for buffers in sorted(high, key=lambda each: -bounds[int(each[0])]):
             if not _left(deadline):
                 return
             if whole.top_bytes(buffers) <= whole.enough_bytes:
                 continue
-            part = part_of(whole.problem, buffers)
+            component = subproblem_of(whole.problem, buffers)
             limit = whole.enough_bytes if whole.capacity_bytes is not None or whole.enough_bytes > bounds[int(buffers[0])] else None
-            for found in self._of_part(part, limit, deadline):
+            for found in self._of_component(component, limit, deadline):
                 yield whole.learned(buffers, found, self)
             if not found.fits and whole.capacity_bytes is not None:
                 return
             if not found.fits:
-                for found in self._of_part(part, None, deadline):
+                for found in self._of_component(component, None, deadline):
                     yield whole.learned(buffers, found, self)
             whole.enough_bytes = max(whole.enough_bytes, whole.top_bytes(buffers))
 
-    def _of_part(self, problem: PlaceProblem, capacity_bytes: int | None, deadline: float) -> Iterator[Placement]:
-        """One part: most moves of local search only where exact search, which is surer on small problems, leaves a gap."""
+    def _of_component(self, problem: PlaceProblem, capacity_bytes: int | None, deadline: float) -> Iterator[Placement]:
+        """One component: most moves of local search only where exact search, which is surer on small problems, leaves a gap."""
         known, strip = _Known(capacity_bytes), Strip.of(problem)
         yield from known.better(Portfolio(self.max_moves // 4, _left(deadline)).answers(problem, capacity_bytes))
         if not known.is_done and self._can_search(problem) and _left(deadline):
@@ -155,7 +155,7 @@ class _Known:
 
 
 class _Whole:
-    """A problem of several parts, and what is known of it so far."""
+    """A problem of several components, and what is known of it so far."""
 
     def __init__(self, problem: PlaceProblem, found: Placement, capacity_bytes: int | None) -> None:
         self.problem, self.found, self.capacity_bytes = problem, found, capacity_bytes
@@ -167,7 +167,7 @@ class _Whole:
         return int((self.offsets[buffers] + self.problem.size_bytes[buffers]).max(initial=0))
 
     def learned(self, buffers: NDArray[np.intp], found: Placement, placer: Auto) -> Placement:
-        """What is known with another answer for one part."""
+        """What is known with another answer for one component."""
         if found.offsets and found.arena_bytes < self.top_bytes(buffers):
             self.offsets[buffers] = found.offsets
         arena_bytes = int((self.offsets + self.problem.size_bytes).max(initial=0))

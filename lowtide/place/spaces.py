@@ -16,7 +16,7 @@ from lowtide.errors import FormatError
 from lowtide.place.auto import AUTO, place
 from lowtide.place.base import Placement, Placer, Status, placed
 from lowtide.place.bound import arena_bound_bytes
-from lowtide.place.parts import part_of
+from lowtide.place.components import subproblem_of
 from lowtide.place.room import with_room
 from lowtide.problems.placement import FREE, Ints, PlaceProblem
 
@@ -113,17 +113,17 @@ def _filled(problem: SpacedProblem, index: int, candidates: NDArray[np.intp], pl
     capacity_bytes = problem.spaces[index].capacity_bytes
     last = np.array([problem.allowed[each][-1] == index for each in candidates.tolist()], bool)
     if capacity_bytes is None:
-        return candidates, place(part_of(problem.buffers, candidates), placer)
+        return candidates, place(subproblem_of(problem.buffers, candidates), placer)
     chosen = _chosen(problem, candidates, last, capacity_bytes)
     while True:
         buffers, must_stay = candidates[chosen], last[chosen]
-        part = part_of(problem.buffers, buffers)
-        answer = place(part, placer, capacity_bytes)
+        subproblem = subproblem_of(problem.buffers, buffers)
+        answer = place(subproblem, placer, capacity_bytes)
         if answer.fits or must_stay.all():
             return buffers, answer
-        high = _above(part, answer, capacity_bytes)
+        high = _above(subproblem, answer, capacity_bytes)
         if answer.offsets and not (high & must_stay).any():
-            return buffers[~high], _lowered(part_of(problem.buffers, buffers[~high]), answer, ~high, placer, capacity_bytes)
+            return buffers[~high], _lowered(subproblem_of(problem.buffers, buffers[~high]), answer, ~high, placer, capacity_bytes)
         leaving = np.flatnonzero(chosen & ~last)  # in the way of one that must stay: half of them move on, those of least benefit
         leaving = leaving[np.argsort(_density(problem, candidates[leaving]), kind="stable")]
         chosen[leaving[: (len(leaving) + 1) // 2]] = False
@@ -143,30 +143,30 @@ def _density(problem: SpacedProblem, buffers: NDArray[np.intp]) -> NDArray[np.fl
     return problem.benefit[buffers] / np.maximum(problem.buffers.size_bytes[buffers].astype(np.float64) * steps, 1.0)
 
 
-def _above(part: PlaceProblem, answer: Placement, capacity_bytes: int) -> NDArray[np.bool_]:
+def _above(subproblem: PlaceProblem, answer: Placement, capacity_bytes: int) -> NDArray[np.bool_]:
     if not answer.offsets:
-        return np.zeros(part.buffer_count, bool)
-    above: NDArray[np.bool_] = np.array(answer.offsets, np.int64) + part.size_bytes > capacity_bytes
+        return np.zeros(subproblem.buffer_count, bool)
+    above: NDArray[np.bool_] = np.array(answer.offsets, np.int64) + subproblem.size_bytes > capacity_bytes
     return above
 
 
-def _lowered(part: PlaceProblem, answer: Placement, kept: NDArray[np.bool_], placer: Placer, capacity_bytes: int) -> Placement:
+def _lowered(subproblem: PlaceProblem, answer: Placement, chosen: NDArray[np.bool_], placer: Placer, capacity_bytes: int) -> Placement:
     """What is left of a placement once what lies above the capacity is taken off."""
-    offsets = np.array(answer.offsets, np.int64)[kept]
-    bound_bytes = arena_bound_bytes(part)
-    return placed(part, offsets, placer, capacity_bytes=capacity_bytes, bound_bytes=bound_bytes, stats=answer.stats)
+    offsets = np.array(answer.offsets, np.int64)[chosen]
+    bound_bytes = arena_bound_bytes(subproblem)
+    return placed(subproblem, offsets, placer, capacity_bytes=capacity_bytes, bound_bytes=bound_bytes, stats=answer.stats)
 
 
 def _stuck(problem: PlaceProblem, buffers: NDArray[np.intp], answer: Placement, space: Space) -> tuple[str, ...]:
     """Those for which there is no room: too large or fixed too high by themselves, or left above the capacity, or most bytes at once."""
-    part, capacity_bytes = part_of(problem, buffers), space.capacity_bytes or 0
-    high = np.maximum(part.fixed_bytes, 0) + part.size_bytes > capacity_bytes
+    subproblem, capacity_bytes = subproblem_of(problem, buffers), space.capacity_bytes or 0
+    high = np.maximum(subproblem.fixed_bytes, 0) + subproblem.size_bytes > capacity_bytes
     if not high.any():
-        high = _above(part, answer, capacity_bytes)
+        high = _above(subproblem, answer, capacity_bytes)
     if not high.any():
-        steps, live_bytes = part.live_bytes
+        steps, live_bytes = subproblem.live_bytes
         step = steps[live_bytes.argmax()]
-        high = (part.start <= step) & (step < part.end) & (part.size_bytes > 0)
+        high = (subproblem.start <= step) & (step < subproblem.end) & (subproblem.size_bytes > 0)
     return tuple(problem.names[each] for each in buffers[high].tolist())
 
 

@@ -72,7 +72,9 @@ class Plan(Contents):
     def to_json(self) -> str:
         """The plan as JSON, one line a field and a node. Raises FormatError for a graph that text cannot hold."""
         entries = {"format": _FORMAT, "version": _VERSION} | {name: getattr(self, name) for name in (*_TEXTS, *_PROMISES)}
-        entries |= {name: told.rows() for name, told in (("peak", self.peak), ("cost_report", self.cost_report)) if told is not None}
+        entries |= {
+            name: section.rows() for name, section in (("peak", self.peak), ("cost_report", self.cost_report)) if section is not None
+        }
         entries |= {"provenance": asdict(self.provenance)} | {name: list(getattr(self, name)) for name in _PER_NODE}
         lines = [f'"{name}": {json.dumps(entry)}' for name, entry in entries.items()]
         graph = to_text(self.graph).splitlines()
@@ -141,8 +143,8 @@ def program_hash(graph: Graph, *settings: str | int) -> str:
 
 def _checksum(entries: dict[str, Any]) -> str:
     """Of all fields of a plan but this one, however they are set out."""
-    told = {name: entry for name, entry in entries.items() if name != _SEAL}
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    sealed = {name: entry for name, entry in entries.items() if name != _SEAL}
+    return hashlib.sha256(json.dumps(sealed, sort_keys=True).encode()).hexdigest()
 
 
 def _check_true(plan: Plan, data: dict[str, Any]) -> None:

@@ -34,9 +34,9 @@ def _untrue(plan: Contents, counted: _Counted) -> Iterator[str]:
     footprints = counted.footprints([plan.workspace_bytes[index] for index in plan.order])
     owned = counted.resident_bytes + sum(counted.bytes_of(storage) for storage in _offloaded(plan.graph))
     bound, peak = plan.lower_bound_bytes, max(footprints, default=counted.without_steps_bytes)
-    for name, told, nbytes in (("resident_bytes", plan.resident_bytes, owned), ("peak_bytes", plan.peak_bytes, peak)):
-        if told != nbytes:
-            yield f"expected {name!r} to be {nbytes}, which is what graph, order and reuses come to, got {told}"
+    for name, stated, nbytes in (("resident_bytes", plan.resident_bytes, owned), ("peak_bytes", plan.peak_bytes, peak)):
+        if stated != nbytes:
+            yield f"expected {name!r} to be {nbytes}, which is what graph, order and reuses come to, got {stated}"
     if not counted.resident_bytes <= bound <= peak:
         yield f"expected 'lower_bound_bytes' from {counted.resident_bytes} to {peak}, got {bound}"
     if owned > plan.eager_peak_bytes:

@@ -14,7 +14,7 @@ from lowtide.plan.where import source_text
 __all__ = ["bytes_text", "eviction_lines", "snapshot_line", "snapshot_lines", "summarize"]
 
 _TENSORS, _EVICTIONS = 5, 7  # lines of each
-_TOLD = 1e-3  # share of the time from which on a rest is told
+_LEAST_SHARE = 1e-3  # share of the time from which on a rest is told
 
 
 def summarize(plan: Contents) -> str:
@@ -95,7 +95,7 @@ def _evictions_total(report: CostReport) -> str:
     nbytes, rest_us = sum(eviction.tensor.nbytes for eviction in report.evictions), report.time_us - report.order_us
     rest_us -= sum(eviction.run_us for eviction in report.evictions)
     spared = f"{bytes_text(_spared_bytes(report.evictions))} of it at the step that would be the peak"
-    rest = f"; {time_text(rest_us)} more in waits for copies and in rewritten operators" if rest_us > _TOLD * report.order_us else ""
+    rest = f"; {time_text(rest_us)} more in waits for copies and in rewritten operators" if rest_us > _LEAST_SHARE * report.order_us else ""
     return f"let go of and had back: {bytes_text(nbytes)} in {len(report.evictions)} tensors, {spared}: {_costs(report.evictions)}{rest}"
 
 

@@ -24,7 +24,7 @@ from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.archive import Archive, Point
 from lowtide.remat.sweep.neighbours import RULES
 
-Places = NDArray[np.int64]
+Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ class Carrier:
                 emitted[done] = True
         return found
 
-    def _ready(self, entries: Ints) -> Places:
+    def _ready(self, entries: Ints) -> Positions:
         """[sibling's nodes] the place after which a node can run; -1 where it waits for nothing that both have."""
         base, common = self.target.problem, self.common
         first, last = np.full(base.node_count, -1, np.int64), np.full(base.node_count, -1, np.int64)

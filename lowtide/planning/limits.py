@@ -31,10 +31,10 @@ class Memory:
 
     @classmethod
     def _read(cls, text: str) -> Memory | None:
-        told = _AMOUNT.fullmatch(text)
-        if told is None:
+        found = _AMOUNT.fullmatch(text)
+        if found is None:
             return None
-        number, unit = float(told[1]), told[2].lower()
+        number, unit = float(found[1]), found[2].lower()
         if unit == "%":
             return cls(share=number / 100)
         return cls(int(number * _UNITS[unit])) if unit in _UNITS else None

@@ -59,15 +59,15 @@ class Planner:
         return found
 
     def _plan(self, which: int, request: Request) -> Plan:
-        kept = ordered(self._candidates(which, request), request)
+        by_order = ordered(self._candidates(which, request), request)
         if not request.budget.is_limit:
-            return checked(kept)
+            return checked(by_order)
         searched = self._searched_for(which, request)
         point = searched.within(request.budget)
         if point is None:
             assert request.budget.memory_bytes is not None, "the fastest point of all is within any limit of time"
-            raise refusal(searched.plan(searched.leanest, kept), request.budget.memory_bytes)
-        return checked(searched.plan(point, kept))
+            raise refusal(searched.plan(searched.leanest, by_order), request.budget.memory_bytes)
+        return checked(searched.plan(point, by_order))
 
     def _candidates(self, which: int, request: Request) -> list[Candidate]:
         return [each for each in self.programs[which] if each.exact or not request.exact]

@@ -26,7 +26,7 @@ import numpy as np
 from lowtide.base import fields
 from lowtide.base.described import described
 from lowtide.base.files import read_utf8, write_whole
-from lowtide.base.folders import directory, warn_not_kept
+from lowtide.base.folders import directory, warn_not_cached
 from lowtide.base.locks import locked
 from lowtide.cost.memory import simulate
 from lowtide.errors import CheckError, FormatError
@@ -100,7 +100,7 @@ class Remembered:
                     write_whole(self.path, content, regular=True)
                     _let_go(self.path.parent)
         except OSError as error:
-            warn_not_kept(error)
+            warn_not_cached(error)
 
     def _text(self, main: Searched) -> str:
         orders = [[_row(each.ordered(self.request.solver, self.request.granule_bytes)) for each in program] for program in self.programs]

@@ -119,7 +119,7 @@ class Searched:
         """The time without recomputation, of the fastest graph."""
         return self.frontier[-1].time_us
 
-    def plan(self, point: Point, kept: Plan) -> Plan:
+    def plan(self, point: Point, by_order: Plan) -> Plan:
         """A point as a plan, not yet checked; `kept` is the one without recomputation."""
         candidate = self.candidates[point.problem]
         done = rematerialise(candidate.graph, point.sequence.tolist())
@@ -127,9 +127,9 @@ class Searched:
         problem = order_problem(done.graph, sizes, round_to=self.granule_bytes)
         order = tuple(range(len(done.graph.nodes)))
         footprint = simulate(problem, order)
-        bound_bytes = kept.lower_bound_bytes if not done.recomputed and not done.transfers else lower_bound_bytes(problem)
+        bound_bytes = by_order.lower_bound_bytes if not done.recomputed and not done.transfers else lower_bound_bytes(problem)
         return dataclasses.replace(
-            kept,
+            by_order,
             graph=done.graph,
             order=order,
             reuses=tuple(int(slot) for slot in footprint.reuses),
@@ -142,7 +142,7 @@ class Searched:
                 runs=tuple(point.sequence.tolist()),
                 time_us=point.time_us,
                 order_us=self.order_us,
-                order_peak_bytes=kept.peak_bytes,
+                order_peak_bytes=by_order.peak_bytes,
                 recomputed=len(done.recomputed),
                 frontier=tuple((each.peak_bytes, each.time_us) for each in self.frontier),
                 evictions=evictions_of(self.problems[point.problem], point.sequence, candidate.graph, done.graph, footprint.reuses),

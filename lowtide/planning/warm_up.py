@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from lowtide.base.kernels import can_be_kept, is_at_hand
+from lowtide.base.kernels import can_be_cached, is_at_hand
 from lowtide.remat.blocks.seeds import warm_up_seeds
 from lowtide.remat.evict.eviction import warm_up_eviction
 from lowtide.remat.evict.victims import make_room
@@ -38,7 +38,7 @@ def warm_up_planning(solver: Solver, *, limited: bool) -> None:
     is_new = not is_at_hand(search)
     if is_new or (limited and not is_at_hand(make_room)):
         _LOGGER.warning("lowtide compiles its kernels for this machine and version, once: this takes some 20 seconds")
-        if is_new and isinstance(solver, Auto) and can_be_kept() and _processors() > 1:
+        if is_new and isinstance(solver, Auto) and can_be_cached() and _processors() > 1:
             with _beside(limited):
                 warm_up(Exact(first=ProgramOrder(), max_cuts=0))
                 warm_up(Beam())

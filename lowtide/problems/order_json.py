@@ -49,15 +49,15 @@ class Loaded(NamedTuple):
     """A problem, and where its nodes stand in the text that it was read from."""
 
     problem: OrderProblem
-    places: Sequence[int]  # [n] of each node in the list "nodes": in the simple form, items of op "Input" stand there too
+    positions: Sequence[int]  # [n] of each node in the list "nodes": in the simple form, items of op "Input" stand there too
 
 
 def load_problem(path: str | os.PathLike[str]) -> OrderProblem:
     """The problem in a file, of either form. Raises FormatError naming the file and the node, OSError where the file cannot be read."""
-    return load_with_places(path).problem
+    return load_with_positions(path).problem
 
 
-def load_with_places(path: str | os.PathLike[str]) -> Loaded:
+def load_with_positions(path: str | os.PathLike[str]) -> Loaded:
     """The same, with the place of each node in the file's list."""
     text = read_utf8(path)
     try:

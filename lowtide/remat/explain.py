@@ -60,11 +60,11 @@ def evictions_of(problem: RematProblem, sequence: Ints, graph: Graph, written: G
     step_of = [step for step, node in enumerate(written.nodes) if not is_view(node)]  # by entry: views are written between them
     step_of.append(len(written.nodes))
     played.take(graph, storages, reuses[step_of[:-1]])
-    peak_step = step_of[peak_place(problem, sequence)]
+    peak_step = step_of[peak_position(problem, sequence)]
     evictions = []
     for tensor, copies in sorted(played.copies.items()):
-        kept = _up_to_wanted(copies)
-        life = [(step_of[copy.start] if copy.start >= 0 else 0, step_of[copy.last] + (not copy.taken)) for copy in kept]
+        wanted = _up_to_wanted(copies)
+        life = [(step_of[copy.start] if copy.start >= 0 else 0, step_of[copy.last] + (not copy.taken)) for copy in wanted]
         away = tuple((end, start) for (_, end), (start, _) in pairwise(life) if end < start)
         cost = costs[tensor]
         if not away and cost == _Cost():
@@ -75,7 +75,7 @@ def evictions_of(problem: RematProblem, sequence: Ints, graph: Graph, written: G
     return tuple(sorted(evictions, key=lambda eviction: (-eviction.tensor.nbytes, eviction.tensor.start)))
 
 
-def peak_place(problem: RematProblem, sequence: Ints) -> int:
+def peak_position(problem: RematProblem, sequence: Ints) -> int:
     """Where in a sequence that node runs first at which its nodes would peak, each run once in the same order; 0 where there are none."""
     seen, firsts = set(), []
     for place, entry in enumerate(sequence.tolist()):

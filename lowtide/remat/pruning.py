@@ -32,18 +32,18 @@ def needed(problem: RematProblem, sequence: Ints, must: Mask) -> Mask:
 def prompt(problem: RematProblem, order: Ints) -> Ints:
     """The order with every run that makes no bytes right after what it waits for: updates free their gradients at once."""
     base = problem.problem
-    place_of = np.full(base.node_count, -1, np.int64)
-    place_of[order] = np.arange(len(order))
-    place_of[order[base.made_bytes[order] == 0]] = -1
-    ready = _ready(place_of, *base.preds, *base.succs)
+    position_of = np.full(base.node_count, -1, np.int64)
+    position_of[order] = np.arange(len(order))
+    position_of[order[base.made_bytes[order] == 0]] = -1
+    ready = _ready(position_of, *base.preds, *base.succs)
     return order[np.lexsort((base.made_bytes[order] == 0, ready[order]))]
 
 
 @kernel
-def _ready(place_of: Any, pred_ptr: Any, _pred_ids: Any, succ_ptr: Any, succ_ids: Any) -> Any:
+def _ready(position_of: Any, pred_ptr: Any, _pred_ids: Any, succ_ptr: Any, succ_ids: Any) -> Any:
     """By node its place, or where it has none, the last place of the nodes before it."""
-    ready, waits, stack, top = place_of.copy(), np.diff(pred_ptr), np.empty(len(place_of), np.int64), 0
-    for node in range(len(place_of)):
+    ready, waits, stack, top = position_of.copy(), np.diff(pred_ptr), np.empty(len(position_of), np.int64), 0
+    for node in range(len(position_of)):
         if waits[node] == 0:
             stack[top] = node
             top += 1
@@ -52,7 +52,7 @@ def _ready(place_of: Any, pred_ptr: Any, _pred_ids: Any, succ_ptr: Any, succ_ids
         node = stack[top]
         for entry in range(succ_ptr[node], succ_ptr[node + 1]):
             after = succ_ids[entry]
-            if place_of[after] < 0:
+            if position_of[after] < 0:
                 ready[after] = max(ready[after], ready[node])
             waits[after] -= 1
             if waits[after] == 0:

@@ -87,11 +87,11 @@ class _Writer:
 
     def enter(self, place: int, entry: int) -> None:
         """Write what one entry of the sequence says."""
-        self.host.place = place
+        self.host.position = place
         try:
             deed, index = self.codes.read(entry)
         except IndexError as error:
-            raise CheckError(f"sequence: at place {place}: {error}") from error
+            raise CheckError(f"sequence: at position {place}: {error}") from error
         if deed is Deed.RUN:
             self.run(index)
         else:
@@ -146,7 +146,9 @@ class _Writer:
         there, base = self.host.copy(storage, "load"), self.host.base(storage, "load")
         self.host.check_settled(storage, "which loads it")
         if storage in self.host.offloadable and storage in self.storage:
-            raise CheckError(f"sequence: expected {storage.name} dropped before place {self.host.place} loads it: it is the caller's own")
+            raise CheckError(
+                f"sequence: expected {storage.name} dropped before position {self.host.position} loads it: it is the caller's own"
+            )
         node = load(there, base.value, self.name(base.value.name, "back"), base.source, self.host.offloaded.get(storage, ()))
         self.append(node)
         self.present[base.value] = node.results[0]
@@ -161,7 +163,7 @@ class _Writer:
         """The present copy of a storage."""
         base = self.host.base(storage, deed)
         if storage not in self.storage:
-            where = f"at place {self.host.place} to {deed} it"
+            where = f"at position {self.host.position} to {deed} it"
             raise CheckError(f"sequence: expected {storage.name} to be there {where}, got {self.host.absence(storage)}")
         return self.present[base.value]
 
@@ -223,28 +225,28 @@ class _Writer:
                 raise CheckError(f"sequence: expected every node, got no {self.described(index)}")
         self.host.check_end(self.storage)
         read = set(outputs)
-        kept = []
+        remaining = []
         for place in reversed(range(len(self.nodes))):
             node = self.nodes[place]
             if not is_view(node) or any(value in read for value in node.results):
                 read.update(node.inputs)
-                kept.append(place)
-        kept.reverse()
-        return self.assembled(kept, outputs)
+                remaining.append(place)
+        remaining.reverse()
+        return self.assembled(remaining, outputs)
 
-    def assembled(self, kept: Sequence[int], outputs: tuple[Value, ...]) -> Rematerialised:
+    def assembled(self, remaining: Sequence[int], outputs: tuple[Value, ...]) -> Rematerialised:
         """The result of the nodes that stay."""
-        new_place = {place: at for at, place in enumerate(kept)}
+        new_place = {place: at for at, place in enumerate(remaining)}
         became: dict[Node, list[Node]] = {node: [] for node in self.graph.nodes}
-        for place in kept:
+        for place in remaining:
             if self.origins[place] >= 0:
                 became[self.graph.nodes[self.origins[place]]].append(self.nodes[place])
         return Rematerialised(
             Rewritten(
-                replace(self.graph, nodes=tuple(self.nodes[place] for place in kept), outputs=outputs),
+                replace(self.graph, nodes=tuple(self.nodes[place] for place in remaining), outputs=outputs),
                 {old: tuple(new) for old, new in became.items() if new != [old]},
             ),
-            tuple(self.origins[place] for place in kept),
+            tuple(self.origins[place] for place in remaining),
             tuple(new_place[place] for place in self.recomputed if place in new_place),
         )
 

@@ -95,9 +95,9 @@ def _look(item: Any, device: torch.device) -> Any:
 def _other_structure(expected: list[str], found: list[str]) -> str:
     """Which leaf is missing or too much, and what was expected and found."""
     missing, new = [where for where in expected if where not in found], [where for where in found if where not in expected]
-    told = [f"{', '.join(_some(names))} {what}" for names, what in ((missing, "is missing"), (new, "was not there")) if names]
+    differences = [f"{', '.join(_some(names))} {what}" for names, what in ((missing, "is missing"), (new, "was not there")) if names]
     wanted, got = ", ".join(_some(expected)) or "nothing", ", ".join(_some(found)) or "nothing"
-    return f"{'; '.join(told) or 'another order'}: expected a batch of {wanted}; got {got}"
+    return f"{'; '.join(differences) or 'another order'}: expected a batch of {wanted}; got {got}"
 
 
 def _some(names: list[str]) -> list[str]:

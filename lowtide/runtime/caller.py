@@ -68,25 +68,25 @@ class View:
 
     def read(self, slot: Slot, constants: Sequence[torch.Tensor] = ()) -> Any:
         """What a slot holds; `constants` are the tensors that the program closes over. Raises StepError if it is gone."""
-        if slot.place == "constant":
+        if slot.table == "constant":
             return constants[int(slot.path[0])]
         try:
-            return _READERS[slot.place](self, slot.path)
+            return _READERS[slot.table](self, slot.path)
         except (KeyError, IndexError, TypeError) as error:
             raise ChangedError(f"{slot} was there when the step was captured and is gone now") from error
 
     def assign(self, slots: Sequence[Slot], items: Sequence[Any]) -> None:
         """Put new optimizer state where the optimizer looks for it, and new buffers and attributes into their modules."""
         for slot, item in zip(slots, items, strict=True):
-            if slot.place == "state":
+            if slot.table == "state":
                 name, key = slot.path
                 self._optimizer.state[self.parameters[str(name)]][key] = item
-            elif slot.place == "group":
+            elif slot.table == "group":
                 index, key = slot.path
                 self._optimizer.param_groups[int(index)][str(key)] = item
             else:
                 module, name = self._owner(slot.path)
-                (module._buffers if slot.place == "buffer" else module.__dict__)[name] = item
+                (module._buffers if slot.table == "buffer" else module.__dict__)[name] = item
 
     @property
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -177,7 +177,7 @@ class InputCheck:
                 self._refuse(slot, f"shared its memory with {self.expected[number][0]} when the step was captured")
 
     def _refuse(self, slot: Slot, why: str) -> NoReturn:
-        raise BatchError(f"{slot} {why}") if slot.place == "batch" else ChangedError(f"{slot} {why}")
+        raise BatchError(f"{slot} {why}") if slot.table == "batch" else ChangedError(f"{slot} {why}")
 
 
 def looks_like(item: torch.Tensor, look: tuple[Any, ...]) -> bool:

@@ -1,6 +1,5 @@
 """The order of execution of least peak memory: `schedule(problem, solver)` with solvers that are values."""
 
-from lowtide.schedule.among import schedule_all
 from lowtide.schedule.auto import AUTO, Auto, schedule
 from lowtide.schedule.base import Anytime, Schedule, Solver, Status, answers
 from lowtide.schedule.beam import Beam
@@ -8,6 +7,7 @@ from lowtide.schedule.best import Best
 from lowtide.schedule.bound import lower_bound_bytes
 from lowtide.schedule.exact.solver import Exact
 from lowtide.schedule.greedy import ProgramOrder, ReadyList, ReversePostOrder
+from lowtide.schedule.race import schedule_all
 from lowtide.schedule.repair import Repair
 
 __all__ = [

@@ -54,13 +54,13 @@ class Line:
         local = np.unique(np.concatenate([outputs.ids, dying]))
         lasting, is_here = self.last_step[local] >= last, self.made_step[local] >= first
         takes = row_entries(problem.takes, nodes)
-        taken, may_take = _places(takes, local)
+        taken, may_take = _positions(takes, local)
         may_take &= self.last_step[takes.ids] < last
         chosen = _chosen(takes, taken, may_take)
         before = row_entries(problem.preds, nodes)
         throughout = int(self.live_bytes[first]) - int(problem.tensor_bytes[local[~is_here]].sum())
         output_place = np.searchsorted(local, problem.take_output[nodes])
-        read = _chosen(reads, *_places(reads, local))
+        read = _chosen(reads, *_positions(reads, local))
         pred = _sorted(_chosen(before, self.step_of[before.ids] - first, self.step_of[before.ids] >= first))
         return OrderProblem(
             names=tuple(problem.names[node] for node in nodes),
@@ -100,7 +100,7 @@ def frozen(array: NDArray[Item]) -> NDArray[Item]:
     return array
 
 
-def _places(rows: Rows, local: Ints) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+def _positions(rows: Rows, local: Ints) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
     """By entry: its place in `local`, which is ascending, and whether it has one."""
     place = np.searchsorted(local, rows.ids)
     return place, np.append(local, np.int32(-1))[place] == rows.ids

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lowtide.base import folders
-from lowtide.base.folders import directory, own_folder, warn_if_not_kept
+from lowtide.base.folders import directory, own_folder, warn_if_not_cached
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="for systems with users")
 
@@ -48,7 +48,7 @@ def test_the_directory_is_the_users_choice(monkeypatch: pytest.MonkeyPatch, tmp_
     assert directory() == tmp_path / "chosen"
     monkeypatch.setenv("LOWTIDE_CACHE", str(_closed(tmp_path / "file")))  # a choice is a choice
     assert directory() == tmp_path / "file" / "below"
-    warn_if_not_kept()
+    warn_if_not_cached()
     assert not (tmp_path / ".cache").exists()  # nothing is made before it is needed
 
 
@@ -63,8 +63,8 @@ def test_without_a_home_it_is_a_folder_of_this_user_alone(place: Path, monkeypat
     assert folder == place / f"lowtide-{os.geteuid()}"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     with pytest.warns(RuntimeWarning, match=r"and .*lowtide-\d+ may be emptied by the system; set LOWTIDE_CACHE"):
-        warn_if_not_kept()
-    warn_if_not_kept()  # a second warning would be an error
+        warn_if_not_cached()
+    warn_if_not_cached()  # a second warning would be an error
 
 
 def _replaced_by_a_link(folder: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_folder_that_others_may_have_written_to_is_not_used(place: Path, monke
     harm(place / f"lowtide-{os.geteuid()}")
     assert directory() is None
     with pytest.warns(RuntimeWarning, match="for other processes: there is no home folder; set LOWTIDE_CACHE"):
-        warn_if_not_kept()
+        warn_if_not_cached()
 
 
 def test_without_a_place_for_temporary_files_there_is_none(monkeypatch: pytest.MonkeyPatch):

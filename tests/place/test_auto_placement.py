@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.place import AUTO, Auto, Status, answers, place
-from lowtide.place.parts import part_of, parts
+from lowtide.place.components import components, subproblem_of
 from lowtide.problems.placement import PlaceProblem
 from tests.placements import least_arena_bytes, meet, problems
 
@@ -39,7 +39,7 @@ def test_answers_never_get_worse(problem: PlaceProblem, capacity_bytes: int | No
 
 @given(problems(max_buffers=8, max_step=12))
 def test_parts_share_no_step_and_hold_all_that_need_bytes(problem: PlaceProblem) -> None:
-    apart = parts(problem)
+    apart = components(problem)
     held = np.concatenate([*apart, []]).astype(int)
     needed = np.flatnonzero((problem.size_bytes > 0) & (problem.start < problem.end))
     assert sorted(held.tolist()) == needed.tolist()
@@ -48,7 +48,7 @@ def test_parts_share_no_step_and_hold_all_that_need_bytes(problem: PlaceProblem)
         for other in needed:
             assert not meet(problem, one, other) or part[one] == part[other]
     for each in apart:
-        assert len(parts(part_of(problem, each))) == 1
+        assert len(components(subproblem_of(problem, each))) == 1
 
 
 def test_hard_parts_are_solved_one_by_one() -> None:

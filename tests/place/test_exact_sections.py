@@ -16,8 +16,8 @@ def row(ptr, ids, at: int) -> list[int]:
 @settings(max_examples=200, deadline=None)
 @given(problems(max_buffers=9))
 def test_buffers_meet_if_they_share_a_section(problem: PlaceProblem) -> None:
-    parts = cut(problem)
-    net, known = parts.net, parts.buffers.tolist()
+    whole = cut(problem)
+    net, known = whole.net, whole.buffers.tolist()
     assert sorted(known) == [each for each in range(problem.buffer_count) if meet(problem, each, each)]
     sections = [set(row(net.member_ptr, net.member_ids, each)) for each in range(len(net.member_ptr) - 1)]
     assert cells(problem) == sum(map(len, sections))
@@ -36,11 +36,11 @@ def test_buffers_meet_if_they_share_a_section(problem: PlaceProblem) -> None:
 @settings(max_examples=100, deadline=None)
 @given(problems(max_buffers=9))
 def test_units_divide_all_that_offsets_are_made_of(problem: PlaceProblem) -> None:
-    parts = cut(problem)
-    fixed = problem.fixed_bytes[parts.buffers]
-    assert not (problem.size_bytes[parts.buffers] % parts.unit_bytes).any()
-    assert not (fixed[fixed != FREE] % parts.unit_bytes).any()
-    aligned = parts.net.align * parts.unit_bytes % problem.align_bytes[parts.buffers]
+    whole = cut(problem)
+    fixed = problem.fixed_bytes[whole.buffers]
+    assert not (problem.size_bytes[whole.buffers] % whole.unit_bytes).any()
+    assert not (fixed[fixed != FREE] % whole.unit_bytes).any()
+    aligned = whole.net.align * whole.unit_bytes % problem.align_bytes[whole.buffers]
     assert not aligned.any()
 
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from lowtide.errors import FormatError
 from lowtide.place import Status, place
+from lowtide.place.components import subproblem_of
 from lowtide.place.greedy import Greedy, Portfolio
-from lowtide.place.parts import part_of
 from lowtide.place.spaces import Space, SpacedPlacement, SpacedProblem, place_in_spaces
 from lowtide.problems.placement import FREE, PlaceProblem
 from lowtide.problems.placement_check import check_placement
@@ -35,7 +35,7 @@ def check(problem: SpacedProblem, found: SpacedPlacement) -> None:
     for index, (each, arena_bytes) in enumerate(zip(problem.spaces, found.arena_bytes, strict=True)):
         here = np.flatnonzero(space == index)
         assert each.capacity_bytes is None or arena_bytes <= each.capacity_bytes
-        check_placement(part_of(problem.buffers, here), [found.offsets[buffer] for buffer in here], arena_bytes)
+        check_placement(subproblem_of(problem.buffers, here), [found.offsets[buffer] for buffer in here], arena_bytes)
     assert all(where in allowed for where, allowed in zip(found.space, problem.allowed, strict=True))
 
 
@@ -59,7 +59,7 @@ def _possible(problem: SpacedProblem) -> bool:
         space = np.array(choice, int)
         fits = (
             each.capacity_bytes is None
-            or least_arena_bytes(part_of(problem.buffers, np.flatnonzero(space == index))) <= each.capacity_bytes
+            or least_arena_bytes(subproblem_of(problem.buffers, np.flatnonzero(space == index))) <= each.capacity_bytes
             for index, each in enumerate(problem.spaces)
         )
         if all(fits):

@@ -41,7 +41,7 @@ def bare_chains(draw):
         handed[first, last] = draw(st.integers(0, 3))
     return Chain(
         option_ptr=np.concatenate([[0], np.cumsum(options)]).astype(np.int64),
-        kept=numbers(total, 8), forward=numbers(total, 9), backward=numbers(total, 9), extra_us=numbers(total, 9).astype(float),
+        checkpoint=numbers(total, 8), forward=numbers(total, 9), backward=numbers(total, 9), extra_us=numbers(total, 9).astype(float),
         again_us=numbers(total, 9).astype(float), inner_us=numbers(total, 9).astype(float), hand_on=numbers(count, 9),
         hand_on_us=numbers(count, 9).astype(float), handed=handed, rest_forward=numbers(count, 3), rest_backward=numbers(count, 3),
         pinned=np.cumsum(np.append(0, numbers(count, 3))),
@@ -60,7 +60,7 @@ def _plans(chain, s, t, held=0):
         at = chain.option_ptr[s] + option
         own_us = chain.extra_us[at] + ((chain.inner_us[at] if s == t else chain.again_us[at]) if again else 0)
         own = held + max(chain.forward[at] + besides(s), chain.backward[at] + chain.rest_backward[s] + sum(pins[:s]))
-        for peak, us, steps in _plans(chain, s + 1, t, held + chain.kept[at]) if s < t else [(0, 0, ())]:
+        for peak, us, steps in _plans(chain, s + 1, t, held + chain.checkpoint[at]) if s < t else [(0, 0, ())]:
             yield max(own, peak), own_us + us, ((FORWARD, s, option), *steps, (BACKWARD, s, option))
     for middle in range(s + 1, t + 1):
         ahead = range(s, middle)

@@ -76,12 +76,12 @@ def test_it_may_go_twice_and_be_written_in_the_end():
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ([0, STORE, 2, 3, 4], "expected w, which place 1 stores, dropped before place 4, which writes it; got no drop"),
-        ([0, STORE, DROP, 2, 3, 4], r"reads \(w\) to be there, got it dropped at place 2"),
+        ([0, STORE, 2, 3, 4], "expected w, which position 1 stores, dropped before position 4, which writes it; got no drop"),
+        ([0, STORE, DROP, 2, 3, 4], r"reads \(w\) to be there, got it dropped at position 2"),
         ([0, STORE, DROP, LOAD, DROP, 2], "expected every node"),
-        ([0, 2, 3, 4, STORE], "expected w not written before it is moved; place 3 writes it, place 4 is to store it"),
-        ([0, STORE, DROP, LOAD, 2, 3, 4, DROP], "expected w not written before it is moved; place 6 writes it, place 7 is to drop it"),
-        ([0, STORE, DROP, LOAD, LOAD, 2, 3, 4], "expected w dropped before place 4 loads it: it is the caller's own"),
+        ([0, 2, 3, 4, STORE], "expected w not written before it is moved; position 3 writes it, position 4 is to store it"),
+        ([0, STORE, DROP, LOAD, 2, 3, 4, DROP], "w not written before it is moved; position 6 writes it, position 7 is to drop it"),
+        ([0, STORE, DROP, LOAD, LOAD, 2, 3, 4], "expected w dropped before position 4 loads it: it is the caller's own"),
     ],
 )  # fmt: skip
 def test_sequences_that_cannot_be_are_refused(entries, message):
@@ -92,7 +92,7 @@ def test_sequences_that_cannot_be_are_refused(entries, message):
 def test_what_is_not_back_in_the_end_is_refused():
     read = Graph((X, W), (FORWARD,), (A,))  # nobody writes it
     codes = Codes(1, 2)
-    with pytest.raises(CheckError, match="expected w, which is the caller's, loaded by the end; got it dropped at place 2"):
+    with pytest.raises(CheckError, match="expected w, which is the caller's, loaded by the end; got it dropped at position 2"):
         rematerialise(read, [0, codes.store(1), codes.drop(1)])
     check_graph(rematerialise(read, [0, codes.store(1), codes.drop(1), codes.load(1)]).graph)
 

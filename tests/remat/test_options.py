@@ -67,13 +67,13 @@ def test_options_come_near_the_true_optimum_of_their_block():
         for block in block_problems(whole, find_blocks(whole, in_order(whole))):
             options, base_us = options_of(block), float(block.problem.cost_us.sum())
             full, beside_bytes = options[0], block.incoming_bytes + block.pinned_bytes
-            limit_bytes = max(full.forward_bytes, full.backward_bytes, full.kept_bytes + beside_bytes)
-            for kept_bytes in range(full.kept_bytes, 0, -3):
-                least = least_us(_with_boundary(block, limit_bytes - kept_bytes - beside_bytes), block.sequence.tolist(), limit_bytes)
+            limit_bytes = max(full.forward_bytes, full.backward_bytes, full.checkpoint_bytes + beside_bytes)
+            for checkpoint_bytes in range(full.checkpoint_bytes, 0, -3):
+                least = least_us(_with_boundary(block, limit_bytes - checkpoint_bytes - beside_bytes), block.sequence.tolist(), limit_bytes)
                 fitting = [
                     base_us + option.extra_us
                     for option in options
-                    if option.kept_bytes <= kept_bytes and max(option.forward_bytes, option.backward_bytes) <= limit_bytes
+                    if option.checkpoint_bytes <= checkpoint_bytes and max(option.forward_bytes, option.backward_bytes) <= limit_bytes
                 ]
                 if least < np.inf:
                     ratios.append(min(fitting, default=np.inf) / least)

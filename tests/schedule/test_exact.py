@@ -67,7 +67,7 @@ def test_walks_agree_with_the_definition_in_both_directions(case: Case) -> None:
     footprint = simulate(problem, [node for node, *_ in steps])
     assert [needed + case.resident_bytes for _, needed, _, _ in steps] == footprint.footprint_bytes.tolist()
     for node, needed, before, after in reversed(steps):
-        assert retreat.place[node] >= 0
+        assert retreat.position[node] >= 0
         assert retreat.registers[LIVE] == after
         assert after + need_bytes(back, retreat, node) == needed
         run(back, retreat, node)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from lowtide.capture.draft import Draft
-from lowtide.capture.fakes import FakeModel, Places
+from lowtide.capture.fakes import FakeModel, ModuleTensors
 from lowtide.capture.sources import is_torchs, is_users, users_line
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
@@ -26,9 +26,9 @@ _OF_FORWARD, _OF_BACKWARD = ("_forward_pre_hooks", "_forward_hooks"), ("_backwar
 
 
 @contextmanager
-def watched_hooks(model: nn.Module, fakes: FakeModel, draft: Draft, places: Places) -> Iterator[None]:
+def watched_hooks(model: nn.Module, fakes: FakeModel, draft: Draft, module_tensors: ModuleTensors) -> Iterator[None]:
     """Hooks of parameters run for their fakes; all hooks are watched. The tables of modules and of torch are as before afterwards."""
-    watch = _Watch(draft, places)
+    watch = _Watch(draft, module_tensors)
     names = (*_OF_FORWARD, *_OF_BACKWARD)
     around_all = [(vars(torch_module)[f"_global{name}"], name) for name in names]
     tables = [*((module.__dict__[name], name) for module in model.modules() for name in names), *around_all]
@@ -48,8 +48,8 @@ def watched_hooks(model: nn.Module, fakes: FakeModel, draft: Draft, places: Plac
 class _Watch:
     """Runs hooks and refuses those whose effect is not to be seen."""
 
-    def __init__(self, draft: Draft, places: Places) -> None:
-        self.draft, self.places = draft, places
+    def __init__(self, draft: Draft, module_tensors: ModuleTensors) -> None:
+        self.draft, self.module_tensors = draft, module_tensors
 
     def of(self, hook: Hook, what: str) -> Hook:
         """The hook, watched; `what` it is a hook on."""
@@ -74,7 +74,7 @@ class _Watch:
     def _seen(self, given: list[torch.Tensor]) -> tuple[Any, ...]:
         """What a graph knows of: the tensors that a hook is given with their versions, the writes, the tensors put into modules."""
         writes = sum(bool(node.writes) for node in self.draft.nodes)
-        return [(id(each), each._version) for each in given], writes, [(slot, id(tensor)) for slot, tensor in self.places.rebound()]
+        return [(id(each), each._version) for each in given], writes, [(slot, id(tensor)) for slot, tensor in self.module_tensors.rebound()]
 
 
 def _tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -57,10 +57,10 @@ class Watch:
         gc.collect()
         if not (alive := self._alive()):
             return
-        told = [f"{_holder(fake)}{self._made_at(alive[address(fake)])}" for fake in _fakes_on(alive)]
+        holding = [f"{_holder(fake)}{self._made_at(alive[address(fake)])}" for fake in _fakes_on(alive)]
         for fake in _fakes_on(alive):
             _take_out(fake)
-        holders = list(dict.fromkeys(told)) or [_NAMELESS]
+        holders = list(dict.fromkeys(holding)) or [_NAMELESS]
         named = [holder for holder in holders if not holder.startswith(_NAMELESS)]
         what_to_do = _WHAT_TO_DO if named else _IN_A_CIRCLE
         raise CaptureError(f"{' and '.join((named or holders)[:3])} still holds what the program computed; {what_to_do}")

@@ -122,12 +122,12 @@ class Reader:
         slot = next((slot for found, slot in zip(draft.inputs, draft.slots, strict=True) if found is value), None)
         if slot is None:
             raise UnreadableError("a number that only the running step knows")
-        if slot.place == "constant":
+        if slot.table == "constant":
             constant = draft.constants[int(slot.path[0])]
             return (Leaf(f"constant {id(constant)}", slot, constant),)
         trained = value.storage.kind not in _BEFORE_THE_STEP and not self._frozen(slot)
-        if trained and slot.place != "parameter":
-            raise UnreadableError(f"{slot}, which the training changes" if slot.place == "state" else str(slot))
+        if trained and slot.table != "parameter":
+            raise UnreadableError(f"{slot}, which the training changes" if slot.table == "state" else str(slot))
         if _has_no_data(self._read(slot)):
             raise UnreadableError(f"{slot}, which has no data here (it lies on the meta device): optimize with an example that has")
         return (Leaf(str(slot), slot, trained=trained),)
@@ -184,15 +184,15 @@ def _refuse_maker(node: Node | None, value: Value) -> None:
 def _refuse_activations(steps: tuple[Step, ...]) -> None:
     """A number that follows from data and from parameters would take the model itself to be known before the step."""
     leaves = [step for step in steps if isinstance(step, Leaf)]
-    parameter = next((leaf for leaf in leaves if leaf.slot.place == "parameter"), None)
+    parameter = next((leaf for leaf in leaves if leaf.slot.table == "parameter"), None)
     data = next((leaf for leaf in leaves if _is_data(leaf, any(each.trained for each in leaves))), None)
     if parameter is not None and data is not None:
-        what = "the batch" if data.slot.place == "batch" else str(data.slot)
+        what = "the batch" if data.slot.table == "batch" else str(data.slot)
         raise UnreadableError(f"{what} and {parameter.slot}: activations are known only when the step runs")
 
 
 def _is_data(leaf: Leaf, beside_trained: bool) -> bool:
     """Whether what follows from this and a parameter is an activation. Beside trained parameters, any tensor of more than one number."""
-    if leaf.slot.place in ("batch", "parameter") or not beside_trained:
-        return leaf.slot.place == "batch"
+    if leaf.slot.table in ("batch", "parameter") or not beside_trained:
+        return leaf.slot.table == "batch"
     return leaf.constant is None or leaf.constant.numel() > 1

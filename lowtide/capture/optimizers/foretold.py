@@ -35,7 +35,7 @@ class Unmade(Unknown):
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Placeholder:
     """Stands in a formula for the thing of this number: first its roots, then what its lines make."""
 
     number: int
@@ -126,17 +126,20 @@ class Foretold:
         """How these follow from the contents of slots. Raises Unknown where one does not."""
         slots = dict(self._inputs())
         needed, roots = self._slice([value for value in wanted if isinstance(value, Value)], slots)
-        place = {value: _Place(number) for number, value in enumerate(roots)}
+        placeholders = {value: _Placeholder(number) for number, value in enumerate(roots)}
         lines: list[_Line] = []
         for node in needed:
-            args, kwargs = _placed(node.args, place), tuple((key, _placed(arg, place)) for key, arg in node.kwargs)
+            args, kwargs = (
+                _with(node.args, placeholders),
+                tuple((key, _with(arg, placeholders)) for key, arg in node.kwargs),
+            )
             for output in node.outputs:
                 if output is not None:
-                    place[output] = _Place(len(roots) + sum(line.outputs for line in lines) + node.outputs.index(output))
-            place.update({after: place[before] for before, after in node.writes})
+                    placeholders[output] = _Placeholder(len(roots) + sum(line.outputs for line in lines) + node.outputs.index(output))
+            placeholders.update({after: placeholders[before] for before, after in node.writes})
             lines.append(_Line(node.op, args, kwargs, len(node.outputs)))
         looks = tuple(_Look(value.dtype, value.shape) for value in roots)
-        return Formula(looks, tuple(lines), tuple(_placed(each, place) for each in wanted)), [(value, slots[value]) for value in roots]
+        return Formula(looks, tuple(lines), tuple(_with(each, placeholders) for each in wanted)), [(value, slots[value]) for value in roots]
 
     def _slice(self, wanted: list[Value], slots: Mapping[Value, Slot]) -> tuple[list[Node], list[Value]]:
         """The nodes that make these values, in their order, and the inputs that those read."""
@@ -152,7 +155,7 @@ class Foretold:
                 if maker not in needed:
                     needed.add(maker)
                     wanted.extend(self._nodes[maker].inputs)
-            elif value in slots and slots[value].place in _KNOWABLE:
+            elif value in slots and slots[value].table in _KNOWABLE:
                 roots[value] = None
             else:
                 raise Unknown
@@ -184,14 +187,14 @@ def _refuse_large(value: Value) -> None:
         raise Unknown
 
 
-def _placed(arg: Any, place: Mapping[Value, _Place]) -> Any:
+def _with(arg: Any, placeholders: Mapping[Value, _Placeholder]) -> Any:
     if isinstance(arg, Value):
-        return place[arg]
-    return tuple(_placed(item, place) for item in arg) if isinstance(arg, tuple) else arg
+        return placeholders[arg]
+    return tuple(_with(item, placeholders) for item in arg) if isinstance(arg, tuple) else arg
 
 
 def _filled(arg: Any, things: Sequence[Any]) -> Any:
-    if isinstance(arg, _Place):
+    if isinstance(arg, _Placeholder):
         return things[arg.number]
     if isinstance(arg, Atom):
         return torch.device(arg.name) if arg.kind == "device" else getattr(_ATOMS[arg.kind], arg.name)

@@ -178,7 +178,7 @@ class Scalars:
     def _counts(self, number: Traced) -> bool:
         """Whether a number rests on a state tensor, such as a step count: frozen, the program would be right for one step."""
         _, roots = self._foretold.formula((number.value,))
-        return any(slot.place == "state" and value.dtype != "scalar" for value, slot in roots)
+        return any(slot.table == "state" and value.dtype != "scalar" for value, slot in roots)
 
     def _branch(self, left: Value, compare: str, right: Arg, outcome: bool) -> None:
         formula, roots = self._foretold.formula((left, right))

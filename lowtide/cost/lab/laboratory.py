@@ -216,5 +216,5 @@ def device_of(node: Node) -> str:
     values = (*(value for value in node.results if value.dtype != "scalar"), *(value for value in node.inputs if value.dtype != "scalar"))
     if values:
         return values[0].storage.device
-    told = [arg.name for arg in (*node.args, *(arg for _, arg in node.kwargs)) if isinstance(arg, Atom) and arg.kind == "device"]
-    return told[0] if told else "cpu"
+    devices = [arg.name for arg in (*node.args, *(arg for _, arg in node.kwargs)) if isinstance(arg, Atom) and arg.kind == "device"]
+    return devices[0] if devices else "cpu"

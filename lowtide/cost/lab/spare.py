@@ -16,7 +16,7 @@ from lowtide.cost.lab.apart import Apart
 IDLE_S = 20.0  # it holds some hundred MiB meanwhile
 
 _lock = threading.Lock()
-_kept: list[tuple[Apart, tuple[int, tuple[str, ...]]]] = []  # at most one, and the state that it was started from
+_idle: list[tuple[Apart, tuple[int, tuple[str, ...]]]] = []  # at most one, and the state that it was started from
 _timers: list[threading.Timer] = []
 
 
@@ -43,12 +43,12 @@ def _swap(process: Apart | None) -> tuple[Apart | None, tuple[int, tuple[str, ..
     """Keep this process, or none; what was kept before."""
     state = _state()
     with _lock:
-        before = _kept.pop() if _kept else (None, state)
+        before = _idle.pop() if _idle else (None, state)
         for timer in _timers:
             timer.cancel()
         _timers.clear()
         if process is not None:
-            _kept.append((process, state))
+            _idle.append((process, state))
             _timers.append(timer := threading.Timer(IDLE_S, end))
             timer.daemon = True
             with contextlib.suppress(RuntimeError):  # there is no thread to be had: it ends with this process

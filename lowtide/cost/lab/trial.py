@@ -25,8 +25,8 @@ from lowtide.cost.profiler import device_name, measure_memory_of_each
 
 _LACKING = ("not enough memory", "Cannot allocate memory")
 _CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-_CACHES_WHERE_UNTOLD_BYTES = 32 * 2**20
-_FREE_WHERE_UNTOLD_BYTES = 4 * 2**30  # systems without /proc/meminfo
+_CACHES_WHERE_UNKNOWN_BYTES = 32 * 2**20
+_FREE_WHERE_UNKNOWN_BYTES = 4 * 2**30  # systems without /proc/meminfo
 
 
 def take_level(recipe: dict[str, Any], device: str, gradients: bool) -> dict[str, Any]:
@@ -174,8 +174,8 @@ def free_bytes(device: str) -> int:
     if on_gpu(device):
         return torch.cuda.mem_get_info(device)[0]
     info = Path("/proc/meminfo")
-    told = re.search(r"MemAvailable:\s*(\d+) kB", info.read_text()) if info.exists() else None
-    return int(told[1]) * 1024 if told else _FREE_WHERE_UNTOLD_BYTES
+    found = re.search(r"MemAvailable:\s*(\d+) kB", info.read_text()) if info.exists() else None
+    return int(found[1]) * 1024 if found else _FREE_WHERE_UNKNOWN_BYTES
 
 
 def once_ns(call: Callable[[], Any], device: str) -> int:
@@ -217,5 +217,5 @@ def _caches_bytes(device: str) -> int:
     """The size of the largest cache; a guess where the system does not tell."""
     if on_gpu(device):
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    told = [re.fullmatch(r"(\d+)K", path.read_text().strip()) for path in _CPU_CACHES.glob("index*/size")]
-    return max((int(size[1]) * 1024 for size in told if size is not None), default=_CACHES_WHERE_UNTOLD_BYTES)
+    found = [re.fullmatch(r"(\d+)K", path.read_text().strip()) for path in _CPU_CACHES.glob("index*/size")]
+    return max((int(size[1]) * 1024 for size in found if size is not None), default=_CACHES_WHERE_UNKNOWN_BYTES)

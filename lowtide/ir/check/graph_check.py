@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from lowtide.ir.check.host import check_host_copies
 from lowtide.ir.check.reuse import check_reuses
-from lowtide.ir.check.verdict import Place, Verdict, refuse
+from lowtide.ir.check.verdict import Verdict, Where, refuse
 from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.operators.names import LOAD
 from lowtide.ir.operators.table import row_of
@@ -33,7 +33,7 @@ def check_graph(graph: Graph) -> None:
         _check_one(current, within)
         for index, node in enumerate(current.nodes):
             if node.body is not None:
-                pending.append((node.body, f", in the body of {Place(index, node, within)}"))
+                pending.append((node.body, f", in the body of {Where(index, node, within)}"))
 
 
 def check_order(graph: Graph, order: Sequence[int]) -> None:
@@ -46,7 +46,7 @@ def check_order(graph: Graph, order: Sequence[int]) -> None:
     machine = _Machine.of(graph)
     for step, index in enumerate(order):
         node = graph.nodes[index]
-        machine.run(node, Place(index, node, f", at step {step}"), _IN_ORDER)
+        machine.run(node, Where(index, node, f", at step {step}"), _IN_ORDER)
 
 
 def _strays(order: Sequence[int], count: int) -> str:
@@ -83,7 +83,7 @@ class _Machine:
     def of(cls, graph: Graph) -> _Machine:
         return cls(set(graph.inputs), {value.storage: value.version for value in graph.inputs})
 
-    def run(self, node: Node, where: Place, say: _Sentences) -> None:
+    def run(self, node: Node, where: Where, say: _Sentences) -> None:
         """Run a node, or say why it cannot run now."""
         for value in _touched(node):
             if value not in self.made:
@@ -115,7 +115,7 @@ def _check_one(graph: Graph, within: str) -> None:
     owned = {value.storage for value in (*graph.inputs, *made) if value.storage.kind.caller_owned}
     machine = _Machine.of(graph)
     for index, node in enumerate(graph.nodes):
-        where = Place(index, node, within)
+        where = Where(index, node, within)
         _check_edges(node, inside, machine.done, where)
         _check_writes(node, owned, where)
         existing = {value.storage for value in node.outputs if value is not None and value.storage in machine.version}
@@ -140,13 +140,13 @@ def _check_names(graph: Graph, within: str) -> None:
         values[value.name] = value
 
 
-def _made(graph: Graph, within: str) -> Iterator[tuple[Value, Place | str]]:
+def _made(graph: Graph, within: str) -> Iterator[tuple[Value, Where | str]]:
     """Every value, and what makes it."""
     for value in graph.inputs:
         yield value, f"the graph's head{within}"
     for index, node in enumerate(graph.nodes):
         for value in node.results:
-            yield value, Place(index, node, within)
+            yield value, Where(index, node, within)
 
 
 def _check_inputs(graph: Graph, within: str) -> None:
@@ -157,7 +157,7 @@ def _check_inputs(graph: Graph, within: str) -> None:
             refuse(Verdict.INPUT_VERSIONS, f"input {value.name}{within} is of version {value.version}, not {version[value.storage]}")
 
 
-def _check_edges(node: Node, inside: set[Node], done: set[Node], where: Place) -> None:
+def _check_edges(node: Node, inside: set[Node], done: set[Node], where: Where) -> None:
     """What a node says about other nodes and about its inputs."""
     if node in done:
         refuse(Verdict.NODE_TWICE, where)
@@ -169,7 +169,7 @@ def _check_edges(node: Node, inside: set[Node], done: set[Node], where: Place) -
             refuse(Verdict.INPLACE_NOT_READ, f"{where} may take over {value.name}")
 
 
-def _check_writes(node: Node, owned: set[Storage], where: Place) -> None:
+def _check_writes(node: Node, owned: set[Storage], where: Where) -> None:
     """A write makes the next version, one version only, of a storage of the caller's."""
     stepped: set[Storage] = set()
     for before, after in node.writes:
@@ -185,7 +185,7 @@ def _fields(value: Value) -> tuple[object, ...]:
     return value.storage, value.dtype, value.shape, value.stride, value.offset, value.version
 
 
-def _check_outputs(node: Node, existing: set[Storage], version: Mapping[Storage, int], where: Place) -> None:
+def _check_outputs(node: Node, existing: set[Storage], version: Mapping[Storage, int], where: Where) -> None:
     """What a node returns lies on storages that it makes, at version 0, or views storages that it reads or writes, as they are now."""
     for value in node.outputs:
         if value is None:
@@ -202,7 +202,7 @@ def _check_outputs(node: Node, existing: set[Storage], version: Mapping[Storage,
             refuse(Verdict.OTHER_VERSION, f"{where} makes {value.name}, version {value.version}; now at {version[value.storage]}")
 
 
-def _check_layout(value: Value, where: Place | str) -> None:
+def _check_layout(value: Value, where: Where | str) -> None:
     """A value lies within its storage, as far as the sizes are known."""
     if value.dtype not in ITEM_BYTES:
         refuse(Verdict.UNKNOWN_DTYPE, f"{where} makes {value.name} of dtype {value.dtype!r}; known are {', '.join(ITEM_BYTES)}")

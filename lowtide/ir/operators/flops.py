@@ -38,11 +38,11 @@ def convolution_backward(transposed: int) -> Count:
 
 def attention(node: Node) -> int:
     """Two products of matrices for each head: `q k^T` and `p v`."""
-    query, key, value = (shape_of(node, place) for place in (0, 1, 2))
+    query, key, value = (shape_of(node, position) for position in (0, 1, 2))
     return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def attention_backward(node: Node) -> int:
     """`q k^T` once more, and the gradients of p, v, q and k: five products."""
-    query, key, value = (shape_of(node, place) for place in (1, 2, 3))
+    query, key, value = (shape_of(node, position) for position in (1, 2, 3))
     return 2 * prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])

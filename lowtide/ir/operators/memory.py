@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowtide.ir.operators.moved import index_put, into_places, likelihood, lookup
+from lowtide.ir.operators.moved import index_put, into_positions, likelihood, lookup
 from lowtide.ir.operators.row import Fake, Operator
 
 _VIEWS = (
@@ -33,8 +33,8 @@ ROWS = (
     *(Operator(name=f"aten.{name}", moved_bytes=lookup) for name in ("embedding", "index", "index_select", "gather", "take")),
     *(Operator(name=f"aten.{name}", moved_bytes=likelihood) for name in ("nll_loss_forward", "nll_loss2d_forward")),
     Operator(name="aten.index_put_", moved_bytes=index_put),
-    Operator(name="aten.scatter_", moved_bytes=into_places(2, 3)),
-    Operator(name="aten.scatter_add_", moved_bytes=into_places(2, 3, adds=True)),
-    Operator(name="aten.index_copy_", moved_bytes=into_places(2, 3)),
-    Operator(name="aten.index_add_", moved_bytes=into_places(2, 3, adds=True)),
+    Operator(name="aten.scatter_", moved_bytes=into_positions(2, 3)),
+    Operator(name="aten.scatter_add_", moved_bytes=into_positions(2, 3, adds=True)),
+    Operator(name="aten.index_copy_", moved_bytes=into_positions(2, 3)),
+    Operator(name="aten.index_add_", moved_bytes=into_positions(2, 3, adds=True)),
 )

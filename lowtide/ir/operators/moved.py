@@ -22,23 +22,23 @@ def likelihood(node: Node) -> int:
     return read_bytes(node, (0,)) + prod(ints(node, targets)) * ITEM_BYTES[scores.dtype] + bytes_of(node.results)
 
 
-def into_places(index: int, source: int, *, adds: bool = False) -> Count:
+def into_positions(index: int, source: int, *, adds: bool = False) -> Count:
     """Elements of what the caller owns are written over, or added to, where an index says; the rest of it is not touched."""
-    return lambda node: _into_places(node, index, source, adds)
+    return lambda node: _into_positions(node, index, source, adds)
 
 
 def index_put(node: Node) -> int:
-    """As `into_places`; whether it adds is an argument."""
-    return _into_places(node, 1, 2, len(node.args) > 3 and bool(node.args[3]))
+    """As `into_positions`; whether it adds is an argument."""
+    return _into_positions(node, 1, 2, len(node.args) > 3 and bool(node.args[3]))
 
 
 def convolution_gradients(node: Node) -> int:
     """The weight is read for the gradient of the input, the input for that of the weight."""
-    unread = [place for place, output in ((2, node.outputs[0]), (1, node.outputs[1])) if output is None]
+    unread = [position for position, output in ((2, node.outputs[0]), (1, node.outputs[1])) if output is None]
     return read_bytes(node, unread) + bytes_of(node.results)
 
 
-def _into_places(node: Node, index: int, source: int, adds: bool) -> int:
+def _into_positions(node: Node, index: int, source: int, adds: bool) -> int:
     given = node.args[source]
     written = given if isinstance(given, Value) else node.args[index]  # a number goes wherever the index points
     written_bytes = prod(ints(node, written)) * ITEM_BYTES[node.writes[0][0].dtype]

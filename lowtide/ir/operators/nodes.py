@@ -68,9 +68,9 @@ def repeatable(node: Node) -> Node | None:
     if not node.writes:
         return node
     statistics = row_of(node.op).statistics
-    places = statistics.positions if statistics is not None and statistics.optional else ()
-    left_out = {node.args[place] for place in places}
-    args = tuple(None if place in places else arg for place, arg in enumerate(node.args))
+    positions = statistics.positions if statistics is not None and statistics.optional else ()
+    left_out = {node.args[position] for position in positions}
+    args = tuple(None if position in positions else arg for position, arg in enumerate(node.args))
     if {before for before, _ in node.writes} - left_out or _dtypes(left_out) - _dtypes(args):
         return None
     return replace(node, args=args, writes=())

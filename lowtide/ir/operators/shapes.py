@@ -11,14 +11,14 @@ from lowtide.ir.graph import Arg, Node, Value, values_of
 from lowtide.ir.sizes import ITEM_BYTES, Size
 
 
-def shape_of(node: Node, place: int) -> tuple[int, ...]:
+def shape_of(node: Node, position: int) -> tuple[int, ...]:
     """The shape of the argument at a position. Raises CheckError unless that is a tensor."""
-    return ints(node, node.args[place] if place < len(node.args) else None)
+    return ints(node, node.args[position] if position < len(node.args) else None)
 
 
-def made_shape(node: Node, place: int) -> tuple[int, ...]:
+def made_shape(node: Node, position: int) -> tuple[int, ...]:
     """The shape of a result. Raises CheckError where it does not exist."""
-    return ints(node, node.outputs[place])
+    return ints(node, node.outputs[position])
 
 
 def ints(node: Node, value: Arg) -> tuple[int, ...]:
@@ -35,7 +35,7 @@ def bytes_of(values: Iterable[Value]) -> int:
 
 def read_bytes(node: Node, unread: Container[int]) -> int:
     """The bytes of all arguments but those at the positions `unread`, each once."""
-    args = tuple(arg for place, arg in enumerate(node.args) if place not in unread)
+    args = tuple(arg for position, arg in enumerate(node.args) if position not in unread)
     return bytes_of(dict.fromkeys(values_of((*args, *(arg for _, arg in node.kwargs)))))
 
 

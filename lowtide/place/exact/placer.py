@@ -32,7 +32,7 @@ class Exact:
 
     Each technique may be turned off: answers stay right, and take longer. `canonical`: a buffer lies at its floor or rests on another,
     nowhere between. `inference`: sections must have room for all that is not placed. `lifting`: a buffer that cannot lie at its floor
-    rises at once. `decomposition`: parts that share no section are solved one by one. `dynamic`: it branches where there are fewest
+    rises at once. `decomposition`: components that share no section are solved one by one. `dynamic`: it branches where there are fewest
     cases, otherwise at the lowest floor. `symmetry`: of buffers that are alike the first lies lowest. `memory`: what failed once is not
     tried again. `restarts`: it starts anew with other orders of trying, each time for longer.
     """
@@ -92,14 +92,14 @@ class _Hunt:
 
     def __init__(self, problem: PlaceProblem, solver: Exact, best: Placement, capacity_bytes: int | None) -> None:
         self.problem, self.solver, self.best, self.capacity_bytes = problem, solver, best, capacity_bytes
-        self.parts = cut(problem)
+        self.cut = cut(problem)
         self.switches = Switches(**{each.name: getattr(solver, each.name) for each in fields(Switches)})
         self.question: Question | None = None
         self.quota = _QUOTA
         self.hard: dict[int, Question] = {}  # by capacity
         self.nodes = self.questions = 0
-        if self.parts.idle_bytes > best.lower_bound_bytes:
-            self._learn(best.offsets, self.parts.idle_bytes)
+        if self.cut.idle_bytes > best.lower_bound_bytes:
+            self._learn(best.offsets, self.cut.idle_bytes)
 
     @property
     def stats(self) -> dict[str, int]:
@@ -123,9 +123,9 @@ class _Hunt:
 
     def _note(self, question: Question, found: bool) -> None:
         if found:
-            self._learn(self.parts.offsets(self.problem, question.floor), self.best.lower_bound_bytes)
+            self._learn(self.cut.offsets(self.problem, question.floor), self.best.lower_bound_bytes)
         else:
-            self._learn(self.best.offsets, (question.capacity + 1) * self.parts.unit_bytes)
+            self._learn(self.best.offsets, (question.capacity + 1) * self.cut.unit_bytes)
 
     def _learn(self, offsets: ArrayLike, bound_bytes: int) -> None:
         self.best = placed(
@@ -133,7 +133,7 @@ class _Hunt:
         )  # fmt: skip
 
     def _next(self) -> Question:
-        unit = self.parts.unit_bytes
+        unit = self.cut.unit_bytes
         if self.capacity_bytes is not None:
             return self._new(self.capacity_bytes // unit)
         low, high = -(-self.best.lower_bound_bytes // unit), (self.best.arena_bytes - 1) // unit
@@ -150,4 +150,4 @@ class _Hunt:
 
     def _new(self, capacity: int) -> Question:
         self.questions += 1
-        return Question(self.parts, self.switches, capacity)
+        return Question(self.cut, self.switches, capacity)

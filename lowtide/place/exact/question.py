@@ -53,11 +53,11 @@ class Switches:
 class Question:
     """Whether a problem fits within `capacity` units."""
 
-    def __init__(self, parts: Cut, switches: Switches, capacity: int) -> None:
-        self.net, self.switches, self.capacity = parts.net, switches, capacity
+    def __init__(self, cut: Cut, switches: Switches, capacity: int) -> None:
+        self.net, self.switches, self.capacity = cut.net, switches, capacity
         self.seen: Seen = new_seen(_SLOTS)
-        self.ranks = {way: _rank(parts.net, way.rank) for way in WAYS}
-        self.fresh = walk_of(parts.net)
+        self.ranks = {way: _rank(cut.net, way.rank) for way in WAYS}
+        self.fresh = walk_of(cut.net)
         self.weight: dict[Way, NDArray[np.float64]] = {}  # of sections, as each way has learned it
         self.way = WAYS[0]
         self.runs = self.done_nodes = 0

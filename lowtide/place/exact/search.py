@@ -1,7 +1,7 @@
 """The question behind the exact placer: is there a placement within a capacity?
 
-Depth first. Where the buffers not placed fall apart into parts that share no section, the parts are searched one after the other, the one
-with the fewest buffers first; a part that fails takes the search back to the branching that made it, past all the parts solved since.
+Depth first. Where the buffers not placed fall apart into components that share no section, these are searched one after the other, the one
+with the fewest buffers first; a component that fails takes the search back to the branching that made it, past all those solved since.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from lowtide.place.exact.sections import Net
 from lowtide.place.exact.seen import Seen, is_seen, see, state_of
 
 YES, NO, PAUSED, FULL = range(4)  # what `search` came back with; FULL: the stack, the trail or the table wants more room
-DEPTH, ENTERING, PART, PARTS, NODES, FAILURES = range(6)  # registers of a search
-_FROM, _TO, _MADE_AT, _NEXT = range(4)  # columns of a part
+DEPTH, ENTERING, COMPONENT, COMPONENTS, NODES, FAILURES = range(6)  # registers of a search
+_FROM, _TO, _MADE_AT, _NEXT = range(4)  # columns of a component
 _OWN, _PARTS, _MARK, _CASES, _TRIED, _SECTION = range(6)  # columns of a branching
 
 
 class Stack(NamedTuple):
-    """Branchings from the start to where a search stands, and the parts still to be solved."""
+    """Branchings from the start to where a search stands, and the components still to be solved."""
 
-    branching: Any  # [depth, 6] its part, parts and trail when it was made, the end of its cases, those not yet tried, its section
-    state: Any  # [depth, 2] what its part is known by
+    branching: Any  # [depth, 6] its component, all and the trail when it was made, the end of its cases, those not yet tried, its section
+    state: Any  # [depth, 2] what its component is known by
     case: Any  # [c] cases of all branchings, one after the other
-    part: Any  # [p, 4] its sections [left, right), the branching that made it, the part to solve next or -1
+    component: Any  # [p, 4] its sections [left, right), the branching that made it, the component to solve next or -1
     registers: Any  # [6] int64: see DEPTH, ...
 
 
 def new_stack(net: Net) -> Stack:
-    """A search that has not begun: all sections are one part."""
+    """A search that has not begun: all sections are one component."""
     n, m = len(net.size), len(net.member_ptr) - 1
     stack = Stack(
         np.zeros((n + 8, 6), np.int64), np.zeros((n + 8, 2), np.uint64), np.zeros(4 * n + 8, np.int64),
         np.zeros((2 * (n + m) + 8, 4), np.int64), np.zeros(6, np.int64),
     )  # fmt: skip
-    stack.part[0] = 0, m, -1, -1
-    stack.registers[ENTERING] = stack.registers[PARTS] = 1
+    stack.component[0] = 0, m, -1, -1
+    stack.registers[ENTERING] = stack.registers[COMPONENTS] = 1
     return stack
 
 
 def grown(walk: Walk, stack: Stack) -> tuple[Walk, Stack]:
     """The same search with twice the room."""
-    room = {name: _doubled(getattr(stack, name)) for name in ("branching", "state", "case", "part")}
+    room = {name: _doubled(getattr(stack, name)) for name in ("branching", "state", "case", "component")}
     return walk._replace(trail=_doubled(walk.trail)), stack._replace(**room)
 
 
@@ -70,20 +70,20 @@ def search(net: Net, walk: Walk, stack: Stack, seen: Seen, rules: Rules, capacit
             if registers[NODES] >= nodes:
                 return PAUSED
             entered = _enter(net, walk, stack, seen, rules, capacity)
-            if not entered and not _go_back(net, walk, stack, stack.part[registers[PART], _MADE_AT]):
+            if not entered and not _go_back(net, walk, stack, stack.component[registers[COMPONENT], _MADE_AT]):
                 return NO
         depth = registers[DEPTH]
         branching = stack.branching[depth]
         if branching[_TRIED] == _first_case(stack, depth):
             if rules.memory:
                 see(seen, stack.state[depth, 0], stack.state[depth, 1])
-            if not _go_back(net, walk, stack, stack.part[branching[_OWN], _MADE_AT]):
+            if not _go_back(net, walk, stack, stack.component[branching[_OWN], _MADE_AT]):
                 return NO
             continue
         take_back(net, walk, branching[_MARK])
         if not _try(net, walk, stack, rules, capacity):
             registers[FAILURES] += 1
-        elif not _next_part(net, walk, stack, rules):
+        elif not _next_component(net, walk, stack, rules):
             return YES
 
 
@@ -93,7 +93,7 @@ def _is_full(net: Net, walk: Walk, stack: Stack) -> Any:
     n, m, depth = len(net.size), len(net.member_ptr) - 1, stack.registers[DEPTH]
     if depth + 2 > len(stack.branching) or walk.registers[TRAIL] + 4 * n + 8 > len(walk.trail):
         return True
-    return _first_case(stack, depth) + n + 1 > len(stack.case) or stack.registers[PARTS] + m + 1 > len(stack.part)
+    return _first_case(stack, depth) + n + 1 > len(stack.case) or stack.registers[COMPONENTS] + m + 1 > len(stack.component)
 
 
 @kernel
@@ -103,7 +103,7 @@ def _first_case(stack: Stack, depth: Any) -> Any:
 
 @kernel
 def _go_back(net: Net, walk: Walk, stack: Stack, depth: Any) -> Any:
-    """To the branching that made a part which failed; False where there is none, and the whole problem failed."""
+    """To the branching that made a component which failed; False where there is none, and the whole problem failed."""
     if depth < 0:
         return False
     stack.registers[DEPTH] = depth
@@ -113,13 +113,13 @@ def _go_back(net: Net, walk: Walk, stack: Stack, depth: Any) -> Any:
 
 @kernel
 def _enter(net: Net, walk: Walk, stack: Stack, seen: Seen, rules: Rules, capacity: Any) -> Any:
-    """Makes a branching of the part whose turn it is; False where it is dead."""
+    """Makes a branching of the component whose turn it is; False where it is dead."""
     registers = stack.registers
     registers[NODES] += 1
     registers[ENTERING] = 0
-    depth, own = registers[DEPTH], registers[PART]
-    left, right = stack.part[own, _FROM], stack.part[own, _TO]
-    if stack.part[own, _MADE_AT] < 0:  # the whole problem, of which nothing is known yet
+    depth, own = registers[DEPTH], registers[COMPONENT]
+    left, right = stack.component[own, _FROM], stack.component[own, _TO]
+    if stack.component[own, _MADE_AT] < 0:  # the whole problem, of which nothing is known yet
         walk.registers[LEFT], walk.registers[RIGHT] = left, right
         if not fits(net, walk, rules, capacity, left, right):
             return False
@@ -135,7 +135,7 @@ def _enter(net: Net, walk: Walk, stack: Stack, seen: Seen, rules: Rules, capacit
     begin = _first_case(stack, depth)
     end = begin + candidates(net, walk, rules, section, none, stack.case[begin:])
     branching = stack.branching[depth]
-    branching[_OWN], branching[_PARTS], branching[_MARK] = own, registers[PARTS], walk.registers[TRAIL]
+    branching[_OWN], branching[_PARTS], branching[_MARK] = own, registers[COMPONENTS], walk.registers[TRAIL]
     branching[_CASES], branching[_TRIED], branching[_SECTION] = end, end, section
     return True
 
@@ -144,7 +144,7 @@ def _enter(net: Net, walk: Walk, stack: Stack, seen: Seen, rules: Rules, capacit
 def _try(net: Net, walk: Walk, stack: Stack, rules: Rules, capacity: Any) -> Any:
     """Takes the next case of the branching on top; False where it fails at once."""
     branching = stack.branching[stack.registers[DEPTH]]
-    stack.registers[PARTS] = branching[_PARTS]
+    stack.registers[COMPONENTS] = branching[_PARTS]
     branching[_TRIED] -= 1
     quiet(walk)
     case = stack.case[branching[_TRIED]]
@@ -153,31 +153,31 @@ def _try(net: Net, walk: Walk, stack: Stack, rules: Rules, capacity: Any) -> Any
     else:
         put_none(net, walk, rules, branching[_SECTION])
     own = branching[_OWN]
-    return fits(net, walk, rules, capacity, stack.part[own, _FROM], stack.part[own, _TO])
+    return fits(net, walk, rules, capacity, stack.component[own, _FROM], stack.component[own, _TO])
 
 
 @kernel
-def _next_part(net: Net, walk: Walk, stack: Stack, rules: Rules) -> Any:
-    """Splits what is left of the part on top, and turns to the first part to be solved; False where none is left."""
+def _next_component(net: Net, walk: Walk, stack: Stack, rules: Rules) -> Any:
+    """Splits what is left of the component on top, and turns to the first component to be solved; False where none is left."""
     registers = stack.registers
-    depth, top = registers[DEPTH], registers[PARTS]
+    depth, top = registers[DEPTH], registers[COMPONENTS]
     own = stack.branching[depth, _OWN]
-    end = _split(net, walk, stack, rules, stack.part[own, _FROM], stack.part[own, _TO])
-    turn = stack.part[own, _NEXT]
-    for part in range(top, end):  # the last is solved first
-        stack.part[part, _MADE_AT], stack.part[part, _NEXT] = depth, turn
-        turn = part
-    registers[PARTS] = end
+    end = _split(net, walk, stack, rules, stack.component[own, _FROM], stack.component[own, _TO])
+    turn = stack.component[own, _NEXT]
+    for component in range(top, end):  # the last is solved first
+        stack.component[component, _MADE_AT], stack.component[component, _NEXT] = depth, turn
+        turn = component
+    registers[COMPONENTS] = end
     if turn < 0:
         return False
-    registers[PART], registers[DEPTH], registers[ENTERING] = turn, depth + 1, 1
+    registers[COMPONENT], registers[DEPTH], registers[ENTERING] = turn, depth + 1, 1
     return True
 
 
 @kernel
 def _split(net: Net, walk: Walk, stack: Stack, rules: Rules, left: Any, right: Any) -> Any:
-    """Writes the parts that `[left, right)` falls into after the others, those of most buffers first; returns where they end."""
-    begin = top = stack.registers[PARTS]
+    """Writes the components that `[left, right)` falls into after the others, those of most buffers first; returns where they end."""
+    begin = top = stack.registers[COMPONENTS]
     start = -1
     for section in range(left, right + 1):
         ends = section == right or walk.count[section] == 0
@@ -202,7 +202,7 @@ def _is_crossed(net: Net, walk: Walk, section: Any) -> Any:
 @kernel
 def _insert(net: Net, stack: Stack, begin: Any, place: Any, left: Any, right: Any) -> None:
     buffers = net.first[right] - net.first[left]
-    while place > begin and net.first[stack.part[place - 1, _TO]] - net.first[stack.part[place - 1, _FROM]] < buffers:
-        stack.part[place, _FROM], stack.part[place, _TO] = stack.part[place - 1, _FROM], stack.part[place - 1, _TO]
+    while place > begin and net.first[stack.component[place - 1, _TO]] - net.first[stack.component[place - 1, _FROM]] < buffers:
+        stack.component[place, _FROM], stack.component[place, _TO] = stack.component[place - 1, _FROM], stack.component[place - 1, _TO]
         place -= 1
-    stack.part[place, _FROM], stack.part[place, _TO] = left, right
+    stack.component[place, _FROM], stack.component[place, _TO] = left, right

@@ -1,7 +1,7 @@
-"""What the exact placer knows to fail: parts of a problem, each with the floors of the buffers not placed in it.
+"""What the exact placer knows to fail: components of a problem, each with the floors of the buffers not placed in it.
 
-Whether a part fits within a capacity depends on nothing else; so what failed once fails again, however it is come by, and under every
-smaller capacity too. A part is known by 128 bits, sums over its buffers.
+Whether a component fits within a capacity depends on nothing else; so what failed once fails again, however it is come by, and under every
+smaller capacity too. A component is known by 128 bits, sums over its buffers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def new_seen(slots: int) -> Seen:
 
 @kernel
 def state_of(net: Net, walk: Walk, left: Any, right: Any) -> Any:
-    """Two words for the part of sections `[left, right)`."""
+    """Two words for the component of sections `[left, right)`."""
     one, two = np.uint64(left), np.uint64(right)
     for buffer in range(net.first[left], net.first[right]):
         if not walk.placed[buffer]:

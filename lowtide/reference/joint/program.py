@@ -94,7 +94,7 @@ class Program:
         self.plan, self.tensors = plan, plan.tensors.all
         self.n = len(plan.spans.asap)
         self.runs = [self._span(plan.spans.runs(node)) for node in range(self.n)]  # C, one for all that a node makes: (5)
-        self.kept = [self._span(plan.spans.preserved(each)) for each in self.tensors]  # P
+        self.preserved = [self._span(plan.spans.preserved(each)) for each in self.tensors]  # P
         self.takes = {taking: [self._span(plan.spans.runs(taking.node)) for _ in taking.candidates] for taking in plan.tensors.takings}
         self.peak = self.program.add_integer_variable(lb=plan.least_units, ub=plan.most_units)
         self._order()
@@ -158,20 +158,20 @@ class Program:
             self._add((term for run in self.runs for term in run.at(step)), 1, 1)
 
     def _life(self, number: int, tensor: Tensor) -> None:
-        kept, made = self.kept[number], self.runs[tensor.node] if tensor.node >= 0 else Span(range(0), [])
+        preserved, made = self.preserved[number], self.runs[tensor.node] if tensor.node >= 0 else Span(range(0), [])
         sure = self.plan.spans.surely_preserved(tensor)
-        for step, now in kept.items():
+        for step, now in preserved.items():
             if step in sure:
                 now.lower_bound = 1.0  # (12)
             if tensor.node >= 0:
                 self._add([(now, 1), *made.at(step)], -math.inf, 1)  # (1)
             if step > 0 or tensor.node >= 0:
-                self._add([(now, 1), *kept.at(step - 1, -1), *made.at(step - 1, -1)], -math.inf, 0)  # (2)
+                self._add([(now, 1), *preserved.at(step - 1, -1), *made.at(step - 1, -1)], -math.inf, 0)  # (2)
         for sink in tensor.sinks:
             for step, run in self.runs[sink].items():
-                self._add([(run, 1), *kept.at(step, -1)], -math.inf, 0)  # (4)
+                self._add([(run, 1), *preserved.at(step, -1)], -math.inf, 0)  # (4)
         if tensor.kept:
-            self._add([*kept.at(self.n - 1), *made.at(self.n - 1)], 1, 1)
+            self._add([*preserved.at(self.n - 1), *made.at(self.n - 1)], 1, 1)
 
     def _taking(self, taking: Taking, takes: Sequence[Span]) -> None:
         """Where the node runs, it takes over from the first candidate that is not preserved at the next step, and from no other."""
@@ -180,16 +180,16 @@ class Program:
         for step, run in self.runs[taking.node].items():
             for rank, (candidate, take) in enumerate(zip(taking.candidates, takes, strict=True)):
                 (now,) = take.at(step)
-                after = self.kept[candidate].at(step + 1)
+                after = self.preserved[candidate].at(step + 1)
                 self._add([now, (run, -1)], -math.inf, 0)
                 self._add([now, *after], -math.inf, 1)
                 for earlier in taking.candidates[:rank]:
-                    self._add([now, *((kept, -1) for kept, _ in self.kept[earlier].at(step + 1))], -math.inf, 0)
+                    self._add([now, *((preserved, -1) for preserved, _ in self.preserved[earlier].at(step + 1))], -math.inf, 0)
                 self._add([*(term for other in takes for term in other.at(step)), (run, -1), *after], 0, math.inf)
 
     def _dies_in_time(self, number: int) -> None:
         """Preserved only while somebody has yet to read it: else a node could be kept from taking over."""
-        for step, now in self.kept[number].items():
+        for step, now in self.preserved[number].items():
             runs = [self.runs[sink] for sink in self.tensors[number].sinks]
             later = [(variable, -1.0) for run in runs for when, variable in run.items() if when >= step]
             self._add([(now, 1), *later], -math.inf, 0)
@@ -201,7 +201,7 @@ class Program:
         return {
             step: [
                 *(self.runs[tensor.node].at(step) if tensor.node >= 0 else []),
-                *self.kept[number].at(step),
+                *self.preserved[number].at(step),
                 *(term for take in takes for term in take.at(step, -1)),
             ]
             for step in self.plan.spans.alive(tensor)

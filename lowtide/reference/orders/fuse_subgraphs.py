@@ -47,7 +47,7 @@ class FuseSubgraphs:
 
     def _fuse_regions(self, web: _Web) -> list[int]:
         """Fuses each region that is legal, the smallest from each entry; the nodes that they became."""
-        place = web.places()
+        place = web.positions()
         fused = []
         for entry in sorted(web.alive, key=place.__getitem__):
             if entry in web.alive and len(web.succs[entry]) > 1:
@@ -162,7 +162,7 @@ class _Web:
                 back[other].discard(node)
                 back[other].add(last)
 
-    def places(self) -> dict[int, int]:
+    def positions(self) -> dict[int, int]:
         """By group: its place in a topological order of them."""
         waits = {node: len(self.preds[node]) for node in self.alive}
         order = [node for node in sorted(self.alive) if not waits[node]]

@@ -26,7 +26,7 @@ class Chain(NamedTuple):
     """Blocks and their options, in units of memory. Options of all blocks lie end to end; block b's begin at `option_ptr[b]`."""
 
     option_ptr: Units  # [blocks + 1]
-    kept: Units  # [options] while later blocks run
+    checkpoint: Units  # [options] while later blocks run
     forward: Units  # [options] the peak of the forward part
     backward: Units  # [options] the peak of the backward part
     extra_us: Times  # [options]
@@ -105,9 +105,9 @@ def _table(most: Any, chain: Any) -> Any:
                     for m in range(least, most + 1):
                         row[m] = min(row[m], own_us)
                     continue
-                after, kept = best[s + 1, t], chain.kept[option]
-                for m in range(max(least, kept), most + 1):
-                    row[m] = min(row[m], own_us + after[m - kept])
+                after, checkpoint = best[s + 1, t], chain.checkpoint[option]
+                for m in range(max(least, checkpoint), most + 1):
+                    row[m] = min(row[m], own_us + after[m - checkpoint])
             least, own_us = 0, 0.0
             for middle in range(s + 1, t + 1):
                 least = max(least, _hand_on_units(middle - 1, s, t, chain))
@@ -132,11 +132,11 @@ def _steps(best: Any, units: Any, chain: Any) -> Any:
         least_us = np.inf
         choice, split = -1, -1
         for option in range(chain.option_ptr[s], chain.option_ptr[s + 1]):
-            if m < _option_units(option, s, t, chain) or (s < t and m < chain.kept[option]):
+            if m < _option_units(option, s, t, chain) or (s < t and m < chain.checkpoint[option]):
                 continue
             us = _option_us(option, s, t, chain)
             if s < t:
-                us += best[s + 1, t, m - chain.kept[option]]
+                us += best[s + 1, t, m - chain.checkpoint[option]]
             if us < least_us:
                 least_us, choice = us, option
         least, own_us = 0, 0.0
@@ -157,5 +157,5 @@ def _steps(best: Any, units: Any, chain: Any) -> Any:
         found.append((FORWARD, s, choice - chain.option_ptr[s]))
         stack.append((s, t, m, choice))
         if s < t:
-            stack.append((s + 1, t, m - chain.kept[choice], -1))
+            stack.append((s + 1, t, m - chain.checkpoint[choice], -1))
     return found

@@ -21,7 +21,7 @@ from lowtide.base.kernels import kernel
 from lowtide.problems.order import Bytes, Ints
 from lowtide.remat.problem import RematProblem
 
-Places = NDArray[np.int64]
+Positions = NDArray[np.int64]
 
 _RISE = 1.25  # between two cuts, what is alive for the forward part rises by at least this factor over either
 _STEEP = 1.5  # a cut hands on at most this many times what the cut before or after it does
@@ -35,11 +35,11 @@ class Blocks:
     """A sequence taken apart: block b runs forward in `[starts[b], starts[b + 1])` and backward in `[ends[b + 1], ends[b])`."""
 
     sequence: Ints
-    starts: Places  # [blocks + 1] ascending from the segment's first place to the boundary
-    ends: Places  # [blocks + 1] descending from the segment's end to the boundary
-    made_at: Places  # [m] the place of the run that makes a tensor; -1 for none
-    read_at: Places  # [m] the place of the last run that reads it; -1 for none
-    forward_at: Places  # [m] the same of the forward part alone
+    starts: Positions  # [blocks + 1] ascending from the segment's first place to the boundary
+    ends: Positions  # [blocks + 1] descending from the segment's end to the boundary
+    made_at: Positions  # [m] the place of the run that makes a tensor; -1 for none
+    read_at: Positions  # [m] the place of the last run that reads it; -1 for none
+    forward_at: Positions  # [m] the same of the forward part alone
 
     @property
     def count(self) -> int:
@@ -63,8 +63,8 @@ class Blocks:
 
     def merged(self, size: int) -> Blocks:
         """So many neighbours made one block, from the start; the last may be smaller."""
-        kept = np.unique(np.append(np.arange(0, self.count, size), self.count))
-        return replace(self, starts=self.starts[kept], ends=self.ends[kept])
+        chosen = np.unique(np.append(np.arange(0, self.count, size), self.count))
+        return replace(self, starts=self.starts[chosen], ends=self.ends[chosen])
 
     def forward_of(self, block: int) -> Ints:
         """The nodes of a block's forward part."""
@@ -111,20 +111,20 @@ def find_blocks(
     return Blocks(sequence, starts, _ends(starts, made_at, read_at, forward_at, end), made_at, read_at, forward_at)
 
 
-def _spans(problem: RematProblem, sequence: Ints, end: int) -> tuple[Places, Places]:
+def _spans(problem: RematProblem, sequence: Ints, end: int) -> tuple[Positions, Positions]:
     """By tensor: the place of its maker, and of the last run before place `end` that reads it."""
     base = problem.problem
-    place_of = np.full(base.node_count + 1, -1, np.int64)
-    place_of[sequence] = np.arange(len(sequence))
+    position_of = np.full(base.node_count + 1, -1, np.int64)
+    position_of[sequence] = np.arange(len(sequence))
     readers = np.repeat(np.arange(base.node_count), np.diff(base.read_ptr))
-    places = place_of[readers]
+    places = position_of[readers]
     read_at = np.full(base.tensor_count, -1, np.int64)
     inside = places < end
     np.maximum.at(read_at, base.read_ids[inside], places[inside])
-    return place_of[base.producer], read_at
+    return position_of[base.producer], read_at
 
 
-def _alive(made_at: Places, read_at: Places, sizes: Bytes, end: int) -> Bytes:
+def _alive(made_at: Positions, read_at: Positions, sizes: Bytes, end: int) -> Bytes:
     """[end + 1] the bytes that cross each place: made by a run before it and read by one from there on."""
     crossing = (made_at >= 0) & (read_at > made_at)
     change = np.zeros(end + 2, np.int64)
@@ -134,7 +134,7 @@ def _alive(made_at: Places, read_at: Places, sizes: Bytes, end: int) -> Bytes:
 
 
 @kernel
-def _valleys(levels: Any, idle: Any, rise: Any) -> Places:
+def _valleys(levels: Any, idle: Any, rise: Any) -> Positions:
     """The lowest place of each valley whose walls on both sides are at least `rise` times as high; of equals the least idle, the first."""
     found = np.empty(len(levels), np.int64)
     count, low, high, falling = 0, 0, levels[0], True
@@ -154,21 +154,21 @@ def _valleys(levels: Any, idle: Any, rise: Any) -> Places:
     return found[:count]
 
 
-def _low(cuts: Places, alive: Bytes) -> Places:
+def _low(cuts: Positions, alive: Bytes) -> Positions:
     """The cuts without those that hand on much more than both their neighbours."""
     handed = np.concatenate([[np.inf], alive[cuts], [np.inf]])
-    found: Places = cuts[alive[cuts] <= _STEEP * np.maximum(handed[:-2], handed[2:])]
+    found: Positions = cuts[alive[cuts] <= _STEEP * np.maximum(handed[:-2], handed[2:])]
     return found
 
 
-def _with_backward_parts(starts: Places, made_at: Places, read_at: Places, forward_at: Places, end: int) -> Places:
+def _with_backward_parts(starts: Positions, made_at: Positions, read_at: Positions, forward_at: Positions, end: int) -> Positions:
     """The starts without those of blocks whose backward part is empty: they are one with the block before."""
     ends = _ends(starts, made_at, read_at, forward_at, end)
     empty = ends[1:-1] == ends[2:]  # of every block but the first
     return np.concatenate([starts[:1], starts[1:-1][~empty], starts[-1:]])
 
 
-def _ends(starts: Places, made_at: Places, read_at: Places, forward_at: Places, end: int) -> Places:
+def _ends(starts: Positions, made_at: Positions, read_at: Positions, forward_at: Positions, end: int) -> Positions:
     """By block the place behind the last run that reads what was made inside and is handed on to no later block."""
     boundary = starts[-1]
     block_of = np.searchsorted(starts, made_at, side="right") - 1

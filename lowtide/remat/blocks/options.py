@@ -26,7 +26,7 @@ class Option:
     sequence: Ints  # of the block problem: forward part, boundary, backward part
     boundary: int  # the node between them
     forward_bytes: int  # the peak of the forward part
-    kept_bytes: int  # while later blocks run, beside what is pinned
+    checkpoint_bytes: int  # while later blocks run, beside what is pinned
     backward_bytes: int  # the peak of the backward part
     extra_us: float  # beyond running everything once
     again_us: float  # of running the forward part once more, for what it keeps and hands on
@@ -36,7 +36,7 @@ class Option:
         """Whether the other is in no way better."""
         return (
             self.extra_us <= other.extra_us
-            and self.kept_bytes <= other.kept_bytes
+            and self.checkpoint_bytes <= other.checkpoint_bytes
             and self.backward_bytes <= other.backward_bytes
             and self.forward_bytes <= other.forward_bytes
         )
@@ -49,11 +49,12 @@ _FEWEST = 8  # calls of eviction for a block, however large it is
 class Effort:
     """How far to look for options.
 
-    kept: even steps from what is handed on to what is kept where nothing is repeated. rooms: shares of what the block takes there, as
-    limits. weights: of eviction. rounds: of leaving out some repeated runs of each option and having eviction repair that. most: options.
+    checkpoints: even steps from what is handed on to what is held where nothing is repeated. rooms: shares of what the block takes there,
+    as limits. weights: of eviction. rounds: of leaving out some repeated runs of each option and having eviction repair that. most:
+    options.
     """
 
-    kept: int = 12
+    checkpoints: int = 12
     rooms: tuple[float, ...] = (1.0, 0.8, 0.6, 0.45)
     weights: tuple[Weights, ...] = tuple(Weights(a, 1.0, c) for a in (0.5, 1.0, 1.6) for c in (0.0, 1.0))
     rounds: int = 4
@@ -95,7 +96,7 @@ def _unbeaten(options: Iterable[Option]) -> list[Option]:
 
 
 def _by_time(option: Option) -> tuple[float, int, int, int]:
-    return option.extra_us, option.kept_bytes, option.backward_bytes, option.forward_bytes
+    return option.extra_us, option.checkpoint_bytes, option.backward_bytes, option.forward_bytes
 
 
 def _sequences(block: BlockProblem, effort: Effort) -> Iterator[Ints]:
@@ -105,11 +106,11 @@ def _sequences(block: BlockProblem, effort: Effort) -> Iterator[Ints]:
     plain = option_of(block, block.sequence)
     handed_bytes = int(block.problem.problem.tensor_bytes[block.outgoing].sum())
     full_bytes = _limit_bytes(block, plain)
-    kept = np.linspace(handed_bytes, plain.kept_bytes, effort.kept).astype(int).tolist()
-    tries = list(product(kept, effort.rooms, effort.weights))
-    for kept_bytes, room, weights in tries[:: -(-len(tries) // effort.calls(block))]:
-        limit_bytes = max(int(full_bytes * room), kept_bytes + _beside_bytes(block))
-        found = evict(block.problem, block.sequence, limit_bytes, weights, reserve=_kept_to(block, kept_bytes, limit_bytes))
+    checkpoints = np.linspace(handed_bytes, plain.checkpoint_bytes, effort.checkpoints).astype(int).tolist()
+    tries = list(product(checkpoints, effort.rooms, effort.weights))
+    for checkpoint_bytes, room, weights in tries[:: -(-len(tries) // effort.calls(block))]:
+        limit_bytes = max(int(full_bytes * room), checkpoint_bytes + _beside_bytes(block))
+        found = evict(block.problem, block.sequence, limit_bytes, weights, reserve=_room_for(block, checkpoint_bytes, limit_bytes))
         if found is not None:
             yield found.sequence
 
@@ -127,7 +128,7 @@ def _beside_bytes(block: BlockProblem) -> int:
 
 def _limit_bytes(block: BlockProblem, option: Option) -> int:
     """The least limit that an option keeps."""
-    return max(option.forward_bytes, option.backward_bytes, option.kept_bytes + _beside_bytes(block))
+    return max(option.forward_bytes, option.backward_bytes, option.checkpoint_bytes + _beside_bytes(block))
 
 
 def _improved(block: BlockProblem, option: Option, random: np.random.Generator, effort: Effort) -> Ints | None:
@@ -138,7 +139,7 @@ def _improved(block: BlockProblem, option: Option, random: np.random.Generator, 
         return None
     gone = random.choice(again, min(int(random.integers(1, 5)), len(again)), replace=False)
     limit_bytes = _limit_bytes(block, option)
-    weights, reserve = effort.weights[random.integers(len(effort.weights))], _kept_to(block, option.kept_bytes, limit_bytes)
+    weights, reserve = effort.weights[random.integers(len(effort.weights))], _room_for(block, option.checkpoint_bytes, limit_bytes)
     found = evict(block.problem, np.delete(option.sequence, gone), limit_bytes, weights, reserve=reserve)
     return None if found is None else found.sequence
 
@@ -157,23 +158,23 @@ class _Whole:
 
     options: tuple[Option, ...]
     forward_bytes: int
-    kept_bytes: int
+    checkpoint_bytes: int
     backward_bytes: int
     extra_us: float
 
     def then(self, option: Option) -> _Whole:
         return _Whole(
             (*self.options, option),
-            max(self.forward_bytes, self.kept_bytes + option.forward_bytes),
-            self.kept_bytes + option.kept_bytes,
-            max(self.backward_bytes, self.kept_bytes + option.backward_bytes),
+            max(self.forward_bytes, self.checkpoint_bytes + option.forward_bytes),
+            self.checkpoint_bytes + option.checkpoint_bytes,
+            max(self.backward_bytes, self.checkpoint_bytes + option.backward_bytes),
             self.extra_us + option.extra_us,
         )
 
 
 def _unbeaten_wholes(wholes: Sequence[_Whole]) -> list[_Whole]:
     """Those that no other beats; forward bytes decide between equals only."""
-    costs = np.array([(each.extra_us, each.kept_bytes, each.backward_bytes) for each in wholes], np.float64)
+    costs = np.array([(each.extra_us, each.checkpoint_bytes, each.backward_bytes) for each in wholes], np.float64)
     order = np.lexsort((costs[:, 2], costs[:, 1], costs[:, 0]))
     best: list[int] = []
     for index in order:
@@ -197,9 +198,9 @@ def _joined(block: BlockProblem, options: Sequence[Option]) -> Ints:
     return np.concatenate([*forward, [block.boundary], *reversed(backward)]).astype(np.int32)
 
 
-def _kept_to(block: BlockProblem, kept_bytes: int, limit_bytes: int) -> tuple[int, int]:
-    """What the boundary has to find free so that no more than so many bytes are kept while it runs."""
-    return block.boundary, limit_bytes - _beside_bytes(block) - kept_bytes
+def _room_for(block: BlockProblem, checkpoint_bytes: int, limit_bytes: int) -> tuple[int, int]:
+    """What the boundary has to find free so that no more than so many bytes are held while it runs."""
+    return block.boundary, limit_bytes - _beside_bytes(block) - checkpoint_bytes
 
 
 def _distinct(sequences: Iterable[Ints], block: BlockProblem) -> list[Option]:
@@ -215,7 +216,7 @@ def option_of(block: BlockProblem, sequence: Ints) -> Option:
         sequence=sequence,
         boundary=block.boundary,
         forward_bytes=int(cost.footprint_bytes[:boundary].max(initial=0)),
-        kept_bytes=int(cost.footprint_bytes[boundary]) - block.incoming_bytes - block.pinned_bytes,
+        checkpoint_bytes=int(cost.footprint_bytes[boundary]) - block.incoming_bytes - block.pinned_bytes,
         backward_bytes=int(cost.footprint_bytes[boundary + 1 :].max(initial=0)),
         extra_us=cost.time_us - float(block.problem.cost_us.sum()),
         again_us=_again_us(block, sequence, boundary, handing_on=True),

@@ -65,7 +65,7 @@ class BlockPlan:
         forward, backward = self.rest()
         return Chain(
             option_ptr=np.concatenate([[0], np.cumsum([len(options) for options in self.options])]).astype(np.int64),
-            kept=units([option.kept_bytes for option in flat]),
+            checkpoint=units([option.checkpoint_bytes for option in flat]),
             forward=units([option.forward_bytes for option in flat]),
             backward=units([option.backward_bytes for option in flat]),
             extra_us=np.array([option.extra_us for option in flat]),

@@ -42,16 +42,16 @@ class BlockProblem:
 
 def block_problems(problem: RematProblem, blocks: Blocks) -> list[BlockProblem]:
     """The problem of each block."""
-    place_of = np.full(problem.problem.node_count, -1, np.int64)
-    place_of[blocks.sequence] = np.arange(len(blocks.sequence))
-    return [_Cut(problem, blocks, block, place_of).block_problem() for block in range(blocks.count)]
+    position_of = np.full(problem.problem.node_count, -1, np.int64)
+    position_of[blocks.sequence] = np.arange(len(blocks.sequence))
+    return [_Cut(problem, blocks, block, position_of).block_problem() for block in range(blocks.count)]
 
 
 class _Cut:
     """One block being cut out."""
 
-    def __init__(self, problem: RematProblem, blocks: Blocks, block: int, place_of: NDArray[np.int64]) -> None:
-        self.whole, self.blocks, self.place_of = problem, blocks, place_of
+    def __init__(self, problem: RematProblem, blocks: Blocks, block: int, position_of: NDArray[np.int64]) -> None:
+        self.whole, self.blocks, self.position_of = problem, blocks, position_of
         self.begin, self.end = int(blocks.starts[block]), int(blocks.starts[block + 1])  # of the forward part
         self.late, self.last = int(blocks.ends[block + 1]), int(blocks.ends[block])  # of the backward part
         forward, backward = blocks.forward_of(block), blocks.backward_of(block)
@@ -76,7 +76,7 @@ class _Cut:
         readers = self.whole.problem.readers
         found = np.zeros(len(self.tensors), np.bool_)
         for index in np.flatnonzero(self.by_forward & (self.read >= begin)):
-            places = self.place_of[_row(readers, self.tensors[index])]
+            places = self.position_of[_row(readers, self.tensors[index])]
             found[index] = bool(((places >= begin) & (places < end)).any())
         return found
 
@@ -138,7 +138,7 @@ class _Cut:
         """The nodes of this problem once which have run the node may not be repeated; the boundary stands for those of other blocks."""
         found = set()
         for writer in _row(self.whole.limits, node):
-            place = int(self.place_of[writer])
+            place = int(self.position_of[writer])
             if self.begin <= place < self.end:
                 found.add(place - self.begin)
             elif self.late <= place < self.last:

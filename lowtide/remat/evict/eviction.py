@@ -76,7 +76,7 @@ class Evicted:
     """What eviction made of a sequence."""
 
     sequence: Ints
-    part: NDArray[np.int8]  # [m] what each tensor had to do with it: BYSTANDER, WEIGHED or CHOSEN, see `evict.state`
+    roles: NDArray[np.int8]  # [m] what each tensor had to do with it: BYSTANDER, WEIGHED or CHOSEN, see `evict.state`
 
 
 def evict(
@@ -103,7 +103,7 @@ def evict(
     if not _evict(sequence, now, tensors, nodes, steps, ids, out):
         return None
     found = out[: int(now["count"][0])]
-    return Evicted(found["code"][found["needed"]], tensors["part"].copy())
+    return Evicted(found["code"][found["needed"]], tensors["role"].copy())
 
 
 class _Scratch(threading.local):

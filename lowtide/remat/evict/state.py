@@ -15,7 +15,7 @@ from lowtide.base.kernels import SWITCHED_OFF, kernel
 from lowtide.problems.order import Ints
 from lowtide.remat.facts import Facts
 
-# Of a tensor's `part` in the choices of victims, so that a search knows which exceptions change nothing.
+# Of a tensor's `role` in the choices of victims, so that a search knows which exceptions change nothing.
 BYSTANDER, WEIGHED, CHOSEN = 0, 1, 2  # it was resident at none of them, or held; it could have been evicted; it was
 
 # Of a tensor's `host`: what the host holds of it.
@@ -38,8 +38,8 @@ TENSOR = np.dtype([
     ("bias", np.float64),  # its score counts so many times: to keep what the rule would evict, or the other way round
     ("store_bias", np.float64),  # the same of its worth when something to store is chosen
     ("by_bytes", np.float64),  # what its bytes count for in its score, with its bias
-    ("place", np.int32),  # where it stands among the members
-    ("part", np.int8),  # in the choices of victims
+    ("member_at", np.int32),  # where it stands among the members
+    ("role", np.int8),  # in the choices of victims
     # Lists of tensors, by place and not by tensor:
     ("member", np.int32),  # all that are resident, in no order
     ("candidate", np.int32),
@@ -201,7 +201,7 @@ def settle(tensor: Any, now: Any, tensors: Any) -> None:
     """A tensor is there from now on."""
     count = now[0].members
     tensors[tensor].resident = True
-    tensors[tensor].place = count
+    tensors[tensor].member_at = count
     tensors[count].member = tensor
     now[0].members = count + 1
     now[0].level += tensors[tensor].bytes
@@ -214,7 +214,7 @@ def free(tensor: Any, now: Any, tensors: Any) -> None:
     tensors[tensor].fresh = False
     now[0].level -= tensors[tensor].bytes
     now[0].members -= 1
-    last, place = tensors[now[0].members].member, tensors[tensor].place
-    tensors[place].member, tensors[last].place = last, place
+    last, at = tensors[now[0].members].member, tensors[tensor].member_at
+    tensors[at].member, tensors[last].member_at = last, at
     if tensors[tensor].host == STORED:  # what was stored was not needed
         tensors[tensor].host = NOTHING

@@ -66,7 +66,7 @@ def _candidates(step: Any, again: Any, before: Any, state: Any) -> int:
             if cost < np.inf:
                 tensors[found].score = _score(cost, tensor, later - step, now, tensors, steps)
                 tensors[found].candidate, tensors[found].way = tensor, _UNKNOWN
-                each.part = max(each.part, WEIGHED)
+                each.role = max(each.role, WEIGHED)
                 found += 1
     return found
 
@@ -136,7 +136,7 @@ def _evict(tensor: Any, way: Any, now: Any, tensors: Any, nodes: Any, out: Any) 
         if not emit(code_of(DROP, tensor, len(nodes) - 1), now, out):
             return False
     if way != _DEAD:
-        tensors[tensor].part = CHOSEN
+        tensors[tensor].role = CHOSEN
     free(tensor, now, tensors)
     return True
 

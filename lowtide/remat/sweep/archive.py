@@ -40,16 +40,16 @@ class Point:
     problem: int  # which of the problems it is a schedule of
     sequence: Ints
     recipe: Recipe | None = None
-    part: NDArray[np.int8] | None = None  # [m] what each tensor had to do with eviction's choices
+    roles: NDArray[np.int8] | None = None  # [m] what each tensor had to do with eviction's choices
 
-    def among(self, tensors: int) -> Point:
+    def padded(self, tensors: int) -> Point:
         """The same schedule for a problem of more tensors, at the end, which it leaves alone."""
-        bias, part = self.recipe.bias if self.recipe else None, self.part
+        bias, roles = self.recipe.bias if self.recipe else None, self.roles
         if bias is not None:
             bias = Bias(*(np.append(factors, np.ones(tensors - len(factors))) for factors in (bias.keep, bias.store)))
-        if part is not None:
-            part = np.append(part, np.zeros(tensors - len(part), np.int8))
-        return replace(self, recipe=self.recipe and replace(self.recipe, bias=bias), part=part)
+        if roles is not None:
+            roles = np.append(roles, np.zeros(tensors - len(roles), np.int8))
+        return replace(self, recipe=self.recipe and replace(self.recipe, bias=bias), roles=roles)
 
 
 @dataclass

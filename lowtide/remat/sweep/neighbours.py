@@ -58,10 +58,10 @@ class Neighbours:
         change = int(self.random.choice(5, p=_PLAIN if problem.links is None else _SWAPPING))
         if change == _FEWER and len(again):
             return replace(recipe, base=np.delete(plain, self._some(again)))
-        if change == _EXCEPT and point.part is not None:
-            return replace(recipe, bias=self._exceptions(_bias(problem, recipe), point.part))
-        if change == _STORE and point.part is not None:
-            return replace(recipe, bias=self._stores(problem, _bias(problem, recipe), point.part))
+        if change == _EXCEPT and point.roles is not None:
+            return replace(recipe, bias=self._exceptions(_bias(problem, recipe), point.roles))
+        if change == _STORE and point.roles is not None:
+            return replace(recipe, bias=self._stores(problem, _bias(problem, recipe), point.roles))
         return replace(recipe, base=plain if change == _ONWARD else recipe.base, weights=self.rule(problem))
 
     def _some(self, again: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -72,25 +72,25 @@ class Neighbours:
         start = int(self.random.integers(len(again)))
         return again[start : start + 2 * count]
 
-    def _exceptions(self, bias: Bias, part: NDArray[np.int8]) -> Bias:
+    def _exceptions(self, bias: Bias, roles: NDArray[np.int8]) -> Bias:
         """Keep some of what was evicted, or evict some of what could have been, or both."""
         keep, which = bias.keep.copy(), int(self.random.integers(3))
         if which != 0:
-            keep[self._few(np.flatnonzero(part == CHOSEN))] *= self.random.choice(_FACTORS)
+            keep[self._few(np.flatnonzero(roles == CHOSEN))] *= self.random.choice(_FACTORS)
         if which != 1:
-            keep[self._few(np.flatnonzero(part == WEIGHED))] /= self.random.choice(_FACTORS)
+            keep[self._few(np.flatnonzero(roles == WEIGHED))] /= self.random.choice(_FACTORS)
         return Bias(np.clip(keep, 1 / _MOST, _MOST), bias.store)
 
-    def _stores(self, problem: RematProblem, bias: Bias, part: NDArray[np.int8]) -> Bias:
+    def _stores(self, problem: RematProblem, bias: Bias, roles: NDArray[np.int8]) -> Bias:
         """Other worths for some of what may be stored and was wanted away."""
         store = bias.store.copy()
         if problem.links is not None:
-            store[self._few(np.flatnonzero(problem.links.storable & (part != BYSTANDER)))] = self.random.choice(_STORE_FACTORS)
+            store[self._few(np.flatnonzero(problem.links.storable & (roles != BYSTANDER)))] = self.random.choice(_STORE_FACTORS)
         return Bias(bias.keep, store)
 
-    def _few(self, among: NDArray[np.intp]) -> NDArray[np.intp]:
-        count = min(int(self.random.integers(1, 4)), len(among))
-        return self.random.choice(among, count, replace=False) if count else among
+    def _few(self, candidates: NDArray[np.intp]) -> NDArray[np.intp]:
+        count = min(int(self.random.integers(1, 4)), len(candidates))
+        return self.random.choice(candidates, count, replace=False) if count else candidates
 
 
 def _bias(problem: RematProblem, recipe: Recipe) -> Bias:

@@ -35,7 +35,7 @@ _STATES, _FEW = 100, 8  # a level wants so many states at least; and so many lev
 _RULES = 9  # that are tried at each level from each order
 _NEAR = 6  # points on either side of a limit whose recipes are tried there
 _STALE = 50  # neighbours in a row that were all tried before: a level is done
-_TOLD_EVERY = 100  # states: whoever listens to a search hears of so many at once
+_HEARD_EVERY = 100  # states: whoever listens to a search hears of so many at once
 
 Listener: TypeAlias = Callable[[float, Archive], None]  # the share of the effort that is done, and what was found; called by either thread
 
@@ -120,7 +120,7 @@ class _Search:
         self.plant(levels)
         self.descend(levels)
         for point in () if other is None else other.result().points:
-            self.archive.add(point.among(self.problems[point.problem].problem.tensor_count))
+            self.archive.add(point.padded(self.problems[point.problem].problem.tensor_count))
         reached = [limit for limit in levels if self.archive.within(limit) is not None]
         turns = [*reached, *reversed(reached)]
         for turn, limit in enumerate(turns):
@@ -198,13 +198,13 @@ class _Search:
         self.tried.add(digest)
         found = evict(self.problems[which], recipe.base, limit, recipe.weights, recipe.bias)
         self.count(len(recipe.base if found is None else found.sequence))
-        return None if found is None else self.see(which, found.sequence, recipe, found.part)
+        return None if found is None else self.see(which, found.sequence, recipe, found.roles)
 
     def count(self, runs: int) -> None:
         """One state more, of so many runs."""
         self.archive.states += 1
         self.runs += runs
-        if self.listener is not None and self.archive.states % _TOLD_EVERY == 0:
+        if self.listener is not None and self.archive.states % _HEARD_EVERY == 0:
             self.listener(self.share if self.beside is None else (self.share + self.beside.share) / 2, self.archive)
 
     @property
@@ -212,9 +212,9 @@ class _Search:
         """Of the effort that is done."""
         return min(1.0, max(self.archive.states / max(1, self.sweep.max_states), self.runs / max(1, self.sweep.max_runs)))
 
-    def see(self, which: int, sequence: Ints, recipe: Recipe | None = None, part: NDArray[np.int8] | None = None) -> Point:
+    def see(self, which: int, sequence: Ints, recipe: Recipe | None = None, roles: NDArray[np.int8] | None = None) -> Point:
         cost = cost_of(self.problems[which], sequence)
-        point = Point(cost.peak_bytes, cost.time_us, which, sequence, recipe, part)
+        point = Point(cost.peak_bytes, cost.time_us, which, sequence, recipe, roles)
         self.archive.add(point)
         return point
 

@@ -174,11 +174,11 @@ class Allocator:
 
     def serve(self, region: Region, script: Script, call: Callable[[], Result]) -> tuple[Result, Counts]:
         """A call's result, with this thread's requests served as the script has them, and what became of them. Raises BusyError."""
-        told, answer = _Counts(), ctypes.c_int()
+        counts, answer = _Counts(), ctypes.c_int()
         result = self.library.lowtide_serve(
-            region.handle, script.handle, ctypes.byref(told), ctypes.byref(answer), _CALL, call, partial(_refuse, answer)
+            region.handle, script.handle, ctypes.byref(counts), ctypes.byref(answer), _CALL, call, partial(_refuse, answer)
         )
-        return result, Counts(**{name: getattr(told, name) for name in _COUNTED})
+        return result, Counts(**{name: getattr(counts, name) for name in _COUNTED})
 
     def aside(self, call: Callable[[], Result]) -> Result:
         """A call's result. What this thread asks for in it belongs to no recording and no arena."""

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from lowtide.base.folders import own_folder, warn_if_not_kept, warn_not_kept
+from lowtide.base.folders import own_folder, warn_if_not_cached, warn_not_cached
 from lowtide.runtime.arena.compiler import FLAGS, NativeError, compile_library
 
 __all__ = ["NativeError", "load"]
@@ -53,7 +53,7 @@ def _library(directory: Path | None) -> Any:
     name = f"allocator-{_key()}.so"
     try:
         folder = _folder(directory)
-        return _kept(folder / name) or _build(folder, name) if folder is not None else _build(None, name)
+        return _built_before(folder / name) or _build(folder, name) if folder is not None else _build(None, name)
     except OSError as error:
         raise NativeError(f"it cannot be built ({error})") from error
 
@@ -77,15 +77,15 @@ def _processor() -> str:
 
 def _folder(directory: Path | None) -> Path | None:
     """The folder, made where it is missing; None, with a warning, where there is none that is safe."""
-    warn_if_not_kept()
+    warn_if_not_cached()
     try:
         return None if directory is None else own_folder(directory / "native")
     except OSError as error:
-        warn_not_kept(error)
+        warn_not_cached(error)
         return None
 
 
-def _kept(path: Path) -> Any:
+def _built_before(path: Path) -> Any:
     """The library that was built before; None where there is none that loads, and then nothing is in its place."""
     if not _is_own(path):
         return None
@@ -122,7 +122,7 @@ def _seal(library: bytes) -> bytes:
 def _build(folder: Path | None, name: str) -> Any:
     """Compile to a file elsewhere, load and try it, then put it in its place, if there is one."""
     if folder is not None and not _can_build_in(folder):
-        warn_not_kept(f"{folder} has no room for the planned allocator, or does not let it run")
+        warn_not_cached(f"{folder} has no room for the planned allocator, or does not let it run")
         folder = None
     with tempfile.TemporaryDirectory(prefix="building-", dir=folder, ignore_cleanup_errors=True) as part:
         made = Path(part) / name
@@ -152,7 +152,7 @@ def _keep(made: Path, path: Path) -> None:
         sealed.chmod(0o700)
         os.replace(sealed, path)
     except OSError as error:
-        warn_not_kept(error)
+        warn_not_cached(error)
 
 
 def _check_is_whole(library: bytes) -> None:

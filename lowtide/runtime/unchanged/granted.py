@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lowtide.runtime.caller import Caller
-from lowtide.runtime.unchanged.look import Look, Place, Reads
+from lowtide.runtime.unchanged.look import Location, Look, Reads
 from lowtide.runtime.unchanged.tokens import Identity, Token
 from lowtide.runtime.unchanged.watch import Watch
 
@@ -19,7 +19,7 @@ class Granted:
     def __init__(self, caller: Caller, reads: Reads) -> None:
         self._caller, self._reads = caller, reads
         look = Look(caller, reads)
-        self._places = look.places
+        self._locations = look.locations
         self._watch: Watch | None = look.watched()
 
     def holds(self) -> bool:
@@ -27,7 +27,7 @@ class Granted:
         if self._watch is not None and self._watch.same():
             return True
         look = Look(self._caller, self._reads)
-        if look.places != self._places:
+        if look.locations != self._locations:
             self._watch = None  # it would keep what is gone alive
             return False
         self._watch = look.watched()
@@ -35,16 +35,16 @@ class Granted:
 
     def change(self) -> str:
         """What does not hold any more, in words; empty where all does."""
-        return first_difference(self._places, Look(self._caller, self._reads).places)
+        return first_difference(self._locations, Look(self._caller, self._reads).locations)
 
 
-def first_difference(before: Mapping[Place, Token], now: Mapping[Place, Token]) -> str:
+def first_difference(before: Mapping[Location, Token], now: Mapping[Location, Token]) -> str:
     """The first place that looks otherwise, in words: "attribute 'p' of 'layer1.drop' was 0.1 and is 0.2"; empty where there is none."""
-    for place in (*before, *now):
-        old, new = before.get(place, _ABSENT), now.get(place, _ABSENT)
+    for location in (*before, *now):
+        old, new = before.get(location, _ABSENT), now.get(location, _ABSENT)
         if old != new:
-            told = (_shown(old), _shown(new))
-            return f"{place} was {told[0]} and is {told[1]}" if told[0] != told[1] else f"{place} has changed"
+            shown = (_shown(old), _shown(new))
+            return f"{location} was {shown[0]} and is {shown[1]}" if shown[0] != shown[1] else f"{location} has changed"
     return ""
 
 

@@ -24,7 +24,7 @@ _ABOUT_FILES = frozenset({
 _CALLS = frozenset({"__call__", "__getattr__", "__getattribute__", "__setattr__"})
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where something is: "attribute" "p" of module "layer1.0"."""
 
     what: str
@@ -52,13 +52,13 @@ class Reads:
         """Whether it reads an attribute of this name of any module."""
         return self.pairs is None or name in self._names or "__dict__" in self._names
 
-    def among(self, places: Mapping[Place, Token]) -> dict[Place, Token]:
+    def of(self, locations: Mapping[Location, Token]) -> dict[Location, Token]:
         """Those places that it reads."""
-        kept = {
-            "attribute": lambda place: self.of_module(place.path, place.name),
-            "class attribute": lambda place: self.anywhere(place.name),
+        reads = {
+            "attribute": lambda location: self.of_module(location.path, location.name),
+            "class attribute": lambda location: self.anywhere(location.name),
         }
-        return {place: token for place, token in places.items() if place.what not in kept or kept[place.what](place)}
+        return {location: token for location, token in locations.items() if location.what not in reads or reads[location.what](location)}
 
     @cached_property
     def _names(self) -> frozenset[str]:
@@ -72,7 +72,7 @@ class Look:
     """How a caller's objects look now, and what to watch so that a change is seen without looking again."""
 
     def __init__(self, caller: Caller, reads: Reads = EVERYTHING) -> None:
-        self.places: dict[Place, Token] = {}
+        self.locations: dict[Location, Token] = {}
         self._watch, self._reads = Watch(), reads
 
         self._known: dict[int, Token] = {}  # tensors and modules of the model: which of them, not what is in them
@@ -93,7 +93,7 @@ class Look:
         return self._watch.sealed()
 
     def _put(self, what: str, path: str, name: str, token: Token) -> None:
-        self.places[Place(what, path, name)] = token
+        self.locations[Location(what, path, name)] = token
 
     def _find(self, path: str, module: nn.Module) -> None:
         """Number modules and tensors in their order; what is there twice has one number, and so does what replaces it in both places."""

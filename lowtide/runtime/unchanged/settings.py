@@ -23,7 +23,7 @@ class SettingsCheck:
     @classmethod
     def of(cls, graph: Graph, slots: Sequence[Slot]) -> SettingsCheck:
         """The check for the inputs of a graph, which `slots` hold."""
-        pairs = [(slot, value) for value, slot in zip(graph.inputs, slots, strict=True) if slot.place == "group"]
+        pairs = [(slot, value) for value, slot in zip(graph.inputs, slots, strict=True) if slot.table == "group"]
         numbers = tuple(slot for slot, value in pairs if value.storage.kind is Kind.SCALAR)
         return cls(numbers, tuple((slot, _look(value)) for slot, value in pairs if value.storage.kind is not Kind.SCALAR))
 

@@ -59,16 +59,16 @@ def _fits(net: Net, walk: Walk, node: Any, bound_bytes: Any) -> Any:
 @kernel(inner=True)
 def _singles(net: Net, walk: Walk, bound_bytes: Any) -> Any:
     """Runs ready nodes that add nothing; goes round until a whole round finds none."""
-    before, place, missed = walk.registers[DONE], 0, 0
+    before, position, missed = walk.registers[DONE], 0, 0
     while missed < walk.registers[READY]:
-        if place >= walk.registers[READY]:
-            place = 0
-        node = np.int64(walk.ready[place])
+        if position >= walk.registers[READY]:
+            position = 0
+        node = np.int64(walk.ready[position])
         if walk.opens[node] <= walk.closes[node] and _fits(net, walk, node, bound_bytes):
             run(net, walk, node)  # its place in `ready` now holds another
             missed = 0
         else:
-            place += 1
+            position += 1
             missed += 1
     return walk.registers[DONE] > before
 
@@ -92,7 +92,7 @@ def _touched(net: Net, walk: Walk, since: Any) -> Any:
     while first < last:
         node = queue[first]
         first += 1
-        if walk.place[node] >= 0:
+        if walk.position[node] >= 0:
             queue[found] = node
             found += 1
             continue
@@ -104,7 +104,7 @@ def _touched(net: Net, walk: Walk, since: Any) -> Any:
 @kernel(inner=True)
 def _note(walk: Walk, node: Any, queue: Any, last: Any) -> Any:
     """Puts a node into the queue that has not run and was not there yet; forgets it where the queue is full."""
-    if last == len(queue) or walk.seen[node] == walk.registers[EPOCH] or (walk.place[node] < 0 and walk.waits[node] == 0):
+    if last == len(queue) or walk.seen[node] == walk.registers[EPOCH] or (walk.position[node] < 0 and walk.waits[node] == 0):
         return last
     walk.seen[node] = walk.registers[EPOCH]
     queue[last] = node
@@ -116,13 +116,13 @@ def _sweep(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
     """Runs what is safe from each of `nodes`; whether anything was."""
     done = walk.registers[DONE]
     for node in nodes:
-        if walk.place[node] >= 0:
+        if walk.position[node] >= 0:
             _chain(net, walk, np.int64(node), bound_bytes)
     if walk.registers[DONE] > done:
         return True
-    for place in range(len(nodes)):
-        if walk.place[nodes[place]] >= 0:
-            _valley(net, walk, nodes[place : place + 1], bound_bytes)
+    for position in range(len(nodes)):
+        if walk.position[nodes[position]] >= 0:
+            _valley(net, walk, nodes[position : position + 1], bound_bytes)
     return walk.registers[DONE] > done
 
 
@@ -156,13 +156,13 @@ def _valley(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
     fallen = live - walk.registers[LIVE]
     take_back(net, walk, done)
     chosen = _cheapest(net, walk, reached, fallen)
-    for place in range(len(reached)):
-        if not chosen[place]:
+    for position in range(len(reached)):
+        if not chosen[position]:
             continue
-        if not _fits(net, walk, np.int64(reached[place]), bound_bytes):
+        if not _fits(net, walk, np.int64(reached[position]), bound_bytes):
             take_back(net, walk, done)
             return False
-        run(net, walk, np.int64(reached[place]))
+        run(net, walk, np.int64(reached[position]))
     return True
 
 
@@ -175,8 +175,8 @@ def _roll_out(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
     count = len(nodes)
     for _ in range(VALLEY):
         best, best_added, best_need = -1, np.int64(0), np.int64(0)
-        for place in range(count):
-            node = np.int64(open_nodes[place])
+        for position in range(count):
+            node = np.int64(open_nodes[position])
             added = added_bytes(walk, node)
             if best >= 0 and added > best_added:
                 continue
@@ -184,7 +184,7 @@ def _roll_out(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
             if walk.registers[LIVE] + need > bound_bytes:
                 continue
             if best < 0 or added < best_added or need < best_need or (need == best_need and node < open_nodes[best]):
-                best, best_added, best_need = place, added, need
+                best, best_added, best_need = position, added, need
         if best < 0:
             break
         node = np.int64(open_nodes[best])
@@ -206,27 +206,27 @@ def _roll_out(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
 @kernel(inner=True)
 def _cheapest(net: Net, walk: Walk, reached: Any, fallen: Any) -> Any:
     """[reached] whether each node is in the sub-downset of `reached` of least live memory: all of them where none is cheaper."""
-    place_of, index_of, pins = walk.place_of, walk.index_of, _numbered(net, walk, reached)
+    position_of, index_of, pins = walk.position_of, walk.index_of, _numbered(net, walk, reached)
     k, count = len(reached), len(pins)
     opened, closed = k, k + count  # vertices: nodes, then each tensor once as opened, once as closed
     cost, gain = np.zeros(k + 2 * count, np.int64), np.zeros(k + 2 * count, np.int64)
     ptr = np.zeros(k + 2 * count + 1, np.int32)
     ids = np.empty(0, np.int32)
     for is_filling in (False, True):  # counts the arcs of each vertex first
-        for place in range(k):
-            node = reached[place]
+        for position in range(k):
+            node = reached[position]
             for entry in range(net.pin_ptr[node], net.pin_ptr[node + 1]):
                 tensor = net.pin_ids[entry]
                 index = index_of[tensor]
                 if walk.ran[tensor] == 0:
                     cost[opened + index] = net.tensor_bytes[tensor]
-                    _arc(place, opened + index, ptr, ids, is_filling)
+                    _arc(position, opened + index, ptr, ids, is_filling)
                 if walk.ran[tensor] + pins[index] == net.pins[tensor]:
                     gain[closed + index] = net.tensor_bytes[tensor]
-                    _arc(closed + index, place, ptr, ids, is_filling)
+                    _arc(closed + index, position, ptr, ids, is_filling)
             for entry in range(net.pred_ptr[node], net.pred_ptr[node + 1]):
-                if place_of[net.pred_ids[entry]] >= 0:
-                    _arc(place, place_of[net.pred_ids[entry]], ptr, ids, is_filling)
+                if position_of[net.pred_ids[entry]] >= 0:
+                    _arc(position, position_of[net.pred_ids[entry]], ptr, ids, is_filling)
         if not is_filling:
             ids = np.empty(ptr.sum(), np.int32)
             ptr[1:] = np.cumsum(ptr)[:-1]  # from counts to where rows start; filling moves each start to its end
@@ -246,9 +246,9 @@ def _numbered(net: Net, walk: Walk, reached: Any) -> Any:
     for node in reached:
         entries += net.pin_ptr[node + 1] - net.pin_ptr[node]
     pins, count = np.zeros(entries, np.int32), 0
-    for place in range(len(reached)):
-        node = reached[place]
-        walk.place_of[node] = place
+    for position in range(len(reached)):
+        node = reached[position]
+        walk.position_of[node] = position
         for entry in range(net.pin_ptr[node], net.pin_ptr[node + 1]):
             tensor = net.pin_ids[entry]
             if walk.index_of[tensor] < 0:
@@ -262,7 +262,7 @@ def _numbered(net: Net, walk: Walk, reached: Any) -> Any:
 def _forgotten(net: Net, walk: Walk, reached: Any) -> None:
     """Takes the numbers away again."""
     for node in reached:
-        walk.place_of[node] = -1
+        walk.position_of[node] = -1
         for entry in range(net.pin_ptr[node], net.pin_ptr[node + 1]):
             walk.index_of[net.pin_ids[entry]] = -1
 

@@ -56,9 +56,9 @@ class Walk(NamedTuple):
     opens: Any  # [n] bytes that a node would open
     closes: Any  # [n] bytes that it would close
     ready: Any  # [n] the ready nodes, in no order: the first `registers[READY]`
-    place: Any  # [n] of a node in `ready`, -1 where it is not there
+    position: Any  # [n] of a node in `ready`, -1 where it is not there
     order: Any  # [n] the nodes that have run: the first `registers[DONE]`
-    place_of: Any  # [n] for whoever numbers some nodes: -1 in between
+    position_of: Any  # [n] for whoever numbers some nodes: -1 in between
     index_of: Any  # [m] the same of tensors
     seen: Any  # [n] the last epoch in which each node was looked at; `registers[EPOCH]` is the present one
     registers: Any  # [7] int64: see LIVE, ...
@@ -221,7 +221,7 @@ def _shift_opens(net: Net, walk: Walk, tensor: Any, nbytes: Any) -> None:
 
 @kernel(inner=True)
 def _push(walk: Walk, node: Any) -> None:
-    walk.place[node] = walk.registers[READY]
+    walk.position[node] = walk.registers[READY]
     walk.ready[walk.registers[READY]] = node
     walk.registers[READY] += 1
 
@@ -230,6 +230,6 @@ def _push(walk: Walk, node: Any) -> None:
 def _drop(walk: Walk, node: Any) -> None:
     walk.registers[READY] -= 1
     last = walk.ready[walk.registers[READY]]
-    walk.ready[walk.place[node]] = last
-    walk.place[last] = walk.place[node]
-    walk.place[node] = -1
+    walk.ready[walk.position[node]] = last
+    walk.position[last] = walk.position[node]
+    walk.position[node] = -1

@@ -116,8 +116,8 @@ def _next_candidate(net: Net, walk: Walk, stack: Stack, bound_bytes: Any) -> Any
     depth, live = stack.registers[DEPTH] - 1, walk.registers[LIVE]
     added_before, need_before, node_before = stack.tried[depth, 0], stack.tried[depth, 1], stack.tried[depth, 2]
     best, best_added, best_need = np.int64(-1), np.int64(0), np.int64(0)
-    for place in range(walk.registers[READY]):
-        node = np.int64(walk.ready[place])
+    for position in range(walk.registers[READY]):
+        node = np.int64(walk.ready[position])
         added = added_bytes(walk, node)
         if added < added_before or (best >= 0 and added > best_added):
             continue
@@ -144,8 +144,8 @@ def _before(one: Any, two: Any) -> Any:
 @kernel(inner=True)
 def look_up(table: Table, word: Any, salt: Any) -> Any:
     """The bound below which a downset is known to fail, 0 where nothing is known."""
-    place = _slot(table, word, salt)
-    return table.least_bytes[place]
+    position = _slot(table, word, salt)
+    return table.least_bytes[position]
 
 
 @kernel(inner=True)
@@ -153,28 +153,30 @@ def remember(table: Table, word: Any, salt: Any, least_bytes: Any) -> None:
     """Notes that a downset fails under all bounds below `least_bytes`; forgets it where the table is full."""
     if word == 0 and salt == 0:  # the empty downset, or as good as: its slot would look free
         return
-    place = _slot(table, word, salt)
-    if table.words[place, 0] == 0 and table.words[place, 1] == 0:
+    position = _slot(table, word, salt)
+    if table.words[position, 0] == 0 and table.words[position, 1] == 0:
         if 10 * table.count[0] > 9 * len(table.words):
             return
-        table.words[place, 0], table.words[place, 1] = word, salt
+        table.words[position, 0], table.words[position, 1] = word, salt
         table.count[0] += 1
-    table.least_bytes[place] = max(table.least_bytes[place], least_bytes)
+    table.least_bytes[position] = max(table.least_bytes[position], least_bytes)
 
 
 @kernel(inner=True)
 def _slot(table: Table, word: Any, salt: Any) -> Any:
     """The slot of a downset, or a free one."""
     mask = len(table.words) - 1
-    place = word & mask
-    while (table.words[place, 0] != word or table.words[place, 1] != salt) and (table.words[place, 0] != 0 or table.words[place, 1] != 0):
-        place = (place + 1) & mask
-    return place
+    position = word & mask
+    while (table.words[position, 0] != word or table.words[position, 1] != salt) and (
+        table.words[position, 0] != 0 or table.words[position, 1] != 0
+    ):
+        position = (position + 1) & mask
+    return position
 
 
 @kernel
 def enlarge(table: Table, larger: Table) -> None:
     """Copies what is known."""
-    for place in range(len(table.words)):
-        if table.words[place, 0] != 0 or table.words[place, 1] != 0:
-            remember(larger, table.words[place, 0], table.words[place, 1], table.least_bytes[place])
+    for position in range(len(table.words)):
+        if table.words[position, 0] != 0 or table.words[position, 1] != 0:
+            remember(larger, table.words[position, 0], table.words[position, 1], table.least_bytes[position])

@@ -1,4 +1,4 @@
-"""A problem taken apart where nothing is alive: the parts share no step, so each is placed by itself, over the same bytes."""
+"""A problem taken apart where nothing is alive: the components share no step, so each is placed by itself, over the same bytes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from lowtide.problems.placement import PlaceProblem
 
 
-def parts(problem: PlaceProblem) -> list[NDArray[np.intp]]:
-    """The buffers of each part, by time; those that need no bytes are in none."""
+def components(problem: PlaceProblem) -> list[NDArray[np.intp]]:
+    """The buffers of each component, by time; those that need no bytes are in none."""
     needed = np.flatnonzero((problem.size_bytes > 0) & (problem.start < problem.end))
     if not len(needed):
         return []
@@ -19,7 +19,7 @@ def parts(problem: PlaceProblem) -> list[NDArray[np.intp]]:
     return [np.sort(each) for each in np.split(order, cuts)]
 
 
-def part_of(problem: PlaceProblem, buffers: NDArray[np.intp]) -> PlaceProblem:
+def subproblem_of(problem: PlaceProblem, buffers: NDArray[np.intp]) -> PlaceProblem:
     """The problem of some of a problem's buffers."""
     return PlaceProblem(
         names=tuple(problem.names[each] for each in buffers.tolist()),
