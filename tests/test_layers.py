@@ -32,8 +32,8 @@ PLACES = {
         "kernels.py", "capture", "cost/lab", "cost/profiler.py", "cost/timings.py", "runtime", "lower", "api",
     },
     "ortools": {
-        "reference/orders/ilp.py", "reference/orders/cp_sat.py", "reference/addresses/ilp.py", "reference/addresses/cp_sat.py",
-        "reference/joint/program.py",
+        "reference/cp_sat.py", "reference/orders/ilp.py", "reference/orders/cp_sat.py", "reference/addresses/ilp.py",
+        "reference/addresses/cp_sat.py", "reference/joint/program.py",
     },
     "matplotlib": {"place/picture.py"},
     "numba": {"base/kernels.py"},

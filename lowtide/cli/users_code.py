@@ -34,7 +34,7 @@ def users_code(spec: str, *, alone: bool = False) -> Iterator[None]:
         raise
     except SystemExit as error:
         refuse(f"{spec}: expected code that returns, got one that ends the program with exit code {error.code}", *_lines(error))
-    except Exception as error:
+    except Exception as error:  # the user's code may raise anything: it is the user's error, told with their lines
         lines = _lines(error)
         if not lines and not alone:
             raise

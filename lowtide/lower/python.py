@@ -6,7 +6,8 @@
             `step(inputs, host)` where storages go to the host and back, `runtime.copies.host` says what it is given then
 
 The program calls operators directly; whoever runs it turns autograd and autocast off. Nothing in it comes from a file unchecked:
-operators are names of three identifiers, variables are made here, everything else is a literal.
+operators are names of three identifiers, variables are made here, everything else is a literal. `out=` forms are called only to work in the
+memory of an input that dies: for what is allocated, PyTorch's allocator or the arena stands.
 """
 
 from __future__ import annotations

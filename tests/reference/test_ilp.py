@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -96,42 +94,6 @@ def test_models_that_are_too_large_are_not_built(solver: Solver) -> None:
     found = solver.solve(load_problem(DATA / "train-L15.json"))
     assert (found.peak_bytes, found.status) == (43999232, Status.FEASIBLE)
     assert "constraints" not in found.stats
-
-
-@pytest.mark.parametrize("solver", [TimeIndexed(), Intervals()], ids=repr)
-def test_without_ortools_they_say_what_to_install(solver: Solver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ortools", None)
-    with pytest.raises(ImportError, match=r"needs ortools, which is not installed: pip install 'lowtide\[ilp\]'"):
-        solver.solve(OrderProblem.of([], []))
-    monkeypatch.delitem(sys.modules, "ortools")
-    monkeypatch.setitem(sys.modules, "highspy", ModuleType("highspy"))
-    with pytest.raises(ImportError, match="cannot share a process with highspy"):
-        solver.solve(OrderProblem.of([], []))
-
-
-def test_ortools_is_imported_only_when_a_solver_runs() -> None:
-    program = """
-import sys
-from lowtide.reference.orders.cp_sat import Intervals
-from lowtide.reference.orders.ilp import TimeIndexed
-TimeIndexed(), Intervals()
-assert "ortools" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: TimeIndexed("gurobi"),  # type: ignore[arg-type]
-        lambda: TimeIndexed(max_seconds=0),
-        lambda: Intervals(workers=0),
-        lambda: Intervals(max_effort=-1),
-    ],
-)
-def test_unknown_settings_are_refused(make: object) -> None:
-    with pytest.raises(ValueError, match=r"expected .*, got"):
-        make()  # type: ignore[operator]
 
 
 def check_optimal(solver: Solver, module: ModuleType, case: Case) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 from unittest.mock import patch
 
 import numpy as np
@@ -136,43 +133,6 @@ def test_models_that_are_too_large_are_not_built(placer: Placer) -> None:
     with unaided():
         found = placer.place(load_buffers(DATA / "example.12.csv"))
     assert (found.arena_bytes, found.status, found.stats) == (20, Status.FEASIBLE, {})
-
-
-@pytest.mark.parametrize("placer", [Rectangles(), Addresses()], ids=repr)
-def test_without_ortools_they_say_what_to_install(placer: Placer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ortools", None)
-    with pytest.raises(ImportError, match=r"needs ortools, which is not installed: pip install 'lowtide\[ilp\]'"):
-        placer.place(PlaceProblem.of([], [], []))
-    monkeypatch.delitem(sys.modules, "ortools")
-    monkeypatch.setitem(sys.modules, "highspy", ModuleType("highspy"))
-    with pytest.raises(ImportError, match="cannot share a process with highspy"):
-        placer.place(PlaceProblem.of([], [], []))
-
-
-def test_ortools_is_imported_only_when_a_placer_runs() -> None:
-    program = """
-import sys
-from lowtide.place.bound import arena_bound_bytes
-from lowtide.reference.addresses.cp_sat import Rectangles
-from lowtide.reference.addresses.ilp import Addresses
-Addresses(), Rectangles()
-assert "ortools" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Addresses("gurobi"),  # type: ignore[arg-type]
-        lambda: Addresses(max_seconds=0),
-        lambda: Rectangles(workers=0),
-        lambda: Rectangles(max_effort=-1),
-    ],
-)
-def test_unknown_settings_are_refused(make: object) -> None:
-    with pytest.raises(ValueError, match=r"expected .*, got"):
-        make()  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("placer", [Rectangles(), Addresses()], ids=repr)

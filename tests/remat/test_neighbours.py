@@ -36,8 +36,8 @@ def test_exceptions_for_bystanders_and_to_keep_what_was_kept_change_nothing(made
         return
     problem, base, limit, found = evicted
     factors = [
-        data.draw(st.sampled_from([0.01, 100.0] if part == BYSTANDER else [1.0, 100.0] if part == WEIGHED else [1.0]))
-        for part in found.part.tolist()
+        data.draw(st.sampled_from([0.01, 100.0] if role == BYSTANDER else [1.0, 100.0] if role == WEIGHED else [1.0]))
+        for role in found.roles.tolist()
     ]
     again = evict(problem, base, limit, weights, Bias(np.array(factors, np.float64), np.ones(len(factors))))
     assert again.sequence.tolist() == found.sequence.tolist()
@@ -51,7 +51,7 @@ def test_something_is_repeated_only_where_something_was_chosen_to_go(made, share
         return
     _, base, _, found = evicted
     if len(found.sequence) > len(base):
-        assert CHOSEN in found.part
+        assert CHOSEN in found.roles
 
 
 @pytest.mark.parametrize("swap", [False, True])

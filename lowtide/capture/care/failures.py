@@ -70,7 +70,7 @@ def raised_in(called: str) -> Iterator[None]:
         yield
     except LowtideError:
         raise
-    except Exception as error:
+    except Exception as error:  # users' code and torch may raise anything: it is told with operator and line, and is the cause
         raise CaptureError(_sentence(error, called)) from error
 
 

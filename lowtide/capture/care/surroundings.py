@@ -29,7 +29,7 @@ def put_back_on_failure(functions: Iterable[Any], objects: Iterable[Any] = ()) -
     restores = _found([*functions, *objects], {id(item) for item in objects})
     try:
         yield
-    except BaseException:
+    except BaseException:  # an interrupt leaves as much behind as an error does; what was raised goes on
         for restore in restores:
             restore()
         raise

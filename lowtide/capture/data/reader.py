@@ -91,7 +91,7 @@ class Reader:
     def _compute(self, steps: tuple[Step, ...]) -> Any:
         try:
             return self._facts.tensor(steps)
-        except Exception as error:
+        except Exception as error:  # whatever the operator raises on real data, eager PyTorch would raise: it goes on, marked so
             mark_as_eager(error)
             raise
 

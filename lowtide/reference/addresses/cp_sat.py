@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from lowtide.base.extras import need_ortools
-from lowtide.errors import CheckError
 from lowtide.place.base import Placement
 from lowtide.problems.placement import FREE, PlaceProblem
 from lowtide.reference.addresses.common import Found, Model, answered, first_placement, is_answer
+from lowtide.reference.cp_sat import check_settings, solve
 
 _LIMIT_UNITS = 2**35  # of an arena: CP-SAT adds up areas, units times events, in int64
 
@@ -34,8 +33,7 @@ class Rectangles:
     max_buffers: int = 5_000
 
     def __post_init__(self) -> None:
-        if not (self.max_effort > 0 and self.max_seconds > 0 and self.workers > 0):
-            raise ValueError(f"expected max_effort, max_seconds and workers above 0, got {self}")
+        check_settings(self)
 
     def place(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Placement:
         """The solver's placement and bound, or the best heuristic's where it is no worse. `stats` count the model and its branches."""
@@ -54,7 +52,6 @@ class _Program:
     def __init__(self, model: Model, first: Placement, capacity_bytes: int | None) -> None:
         from ortools.sat.python import cp_model
 
-        self.cp: Any = cp_model
         self.program: Any = cp_model.CpModel()
         self.question = capacity_bytes is not None
         self.most = (first.arena_bytes if capacity_bytes is None else capacity_bytes) // model.unit_bytes
@@ -69,35 +66,12 @@ class _Program:
 
     def solve(self, settings: Rectangles) -> Found:
         """What CP-SAT finds and proves within its effort."""
-        solver = self.cp.CpSolver()
-        solver.parameters.num_workers = settings.workers
-        solver.parameters.interleave_search = settings.workers > 1  # several workers that give one answer
-        solver.parameters.random_seed = 0
-        solver.parameters.max_deterministic_time = settings.max_effort
-        solver.parameters.max_time_in_seconds = settings.max_seconds
-        status = self._status(solver)
-        effort = {
-            "variables": len(self.program.proto.variables),
-            "branches": int(solver.num_branches),
-            "conflicts": int(solver.num_conflicts),
-        }
-        if status == self.cp.INFEASIBLE and self.question:
+        solved = solve(self.program, settings, is_question=self.question)
+        effort = {"variables": len(self.program.proto.variables), **solved.effort}
+        if solved.is_infeasible:
             return Found(least_units=self.most + 1, stats=effort)
-        if status not in (self.cp.OPTIMAL, self.cp.FEASIBLE, self.cp.UNKNOWN):
-            raise CheckError(f"{settings!r}: expected CP-SAT to accept a model that its hint solves, got {solver.status_name(status)}")
-        bound = 0.0 if self.question else solver.best_objective_bound
-        least = max(0, round(bound)) if math.isfinite(bound) else 0
-        if status == self.cp.UNKNOWN:
-            return Found(least_units=least, stats=effort)
-        return Found(tuple(solver.value(address) for address in self.address), least, effort)
-
-    def _status(self, solver: Any) -> Any:
-        """What became of the search."""
-        try:
-            return solver.solve(self.program)
-        except IndexError:  # ortools 9.15's presolve can lose a hint's value (or-tools issue 5288): the same without a hint
-            self.program.clear_hints()
-            return solver.solve(self.program)
+        offsets = tuple(solved.solver.value(address) for address in self.address) if solved.is_found else None
+        return Found(offsets, solved.least, effort)
 
     def _address(self, model: Model, each: int) -> Any:
         """Where the buffer starts, as an expression: a multiple of its alignment."""

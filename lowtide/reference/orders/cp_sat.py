@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lowtide.base.extras import need_ortools
-from lowtide.errors import CheckError
 from lowtide.problems.order import OrderProblem
+from lowtide.reference.cp_sat import check_settings, solve
 from lowtide.reference.orders.common import Windows, better_order, first_order, windows
 from lowtide.reference.orders.model import Held, Reuse, Units, model_of, row
 from lowtide.schedule.base import Schedule, Status, scheduled
@@ -37,8 +36,7 @@ class Intervals:
     max_nodes: int = 5_000
 
     def __post_init__(self) -> None:
-        if not (self.max_effort > 0 and self.max_seconds > 0 and self.workers > 0):
-            raise ValueError(f"expected max_effort, max_seconds and workers above 0, got {self}")
+        check_settings(self)
 
     def solve(self, problem: OrderProblem) -> Schedule:
         """The solver's order and bound, or the best heuristic's order where it is no worse. `stats` count the model and its branches."""
@@ -60,7 +58,6 @@ class _Program:
     def __init__(self, problem: OrderProblem, units: Units, first: Schedule) -> None:
         from ortools.sat.python import cp_model
 
-        self.cp: Any = cp_model
         self.program: Any = cp_model.CpModel()
         self.n = problem.node_count
         self.model = model_of(problem, units)
@@ -88,29 +85,11 @@ class _Program:
 
     def solve(self, settings: Intervals) -> tuple[list[int], int, dict[str, int]]:
         """The order found, empty where none was; the units that every order has at its peak; and the effort."""
-        solver = self.cp.CpSolver()
-        solver.parameters.num_workers = settings.workers
-        solver.parameters.interleave_search = settings.workers > 1  # several workers that give one answer
-        solver.parameters.random_seed = 0
-        solver.parameters.max_deterministic_time = settings.max_effort
-        solver.parameters.max_time_in_seconds = settings.max_seconds
-        status = self._status(solver)
-        if status not in (self.cp.OPTIMAL, self.cp.FEASIBLE, self.cp.UNKNOWN):
-            raise CheckError(f"{settings!r}: expected CP-SAT to accept a model that its hint solves, got {solver.status_name(status)}")
-        effort = {"branches": int(solver.num_branches), "conflicts": int(solver.num_conflicts)}
-        bound = solver.best_objective_bound
-        least = max(0, round(bound)) if math.isfinite(bound) else 0
-        if status == self.cp.UNKNOWN:
-            return [], least, effort
-        return sorted(range(self.n), key=[solver.value(position) for position in self.position].__getitem__), least, effort
-
-    def _status(self, solver: Any) -> Any:
-        """What became of the search."""
-        try:
-            return solver.solve(self.program)
-        except IndexError:  # ortools 9.15's presolve can lose a hint's value (or-tools issue 5288): the same without a hint
-            self.program.clear_hints()
-            return solver.solve(self.program)
+        solved = solve(self.program, settings)
+        if not solved.is_found:
+            return [], solved.least, solved.effort
+        at = [solved.solver.value(position) for position in self.position]
+        return sorted(range(self.n), key=at.__getitem__), solved.least, solved.effort
 
     def _positions(self, problem: OrderProblem, when: Windows) -> list[Any]:
         position = [self.program.new_int_var(int(a), int(b), f"node{node}") for node, (a, b) in enumerate(zip(*when, strict=True))]
