@@ -19,7 +19,7 @@ RETIRED = {  # what is no longer said, and what is said instead
     r"kept_bytes|warn_(if_)?not_kept|can_be_kept": "checkpoint bytes, cached; a kept tensor lives to the end",
     r"among\(|among[:,)]|\w+\.among": "a name for what is selected",
     r"place_of|peak_place|load_with_places|into_places|slot\.place|class _?Places?": "position, location; to place is to give an address",
-    r"_of_parts?|_next_part|part: NDArray": "component, subproblem, role",
+    r"place\.parts|_next_part|part: NDArray": "component, subproblem, role",
 }
 PAGES = sorted(
     path for path in (*(ROOT / "lowtide").rglob("*.py"), *(ROOT / "docs").glob("*.*"), ROOT / "README.md") if path.suffix in (".py", ".md")
