@@ -19,6 +19,7 @@ RETIRED = {  # what is no longer said, and what is said instead
     r"kept_bytes|warn_(if_)?not_kept|can_be_kept": "checkpoint bytes, cached; a kept tensor lives to the end",
     r"among\(|among[:,)]|\w+\.among": "a name for what is selected",
     r"place_of|peak_place|load_with_places|into_places|slot\.place|class _?Places?": "position, location; to place is to give an address",
+    r"had back|letting go": "evicted and restored, eviction",
     r"place\.parts|_next_part|part: NDArray": "component, subproblem, role",
 }
 PAGES = sorted(
@@ -37,7 +38,7 @@ def test_a_retired_word_is_said_nowhere(retired: str):
     "text",
     [
         "a takeover", "peak_moment(graph)", "for deal in deals", "plan.trade", "a rehearsal", "_told(hook)", "hills", "told = 1",
-        "option.kept_bytes", "point.among(3)", "slot.place", "part: NDArray",
+        "option.kept_bytes", "point.among(3)", "slot.place", "part: NDArray", "had back",
     ],
 )  # fmt: skip
 def test_a_retired_word_is_found(text: str):

@@ -131,7 +131,7 @@ def _with_swap(remedy: Remedy, swap: bool, swap_state: bool) -> Remedy:
 
 
 def _letting_go(how_far: str, point: tuple[int, float], report: CostReport, arguments: str) -> Remedy:
-    return Remedy(f"letting go, {how_far}", point[0], point[1] / report.order_us - 1, arguments)
+    return Remedy(f"eviction, {how_far}", point[0], point[1] / report.order_us - 1, arguments)
 
 
 def _order_alone(report: CostReport) -> Remedy:
@@ -150,7 +150,7 @@ def _within(report: CostReport, memory_bytes: int, memory: int | str | None) -> 
 def _halved(maker: Maker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_bytes: int | None) -> Remedy | None:
     """The same with twice as many micro-batches, captured anew; None where the batch or the loss cannot be cut so.
 
-    By order alone; where that does not do for `memory_bytes`, by letting go of what does, or to the least that was found.
+    By order alone; where that does not do for `memory_bytes`, by evicting what does, or to the least that was found.
     """
     program = maker.capturing.program
     if program is None:
@@ -169,7 +169,7 @@ def _halved(maker: Maker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_
     if memory_bytes is None or plan.peak_bytes <= memory_bytes:
         return ordered
     peak_bytes = _within_or_least(halved, args, kwargs, memory_bytes)
-    return Remedy("smaller micro-batches, letting go", peak_bytes, None, f"accumulate={count}, memory={max(peak_bytes, memory_bytes)}")
+    return Remedy("smaller micro-batches, eviction", peak_bytes, None, f"accumulate={count}, memory={max(peak_bytes, memory_bytes)}")
 
 
 def _within_or_least(maker: Maker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_bytes: int) -> int:

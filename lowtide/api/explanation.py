@@ -20,7 +20,7 @@ _MODULES = 6  # that are named
 class Remedy:
     """One thing that would help, and how much."""
 
-    what: str  # "order alone", "letting go, +10% time at most"
+    what: str  # "order alone", "eviction, +10% time at most"
     peak_bytes: int
     slower: float | None  # than without it, as a share of the time: 0.1; None where that is not known
     arguments: str  # to give to `optimize` for it, "latency=1.1"; "" for none
@@ -109,8 +109,8 @@ class Explanation:
 
     def foot_lines(self) -> list[str]:
         """What the figures do not count, and the verdict."""
-        notes = ["letting go: tensors are not kept until they are wanted, but had back then; numbers stay the same to the last bit"]
-        notes = notes if any("letting go" in remedy.what for remedy in self.remedies) else []
+        notes = ["eviction: tensors are let go while still needed and restored later; numbers stay the same to the last bit"]
+        notes = notes if any("eviction" in remedy.what for remedy in self.remedies) else []
         notes += [f"nothing was run: times are by the rates of {self.device}, and temporaries within operators are not counted"]
         return [*notes, *([self.verdict] if self.verdict else [])]
 

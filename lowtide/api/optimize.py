@@ -80,7 +80,7 @@ def optimize(
     scaler: scales the loss, unscales the gradients before after_backward, skips the optimizer's step where one is not finite, and is
         updated; all within the step. Every gradient then exists before the first parameter is updated, which costs memory.
     memory: the most that the step may take at its peak, with all that the caller holds: bytes, "8GiB", or "60%" of the peak of the
-        program as it stands. Where order alone is not enough, tensors are let go and had back, as little as was found to do: computed
+        program as it stands. Where order alone is not enough, tensors are evicted and restored, as little as was found to do: computed
         again, or copied to the host and back (see `swap`);
         random operators and updates are never repeated, and all numbers stay the same to the last bit.
     latency: the most that a step may take, as a multiple of its time without recomputation; the peak is then as small as was found.

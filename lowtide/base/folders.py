@@ -37,7 +37,7 @@ def warn_if_not_cached() -> None:
 def warn_not_cached(why: object) -> None:
     """Say, once for whatever is lost, that what is made now will have to be made again."""
     warn_once(
-        "not kept",
+        "not cached",
         f"lowtide cannot keep what it measures and compiles for other processes: {why}; set LOWTIDE_CACHE to a folder that lasts",
     )
 

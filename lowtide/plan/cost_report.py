@@ -17,7 +17,7 @@ _TIMES = ("run_us", "store_us", "load_us")
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """One tensor that is not kept all the while it is wanted: what letting go of it buys, and what its return costs."""
+    """One tensor that is not held all the while it is wanted: what its eviction buys, and what its return costs."""
 
     tensor: LiveTensor  # as the plan's graph names its first copy; its life is from that copy's start to the last use of the last one
     away: tuple[tuple[int, int], ...]  # the steps [start, end) over which no copy of it is there; none where it is made again for nothing
@@ -49,7 +49,7 @@ class CostReport:
     order_peak_bytes: int  # the least peak without recomputation
     recomputed: int  # runs that repeat a node
     frontier: tuple[tuple[int, float], ...]  # (peak_bytes, time_us) of all that was found and is best at something, leanest first
-    evictions: tuple[Eviction, ...] = ()  # every tensor that is let go of and comes back, the largest first
+    evictions: tuple[Eviction, ...] = ()  # every tensor that is evicted and restored, the largest first
     stopped: str = ""  # what ended the search before its effort was spent: "max_seconds", "interrupted"; "" where nothing did
 
     def rows(self) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def snapshot_line(snapshot: Snapshot, again: bool = False) -> str:
 
 
 def eviction_lines(report: CostReport, device: str = "", most: int = _EVICTIONS) -> list[str]:
-    """What was let go of, what that bought and cost, those of repeated blocks together."""
+    """What was evicted, what that bought and cost, those of repeated blocks together."""
     groups = alike(report.evictions, lambda eviction: eviction.tensor, lambda _, eviction: eviction.how)
     groups.sort(key=lambda group: (-_spared_bytes(group.members), -group.nbytes))
     lines = [_evictions_total(report)] if report.evictions else []
@@ -96,7 +96,7 @@ def _evictions_total(report: CostReport) -> str:
     rest_us -= sum(eviction.run_us for eviction in report.evictions)
     spared = f"{bytes_text(_spared_bytes(report.evictions))} of it at the step that would be the peak"
     rest = f"; {time_text(rest_us)} more in waits for copies and in rewritten operators" if rest_us > _LEAST_SHARE * report.order_us else ""
-    return f"let go of and had back: {bytes_text(nbytes)} in {len(report.evictions)} tensors, {spared}: {_costs(report.evictions)}{rest}"
+    return f"evicted and restored: {bytes_text(nbytes)} in {len(report.evictions)} tensors, {spared}: {_costs(report.evictions)}{rest}"
 
 
 def _eviction_line(group: Alike[Eviction]) -> str:

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from lowtide.cost.cache import Cache
 from lowtide.cost.device import half_flops_of
 from lowtide.cost.lab import trial
+from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.cost.lab.trials import Trials
 from lowtide.cost.presets import PRESETS, preset
 from lowtide.cost.timings import device_here, measure_timings
+from lowtide.cost.workspaces import measure_workspaces
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Kind, Node, Storage, Value
 
@@ -52,6 +54,21 @@ def test_a_call_is_measured_once_and_remembered(cache):
     document["entries"][call] = 123_000
     path.write_text(json.dumps(document))
     assert measure_timings([_mm(16)], ROOFLINE).us == (123.0,)
+
+
+def test_whoever_listens_hears_which_share_is_done():
+    shares = {"workspaces": [], "times": []}
+    nodes = [_mm(16), _mm(32), _mm(48)]
+    with Laboratory() as laboratory:
+        laboratory.listener = shares["workspaces"].append
+        measure_workspaces(nodes, laboratory=laboratory)
+        laboratory.listener = shares["times"].append
+        measure_timings(nodes, ROOFLINE, laboratory=laboratory)
+    for heard in shares.values():
+        assert len(heard) >= 3
+        assert heard == sorted(set(heard))
+        assert heard[0] == 0
+        assert heard[-1] < 1
 
 
 def test_a_file_that_does_not_read_is_measured_anew(cache):

@@ -147,9 +147,7 @@ def test_what_is_alike_is_one_line_that_adds_up() -> None:
 
 
 def test_a_rest_of_the_time_is_told() -> None:
-    told = [
-        line for line in eviction_lines(replace(COST_REPORT, time_us=COST_REPORT.order_us + 40 * 750.0 + 5000.0)) if "let go of" in line
-    ]
+    told = [line for line in eviction_lines(replace(COST_REPORT, time_us=COST_REPORT.order_us + 40 * 750.0 + 5000.0)) if "evicted" in line]
     assert told[0].endswith("40 run again, 30.00 ms; 5.00 ms more in waits for copies and in rewritten operators")
     assert "more in waits" not in "".join(eviction_lines(replace(COST_REPORT, time_us=COST_REPORT.order_us + 40 * 750.0)))
 
