@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture import operators
+from lowtide.capture.blocks import address
 from lowtide.ir.operators.row import Fake
 
 _REDUCED = (torch.bfloat16, torch.float16)
@@ -32,12 +33,14 @@ def _viewed(func: OpOverload, tensor: torch.Tensor, look: Sequence[int] | torch.
     """A view with the real kernel's strides, which that one gives without data as well.
 
     The fake keeps strides along extents of 1 where the real kernel makes them anew. Kernels read those too: whether channels lie last
-    depends on them.
+    depends on them. Where it has seen another view of a tensor without elements, it gives the next one a storage of its own.
     """
     view: torch.Tensor = func(tensor, look)
     with _disable_current_modes():
         real = func(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"), look).stride()
-    return view if view.stride() == real else view.as_strided(view.shape, real, view.storage_offset())
+    if view.stride() == real and address(view) == address(tensor):
+        return view
+    return (view if isinstance(look, torch.dtype) else tensor).as_strided(view.shape, real, view.storage_offset())
 
 
 def _shapes_are_fixed(a: torch.Tensor, b: torch.Tensor, rcond: Any = None, *, driver: str | None = None) -> bool:

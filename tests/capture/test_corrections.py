@@ -72,6 +72,18 @@ def test_views_have_the_real_strides_along_extents_of_1_too(op):
     assert differs, "torch's fakes are right by now: delete the correction"
 
 
+@pytest.mark.parametrize("op", [torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default])
+def test_views_of_nothing_share_its_storage(op):
+    with FakeTensorMode() as mode:
+        FakeTensorMode.cache_clear()
+        fake = mode.from_tensor(torch.empty(0, 8))
+        op(fake, [0, 8])
+        found = kernel(op, (fake, [-1, 8]), {})(fake, [-1, 8])
+        FakeTensorMode.cache_clear()
+    assert found.shape == (0, 8)
+    assert found.untyped_storage()._cdata == fake.untyped_storage()._cdata
+
+
 @pytest.mark.parametrize("reduction", [0, 1, 2])
 @pytest.mark.parametrize("shape", [(5,), (3, 5), (1, 5)])
 def test_the_loss_of_one_example_has_the_real_shape(shape, reduction):
