@@ -26,7 +26,12 @@ def at(graph: Graph, point: Mapping[str, int]) -> Graph:
     checked_dimensions(graph.dimensions)
     symbolic = tuple(dict.fromkeys(size for size in sizes_of(graph) if not isinstance(size, int)))
     found = sizes_at(symbolic, graph.dimensions, point)
-    return graph if not symbolic and not graph.dimensions else _Writer(dict(zip(symbolic, found, strict=True))).graph(graph)
+    return rewritten(graph, dict(zip(symbolic, found, strict=True))) if symbolic or graph.dimensions else graph
+
+
+def rewritten(graph: Graph, sizes: Mapping[Size, Size]) -> Graph:
+    """A graph with others in the places of all sizes that are no numbers, and no dimensions. Raises ShapeError for a negative number."""
+    return _Writer(sizes).graph(graph)
 
 
 def sizes_of(graph: Graph) -> Iterator[Size]:
@@ -54,10 +59,10 @@ def _sizes_of_arg(arg: Arg) -> Iterator[Size]:
 
 
 class _Writer:
-    """Writes nouns anew with numbers for sizes, each once."""
+    """Writes nouns anew with other sizes, each once."""
 
-    def __init__(self, numbers: Mapping[Size, int]) -> None:
-        self._numbers = numbers
+    def __init__(self, instead: Mapping[Size, Size]) -> None:
+        self._instead = instead
         self._storages: dict[Storage, Storage] = {}
         self._values: dict[Value, Value] = {}
         self._nodes: dict[Node, Node] = {}
@@ -93,16 +98,16 @@ class _Writer:
             self._storages[storage] = replace(storage, nbytes=nbytes)
         return self._storages[storage]
 
-    def _sizes(self, owner: Storage | Value, sizes: tuple[Size, ...]) -> tuple[int, ...]:
-        numbers = tuple(size if isinstance(size, int) else self._numbers[size] for size in sizes)
-        for size, each in zip(sizes, numbers, strict=True):
-            if each < 0:
+    def _sizes(self, owner: Storage | Value, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
+        found = tuple(size if isinstance(size, int) else self._instead[size] for size in sizes)
+        for size, each in zip(sizes, found, strict=True):
+            if isinstance(each, int) and each < 0:
                 raise ShapeError(f"{owner.name}: expected sizes of 0 or more, got {size} = {each}: let the dimensions' ranges begin higher")
-        return numbers
+        return found
 
     def _arg(self, arg: Arg) -> Arg:
         if isinstance(arg, Value):
             return self._value(arg)
         if isinstance(arg, tuple):
             return tuple(map(self._arg, arg))
-        return self._numbers[arg] if isinstance(arg, sympy.Expr) else arg
+        return self._instead[arg] if isinstance(arg, sympy.Expr) else arg

@@ -57,7 +57,8 @@ class Polynomial:
     def size(self) -> Size:
         """As the graph's own noun: an int, or an expression."""
         parts = (sympy.Mul(*(sympy.sympify(parse_size(name)) ** power for name, power in monomial), each) for monomial, each in self.terms)
-        return canonical(sympy.Add(*parts))
+        whole = sympy.Add(*parts)
+        return int(whole) if whole.is_Integer else whole
 
     def __add__(self, other: Polynomial) -> Polynomial:
         return total((self, other))
