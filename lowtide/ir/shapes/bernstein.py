@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import product
-from math import comb, lcm
+from math import comb, lcm, prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,15 +26,20 @@ def coefficients(polynomial: Polynomial, ranges: Mapping[str, Range]) -> NDArray
 
     All are multiples by the same factor. Exponents must not be negative.
     """
-    names = polynomial.generators
-    degrees = [max(dict(monomial).get(name, 0) for monomial, _ in polynomial.terms) for name in names]
-    if np.prod([degree + 1 for degree in degrees], dtype=object) > _MOST_COEFFICIENTS:
+    powers = [dict(monomial) for monomial, _ in polynomial.terms]
+    degrees = {name: max(each.get(name, 0) for each in powers) for name in polynomial.generators}
+    if prod(degree + 1 for degree in degrees.values()) > _MOST_COEFFICIENTS:
         return None
-    found = np.zeros([degree + 1 for degree in degrees], dtype=object)
-    for monomial, each in polynomial.whole().terms:
+    return elevated(polynomial.whole(), ranges, degrees)
+
+
+def elevated(polynomial: Polynomial, ranges: Mapping[str, Range], degrees: Mapping[str, int]) -> NDArray[Any]:
+    """The same of at least its own degrees, by axis in the order of `degrees`: for all whole polynomials multiples by the same factor."""
+    found = np.zeros([degree + 1 for degree in degrees.values()], dtype=object)
+    for monomial, each in polynomial.terms:
         powers = dict(monomial)
-        found[tuple(powers.get(name, 0) for name in names)] = int(each)
-    for axis, (name, degree) in enumerate(zip(names, degrees, strict=True)):
+        found[tuple(powers.get(name, 0) for name in degrees)] = int(each)
+    for axis, (name, degree) in enumerate(degrees.items()):
         found = np.moveaxis(np.tensordot(_change(degree, *ranges[name]), found, axes=([1], [axis])), 0, axis)
     return found
 

@@ -1,0 +1,188 @@
+"""Orders for ranges: problems over dimensions at points, families judged, and proofs for whole ranges, against brute force."""
+
+import numpy as np
+import pytest
+import sympy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowtide.cost.memory import order_problem, simulate
+from lowtide.cost.symbolic import SymbolicProblem, symbolic_problem
+from lowtide.errors import CheckError, ShapeError
+from lowtide.ir.graph import Graph
+from lowtide.ir.shapes.at import at
+from lowtide.ir.shapes.dimension import Dimension
+from lowtide.ir.text.graph_text import parse
+from lowtide.problems.order import OrderProblem
+from lowtide.problems.order_check import Task
+from lowtide.schedule.auto import schedule
+from lowtide.schedule.base import Status
+from lowtide.schedule.family import order_family
+from lowtide.schedule.points import sample_points
+from lowtide.schedule.proof import is_best_everywhere
+from tests.listing import listing
+from tests.problems import least_peak, same
+from tests.ranges import points
+from tests.symbolic import symbolic_cases
+
+unhurried = settings(deadline=None, max_examples=60)
+
+
+@unhurried
+@given(symbolic_cases())
+def test_a_problem_at_a_point_is_that_of_its_numbers(symbolic):
+    problem = symbolic.problem
+    for point in points(symbolic.dimensions)[::3]:
+        assert same(problem.at(point), symbolic.at(point).problem)
+
+
+@unhurried
+@given(symbolic_cases())
+def test_an_order_that_is_proven_best_is_best_at_every_point(symbolic):
+    problem = symbolic.problem
+    for point in (points(symbolic.dimensions)[0], points(symbolic.dimensions)[-1]):
+        order = schedule(problem.at(point)).order
+        if is_best_everywhere(problem, order):
+            for other in points(symbolic.dimensions):
+                assert simulate(problem.at(other), order).peak_bytes == least_peak(symbolic.at(other))
+
+
+@unhurried
+@given(symbolic_cases(), st.sampled_from([0.0, 0.01, 0.3]))
+def test_a_family_stays_near_the_least_peak_at_each_of_its_points(symbolic, tolerance):
+    problem = symbolic.problem
+    family = order_family(problem, points(symbolic.dimensions), tolerance=tolerance)
+    for place, point in enumerate(family.points):
+        case = symbolic.at(point)
+        assert family.bound_bytes[place] <= least_peak(case) <= family.least_bytes[place]
+        chosen = family.orders[family.chosen[place]]
+        assert simulate(case.problem, chosen).peak_bytes == family.peak_bytes[:, place].min() <= family.least_bytes[place] * (1 + tolerance)
+    if family.is_proven:
+        assert family.least_bytes.tolist() == [least_peak(symbolic.at(point)) for point in family.points]
+
+
+def crossing() -> SymbolicProblem:
+    """Two branches that join, each with a large intermediate and a small result: at small `s` one goes first, at large `s` the other."""
+    s = sympy.Symbol("s", integer=True, nonnegative=True)
+    sizes = (s * s, 100 * s, 60, s, 1, 1)
+    tasks = (
+        Task("a", makes=(0,)), Task("b", makes=(1,)), Task("a small", makes=(2,), reads=(0,)), Task("b small", makes=(3,), reads=(1,)),
+        Task("join", makes=(4,), reads=(2, 3)),
+    )  # fmt: skip
+    bare = OrderProblem.of([1] * 6, tasks, kept=[4])
+    return SymbolicProblem((Dimension("s", 1, 1000),), bare, sizes, (0,) * 5, ())
+
+
+def test_no_order_is_best_where_sizes_cross_and_two_are_kept():
+    problem = crossing()
+    family = order_family(problem, tolerance=0.0)
+    assert len(family.orders) == 2
+    assert family.worst_ratio == 1.0
+    assert family.is_proven
+    assert not any(is_best_everywhere(problem, order) for order in family.orders)
+    peaks = [
+        simulate(problem.at(point), family.orders[which]).peak_bytes for point, which in zip(family.points, family.chosen, strict=True)
+    ]
+    assert peaks == family.least_bytes.tolist()
+
+
+def test_what_scales_together_has_one_order_and_its_proof():
+    """A training step in small: activations grow with batch and length, weights and their gradients do not."""
+    text = """\
+def graph(  # batch in 1..64, length in 16..2048
+    w,  # float32[64, 64] 16.00 KiB parameter cpu
+    x,  # float32[batch, length, 64] 256*batch*length B input cpu
+):
+    a = aten.mul.Tensor(x, x)  # float32[batch, length, 64] 256*batch*length B activation cpu
+    b = aten.exp.default(a)  # float32[batch, length, 64] 256*batch*length B activation cpu
+    c = aten.sum.default(b)  # float32[] 4 B activation cpu
+    ga = aten.mul.Tensor(b, x)  # float32[batch, length, 64] 256*batch*length B gradient cpu; takes b by aten.mul_.Tensor
+    gw = aten.mm.default(ga, x)  # float32[64, 64] 16.00 KiB gradient cpu
+    return (c, gw)
+"""
+    problem = symbolic_problem(parse(text))
+    family = order_family(problem)
+    assert len(family.orders) == 1
+    assert is_best_everywhere(problem, family.orders[0])
+
+
+def test_a_symbolic_problem_of_a_graph_is_that_of_the_graph_at_each_point():
+    graph = listing()
+    problem = symbolic_problem(graph, round_to=512)
+    for number in (1, 7, 4096):
+        point = {"S0": 12 * number, "S1": number}
+        assert same(problem.at(point), order_problem(at(graph, point), round_to=512))
+
+
+def test_a_reuse_that_only_one_point_permits_is_none():
+    text = """\
+def graph(  # s in 8..64
+    x,  # float32[s] 4*s B input cpu
+):
+    a = aten.exp.default(x)  # float32[s] 4*s B activation cpu
+    b = aten.make.default(a)  # float32[8] 32 B activation cpu; takes a by aten.make_.default
+    c = aten.exp.default(b)  # float32[8] 32 B activation cpu; takes b by aten.exp_.default
+    return (c,)
+"""
+    graph = parse(text)
+    problem = symbolic_problem(graph)
+    assert order_problem(at(graph, {"s": 8})).take_ids.tolist() == [0, 1]
+    assert problem.at({"s": 8}).take_ids.tolist() == [1]
+    assert problem.at({"s": 8}).take_output.tolist() == [-1, -1, 2]
+    assert simulate(problem.at({"s": 8}), [0, 1, 2]).peak_bytes == 32 + 64
+
+
+def test_rounding_is_proven_only_where_it_is_a_polynomial():
+    text = """\
+def graph(  # s in 1..64
+    x,  # uint8[{0}*s] {0}*s B input cpu
+):
+    a = aten.exp.default(x)  # uint8[{0}*s] {0}*s B activation cpu
+    b = aten.sum.default(a)  # uint8[1] 1 B activation cpu
+    return (b,)
+"""
+    assert is_best_everywhere(symbolic_problem(parse(text.format(1024)), round_to=512), [0, 1])
+    assert not is_best_everywhere(symbolic_problem(parse(text.format(1000)), round_to=512), [0, 1])
+    assert is_best_everywhere(symbolic_problem(parse(text.format(1000))), [0, 1])
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5000)), min_size=1, max_size=3), st.integers(4, 40))
+def test_sampled_points_are_of_the_range_and_hold_its_corners(given_ranges, most):
+    dimensions = tuple(Dimension(f"s{place}", least, least + more) for place, (least, more) in enumerate(given_ranges))
+    found = sample_points(dimensions, most)
+    assert len({tuple(point.values()) for point in found}) == len(found)
+    assert found[0] == {each.name: each.most for each in dimensions}
+    assert {each.name: each.least for each in dimensions} in found
+    assert all(each.least <= point[each.name] <= each.most for point in found for each in dimensions)
+    assert all(each.least == 0 or point[each.name] > 0 for point in found for each in dimensions)
+
+
+def test_no_dimensions_are_one_point():
+    assert sample_points(()) == ({},)
+
+
+def test_wrong_orders_points_and_sizes_are_refused():
+    problem = crossing()
+    with pytest.raises(CheckError, match="order: expected at step 0"):
+        is_best_everywhere(problem, [2, 0, 1, 3, 4])
+    with pytest.raises(ShapeError, match=r"dimension s: expected a number from 1 to 1000, got 1001"):
+        order_family(problem, [{"s": 1001}])
+    cubes = (sympy.Symbol("s") ** 3, *problem.tensor_bytes[1:])
+    huge = SymbolicProblem((Dimension("s", 1, 10**9),), problem.structure, cubes, (0,) * 5, ())
+    with pytest.raises(ShapeError, match=r"at \{'s': 1000000000\}: expected sizes that add up to at most 2\*\*62 bytes, got more"):
+        huge.at({"s": 10**9})
+    with pytest.raises(CheckError, match="expected workspace_bytes of 0 nodes, got 1"):
+        symbolic_problem(Graph((), (), ()), [3])
+
+
+def test_a_family_of_a_problem_without_nodes():
+    family = order_family(symbolic_problem(Graph((), (), (), (Dimension("s", 1, 4),))))
+    assert family.orders == ((),)
+    assert family.peak_bytes.tolist() == [[0, 0, 0, 0]]
+    assert np.array_equal(family.least_bytes, family.bound_bytes)
+
+
+def test_the_answer_at_each_point_is_the_solvers():
+    problem = crossing()
+    for point in sample_points(problem.dimensions):
+        assert schedule(problem.at(point)).status is Status.OPTIMAL
