@@ -4,8 +4,8 @@
 
 Training wraps the sample's float inputs as parameters and takes one step of SGD on a weighted sum of the results. "right", "refused",
 "different", "raised" and "dead" are counts of samples; "idle" counts those for which eager differs from itself as soon as a dispatch
-mode that does nothing is active: where ATen takes another formula. Operators that give memory as they find it are left out. Each row goes into the saved table as soon as it is known,
-and rows of others stay. Needs expecttest; samples of some operators need scipy.
+mode that does nothing is active: where ATen takes another formula. Operators that give memory as they find it are left out.
+Each row goes into the saved table as soon as it is known, and rows of others stay. Needs expecttest; samples of some operators need scipy.
 """
 
 from __future__ import annotations
