@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import sympy
 
 from lowtide.cost.memory import counted_storages, order_problem, resident_storages
 from lowtide.errors import CheckError, ShapeError
@@ -59,6 +60,16 @@ class SymbolicProblem:
         return tuple(map(Polynomial.of, self.tensor_bytes))
 
     @cached_property
+    def rounded_polynomials(self) -> tuple[Polynomial, ...]:
+        """[m] as the device's allocator rounds them."""
+        return tuple(_rounded(size, self.round_to) for size in self.tensor_polynomials)
+
+    @cached_property
+    def rounded_resident(self) -> tuple[Polynomial, ...]:
+        """What is resident, storage by storage, as the device's allocator rounds it."""
+        return tuple(_rounded(Polynomial.of(size), self.round_to) for size in self.resident_bytes)
+
+    @cached_property
     def _sizes_at(self) -> Compiled:
         return compiled((*self.tensor_bytes, *self.workspace_bytes, *self.resident_bytes), self.dimensions)
 
@@ -81,6 +92,16 @@ def symbolic_problem(graph: Graph, workspace_bytes: Sequence[Size] | None = None
         tuple(storage.nbytes for storage in resident_storages(graph)),
         round_to,
     )
+
+
+def _rounded(size: Polynomial, round_to: int) -> Polynomial:
+    """A size rounded up: a polynomial where only a number in it is no multiple, else by the function that rounds."""
+    terms = dict(size.terms)
+    number = terms.pop((), 0)
+    if any(each % round_to for each in terms.values()):
+        return Polynomial.of(sympy.ceiling(sympy.sympify(size.size) / round_to) * round_to)
+    terms[()] = -(-number // round_to) * round_to
+    return Polynomial(tuple(sorted((monomial, each) for monomial, each in terms.items() if each)))
 
 
 def _permitted(problem: OrderProblem, graph: Graph, tensor_of: Mapping[Storage, int]) -> OrderProblem:

@@ -58,26 +58,13 @@ def is_best_everywhere(problem: SymbolicProblem, order: Sequence[int], *, max_bo
 
 def _polynomials(problem: SymbolicProblem) -> tuple[Polynomial, ...] | None:
     """The sizes of tensors, of workspaces, and of all that is resident, as the allocator rounds them; None where one is no polynomial."""
-    resident = [_rounded(Polynomial.of(size), problem.round_to) for size in problem.resident_bytes]
-    tensors = [_rounded(size, problem.round_to) for size in problem.tensor_polynomials]
-    sizes = (*tensors, *map(Polynomial.of, problem.workspace_bytes), *resident)
+    sizes = (*problem.rounded_polynomials, *map(Polynomial.of, problem.workspace_bytes), *problem.rounded_resident)
     names = {each.name for each in problem.dimensions}
-    plain = [size for size in sizes if size is not None and names.issuperset(size.generators) and _is_whole(size)]
-    return tuple(plain) if len(plain) == len(sizes) else None
+    return sizes if all(names.issuperset(size.generators) and _is_whole(size) for size in set(sizes)) else None
 
 
 def _is_whole(size: Polynomial) -> bool:
     return all(each.denominator == 1 and all(power > 0 for _, power in monomial) for monomial, each in size.terms)
-
-
-def _rounded(size: Polynomial, round_to: int) -> Polynomial | None:
-    """A size rounded up, where that is a polynomial, too: where only a number in it is no multiple."""
-    terms = dict(size.terms)
-    number = terms.pop((), 0)
-    if any(each % round_to for each in terms.values()):
-        return None
-    terms[()] = -(-number // round_to) * round_to
-    return Polynomial(tuple(sorted((monomial, each) for monomial, each in terms.items() if each)))
 
 
 def _is_best_within(problem: SymbolicProblem, order: Sequence[int], sizes: tuple[Polynomial, ...], box: Dimensions) -> bool:

@@ -1,5 +1,8 @@
 """Orders for ranges: problems over dimensions at points, families judged, and proofs for whole ranges, against brute force."""
 
+from dataclasses import replace
+from itertools import islice, permutations
+
 import numpy as np
 import pytest
 import sympy
@@ -8,9 +11,11 @@ from hypothesis import strategies as st
 
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.symbolic import SymbolicProblem, symbolic_problem
+from lowtide.cost.symbolic_peak import symbolic_peak
 from lowtide.errors import CheckError, ShapeError
 from lowtide.ir.graph import Graph
 from lowtide.ir.shapes.at import at
+from lowtide.ir.shapes.compare import Comparison, compare
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.text.graph_text import parse
 from lowtide.problems.order import OrderProblem
@@ -21,7 +26,7 @@ from lowtide.schedule.family import order_family
 from lowtide.schedule.points import sample_points
 from lowtide.schedule.proof import is_best_everywhere
 from tests.listing import listing
-from tests.problems import least_peak, same
+from tests.problems import least_peak, same, topological_orders
 from tests.ranges import points
 from tests.symbolic import symbolic_cases
 
@@ -61,6 +66,18 @@ def test_a_family_stays_near_the_least_peak_at_each_of_its_points(symbolic, tole
         assert family.least_bytes.tolist() == [least_peak(symbolic.at(point)) for point in family.points]
 
 
+@unhurried
+@given(symbolic_cases(), st.sampled_from([1, 4]), st.randoms(use_true_random=False))
+def test_the_peak_over_a_range_is_that_at_each_point(symbolic, round_to, random):
+    problem = replace(symbolic.problem, round_to=round_to)
+    order = random.choice(list(islice(topological_orders(symbolic.case), 20)))
+    peak = symbolic_peak(problem, order)
+    for point in points(symbolic.dimensions)[::2]:
+        assert peak.at(point) == simulate(problem.at(point), order).peak_bytes
+    for one, two in permutations(peak.footprint_bytes, 2):
+        assert compare(one, two, symbolic.dimensions) is Comparison.UNKNOWN
+
+
 def crossing() -> SymbolicProblem:
     """Two branches that join, each with a large intermediate and a small result: at small `s` one goes first, at large `s` the other."""
     s = sympy.Symbol("s", integer=True, nonnegative=True)
@@ -80,6 +97,7 @@ def test_no_order_is_best_where_sizes_cross_and_two_are_kept():
     assert family.worst_ratio == 1.0
     assert family.is_proven
     assert not any(is_best_everywhere(problem, order) for order in family.orders)
+    assert [len(symbolic_peak(problem, order).footprint_bytes) for order in family.orders] == [2, 2]
     peaks = [
         simulate(problem.at(point), family.orders[which]).peak_bytes for point, which in zip(family.points, family.chosen, strict=True)
     ]

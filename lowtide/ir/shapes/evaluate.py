@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 
 import sympy
 
-from lowtide.errors import ShapeError
+from lowtide.errors import FormatError, ShapeError
 from lowtide.ir.shapes.dimension import Dimensions, checked_point
 from lowtide.ir.sizes import Size
-from lowtide.ir.text.sizes import canonical, size_text
+from lowtide.ir.text.sizes import canonical
 
 Compiled: TypeAlias = "Callable[..., tuple[int, ...]]"  # of the dimensions' numbers in their order
 
@@ -36,7 +36,7 @@ def sizes_at(sizes: Sequence[Size], dimensions: Dimensions, point: Mapping[str, 
 def compiled(sizes: tuple[Size, ...], dimensions: Dimensions) -> Compiled:
     """A function of the numbers of `dimensions`, positional, that gives all sizes; it does not check ranges.
 
-    Raises ShapeError for an unknown dimension; the function does so where a size is no whole number.
+    Raises ShapeError for an unknown dimension, FormatError for what is no size. The function raises ShapeError for what is not whole.
     """
     names = {each.name: f"d{place}" for place, each in enumerate(dimensions)}
     entries = [_entry(size, names) for size in sizes]
@@ -46,25 +46,24 @@ def compiled(sizes: tuple[Size, ...], dimensions: Dimensions) -> Compiled:
 
 
 def _entry(size: Size, names: Mapping[str, str]) -> str:
-    if type(size) is int:
-        return str(size)
-    read = canonical(size)
-    if isinstance(read, int):
-        return str(read)
-    _check_names(read, names)
-    return _whole_text(read, names)
+    if isinstance(size, int):
+        return str(int(size))
+    if not isinstance(size, sympy.Expr):
+        raise FormatError(f"expected a size, an integer or a sympy expression, got a {type(size).__name__}")
+    _check_names(size, names)
+    return _whole_text(size, names)
 
 
 def _whole_text(part: Any, names: Mapping[str, str]) -> str:
     top, bottom = _fraction(part, names)
-    return top if bottom == "1" else f"whole({top}, {bottom}, {size_text(part)!r})"
+    return top if bottom == "1" else f"whole({top}, {bottom}, {str(part)[:80]!r})"
 
 
 def _check_names(size: Any, names: Mapping[str, str]) -> None:
     unknown = sorted({str(symbol) for symbol in size.free_symbols} - names.keys())
     if unknown:
         known = ", ".join(names) or "none"
-        raise ShapeError(f"size {size_text(size)}: expected dimensions that have a range ({known}), got {unknown[0]}: give it one")
+        raise ShapeError(f"size {size}: expected dimensions that have a range ({known}), got {unknown[0]}: give it one")
 
 
 def _fraction(part: Any, names: Mapping[str, str]) -> tuple[str, str]:
@@ -94,10 +93,15 @@ def _function(part: Any, names: Mapping[str, str]) -> str:
         return "divided({}, {})".format(*_fraction(part.args[0], names))
     if isinstance(part, sympy.ceiling):
         return "(-divided(-({}), {}))".format(*_fraction(part.args[0], names))
-    texts = [_whole_text(each, names) for each in part.args]
-    if isinstance(part, sympy.Mod):
-        return f"({texts[0]} - {texts[1]}*divided({texts[0]}, {texts[1]}))"
-    return f"{'max' if isinstance(part, sympy.Max) else 'min'}({', '.join(texts)})"
+    if isinstance(part, (sympy.Mod, sympy.Max, sympy.Min)):
+        texts = [_whole_text(each, names) for each in part.args]
+        if isinstance(part, sympy.Mod):
+            return f"({texts[0]} - {texts[1]}*divided({texts[0]}, {texts[1]}))"
+        return f"{'max' if isinstance(part, sympy.Max) else 'min'}({', '.join(texts)})"
+    read = canonical(part)  # such as torch's own functions, which read back as these
+    if type(read) is type(part):
+        raise FormatError(f"expected a size of whole numbers, floor, ceiling, Mod, Max and Min; got {part}")
+    return _text(sympy.sympify(read), names)
 
 
 def _divided(top: int, bottom: int) -> int:

@@ -130,10 +130,12 @@ def _by_boxes(polynomial: Polynomial, box: Mapping[str, Range]) -> Sign:
             return Sign.UNKNOWN
         sign, exact = _sign_of_numbers(found.flat), _sign_of_numbers(corners(found))
         seen.add(exact)
+        if common_sign(seen) is Sign.UNKNOWN:
+            return Sign.UNKNOWN
         if sign is exact:
             continue
         halves = _halves(part, polynomial.generators)
-        if common_sign(seen) is Sign.UNKNOWN or not halves:
+        if not halves:
             return Sign.UNKNOWN
         pending += halves
     return common_sign(seen)

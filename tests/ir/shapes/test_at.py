@@ -6,11 +6,13 @@ import pytest
 import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._sympy.functions import FloorDiv
 
 from lowtide.errors import FormatError, ShapeError
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.shapes.at import at, sizes_of
+from lowtide.ir.shapes.compare import Comparison, compare
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.shapes.evaluate import compiled, size_at, sizes_at
 from lowtide.ir.sizes import contiguous_stride, product
@@ -161,6 +163,17 @@ def test_a_wrong_point_is_refused(point, message):
 def test_a_size_that_is_no_number_at_a_point_is_refused(size, message):
     with pytest.raises(ShapeError, match=message):
         size_at(size, RANGES, {"s0": 3, "s1": 17})
+
+
+@pytest.mark.parametrize("size", [sympy.sin(S0), 1.5 * S0, "s0", sympy.Symbol("s0") ** S1])
+def test_what_is_no_size_is_refused(size):
+    with pytest.raises(FormatError, match=r"expected (a size|a power|one of the functions)"):
+        size_at(size, RANGES, {"s0": 3, "s1": 17})
+
+
+def test_functions_of_torch_are_read():
+    assert size_at(FloorDiv(S1, 3) + 1, RANGES, {"s0": 3, "s1": 17}) == 6
+    assert compare(FloorDiv(S1, 3), sympy.floor(S1 / 3), RANGES) is Comparison.EQUAL
 
 
 def test_a_negative_size_is_refused():
