@@ -8,14 +8,14 @@ from typing import Any
 
 from lowtide.api.capturing import Capturing
 from lowtide.api.machine import Machine
+from lowtide.api.running.variant import Variant
 from lowtide.api.stages import Stages
-from lowtide.api.variant import Variant
 from lowtide.capture.program import Captured
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.errors import BudgetError, FormatError
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate, equal_graphs
-from lowtide.planning.limits import Limit
+from lowtide.planning.limits import Limit, Memory
 from lowtide.planning.planner import Planner
 from lowtide.planning.request import Budget, Request
 from lowtide.planning.saved import as_saved
@@ -99,6 +99,14 @@ class Maker:
                 programs = tuple(other._program(each.captured, laboratory) for each in family.programs)
             family = Family(programs, family.granted, _planner(programs))
         return other, other._planned(family)
+
+    def for_other_shapes(self, family: Family) -> Maker:
+        """The maker for batches of other shapes: a share of eager's peak is as many bytes as it is for this family."""
+        memory = self.asked.limit.memory
+        if memory is None:
+            return replace(self, saved=None)
+        fixed = Memory(memory.of_peak(family.programs[-1].eager_peak_bytes))
+        return replace(self, saved=None, asked=replace(self.asked, limit=replace(self.asked.limit, memory=fixed)))
 
     def _planned(self, family: Family) -> Family:
         """The programs with what runs them."""

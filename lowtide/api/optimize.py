@@ -15,6 +15,7 @@ from lowtide.api.arguments import check_arguments, check_scaler, check_swapping,
 from lowtide.api.capturing import Capturing
 from lowtide.api.machine import Machine
 from lowtide.api.maker import Asked, Maker
+from lowtide.api.running.shapes import checked_policy
 from lowtide.api.stages import Callback, Stages, wants_progress
 from lowtide.api.step import Step
 from lowtide.capture.optimizers.wrapped import torch_optimizer
@@ -55,6 +56,7 @@ def optimize(
     arena: bool = False,
     placer: Placer | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
+    on_new_shape: str | None = None,
     device: torch.device | str | None = None,
     simulate: Device | str | None = None,
     progress: bool | None = None,
@@ -101,6 +103,10 @@ def optimize(
         warning says so and the step runs without. `step.arena` tells how much was served.
     placer: how to find those addresses; by default what `lowtide.place` does, with little exact search, as a step waits for it.
     plan: a plan saved earlier for this very program, to be used instead of solving again.
+    on_new_shape: what to do with a batch that is unlike this one in its shapes or strides alone. "extend": the step is captured and planned
+        for that shape as well, once, within as many bytes as here. "eager": it runs as the caller's own loop would, on the same objects;
+        no limit holds for it. "error": BatchError. By default one further shape is captured, as the last batch of an epoch is mostly
+        smaller, and what is met beyond that runs eagerly, with one warning; under a limit, every shape is captured.
     device: where a model on the meta device is taken to be; "cpu" by default.
     simulate: plan for another machine: the name of a preset ("rtx3090", "a100", "h100", "h200", "cpu"; `lowtide devices` lists them) or a
         lowtide.Device. Times are then by its roofline, sizes as its allocator rounds them, nothing is measured, and the step cannot run.
@@ -112,6 +118,7 @@ def optimize(
     """
     check_arguments(model, loss, optimizer, after_backward, accumulate)
     check_scaler(scaler, optimizer, swap_state)
+    checked_policy(on_new_shape)
     optimizer = torch_optimizer(optimizer)
     check_swapping(model, optimizer, swap, swap_state)
     if plan is not None and (memory is not None or latency is not None):
@@ -133,4 +140,4 @@ def optimize(
     maker = Maker(Capturing(model, program, target, stages), Machine(target, machine, tries, swap, stages), asked, saved, stages)
     family = maker.make(args, kwargs, as_saved=saved is not None)
     new_arena = partial(StepArena.of, target, placer) if arena and not obstacle else None
-    return Step(maker, spec, family, obstacle, new_arena)
+    return Step(maker, spec, family, obstacle, new_arena, on_new_shape)

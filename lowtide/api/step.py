@@ -11,9 +11,11 @@ from typing import Any, NoReturn
 from lowtide.api.arena import ArenaReport, StepArena
 from lowtide.api.arguments import detached
 from lowtide.api.maker import Family, Maker
-from lowtide.api.recaptures import Recaptures
+from lowtide.api.running.eager import run_eagerly
+from lowtide.api.running.recaptures import Recaptures
+from lowtide.api.running.shapes import Shapes
+from lowtide.api.running.variant import Variant
 from lowtide.api.stages import Stages
-from lowtide.api.variant import Variant
 from lowtide.base.files import write_whole
 from lowtide.capture.care.failures import programs_own
 from lowtide.capture.data.facts import Facts, Reading
@@ -23,7 +25,7 @@ from lowtide.plan.plan import Plan
 from lowtide.plan.summary import one_line
 from lowtide.planning.effort import sweeps_of
 from lowtide.planning.limits import Limit
-from lowtide.runtime.batch import BatchSpec
+from lowtide.runtime.batch import BatchSpec, NewShapeError
 from lowtide.runtime.caller import ChangedError, View
 
 MOST_PROGRAMS = 32  # that differ in nothing but what they read from the data
@@ -55,7 +57,13 @@ class Step:
     """
 
     def __init__(
-        self, maker: Maker, batch: BatchSpec, family: Family, obstacle: str = "", arena: Callable[[Stages], StepArena] | None = None
+        self,
+        maker: Maker,
+        batch: BatchSpec,
+        family: Family,
+        obstacle: str = "",
+        arena: Callable[[Stages], StepArena] | None = None,
+        on_new_shape: str | None = None,
     ) -> None:
         self._maker, self._batch, self._obstacle, self._new_arena = maker, batch, obstacle, arena
         self._caller = maker.capturing.caller
@@ -64,6 +72,7 @@ class Step:
         self._current = family.variants[-1]
         self._recaptures = Recaptures()
         self._measured: MeasuredStep | None = None
+        self._shapes = Shapes[Step](on_new_shape, limited=maker.asked.limit.is_limit or maker.saved is not None)
         self.seconds = maker.stages.seconds  # by stage: "capture", "measure", "compile", "order", "arena"
 
     @property
@@ -90,7 +99,18 @@ class Step:
         """
         sweeps = () if effort is None else sweeps_of(effort, None)
         maker, family = self._maker.at(Limit.of(memory, latency), self._families[0], sweeps)
-        return Step(maker, self._batch, family, self._obstacle, self._new_arena)
+        return Step(maker, self._batch, family, self._obstacle, self._new_arena, self._shapes.policy)
+
+    def plan_for(self, *args: Any, **kwargs: Any) -> Plan:
+        """The plan for batches of this one's shape, which is captured now where it is new: what it promises is known before it runs.
+
+        A limit in bytes holds for it as well; a share is of eager's peak for the batch given to `optimize`. Raises as a call does.
+        """
+        try:
+            self._batch.leaves_of(args, kwargs, self._maker.capturing.device)
+        except NewShapeError as error:
+            return self._shapes.made(error, lambda: self._for_shape(args, kwargs)).plan
+        return self.plan
 
     @property
     def source(self) -> str:
@@ -107,16 +127,24 @@ class Step:
         write_whole(path, self.source)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run once on a batch like the one given to `optimize`.
+        """Run once on a batch like the one given to `optimize`; one of another shape goes the way that `on_new_shape` says.
 
-        Raises BatchError for a batch unlike it, StepError where the model or optimizer no longer is what was captured; CaptureError where
-        it has to be captured anew and cannot be; what the program itself raises where it checks its data and finds them wrong: nothing
-        has been changed then.
+        Raises BatchError for a batch unlike it in another way, StepError where the model or optimizer no longer is what was captured;
+        CaptureError where it has to be captured anew and cannot be; BudgetError where nothing within the limit is found for that shape;
+        what the program itself raises where it checks its data and finds them wrong: nothing has been changed then.
         """
-        variant, inputs, now = self._prepare(args, kwargs)
-        result, stepped = self._run(variant, inputs, now)
-        self._caller.end_step(stepped)
-        return result
+        try:
+            variant, inputs, now = self._prepare(args, kwargs)
+        except NewShapeError as error:
+            reshaped = error
+        else:
+            result, stepped = self._run(variant, inputs, now)
+            self._caller.end_step(stepped)
+            return result
+        other = self._other(reshaped, args, kwargs)
+        if other is None:
+            return run_eagerly(self._caller.model, self._maker.capturing.program, args, kwargs)
+        return other(*args, **kwargs)
 
     def measure(self, *args: Any, **kwargs: Any) -> MeasuredStep:
         """Run once under the profiler: the peak in bytes as the allocator counts them, with what is resident, as the plan promises it.
@@ -124,7 +152,10 @@ class Step:
         `step.plan` then shows it beside the promise. This is a step like any other: a training step trains, and a UserWarning says so.
         Raises StepError for an optimizer's first step, and as a call does.
         """
-        variant, inputs, now = self._prepare(args, kwargs)
+        try:
+            variant, inputs, now = self._prepare(args, kwargs)
+        except NewShapeError as error:
+            return self._shapes.made(error, lambda: self._for_shape(args, kwargs)).measure(*args, **kwargs)
         if variant is not self._families[0].variants[-1]:
             raise StepError(
                 "the first step of this optimizer makes its state and is not like the later ones: call the step once, then measure"
@@ -157,6 +188,19 @@ class Step:
     def _run(self, variant: Variant, inputs: Sequence[Any], now: View) -> tuple[Any, bool]:
         return variant.run(inputs, now, None if self._arena is None else self._arena.arena)
 
+    def _other(self, error: NewShapeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
+        """The step for a batch of another shape; None where the caller's own loop is to run."""
+        if self._obstacle:
+            raise StepError(self._obstacle)
+        return self._shapes.find(error, lambda: self._for_shape(args, kwargs))
+
+    def _for_shape(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
+        """A step for batches like this one, on the same objects and in the same arena, within the same bytes."""
+        maker = self._maker.for_other_shapes(self._families[0])
+        spec = BatchSpec.of(args, kwargs, maker.capturing.device, self._batch.training)
+        family, held = _captured(maker, args, kwargs), self._arena
+        return Step(maker, spec, family, self._obstacle, None if held is None else lambda _: held, "error")
+
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, list[Any], View]:
         leaves = self._batch.leaves_of(args, kwargs)
         if self._obstacle:
@@ -169,7 +213,7 @@ class Step:
         else:
             if found or not self._is_of_the_data(now):
                 self._recaptures.one_more(found or self._current.granted.change())
-            self._families = [self._capture(args, kwargs), *self._families[:_MOST_EARLIER]]
+            self._families = [_captured(self._maker, args, kwargs), *self._families[:_MOST_EARLIER]]
             self._measured = None
             found = self._find(now)
         if not isinstance(found, tuple):
@@ -193,16 +237,6 @@ class Step:
             return variant, inputs
         return changed
 
-    def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Family:
-        """Programs for the caller's objects and this batch as they are now. Where an assertion of the program's own fails, its error."""
-        try:
-            return self._maker.make(*detached(args, kwargs))
-        except CaptureError as error:
-            own = programs_own(error)
-            if own is None:
-                raise
-        raise own
-
     def _is_of_the_data(self, now: View) -> bool:
         """Whether only what is read from the data is in the way. Raises StepError where that has made too many programs already."""
         families = [family.variants for family in self._families if family.variants[0].granted.holds()]
@@ -219,6 +253,17 @@ class Step:
         if family is not self._families[0]:
             self._measured = None
             self._families = [family, *(other for other in self._families if other is not family)]
+
+
+def _captured(maker: Maker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Family:
+    """Programs for the caller's objects and this batch as they are now. Where an assertion of the program's own fails, its error."""
+    try:
+        return maker.make(*detached(args, kwargs))
+    except CaptureError as error:
+        own = programs_own(error)
+        if own is None:
+            raise
+    raise own
 
 
 def too_many(readings: Sequence[tuple[Reading, ...]]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import torch
@@ -14,8 +14,18 @@ from lowtide.ir import tree
 from lowtide.ir.made import same_strides
 from lowtide.runtime.caller import describe
 
+Shape: TypeAlias = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # by tensor of a batch: its shape and strides
+
 _META = torch.device("meta")
 _MOST_NAMES = 12  # of leaves in one message
+
+
+class NewShapeError(BatchError):
+    """A batch that is unlike the captured one in nothing but shapes or strides."""
+
+    def __init__(self, message: str, difference: str, shape: Shape) -> None:
+        super().__init__(message)
+        self.difference, self.shape = difference, shape
 
 
 @dataclass(frozen=True)
@@ -31,19 +41,34 @@ class BatchSpec:
         leaves, _ = tree.flatten((args, kwargs))
         return cls(tuple((_name(leaf.where), _look(leaf.value, device)) for leaf in leaves), training)
 
-    def leaves_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """The leaves of another batch like it. Raises BatchError that says which argument is unlike, what was expected and what came."""
+    def leaves_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device = _META) -> Sequence[Any]:
+        """The leaves of another batch like it; tensors on the meta device are taken to lie on `device`.
+
+        Raises BatchError that says which argument is unlike, what was expected and what came.
+        """
         leaves, _ = tree.flatten((args, kwargs))
         found = [_name(leaf.where) for leaf in leaves]
         expected = [where for where, _ in self.leaves]
         if found != expected:
             raise BatchError(_other_structure(expected, found))
-        for (where, wanted), leaf in zip(self.leaves, leaves, strict=True):
-            self._check(where, wanted, leaf.value)
-        return [leaf.value for leaf in leaves]
+        items = [leaf.value for leaf in leaves]
+        pairs = zip(self.leaves, items, strict=True)
+        reshaped = [where for (where, wanted), item in pairs if not self._is_alike(where, wanted, item, device)]
+        if reshaped:
+            self._refuse_shape(reshaped[0], items)
+        return items
 
-    def _check(self, where: str, wanted: Any, got: Any) -> None:
+    def _refuse_shape(self, where: str, items: Sequence[Any]) -> NoReturn:
+        """Raise for the first leaf of another shape."""
+        wanted, got = next((look, item) for (name, look), item in zip(self.leaves, items, strict=True) if name == where)
         look = _look(got, _META)
+        difference = f"batch {where}: expected {wanted}, got {look}"
+        shape = tuple((tuple(item.shape), item.stride()) for item in items if isinstance(item, torch.Tensor))
+        raise NewShapeError(difference + _advice(look, wanted, self.training), difference, shape)
+
+    def _is_alike(self, where: str, wanted: Any, got: Any, device: torch.device) -> bool:
+        """False where a tensor has another shape or other strides. Raises BatchError for what differs otherwise."""
+        look = _look(got, device)
         if not isinstance(wanted, _TensorLook):
             if isinstance(got, torch.Tensor) or type(got) is not type(wanted) or not _equal(got, wanted):
                 raise BatchError(
@@ -52,7 +77,10 @@ class BatchSpec:
         elif not isinstance(got, torch.Tensor):
             raise BatchError(f"batch {where}: expected {wanted}, got a {type(got).__name__}")
         elif not wanted.is_like(look):
+            if isinstance(look, _TensorLook) and (look.dtype, look.device) == (wanted.dtype, wanted.device):
+                return False
             raise BatchError(f"batch {where}: expected {wanted}, got {look}{_advice(look, wanted, self.training)}")
+        return True
 
 
 @dataclass(frozen=True)

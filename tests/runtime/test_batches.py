@@ -30,7 +30,7 @@ def good() -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def step() -> lowtide.Step:
-    return lowtide.optimize(Takes(), good()[0], workspaces=False)
+    return lowtide.optimize(Takes(), good()[0], workspaces=False, on_new_shape="error")
 
 
 CHANGES = [
@@ -72,7 +72,12 @@ def test_a_loader_is_spoken_of_in_training_only():
     model = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     step = lowtide.optimize(
-        model, {"x": {"rows": torch.ones(4, 3)}}, loss=lambda model, x: model(x["rows"]).sum(), optimizer=optimizer, workspaces=False
+        model,
+        {"x": {"rows": torch.ones(4, 3)}},
+        loss=lambda model, x: model(x["rows"]).sum(),
+        optimizer=optimizer,
+        workspaces=False,
+        on_new_shape="error",
     )
     with pytest.raises(lowtide.BatchError, match=r"batch \['x'\]\['rows'\]: expected .*drop_last=True"):
         step(x={"rows": torch.ones(3, 3)})

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lowtide.api.harm import tell_harm
+from lowtide.api.running.harm import tell_harm
 from lowtide.capture.data.facts import Facts
 from lowtide.capture.program import Captured
 from lowtide.errors import StepError

@@ -1,0 +1,56 @@
+"""One step as the caller's own loop would do it, on the same objects: for batches that no program was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowtide.capture.batches import micro_batches
+from lowtide.capture.losses import checked_loss, summed, with_loss
+from lowtide.capture.program import TrainingProgram
+from lowtide.capture.returned import beside
+
+
+def run_eagerly(model: nn.Module, program: TrainingProgram | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One training step, or without a program one call of the model without gradients; what a captured one would return."""
+    if program is None:
+        with torch.no_grad():
+            return model(*args, **kwargs)
+    with torch.enable_grad():
+        return _trained(program, args, kwargs)
+
+
+def _trained(program: TrainingProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    model, optimizer = program.model, program.optimizer
+    scaler = program.scaler if program.scaler is not None and program.scaler.is_enabled() else None
+    optimizer.zero_grad()
+    results = [_differentiated(program, scaler, *part) for part in micro_batches(args, kwargs, program.accumulate)]
+    returned = None
+    if program.after_backward is not None:
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        with torch.no_grad():
+            returned = program.after_backward(model)
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
+    optimizer.zero_grad()  # a captured step leaves no gradients, either
+    return beside(_joined(results), returned)
+
+
+def _differentiated(program: TrainingProgram, scaler: torch.amp.GradScaler | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The loss of one micro-batch, and its backward pass."""
+    result = program.loss(program.model, *args, **kwargs)
+    loss = checked_loss(result)
+    part = loss / program.accumulate if program.accumulate > 1 else loss
+    (part if scaler is None else scaler.scale(part)).backward()
+    return with_loss(result, part)
+
+
+def _joined(results: Sequence[Any]) -> Any:
+    return results[0] if len(results) == 1 else summed(list(results))
