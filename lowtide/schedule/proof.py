@@ -15,13 +15,14 @@ a bounded number of times. A yes is a proof; a no says only that there is none o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.cost.memory import simulate
+from lowtide.cost.memory import lifetimes, simulate
 from lowtide.cost.symbolic import SymbolicProblem
 from lowtide.errors import ShapeError
 from lowtide.ir.shapes.bernstein import elevated
@@ -54,6 +55,24 @@ def is_best_everywhere(problem: SymbolicProblem, order: Sequence[int], *, max_bo
             return False
         pending += halves
     return True
+
+
+def gap_bytes_everywhere(problem: SymbolicProblem, order: Sequence[int], *, max_boxes: int = 8) -> int | None:
+    """By how many bytes the peak of `order` is at most above the least, at every point of the range: proven. None where nothing is.
+
+    Sizes that are rounded by no polynomial are looked at as they are before rounding: where the order is best for those, it loses at most
+    what rounding adds to the tensors that are alive at one step, less than `round_to` each. Raises CheckError as above.
+    """
+    if is_best_everywhere(problem, order, max_boxes=max_boxes):
+        return 0
+    if problem.round_to == 1 or not is_best_everywhere(replace(problem, round_to=1), order, max_boxes=max_boxes):
+        return None
+    lives = lifetimes(problem.structure, order)
+    change = np.zeros(len(order) + 1, np.int64)
+    rounded = np.array([one != other for one, other in zip(problem.tensor_polynomials, problem.rounded_polynomials, strict=True)], np.bool_)
+    np.add.at(change, lives.start[rounded], 1)
+    np.add.at(change, lives.end[rounded], -1)
+    return int(change.cumsum().max(initial=0)) * (problem.round_to - 1)
 
 
 def _polynomials(problem: SymbolicProblem) -> tuple[Polynomial, ...] | None:

@@ -24,7 +24,7 @@ from lowtide.schedule.auto import schedule
 from lowtide.schedule.base import Status
 from lowtide.schedule.family import order_family
 from lowtide.schedule.points import sample_points
-from lowtide.schedule.proof import is_best_everywhere
+from lowtide.schedule.proof import gap_bytes_everywhere, is_best_everywhere
 from tests.listing import listing
 from tests.problems import least_peak, same, topological_orders
 from tests.ranges import points
@@ -50,6 +50,21 @@ def test_an_order_that_is_proven_best_is_best_at_every_point(symbolic):
         if is_best_everywhere(problem, order):
             for other in points(symbolic.dimensions):
                 assert simulate(problem.at(other), order).peak_bytes == least_peak(symbolic.at(other))
+
+
+@unhurried
+@given(symbolic_cases(), st.sampled_from([1, 4, 7]))
+def test_a_gap_that_is_proven_holds_at_every_point(symbolic, round_to):
+    problem = replace(symbolic.problem, round_to=round_to)
+    order = schedule(problem.at(points(symbolic.dimensions)[-1])).order
+    gap_bytes = gap_bytes_everywhere(problem, order)
+    if gap_bytes is None:
+        return
+    for point in points(symbolic.dimensions):
+        case = symbolic.at(point)
+        rounded = replace(case, tensor_bytes=tuple(-(-each // round_to) * round_to for each in case.tensor_bytes))
+        resident_bytes = -(-case.resident_bytes // round_to) * round_to
+        assert simulate(problem.at(point), order).peak_bytes <= least_peak(replace(rounded, resident_bytes=resident_bytes)) + gap_bytes
 
 
 @unhurried
@@ -161,6 +176,7 @@ def graph(  # s in 1..64
 """
     assert is_best_everywhere(symbolic_problem(parse(text.format(1024)), round_to=512), [0, 1])
     assert not is_best_everywhere(symbolic_problem(parse(text.format(1000)), round_to=512), [0, 1])
+    assert gap_bytes_everywhere(symbolic_problem(parse(text.format(1000)), round_to=512), [0, 1]) == 2 * 511
     assert is_best_everywhere(symbolic_problem(parse(text.format(1000))), [0, 1])
 
 

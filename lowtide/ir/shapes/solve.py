@@ -42,6 +42,7 @@ class ShapeGraph:
     dimensions: Dimensions  # that are left, their ranges narrowed to what those of the others allow
     meanings: Mapping[str, Polynomial]  # by dimension that is gone
     unsolved: tuple[Equation, ...]  # that hold, too, and say of no dimension what it is
+    gone: Dimensions = ()  # those that have meanings, with their ranges
 
     def simplified(self, size: Size) -> Size:
         """A size over the common dimensions."""
@@ -110,8 +111,9 @@ class _Solver:
         for name in reversed(self._meanings):
             meanings[name] = substituted(self._meanings[name], meanings)
         left = tuple(each for name, each in self._ranges.items() if name not in meanings)
+        gone = tuple(each for name, each in self._ranges.items() if name in meanings)
         waiting = dict.fromkeys(each for some in self._waiting.values() for each in some)
-        return ShapeGraph(left, meanings, tuple(each for each in waiting if self._difference(each).terms))
+        return ShapeGraph(left, meanings, tuple(each for each in waiting if self._difference(each).terms), gone)
 
     def _difference(self, equation: Equation) -> Polynomial:
         """What is 0, over what is not known yet, without factors that are nowhere 0."""
