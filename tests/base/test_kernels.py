@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import shutil
 import subprocess
@@ -110,6 +111,14 @@ def test_a_change_that_is_none_of_its_own_is_not_noticed(folder: Path):
     for path in folder.glob("*.py"):
         path.write_text("# a comment\nOTHER = 5\n" + path.read_text())
     assert was_kept(imported(folder))
+
+
+def test_flags_that_a_profiler_was_seen_to_change_are_none_of_its_own():
+    code = (lambda many, *more: many + len(more)).__code__
+    other = code.replace(co_flags=inspect.CO_NEWLOCALS | inspect.CO_VARARGS)
+    assert other.co_flags != code.co_flags
+    assert [*kernels._texts(other)] == [*kernels._texts(code)]
+    assert [*kernels._texts(code.replace(co_flags=inspect.CO_OPTIMIZED | inspect.CO_NEWLOCALS))] != [*kernels._texts(code)]
 
 
 def _cut(path: Path) -> None:
