@@ -25,7 +25,6 @@ Row = Mapping[str, Any]
 # Files that were saved before files held a commit: the last that had changed the package by then, and what is not as it was.
 _EARLIER = {
     "order_only": ("47d4c6c", "an order is searched for with less effort, and capture has changed"),
-    "equal": ("47d4c6c (with a limit cffd48a)", "capture, orders and the search under a limit have changed"),
     "budget": ("cffd48a", "the search has changed, and no clock ends it any more, as 60 seconds did"),
     "magis": ("cffd48a", "the search has changed"),
     "arena": ("46d3dcd", "how a step begins and ends in its arena has changed"),
