@@ -19,7 +19,8 @@ from torch import nn
 import lowtide
 from bench import torchvision_shim
 from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
-from lowtide.api import machine, variant
+from lowtide.api import machine
+from lowtide.api.running import variant
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.presets import preset
 from lowtide.errors import CheckError

@@ -145,7 +145,7 @@ def test_an_idle_process_that_no_thread_can_end_later_is_kept(monkeypatch):
 
     monkeypatch.setattr(threading.Timer, "start", refuse)
     assert measure_workspaces([FINE], remember=False).unknown == ()
-    assert len(spare._kept) == 1
+    assert len(spare._idle) == 1
 
 
 def test_a_process_that_keeps_ending_is_given_up(monkeypatch):
@@ -198,21 +198,21 @@ def test_what_one_operator_leaves_for_another_is_made_by_it():
 
 def test_the_idle_process_serves_the_next_and_ends_by_itself(monkeypatch):
     measure_workspaces([FINE], remember=False)
-    process = spare._kept[0][0]._process
+    process = spare._idle[0][0]._process
     measure_workspaces([FINE], remember=False)
-    assert spare._kept[0][0]._process is process
+    assert spare._idle[0][0]._process is process
     monkeypatch.setattr(spare, "IDLE_S", 0.05)
     measure_workspaces([FINE], remember=False)
     deadline = time.monotonic() + 30
     while process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     assert process.poll() is not None
-    assert not spare._kept
+    assert not spare._idle
 
 
 def test_an_interrupt_ends_the_process_and_passes_through(monkeypatch):
     measure_workspaces([FINE], remember=False)
-    process = spare._kept[0][0]._process
+    process = spare._idle[0][0]._process
 
     def interrupted(self: apart.Apart, request: object, limit_s: float) -> None:
         raise KeyboardInterrupt

@@ -47,6 +47,13 @@ def test_every_order_of_the_smaller_problem_costs_what_it_expands_to(reduction: 
         assert slow_peak(case, tuple(order.tolist())) == inner.peak_bytes
 
 
+def test_what_nobody_waits_for_is_an_exit_of_its_own() -> None:
+    """Node 3 makes much that is gone at once: best after node 5, which a region of nodes 2, 3 and 4 would have to wait for."""
+    tasks = [Task("", (0, 1)), Task(""), Task("", (), (0, 1), workspace_bytes=5), Task("", (2,), after=(0,)), Task("", (3, 4), (0, 1))]
+    problem = OrderProblem.of([0, 3, 8, 1, 2, 1], [*tasks, Task("", (5,), (3, 4))])
+    assert Reducing((FuseSubgraphs(),), EXACT).solve(problem).peak_bytes == 8
+
+
 @pytest.mark.parametrize(
     ("name", "most", "least_kib"), [("randwire-s0", 174, 3583.1), ("train-L15", 45, 42728.0), ("hrnet_w18_small-256", 73, 6368.0)]
 )

@@ -63,7 +63,8 @@ class FuseSubgraphs:
                 return []  # waits for something else: so would the whole
             inside.append(node)
             frontier.discard(node)
-            if not frontier and len(inside) > 1 and (run := self._legal_run(web, inside)):
+            one_exit = not frontier and all(web.succs[other] for other in inside[:-1])  # a node that nobody waits for is an exit, too
+            if one_exit and len(inside) > 1 and (run := self._legal_run(web, inside)):
                 order, need_bytes = run
                 return [web.merge(order, need_bytes, [])]
             frontier |= web.succs[node]
