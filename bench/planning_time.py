@@ -65,11 +65,11 @@ CASES = {
     "unetplusplus": Case(MODELS["unetplusplus"], 1),
     "gpt-neo-1.3B": Case(GPT_NEO_13, 32, "meta", {"simulate": "rtx3090"}),
 }
-_WAITS = ("nothing_known", "not_searched", "capture", "search", "other_limit", "all_known", "explain")
+_WAITS = ("nothing_known", "not_searched", "capture", "other_limit", "all_known", "explain")
 _OVERHEADS = tuple(f"{effort}_{share[:-1]}" for effort in ("normal", "thorough") for share in _SHARES)
 COLUMNS = ("network", "operators", *(f"{name}_s" for name in _WAITS), "not_searched_cpu_s", *_OVERHEADS)
 NOTES = (
-    'memory="60%"; not_searched_s, of which capture_s and search_s; other_limit_s: step.at("70%") in the same process',
+    'memory="60%"; not_searched_s, of which capture_s; other_limit_s: step.at("70%") in the same process',
     "all_known_s: another process that asks the same; it captures, as only that tells which program it is",
     "normal, thorough: time that a limit of 80, 60 and 40 % adds, in percent of the time without recomputation, as predicted",
 )
@@ -111,7 +111,6 @@ def row(name: str, *, overheads: bool) -> dict[str, Any]:
         "nothing_known_s": nothing["seconds"],
         "not_searched_s": found["seconds"],
         "capture_s": found["stages"].get("capture", 0.0),
-        "search_s": found["stages"].get("search", 0.0),
         "other_limit_s": found["other_limit"],
         "all_known_s": again["seconds"],
         "explain_s": explained["seconds"],

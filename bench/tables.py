@@ -22,6 +22,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 APART = 0.03
 NO_FIGURE = "readings disagree"
 Row = Mapping[str, Any]
+_WAITS = ("not_searched", "nothing_known", "other_limit", "all_known", "explain")  # of `bench.planning_time`
 # Files that were saved before files held a commit: the last that had changed the package by then, and what is not as it was.
 _EARLIER = {
     "order_only": ("47d4c6c", "an order is searched for with less effort, and capture has changed"),
@@ -40,7 +41,19 @@ def main() -> None:
 
 def page() -> str:
     """The page as it should be."""
-    parts = (_head(), _order_alone(), _proven(), _equal(), _limits(), _swapping(), _arena(), _step_time(), _addresses(), _model_paper())
+    parts = (
+        _head(),
+        _order_alone(),
+        _proven(),
+        _equal(),
+        _limits(),
+        _swapping(),
+        _arena(),
+        _step_time(),
+        _waiting(),
+        _addresses(),
+        _model_paper(),
+    )
     return "\n\n".join(parts) + "\n"
 
 
@@ -207,6 +220,28 @@ def _step_time() -> str:
         "python -m bench.step_time",
         "Each training is a process of its own, in turns.",
         ("", "time of a step over eager's"),
+        lines,
+    )
+
+
+def _waiting() -> str:
+    lines = [
+        [
+            row["network"],
+            f"{row['operators']:,}",
+            *(f"{row[f'{name}_s']:.1f}" for name in _WAITS),
+            f"{row['normal_60']:.1f}%, {row['thorough_60']:.1f}%" if row["normal_60"] is not None else "",
+        ]
+        for row in _rows("planning_time")
+    ]
+    return _section(
+        "Waiting",
+        "planning_time",
+        "python -m bench.planning_time",
+        'Seconds of wall clock from the model to the step with `memory="60%"`, kernels compiled: with all operators known, with none,\n'
+        "for another limit by `step.at`, in another process that asks the same, and for `lowtide.explain`. Last, the time that 60 %\n"
+        "adds, by the default effort and by the thorough one.",
+        ("", "operators", "step", "operators unknown", "other limit", "asked again", "explain", "60 % adds"),
         lines,
     )
 
