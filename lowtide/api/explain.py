@@ -78,9 +78,8 @@ def explain(
     if loss is not None and optimizer is not None:
         program = TrainingProgram(model, loss, optimizer, after_backward, accumulate, scaler)
     stages = Stages(callback, wants_progress(progress))
-    asked = Asked(
-        Limit(latency=1.0), swap_state, solver or Auto(), sweeps_of(_LEVEL if search is None and effort is None else effort, search)
-    )
+    level = _LEVEL if effort is None and search is None else effort
+    asked = Asked(Limit(latency=1.0), swap_state, solver or Auto(), sweeps_of(level, search))
     maker = Maker(Capturing(model, program, target, stages), Machine(target, machine, False, swap, stages), asked, None, stages)
     captured, plan = maker.plan_of_most_steps(args, kwargs)
     assert plan.cost_report is not None, "a limit was asked for"
@@ -120,7 +119,7 @@ def _remedies(report: CostReport) -> list[Remedy]:
         point = next((peak, us) for peak, us in report.frontier if us <= (1 + share) * report.order_us)
         found.append(_letting_go(f"+{share:.0%} time at most", point, report, f"latency={1 + share:g}"))
     found.append(_letting_go("least found", report.frontier[0], report, f"memory={report.frontier[0][0]}"))
-    return [each for target, each in enumerate(found) if target == 0 or each.peak_bytes < found[target - 1].peak_bytes]
+    return [each for at, each in enumerate(found) if at == 0 or each.peak_bytes < found[at - 1].peak_bytes]
 
 
 def _with_swap(remedy: Remedy, swap: bool, swap_state: bool) -> Remedy:

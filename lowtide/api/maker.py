@@ -104,9 +104,9 @@ class Maker:
         """The maker for batches of other shapes: a share of eager's peak is as many bytes as it is for this family."""
         memory = self.asked.limit.memory
         if memory is None:
-            return replace(self, saved=None)
+            return self
         fixed = Memory(memory.of_peak(family.programs[-1].eager_peak_bytes))
-        return replace(self, saved=None, asked=replace(self.asked, limit=replace(self.asked.limit, memory=fixed)))
+        return replace(self, asked=replace(self.asked, limit=replace(self.asked.limit, memory=fixed)))
 
     def _planned(self, family: Family) -> Family:
         """The programs with what runs them."""
