@@ -220,3 +220,11 @@ def test_what_follows_the_backward_pass_is_done_and_handed_back():
         results.append(step(torch.randn(3, 6)))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
+
+
+def test_what_a_saved_plan_keeps_to_counts_for_other_shapes(tmp_path):
+    _, _, limited = step_of(memory="100%")
+    assert limited.plan.cost_report is not None
+    limited.plan.save(tmp_path / "plan.json")
+    _, _, step = step_of(plan=tmp_path / "plan.json")
+    assert step.plan_for(torch.ones(2 * ROWS, 6)).cost_report is not None, "planned as near to its bytes as can be"
