@@ -53,5 +53,5 @@ def points(ranges: tuple[Dimension, ...]) -> list[dict[str, int]]:
 
 
 def value(size: Any, point: dict[str, int]) -> sympy.Rational:
-    """A size at a point, by sympy."""
-    return sympy.Rational(sympy.sympify(size).subs({S0: point.get("s0", 0), S1: point.get("s1", 0)}))
+    """A size at a point, by sympy, which leaves some `Min(1, 2)` as they are unless it is told."""
+    return sympy.Rational(sympy.sympify(size).subs({S0: point.get("s0", 0), S1: point.get("s1", 0)}).doit())
