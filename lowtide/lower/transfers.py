@@ -9,7 +9,8 @@ from lowtide.cost.memory import offloaded_storages
 from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.operators.names import DROP, LOAD, STORE
 from lowtide.ir.operators.nodes import is_transfer, is_view
-from lowtide.plan.plan import Plan
+from lowtide.ir.sizes import Size
+from lowtide.plan.contents import Decision
 from lowtide.plan.summary import bytes_text
 
 
@@ -36,12 +37,12 @@ class Arrivals(NamedTuple):
     after: Mapping[int, tuple[Value, ...]]  # the load itself, where nobody reads it: its memory may not be let go before
 
 
-def swaps(plan: Plan) -> bool:
+def swaps(plan: Decision) -> bool:
     """Whether a plan's program copies to the host."""
     return any(map(is_transfer, plan.graph.nodes))
 
 
-def arrivals(plan: Plan, offloaded: Offloaded) -> Arrivals:
+def arrivals(plan: Decision, offloaded: Offloaded) -> Arrivals:
     """Where the program waits: as late as it can. Views read nothing. Offloaded state that nobody reads again is awaited at the end."""
     loaded: dict[Storage, tuple[int, Value]] = {}
     before: dict[int, tuple[Value, ...]] = {}
@@ -60,8 +61,7 @@ def statements(node: Node, names: Mapping[Value, str], offloaded: Offloaded) -> 
     """The line of a store, a drop or a load."""
     here, there = (node.results[0], node.inputs[0]) if node.op == LOAD else (node.inputs[0], (*node.outputs, *node.inputs[1:])[0])
     assert there is not None
-    assert isinstance(here.storage.nbytes, int)
-    size, own = bytes_text(here.storage.nbytes), offloaded.tensor.get(there.storage)
+    size, own = size_text(here.storage.nbytes), offloaded.tensor.get(there.storage)
     if node.op == STORE:
         yield f"{names[there]} = host.store({names[here]})  # {size} to the host"
     elif node.op == DROP:
@@ -76,3 +76,8 @@ def waits(values: tuple[Value, ...], names: Mapping[Value, str]) -> Iterator[str
     """The lines that wait for loaded values."""
     for value in values:
         yield f"host.arrived({names[value]})"
+
+
+def size_text(nbytes: Size) -> str:
+    """Bytes for people, as a comment says them; of an expression all of it."""
+    return bytes_text(nbytes) if isinstance(nbytes, int) else f"{nbytes} B"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from lowtide.ir.graph import Graph
 from lowtide.plan.cost_report import CostReport
@@ -18,6 +19,22 @@ class Provenance:
     device: str  # "cpu", "cuda:0"
     python: str  # version
     threads: int  # of torch, within an operator
+
+
+class Decision(Protocol):
+    """What a program follows from: a graph, of numbers or over dimensions, in what order it runs, and what works in place."""
+
+    @property
+    def graph(self) -> Graph:
+        """What runs."""
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Indices into graph.nodes, by step."""
+
+    @property
+    def reuses(self) -> tuple[int, ...]:
+        """By node: which of its `inplace` candidates' memory it takes over, -1 for none."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,7 +41,7 @@ def sizes_of(graph: Graph) -> Iterator[Size]:
     for node in graph.nodes:
         for value in node.results:
             yield from _sizes_of_value(value)
-        yield from _sizes_of_arg((*node.args, *(arg for _, arg in node.kwargs)))
+        yield from sizes_of_arg((*node.args, *(arg for _, arg in node.kwargs)))
         if node.body is not None:
             yield from sizes_of(node.body)
 
@@ -50,12 +50,13 @@ def _sizes_of_value(value: Value) -> Iterator[Size]:
     yield from (*value.shape, *value.stride, value.offset, value.storage.nbytes)
 
 
-def _sizes_of_arg(arg: Arg) -> Iterator[Size]:
+def sizes_of_arg(arg: Arg) -> Iterator[Size]:
+    """The expressions within an argument, depth first."""
     if isinstance(arg, sympy.Expr):
         yield arg
     elif isinstance(arg, tuple):
         for item in arg:
-            yield from _sizes_of_arg(item)
+            yield from sizes_of_arg(item)
 
 
 class _Writer:

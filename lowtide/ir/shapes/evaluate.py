@@ -1,7 +1,7 @@
 """Sizes as compiled Python: all of a graph's at one point in microseconds, in whole numbers of any length.
 
 A size becomes a numerator and a denominator, each a text over the numbers of the dimensions; the denominator must divide the numerator. The
-text is made from the expression's own parts, its dimensions renamed by position: nothing that was read from a file is executed. What stands
+text is made from the expression's own parts, its dimensions renamed: nothing that was read from a file is executed. What stands
 within Max, Min and Mod must be whole by itself.
 """
 
@@ -39,13 +39,17 @@ def compiled(sizes: tuple[Size, ...], dimensions: Dimensions) -> Compiled:
     Raises ShapeError for an unknown dimension, FormatError for what is no size. The function raises ShapeError for what is not whole.
     """
     names = {each.name: f"d{place}" for place, each in enumerate(dimensions)}
-    entries = [_entry(size, names) for size in sizes]
+    entries = [python_text(size, names) for size in sizes]
     source = f"lambda {', '.join(names.values())}: ({''.join(f'{entry}, ' for entry in entries)})"
-    made: Compiled = eval(source, {"__builtins__": {}, "whole": _whole, "max": max, "min": min, "divided": _divided})
+    made: Compiled = eval(source, {"__builtins__": {}, "whole": whole, "max": max, "min": min, "divided": divided})
     return made
 
 
-def _entry(size: Size, names: Mapping[str, str]) -> str:
+def python_text(size: Size, names: Mapping[str, str]) -> str:
+    """A size as Python source over the variables that `names` gives dimensions; it calls `whole`, `divided`, `max` and `min`.
+
+    Raises ShapeError for a dimension without a variable, FormatError for what is no size.
+    """
     if isinstance(size, int):
         return str(int(size))
     if not isinstance(size, sympy.Expr):
@@ -104,13 +108,15 @@ def _function(part: Any, names: Mapping[str, str]) -> str:
     return _text(sympy.sympify(read), names)
 
 
-def _divided(top: int, bottom: int) -> int:
+def divided(top: int, bottom: int) -> int:
+    """The quotient, rounded down. Raises ShapeError for a division by 0."""
     if bottom == 0:
         raise ShapeError("expected sizes that divide by 1 or more, got a division by 0: let the dimension's range begin at 1")
     return top // bottom
 
 
-def _whole(top: int, bottom: int, text: str) -> int:
-    if _divided(top, bottom) * bottom != top:
+def whole(top: int, bottom: int, text: str) -> int:
+    """The quotient of what must be divisible. Raises ShapeError where it is not, for the size that reads like `text`."""
+    if divided(top, bottom) * bottom != top:
         raise ShapeError(f"size {text}: expected a whole number, got {top}/{bottom}: give dimensions that it divides")
     return top // bottom
