@@ -102,7 +102,7 @@ def _moves(storage: Storage, device: str) -> bool:
     """Whether moving a storage frees bytes of that device."""
     if storage.kind in (Kind.HOST, Kind.SCALAR) or storage.device != device:
         return False
-    return isinstance(storage.nbytes, int) and storage.nbytes > 0
+    return not isinstance(storage.nbytes, int) or storage.nbytes > 0
 
 
 def _tensors(graph: Graph) -> Iterator[Value]:

@@ -1,0 +1,163 @@
+"""What a fixed order takes at any point of a range: the largest of few sums, exact, in microseconds.
+
+    takes   an ordering problem over dimensions, an order of its nodes, and by node the column in which its measured workspace stands
+    leaves  a small matrix: its product with what is known of a point are the bytes at each step that may be the highest
+
+With the order fixed, so is what works in place, and with both what lives at each step: a sum of sizes, and a workspace. Sizes that are
+sums of products of dimensions are added up as such; others, and those that an allocator rounds, count as they are. No such part is ever
+negative, so a step that has at most as much of each part as another one is nowhere above it, and drops out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.cost.memory import lifetimes
+from lowtide.cost.symbolic import SymbolicProblem
+from lowtide.errors import CheckError, ShapeError
+from lowtide.ir.shapes.dimension import Dimensions, checked_point
+from lowtide.ir.shapes.evaluate import Compiled, compiled
+from lowtide.ir.shapes.polynomial import Monomial, Polynomial
+from lowtide.ir.sizes import Size
+from lowtide.problems.order import Bytes
+from lowtide.problems.order_check import LIMIT_BYTES
+
+_Part: TypeAlias = "Monomial | Polynomial"  # a product of dimensions, or a whole size
+
+
+@dataclass(frozen=True, eq=False)
+class Footprints:
+    """What an order takes at its highest, at any point of a range."""
+
+    dimensions: Dimensions
+    sizes: tuple[Size, ...]  # [parts] products of dimensions, and sizes that are to be rounded or are no sums of such
+    granules: Bytes  # [parts] up to which each is rounded
+    matrix: Bytes  # [rows, parts and columns of workspaces] no row has at most as much of everything as another one
+
+    @classmethod
+    def of(cls, problem: SymbolicProblem, order: Sequence[int], columns: Sequence[int] = ()) -> Footprints:
+        """Of an order of node indices; `columns` [n] is by node, -1 for what needs no workspace beside that of the problem.
+
+        Raises CheckError unless it is a topological order, and for another number of columns than nodes.
+        """
+        if len(columns) not in (0, len(order)):
+            raise CheckError(f"expected columns of {len(order)} nodes, got {len(columns)}")
+        parts = _Parts(problem)
+        live = _live(problem, order, parts)
+        spaces = parts.rows(problem.workspace_bytes, 1)[np.array(order, np.int64)] if len(order) else 0
+        whole = np.hstack([live + spaces, _chosen([columns[node] for node in order] if len(columns) else (), len(live))])
+        return cls(problem.dimensions, parts.sizes, parts.granules, _undominated(whole))
+
+    def at(self, point: Mapping[str, int], workspace_bytes: Sequence[int] | Bytes = ()) -> int:
+        """Bytes at a point, with what is resident, where the columns of workspaces are as said. Raises ShapeError for a wrong point."""
+        found = self._sizes_at(*checked_point(self.dimensions, point).values())
+        if max(found, default=0) > LIMIT_BYTES:
+            raise ShapeError(f"at {dict(point)}: expected sizes that add up to at most 2**62 bytes, got more: let the ranges end lower")
+        rounded = -(-np.array(found, np.int64) // self.granules) * self.granules
+        vector = np.concatenate([rounded, np.asarray(workspace_bytes, np.int64)[: self.matrix.shape[1] - len(rounded)]])
+        if (self._rough @ vector).max(initial=0.0) > LIMIT_BYTES:
+            raise ShapeError(f"at {dict(point)}: expected sizes that add up to at most 2**62 bytes, got more: let the ranges end lower")
+        return int((self.matrix @ vector).max(initial=0))
+
+    @cached_property
+    def _rough(self) -> NDArray[np.float64]:
+        return self.matrix.astype(np.float64)
+
+    @cached_property
+    def _sizes_at(self) -> Compiled:
+        return compiled(self.sizes, self.dimensions)
+
+
+class _Parts:
+    """The parts that sizes are sums of, numbered as they come."""
+
+    def __init__(self, problem: SymbolicProblem) -> None:
+        self._names = {each.name for each in problem.dimensions}
+        self._round_to = problem.round_to
+        self._number: dict[tuple[_Part, int], int] = {}
+        # All are numbered before any row is made, so that rows are of one length.
+        self._known = {
+            (size, granule): self._of(Polynomial.of(size), granule)
+            for sizes, granule in (
+                (problem.tensor_bytes, problem.round_to),
+                (problem.resident_bytes, problem.round_to),
+                (problem.workspace_bytes, 1),
+            )
+            for size in dict.fromkeys(sizes)
+        }
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """[parts] to be evaluated at a point."""
+        return tuple(part.size if isinstance(part, Polynomial) else Polynomial(((part, 1),)).size for part, _ in self._number)
+
+    @property
+    def granules(self) -> Bytes:
+        """[parts] to which these are rounded up."""
+        return np.array([granule for _, granule in self._number], np.int64)
+
+    def rows(self, sizes: Sequence[Size], granule: int) -> Bytes:
+        """[sizes, parts] how much of each part they have."""
+        found = np.zeros((len(sizes), len(self._number)), np.int64)
+        for row, size in zip(found, sizes, strict=True):
+            for part, count in self._known[size, granule]:
+                row[part] = count
+        return found
+
+    def _of(self, size: Polynomial, granule: int) -> list[tuple[int, int]]:
+        """The parts of one size, and how many of each."""
+        if any(each % granule for monomial, each in size.terms if monomial) or not self._is_plain(size):
+            return [(self._numbered(size, granule), 1)]
+        counts = [(monomial, int(each if monomial else -(-each // granule) * granule)) for monomial, each in size.terms]
+        return [(self._numbered(monomial, 1), count) for monomial, count in counts]
+
+    def _is_plain(self, size: Polynomial) -> bool:
+        """Whether it is a sum of whole multiples of products of dimensions, which are never negative."""
+        return all(
+            each.denominator == 1 and all(power > 0 and name in self._names for name, power in monomial) for monomial, each in size.terms
+        )
+
+    def _numbered(self, part: _Part, granule: int) -> int:
+        return self._number.setdefault((part, granule), len(self._number))
+
+
+def _live(problem: SymbolicProblem, order: Sequence[int], parts: _Parts) -> Bytes:
+    """[steps, parts] of all that lives, with what is resident; one row for what is there from the start where there are no steps."""
+    resident: Bytes = parts.rows(problem.resident_bytes, problem.round_to).sum(axis=0)
+    tensors = parts.rows(problem.tensor_bytes, problem.round_to)
+    start, end = lifetimes(problem.structure, order)
+    if not len(order):
+        given: Bytes = tensors[problem.structure.uses > 0].sum(axis=0)
+        return (resident + given)[np.newaxis]
+    change = np.zeros((len(order) + 1, tensors.shape[1]), np.int64)
+    np.add.at(change, start, tensors)
+    np.subtract.at(change, end, tensors)
+    found: Bytes = np.cumsum(change[:-1], axis=0) + resident
+    return found
+
+
+def _chosen(columns: Sequence[int], rows: int) -> Bytes:
+    """[rows, columns] a one where a row has a column."""
+    count = max(columns, default=-1) + 1
+    found = np.zeros((rows, count), np.int64)
+    for row, column in zip(found, columns, strict=False):
+        if column >= 0:
+            row[column] = 1
+    return found
+
+
+def _undominated(rows: Bytes) -> Bytes:
+    """The rows without those of which another one has at least as much of everything; the largest first."""
+    distinct: Bytes = np.unique(rows, axis=0)
+    kept = np.empty((0, rows.shape[1]), np.int64)
+    for row in distinct[np.argsort(-distinct.sum(axis=1), kind="stable")]:
+        if not (kept >= row).all(axis=1).any():
+            kept = np.vstack([kept, row])
+    kept.setflags(write=False)
+    return kept

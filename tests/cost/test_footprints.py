@@ -1,0 +1,98 @@
+"""The matrix of a fixed order against playing the order at every point."""
+
+from dataclasses import replace
+from itertools import islice, permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowtide.cost.footprints import Footprints
+from lowtide.cost.memory import order_problem, simulate
+from lowtide.cost.symbolic import SymbolicProblem, symbolic_problem
+from lowtide.errors import CheckError, ShapeError
+from lowtide.ir.graph import Graph
+from lowtide.ir.shapes.at import at
+from lowtide.ir.shapes.dimension import Dimension
+from tests.graphs import graphs
+from tests.listing import listing
+from tests.problems import cases, topological_orders, unhurried
+from tests.ranges import S0, SIZES, points
+from tests.symbolic import Symbolic, symbolic_cases
+
+
+def some_order(symbolic, random):
+    return random.choice(list(islice(topological_orders(symbolic.case), 20)))
+
+
+@unhurried
+@given(symbolic_cases(), st.sampled_from([1, 4, 512]), st.randoms(use_true_random=False))
+def test_the_peak_at_each_point_is_what_playing_the_order_there_gives(symbolic, round_to, random):
+    problem, order = replace(symbolic.problem, round_to=round_to), some_order(symbolic, random)
+    found = Footprints.of(problem, order)
+    for point in points(symbolic.dimensions):
+        assert found.at(point) == simulate(problem.at(point), order).peak_bytes
+
+
+@st.composite
+def odd_cases(draw):
+    """Sizes with quotients, Max and Mod in them."""
+    case = draw(cases(5))
+    numbers = {*case.tensor_bytes, *(task.workspace_bytes for task in case.tasks), case.resident_bytes}
+    size_of = {each: draw(SIZES) ** 2 for each in sorted(numbers)}
+    dimensions = tuple(Dimension(name, 1, 1 + draw(st.integers(0, 2))) for name in ("s0", "s1"))
+    return Symbolic(case, dimensions, size_of)
+
+
+@settings(deadline=None, max_examples=60)
+@given(odd_cases(), st.sampled_from([1, 4]), st.randoms(use_true_random=False))
+def test_the_same_for_sizes_that_are_no_polynomials(symbolic, round_to, random):
+    problem, order = replace(symbolic.problem, round_to=round_to), some_order(symbolic, random)
+    found = Footprints.of(problem, order)
+    for point in points(symbolic.dimensions):
+        assert found.at(point) == simulate(problem.at(point), order).peak_bytes
+
+
+@unhurried
+@given(symbolic_cases(), st.data(), st.randoms(use_true_random=False))
+def test_measured_workspaces_count_beside_the_problems(symbolic, data, random):
+    problem, order = symbolic.problem, some_order(symbolic, random)
+    nodes = len(order)
+    columns = data.draw(st.lists(st.integers(-1, 2), min_size=nodes, max_size=nodes))
+    spaces = data.draw(st.lists(st.integers(0, 50), min_size=3, max_size=3))
+    found = Footprints.of(problem, order, columns)
+    for point in points(symbolic.dimensions)[:6]:
+        at_point = problem.at(point)
+        more = np.array([0 if column < 0 else spaces[column] for column in columns], np.int64)
+        expected = simulate(replace(at_point, workspace_bytes=at_point.workspace_bytes + more), order).peak_bytes
+        assert found.at(point, spaces) == expected
+
+
+@settings(deadline=None, max_examples=40)
+@given(graphs())
+def test_the_footprint_of_a_graph_of_numbers_is_its_peak(graph):
+    order = tuple(range(len(graph.nodes)))
+    assert Footprints.of(symbolic_problem(graph), order).at({}) == simulate(order_problem(graph), order).peak_bytes
+
+
+def test_no_row_is_below_another():
+    graph = listing()
+    order = tuple(range(len(graph.nodes)))
+    found = Footprints.of(symbolic_problem(graph), order)
+    assert all(not (one <= other).all() for one, other in permutations(found.matrix, 2))
+    assert len(found.matrix) < len(order)
+    for point in ({"S0": 12, "S1": 1}, {"S0": 49152, "S1": 4096}):
+        assert found.at(point) == simulate(order_problem(at(graph, point)), order).peak_bytes
+
+
+def test_wrong_points_columns_and_sizes_are_refused():
+    problem = symbolic_problem(Graph((), (), (), (Dimension("s0", 1, 10**9),)))
+    with pytest.raises(ShapeError, match="dimension s0: expected a number from 1"):
+        Footprints.of(problem, ()).at({"s0": 0})
+    with pytest.raises(CheckError, match="expected columns of 0 nodes, got 1"):
+        Footprints.of(problem, (), [0])
+    for resident in ((S0**3,), (S0**2,) * 5):
+        huge = SymbolicProblem(problem.dimensions, problem.structure, (), (), resident)
+        with pytest.raises(ShapeError, match=r"expected sizes that add up to at most 2\*\*62 bytes"):
+            Footprints.of(huge, ()).at({"s0": 10**9})
