@@ -1,0 +1,68 @@
+"""A grid of points over a range, and what is known there in between: multilinear, along one dimension a line between neighbours."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.errors import ShapeError
+from lowtide.ir.shapes.dimension import Dimensions, checked_point
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Some numbers of each dimension, and every point that they make."""
+
+    dimensions: Dimensions
+    numbers: tuple[tuple[int, ...], ...]  # of each dimension, ascending, its least and its most among them
+
+    @classmethod
+    def of(cls, dimensions: Dimensions, points: Sequence[Mapping[str, int]]) -> Grid:
+        """The grid that these points are, in whatever order.
+
+        Raises ShapeError for a point out of the range, and where one is missing, given twice, or the ends of a range are not among them.
+        """
+        given = [tuple(checked_point(dimensions, point).values()) for point in points]
+        found = cls(dimensions, tuple(tuple(sorted({numbers[place] for numbers in given})) for place in range(len(dimensions))))
+        for dimension, numbers in zip(dimensions, found.numbers, strict=True):
+            if numbers[:1] != (dimension.least,) or numbers[-1:] != (dimension.most,):
+                raise ShapeError(f"points: expected both ends of {dimension} among them, got {', '.join(map(str, numbers)) or 'none'}")
+        if sorted(given) != [tuple(point.values()) for point in found.points]:
+            raise ShapeError(f"points: expected a grid, each of {len(found.points)} points once; got {len(given)}")
+        return found
+
+    @property
+    def points(self) -> tuple[dict[str, int], ...]:
+        """[k] all of them; numbers of the last dimension change first."""
+        names = [each.name for each in self.dimensions]
+        return tuple(dict(zip(names, numbers, strict=True)) for numbers in product(*self.numbers))
+
+    def positions(self, points: Sequence[Mapping[str, int]]) -> list[int]:
+        """By point of the grid: where it stands among these, which are the same in another order."""
+        there = {tuple(checked_point(self.dimensions, point).values()): place for place, point in enumerate(points)}
+        return [there[tuple(point.values())] for point in self.points]
+
+    def weights(self, point: Mapping[str, int]) -> NDArray[np.float64]:
+        """[k] how much each point counts for this one: 1 in all, and exactly that for a point of the grid. Raises ShapeError."""
+        found = np.ones(1)
+        for number, numbers in zip(checked_point(self.dimensions, point).values(), self.numbers, strict=True):
+            found = np.multiply.outer(found, _weights(number, numbers)).ravel()
+        return found
+
+
+def _weights(number: int, numbers: tuple[int, ...]) -> NDArray[np.float64]:
+    """Of the neighbours of a number: the nearer one counts for more."""
+    found = np.zeros(len(numbers))
+    place = min(bisect_right(numbers, number), len(numbers) - 1)
+    if len(numbers) == 1 or numbers[place] == number:
+        found[place] = 1.0
+        return found
+    low, high = numbers[place - 1], numbers[place]
+    found[place] = (number - low) / (high - low)
+    found[place - 1] = (high - number) / (high - low)
+    return found

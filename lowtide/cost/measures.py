@@ -1,0 +1,131 @@
+"""What the nodes of a graph over dimensions need and take: measured on a grid of points, in between interpolated.
+
+A workspace that is the same multiple of the bytes of something that its node reads or makes, at every point that was measured, is taken to
+be that everywhere: most are copies of an argument or of a result. Of the others what lies between two points is on the line between them,
+which is exact for what grows evenly, and above what grows faster. Nothing is ever below what was measured at a point of the grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lowtide.cost.grid import Grid
+from lowtide.errors import CheckError
+from lowtide.ir.graph import Graph, Node
+from lowtide.ir.shapes.dimension import checked_point
+from lowtide.ir.shapes.evaluate import Compiled, compiled
+from lowtide.ir.sizes import Size
+from lowtide.problems.order import Bytes, Ints
+
+_SAME = 1e-3  # what differs by less is the same multiple; it is counted as the largest
+_NONE = 1e-3  # bytes: what sums of numbers may be off by
+
+Times = NDArray[np.float64]
+Item = TypeVar("Item", np.int64, np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Measures:
+    """What the nodes of a graph need and take over the ranges of its dimensions."""
+
+    grid: Grid
+    workspace_bytes: Bytes  # [k, n] by point of the grid and node
+    node_us: Times  # [k, n]; [k, 0] where times do not matter
+    columns: Ints  # [n] which workspace a node has: equal ones are one column; -1 where it never needs any
+    scaled: tuple[tuple[Size, float], ...]  # the first columns: so many times the bytes of a size
+    measured: Bytes  # [k, columns behind these] the others, by point of the grid
+
+    @classmethod
+    def of(cls, graph: Graph, points: Sequence[Mapping[str, int]], workspace_bytes: ArrayLike, node_us: ArrayLike = ()) -> Measures:
+        """Of the nodes of a graph, measured at points [k] that are a grid over its range: [k, n] bytes, and microseconds if they matter.
+
+        Raises ShapeError where the points are no grid, CheckError for another number of points or nodes.
+        """
+        grid = Grid.of(graph.dimensions, points)
+        order, shape = grid.positions(points), (len(points), len(graph.nodes))
+        spaces = _checked("workspace_bytes", np.asarray(workspace_bytes, np.int64), shape)[order]
+        sizes = sorted({size for node in graph.nodes for size in _sizes(node)}, key=str)
+        numbers = np.array([compiled(tuple(sizes), graph.dimensions)(*point.values()) for point in grid.points], np.float64)
+        columns = _Columns(dict(zip(sizes, numbers.T, strict=True)))
+        found = [columns.of(node, spaces[:, place]) for place, node in enumerate(graph.nodes)]
+        measured = np.array(list(columns.measured), np.int64).reshape(len(columns.measured), len(points)).T
+        numbered = [place if is_scaled or place < 0 else place + len(columns.scaled) for is_scaled, place in found]
+        made = cls(grid, spaces, np.empty((len(points), 0)), np.array(numbered, np.int32), tuple(columns.scaled), measured)
+        return made.timed(points, node_us) if np.size(node_us) else made
+
+    def timed(self, points: Sequence[Mapping[str, int]], node_us: ArrayLike) -> Measures:
+        """The same, knowing what nodes take at these points [k, n]. Raises CheckError for another number of points or nodes."""
+        times = _checked("node_us", np.asarray(node_us, np.float64), self.workspace_bytes.shape)
+        return replace(self, node_us=times[self.grid.positions(points)])
+
+    def columns_at(self, point: Mapping[str, int]) -> Bytes:
+        """[columns] the workspaces that there are, in bytes, at any point of the range. Raises ShapeError for a wrong point."""
+        numbers = self._sizes_at(*checked_point(self.grid.dimensions, point).values())
+        scaled = np.array(numbers, np.float64) * self._factors
+        measured = self.grid.weights(point) @ self.measured
+        found: Bytes = np.ceil(np.concatenate([scaled, measured]) - _NONE).astype(np.int64)
+        return found
+
+    def workspaces_at(self, point: Mapping[str, int]) -> tuple[int, ...]:
+        """[n] the workspace of each node at any point of the range. Raises ShapeError for a wrong point."""
+        found = np.append(self.columns_at(point), 0)[self.columns]  # the last is what needs none
+        return tuple(found.tolist())
+
+    def times_at(self, point: Mapping[str, int]) -> tuple[float, ...]:
+        """[n] the microseconds of each node at any point of the range; empty where they do not matter. Raises ShapeError."""
+        return tuple((self.grid.weights(point) @ self.node_us).tolist())
+
+    @cached_property
+    def _factors(self) -> Times:
+        return np.array([factor for _, factor in self.scaled], np.float64)
+
+    @cached_property
+    def _sizes_at(self) -> Compiled:
+        return compiled(tuple(size for size, _ in self.scaled), self.grid.dimensions)
+
+
+class _Columns:
+    """The distinct workspaces, numbered as they come."""
+
+    def __init__(self, numbers: Mapping[Size, Times]) -> None:
+        self._numbers = numbers  # [k] of each size
+        self.scaled: dict[tuple[Size, float], int] = {}
+        self.measured: dict[tuple[int, ...], int] = {}
+
+    def of(self, node: Node, workspace_bytes: Bytes) -> tuple[bool, int]:
+        """Whether a node's workspace [k] is a multiple of a size, and its number among those that are or are not; -1 for none."""
+        if not workspace_bytes.any():
+            return True, -1
+        if len(set(workspace_bytes.tolist())) > 1:
+            for size in _sizes(node):
+                factor = _factor(workspace_bytes, self._numbers[size])
+                if factor is not None:
+                    return True, self.scaled.setdefault((size, factor), len(self.scaled))
+        return False, self.measured.setdefault(tuple(workspace_bytes.tolist()), len(self.measured))
+
+
+def _factor(workspace_bytes: Bytes, numbers: Times) -> float | None:
+    """The multiple of a size that a workspace is at all points; None where it is none. What has no bytes at a point says nothing there."""
+    there = numbers > 0
+    if not there.any() or workspace_bytes[~there].any():
+        return None
+    ratios = workspace_bytes[there] / numbers[there]
+    return float(ratios.max()) if ratios.min() >= ratios.max() * (1 - _SAME) else None
+
+
+def _sizes(node: Node) -> Iterator[Size]:
+    """The sizes that a workspace may be a multiple of: of what the node makes, then of what it reads; each once."""
+    values = (*(value for value in node.outputs if value is not None), *node.inputs)
+    return iter(dict.fromkeys(value.storage.nbytes for value in values if not isinstance(value.storage.nbytes, int)))
+
+
+def _checked(name: str, given: NDArray[Item], shape: tuple[int, ...]) -> NDArray[Item]:
+    if given.shape != shape:
+        raise CheckError(f"{name}: expected {shape[0]} points and {shape[1]} nodes, got an array of shape {given.shape}")
+    return given
