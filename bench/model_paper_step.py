@@ -33,7 +33,7 @@ def captured_step(entry: Entry, batch_size: int) -> Captured:
     """The training step with plain SGD, of a model on the meta device."""
     work = entry.build(batch_size, "meta")
     program = TrainingProgram(work.model, work.loss, plain_sgd(work.model))
-    return capture_training(program, work.batch, {}, torch.device("cpu"))[-1]
+    return capture_training(program, Given(work.batch, {}, torch.device("cpu")))[-1]
 
 
 @dataclass(frozen=True)

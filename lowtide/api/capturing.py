@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from lowtide.api.stages import Stages
-from lowtide.capture.program import Captured, TrainingProgram, capture_inference, capture_training
+from lowtide.capture.program import Captured, Given, TrainingProgram, capture_inference, capture_training
 from lowtide.capture.real import knowing
 from lowtide.cost.lab.laboratory import Call, Laboratory
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node
 from lowtide.ir.made import Results
+from lowtide.ir.varying import FIXED, Varying
 from lowtide.runtime.caller import Caller
 from lowtide.runtime.unchanged.granted import Granted, first_difference
 from lowtide.runtime.unchanged.look import Look, Reads
@@ -29,6 +30,7 @@ class Capturing:
     program: TrainingProgram | None  # None for inference
     device: torch.device
     stages: Stages
+    varying: Varying = FIXED  # which extents of its batches are dimensions
 
     @property
     def caller(self) -> Caller:
@@ -60,7 +62,8 @@ class Capturing:
         def really(node: Node, before: Sequence[Node], makes_bytes: int) -> Results | None:
             return laboratory.results(Call(node, before, makes_bytes))
 
+        given = Given(args, kwargs, self.device, self.varying)
         with self.stages.stage("capture", "capturing the program"), knowing(really):
             if self.program is None:
-                return (capture_inference(self.model, args, kwargs, self.device),)
-            return capture_training(self.program, args, kwargs, self.device)
+                return (capture_inference(self.model, given),)
+            return capture_training(self.program, given)

@@ -7,9 +7,11 @@ import copy
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from lowtide.capture.symbols import hint, normal, size_of, sizes_of
 from lowtide.ir.graph import Value
+from lowtide.ir.sizes import Size, product
 
-Geometry = tuple[str, tuple[int, ...], tuple[int, ...], int, bool, bool]  # dtype, shape, stride, offset, lazily conjugate, negative
+Geometry = tuple[str, tuple[Size, ...], tuple[Size, ...], Size, bool, bool]  # dtype, shape, stride, offset, lazily conjugate, negative
 
 
 class Block:
@@ -71,7 +73,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def geometry(tensor: torch.Tensor) -> Geometry:
     """What tells two tensors on one storage apart."""
-    place = dtype_name(tensor.dtype), tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+    place = dtype_name(tensor.dtype), sizes_of(tensor.shape), sizes_of(tensor.stride()), size_of(tensor.storage_offset())
     return *place, tensor.is_conj(), tensor.is_neg()
 
 
@@ -87,17 +89,21 @@ def is_lazy(tensor: torch.Tensor) -> bool:
 
 def covers(tensor: torch.Tensor) -> bool:
     """Whether a tensor is all of its storage, each byte once."""
-    step = 1
-    for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if extent != 1 and stride != step:
+    _, shape, stride, _, _, _ = geometry(tensor)
+    left, step = [(extent, each) for extent, each in zip(shape, stride, strict=True) if extent != 1], product(())
+    while left:
+        found = next((pair for pair in left if pair[1] == step), None)
+        if found is None:
             return False
-        step *= extent
-    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+        left.remove(found)
+        step = normal(step * found[0])
+    return normal(product(shape) * tensor.element_size()) == size_of(tensor.untyped_storage().nbytes())
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
     """Whether several elements of an expanded tensor are one in memory; eager PyTorch refuses to write to it."""
-    return any(stride == 0 and extent > 1 for stride, extent in zip(tensor.stride(), tensor.shape, strict=True))
+    _, shape, stride, _, _, _ = geometry(tensor)
+    return any(step == 0 and extent not in (0, 1) for step, extent in zip(stride, shape, strict=True))
 
 
 def same_layout(one: torch.Tensor, two: torch.Tensor) -> bool:
@@ -107,10 +113,11 @@ def same_layout(one: torch.Tensor, two: torch.Tensor) -> bool:
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
     """A dense tensor with its dimensions permuted so that it is contiguous."""
-    strides = tensor.stride()
+    strides = tuple(map(hint, tensor.stride()))
     return tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
 
 
-def _steps(tensor: torch.Tensor) -> list[tuple[int, int]]:
+def _steps(tensor: torch.Tensor) -> list[tuple[Size, Size]]:
     """Extents with their strides, which mean nothing where the extent is 1."""
-    return [(extent, stride if extent != 1 else 0) for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    _, shape, stride, _, _, _ = geometry(tensor)
+    return [(extent, step if extent != 1 else 0) for extent, step in zip(shape, stride, strict=True)]

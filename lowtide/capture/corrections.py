@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture import operators
 from lowtide.capture.blocks import address
+from lowtide.capture.symbols import Extent, is_symbolic, sizes_of, strides_of_view
 from lowtide.ir.operators.row import Fake
 
 _REDUCED = (torch.bfloat16, torch.float16)
@@ -36,11 +37,18 @@ def _viewed(func: OpOverload, tensor: torch.Tensor, look: Sequence[int] | torch.
     depends on them. Where it has seen another view of a tensor without elements, it gives the next one a storage of its own.
     """
     view: torch.Tensor = func(tensor, look)
-    with _disable_current_modes():
-        real = func(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"), look).stride()
-    if view.stride() == real and address(view) == address(tensor):
+    real = _real_strides(func, tensor, look, view)
+    if sizes_of(view.stride()) == sizes_of(real) and address(view) == address(tensor):
         return view
     return (view if isinstance(look, torch.dtype) else tensor).as_strided(view.shape, real, view.storage_offset())
+
+
+def _real_strides(func: OpOverload, tensor: torch.Tensor, look: Sequence[int] | torch.dtype, view: torch.Tensor) -> Sequence[Extent]:
+    if any(map(is_symbolic, (*tensor.shape, *tensor.stride()))):
+        return view.stride() if isinstance(look, torch.dtype) else strides_of_view(tensor.shape, tensor.stride(), view.shape)
+    with _disable_current_modes():
+        like: torch.Tensor = func(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"), look)
+        return like.stride()
 
 
 def _shapes_are_fixed(a: torch.Tensor, b: torch.Tensor, rcond: Any = None, *, driver: str | None = None) -> bool:

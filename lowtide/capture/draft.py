@@ -19,7 +19,9 @@ from lowtide.capture import operators
 from lowtide.capture.batch_counts import BatchCounts
 from lowtide.capture.blocks import Block, Names, address, geometry, is_lazy
 from lowtide.capture.calls import atom_of, may_take
+from lowtide.capture.size_numbers import fraction_of
 from lowtide.capture.sources import Sources, users_line
+from lowtide.capture.symbols import Symbols, size_of
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Arg, Kind, Node, Source, Storage, Value
 from lowtide.ir.operators.names import AS_STRIDED, SCATTER
@@ -36,8 +38,8 @@ def no_scalar(number: float) -> Value | None:
 class Draft:
     """Knows the values of tensors and numbers. `fork()` gives an independent continuation from the same point."""
 
-    def __init__(self, fake_mode: FakeTensorMode, sources: Sources) -> None:
-        self.fake_mode, self.sources = fake_mode, sources
+    def __init__(self, fake_mode: FakeTensorMode, sources: Sources, symbols: Symbols) -> None:
+        self.fake_mode, self.sources, self.symbols = fake_mode, sources, symbols
         self.kind = Kind.ACTIVATION  # of the storages that are made now
         self.inputs: list[Value] = []
         self.slots: list[Slot] = []
@@ -55,7 +57,7 @@ class Draft:
 
     def fork(self) -> Draft:
         """A draft that continues from here and leaves this one as it is."""
-        twin = Draft(self.fake_mode, self.sources)
+        twin = Draft(self.fake_mode, self.sources, self.symbols)
         twin.kind, twin.scalar_of = self.kind, self.scalar_of
         twin.inputs, twin.slots, twin.nodes, twin.constants = list(self.inputs), list(self.slots), list(self.nodes), list(self.constants)
         twin._blocks = {key: block.fork() for key, block in self._blocks.items()}
@@ -204,7 +206,7 @@ class Draft:
         return self._blocks.get(address(tensor))
 
     def _new_storage(self, tensor: torch.Tensor, name: str, kind: Kind) -> Storage:
-        return Storage(self._names.unique(name), int(tensor.untyped_storage().nbytes()), str(tensor.device), kind)
+        return Storage(self._names.unique(name), size_of(tensor.untyped_storage().nbytes()), str(tensor.device), kind)
 
     def _value_on(self, storage: Storage, tensor: torch.Tensor, name: str, version: int = 0) -> Value:
         dtype, shape, stride, offset, _, _ = geometry(tensor)
@@ -271,6 +273,10 @@ class Draft:
             return item
         if isinstance(item, (int, float)):
             return self._number(item)
+        if isinstance(item, torch.SymInt):
+            return size_of(item)
+        if isinstance(item, torch.SymFloat):
+            return fraction_of(item, self.emit_scalar)
         if isinstance(item, (list, tuple)):
             return tuple(self._argument(func, part) for part in item)
         if (atom := atom_of(item)) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowtide.capture.care.reads import AttributeReads
 from lowtide.capture.care.snapshots import Snapshot
+from lowtide.capture.symbols import Extent, dense_stride
 from lowtide.errors import CaptureError
+from lowtide.ir.made import same_strides
 from lowtide.ir.slots import Slot
+from lowtide.ir.tree import Leaf
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,30 @@ def fake_of(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) ->
         return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
 
 
-def fake_batch_leaf(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> torch.Tensor:
-    """A fake like a tensor of the batch, on a storage of its own: two arguments that are one tensor today need not be tomorrow."""
+def fake_batch_leaf(leaf: Leaf, mode: FakeTensorMode, device: torch.device, extents: Mapping[int, Extent]) -> torch.Tensor:
+    """A fake like a tensor of the batch, on a storage of its own: two arguments that are one tensor today need not be tomorrow.
+
+    `extents` stand in the places of its own, by dimension. Raises CaptureError where its strides do not follow from them.
+    """
+    tensor: torch.Tensor = leaf.value
     target = device if tensor.device.type == "meta" else tensor.device
+    shape = [extents.get(dim, extent) for dim, extent in enumerate(tensor.shape)]
+    stride = _stride_of(leaf, shape) if extents else tensor.stride()
     with mode:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=target)
+        return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=target)
+
+
+def _stride_of(leaf: Leaf, shape: Sequence[Extent]) -> list[Extent]:
+    """Strides of another shape in the order of the leaf's own."""
+    tensor: torch.Tensor = leaf.value
+    dims = range(tensor.dim())
+    order = list(reversed(dims)) if tensor.is_contiguous() else sorted(dims, key=lambda dim: (tensor.stride(dim), tensor.shape[dim]))
+    if not same_strides(tensor.shape, dense_stride(tensor.shape, order), tensor.stride()):
+        raise CaptureError(
+            f"batch{leaf.where} has dimensions that vary, and is a part of another tensor (shape {tuple(tensor.shape)}, strides "
+            f"{tensor.stride()}): pass it with .contiguous()"
+        )
+    return dense_stride(shape, order)
 
 
 def _attributes(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

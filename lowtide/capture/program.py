@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,10 +33,12 @@ from lowtide.capture.optimizers.scaler import ScalerTrace, scalers_refused, stop
 from lowtide.capture.recorder import Recorder
 from lowtide.capture.returned import Number, NumbersLater, beside, is_result
 from lowtide.capture.sources import Sources
+from lowtide.capture.symbols import Condition, Symbols
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 from lowtide.ir.graph import Graph, Kind, Value
 from lowtide.ir.slots import Slot
+from lowtide.ir.varying import FIXED, Varying
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Captured:
     state_entries: int  # of the optimizer, all parameters together, that the program starts from
     read: frozenset[tuple[str, str]]  # the attributes of modules that the program has read: (path, name)
     result: Callable[[Sequence[Any]], Any]  # the tensors of the result -> what the program returns
+    conditions: tuple[Condition, ...] = ()  # on the graph's dimensions, under which this is the program
 
     def to_assign(self, made: Sequence[Any]) -> tuple[list[Slot], list[Any]]:
         """Slots and what goes into them, given what the program made for `assigned`, in the order that eager's `state_dict` shows."""
@@ -96,46 +99,62 @@ def positional_and_keyword(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]
     return (batch,), {}
 
 
-def capture_inference(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Captured:
+@dataclass(frozen=True)
+class Given:
+    """What a program is captured with."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    device: torch.device  # on which what lies on the meta device is taken to be
+    varying: Varying = FIXED  # which extents of the batch are dimensions
+
+    def symbols(self) -> Symbols:
+        """Those dimensions, with the example's numbers. Raises ShapeError where the example breaks a tie or is out of range."""
+        if not self.varying:
+            return Symbols()
+        leaves = [leaf.value for leaf in tree.flatten((self.args, self.kwargs))[0]]
+        shapes = [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+        return Symbols(self.varying.dimensions, self.varying.point(shapes))
+
+
+def capture_inference(model: nn.Module, given: Given) -> Captured:
     """Capture `model(*args, **kwargs)` without gradients. Raises CaptureError; the model is as before, whatever happens."""
     watch = Watch()
-    with put_back_on_failure((), objects_in(args, kwargs)):
-        captured = _captured_inference(watch, model, args, kwargs, device)
+    with put_back_on_failure((), objects_in(given.args, given.kwargs)):
+        captured = _captured_inference(watch, model, given)
         watch.refuse_survivors()
         return captured
 
 
-def _captured_inference(watch: Watch, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Captured:
-    with _tracing(watch, model, device, training=False) as trace, torch.no_grad():
-        fake_args, fake_kwargs = trace.declare_batch(args, kwargs)
+def _captured_inference(watch: Watch, model: nn.Module, given: Given) -> Captured:
+    with _tracing(watch, model, given, training=False) as trace, torch.no_grad():
+        fake_args, fake_kwargs = trace.declare_batch(given.args, given.kwargs)
         with trace.recording(), raised_in(f"{type(model).__name__}()"):
             result = model(*fake_args, **fake_kwargs)
         return trace.finish(trace.recorder, result, Update())
 
 
-def capture_training(program: TrainingProgram, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> tuple[Captured, ...]:
+def capture_training(program: TrainingProgram, given: Given) -> tuple[Captured, ...]:
     """Capture a training step as the optimizer's state is now, and as it is from the next step on if that differs.
 
     The first steps of most optimizers make their state, the later ones update it: two programs, which share forward and backward.
     Raises CaptureError; model, optimizer and generators are as before, whatever happens.
     """
     watch = Watch()
-    with put_back_on_failure((program.loss, program.after_backward), objects_in(args, kwargs)):
-        captured = _captured_training(watch, program, args, kwargs, device)
+    with put_back_on_failure((program.loss, program.after_backward), objects_in(given.args, given.kwargs)):
+        captured = _captured_training(watch, program, given)
         watch.refuse_survivors()
         return captured
 
 
-def _captured_training(
-    watch: Watch, program: TrainingProgram, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device
-) -> tuple[Captured, ...]:
+def _captured_training(watch: Watch, program: TrainingProgram, given: Given) -> tuple[Captured, ...]:
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
         raise CaptureError("torch's anomaly detection is on, which looks at the values of all gradients: switch it off for the capture")
-    with _tracing(watch, program.model, device, training=True) as trace, torch.enable_grad():
-        fake_args, fake_kwargs = trace.declare_batch(args, kwargs)
+    with _tracing(watch, program.model, given, training=True) as trace, torch.enable_grad():
+        fake_args, fake_kwargs = trace.declare_batch(given.args, given.kwargs)
         shadow = Shadow.of(program.optimizer, trace.fakes.names, trace.fakes.parameters, trace.recorder.draft)
         if program.scaler is not None and program.scaler.is_enabled():
-            trace.scaler = ScalerTrace.of(program.scaler, trace.recorder.draft, trace.mode, device)
+            trace.scaler = ScalerTrace.of(program.scaler, trace.recorder.draft, trace.mode, given.device)
         result = _forward_and_backward(trace, program, fake_args, fake_kwargs)
         first, following = _optimizer_step(trace, shadow, result)
         if not any(slot.table in ("state", "group") for slot in (*first.assigned, *(slot for _, slot, _ in first.constants_assigned))):
@@ -214,16 +233,18 @@ class _Trace:
 
     scaler: ScalerTrace | None = None
 
-    def __init__(self, watch: Watch, model: nn.Module, device: torch.device, training: bool) -> None:
-        self.model, self.device = model, device
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+    def __init__(self, watch: Watch, model: nn.Module, given: Given, training: bool) -> None:
+        self.model, self.device, self.varying = model, given.device, given.varying
+        self.symbols = given.symbols()
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=self.symbols.env, static_shapes=True)
         self.sources = Sources()
         self.real: dict[Slot, torch.Tensor] = {}  # what the caller holds, where it can be read before the step
         held = self.real  # not by way of this trace: in a circle, its fakes would wait for the collector
-        reader = Reader(held.__getitem__, lambda slot: slot.table == "parameter" and not (training and held[slot].requires_grad))
-        self.recorder = Recorder(Draft(self.mode, self.sources), reader)
+        frozen = lambda slot: slot.table == "parameter" and not (training and held[slot].requires_grad)  # noqa: E731
+        reader = Reader(held.__getitem__, frozen, self.symbols.number)
+        self.recorder = Recorder(Draft(self.mode, self.sources, self.symbols), reader)
         self.watch = watch
-        self.fakes = fake_model(model, self.mode, device)
+        self.fakes = fake_model(model, self.mode, given.device)
         self.module_tensors = ModuleTensors(())  # of the model's tensors, once fakes are in them
         self.reads = AttributeReads()
         for table, kind, fakes in (
@@ -250,7 +271,8 @@ class _Trace:
         for index, leaf in enumerate(leaves):
             if isinstance(leaf.value, torch.Tensor):
                 refuse_batch_leaf(leaf)
-                fake = fake_batch_leaf(leaf.value, self.mode, self.device)
+                extents = {dim: self.symbols.extent(name) for dim, name in self.varying.of_leaf(index).items()}
+                fake = fake_batch_leaf(leaf, self.mode, self.device, extents)
                 self.real[Slot("batch", (index,))] = leaf.value
                 self.recorder.draft.add_input(fake, Slot("batch", (index,)), Kind.INPUT, f"batch_{index}")
                 fakes.append(fake)
@@ -280,6 +302,7 @@ class _Trace:
             rebound = [(slot, recorder.draft.value(tensor)) for slot, tensor in self.module_tensors.rebound()]
         assigned = (*rebound, *update.assigned)
         graph, slots = recorder.graph([*outputs, *(value for _, value in assigned)])
+        graph = replace(graph, dimensions=self.symbols.dimensions)
 
         def put(tensors: Sequence[Any]) -> Any:
             filled: list[Any] = [leaf.value for leaf in leaves]
@@ -303,6 +326,7 @@ class _Trace:
             update.state_entries,
             self.reads.pairs(self.model),
             put,
+            self.symbols.conditions(),
         )
 
 
@@ -311,9 +335,9 @@ def _value_of(item: Any, draft: Draft) -> Value:
 
 
 @contextmanager
-def _tracing(watch: Watch, model: nn.Module, device: torch.device, training: bool) -> Iterator[_Trace]:
+def _tracing(watch: Watch, model: nn.Module, given: Given, training: bool) -> Iterator[_Trace]:
     with raised_in("the capture"), no_tracebacks_logged(), untouched_randomness(), scalers_refused():
-        trace = _Trace(watch, model, device, training)
+        trace = _Trace(watch, model, given, training)
         try:
             with (
                 following_reads() as trace.reads,

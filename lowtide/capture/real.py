@@ -22,6 +22,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lowtide.capture.blocks import address, dtype_name
 from lowtide.capture.calls import NEEDS_DATA, UNTRACEABLE, tensors_in, why_untraceable
 from lowtide.capture.corrections import corrected, kernel
+from lowtide.capture.sources import users_line
+from lowtide.capture.symbols import dense_stride, hint, is_symbolic
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node
 from lowtide.ir.made import Made, Really, Results, unknown
@@ -61,7 +63,11 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], call: N
         raise CaptureError(why_untraceable(func, error)) from error
     except Exception:  # whatever a fake stumbles over: where the real operator takes the call its results count, else it is raised
         real = None if func._schema.is_mutable else ask(0)
-        if real is None or None in real:
+        if (
+            real is None
+            or None in real
+            or any(is_symbolic(extent) for each in tensors_in((*args, *kwargs.values())) for extent in each.shape)
+        ):
             raise
         return _structured(func, [_fake(each) for each in real if each is not None])
     return _put_right(out, {address(tensor) for tensor in tensors_in((*args, *kwargs.values()))}, ask)
@@ -75,11 +81,11 @@ def _put_right(out: Any, given: set[int], ask: _Ask) -> Any:
         return out
     made = [part for part, is_fresh in zip(parts, fresh, strict=True) if is_fresh]
     shared = len({address(part) for part in made}) < len(made)
-    real = ask(sum(part.untyped_storage().nbytes() for part in made))
+    real = ask(sum(hint(part.untyped_storage().nbytes()) for part in made))
     if real is None or shared or len(real) != len(parts):
         return out
     right = [
-        _fake(look) if is_fresh and look is not None and look != _look(part) else part
+        _instead(look, part) if is_fresh and look is not None and look != _look(part) else part
         for part, is_fresh, look in zip(parts, fresh, real, strict=True)
     ]
     return type(out)(right) if isinstance(out, (list, tuple)) else right[0]
@@ -99,9 +105,24 @@ def _structured(func: OpOverload, parts: list[torch.Tensor]) -> Any:
 
 
 def _look(tensor: torch.Tensor) -> Made:
-    nbytes = int(tensor.untyped_storage().nbytes())
-    shape, offset = tuple(tensor.shape), int(tensor.storage_offset())
-    return Made(dtype_name(tensor.dtype), shape, tuple(tensor.stride()), offset, nbytes, str(tensor.device))
+    """How a fake looks in the example."""
+    nbytes, offset = hint(tensor.untyped_storage().nbytes()), hint(tensor.storage_offset())
+    shape, stride = tuple(map(hint, tensor.shape)), tuple(map(hint, tensor.stride()))
+    return Made(dtype_name(tensor.dtype), shape, stride, offset, nbytes, str(tensor.device))
+
+
+def _instead(look: Made, fake: torch.Tensor) -> torch.Tensor:
+    """A fake of this look for one that looks otherwise. Of symbolic extents it has the strides that go through them in the same order."""
+    if not any(map(is_symbolic, (*fake.shape, *fake.stride(), fake.untyped_storage().nbytes()))):
+        return _fake(look)
+    order = sorted(range(fake.dim()), key=lambda dim: (look.stride[dim], look.shape[dim]))
+    made = torch.empty_strided(fake.shape, dense_stride(fake.shape, order), dtype=getattr(torch, look.dtype), device=look.device)
+    if not _look(made).is_like(look):
+        raise CaptureError(
+            f"the results of an operator at {users_line()} lie otherwise than torch's fake kernel says ({look}), in a way that is not known "
+            "for other batches: leave its dimensions out of `dynamic`"
+        )
+    return made
 
 
 def _fake(look: Made) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 import lowtide
 from bench.models import get
 from bench.models.workload import plain_sgd
-from lowtide.capture.program import TrainingProgram, capture_training
+from lowtide.capture.program import Given, TrainingProgram, capture_training
 from lowtide.cost.flops import compute_dtype, node_flops, node_moved_bytes
 from lowtide.cost.presets import PRESETS
 from lowtide.ir.graph import Kind, Node, Storage, Value
@@ -67,7 +67,7 @@ def _torchs_count(node):
 def test_each_operator_of_a_network_counts_as_torch_has_it(name):
     work = get(name).build(2, "meta")
     program = TrainingProgram(work.model, work.loss, plain_sgd(work.model), None, 1)
-    graph = capture_training(program, work.batch, {}, torch.device("cpu"))[-1].graph
+    graph = capture_training(program, Given(work.batch, {}, torch.device("cpu")))[-1].graph
     counted = {node: expected for node in graph.nodes if (expected := _torchs_count(node)) is not None}
     assert len(counted) >= 40
     assert [(node.op, node_flops(node), expected) for node, expected in counted.items() if node_flops(node) != expected] == []

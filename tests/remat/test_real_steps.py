@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lowtide.capture.program import TrainingProgram, capture_training
+from lowtide.capture.program import Given, TrainingProgram, capture_training
 from lowtide.cost.presets import preset
 from lowtide.remat.blocks.seeds import Seeds
 from lowtide.remat.cost import cost_of, first_wrong
@@ -42,7 +42,7 @@ def graph(request):
     torch.manual_seed(0)
     model, batch, loss = build()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
-        return capture_training(TrainingProgram(model, loss, adamw(model), None, 1), batch, {}, torch.device("cpu"))[-1].graph
+        return capture_training(TrainingProgram(model, loss, adamw(model), None, 1), Given(batch, {}, torch.device("cpu")))[-1].graph
 
 
 def _timed(graph, seed, spread, **settings):

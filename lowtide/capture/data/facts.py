@@ -12,10 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import sympy
 import torch
 from torch._ops import OpOverload
 
+from lowtide.ir.sizes import Size
 from lowtide.ir.slots import Slot
+
+Number: TypeAlias = "Callable[[Size], int]"  # what a size is in the batch at hand
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -27,7 +31,7 @@ class Leaf:
     constant: torch.Tensor | None = None
     trained: bool = False  # a parameter that each step changes
 
-    def run(self, known: Mapping[str, Any], read: Callable[[Slot], Any]) -> Any:
+    def run(self, known: Mapping[str, Any], read: Callable[[Slot], Any], number: Number) -> Any:
         """The tensor."""
         return read(self.slot) if self.constant is None else self.constant
 
@@ -48,9 +52,10 @@ class Call:
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
 
-    def run(self, known: Mapping[str, Any], read: Callable[[Slot], Any]) -> Any:
+    def run(self, known: Mapping[str, Any], read: Callable[[Slot], Any], number: Number) -> Any:
         """What the operator gives."""
-        return self.op(*(_filled(arg, known) for arg in self.args), **{name: _filled(arg, known) for name, arg in self.kwargs})
+        given = [_filled(arg, known, number) for arg in self.args]
+        return self.op(*given, **{name: _filled(arg, known, number) for name, arg in self.kwargs})
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -61,7 +66,7 @@ class Item:
     of: str
     index: int
 
-    def run(self, known: Mapping[str, Any], read: Callable[[Slot], Any]) -> Any:
+    def run(self, known: Mapping[str, Any], read: Callable[[Slot], Any], number: Number) -> Any:
         """The result."""
         return known[self.of][self.index]
 
@@ -98,8 +103,9 @@ class Reading:
 class Facts:
     """Answers to questions about what slots hold at one moment. Let go of it soon: it holds what it computed."""
 
-    def __init__(self, read: Callable[[Slot], Any]) -> None:
-        self._read = read
+    def __init__(self, read: Callable[[Slot], Any], number: Number = int) -> None:
+        """`number` gives a size that is an expression, where the questions have some."""
+        self._read, self._number = read, number
         self._known: dict[str, Any] = {}
         self._outcomes: dict[str, str | None] = {}
 
@@ -109,7 +115,7 @@ class Facts:
         with _plainly():
             for step in steps:
                 if step.key not in self._known:
-                    self._known[step.key] = step.run(self._known, self._read)
+                    self._known[step.key] = step.run(self._known, self._read, self._number)
                 last = step.key
         return self._known[last]
 
@@ -135,10 +141,12 @@ def outcome_of(kind: str, found: Any) -> str:
     return repr(found.tolist() if isinstance(found, torch.Tensor) else found)
 
 
-def _filled(arg: Any, known: Mapping[str, Any]) -> Any:
+def _filled(arg: Any, known: Mapping[str, Any], number: Number) -> Any:
     if isinstance(arg, Ref):
         return known[arg.key]
-    return [_filled(item, known) for item in arg] if isinstance(arg, tuple) else arg
+    if isinstance(arg, sympy.Expr):
+        return number(arg)
+    return [_filled(item, known, number) for item in arg] if isinstance(arg, tuple) else arg
 
 
 @contextmanager

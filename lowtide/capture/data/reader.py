@@ -25,6 +25,7 @@ from lowtide.capture.sources import users_line
 from lowtide.ir.graph import Arg, Atom, Kind, Node, Value
 from lowtide.ir.operators.names import ITEM
 from lowtide.ir.operators.nodes import is_arithmetic
+from lowtide.ir.sizes import Size
 from lowtide.ir.slots import Slot
 
 _BEFORE_THE_STEP = frozenset({Kind.INPUT, Kind.CONSTANT, Kind.BUFFER})
@@ -35,11 +36,11 @@ class UnreadableError(Exception):
 
 
 class Reader:
-    """Reads from the example. `frozen` are the parameters that no step changes."""
+    """Reads from the example. `frozen` are the parameters that no step changes; `number` gives a size in the example."""
 
-    def __init__(self, read: Callable[[Slot], torch.Tensor], frozen: Callable[[Slot], bool]) -> None:
+    def __init__(self, read: Callable[[Slot], torch.Tensor], frozen: Callable[[Slot], bool], number: Callable[[Size], int]) -> None:
         self.readings: dict[str, Reading] = {}
-        self._read, self._frozen, self._facts = read, frozen, Facts(read)
+        self._read, self._frozen, self._number, self._facts = read, frozen, number, Facts(read, number)
         self._steps: dict[Value, tuple[Step, ...]] = {}  # those that give a value, its own last
 
     def number(self, draft: Draft, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...] = ()) -> Any:
@@ -66,12 +67,12 @@ class Reader:
 
     def close(self) -> None:
         """Let go of the example."""
-        self._facts = Facts(self._read)
+        self._facts = Facts(self._read, self._number)
         self._steps.clear()
 
     def fork(self) -> Reader:
         """An independent copy."""
-        twin = Reader(self._read, self._frozen)
+        twin = Reader(self._read, self._frozen, self._number)
         twin.readings, twin._steps, twin._facts = dict(self.readings), dict(self._steps), self._facts
         return twin
 

@@ -31,7 +31,7 @@ def at(graph: Graph, point: Mapping[str, int]) -> Graph:
 
 def rewritten(graph: Graph, sizes: Mapping[Size, Size]) -> Graph:
     """A graph with others in the places of all sizes that are no numbers, and no dimensions. Raises ShapeError for a negative number."""
-    return _Writer(sizes).graph(graph)
+    return Rewriter(sizes).graph(graph)
 
 
 def sizes_of(graph: Graph) -> Iterator[Size]:
@@ -59,8 +59,8 @@ def sizes_of_arg(arg: Arg) -> Iterator[Size]:
             yield from sizes_of_arg(item)
 
 
-class _Writer:
-    """Writes nouns anew with other sizes, each once."""
+class Rewriter:
+    """Writes nouns anew with other sizes, each once: whoever asks twice gets the same."""
 
     def __init__(self, instead: Mapping[Size, Size]) -> None:
         self._instead = instead
@@ -69,24 +69,31 @@ class _Writer:
         self._nodes: dict[Node, Node] = {}
 
     def graph(self, graph: Graph) -> Graph:
-        inputs = tuple(map(self._value, graph.inputs))
-        nodes = tuple(map(self._node, graph.nodes))
-        return Graph(inputs, nodes, tuple(map(self._value, graph.outputs)))
+        """A graph without dimensions."""
+        inputs = tuple(map(self.value, graph.inputs))
+        nodes = tuple(map(self.node, graph.nodes))
+        return Graph(inputs, nodes, tuple(map(self.value, graph.outputs)))
 
-    def _node(self, node: Node) -> Node:
-        self._nodes[node] = replace(
-            node,
-            args=tuple(map(self._arg, node.args)),
-            outputs=tuple(None if value is None else self._value(value) for value in node.outputs),
-            kwargs=tuple((name, self._arg(arg)) for name, arg in node.kwargs),
-            writes=tuple((self._value(before), self._value(after)) for before, after in node.writes),
-            after=tuple(self._nodes[other] for other in node.after),
-            inplace=tuple((self._value(value), overload) for value, overload in node.inplace),
-            body=None if node.body is None else self.graph(node.body),
-        )
+    def node(self, node: Node) -> Node:
+        """A node, after those that it comes after."""
+        if node not in self._nodes:
+            self._nodes[node] = self._written(node)
         return self._nodes[node]
 
-    def _value(self, value: Value) -> Value:
+    def _written(self, node: Node) -> Node:
+        return replace(
+            node,
+            args=tuple(map(self._arg, node.args)),
+            outputs=tuple(None if value is None else self.value(value) for value in node.outputs),
+            kwargs=tuple((name, self._arg(arg)) for name, arg in node.kwargs),
+            writes=tuple((self.value(before), self.value(after)) for before, after in node.writes),
+            after=tuple(map(self.node, node.after)),
+            inplace=tuple((self.value(value), overload) for value, overload in node.inplace),
+            body=None if node.body is None else self.graph(node.body),
+        )
+
+    def value(self, value: Value) -> Value:
+        """A value on its storage."""
         if value not in self._values:
             shape, stride = self._sizes(value, value.shape), self._sizes(value, value.stride)
             (offset,) = self._sizes(value, (value.offset,))
@@ -108,7 +115,7 @@ class _Writer:
 
     def _arg(self, arg: Arg) -> Arg:
         if isinstance(arg, Value):
-            return self._value(arg)
+            return self.value(arg)
         if isinstance(arg, tuple):
             return tuple(map(self._arg, arg))
         return self._instead[arg] if isinstance(arg, sympy.Expr) else arg

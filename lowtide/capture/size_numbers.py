@@ -1,0 +1,44 @@
+"""Numbers that follow from sizes, such as the square root of a length, as the graph writes them: sizes, or arithmetic on them.
+
+The bits are those of Python's own arithmetic. Sums and products of fractions are refused: sympy has put them in an order of its own by then,
+which rounds otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._sympy import functions
+
+from lowtide.capture.sources import users_line
+from lowtide.capture.symbols import expression_of, normal
+from lowtide.errors import CaptureError
+from lowtide.ir.graph import Arg, Value
+
+EmitScalar = Callable[[str, tuple[Arg, ...]], Value]
+_BINARY = {functions.FloatPow: "py.pow", functions.FloatTrueDiv: "py.truediv", functions.IntTrueDiv: "py.truediv"}
+_UNARY = {"OpaqueUnaryFn_sqrt": "py.math_sqrt", "OpaqueUnaryFn_log": "py.math_log", "OpaqueUnaryFn_exp": "py.math_exp"}
+
+
+def fraction_of(item: torch.SymFloat, emit: EmitScalar) -> Arg:
+    """The value of a symbolic fraction. Raises CaptureError for one whose last bits nobody knows."""
+    found = _written(expression_of(item), emit)
+    return found if isinstance(found, (Value, float)) else emit("py.truediv", (found, 1))
+
+
+def _written(part: Any, emit: EmitScalar) -> Arg:
+    if part.is_Float:
+        return float(part)
+    if isinstance(part, functions.ToFloat):
+        return normal(part.args[0])
+    if part.is_integer:
+        return normal(part)
+    op = _BINARY.get(type(part)) or _UNARY.get(type(part).__name__)
+    if op is None:
+        raise CaptureError(
+            f"a number at {users_line()} follows from the batch's dimensions by {part}, whose last bits a graph cannot promise: compute it "
+            "with tensors, or leave its dimension out of `dynamic`"
+        )
+    return emit(op, tuple(_written(each, emit) for each in part.args))

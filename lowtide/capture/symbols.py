@@ -1,0 +1,215 @@
+"""Sizes of a capture that are not fixed: torch's symbolic integers on one side, sizes of the graph on the other.
+
+    takes   dimensions, and the example's number for each
+    leaves  symbolic integers for fake tensors; sizes in the graph's own form; and the conditions on dimensions under which the program that
+            was captured is the program (torch's guards)
+
+Private names of torch are used here alone: `ShapeEnv`, its symbols, guards and the nodes of symbolic integers.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, overload
+
+import sympy
+import torch
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from lowtide.capture.sources import users_line
+from lowtide.errors import CaptureError, FormatError
+from lowtide.ir.graph import Node
+from lowtide.ir.shapes.at import Rewriter
+from lowtide.ir.shapes.dimension import Dimension, Dimensions
+from lowtide.ir.shapes.evaluate import size_at
+from lowtide.ir.shapes.polynomial import Polynomial
+from lowtide.ir.sizes import Size
+from lowtide.ir.text.sizes import canonical
+
+Extent: TypeAlias = "int | torch.SymInt"
+
+_LEAST_SYMBOLIC = 2  # torch captures 0 and 1 apart: a dimension of that size is a number
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A relation of sizes that a captured program rests on."""
+
+    relation: Any  # a sympy relation over dimensions
+    where: str  # in the program
+
+
+class Symbols:
+    """The dimensions of one capture. Those whose number is 0 or 1 in the example stay numbers."""
+
+    def __init__(self, dimensions: Sequence[Dimension] = (), example: Mapping[str, int] = {}) -> None:
+        self.env = _environment() if dimensions else None
+        self._ints: dict[str, Extent] = {}
+        self._kept: list[Dimension] = []
+        for each in dimensions:
+            self._add(each, example[each.name])
+        self._numbers = _Numbers(self.dimensions, {each.name: example[each.name] for each in self._kept})
+        self._rewriter = Rewriter(self._numbers)
+
+    @property
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """Those that are symbolic here, with the part of their range that may be: from 2 on."""
+        return tuple(self._kept)
+
+    def extent(self, name: str) -> Extent:
+        """A dimension as torch takes it."""
+        return self._ints[name]
+
+    def _add(self, dimension: Dimension, number: int) -> None:
+        if number < _LEAST_SYMBOLIC or self.env is None:
+            self._ints[dimension.name] = number
+            return
+        source = ConstantSource(f"lowtide_{dimension.name}")
+        symbol = self.env.create_symbol(number, source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None)
+        kept = Dimension(dimension.name, max(dimension.least, _LEAST_SYMBOLIC), max(dimension.most, number))
+        self.env.constrain_symbol_range(symbol, kept.least, kept.most)
+        _known[self.env].names[symbol] = kept.symbol
+        self._ints[dimension.name] = self.env.create_symintnode(symbol, hint=number, source=source)
+        self._kept.append(kept)
+
+    def number(self, size: Size) -> int:
+        """A size in the example."""
+        return size if type(size) is int else self._numbers[size]
+
+    def node(self, node: Node) -> Node:
+        """A node as it is in the example."""
+        return self._rewriter.node(node) if self.env is not None else node
+
+    def nodes(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        """Nodes as they are in the example, each made when it is asked for."""
+        return _Concrete(nodes, self) if self.env is not None else nodes
+
+    def conditions(self) -> tuple[Condition, ...]:
+        """What torch has taken for granted of the dimensions."""
+        if self.env is None:
+            return ()
+        names = _known[self.env].names
+        return tuple(Condition(guard.expr.xreplace(names), str(guard.sloc)) for guard in self.env.guards)
+
+
+class _Numbers(dict[Size, int]):
+    """Sizes at the example's point, each evaluated when it is first asked for."""
+
+    def __init__(self, dimensions: Dimensions, point: Mapping[str, int]) -> None:
+        super().__init__()
+        self._dimensions, self._point = dimensions, point
+
+    def __missing__(self, size: Size) -> int:
+        self[size] = size_at(size, self._dimensions, self._point)
+        return self[size]
+
+
+class _Concrete(Sequence[Node]):
+    """Nodes as they are in the example."""
+
+    def __init__(self, nodes: Sequence[Node], symbols: Symbols) -> None:
+        self._nodes, self._symbols = nodes, symbols
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @overload
+    def __getitem__(self, at: int) -> Node: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Node]: ...
+    def __getitem__(self, at: int | slice) -> Node | Sequence[Node]:
+        return _Concrete(self._nodes[at], self._symbols) if isinstance(at, slice) else self._symbols.node(self._nodes[at])
+
+
+class _Known:
+    """What is known of one environment: the graph's symbols by torch's, and sizes by torch's expressions."""
+
+    def __init__(self) -> None:
+        self.names: dict[sympy.Symbol, sympy.Symbol] = {}
+        self.sizes: dict[sympy.Expr, Size] = {}
+
+
+_known: weakref.WeakKeyDictionary[ShapeEnv, _Known] = weakref.WeakKeyDictionary()
+
+
+def _environment() -> ShapeEnv:
+    env = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False)
+    _known[env] = _Known()
+    return env
+
+
+def expression_of(item: torch.SymFloat) -> Any:
+    """A symbolic fraction in the graph's symbols."""
+    node = item.node
+    return node.expr.xreplace(_known[node.shape_env].names)
+
+
+def is_symbolic(item: Any) -> bool:
+    """Whether a number is one of torch's symbolic integers."""
+    return isinstance(item, torch.SymInt)
+
+
+def size_of(item: Extent) -> Size:
+    """A number of torch's as a size of the graph, in normal form: what is equal at every point is equal, but for rounding within."""
+    if not isinstance(item, torch.SymInt):
+        return int(item)
+    node = item.node
+    if (number := node.maybe_as_int()) is not None:
+        return int(number)
+    env, expression = node.shape_env, node.expr
+    known = _known[env]
+    if expression not in known.sizes:
+        known.sizes[expression] = _size(expression.xreplace(known.names))
+    return known.sizes[expression]
+
+
+def sizes_of(items: Sequence[Extent]) -> tuple[Size, ...]:
+    """Several numbers of torch's as sizes."""
+    return tuple(item if type(item) is int else size_of(item) for item in items)
+
+
+def normal(size: Size) -> Size:
+    """A size in that form."""
+    return size if type(size) is int else canonical(Polynomial.of(canonical(size)).size)
+
+
+def _size(expression: Any) -> Size:
+    try:
+        return normal(expression)
+    except FormatError as error:
+        raise CaptureError(f"a size at {users_line()} cannot follow the batch's dimensions: {error}") from error
+
+
+def hint(size: Extent) -> int:
+    """The example's number."""
+    return size if type(size) is int else int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+def dense_stride(shape: Sequence[Extent], order: Sequence[int]) -> list[Extent]:
+    """The strides of a dense tensor whose dimensions lie in this order, the innermost first."""
+    stride: list[Extent] = [1] * len(shape)
+    step: Extent = 1
+    for dim in order:
+        stride[dim], step = step, step * shape[dim]
+    return stride
+
+
+def strides_of_view(shape: Sequence[Extent], stride: Sequence[Extent], wanted: Sequence[Extent]) -> list[Extent]:
+    """The strides of a view of other extents, as ATen makes them (TensorUtils.cpp, computeStride): there is such a view, and no 0.
+
+    Runs of dimensions that lie one within the other are cut anew, the innermost first.
+    """
+    found: list[Extent] = [1] * len(wanted)
+    at, step, given, taken = len(wanted) - 1, stride[-1] if stride else 1, 1, 1
+    for dim in reversed(range(len(shape))):
+        given = given * shape[dim]
+        if dim and (size_of(shape[dim - 1]) == 1 or size_of(stride[dim - 1]) == size_of(given * step)):
+            continue
+        while at >= 0 and (size_of(taken) != size_of(given) or size_of(wanted[at]) == 1):
+            found[at], taken, at = taken * step, taken * wanted[at], at - 1
+        if dim:
+            step, given, taken = stride[dim - 1], 1, 1
+    return found
