@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -27,6 +28,8 @@ def kernel(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> C
     wrong = operators.row(func).fake
     if wrong is Fake.STRIDES_OF_VIEWS:
         return functools.partial(_viewed, func)
+    if wrong is Fake.FIXES_SIZES and any(map(is_symbolic, args[0].shape)):
+        return decomposition_table[func]
     return _least_squares if wrong is Fake.ASKS_DATA_FOR_SHAPES and _shapes_are_fixed(*args, **kwargs) else func
 
 

@@ -46,7 +46,7 @@ class Symbols:
     """The dimensions of one capture. Those whose number is 0 or 1 in the example stay numbers."""
 
     def __init__(self, dimensions: Sequence[Dimension] = (), example: Mapping[str, int] = {}) -> None:
-        self.env = _environment() if dimensions else None
+        self.env = _Environment() if dimensions else None
         self._ints: dict[str, Extent] = {}
         self._kept: list[Dimension] = []
         for each in dimensions:
@@ -135,10 +135,29 @@ class _Known:
 _known: weakref.WeakKeyDictionary[ShapeEnv, _Known] = weakref.WeakKeyDictionary()
 
 
-def _environment() -> ShapeEnv:
-    env = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False)
-    _known[env] = _Known()
-    return env
+class FixedError(CaptureError):
+    """The program under capture is one for some numbers of a dimension alone: `equal_to` another dimension, or for one number."""
+
+    def __init__(self, name: str, equal_to: Any) -> None:
+        self.name, self.equal_to = name, equal_to
+        super().__init__(
+            f"dimension {name}: {users_line()} takes it to be {equal_to}, so that the program is another one for other batches: compute with "
+            "tensors and sizes there (no range(), int() or list over it), or leave the dimension out of `dynamic`"
+        )
+
+
+class _Environment(ShapeEnv):
+    """Torch's own, but that a dimension is never given up in silence."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False)
+        _known[self] = _Known()
+
+    def _set_replacement(self, a: sympy.Symbol, tgt: sympy.Expr, msg: str) -> None:
+        names = _known[self].names
+        if a in names and a != tgt:
+            raise FixedError(str(names[a]), tgt.xreplace(names))
+        super()._set_replacement(a, tgt, msg)
 
 
 def expression_of(item: torch.SymFloat) -> Any:

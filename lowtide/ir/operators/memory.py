@@ -26,6 +26,7 @@ ROWS = (
     *(Operator(name=f"aten.{name}", view=True) for name in _VIEWS),
     Operator(name="aten.view", view=True, fake=Fake.STRIDES_OF_VIEWS),
     Operator(name="aten._unsafe_view", fake=Fake.STRIDES_OF_VIEWS),
+    Operator(name="aten.constant_pad_nd.default", fake=Fake.FIXES_SIZES),
     *(Operator(name=f"aten.{name}", rebinds=True) for name in ("set_", "resize_", "resize_as_", "_resize_output_")),
     *(Operator(name=f"aten.{name}", untouched=True) for name in _UNTOUCHED),
     *(Operator(name=f"aten.{name}", unread=(0,)) for name in _FILLED),

@@ -33,6 +33,7 @@ class Fake(Enum):
     LOSS_OF_ONE = "the loss of an example that is no batch has an extent of 1, where the real one has none"
     STRIDES_OF_VIEWS = "it keeps strides along extents of 1 where the real kernel makes them anew"
     ASKS_DATA_FOR_SHAPES = "it asks for data where shapes follow from shapes"
+    FIXES_SIZES = "it takes symbolic sizes for numbers"
 
 
 @dataclass(frozen=True, slots=True)
