@@ -7,7 +7,7 @@ import copy
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from lowtide.capture.symbols import hint, normal, size_of, sizes_of
+from lowtide.capture.sizes.symbols import hint, normal, size_of, sizes_of
 from lowtide.ir.graph import Value
 from lowtide.ir.sizes import Size, product
 

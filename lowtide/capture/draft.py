@@ -19,9 +19,9 @@ from lowtide.capture import operators
 from lowtide.capture.batch_counts import BatchCounts
 from lowtide.capture.blocks import Block, Names, address, geometry, is_lazy
 from lowtide.capture.calls import atom_of, may_take
-from lowtide.capture.size_numbers import fraction_of
+from lowtide.capture.sizes.numbers import fraction_of
+from lowtide.capture.sizes.symbols import Symbols, size_of
 from lowtide.capture.sources import Sources, users_line
-from lowtide.capture.symbols import Symbols, size_of
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Arg, Kind, Node, Source, Storage, Value
 from lowtide.ir.operators.names import AS_STRIDED, SCATTER

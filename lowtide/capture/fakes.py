@@ -14,7 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowtide.capture.care.reads import AttributeReads
 from lowtide.capture.care.snapshots import Snapshot
-from lowtide.capture.symbols import Extent, dense_stride
+from lowtide.capture.sizes.strides import dense_stride
+from lowtide.capture.sizes.symbols import Extent
 from lowtide.errors import CaptureError
 from lowtide.ir.made import same_strides
 from lowtide.ir.slots import Slot

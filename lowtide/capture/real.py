@@ -22,8 +22,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lowtide.capture.blocks import address, dtype_name
 from lowtide.capture.calls import NEEDS_DATA, UNTRACEABLE, tensors_in, why_untraceable
 from lowtide.capture.corrections import corrected, kernel
+from lowtide.capture.sizes.strides import dense_stride
+from lowtide.capture.sizes.symbols import hint, is_symbolic
 from lowtide.capture.sources import users_line
-from lowtide.capture.symbols import dense_stride, hint, is_symbolic
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node
 from lowtide.ir.made import Made, Really, Results, unknown
@@ -119,8 +120,8 @@ def _instead(look: Made, fake: torch.Tensor) -> torch.Tensor:
     made = torch.empty_strided(fake.shape, dense_stride(fake.shape, order), dtype=getattr(torch, look.dtype), device=look.device)
     if not _look(made).is_like(look):
         raise CaptureError(
-            f"the results of an operator at {users_line()} lie otherwise than torch's fake kernel says ({look}), in a way that is not known "
-            "for other batches: leave its dimensions out of `dynamic`"
+            f"the results of an operator at {users_line()} lie otherwise than torch's fake kernel says ({look}), in a way that is not "
+            "known for other batches: leave its dimensions out of `dynamic`"
         )
     return made
 

@@ -141,8 +141,8 @@ class FixedError(CaptureError):
     def __init__(self, name: str, equal_to: Any) -> None:
         self.name, self.equal_to = name, equal_to
         super().__init__(
-            f"dimension {name}: {users_line()} takes it to be {equal_to}, so that the program is another one for other batches: compute with "
-            "tensors and sizes there (no range(), int() or list over it), or leave the dimension out of `dynamic`"
+            f"dimension {name}: {users_line()} takes it to be {equal_to}, so that the program is another one for other batches: compute "
+            "with tensors and sizes there (no range(), int() or list over it), or leave the dimension out of `dynamic`"
         )
 
 
@@ -205,30 +205,3 @@ def _size(expression: Any) -> Size:
 def hint(size: Extent) -> int:
     """The example's number."""
     return size if type(size) is int else int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
-
-
-def dense_stride(shape: Sequence[Extent], order: Sequence[int]) -> list[Extent]:
-    """The strides of a dense tensor whose dimensions lie in this order, the innermost first."""
-    stride: list[Extent] = [1] * len(shape)
-    step: Extent = 1
-    for dim in order:
-        stride[dim], step = step, step * shape[dim]
-    return stride
-
-
-def strides_of_view(shape: Sequence[Extent], stride: Sequence[Extent], wanted: Sequence[Extent]) -> list[Extent]:
-    """The strides of a view of other extents, as ATen makes them (TensorUtils.cpp, computeStride): there is such a view, and no 0.
-
-    Runs of dimensions that lie one within the other are cut anew, the innermost first.
-    """
-    found: list[Extent] = [1] * len(wanted)
-    at, step, given, taken = len(wanted) - 1, stride[-1] if stride else 1, 1, 1
-    for dim in reversed(range(len(shape))):
-        given = given * shape[dim]
-        if dim and (size_of(shape[dim - 1]) == 1 or size_of(stride[dim - 1]) == size_of(given * step)):
-            continue
-        while at >= 0 and (size_of(taken) != size_of(given) or size_of(wanted[at]) == 1):
-            found[at], taken, at = taken * step, taken * wanted[at], at - 1
-        if dim:
-            step, given, taken = stride[dim - 1], 1, 1
-    return found

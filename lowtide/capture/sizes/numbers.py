@@ -1,7 +1,7 @@
 """Numbers that follow from sizes, such as the square root of a length, as the graph writes them: sizes, or arithmetic on them.
 
-The bits are those of Python's own arithmetic. Sums and products of fractions are refused: sympy has put them in an order of its own by then,
-which rounds otherwise.
+The bits are those of Python's own arithmetic. Sums and products of fractions are refused: sympy has put them in an order of its own by
+then, which rounds otherwise.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils._sympy import functions
 
+from lowtide.capture.sizes.symbols import expression_of, normal
 from lowtide.capture.sources import users_line
-from lowtide.capture.symbols import expression_of, normal
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Arg, Value
 

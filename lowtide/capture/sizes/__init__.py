@@ -1,0 +1,1 @@
+"""Sizes that are not fixed: torch's symbolic integers on one side, sizes of the graph on the other."""

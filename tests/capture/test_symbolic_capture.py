@@ -1,0 +1,162 @@
+"""A program captured with symbolic sizes is, at every point, the program captured there."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from lowtide.capture.program import Given, TrainingProgram, capture_inference, capture_training
+from lowtide.capture.sizes.symbols import FixedError
+from lowtide.errors import CaptureError, ShapeError
+from lowtide.ir.check.graph_check import check_graph
+from lowtide.ir.graph import Graph
+from lowtide.ir.shapes.at import at
+from lowtide.ir.shapes.dimension import Dimension
+from lowtide.ir.text.graph_text import parse, to_text
+from lowtide.ir.varying import Axis, Varying
+
+CPU = torch.device("cpu")
+ROWS, LENGTH = Dimension("rows", 2, 64), Dimension("length", 2, 64)
+BOTH = Varying((ROWS, LENGTH), (Axis(0, 0, "rows", "[0]"), Axis(0, 1, "length", "[0]")))
+PAIR = Varying((ROWS, LENGTH), (*BOTH.axes, Axis(1, 0, "rows", "[1]"), Axis(1, 1, "length", "[1]")))
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 16)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.head = nn.Linear(16, 50)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(self.embedding(tokens)))
+
+
+class Pictures(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(functional.pad(pictures, (1, 1, 1, 1))).flatten(1))
+
+
+def token_loss(model, tokens, labels):
+    return functional.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
+
+
+def tokens(rows, length):
+    return torch.randint(0, 50, (rows, length)), torch.randint(0, 50, (rows, length))
+
+
+def pictures(rows, side):
+    return (torch.randn(rows, 3, side, side),)
+
+
+def picture_loss(model, images):
+    return model(images).square().mean()
+
+
+def everywhere_alike(symbolic: Graph, captured: Graph, point: dict[str, int]) -> None:
+    check_graph(symbolic)
+    assert to_text(at(symbolic, point)) == to_text(captured)
+    assert to_text(parse(to_text(symbolic))) == to_text(symbolic)
+
+
+@pytest.mark.parametrize("model", [Tokens(), Pictures()])
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
+def test_a_training_step_is_at_every_point_the_step_captured_there(model, optimizer):
+    if isinstance(model, Tokens):
+        varying, batch, loss = PAIR, tokens, token_loss
+    else:
+        varying, batch, loss = Varying((ROWS, LENGTH), (*BOTH.axes[:1], Axis(0, 2, "length"), Axis(0, 3, "length"))), pictures, picture_loss
+    program = TrainingProgram(model, loss, optimizer(model.parameters(), lr=0.1))
+    symbolic = capture_training(program, Given(batch(4, 19), {}, CPU, varying))
+    assert symbolic[-1].graph.dimensions == (ROWS, LENGTH)
+    for rows, length in ((4, 19), (2, 32), (13, 64)):
+        captured = capture_training(program, Given(batch(rows, length), {}, CPU))
+        for one, other in zip(symbolic, captured, strict=True):
+            everywhere_alike(one.graph, other.graph, {"rows": rows, "length": length})
+
+
+class Numbers(nn.Module):
+    """What follows from sizes alone."""
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        length = given.shape[1]
+        places = torch.arange(length) / length
+        left, right = given[:, : length // 2], given[:, length // 2 :]
+        return (given * length**-0.5 + places).mean(1) + left.sum(1) * right.mean(1)
+
+
+def test_numbers_that_follow_from_sizes_are_part_of_the_graph():
+    symbolic = capture_inference(Numbers(), Given((torch.randn(3, 8),), {}, CPU, BOTH)).graph
+    texts = to_text(at(symbolic, {"rows": 5, "length": 21}))
+    assert "py.pow(21, -0.5)" in texts
+    assert "aten.arange.default(21" in texts
+
+
+def test_a_dimension_of_one_stays_a_number():
+    symbolic = capture_inference(Numbers(), Given((torch.randn(1, 8),), {}, CPU, Varying((Dimension("rows", 1, 8), LENGTH), BOTH.axes)))
+    assert [each.name for each in symbolic.graph.dimensions] == ["length"]
+
+
+class Loop(nn.Module):
+    def forward(self, given):
+        return torch.stack([given[:, at] * at for at in range(given.shape[1])]).sum()
+
+
+def test_a_program_that_fixes_a_dimension_is_refused_with_its_line():
+    with pytest.raises(FixedError, match=r"dimension length: .*test_symbolic_capture.py:\d+ takes it to be 8.*leave the dimension out"):
+        capture_inference(Loop(), Given((torch.randn(3, 8),), {}, CPU, BOTH))
+
+
+class Compared(nn.Module):
+    def forward(self, given, other):
+        return given + other
+
+
+def test_dimensions_that_have_to_be_equal_are_told():
+    varying = Varying((ROWS, LENGTH), (Axis(0, 0, "rows"), Axis(1, 0, "length")))
+    with pytest.raises(FixedError, match=r"dimension (rows|length): .* takes it to be (length|rows)"):
+        capture_inference(Compared(), Given((torch.randn(3, 8), torch.randn(3, 8)), {}, CPU, varying))
+
+
+class Rounded(nn.Module):
+    def forward(self, given):
+        return given * (given.shape[1] * 0.1 * 0.3 + math.pi)
+
+
+def test_numbers_whose_last_bits_nobody_knows_are_refused():
+    with pytest.raises(CaptureError, match="whose last bits a graph cannot promise"):
+        capture_inference(Rounded(), Given((torch.randn(3, 8),), {}, CPU, BOTH))
+
+
+class Branch(nn.Module):
+    def forward(self, given):
+        return given.relu() if given.shape[1] > 16 else given.tanh()
+
+
+def test_a_branch_on_a_size_is_a_condition():
+    captured = capture_inference(Branch(), Given((torch.randn(3, 8),), {}, CPU, BOTH))
+    (condition,) = captured.conditions
+    assert str(condition.relation) == "length <= 16"
+
+
+def test_an_example_out_of_its_range_is_refused():
+    with pytest.raises(ShapeError, match=r"dimension length: expected a number from 2 to 64, got 65"):
+        capture_inference(Branch(), Given((torch.randn(3, 65),), {}, CPU, BOTH))
+
+
+def test_tied_extents_that_differ_are_refused():
+    varying = Varying((ROWS,), (Axis(0, 0, "rows", "['x']"), Axis(1, 0, "rows", "['y']")))
+    with pytest.raises(ShapeError, match=r"expected equal extents, got 3 in dimension 0 of batch \['x'\] and 4 in dimension 0 of batch \['y'\]"):
+        capture_inference(Compared(), Given((torch.randn(3, 8), torch.randn(4, 8)), {}, CPU, varying))
+
+
+def test_a_slice_of_another_tensor_is_refused_where_it_varies():
+    with pytest.raises(CaptureError, match=r"pass it with .contiguous\(\)"):
+        capture_inference(Branch(), Given((torch.randn(3, 8)[:, ::2],), {}, CPU, BOTH))
