@@ -153,7 +153,8 @@ def test_an_example_out_of_its_range_is_refused():
 
 def test_tied_extents_that_differ_are_refused():
     varying = Varying((ROWS,), (Axis(0, 0, "rows", "['x']"), Axis(1, 0, "rows", "['y']")))
-    with pytest.raises(ShapeError, match=r"expected equal extents, got 3 in dimension 0 of batch \['x'\] and 4 in dimension 0 of batch \['y'\]"):
+    message = r"expected equal extents, got 3 in dimension 0 of batch \['x'\] and 4 in dimension 0 of batch \['y'\]"
+    with pytest.raises(ShapeError, match=message):
         capture_inference(Compared(), Given((torch.randn(3, 8), torch.randn(4, 8)), {}, CPU, varying))
 
 
