@@ -15,7 +15,7 @@ import sympy
 
 from lowtide.cost.memory import counted_storages, order_problem, resident_storages
 from lowtide.errors import CheckError, ShapeError
-from lowtide.ir.graph import Graph, Storage, Value
+from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.shapes.at import at
 from lowtide.ir.shapes.dimension import Dimensions, checked_point
 from lowtide.ir.shapes.evaluate import Compiled, compiled
@@ -94,6 +94,14 @@ def symbolic_problem(graph: Graph, workspace_bytes: Sequence[Size] | None = None
     )
 
 
+def fits_everywhere(node: Node, value: Value) -> bool:
+    """Whether what a node makes first is at every point as large as the storage of `value`, which it reads in no other layout."""
+    output = node.outputs[0] if node.outputs else None
+    if output is None or Polynomial.of(value.storage.nbytes) != Polynomial.of(output.storage.nbytes):
+        return False
+    return all(_looks(other) == _looks(value) for other in node.inputs if other.storage is value.storage)
+
+
 def _rounded(size: Polynomial, round_to: int) -> Polynomial:
     """A size rounded up: a polynomial where only a number in it is no multiple, else by the function that rounds."""
     terms = dict(size.terms)
@@ -109,10 +117,7 @@ def _permitted(problem: OrderProblem, graph: Graph, tensor_of: Mapping[Storage, 
     kept = np.zeros(len(problem.take_ids), np.bool_)
     for index, node in enumerate(graph.nodes):
         for entry in range(problem.take_ptr[index], problem.take_ptr[index + 1]):
-            value, output = node.inplace[problem.take_slots[entry]][0], node.outputs[0]
-            assert output is not None  # whoever takes over makes something
-            same_bytes = Polynomial.of(value.storage.nbytes) == Polynomial.of(output.storage.nbytes)
-            kept[entry] = same_bytes and all(_looks(other) == _looks(value) for other in node.inputs if other.storage is value.storage)
+            kept[entry] = fits_everywhere(node, node.inplace[problem.take_slots[entry]][0])
     rows = np.repeat(np.arange(problem.node_count), np.diff(problem.take_ptr))
     counts = np.bincount(rows[kept], minlength=problem.node_count)
     return replace(

@@ -16,10 +16,14 @@ def ordered(candidates: Sequence[Candidate], request: Request) -> Plan:
 
     Not yet checked. `eager_peak_bytes` is the peak of the captured program, the first candidate, as it stands.
     """
+    order_together(candidates, request.solver, request.granule_bytes)
+    best = min(candidates, key=lambda each: each.ordered(request.solver, request.granule_bytes).peak_bytes)
+    return in_its_order(candidates[0], best, request)
+
+
+def in_its_order(captured: Candidate, best: Candidate, request: Request) -> Plan:
+    """One candidate in the order that is known of it, or that the solver finds. Not yet checked."""
     granule_bytes = request.granule_bytes
-    captured = candidates[0]
-    order_together(candidates, request.solver, granule_bytes)
-    best = min(candidates, key=lambda each: each.ordered(request.solver, granule_bytes).peak_bytes)
     problem, found = best.order_problem(granule_bytes), best.ordered(request.solver, granule_bytes)
     footprint = simulate(problem, found.order)
     order = tuple(int(index) for index in found.order)

@@ -58,6 +58,12 @@ class Planner:
             raise max(refused, key=lambda error: error.smallest_peak_bytes)
         return found
 
+    def searched(self, request: Request) -> list[Searched]:
+        """All that is known of each program after the request's search, whatever its limit: where something fits, that is among it."""
+        self._recall(request)
+        self._search(request)
+        return [self._searched_for(which, request) for which in range(len(self.programs))]
+
     def _plan(self, which: int, request: Request) -> Plan:
         by_order = ordered(self._candidates(which, request), request)
         if not request.budget.is_limit:

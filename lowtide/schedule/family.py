@@ -65,7 +65,7 @@ def order_family(
     orders, bounds = _solved(problems, solver)
     peaks = np.array([[simulate(each, order).peak_bytes for each in problems] for order in orders], np.int64)
     least = peaks.min(axis=0)
-    kept = _fewest(peaks <= np.floor(least * (1 + tolerance)), peaks)
+    kept = fewest(peaks <= np.floor(least * (1 + tolerance)), peaks)
     return OrderFamily(at, tuple(orders[place] for place in kept), peaks[kept], least, np.minimum(np.array(bounds, np.int64), least))
 
 
@@ -84,8 +84,11 @@ def _solved(problems: Sequence[OrderProblem], solver: Solver) -> tuple[list[tupl
     return list(orders), bounds
 
 
-def _fewest(near: NDArray[np.bool_], peaks: NDArray[np.int64]) -> list[int]:
-    """The orders to keep: as few as are near the least at every point, of as few those of least peaks in all."""
+def fewest(near: NDArray[np.bool_], peaks: NDArray[np.int64]) -> list[int]:
+    """The orders to keep [orders, points]: as few as are near the least at every point, of as few those of least peaks in all.
+
+    Some order must be near at each point.
+    """
     rows, tried = range(len(near)), 0
     for size in range(1, len(near) + 1):
         sets = list(combinations(rows, size)) if _count(len(near), size) + tried <= _MOST_TRIED else []

@@ -1,0 +1,1 @@
+"""Deciding for a whole range of shapes at once."""

@@ -1,0 +1,152 @@
+"""Few programs for a whole range, and for each shape the one to run: fastest within the limit, or of least peak where there is none.
+
+What a member takes at a shape is exact (`cost.footprints`), so choosing one takes microseconds and no search. A shape for which none fits
+is refused before anything runs, with the largest numbers that do fit.
+
+A family has its members from one limit: at a shape one of a higher limit may then be slower by the tolerance with which members are left
+out, never by more at a shape that was looked at. Within one family, less memory is never faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from lowtide.errors import BudgetError
+from lowtide.ir.shapes.dimension import Dimensions, checked_point
+from lowtide.plan.plan import Plan
+from lowtide.planning.checked import checked
+from lowtide.planning.ordered import in_its_order
+from lowtide.planning.ranges.member import Member
+from lowtide.planning.ranges.pool import SAME
+from lowtide.planning.ranges.ranged import Ranged
+from lowtide.planning.refusal import refusal
+from lowtide.planning.request import Request
+from lowtide.planning.searched import Searched
+from lowtide.remat.sweep.archive import Archive, Point
+from lowtide.schedule.base import scheduled
+
+_MOST_KNOWN = 4096  # shapes whose members are remembered
+
+
+@dataclass(frozen=True, eq=False)
+class PlanFamily:
+    """The members that serve one program over the ranges of its dimensions."""
+
+    candidates: tuple[Ranged, ...]  # the captured graph first
+    members: tuple[Member, ...]
+    orders: tuple[Member, ...]  # without recomputation, for what plans say of order alone; without a limit these are the members
+    request: Request  # with the limit
+    _chosen: dict[tuple[int, ...], Member] = field(default_factory=dict, repr=False)
+
+    @property
+    def dimensions(self) -> Dimensions:
+        """Over which it ranges."""
+        return self.candidates[0].dimensions
+
+    def choose(self, point: Mapping[str, int]) -> Member:
+        """The member to run at a point. Raises ShapeError for a wrong point, BudgetError where none keeps to the limit there."""
+        at = checked_point(self.dimensions, point)
+        known = self._chosen.get(tuple(at.values()))
+        if known is not None:
+            return known
+        found = self._best(at)
+        if found is None:
+            raise self._refusal(at)
+        if len(self._chosen) >= _MOST_KNOWN:
+            self._chosen.clear()
+        self._chosen[tuple(at.values())] = found
+        return found
+
+    def peak_bytes(self, point: Mapping[str, int]) -> int:
+        """What the chosen member takes at a point, with what is resident. Raises as `choose` does."""
+        return self.choose(point).peak_bytes(point)
+
+    def time_us(self, point: Mapping[str, int]) -> float:
+        """What the chosen member takes at a point, 0 where times do not matter. Raises as `choose` does."""
+        return self.choose(point).time_us(point)
+
+    def order_us(self, point: Mapping[str, int]) -> float:
+        """The time without recomputation at a point, of the fastest graph; 0 where times do not matter. Raises ShapeError."""
+        return min(each.order_us(point) for each in self.candidates)
+
+    def plan(self, point: Mapping[str, int]) -> Plan:
+        """The chosen member at a point as a checked plan of numbers. Raises as `choose` does."""
+        return checked(self._plan(self.choose(point), checked_point(self.dimensions, point)))
+
+    def leanest(self, point: Mapping[str, int]) -> Member:
+        """The member of least peak at a point. Raises ShapeError for a wrong point."""
+        return min(self.members, key=lambda member: member.peak_bytes(point))
+
+    def fits(self, point: Mapping[str, int]) -> bool:
+        """Whether some member keeps to the limit at a point. Raises ShapeError for a wrong point."""
+        return self._best(point) is not None
+
+    def largest_that_fits(self, point: Mapping[str, int]) -> dict[str, int]:
+        """By dimension the largest number that fits beside the others of a point; those of which none does are left out.
+
+        Raises ShapeError for a wrong point.
+        """
+        at = checked_point(self.dimensions, point)
+        found = {each.name: _last(each.least, each.most, partial(self._fits, at, each.name)) for each in self.dimensions}
+        return {each.name: found[each.name] for each in self.dimensions if found[each.name] >= each.least}
+
+    def _fits(self, point: Mapping[str, int], name: str, number: int) -> bool:
+        return self.fits({**point, name: number})
+
+    def _best(self, point: Mapping[str, int]) -> Member | None:
+        """The fastest within the memory, the leanest within the time, the leanest without a limit; None where nothing fits."""
+        budget = self.request.budget
+        peaks = [member.peak_bytes(point) for member in self.members]
+        if not budget.is_limit:
+            return self.members[peaks.index(min(peaks))]
+        times = [member.time_us(point) for member in self.members]
+        if budget.memory_bytes is not None:
+            fitting = [(us, peak, place) for place, (us, peak) in enumerate(zip(times, peaks, strict=True)) if peak <= budget.memory_bytes]
+            return self.members[min(fitting)[2]] if fitting else None
+        most_us = max((budget.latency or 1.0) * self.order_us(point) * SAME, min(times))
+        return self.members[min((peak, us, place) for place, (us, peak) in enumerate(zip(times, peaks, strict=True)) if us <= most_us)[2]]
+
+    def _plan(self, member: Member, point: Mapping[str, int]) -> Plan:
+        """A member at a point, not yet checked."""
+        if member.sequence is None:
+            return self._in_order(member, point)
+        by_order = self._in_order(min(self.orders, key=lambda each: each.peak_bytes(point)), point)
+        candidate = self.candidates[member.candidate].at(point)
+        problem = candidate.remat_problem(self.request.granule_bytes, self.request.links, self.request.swap_state)
+        archive = Archive()
+        for each in self.members:  # of the others only peak and time are asked
+            archive.add(Point(each.peak_bytes(point), each.time_us(point), 0, member.sequence))
+        own = Point(member.peak_bytes(point), member.time_us(point), 0, member.sequence)
+        found = Searched((candidate,), (problem,), ([],), archive, self.request.granule_bytes).plan(own, by_order)
+        assert found.cost_report is not None, "a sequence has a report"
+        return replace(found, cost_report=replace(found.cost_report, order_us=self.order_us(point)))
+
+    def _in_order(self, member: Member, point: Mapping[str, int]) -> Plan:
+        """A member without recomputation at a point, not yet checked."""
+        best, solver, granule_bytes = self.candidates[member.candidate].made(point), self.request.solver, self.request.granule_bytes
+        best.know_order(solver, granule_bytes, scheduled(best.order_problem(granule_bytes), member.order, solver))
+        return in_its_order(self.candidates[0].at(point), best, self.request)
+
+    def _refusal(self, point: Mapping[str, int]) -> BudgetError:
+        """What is said where nothing fits, and how much would."""
+        assert self.request.budget.memory_bytes is not None, "the fastest member is within any limit of time"
+        error = refusal(self._plan(self.leanest(point), point), self.request.budget.memory_bytes)
+        where = ", ".join(f"{name} = {number}" for name, number in point.items())
+        numbers = [f"{name} = {number}" for name, number in self.largest_that_fits(point).items()]
+        fits = f"the largest that fits: {' or '.join(numbers)}" if numbers else "no number of one dimension alone would fit"
+        return BudgetError(f"{error}\nfor {where}; {fits}", error.smallest_peak_bytes)
+
+
+def _last(least: int, most: int, fits: Callable[[int], bool]) -> int:
+    """The last number from `least` to `most` up to which all fit, as far as halving tells; one less than the least where that does not."""
+    if not fits(least):
+        return least - 1
+    if fits(most):
+        return most
+    low, high = least, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

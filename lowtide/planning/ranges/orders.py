@@ -1,0 +1,66 @@
+"""Orders for a range: solved at points, each judged over all of it, and as few kept as stay near the least peak everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lowtide.cost.memory import simulate
+from lowtide.planning.candidate import Candidate, order_together
+from lowtide.planning.ranges.member import Member, in_order
+from lowtide.planning.ranges.points import largest
+from lowtide.planning.ranges.pool import few
+from lowtide.planning.ranges.ranged import Ranged
+from lowtide.planning.request import Request
+from lowtide.schedule.cuts import cut_bound_bytes
+from lowtide.schedule.points import Point, sample_points
+
+_TOLERANCE, _NEAR = 0.01, 0.005  # of the least peak: of what is kept, and of what is not searched
+_SOLVED, _JUDGED = 9, 64  # points
+
+
+def order_members(candidates: Sequence[Ranged], request: Request) -> tuple[Member, ...]:
+    """Candidates in orders of which at each sampled point one has at most 1 % more than the least peak that was found there.
+
+    A point at which what was found before comes near the bound of its cuts is not solved.
+    """
+    dimensions = candidates[0].dimensions
+    found: dict[tuple[int, tuple[int, ...]], Member] = {}
+    for point in _points(candidates):
+        numeric = [each.at(point) for each in candidates]
+        least = min((member.peak_bytes(point) for member in found.values()), default=None)
+        if least is None or least > _bound_bytes(numeric, list(found.values()), request) * (1 + _NEAR):
+            which, order = _solved(numeric, request)
+            if (which, order) not in found:
+                found[which, order] = in_order(candidates, which, order, request)
+    members = list(found.values())
+    samples = (largest(dimensions), *sample_points(dimensions, _JUDGED))
+    peaks = np.array([[member.peak_bytes(point) for point in samples] for member in members], np.float64)
+    return tuple(members[place] for place in few(peaks, _TOLERANCE))
+
+
+def _points(candidates: Sequence[Ranged]) -> list[Point]:
+    """The largest first."""
+    dimensions = candidates[0].dimensions
+    found = [largest(dimensions), *sample_points(dimensions, _SOLVED)]
+    return list({tuple(point.values()): point for point in found}.values())
+
+
+def _solved(candidates: Sequence[Candidate], request: Request) -> tuple[int, tuple[int, ...]]:
+    """The candidate and order of least peak; of equal ones the first."""
+    order_together(candidates, request.solver, request.granule_bytes)
+    orders = [each.ordered(request.solver, request.granule_bytes) for each in candidates]
+    which = min(range(len(orders)), key=lambda place: orders[place].peak_bytes)
+    return which, tuple(map(int, orders[which].order))
+
+
+def _bound_bytes(candidates: Sequence[Candidate], members: Sequence[Member], request: Request) -> int:
+    """What no order of any candidate is below at a point. One whose orders were never the best is bound by how its nodes are written."""
+    bounds = []
+    for which, candidate in enumerate(candidates):
+        problem = candidate.order_problem(request.granule_bytes)
+        orders = [member.order for member in members if member.candidate == which] or [tuple(range(problem.node_count))]
+        best = min(orders, key=lambda order: simulate(problem, order).peak_bytes)
+        bounds.append(cut_bound_bytes(problem, best).bound_bytes)
+    return min(bounds)

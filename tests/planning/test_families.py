@@ -1,0 +1,158 @@
+"""Families: at each shape they do as well as a plan of that shape, and promise what that plan promises."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowtide.cost.memory import order_problem, simulate
+from lowtide.errors import BudgetError, ShapeError
+from lowtide.ir.shapes.at import at
+from lowtide.planning.planner import plan
+from lowtide.planning.ranges.planner import RangePlanner
+from lowtide.planning.ranges.pool import few
+from lowtide.planning.request import Budget
+from tests.planning.networks import REQUEST
+from tests.planning.ranged_networks import BATCHES, LENGTHS, branches, network, ranged
+
+LENGTH_ONLY = st.fixed_dictionaries({"length": st.integers(LENGTHS.least, LENGTHS.most)})
+BOTH = st.fixed_dictionaries({"batch": st.integers(BATCHES.least, BATCHES.most), "length": st.integers(LENGTHS.least, LENGTHS.most)})
+
+
+@pytest.fixture(scope="module")
+def one():
+    """A network over one dimension, and its planner."""
+    return RangePlanner([[ranged(network(9, batch=2))]])
+
+
+@pytest.fixture(scope="module")
+def two():
+    """A network over two dimensions, and its planner."""
+    return RangePlanner([[ranged(network(9))]])
+
+
+def within(planner, share=None, **limit):
+    memory = None if share is None else int(share * planner.eager_peak_bytes(1))
+    return replace(REQUEST, budget=Budget(memory, **limit))
+
+
+def own_plan(planner, request, point):
+    """The plan that is made for one shape alone."""
+    return plan([each.at(point) for each in planner.programs[-1]], request)
+
+
+@pytest.mark.parametrize("share", [None, 0.9, 0.7, 0.55])
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_a_family_keeps_its_promise_at_every_shape(name, share, request):
+    planner = request.getfixturevalue(name)
+    asked = within(planner, share)
+    (family,) = planner.families(asked)
+    assert 1 <= len(family.members) <= 9
+
+    @given(LENGTH_ONLY if name == "one" else BOTH)
+    @settings(deadline=None, max_examples=20)
+    def holds(point):
+        member = family.choose(point)
+        found = family.plan(point)
+        assert found.peak_bytes == member.peak_bytes(point) == family.peak_bytes(point)
+        assert found.peak_bytes <= (asked.budget.memory_bytes or found.peak_bytes)
+        assert found.reuses == member.reuses
+        problem = order_problem(at(member.graph, point), found.workspace_bytes)
+        assert simulate(problem, member.order).peak_bytes == found.peak_bytes
+        if share is not None:
+            assert found.cost_report.time_us == family.time_us(point)
+
+    holds()
+
+
+@pytest.mark.parametrize("share", [0.9, 0.7, 0.55])
+def test_a_family_is_about_as_fast_as_each_shapes_own_plan(one, share):
+    asked = within(one, share)
+    (family,) = one.families(asked)
+    for length in (16, 100, 300, 377, 400, 431, 460, 480, 499, 512):
+        point = {"length": length}
+        own = own_plan(one, asked, point)
+        assert family.time_us(point) <= 1.05 * own.cost_report.time_us
+
+
+def test_a_family_without_a_limit_is_about_as_lean_as_each_shapes_own_plan():
+    planner = RangePlanner([[ranged(branches())]])
+    (family,) = planner.families(REQUEST)
+    assert len(family.members) == 2
+    for length in (*range(16, 512, 31), 512):
+        point = {"length": length}
+        assert family.peak_bytes(point) <= 1.02 * own_plan(planner, REQUEST, point).peak_bytes
+        assert family.plan(point).peak_bytes == family.peak_bytes(point)
+
+
+def test_a_family_within_a_limit_of_time_keeps_to_it_and_is_lean(one):
+    asked = within(one, latency=1.15)
+    (family,) = one.families(asked)
+    for length in (16, 100, 300, 450, 512):
+        point = {"length": length}
+        own = own_plan(one, asked, point)
+        assert family.time_us(point) <= 1.15 * own.cost_report.order_us * (1 + 1e-6)
+        assert family.peak_bytes(point) <= 1.05 * own.peak_bytes
+
+
+def test_more_memory_is_never_slower_by_more_than_what_is_left_out(one):
+    families = [one.families(within(one, share))[0] for share in (0.55, 0.6, 0.7, 0.8, 0.9)]
+    for length in (16, 200, 400, 450, 512):
+        times = np.array([family.time_us({"length": length}) for family in families])
+        assert (times[1:] <= times[:-1] * 1.03).all()
+
+
+def test_a_shape_that_does_not_fit_is_refused_with_the_largest_that_does(two):
+    asked = within(two, 0.2)
+    (family,) = two.families(asked)
+    wrong = {"batch": 32, "length": 512}
+    fits = family.largest_that_fits(wrong)
+    assert set(fits) == {"batch", "length"}
+    for name, number in fits.items():
+        assert family.peak_bytes(wrong | {name: number}) <= asked.budget.memory_bytes
+        with pytest.raises(BudgetError):
+            family.choose(wrong | {name: number + 1})
+    with pytest.raises(
+        BudgetError, match=rf"for batch = 32, length = 512; the largest that fits: batch = {fits['batch']} or length = "
+    ) as refused:
+        family.choose(wrong)
+    assert refused.value.smallest_peak_bytes == family.leanest(wrong).peak_bytes(wrong)
+
+
+def test_what_does_not_fit_even_the_smallest_shape_is_refused_at_once(one):
+    with pytest.raises(BudgetError, match="nothing was searched") as impossible:
+        one.families(replace(REQUEST, budget=Budget(5000)))
+    with pytest.raises(BudgetError, match="the smallest peak that was found") as refused:
+        one.families(replace(REQUEST, budget=Budget(impossible.value.smallest_peak_bytes)))
+    assert refused.value.smallest_peak_bytes > impossible.value.smallest_peak_bytes
+
+
+def test_wrong_points_are_refused(one):
+    (family,) = one.families(REQUEST)
+    for point in ({"length": 15}, {}, {"length": 16, "batch": 1}):
+        with pytest.raises(ShapeError):
+            family.choose(point)
+
+
+def test_all_programs_of_a_step_keep_to_the_limit():
+    first, later = network(8, batch=2), network(9, batch=2)
+    planner = RangePlanner([[ranged(first)], [ranged(later)]])
+    asked = within(planner, 0.6)
+    families = planner.families(asked)
+    assert [len(family.candidates[0].graph.nodes) for family in families] == [16, 18]
+    for length in (16, 300, 512):
+        assert all(family.peak_bytes({"length": length}) <= asked.budget.memory_bytes for family in families)
+
+
+@given(st.lists(st.lists(st.sampled_from([1.0, 1.01, 1.5, 3.0, np.inf]), min_size=4, max_size=4), min_size=1, max_size=6))
+@settings(deadline=None)
+def test_few_serve_each_point_that_can_be_served(rows):
+    cost = np.array(rows)
+    kept = few(cost)
+    least = cost.min(axis=0)
+    served = np.isfinite(least)
+    assert (not served.any() and kept == []) or (cost[kept].min(axis=0)[served] <= 1.02 * least[served]).all()
