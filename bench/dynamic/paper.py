@@ -1,0 +1,68 @@
+"""The paper's method, executed: its order, and what its eviction at run time runs at each shape, as programs of the same kernels.
+
+What is evicted follows from a batch's shape alone, so the decisions of a shape are taken once, by `lowtide.reference.eviction`, when it
+first comes, and what was run is written out, lowered and run for each of its batches. A step so takes what its operators take; the time
+of deciding, which a compiled run time spends in each step, is not in it. Costs are by this machine's roofline, workspaces are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+import lowtide.api.machine as machine
+from bench.dynamic.task import Batch, loss
+from lowtide.cost.lab.laboratory import Laboratory
+from lowtide.cost.timings import device_here
+from lowtide.cost.workspaces import measure_workspaces
+from lowtide.ir.graph import Graph
+from lowtide.reference.eviction.compile_time import compiled
+from lowtide.reference.eviction.run_time import executed
+from lowtide.remat.write_out import rematerialise
+from lowtide.schedule import ProgramOrder
+
+
+class PaperSteps:
+    """Steps by shape."""
+
+    def __init__(self, made: Any, optimizer: torch.optim.Optimizer, limit_bytes: int) -> None:
+        self._made, self._optimizer, self._limit_bytes = made, optimizer, limit_bytes
+        self.of_shape: dict[tuple[int, ...], Any] = {}
+        self.misfits: list[str] = []
+
+    def step(self, batch: Batch) -> Any:
+        """One step; a shape that is new is captured and decided on first."""
+        shape = tuple(batch["input_ids"].shape)
+        if shape not in self.of_shape:
+            self.of_shape[shape] = self._captured(batch)
+        return self.of_shape[shape](**batch)
+
+    def _captured(self, batch: Batch) -> Any:
+        from lowtide import optimize
+
+        with instead_of_equal_graphs(self._evicted):
+            settings: dict[str, Any] = {"solver": ProgramOrder(), "on_new_shape": "error", "progress": False}
+            return optimize(self._made, batch, loss=loss, optimizer=self._optimizer, **settings)
+
+    def _evicted(self, graph: Graph) -> tuple[Graph]:
+        """The graph that does what was run within the limit, in that order."""
+        with Laboratory(gradients=True, tries=True) as laboratory:
+            workspace_bytes = measure_workspaces(graph.nodes, laboratory=laboratory).nbytes
+        done = executed(compiled(graph), {}, device_here("cpu").graph_us(graph), workspace_bytes, self._limit_bytes)
+        if done.misfit is not None:
+            self.misfits.append(str(done.misfit))
+        return (rematerialise(graph, done.sequence.tolist()).graph,)
+
+
+@contextmanager
+def instead_of_equal_graphs(make: Any) -> Iterator[None]:
+    """Have the next programs planned from other graphs than those that lowtide knows to be equal."""
+    before = machine.equal_graphs
+    machine.equal_graphs = make
+    try:
+        yield
+    finally:
+        machine.equal_graphs = before
