@@ -41,7 +41,10 @@ class Judged:
         distinct = {(which, sequence.tobytes()): sequence for which, sequence in pool}
         costs = np.zeros((len(distinct), len(points), 2))
         for place, point in enumerate(points):
-            problems = [each.at(point).remat_problem(request.granule_bytes, request.links, request.swap_state) for each in candidates]
+            numeric = {which: candidates[which].at(point) for which, _ in distinct}
+            problems = {
+                which: each.remat_problem(request.granule_bytes, request.links, request.swap_state) for which, each in numeric.items()
+            }
             for row, ((which, _), sequence) in enumerate(distinct.items()):
                 cost = cost_of(problems[which], sequence)
                 costs[row, place] = cost.peak_bytes, cost.time_us
