@@ -1,17 +1,24 @@
-"""A grid of points over a range, and what is known there in between: multilinear, along one dimension a line between neighbours."""
+"""A grid of points over a range, and what is known there in between: multilinear, along one dimension a line between neighbours.
+
+Where numbers and what is known are taken by their logarithms, that is exact for products of powers, and near for sums of few of these.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import log
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.errors import ShapeError
 from lowtide.ir.shapes.dimension import Dimensions, checked_point
+
+Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -47,22 +54,40 @@ class Grid:
         there = {tuple(checked_point(self.dimensions, point).values()): place for place, point in enumerate(points)}
         return [there[tuple(point.values())] for point in self.points]
 
-    def weights(self, point: Mapping[str, int]) -> NDArray[np.float64]:
+    def weights(self, point: Mapping[str, int]) -> Floats:
         """[k] how much each point counts for this one: 1 in all, and exactly that for a point of the grid. Raises ShapeError."""
+        return self._weights(point, float)
+
+    def between(self, point: Mapping[str, int], known: Floats) -> Floats:
+        """What is known of each point, [k] or [k, n], at this one: by logarithms, where some of it is 0 by numbers. Raises ShapeError."""
+        weights = self.weights(point)
+        if weights.max() == 1.0:
+            at_point: Floats = known[int(weights.argmax())]
+            return at_point
+        positive = (known > 0).all(axis=0)
+        by_logarithm = np.exp(self._weights(point, _logarithm) @ np.log(np.where(positive, known, 1.0)))
+        found: Floats = np.where(positive, by_logarithm, weights @ known)
+        return found
+
+    def _weights(self, point: Mapping[str, int], scale: Callable[[int], float]) -> Floats:
         found = np.ones(1)
         for number, numbers in zip(checked_point(self.dimensions, point).values(), self.numbers, strict=True):
-            found = np.multiply.outer(found, _weights(number, numbers)).ravel()
+            found = np.multiply.outer(found, _weights(number, numbers, scale)).ravel()
         return found
 
 
-def _weights(number: int, numbers: tuple[int, ...]) -> NDArray[np.float64]:
-    """Of the neighbours of a number: the nearer one counts for more."""
+def _logarithm(number: int) -> float:
+    return log(number) if number else -1.0  # below that of 1
+
+
+def _weights(number: int, numbers: tuple[int, ...], scale: Callable[[int], float]) -> Floats:
+    """Of the neighbours of a number on a scale: the nearer one counts for more."""
     found = np.zeros(len(numbers))
     place = min(bisect_right(numbers, number), len(numbers) - 1)
     if len(numbers) == 1 or numbers[place] == number:
         found[place] = 1.0
         return found
-    low, high = numbers[place - 1], numbers[place]
-    found[place] = (number - low) / (high - low)
-    found[place - 1] = (high - number) / (high - low)
+    low, high, between = scale(numbers[place - 1]), scale(numbers[place]), scale(number)
+    found[place] = (between - low) / (high - low)
+    found[place - 1] = (high - between) / (high - low)
     return found

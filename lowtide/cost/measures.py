@@ -2,7 +2,8 @@
 
 A workspace that is the same multiple of the bytes of something that its node reads or makes, at every point that was measured, is taken to
 be that everywhere: most are copies of an argument or of a result. Of the others what lies between two points is on the line between them,
-which is exact for what grows evenly, and above what grows faster. Nothing is ever below what was measured at a point of the grid.
+which is exact for what grows evenly, and above what grows faster. Nothing is ever below what was measured at a point of the grid. Times are
+interpolated by logarithms, since they grow by powers.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Measures:
 
     def times_at(self, point: Mapping[str, int]) -> tuple[float, ...]:
         """[n] the microseconds of each node at any point of the range; empty where they do not matter. Raises ShapeError."""
-        return tuple((self.grid.weights(point) @ self.node_us).tolist())
+        return tuple(self.grid.between(point, self.node_us).tolist())
 
     @cached_property
     def _factors(self) -> Times:

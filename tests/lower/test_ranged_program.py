@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import sympy
 import torch
@@ -15,6 +17,9 @@ from lowtide.ir.shapes.at import at
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.text.graph_text import parse
 from lowtide.lower.python import lower, positions
+from lowtide.remat.entries import Codes
+from lowtide.remat.write_out import rematerialise
+from lowtide.runtime.copies.host import DirectMemory
 from lowtide.runtime.program import Program
 from tests.lower.bare_plans import plan
 from tests.lower.ranged_graphs import DIMENSIONS, Decided, ranged_graphs
@@ -116,3 +121,15 @@ def test_a_size_that_is_not_whole_on_a_shape_is_an_error_there():
     assert program([torch.ones(4)])[0].tolist() == [2.0] * 4
     with pytest.raises(ShapeError, match="size s/2: expected a whole number, got 3/2"):
         program([torch.ones(3)])
+
+
+def test_what_goes_to_the_host_and_back_is_said_as_an_expression():
+    x, a, b, c = input_of("x", S), made("a", S), made("b", S), made("c", S)
+    a, b, c = (replace(each, storage=replace(each.storage, nbytes=4 * S)) for each in (a, b, c))
+    nodes = (Node("aten.relu.default", (x,), (a,)), Node("aten.mul.Tensor", (a, S), (b,)), Node("aten.add.Tensor", (a, b), (c,)))
+    graph, codes = Graph((x,), nodes, (c,), (Dimension("s", 1, 9),)), Codes(3, 3)
+    written = rematerialise(graph, [0, codes.store(0), 1, codes.drop(0), codes.load(0), 2]).graph
+    source = lower(Decided(written, tuple(range(len(written.nodes))), (-1,) * len(written.nodes)))
+    assert "    a_host = host.store(a)  # 4*s B to the host" in source.splitlines()
+    assert "    a_back = host.load(a_host)  # 4*s B from the host" in source.splitlines()
+    assert Program(source, host=DirectMemory())([torch.ones(3)])[0].tolist() == [4.0] * 3

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.cost.memory import order_problem, simulate
+from lowtide.cost.presets import preset
 from lowtide.errors import BudgetError, ShapeError
 from lowtide.ir.shapes.at import at
 from lowtide.planning.planner import plan
@@ -156,3 +157,19 @@ def test_few_serve_each_point_that_can_be_served(rows):
     least = cost.min(axis=0)
     served = np.isfinite(least)
     assert (not served.any() and kept == []) or (cost[kept].min(axis=0)[served] <= 1.02 * least[served]).all()
+
+
+@pytest.mark.parametrize("swap_state", [False, True])
+def test_a_family_that_swaps_keeps_its_promise(swap_state):
+    links = replace(preset("rtx3090"), launch_us=0.0, to_host_bytes_per_s=1e8, from_host_bytes_per_s=1e8, granule_bytes=1)
+    planner = RangePlanner([[ranged(network(9, batch=2))]])
+    asked = replace(within(planner, 0.45), links=links, swap_state=swap_state)
+    (family,) = planner.families(asked)
+    assert any(node.op.startswith("host.") for member in family.members for node in member.graph.nodes)
+    assert any(family.choose({"length": length}) is not family.choose({"length": 16}) for length in (400, 450, 512))
+    for length in (16, 150, 300, 400, 450, 512):
+        point = {"length": length}
+        found = family.plan(point)
+        assert found.peak_bytes == family.peak_bytes(point) <= asked.budget.memory_bytes
+        assert found.reuses == family.choose(point).reuses
+        assert family.time_us(point) <= 1.06 * own_plan(planner, asked, point).cost_report.time_us

@@ -42,7 +42,7 @@ class Member:
 
     def time_us(self, point: Mapping[str, int]) -> float:
         """What it takes at a point, 0 where times do not matter; in between points that were measured, interpolated. Raises ShapeError."""
-        return float(self.measures.grid.weights(point) @ self.grid_us) if len(self.grid_us) else 0.0
+        return float(self.measures.grid.between(point, self.grid_us)) if len(self.grid_us) else 0.0
 
 
 def in_order(candidates: Sequence[Ranged], which: int, order: Sequence[int], request: Request) -> Member:

@@ -45,7 +45,7 @@ class Ranged:
 
     def order_us(self, point: Mapping[str, int]) -> float:
         """The time of each node once at a point, 0 where times do not matter. Raises ShapeError for a wrong point."""
-        return float(self.measures.grid.weights(point) @ self._grid_us) if self.measures.node_us.size else 0.0
+        return float(self.measures.grid.between(point, self._grid_us)) if self.measures.node_us.size else 0.0
 
     @cached_property
     def _grid_us(self) -> NDArray[np.float64]:
