@@ -1,6 +1,7 @@
 """A grid of points over a range, and what is known there in between: multilinear, along one dimension a line between neighbours.
 
-Where numbers and what is known are taken by their logarithms, that is exact for products of powers, and near for sums of few of these.
+Lines are exact for what grows evenly, lines between logarithms for powers. What is a sum of both, as times are (a launch, bytes, products),
+is below either, so that the lower one is the nearer.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from lowtide.errors import ShapeError
 from lowtide.ir.shapes.dimension import Dimensions, checked_point
 
 Floats: TypeAlias = NDArray[np.float64]
+_LEAST = 1e-6  # of what has a logarithm: a millionth of a microsecond
 
 
 @dataclass(frozen=True)
@@ -59,15 +61,15 @@ class Grid:
         return self._weights(point, float)
 
     def between(self, point: Mapping[str, int], known: Floats) -> Floats:
-        """What is known of each point, [k] or [k, n], at this one: by logarithms, where some of it is 0 by numbers. Raises ShapeError."""
+        """What is known of each point, [k] or [k, n], at this one: the lower of what both lines say. Raises ShapeError."""
         weights = self.weights(point)
         if weights.max() == 1.0:
             at_point: Floats = known[int(weights.argmax())]
             return at_point
-        positive = (known > 0).all(axis=0)
-        by_logarithm = np.exp(self._weights(point, _logarithm) @ np.log(np.where(positive, known, 1.0)))
-        found: Floats = np.where(positive, by_logarithm, weights @ known)
-        return found
+        by_number: Floats = weights @ known
+        by_logarithm = np.exp(self._weights(point, _logarithm) @ np.log(np.maximum(known, _LEAST)))
+        lower: Floats = np.minimum(by_number, by_logarithm)
+        return lower
 
     def _weights(self, point: Mapping[str, int], scale: Callable[[int], float]) -> Floats:
         found = np.ones(1)

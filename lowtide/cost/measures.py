@@ -2,8 +2,8 @@
 
 A workspace that is the same multiple of the bytes of something that its node reads or makes, at every point that was measured, is taken to
 be that everywhere: most are copies of an argument or of a result. Of the others what lies between two points is on the line between them,
-which is exact for what grows evenly, and above what grows faster. Nothing is ever below what was measured at a point of the grid. Times are
-interpolated by logarithms, since they grow by powers.
+which is exact for what grows evenly, and above what grows faster. Nothing is ever below what was measured at a point of the grid. Times
+are what `grid` says of both lines.
 """
 
 from __future__ import annotations

@@ -75,20 +75,29 @@ def test_what_grows_faster_is_never_below_in_between(points, point):
     assert found.workspaces_at(point)[2] >= point["s0"] ** 2
 
 
-@given(grids(), ANY, st.tuples(*[st.floats(0, 3)] * 3))
+@given(grids(), ANY, st.tuples(st.floats(0.01, 9), *[st.just(0) | st.floats(1, 3)] * 2))
 @settings(deadline=None)
 def test_times_that_are_products_of_powers_are_exact_everywhere(points, point, powers):
     factor, one, other = powers
     us = lambda at: factor * at["s0"] ** one * at["s1"] ** other  # noqa: E731
     found = Measures.of(graph(), points, np.zeros((len(points), 3)), [[us(at), 1, 0] for at in points]).times_at(point)
-    assert found == (pytest.approx(us(point)), 1, 0)
+    assert found == pytest.approx((us(point), 1, 0))
+
+
+@given(grids(), ANY, st.tuples(*[st.floats(0.01, 9)] * 3))
+@settings(deadline=None)
+def test_times_of_a_launch_and_of_bytes_are_exact_everywhere(points, point, factors):
+    launch, one, both = factors
+    us = lambda at: launch + one * at["s0"] + both * at["s0"] * at["s1"]  # noqa: E731
+    found = Measures.of(graph(), points, np.zeros((len(points), 3)), [[us(at), 1, 0] for at in points]).times_at(point)
+    assert found[0] == pytest.approx(us(point))
 
 
 def test_times_come_later_or_never():
     points = [{"s0": one, "s1": other} for one in (16, 1) for other in (4, 64)]
     found = Measures.of(graph(), points, np.zeros((4, 3)))
     assert found.times_at(points[0]) == ()
-    assert found.timed(points, [[16, 1, 0], [16, 1, 2], [1, 1, 0], [1, 1, 2]]).times_at({"s0": 4, "s1": 34}) == (pytest.approx(4), 1, 1)
+    assert found.timed(points, [[16, 1, 0], [16, 1, 2], [1, 1, 0], [1, 1, 2]]).times_at({"s0": 4, "s1": 4}) == (pytest.approx(4), 1, 0)
 
 
 def test_what_is_no_grid_is_refused():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.presets import preset
-from lowtide.errors import BudgetError, ShapeError
+from lowtide.errors import BudgetError, CheckError, ShapeError
 from lowtide.ir.shapes.at import at
 from lowtide.planning.planner import plan
 from lowtide.planning.ranges.planner import RangePlanner
@@ -78,6 +78,8 @@ def test_a_family_is_about_as_fast_as_each_shapes_own_plan(one, share):
         point = {"length": length}
         own = own_plan(one, asked, point)
         assert family.time_us(point) <= 1.05 * own.cost_report.time_us
+        if own.cost_report.time_us == own.cost_report.order_us:
+            assert family.time_us(point) <= family.order_us(point) * (1 + 1e-9)
 
 
 def test_a_family_without_a_limit_is_about_as_lean_as_each_shapes_own_plan():
@@ -137,6 +139,12 @@ def test_wrong_points_are_refused(one):
     for point in ({"length": 15}, {}, {"length": 16, "batch": 1}):
         with pytest.raises(ShapeError):
             family.choose(point)
+
+
+def test_programs_that_were_measured_elsewhere_are_refused():
+    points = [{"length": number} for number in (16, 512)]
+    with pytest.raises(CheckError, match="expected programs over the same dimensions, measured at the same points; got 2 different grids"):
+        RangePlanner([[ranged(network(2, batch=2))], [ranged(network(2, batch=2), points)]])
 
 
 def test_all_programs_of_a_step_keep_to_the_limit():

@@ -11,8 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.cost.grid import Grid
 from lowtide.errors import BudgetError
 from lowtide.ir.shapes.dimension import Dimensions, checked_point
 from lowtide.plan.plan import Plan
@@ -97,16 +101,31 @@ class PlanFamily:
 
     def _best(self, point: Mapping[str, int]) -> Member | None:
         """The fastest within the memory, the leanest within the time, the leanest without a limit; None where nothing fits."""
-        budget = self.request.budget
-        peaks = [member.peak_bytes(point) for member in self.members]
+        budget, peaks = self.request.budget, self._peaks(point)
         if not budget.is_limit:
             return self.members[peaks.index(min(peaks))]
-        times = [member.time_us(point) for member in self.members]
+        times = self._times(point)
         if budget.memory_bytes is not None:
             fitting = [(us, peak, place) for place, (us, peak) in enumerate(zip(times, peaks, strict=True)) if peak <= budget.memory_bytes]
             return self.members[min(fitting)[2]] if fitting else None
         most_us = max((budget.latency or 1.0) * self.order_us(point) * SAME, min(times))
         return self.members[min((peak, us, place) for place, (us, peak) in enumerate(zip(times, peaks, strict=True)) if us <= most_us)[2]]
+
+    def _peaks(self, point: Mapping[str, int]) -> list[int]:
+        """By member; workspaces are looked up once for each candidate."""
+        columns = {which: self.candidates[which].measures.columns_at(point) for which in {member.candidate for member in self.members}}
+        return [member.footprints.at(point, columns[member.candidate]) for member in self.members]
+
+    def _times(self, point: Mapping[str, int]) -> list[float]:
+        """By member."""
+        grid, grid_us = self._grid_us
+        found: list[float] = grid.between(point, grid_us).tolist()
+        return found
+
+    @cached_property
+    def _grid_us(self) -> tuple[Grid, NDArray[np.float64]]:
+        """[k, members] at the points that were measured, which are the same for all."""
+        return self.members[0].measures.grid, np.stack([member.grid_us for member in self.members], axis=1)
 
     def _plan(self, member: Member, point: Mapping[str, int]) -> Plan:
         """A member at a point, not yet checked."""

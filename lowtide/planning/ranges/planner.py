@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lowtide.errors import BudgetError
+from lowtide.errors import BudgetError, CheckError
 from lowtide.planning.impossible import refuse_impossible
 from lowtide.planning.planner import Planner
 from lowtide.planning.ranges.family import PlanFamily
@@ -29,11 +29,15 @@ Pool = list[tuple[int, Ints]]  # which candidate, and a sequence of its
 class RangePlanner:
     """Plans the programs of one step for all shapes of a range, and keeps what was searched: it serves every limit.
 
-    Each program is the candidates that compute it, the captured graph first; all are over the same dimensions.
+    Each program is the candidates that compute it, the captured graph first; all are over the same dimensions, and measured at the same
+    points. Raises CheckError where they are not.
     """
 
     def __init__(self, programs: Sequence[Sequence[Ranged]]) -> None:
         self.programs = [tuple(program) for program in programs]
+        grids = {each.measures.grid for program in programs for each in program}
+        if len(grids) != 1:
+            raise CheckError(f"expected programs over the same dimensions, measured at the same points; got {len(grids)} different grids")
         self.dimensions = self.programs[-1][0].dimensions
         self._planners: dict[tuple[bool, tuple[int, ...]], Planner] = {}  # by whether all must be exact, and point
         self._orders: list[tuple[Request, list[tuple[Member, ...]]]] = []  # by request without budget and effort, by program

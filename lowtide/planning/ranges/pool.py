@@ -19,7 +19,7 @@ from lowtide.problems.order import Bytes, Ints
 from lowtide.remat.cost import cost_of
 from lowtide.schedule.family import fewest
 
-MOST = 8  # members of a family
+MOST = 7  # members of a family, beside the fastest and the leanest of all
 SAME = 1 + 1e-9  # times this near differ by the rounding of their sums alone
 _TOLERANCE = 0.02
 
@@ -68,14 +68,17 @@ class Judged:
     def few(self, budget: Budget) -> list[int]:
         """The sequences to keep, by their place here.
 
-        At points that were not looked at something must keep to the limit, too: so under one of memory the leanest at the first point is
-        among them, where not all points fit, under one of time the fastest.
+        Where nothing has to be computed again nothing is: under a limit of memory one that takes no longer than the fastest, at as many
+        points as can be, is kept whatever the tolerance. At points that were not looked at something must keep to the limit, too: so under
+        one of memory the leanest at the first point is among them, where not all points fit, under one of time the fastest.
         """
         fits = self.fits(budget)
         if budget.memory_bytes is None:
             return sorted({*few(np.where(fits, self.peak_bytes, np.inf)), int(self.time_us[:, 0].argmin())})
-        kept = few(np.where(fits, self.time_us, np.inf))
-        return kept if fits.any(axis=0).all() else sorted({*kept, int(self.peak_bytes[:, 0].argmin())})
+        free = fits & (self.time_us <= self.order_us * SAME)
+        first = int(free.sum(axis=1).argmax())
+        kept = {*few(np.where(fits, self.time_us, np.inf)[:, ~free[first]]), *([first] if free[first].any() else [])}
+        return sorted(kept if fits.any(axis=0).all() else {*kept, int(self.peak_bytes[:, 0].argmin())})
 
 
 def few(cost: NDArray[np.float64], tolerance: float = _TOLERANCE) -> list[int]:
