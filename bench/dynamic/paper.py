@@ -1,8 +1,9 @@
 """The paper's method, executed: its order, and what its eviction at run time runs at each shape, as programs of the same kernels.
 
-What is evicted follows from a batch's shape alone, so the decisions of a shape are taken once, by `lowtide.reference.eviction`, when it
-first comes, and what was run is written out, lowered and run for each of its batches. A step so takes what its operators take; the time
-of deciding, which a compiled run time spends in each step, is not in it. Costs are by this machine's roofline, workspaces are measured.
+The order and the ways back are found once, on the program with a symbolic length, by `lowtide.reference.eviction`. What is evicted follows
+from a batch's shape alone, so it is decided once for a shape, when that first comes; what was run is written out, lowered and run for
+each of its batches. A step so takes what its operators take; the time of deciding, which a compiled run time spends in each step, is not
+in it. Costs are by this machine's roofline, workspaces are measured.
 """
 
 from __future__ import annotations
@@ -14,15 +15,21 @@ from typing import Any
 import torch
 
 import lowtide.api.machine as machine
+from bench.dynamic.lengths import LONGEST, SHORTEST
 from bench.dynamic.task import Batch, loss
+from lowtide.capture.program import Given, TrainingProgram, capture_training
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.cost.timings import device_here
 from lowtide.cost.workspaces import measure_workspaces
 from lowtide.ir.graph import Graph
-from lowtide.reference.eviction.compile_time import compiled
+from lowtide.ir.shapes.dimension import Dimension
+from lowtide.ir.varying import Axis, Varying
+from lowtide.reference.eviction.compile_time import Compiled, compiled
 from lowtide.reference.eviction.run_time import executed
 from lowtide.remat.write_out import rematerialise
 from lowtide.schedule import ProgramOrder
+
+LENGTHS = Varying((Dimension("length", SHORTEST, LONGEST),), (Axis(0, 1, "length"), Axis(1, 1, "length")))
 
 
 class PaperSteps:
@@ -32,6 +39,8 @@ class PaperSteps:
         self._made, self._optimizer, self._limit_bytes = made, optimizer, limit_bytes
         self.of_shape: dict[tuple[int, ...], Any] = {}
         self.misfits: list[str] = []
+        self._programs: list[Compiled] = []  # over the length: of the optimizer's first step, and of later ones
+        self._point: dict[str, int] = {}
 
     def step(self, batch: Batch) -> Any:
         """One step; a shape that is new is captured and decided on first."""
@@ -43,6 +52,11 @@ class PaperSteps:
     def _captured(self, batch: Batch) -> Any:
         from lowtide import optimize
 
+        if not self._programs:
+            program = TrainingProgram(self._made, loss, self._optimizer)
+            captured = capture_training(program, Given((), batch, torch.device("cpu"), LENGTHS))
+            self._programs = [compiled(each.graph) for each in captured]
+        self._point = {"length": batch["input_ids"].shape[1]}
         with instead_of_equal_graphs(self._evicted):
             settings: dict[str, Any] = {"solver": ProgramOrder(), "on_new_shape": "error", "progress": False}
             return optimize(self._made, batch, loss=loss, optimizer=self._optimizer, **settings)
@@ -51,10 +65,15 @@ class PaperSteps:
         """The graph that does what was run within the limit, in that order."""
         with Laboratory(gradients=True, tries=True) as laboratory:
             workspace_bytes = measure_workspaces(graph.nodes, laboratory=laboratory).nbytes
-        done = executed(compiled(graph), {}, device_here("cpu").graph_us(graph), workspace_bytes, self._limit_bytes)
+        program = next(each for each in self._programs if _operators(each.graph) == _operators(graph))
+        done = executed(program, self._point, device_here("cpu").graph_us(graph), workspace_bytes, self._limit_bytes)
         if done.misfit is not None:
             self.misfits.append(str(done.misfit))
         return (rematerialise(graph, done.sequence.tolist()).graph,)
+
+
+def _operators(graph: Graph) -> list[str]:
+    return [node.op for node in graph.nodes]
 
 
 @contextmanager

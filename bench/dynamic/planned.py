@@ -1,6 +1,6 @@
 """The paper's own widths, planned for an A100 of 40 GiB: Llama-2 7B with 4 layers, at points of the range, on the meta device.
 
-    python -m bench.dynamic.planned [--sizes 24 32 40] [--lengths 128 375 750]
+    python -m bench.dynamic.planned [--sizes 20 30 40] [--lengths 128 375 750]
 
 Nothing is run: times are by the roofline of the preset `a100`, sizes as its allocator rounds them, both for lowtide's plan and for what
 the paper's method would run (`lowtide.reference.eviction`, in the paper's own order, reloading allowed as in the paper). Lengths are in
@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="bench.dynamic.planned", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sizes", type=int, nargs="+", default=[24, 32, 40])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[20, 30, 40])
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 375, 750])
     asked = parser.parse_args()
     rows = []
