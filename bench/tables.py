@@ -324,8 +324,8 @@ def _trained_on_varying_lengths() -> str:
         "python -m bench.dynamic",
         "BladeDISC++'s table on this machine: a Llama of 4 layers, fine-tuned on samples whose lengths fall as CodeAlpaca-20K's do (a\n"
         f"histogram made by hand), in {_mib(rows[0]['limit_bytes'])} MiB. Tokens that are padding do not count. A CPU's allocator has no\n"
-        "limit: who passes it is said to be over. Seconds until the first step, and for the first time through all batches, hold all that is\n"
-        "compiled, captured, measured and planned. BladeDISC++'s method is this project's own implementation of it.",
+        "limit: who passes it is said to be over. Seconds until the first step, and for the first time through all batches, hold all\n"
+        "that is compiled, captured, measured and planned. BladeDISC++'s method is this project's own implementation of it.",
         ("batch size, way", "tokens a second", "peak, MiB", "compilations", "first step, s", "first pass, s"),
         lines,
         after=f"Failed: {failed}." if failed else "",
