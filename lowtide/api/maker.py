@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from lowtide.api.capturing import Capturing
@@ -112,7 +113,9 @@ class Maker:
         """The programs with what runs them."""
         plans, trains = self._plans(family), self.capturing.trains
         pairs = zip(family.programs, plans, strict=True)
-        return replace(family, variants=[Variant.of(program.captured, plan, family.granted, trains) for program, plan in pairs])
+        return replace(
+            family, variants=[Variant.of(program.captured, plan, family.granted, trains, partial(_itself, plan)) for program, plan in pairs]
+        )
 
     def plan_of_most_steps(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Candidate, Plan]:
         """The program that most steps run, and its plan; nothing is made ready to run."""
@@ -175,16 +178,21 @@ class Maker:
             return []
         with self.stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):
             warm_up_planning(self.asked.solver, limited=budget.is_limit)
-        request = self._request(captured, budget)
+        request = self.request(captured, budget)
         with self.stages.stage("order", f"ordering {len(captured.graph.nodes)} operators") as say:
             return planner.plans(replace(request, watcher=say if self.stages.progress else None))
 
-    def _request(self, captured: Captured, budget: Budget) -> Request:
+    def request(self, captured: Captured, budget: Budget) -> Request:
+        """What is asked of planning, within a budget."""
         request = Request(
             self.machine.provenance(captured), budget, granule_bytes=self.machine.granule_bytes(captured), solver=self.asked.solver,
             sweeps=self.asked.sweeps, swap_state=self.asked.swap_state,
         )  # fmt: skip
         return replace(request, links=self.machine.links(captured)) if budget.is_limit else request
+
+
+def _itself(plan: Plan) -> Plan:
+    return plan
 
 
 def _budget_of(saved: Plan) -> Budget:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,8 @@ from lowtide.api.arguments import check_arguments, check_scaler, check_swapping,
 from lowtide.api.capturing import Capturing
 from lowtide.api.machine import Machine
 from lowtide.api.maker import Asked, Maker
+from lowtide.api.ranges.maker import RangeMaker
+from lowtide.api.ranges.said import varying_of
 from lowtide.api.running.shapes import checked_policy
 from lowtide.api.stages import Callback, Stages, wants_progress
 from lowtide.api.step import Step
@@ -56,6 +58,7 @@ def optimize(
     arena: bool = False,
     placer: Placer | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
+    dynamic: Mapping[str | int, Mapping[int, Any]] | None = None,
     on_new_shape: str | None = None,
     device: torch.device | str | None = None,
     simulate: Device | str | None = None,
@@ -103,6 +106,10 @@ def optimize(
         warning says so and the step runs without. `step.arena` tells how much was served.
     placer: how to find those addresses; by default what `lowtide.place` does, with little exact search, as a step waits for it.
     plan: a plan saved earlier for this very program, to be used instead of solving again.
+    dynamic: which extents of the batch differ from call to call, by argument (its name, or its position in a tuple), dimension and range:
+        `{"input_ids": {1: ("length", 16, 2048)}, "labels": {1: "length"}}`; what has one name has one extent. The program is captured
+        once and planned for the whole range: each shape runs within the limit, without any further capture, and
+        `step.plan_for(batch)` says what it takes. A share of memory is of eager's peak for the largest shape.
     on_new_shape: what to do with a batch that is unlike this one in its shapes or strides alone. "extend": the step is captured and planned
         for that shape as well, once, within as many bytes as here. "eager": it runs as the caller's own loop would, on the same objects;
         no limit holds for it. "error": BatchError. By default one further shape is captured, as the last batch of an epoch is mostly
@@ -123,6 +130,8 @@ def optimize(
     check_swapping(model, optimizer, swap, swap_state)
     if plan is not None and (memory is not None or latency is not None):
         raise TypeError("plan: a saved plan keeps to the limit that it was made for; leave out `memory` and `latency`, or `plan`")
+    if plan is not None and dynamic is not None:
+        raise TypeError("plan: a saved plan is for batches of one shape; leave out `dynamic`, or `plan`")
     limit = Limit.of(memory, latency)
     args, kwargs = positional_and_keyword(batch)
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
@@ -137,7 +146,10 @@ def optimize(
     stages = Stages(callback, wants_progress(progress))
     tries = not on_meta if workspaces is None else workspaces
     asked = Asked(limit, swap_state, solver or Auto(), sweeps_of(effort, search))
-    maker = Maker(Capturing(model, program, target, stages), Machine(target, machine, tries, swap, stages), asked, saved, stages)
+    varying = varying_of(dynamic, args, kwargs)
+    capturing = Capturing(model, program, target, stages, varying)
+    of_shapes = Maker(capturing, Machine(target, machine, tries, swap, stages), asked, saved, stages)
+    maker = RangeMaker(of_shapes, varying, (args, kwargs)) if varying else of_shapes
     family = maker.make(args, kwargs, as_saved=saved is not None)
     new_arena = partial(StepArena.of, target, placer) if arena and not obstacle else None
     return Step(maker, spec, family, obstacle, new_arena, on_new_shape)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from lowtide.api.arena import ArenaReport, StepArena
 from lowtide.api.arguments import detached
 from lowtide.api.maker import Family, Maker
+from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.running.eager import run_eagerly
 from lowtide.api.running.recaptures import Recaptures
 from lowtide.api.running.shapes import Shapes
@@ -25,10 +27,11 @@ from lowtide.plan.plan import Plan
 from lowtide.plan.summary import one_line
 from lowtide.planning.effort import sweeps_of
 from lowtide.planning.limits import Limit
-from lowtide.runtime.batch import BatchSpec, NewShapeError
+from lowtide.runtime.batch import BatchSpec, NewShapeError, Shape
 from lowtide.runtime.caller import ChangedError, View
 
 MOST_PROGRAMS = 32  # that differ in nothing but what they read from the data
+_MOST_RANGED = 4096  # shapes of a range whose steps are kept
 _MOST_EARLIER = MOST_PROGRAMS + 8  # of earlier captures
 _TRAINS = "step.measure trains: parameters and optimizer state are now one step further, as after any call of the step"
 
@@ -58,7 +61,7 @@ class Step:
 
     def __init__(
         self,
-        maker: Maker,
+        maker: Maker | RangeMaker,
         batch: BatchSpec,
         family: Family,
         obstacle: str = "",
@@ -73,6 +76,7 @@ class Step:
         self._recaptures = Recaptures()
         self._measured: MeasuredStep | None = None
         self._shapes = Shapes[Step](on_new_shape, limited=maker.asked.limit.is_limit or maker.saved is not None)
+        self._ranged: OrderedDict[Shape, Step] = OrderedDict()  # steps for shapes of the range
         self.seconds = maker.stages.seconds  # by stage: "capture", "measure", "compile", "order", "arena"
 
     @property
@@ -109,7 +113,7 @@ class Step:
         try:
             self._batch.leaves_of(args, kwargs, self._maker.capturing.device)
         except NewShapeError as error:
-            return self._shapes.made(error, lambda: self._for_shape(args, kwargs)).plan
+            return self._made_for(error, args, kwargs).plan
         return self.plan
 
     @property
@@ -155,7 +159,7 @@ class Step:
         try:
             variant, inputs, now = self._prepare(args, kwargs)
         except NewShapeError as error:
-            return self._shapes.made(error, lambda: self._for_shape(args, kwargs)).measure(*args, **kwargs)
+            return self._made_for(error, args, kwargs).measure(*args, **kwargs)
         if variant is not self._families[0].variants[-1]:
             raise StepError(
                 "the first step of this optimizer makes its state and is not like the later ones: call the step once, then measure"
@@ -192,13 +196,33 @@ class Step:
         """The step for a batch of another shape; None where the caller's own loop is to run."""
         if self._obstacle:
             raise StepError(self._obstacle)
+        if self._is_in_range(args, kwargs):
+            return self._made_for(error, args, kwargs)
         return self._shapes.find(error, lambda: self._for_shape(args, kwargs))
+
+    def _made_for(self, error: NewShapeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
+        """The step for a batch of another shape, whatever the policy says."""
+        if not self._is_in_range(args, kwargs):
+            return self._shapes.made(error, lambda: self._for_shape(args, kwargs))
+        if error.shape not in self._ranged:
+            if len(self._ranged) >= _MOST_RANGED:
+                self._ranged.popitem(last=False)
+            spec = BatchSpec.of(args, kwargs, self._maker.capturing.device, self._batch.training)
+            self._ranged[error.shape] = self._on_same(self._maker, spec, _captured(self._maker, args, kwargs))
+        return self._ranged[error.shape]
+
+    def _is_in_range(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return isinstance(self._maker, RangeMaker) and self._maker.covers(args, kwargs)
 
     def _for_shape(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
         """A step for batches like this one, on the same objects and in the same arena, within the same bytes."""
         maker = self._maker.for_other_shapes(self._families[0])
         spec = BatchSpec.of(args, kwargs, maker.capturing.device, self._batch.training)
-        family, held = _captured(maker, args, kwargs), self._arena
+        return self._on_same(maker, spec, _captured(maker, args, kwargs))
+
+    def _on_same(self, maker: Maker | RangeMaker, spec: BatchSpec, family: Family) -> Step:
+        """A step for another shape, on the same objects and in the same arena."""
+        held = self._arena
         return Step(maker, spec, family, self._obstacle, None if held is None else lambda _: held, "error")
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, list[Any], View]:
@@ -255,7 +279,7 @@ class Step:
             self._families = [family, *(other for other in self._families if other is not family)]
 
 
-def _captured(maker: Maker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Family:
+def _captured(maker: Maker | RangeMaker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Family:
     """Programs for the caller's objects and this batch as they are now. Where an assertion of the program's own fails, its error."""
     try:
         return maker.make(*detached(args, kwargs))

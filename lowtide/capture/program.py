@@ -32,11 +32,12 @@ from lowtide.capture.optimizers.scalars import Fact, UndecidedError
 from lowtide.capture.optimizers.scaler import ScalerTrace, scalers_refused, stop_if
 from lowtide.capture.recorder import Recorder
 from lowtide.capture.returned import Number, NumbersLater, beside, is_result
-from lowtide.capture.sizes.symbols import Condition, Symbols
+from lowtide.capture.sizes.symbols import Symbols
 from lowtide.capture.sources import Sources
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 from lowtide.ir.graph import Graph, Kind, Value
+from lowtide.ir.shapes.conditions import Condition
 from lowtide.ir.slots import Slot
 from lowtide.ir.varying import FIXED, Varying
 

@@ -41,11 +41,26 @@ class Varying:
 
         Raises ShapeError where tied extents differ, or where a number is out of its range.
         """
+        return checked_point(self.dimensions, self.numbers(shapes))
+
+    def is_elsewhere_alike(self, one: Sequence[tuple[int, ...] | None], other: Sequence[tuple[int, ...] | None]) -> bool:
+        """Whether two batches have equal shapes but for their dimensions."""
+        return all(self._without_dimensions(leaf, *pair) for leaf, pair in enumerate(zip(one, other, strict=True)))
+
+    def _without_dimensions(self, leaf: int, one: tuple[int, ...] | None, other: tuple[int, ...] | None) -> bool:
+        if one is None or other is None or len(one) != len(other):
+            return one == other
+        varies = self.of_leaf(leaf)
+        return all(dim in varies or pair[0] == pair[1] for dim, pair in enumerate(zip(one, other, strict=True)))
+
+    def numbers(self, shapes: Sequence[tuple[int, ...] | None]) -> dict[str, int]:
+        """The same without a look at ranges. Raises ShapeError where tied extents differ."""
         found: dict[str, Axis] = {}
         numbers: dict[str, int] = {}
         for axis in self.axes:
             shape = shapes[axis.leaf]
-            assert shape is not None, "only tensors have dimensions"
+            if shape is None or axis.dim >= len(shape):
+                raise ShapeError(f"dimension {axis.name}: expected a tensor with a dimension {axis.dim} at batch {axis.where}, got {shape}")
             number = shape[axis.dim]
             if numbers.setdefault(axis.name, number) != number:
                 other = found[axis.name]
@@ -54,7 +69,7 @@ class Varying:
                     f"{other.where} and {number} in dimension {axis.dim} of batch {axis.where}: they are tied by their name"
                 )
             found.setdefault(axis.name, axis)
-        return checked_point(self.dimensions, numbers)
+        return {each.name: numbers[each.name] for each in self.dimensions}
 
 
 FIXED = Varying()  # nothing differs

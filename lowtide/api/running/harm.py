@@ -12,7 +12,7 @@ from lowtide.errors import StepError
 from lowtide.ir.graph import Kind, Node, Storage
 from lowtide.ir.operators.nodes import is_transfer
 from lowtide.lower.python import positions
-from lowtide.plan.plan import Plan
+from lowtide.plan.contents import Decision
 from lowtide.runtime.program import Program
 
 
@@ -26,7 +26,7 @@ class Harm:
     node: Node
 
     @classmethod
-    def of(cls, plan: Plan, position: int) -> Harm:
+    def of(cls, plan: Decision, position: int) -> Harm:
         """Of a step whose node at `position` of the order has failed."""
         nodes = [plan.graph.nodes[index] for index in plan.order]
         done = _written(nodes[:position])
@@ -42,7 +42,7 @@ class Harm:
         )
 
 
-def tell_harm(error: BaseException, plan: Plan, program: Program) -> None:
+def tell_harm(error: BaseException, plan: Decision, program: Program) -> None:
     """Raise StepError from `error` where the run that it ended has begun to update; an interrupt is told by a note instead.
 
     Returns where nothing was updated: then the error tells all.

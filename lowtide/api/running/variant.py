@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from lowtide.errors import StepError
 from lowtide.ir.slots import Slot
 from lowtide.lower.python import lower
 from lowtide.lower.transfers import swaps
+from lowtide.plan.contents import Decision
 from lowtide.plan.plan import Plan
 from lowtide.runtime.arena.arena import Arena
 from lowtide.runtime.caller import InputCheck, View
@@ -29,21 +31,27 @@ class Variant:
     """One program for one state of the caller's: optimizers make their state in the first step and update it in later ones."""
 
     captured: Captured
-    plan: Plan
+    decision: Decision  # that the program follows from
+    planned: Callable[[], Plan]  # made when it is asked for: a shape's own takes longer than to run the step
     program: Program
     granted: Granted  # the same for all that were captured together
     check: InputCheck
     settings: SettingsCheck
 
     @classmethod
-    def of(cls, captured: Captured, plan: Plan, granted: Granted, gradients: bool) -> Variant:
-        """The program that runs `plan`."""
+    def of(cls, captured: Captured, decision: Decision, granted: Granted, gradients: bool, planned: Callable[[], Plan]) -> Variant:
+        """The program that does what was decided, as `planned` tells it."""
         inputs = captured.graph.inputs
         devices = tuple(sorted({torch.device(value.storage.device).type for value in inputs}))
-        host = host_memory(max((value.storage.device for value in inputs), default="cpu")) if swaps(plan) else None
+        host = host_memory(max((value.storage.device for value in inputs), default="cpu")) if swaps(decision) else None
         check = InputCheck.of(captured.graph, captured.slots)
-        program = Program(lower(plan), gradients, devices, host)
-        return cls(captured, plan, program, granted, check, SettingsCheck.of(captured.graph, captured.slots))
+        program = Program(lower(decision), gradients, devices, host)
+        return cls(captured, decision, planned, program, granted, check, SettingsCheck.of(captured.graph, captured.slots))
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What was decided, and what that promises."""
+        return self.planned()
 
     def fits(self, now: View, facts: Facts) -> bool:
         """Whether this is the program for what the caller holds now. `facts` are of the same moment."""
@@ -75,7 +83,7 @@ class Variant:
         try:
             outputs = self.program(inputs) if arena is None else arena.run(self.program, lambda: self.program(inputs))
         except BaseException as error:  # an interrupt, too, leaves parameters updated by half: it goes on with a note of that
-            tell_harm(error, self.plan, self.program)
+            tell_harm(error, self.decision, self.program)
             raise
         results = len(outputs) - len(self.captured.assigned)
         stepped = isinstance(outputs, list)  # a program that ends before the optimizer returns a tuple

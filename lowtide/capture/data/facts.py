@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import sympy
@@ -98,6 +98,25 @@ class Reading:
 
     def __str__(self) -> str:
         return f"{self.question.op} at {self.question.line}"
+
+
+def at_numbers(reading: Reading, number: Number) -> Reading:
+    """The same question about batches in which sizes are these numbers."""
+    steps = tuple(_numbered(step, number) for step in reading.question.steps)
+    return replace(reading, question=replace(reading.question, steps=steps))
+
+
+def _numbered(step: Step, number: Number) -> Step:
+    if not isinstance(step, Call):
+        return step
+    kwargs = tuple((name, _in_numbers(arg, number)) for name, arg in step.kwargs)
+    return replace(step, args=tuple(_in_numbers(arg, number) for arg in step.args), kwargs=kwargs)
+
+
+def _in_numbers(arg: Any, number: Number) -> Any:
+    if isinstance(arg, tuple):
+        return tuple(_in_numbers(item, number) for item in arg)
+    return number(arg) if isinstance(arg, sympy.Expr) else arg
 
 
 class Facts:

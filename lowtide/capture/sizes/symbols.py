@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias, overload
 
 import sympy
@@ -23,6 +22,7 @@ from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, FormatError
 from lowtide.ir.graph import Node
 from lowtide.ir.shapes.at import Rewriter
+from lowtide.ir.shapes.conditions import Condition
 from lowtide.ir.shapes.dimension import Dimension, Dimensions
 from lowtide.ir.shapes.evaluate import size_at
 from lowtide.ir.shapes.polynomial import Polynomial
@@ -32,14 +32,6 @@ from lowtide.ir.text.sizes import canonical
 Extent: TypeAlias = "int | torch.SymInt"
 
 _LEAST_SYMBOLIC = 2  # torch captures 0 and 1 apart: a dimension of that size is a number
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """A relation of sizes that a captured program rests on."""
-
-    relation: Any  # a sympy relation over dimensions
-    where: str  # in the program
 
 
 class Symbols:

@@ -40,8 +40,14 @@ def compiled(sizes: tuple[Size, ...], dimensions: Dimensions) -> Compiled:
     """
     names = {each.name: f"d{place}" for place, each in enumerate(dimensions)}
     entries = [python_text(size, names) for size in sizes]
-    source = f"lambda {', '.join(names.values())}: ({''.join(f'{entry}, ' for entry in entries)})"
-    made: Compiled = eval(source, {"__builtins__": {}, "whole": whole, "max": max, "min": min, "divided": divided})
+    made: Compiled = function_of(tuple(names.values()), f"({''.join(f'{entry}, ' for entry in entries)})")
+    return made
+
+
+def function_of(variables: Sequence[str], text: str) -> Callable[..., Any]:
+    """A function of these variables, positional, that gives what `python_text` has written."""
+    source = f"lambda {', '.join(variables)}: {text}"
+    made: Callable[..., Any] = eval(source, {"__builtins__": {}, "whole": whole, "max": max, "min": min, "divided": divided})
     return made
 
 

@@ -1,0 +1,158 @@
+"""From a program and the range of its batches to variants for each shape: captured once for a part of the range, planned once for a limit.
+
+takes   a maker for single shapes, and the example
+leaves  families of variants, one for each shape that is asked for, in microseconds where the shape lies in a part that is known
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from lowtide.api.capturing import Capturing
+from lowtide.api.maker import Asked, Family, Maker
+from lowtide.api.ranges.region import Region, Served, narrowed
+from lowtide.api.ranges.stretched import stretched
+from lowtide.api.stages import Stages
+from lowtide.capture.data.facts import Facts
+from lowtide.capture.program import Captured
+from lowtide.ir import tree
+from lowtide.ir.varying import FIXED, Varying
+from lowtide.plan.plan import Plan
+from lowtide.planning.limits import Limit, Memory
+from lowtide.planning.planner import Planner
+from lowtide.planning.warm_up import warm_up_planning
+from lowtide.remat.sweep.search import Sweep
+
+
+@dataclass(frozen=True)
+class RangeFamily(Family):
+    """The programs for batches of one shape of a range."""
+
+    captured: tuple[Captured, ...] = ()
+    point: Mapping[str, int] = field(default_factory=dict)
+
+
+class RangeMaker:
+    """Does for every shape of a range what `Maker` does for one.
+
+    The part of the range with the largest shapes is captured when it is made; other parts (a convolution lays out small batches otherwise)
+    and other states of the model are captured when the first batch of theirs comes.
+    """
+
+    saved: Plan | None = None  # no saved plan is for a range
+
+    def __init__(self, maker: Maker, varying: Varying, example: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        self._maker, self._varying, self._example = maker, varying, example
+        self._served: list[Served] = []  # newest first
+
+    @property
+    def capturing(self) -> Capturing:
+        """What is captured."""
+        return self._maker.capturing
+
+    @property
+    def asked(self) -> Asked:
+        """What is asked of planning."""
+        return self._maker.asked
+
+    @property
+    def stages(self) -> Stages:
+        """Whom to tell."""
+        return self._maker.stages
+
+    def covers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a batch, otherwise like the example, lies in the range. Raises ShapeError where it breaks a tie."""
+        leaves = _leaves(args, kwargs)
+        numbers = self._varying.numbers(_shapes(leaves))
+        inside = all(each.least <= numbers[each.name] <= each.most for each in self._varying.dimensions)
+        return inside and self._varying.is_elsewhere_alike(_shapes(leaves), _shapes(_leaves(*self._example)))
+
+    def make(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, as_saved: bool = False) -> RangeFamily:
+        """The programs for a batch's shape and the caller's objects as they are now. Raises BudgetError where the shape does not fit."""
+        if not self._served:
+            self._begin()
+        leaves = _leaves(args, kwargs)
+        point = self._varying.point(_shapes(leaves))
+        for served in self._served:
+            if served.region.takes(point, leaves) and self._is_as_now(served, point, leaves):
+                return _family(served, point)
+        return _family(self._add(args, kwargs), point)
+
+    def at(self, limit: Limit, family: Family, sweeps: tuple[Sweep, ...] = ()) -> tuple[RangeMaker, RangeFamily]:
+        """The same under another limit, for the shape of a family's batches; what was captured and searched is kept."""
+        assert isinstance(family, RangeFamily), "a step for a range has such families"
+        stages = replace(self.stages, seconds={})
+        maker = replace(
+            self._maker,
+            capturing=replace(self.capturing, stages=stages),
+            machine=replace(self._maker.machine, stages=stages),
+            asked=replace(self.asked, limit=limit, sweeps=sweeps or self.asked.sweeps),
+            stages=stages,
+        )
+        other = RangeMaker(maker, self._varying, self._example)
+        for served in reversed(self._served):  # the oldest has the largest shapes, of which a share counts
+            other._plan(served.region.timed(maker.machine, self.capturing.trains) if limit.is_limit else served.region)
+        served = next(each for each in other._served if each.region.captured is family.captured)
+        return other, _family(served, family.point)
+
+    def for_other_shapes(self, family: Family) -> Maker:
+        """The maker for batches out of the range, within as many bytes."""
+        return replace(self._maker, capturing=replace(self.capturing, varying=FIXED))
+
+    def _begin(self) -> None:
+        """Capture and plan for the largest shapes."""
+        most = {each.name: each.most for each in self._varying.dimensions}
+        self._add(*stretched(*self._example, self._varying, most))
+
+    def _add(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Served:
+        """Capture the program for the part of the range around a batch, and plan it."""
+        machine, trains = self._maker.machine, self.capturing.trains
+        point = self._varying.point(_shapes(_leaves(args, kwargs)))
+        with machine.laboratory(trains) as laboratory:
+            captured, granted = self.capturing.as_it_is(args, kwargs, laboratory)
+            part = narrowed(captured, point)
+            region = Region.of(part, point, granted, machine, laboratory, timed=self.asked.limit.is_limit)
+        return self._plan(region)
+
+    def _plan(self, region: Region) -> Served:
+        """Plan a region within the limit: a share is of eager's peak for the largest shapes, those that came first."""
+        self._fix_share(region)
+        captured = region.captured[-1]
+        budget = self.asked.limit.budget(0)
+        with self.stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):
+            warm_up_planning(self.asked.solver, limited=budget.is_limit)
+        with self.stages.stage("order", f"ordering {len(captured.graph.nodes)} operators for a range of shapes"):
+            families = region.planner.families(self._maker.request(captured, budget))
+        self._served.insert(0, Served(region, tuple(families), self.capturing.trains))
+        return self._served[0]
+
+    def _fix_share(self, region: Region) -> None:
+        memory = self.asked.limit.memory
+        if memory is not None and memory.share is not None:
+            granule_bytes = self._maker.machine.granule_bytes(region.captured[-1])
+            fixed = Memory(memory.of_peak(region.planner.eager_peak_bytes(granule_bytes)))
+            self._maker = replace(self._maker, asked=replace(self.asked, limit=replace(self.asked.limit, memory=fixed)))
+
+    def _is_as_now(self, served: Served, point: Mapping[str, int], leaves: Sequence[Any]) -> bool:
+        """Whether a region's programs are those for what the caller holds now. Raises BudgetError where they are, and do not fit."""
+        if not served.region.granted.holds():
+            return False
+        now = self.capturing.caller.look(leaves)
+        facts = Facts(now.read)
+        return any(variant.fits(now, facts) for variant in served.variants(point))
+
+
+def _family(served: Served, point: Mapping[str, int]) -> RangeFamily:
+    return RangeFamily((), served.region.granted, Planner([]), served.variants(point), served.region.captured, point)
+
+
+def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    return [leaf.value for leaf in tree.flatten((args, kwargs))[0]]
+
+
+def _shapes(leaves: Sequence[Any]) -> list[tuple[int, ...] | None]:
+    return [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]

@@ -1,0 +1,80 @@
+"""What the operators of a program need and take over a range: measured at a grid of its points, or by the rates of a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lowtide.api.machine import Machine
+from lowtide.capture.program import Captured
+from lowtide.cost.lab.laboratory import Laboratory
+from lowtide.cost.measures import Measures
+from lowtide.cost.timings import device_here, measure_timings
+from lowtide.cost.workspaces import measure_workspaces
+from lowtide.errors import CaptureError
+from lowtide.ir.graph import Graph
+from lowtide.ir.shapes.at import at
+from lowtide.ir.shapes.dimension import Dimensions
+from lowtide.planning.candidate import equal_graphs
+from lowtide.planning.ranges.ranged import Ranged
+from lowtide.schedule.points import Point, sample_points
+
+_OF_ONE, _OF_MANY = 4, 9  # points that are measured, of a range of one dimension and of more
+
+
+def ranged(captured: Captured, machine: Machine, laboratory: Laboratory, *, timed: bool) -> tuple[Ranged, ...]:
+    """The captured graph and those that compute the same, with what their nodes need, and take where that matters.
+
+    Raises CaptureError where an operator's real results lie otherwise at some point than the graph says.
+    """
+    points = measured_at(captured.graph.dimensions)
+    found: list[Ranged] = []
+    for graph in equal_graphs(captured.graph):
+        numbers = [at(graph, point) for point in points]
+        spaces = _workspaces(numbers, points, machine, laboratory, is_captured=not found)
+        if spaces is None:
+            continue  # an equal graph whose operators give results that lie otherwise than it says is none
+        times = [_times(each, captured, machine, laboratory) for each in numbers] if timed else ()
+        found.append(Ranged.of(graph, Measures.of(graph, points, spaces, times), held_by_eager=() if found else captured.gradients))
+    return tuple(found)
+
+
+def measured_at(dimensions: Dimensions) -> tuple[Point, ...]:
+    """A grid over the range: the ends of every dimension, and numbers between."""
+    return sample_points(dimensions, _OF_ONE if len(dimensions) < 2 else _OF_MANY)
+
+
+def _workspaces(
+    graphs: list[Graph], points: tuple[Point, ...], machine: Machine, laboratory: Laboratory, *, is_captured: bool
+) -> list[tuple[int, ...]] | None:
+    """[points, nodes] bytes; None where some result lies otherwise than an equal graph says."""
+    if not machine.tries or machine.simulated is not None:
+        return [(0,) * len(graph.nodes) for graph in graphs]
+    found = []
+    with machine.stages.stage("measure", "measuring operators' temporaries"):
+        for graph, point in zip(graphs, points, strict=True):
+            measured = measure_workspaces(graph.nodes, laboratory=laboratory)
+            if measured.unlike and is_captured:
+                raise _unlike(measured.unlike[0].op, point)
+            if measured.unlike:
+                return None
+            found.append(measured.nbytes)
+    return found
+
+
+def _unlike(op: str, point: Mapping[str, int]) -> CaptureError:
+    where = ", ".join(f"{name} = {number}" for name, number in point.items())
+    return CaptureError(
+        f"the results of {op} lie in memory otherwise for {where} than for other batches, so that no one program is for all of them: "
+        "give dimensions ranges that leave this out"
+    )
+
+
+def _times(graph: Graph, captured: Captured, machine: Machine, laboratory: Laboratory) -> tuple[float, ...]:
+    """[nodes] microseconds."""
+    if machine.simulated is not None:
+        return tuple(machine.simulated.graph_us(graph))
+    with machine.stages.stage("measure", "measuring operators' times"):
+        device = device_here(machine.name(captured))
+        if not machine.tries:
+            return tuple(device.graph_us(graph))
+        return measure_timings(graph.nodes, device, laboratory=laboratory).us

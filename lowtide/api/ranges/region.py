@@ -1,0 +1,135 @@
+"""A part of the range for which one capture holds, with the programs that serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+from lowtide.api.machine import Machine
+from lowtide.api.ranges.measured import ranged
+from lowtide.api.running.variant import Variant
+from lowtide.capture.data.facts import at_numbers
+from lowtide.capture.program import Captured
+from lowtide.cost.lab.laboratory import Laboratory
+from lowtide.ir.graph import Value
+from lowtide.ir.made import same_strides
+from lowtide.ir.shapes.conditions import Holds, all_hold, part_of_range
+from lowtide.ir.shapes.dimension import Dimensions
+from lowtide.ir.shapes.evaluate import Compiled, compiled, size_at
+from lowtide.ir.sizes import Size
+from lowtide.planning.ranges.family import PlanFamily
+from lowtide.planning.ranges.member import Member
+from lowtide.planning.ranges.planner import RangePlanner
+from lowtide.runtime.unchanged.granted import Granted
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """Programs that were captured together, for as many states of the optimizer's; the last is the one that most steps run."""
+
+    captured: tuple[Captured, ...]
+    fixed: Mapping[str, int]  # the numbers of dimensions that are none here: 0 and 1 are captured apart
+    granted: Granted  # what they take for granted
+    planner: RangePlanner  # it keeps what it has searched
+    is_timed: bool  # whether it knows what operators take
+
+    @classmethod
+    def of(
+        cls,
+        captured: tuple[Captured, ...],
+        point: Mapping[str, int],
+        granted: Granted,
+        machine: Machine,
+        laboratory: Laboratory,
+        *,
+        timed: bool,
+    ) -> Region:
+        """What was captured around a point of the whole range. Raises CaptureError where the programs are not for all of their part."""
+        own = {each.name for each in captured[-1].graph.dimensions}
+        fixed = {name: number for name, number in point.items() if name not in own}
+        programs = [ranged(each, machine, laboratory, timed=timed) for each in captured]
+        return cls(captured, fixed, granted, RangePlanner(programs), timed)
+
+    def timed(self, machine: Machine, trains: bool) -> Region:
+        """The same, knowing what operators take."""
+        if self.is_timed:
+            return self
+        with machine.laboratory(trains) as laboratory:
+            programs = [ranged(each, machine, laboratory, timed=True) for each in self.captured]
+        return replace(self, planner=RangePlanner(programs), is_timed=True)
+
+    @property
+    def dimensions(self) -> Dimensions:
+        """The part of the range around which it was captured."""
+        return self.captured[-1].graph.dimensions
+
+    def takes(self, point: Mapping[str, int], leaves: Sequence[Any]) -> bool:
+        """Whether these are the programs for a batch at a point, given its leaves, whatever the caller's objects are."""
+        inside = all(each.least <= point[each.name] <= each.most for each in self.dimensions)
+        if not inside or any(point[name] != number for name, number in self.fixed.items()) or not self._conditions(point):
+            return False
+        strides = iter(self._strides(*(point[each.name] for each in self.dimensions)))
+        for leaf in self._inputs:
+            tensor = leaves[leaf]
+            if not same_strides(tensor.shape, tensor.stride(), [next(strides) for _ in tensor.shape]):
+                return False
+        return True
+
+    @cached_property
+    def _inputs(self) -> dict[int, Value]:
+        """The tensors of a batch, by leaf."""
+        pairs = zip(self.captured[-1].slots, self.captured[-1].graph.inputs, strict=True)
+        return {int(slot.path[0]): value for slot, value in pairs if slot.table == "batch"}
+
+    @cached_property
+    def _strides(self) -> Compiled:
+        return compiled(tuple(step for value in self._inputs.values() for step in value.stride), self.dimensions)
+
+    @cached_property
+    def _conditions(self) -> Holds:
+        return all_hold([each for captured in self.captured for each in captured.conditions], self.dimensions)
+
+    def own(self, point: Mapping[str, int]) -> dict[str, int]:
+        """A point of the whole range as one of its own dimensions."""
+        return {each.name: point[each.name] for each in self.dimensions}
+
+
+def narrowed(captured: Sequence[Captured], point: Mapping[str, int]) -> tuple[Captured, ...]:
+    """The programs over the part of the range in which what they rest on holds, as far as one dimension says."""
+    dimensions = captured[-1].graph.dimensions
+    holds = all_hold([each for one in captured for each in one.conditions], dimensions)
+    part = part_of_range(dimensions, holds, {each.name: point[each.name] for each in dimensions})
+    return tuple(replace(one, graph=replace(one.graph, dimensions=part)) for one in captured)
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """A region under one limit: families of plans, and the programs of theirs that are compiled so far."""
+
+    region: Region
+    families: tuple[PlanFamily, ...]  # by program
+    trains: bool
+    _compiled: dict[tuple[int, int], Variant] = field(default_factory=dict)  # by program and member
+
+    def variants(self, point: Mapping[str, int]) -> list[Variant]:
+        """By program what runs batches of a point. Raises BudgetError where a program does not fit there."""
+        own = self.region.own(point)
+        return [self._variant(which, family.choose(own), own) for which, family in enumerate(self.families)]
+
+    def _variant(self, which: int, member: Member, point: Mapping[str, int]) -> Variant:
+        key = which, id(member)  # the family holds its members
+        family = self.families[which]
+        if key not in self._compiled:
+            self._compiled[key] = Variant.of(
+                self.region.captured[which], member, self.region.granted, self.trains, partial(family.plan, point)
+            )
+        compiled = self._compiled[key]
+
+        def number(size: Size) -> int:
+            return size_at(size, family.dimensions, point)
+
+        readings = tuple(at_numbers(reading, number) for reading in compiled.captured.readings)
+        captured = replace(compiled.captured, readings=readings) if readings else compiled.captured
+        return replace(compiled, captured=captured, planned=partial(family.plan, point))

@@ -1,0 +1,102 @@
+"""`dynamic=` as users write it: which extents of which arguments differ from batch to batch, and within which range.
+
+    dynamic={"input_ids": {1: (16, 2048)}}                   argument, dimension, from and to
+    dynamic={"input_ids": {1: ("length", 16, 2048)}, "labels": {1: "length"}}    of one name: tied, equal in every batch
+    dynamic={0: {0: ("rows", 2, 64)}}                        an argument by its position
+
+An argument is called by its name in a mapping or by its position in a tuple; what lies deeper in it by its path, as messages call it:
+"[0]['pixels']".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from lowtide.errors import ShapeError
+from lowtide.ir import tree
+from lowtide.ir.shapes.dimension import Dimension
+from lowtide.ir.tree import Leaf
+from lowtide.ir.varying import FIXED, Axis, Varying
+
+_WISH = 'expected a range (16, 2048), a named range ("length", 16, 2048), or the name of one'
+
+
+def varying_of(said: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Varying:
+    """What a user wrote, for a batch like this one. Raises TypeError and ShapeError, which say what is expected."""
+    if said is None:
+        return FIXED
+    if not isinstance(said, Mapping):
+        raise TypeError(f"dynamic: expected a mapping from arguments to {{dimension: range}}, or None; got {said!r}")
+    leaves = tree.flatten((args, dict(kwargs)))[0]
+    found = [axis for name, extents in said.items() for axis in _axes(name, extents, leaves)]
+    ranges: dict[str, Dimension] = {}
+    for each in found:
+        if each.dimension is not None and ranges.setdefault(each.axis.name, each.dimension) != each.dimension:
+            raise ShapeError(f"dynamic: expected one range for {each.axis.name}, got {ranges[each.axis.name]} and {each.dimension}")
+    for each in found:
+        if each.axis.name not in ranges:
+            raise ShapeError(f'dynamic: {each.axis.name} has no range: give it one where it is first named, ("{each.axis.name}", 16, 2048)')
+    varying = Varying(tuple(ranges.values()), tuple(each.axis for each in found))
+    varying.point([tuple(leaf.value.shape) if isinstance(leaf.value, torch.Tensor) else None for leaf in leaves])
+    return varying
+
+
+@dataclass(frozen=True)
+class _Said:
+    axis: Axis
+    dimension: Dimension | None  # None where the range is given elsewhere
+
+
+def _axes(name: Any, extents: Any, leaves: Sequence[Leaf]) -> list[_Said]:
+    """What is said of one argument."""
+    index = _leaf_called(name, leaves)
+    where, tensor = _shown(leaves[index].where), leaves[index].value
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"dynamic: batch {where} is a {type(tensor).__name__}, which has no dimensions: expected a tensor")
+    if not isinstance(extents, Mapping):
+        raise TypeError(f"dynamic: expected {{dimension: range}} for {name!r}, got {extents!r}")
+    return [_axis(index, where, tensor, dim, said) for dim, said in extents.items()]
+
+
+def _axis(index: int, where: str, tensor: torch.Tensor, dim: Any, said: Any) -> _Said:
+    if isinstance(dim, bool) or not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
+        shape = tuple(tensor.shape)
+        raise ShapeError(f"dynamic: expected a dimension of batch {where}, which has {tensor.dim()} (shape {shape}), got {dim!r}")
+    dim %= tensor.dim()
+    if isinstance(said, str):
+        return _Said(Axis(index, dim, said, where), None)
+    given = list(said) if isinstance(said, (tuple, list)) else _refuse(where, dim, said)
+    name = given.pop(0) if len(given) == 3 else _name(where, dim)
+    if len(given) != 2 or not isinstance(name, str) or any(isinstance(each, bool) or not isinstance(each, int) for each in given):
+        _refuse(where, dim, said)
+    return _Said(Axis(index, dim, name, where), Dimension(name, *given))
+
+
+def _refuse(where: str, dim: int, said: Any) -> NoReturn:
+    raise TypeError(f"dynamic: {_WISH} for dimension {dim} of batch {where}; got {said!r}")
+
+
+def _leaf_called(name: Any, leaves: Sequence[Leaf]) -> int:
+    """Which leaf an argument is. Raises ShapeError that names those that there are."""
+    shown = [_shown(leaf.where) for leaf in leaves]
+    for wanted in (f"[{name!r}]", str(name)):
+        if wanted in shown:
+            return shown.index(wanted)
+    known = ", ".join(each for each, leaf in zip(shown, leaves, strict=True) if isinstance(leaf.value, torch.Tensor)) or "none"
+    raise ShapeError(f"dynamic: expected an argument of the batch (its tensors are {known}), got {name!r}")
+
+
+def _shown(where: str) -> str:
+    """A leaf of (args, kwargs) as messages call it."""
+    return where[3:]
+
+
+def _name(where: str, dim: int) -> str:
+    """A name for a dimension that has none: input_ids_1, argument_0_1."""
+    stem = re.sub(r"\W+", "_", where).strip("_")
+    return f"{stem if stem[:1].isalpha() else f'argument_{stem}'}_{dim}"

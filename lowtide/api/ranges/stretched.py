@@ -1,0 +1,37 @@
+"""The example as a batch of other extents: its own data, repeated or cut, so that what is read from them is what batches hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lowtide.ir import tree
+from lowtide.ir.varying import Varying
+
+
+def stretched(
+    args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying, point: Mapping[str, int]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The batch at a point; tensors that have that shape already are passed on."""
+    leaves, rebuild = tree.flatten((args, kwargs))
+    found = [
+        _stretched(leaf.value, {dim: point[name] for dim, name in varying.of_leaf(index).items()}) for index, leaf in enumerate(leaves)
+    ]
+    made: tuple[tuple[Any, ...], dict[str, Any]] = tree.unflatten(rebuild, found)
+    return made
+
+
+def _stretched(item: Any, extents: Mapping[int, int]) -> Any:
+    if all(item.shape[dim] == extent for dim, extent in extents.items()):
+        return item
+    shape = [extents.get(dim, extent) for dim, extent in enumerate(item.shape)]
+    order = sorted(range(item.dim()), key=lambda dim: (-item.stride(dim), -item.shape[dim]))
+    if item.is_contiguous():
+        order = list(range(item.dim()))
+    made = item.new_empty([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(item.dim())])
+    for dim, extent in extents.items():
+        places = torch.arange(extent, device=item.device) % max(item.shape[dim], 1)
+        item = item.index_select(dim, places)
+    return made.copy_(item)

@@ -1,0 +1,84 @@
+"""Conditions on dimensions: what a program that was captured for a range rests on, and for which part of the range all of it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import sympy
+
+from lowtide.errors import FormatError, ShapeError
+from lowtide.ir.shapes.dimension import Dimension, Dimensions
+from lowtide.ir.shapes.evaluate import function_of, python_text
+from lowtide.ir.text.sizes import canonical
+
+Holds: TypeAlias = "Callable[[Mapping[str, int]], bool]"  # of a number for each dimension
+
+_SIGNS = {sympy.Eq: "==", sympy.Ne: "!=", sympy.Lt: "<", sympy.Le: "<=", sympy.Gt: ">", sympy.Ge: ">="}
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One relation of sizes."""
+
+    relation: Any  # sympy's: a comparison, or And, Or and Not of some
+    where: str = ""  # in the program
+
+
+def all_hold(conditions: Sequence[Condition], dimensions: Dimensions) -> Holds:
+    """Whether all conditions hold at a point, as compiled Python. Where a size in one is no whole number it does not hold.
+
+    Raises FormatError for what is no relation of sizes, ShapeError for an unknown dimension.
+    """
+    names = {each.name: f"d{place}" for place, each in enumerate(dimensions)}
+    texts = dict.fromkeys(_text(each.relation, names) for each in conditions)
+    check = function_of(tuple(names.values()), " and ".join(texts) or "1 == 1")
+
+    def holds(point: Mapping[str, int]) -> bool:
+        try:
+            return bool(check(*(point[name] for name in names)))
+        except ShapeError:
+            return False
+
+    return holds
+
+
+def _text(relation: Any, names: Mapping[str, str]) -> str:
+    if relation in (sympy.true, sympy.false):
+        return "1 == 1" if relation == sympy.true else "1 == 0"
+    if isinstance(relation, sympy.Not):
+        return f"(not {_text(relation.args[0], names)})"
+    if isinstance(relation, (sympy.And, sympy.Or)):
+        word = " and " if isinstance(relation, sympy.And) else " or "
+        return f"({word.join(sorted(_text(each, names) for each in relation.args))})"
+    sign = next((sign for kind, sign in _SIGNS.items() if isinstance(relation, kind)), None)
+    if sign is None:
+        raise FormatError(f"expected a relation of sizes, got {relation}")
+    left, right = (python_text(canonical(side), names) for side in relation.args)
+    return f"({left} {sign} {right})"
+
+
+def part_of_range(dimensions: Dimensions, holds: Holds, point: Mapping[str, int]) -> Dimensions:
+    """The ranges around a point in which all holds along each dimension, the others being as they are there."""
+    return tuple(_narrowed(each, holds, point) for each in dimensions)
+
+
+def _narrowed(dimension: Dimension, holds: Holds, point: Mapping[str, int]) -> Dimension:
+    def there(number: int) -> bool:
+        return holds({**point, dimension.name: number})
+
+    here = point[dimension.name]
+    least, most = _last(here, dimension.least, there), _last(here, dimension.most, there)
+    return replace(dimension, least=least, most=most)
+
+
+def _last(first: int, end: int, there: Callable[[int], bool]) -> int:
+    """The last number on the way from `first` to `end` up to which all are there, as far as halving tells."""
+    if there(end):
+        return end
+    good, bad = first, end
+    while abs(bad - good) > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if there(middle) else (good, middle)
+    return good
