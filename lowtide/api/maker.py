@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from lowtide.api.capturing import Capturing
@@ -113,9 +112,7 @@ class Maker:
         """The programs with what runs them."""
         plans, trains = self._plans(family), self.capturing.trains
         pairs = zip(family.programs, plans, strict=True)
-        return replace(
-            family, variants=[Variant.of(program.captured, plan, family.granted, trains, partial(_itself, plan)) for program, plan in pairs]
-        )
+        return replace(family, variants=[_variant(program.captured, plan, family.granted, trains) for program, plan in pairs])
 
     def plan_of_most_steps(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Candidate, Plan]:
         """The program that most steps run, and its plan; nothing is made ready to run."""
@@ -191,8 +188,8 @@ class Maker:
         return replace(request, links=self.machine.links(captured)) if budget.is_limit else request
 
 
-def _itself(plan: Plan) -> Plan:
-    return plan
+def _variant(captured: Captured, plan: Plan, granted: Granted, trains: bool) -> Variant:
+    return Variant.of(captured, plan, granted, trains, lambda: plan)
 
 
 def _budget_of(saved: Plan) -> Budget:

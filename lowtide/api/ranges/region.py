@@ -122,9 +122,8 @@ class Served:
         key = which, id(member)  # the family holds its members
         family = self.families[which]
         if key not in self._compiled:
-            self._compiled[key] = Variant.of(
-                self.region.captured[which], member, self.region.granted, self.trains, partial(family.plan, point)
-            )
+            captured, granted = self.region.captured[which], self.region.granted
+            self._compiled[key] = Variant.of(captured, member, granted, self.trains, partial(family.plan, point))
         compiled = self._compiled[key]
 
         def number(size: Size) -> int:

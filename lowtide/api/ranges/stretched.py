@@ -16,15 +16,14 @@ def stretched(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The batch at a point; tensors that have that shape already are passed on."""
     leaves, rebuild = tree.flatten((args, kwargs))
-    found = [
-        _stretched(leaf.value, {dim: point[name] for dim, name in varying.of_leaf(index).items()}) for index, leaf in enumerate(leaves)
-    ]
+    extents = [{dim: point[name] for dim, name in varying.of_leaf(index).items()} for index in range(len(leaves))]
+    found = [_stretched(leaf.value, wanted) for leaf, wanted in zip(leaves, extents, strict=True)]
     made: tuple[tuple[Any, ...], dict[str, Any]] = tree.unflatten(rebuild, found)
     return made
 
 
 def _stretched(item: Any, extents: Mapping[int, int]) -> Any:
-    if all(item.shape[dim] == extent for dim, extent in extents.items()):
+    if not extents or all(item.shape[dim] == extent for dim, extent in extents.items()):
         return item
     shape = [extents.get(dim, extent) for dim, extent in enumerate(item.shape)]
     order = sorted(range(item.dim()), key=lambda dim: (-item.stride(dim), -item.shape[dim]))
