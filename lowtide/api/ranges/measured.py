@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lowtide.api.machine import Machine
 from lowtide.capture.program import Captured
 from lowtide.cost.lab.laboratory import Laboratory
@@ -33,7 +36,7 @@ def ranged(captured: Captured, machine: Machine, laboratory: Laboratory, *, time
         spaces = _workspaces(numbers, points, machine, laboratory, is_captured=not found)
         if spaces is None:
             continue  # an equal graph whose operators give results that lie otherwise than it says is none
-        times = [_times(each, captured, machine, laboratory) for each in numbers] if timed else ()
+        times = _times(numbers, points, captured, machine, laboratory) if timed else ()
         found.append(Ranged.of(graph, Measures.of(graph, points, spaces, times), held_by_eager=() if found else captured.gradients))
     return tuple(found)
 
@@ -69,12 +72,29 @@ def _unlike(op: str, point: Mapping[str, int]) -> CaptureError:
     )
 
 
-def _times(graph: Graph, captured: Captured, machine: Machine, laboratory: Laboratory) -> tuple[float, ...]:
-    """[nodes] microseconds."""
-    if machine.simulated is not None:
-        return tuple(machine.simulated.graph_us(graph))
+def _times(
+    graphs: list[Graph], points: tuple[Point, ...], captured: Captured, machine: Machine, laboratory: Laboratory
+) -> NDArray[np.float64]:
+    """[points, nodes] microseconds: measured for the largest and the smallest shapes, as a trial takes long.
+
+    In between the machine's rates say how a time grows, and what is measured how far they are off: by a factor that goes evenly from one
+    end to the other, over the logarithm of the time.
+    """
+    device = machine.simulated or device_here(machine.name(captured))
+    rates = np.array([device.graph_us(graph) for graph in graphs], np.float64)
+    if machine.simulated is not None or not machine.tries:
+        return rates
+    ends = [place for place, point in enumerate(points) if _is_end(point, captured.graph.dimensions)]
     with machine.stages.stage("measure", "measuring operators' times"):
-        device = device_here(machine.name(captured))
-        if not machine.tries:
-            return tuple(device.graph_us(graph))
-        return measure_timings(graph.nodes, device, laboratory=laboratory).us
+        real = np.array([measure_timings(graphs[place].nodes, device, laboratory=laboratory).us for place in ends])
+    tiny = 1e-3  # microseconds: what takes none by one account may take some by the other
+    factors = np.log((real + tiny) / (rates[ends] + tiny))
+    span = np.log((rates[ends[0]] + tiny) / (rates[ends[-1]] + tiny))
+    share = np.log((rates + tiny) / (rates[ends[-1]] + tiny)) / np.where(np.abs(span) < tiny, np.inf, span)
+    found: NDArray[np.float64] = (rates + tiny) * np.exp(factors[-1] + share * (factors[0] - factors[-1])) - tiny
+    return found.clip(0.0)
+
+
+def _is_end(point: Mapping[str, int], dimensions: Dimensions) -> bool:
+    """Whether a point has the most of all dimensions, or the least of all."""
+    return all(point[each.name] == each.most for each in dimensions) or all(point[each.name] == each.least for each in dimensions)

@@ -1,0 +1,204 @@
+"""One step for all shapes of a range: bit-equal to eager at each, within the limit at each, known before it runs."""
+
+import copy
+import random
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import lowtide
+from lowtide.errors import BatchError, BudgetError, CaptureError, ShapeError
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 32)
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True) for _ in range(2))
+        self.head = nn.Linear(32, 50)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(tokens)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.head(hidden)
+
+
+def token_loss(model, tokens, labels):
+    return functional.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
+
+
+def batch_of(rows, length):
+    return torch.randint(0, 50, (rows, length)), torch.randint(0, 50, (rows, length))
+
+
+def assert_equal_states(model, optimizer, twin, other):
+    for one, two in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
+        assert torch.equal(one, two)
+    for one, two in zip(model.parameters(), twin.parameters(), strict=True):
+        assert all(torch.equal(optimizer.state[one][key], item) for key, item in other.state[two].items() if isinstance(item, torch.Tensor))
+
+
+DYNAMIC = {0: {0: ("rows", 2, 8), 1: ("length", 8, 64)}, 1: {0: "rows", 1: "length"}}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """A step under a limit and the loop that it stands for, on models that begin alike."""
+    torch.manual_seed(0)
+    model = Tokens()
+    twin = copy.deepcopy(model)
+    optimizer, other = (torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (model, twin))
+    step = lowtide.optimize(model, batch_of(4, 32), loss=token_loss, optimizer=optimizer, memory="70%", dynamic=DYNAMIC, effort="quick")
+
+    def eager(*batch):
+        other.zero_grad()
+        loss = token_loss(twin, *batch)
+        loss.backward()
+        other.step()
+        return loss.detach()
+
+    return step, eager, (model, optimizer), (twin, other)
+
+
+def test_every_shape_is_eager_to_the_last_bit(pair):
+    step, eager, ours, theirs = pair
+    draws = random.Random(0)
+    for seed in range(12):
+        batch = batch_of(draws.randint(2, 8), draws.randint(8, 64))
+        torch.manual_seed(seed)
+        loss = step(*batch)
+        torch.manual_seed(seed)
+        assert torch.equal(loss, eager(*batch))
+        assert_equal_states(*ours, *theirs)
+
+
+@pytest.mark.parametrize("shape", [(8, 64), (2, 8), (3, 50), (8, 20)])
+def test_the_promise_is_what_the_allocator_measures(pair, shape):
+    step = pair[0]
+    batch = batch_of(*shape)
+    pair[0](*batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        measured = step.measure(*batch)
+    plan = step.plan_for(*batch)
+    assert abs(measured.peak_bytes - plan.peak_bytes) <= max(2**20, plan.peak_bytes // 100)
+    largest = step.plan_for(*batch_of(8, 64))
+    assert plan.peak_bytes <= largest.peak_bytes <= 0.7 * largest.eager_peak_bytes
+
+
+def test_no_shape_of_the_range_is_captured_again(pair, monkeypatch):
+    step = pair[0]
+    monkeypatch.setattr("lowtide.api.capturing.capture_training", None)
+    for length in (9, 21, 33):
+        shapes = [value.shape for value in step.plan_for(*batch_of(5, length)).graph.inputs]
+        assert (5, length) in shapes
+
+
+def test_another_limit_for_the_same_range(pair):
+    step = pair[0]
+    lean = step.at("60%")
+    for shape in ((8, 64), (4, 40)):
+        assert lean.plan_for(*batch_of(*shape)).peak_bytes <= step.plan_for(*batch_of(*shape)).peak_bytes
+
+
+def test_a_range_that_does_not_fit_names_what_does():
+    model = Tokens()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    dynamic = {0: {1: ("length", 8, 2048)}, 1: {1: "length"}}
+    settings = {"loss": token_loss, "optimizer": optimizer, "dynamic": dynamic, "effort": "quick"}
+    step = lowtide.optimize(model, batch_of(4, 32), memory="4 MiB", **settings)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(BudgetError, match=r"for length = 2000; the largest that fits: length = \d+"):
+        step(*batch_of(4, 2000))
+    assert all(torch.equal(before[name], now) for name, now in model.state_dict().items())
+    step(*batch_of(4, 40))
+
+
+def test_a_batch_of_one_and_one_out_of_the_range_are_captured_apart(pair):
+    model = Tokens()
+    twin = copy.deepcopy(model)
+    step = lowtide.optimize(model.eval(), batch_of(4, 32)[:1], dynamic={0: {0: ("rows", 1, 8), 1: ("length", 8, 64)}})
+    for rows, length in ((1, 20), (8, 64), (3, 64), (9, 30)):
+        tokens = batch_of(rows, length)[0]
+        with torch.no_grad():
+            assert torch.equal(step(tokens), twin.eval()(tokens))
+    refusing = lowtide.optimize(model, batch_of(4, 32)[:1], dynamic={0: {1: ("length", 8, 64)}}, on_new_shape="error")
+    refusing(batch_of(4, 33)[0])
+    with pytest.raises(BatchError, match="expected int64"):
+        refusing(batch_of(5, 33)[0])
+
+
+class Pictures(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(1))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, pictures):
+        return self.head(self.body(pictures)).square().mean()
+
+
+def test_parts_of_the_range_that_are_captured_apart(pair):
+    """Torch lays out a convolution's small batches otherwise than others."""
+    model = Pictures()
+    twin = copy.deepcopy(model)
+    optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, twin))
+    dynamic = {0: {0: ("rows", 2, 32), 2: ("side", 16, 48), 3: "side"}}
+    step = lowtide.optimize(model, (torch.randn(4, 3, 24, 24),), loss=lambda m, x: m(x), optimizer=optimizer, dynamic=dynamic)
+    for rows, side in ((20, 24), (4, 24), (15, 47), (16, 16), (32, 48)):
+        pictures = torch.randn(rows, 3, side, side)
+        loss = step(pictures)
+        other.zero_grad()
+        expected = twin(pictures)
+        expected.backward()
+        other.step()
+        assert torch.equal(loss, expected.detach())
+        assert_equal_states(model, optimizer, twin, other)
+
+
+def test_a_frozen_layer_is_noticed_at_every_shape(pair):
+    step, eager, (model, optimizer), (twin, other) = pair
+    twin.load_state_dict(model.state_dict())
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for each in (model, twin):
+        each.head.bias.requires_grad_(False)
+    for shape in ((4, 30), (6, 31)):
+        batch = batch_of(*shape)
+        torch.manual_seed(1)
+        loss = step(*batch)
+        torch.manual_seed(1)
+        assert torch.equal(loss, eager(*batch))
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "error", "message"),
+    [
+        ({"tokens": {1: (2, 8)}}, ShapeError, r"expected an argument of the batch \(its tensors are \[0\], \[1\]\), got 'tokens'"),
+        ({0: {5: (2, 8)}}, ShapeError, r"expected a dimension of batch \[0\], which has 2 \(shape \(4, 32\)\), got 5"),
+        ({0: {1: (64, 8)}}, ShapeError, "expected a range of numbers"),
+        ({0: {1: (2, 8)}}, ShapeError, "expected a number from 2 to 8, got 32"),
+        ({0: {1: "length"}}, ShapeError, "length has no range"),
+        ({0: {1: ("n", 2, 64)}, 1: {1: ("n", 2, 65)}}, ShapeError, "expected one range for n, got n in 2..64 and n in 2..65"),
+        ({0: {0: ("n", 2, 64), 1: "n"}}, ShapeError, "expected equal extents, got 4 in dimension 0"),
+        ({0: {1: 64}}, TypeError, r"expected a range \(16, 2048\)"),
+        ({0: [1]}, TypeError, "expected {dimension: range} for 0"),
+        ("all", TypeError, "expected a mapping"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(dynamic, error, message):
+    model = Tokens()
+    with pytest.raises(error, match=message):
+        lowtide.optimize(model, batch_of(4, 32), loss=token_loss, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), dynamic=dynamic)
+
+
+def test_a_program_that_fixes_a_dimension_is_refused(pair):
+    class Loop(nn.Module):
+        def forward(self, tokens):
+            return sum(tokens[:, at] * at for at in range(tokens.shape[1]))
+
+    with pytest.raises(CaptureError, match=r"dimension length: .*test_dynamic.py:\d+ takes it to be"):
+        lowtide.optimize(Loop(), batch_of(4, 32)[:1], dynamic={0: {1: ("length", 8, 64)}})
