@@ -17,7 +17,7 @@ class Tokens(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(50, 32)
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True) for _ in range(2))
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True) for _ in range(1))
         self.head = nn.Linear(32, 50)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from lowtide.planning.candidate import equal_graphs
 from lowtide.planning.ranges.ranged import Ranged
 from lowtide.schedule.points import Point, sample_points
 
-_OF_ONE, _OF_MANY = 4, 9  # points that are measured, of a range of one dimension and of more
+_OF_ONE, _OF_MANY = 3, 4  # points that are measured, of a range of one dimension and of more
 
 
 def ranged(captured: Captured, machine: Machine, laboratory: Laboratory, *, timed: bool) -> tuple[Ranged, ...]:
