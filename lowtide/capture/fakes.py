@@ -14,10 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowtide.capture.care.reads import AttributeReads
 from lowtide.capture.care.snapshots import Snapshot
-from lowtide.capture.sizes.strides import dense_stride
+from lowtide.capture.sizes.strides import dense_stride, is_dense, memory_order
 from lowtide.capture.sizes.symbols import Extent
 from lowtide.errors import CaptureError
-from lowtide.ir.made import same_strides
 from lowtide.ir.slots import Slot
 from lowtide.ir.tree import Leaf
 
@@ -78,14 +77,12 @@ def fake_batch_leaf(leaf: Leaf, mode: FakeTensorMode, device: torch.device, exte
 def _stride_of(leaf: Leaf, shape: Sequence[Extent]) -> list[Extent]:
     """Strides of another shape in the order of the leaf's own."""
     tensor: torch.Tensor = leaf.value
-    dims = range(tensor.dim())
-    order = list(reversed(dims)) if tensor.is_contiguous() else sorted(dims, key=lambda dim: (tensor.stride(dim), tensor.shape[dim]))
-    if not same_strides(tensor.shape, dense_stride(tensor.shape, order), tensor.stride()):
+    if not is_dense(tensor):
         raise CaptureError(
             f"batch{leaf.where} has dimensions that vary, and is a part of another tensor (shape {tuple(tensor.shape)}, strides "
             f"{tensor.stride()}): pass it with .contiguous()"
         )
-    return dense_stride(shape, order)
+    return dense_stride(shape, memory_order(tensor))
 
 
 def _attributes(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

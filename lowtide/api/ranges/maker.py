@@ -19,6 +19,7 @@ from lowtide.api.ranges.stretched import stretched
 from lowtide.api.stages import Stages
 from lowtide.capture.data.facts import Facts
 from lowtide.capture.program import Captured
+from lowtide.capture.sizes.strides import is_dense
 from lowtide.ir import tree
 from lowtide.ir.varying import FIXED, Varying
 from lowtide.plan.plan import Plan
@@ -65,8 +66,13 @@ class RangeMaker:
         return self._maker.stages
 
     def covers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a batch, otherwise like the example, lies in the range. Raises ShapeError where it breaks a tie."""
+        """Whether a batch, otherwise like the example, lies in the range, and no tensor that varies is a part of another one.
+
+        Raises ShapeError where it breaks a tie.
+        """
         leaves = _leaves(args, kwargs)
+        if not all(is_dense(leaves[axis.leaf]) for axis in self._varying.axes):
+            return False
         numbers = self._varying.numbers(_shapes(leaves))
         inside = all(each.least <= numbers[each.name] <= each.most for each in self._varying.dimensions)
         return inside and self._varying.is_elsewhere_alike(_shapes(leaves), _shapes(_leaves(*self._example)))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lowtide.capture.sizes.strides import memory_order
 from lowtide.ir import tree
 from lowtide.ir.varying import Varying
 
@@ -26,9 +27,7 @@ def _stretched(item: Any, extents: Mapping[int, int]) -> Any:
     if not extents or all(item.shape[dim] == extent for dim, extent in extents.items()):
         return item
     shape = [extents.get(dim, extent) for dim, extent in enumerate(item.shape)]
-    order = sorted(range(item.dim()), key=lambda dim: (-item.stride(dim), -item.shape[dim]))
-    if item.is_contiguous():
-        order = list(range(item.dim()))
+    order = memory_order(item)[::-1]
     made = item.new_empty([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(item.dim())])
     for dim, extent in extents.items():
         places = torch.arange(extent, device=item.device) % max(item.shape[dim], 1)

@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from lowtide.capture.sizes.symbols import Extent, size_of
+from lowtide.ir.made import same_strides
+
+
+def memory_order(tensor: torch.Tensor) -> list[int]:
+    """The dimensions of a tensor of numbers, the innermost first."""
+    dims = range(tensor.dim())
+    return list(reversed(dims)) if tensor.is_contiguous() else sorted(dims, key=lambda dim: (tensor.stride(dim), tensor.shape[dim]))
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of numbers lies in memory without gaps, in some order of its dimensions."""
+    return same_strides(tensor.shape, dense_stride(tensor.shape, memory_order(tensor)), tensor.stride())
 
 
 def dense_stride(shape: Sequence[Extent], order: Sequence[int]) -> list[Any]:
