@@ -17,7 +17,7 @@ from lowtide.ir.shapes.at import at
 from lowtide.ir.shapes.dimension import Dimensions
 from lowtide.planning.candidate import Candidate
 
-_MOST = 96  # points at which candidates are kept
+_MOST = 12  # points at which candidates are kept: those of a grid, most often
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +55,13 @@ class Ranged:
         return found
 
     def at(self, point: Mapping[str, int]) -> Candidate:
-        """The candidate of numbers at a point; what follows from it is kept. Raises ShapeError for a wrong point."""
+        """The candidate of numbers at a point; what follows from it is kept for a while. Raises ShapeError for a wrong point."""
         key = tuple(point[each.name] for each in self.dimensions if each.name in point)
-        if key not in self._known:
-            if len(self._known) >= _MOST:
-                self._known.clear()
-            self._known[key] = self.made(point)
-        return self._known[key]
+        found = self._known.pop(key, None) or self.made(point)
+        while len(self._known) >= _MOST:  # that which was asked for longest ago goes
+            del self._known[next(iter(self._known))]
+        self._known[key] = found
+        return found
 
     def made(self, point: Mapping[str, int]) -> Candidate:
         """The same, of which nothing is known yet. Raises ShapeError for a wrong point."""
