@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +23,6 @@ class Trained:
     compilations: Callable[[], int]
     held_bytes: Callable[[], int]  # by the caller, between steps: parameters and the optimizer's state
     length: Callable[[int], int] = int  # what a batch is padded to, from its longest sample
-
-
-class UnavailableError(Exception):
-    """A way that this version does not have."""
 
 
 def trained(name: str, task: Task, limit_bytes: int) -> Trained:
@@ -81,8 +76,6 @@ def _lowtide(made: Any, optimizer: torch.optim.Optimizer, task: Task, limit_byte
 def _lowtide_dynamic(made: Any, optimizer: torch.optim.Optimizer, task: Task, limit_bytes: int) -> tuple[Step, Callable[[], int]]:
     from lowtide import optimize
 
-    if "dynamic" not in inspect.signature(optimize).parameters:
-        raise UnavailableError("optimize has no `dynamic` in this version")
     steps: list[Any] = []
 
     def step(batch: Batch) -> Any:
