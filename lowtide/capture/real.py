@@ -22,8 +22,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lowtide.capture.blocks import address, dtype_name
 from lowtide.capture.calls import NEEDS_DATA, UNTRACEABLE, tensors_in, why_untraceable
 from lowtide.capture.corrections import corrected, kernel
+from lowtide.capture.sizes.probed import probed
 from lowtide.capture.sizes.strides import dense_stride
-from lowtide.capture.sizes.symbols import hint, is_symbolic
+from lowtide.capture.sizes.symbols import FixedError, Symbols, hint, is_symbolic
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node
@@ -44,7 +45,7 @@ def knowing(really: Really) -> Iterator[None]:
         _really.reset(token)
 
 
-def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], call: Node, before: Sequence[Node]) -> Any:
+def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], call: Node, before: Sequence[Node], symbols: Symbols) -> Any:
     """The results of an operator on fake tensors, as the real one gives them.
 
     Raises one of NEEDS_DATA for one that needs data, CaptureError for one that cannot be run on fakes.
@@ -54,11 +55,11 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], call: N
 
     def ask(makes_bytes: int) -> Results | None:
         with _disable_current_modes():  # what a trial runs is no part of the program
-            return _really.get()(call, before, makes_bytes)
+            return _really.get()(symbols.node(call), symbols.nodes(before), makes_bytes)
 
     try:
-        out = corrected(func, args, kernel(func, args, kwargs)(*args, **kwargs))
-    except NEEDS_DATA:
+        out = corrected(func, args, _asked(func, args, kwargs, symbols))
+    except (*NEEDS_DATA, FixedError):
         raise
     except UNTRACEABLE as error:
         raise CaptureError(why_untraceable(func, error)) from error
@@ -71,13 +72,31 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], call: N
         ):
             raise
         return _structured(func, [_fake(each) for each in real if each is not None])
-    return _put_right(out, {address(tensor) for tensor in tensors_in((*args, *kwargs.values()))}, ask)
+    return _put_right(out, tensors_in((*args, *kwargs.values())), ask)
 
 
-def _put_right(out: Any, given: set[int], ask: _Ask) -> Any:
+def _asked(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], symbols: Symbols) -> Any:
+    """What the fake kernel says; where it takes no symbolic sizes, or takes them for numbers, what it says at several points.
+
+    Raises what it raises.
+    """
+    try:
+        return kernel(func, args, kwargs)(*args, **kwargs)
+    except (*NEEDS_DATA, *UNTRACEABLE):
+        raise
+    except (FixedError, RuntimeError) as error:
+        if symbols.env is None:
+            raise
+        try:
+            return probed(symbols, func, args, kwargs)
+        except Exception:  # not known for all batches, or an error that only some numbers raise: the first one says more
+            raise error from None
+
+
+def _put_right(out: Any, given: Sequence[torch.Tensor], ask: _Ask) -> Any:
     """Results with new fakes for those that look otherwise than real ones. Views of arguments, and what shares a storage, are left."""
-    parts = list(out) if isinstance(out, (list, tuple)) else [out]
-    fresh = [isinstance(part, torch.Tensor) and _lies_in_memory(part) and address(part) not in given for part in parts]
+    parts, addresses = list(out) if isinstance(out, (list, tuple)) else [out], set(map(address, given))
+    fresh = [isinstance(part, torch.Tensor) and _lies_in_memory(part) and address(part) not in addresses for part in parts]
     if not any(fresh):
         return out
     made = [part for part, is_fresh in zip(parts, fresh, strict=True) if is_fresh]
@@ -86,7 +105,7 @@ def _put_right(out: Any, given: set[int], ask: _Ask) -> Any:
     if real is None or shared or len(real) != len(parts):
         return out
     right = [
-        _instead(look, part) if is_fresh and look is not None and look != _look(part) else part
+        _instead(look, part, given) if is_fresh and look is not None and look != _look(part) else part
         for part, is_fresh, look in zip(parts, fresh, real, strict=True)
     ]
     return type(out)(right) if isinstance(out, (list, tuple)) else right[0]
@@ -112,18 +131,24 @@ def _look(tensor: torch.Tensor) -> Made:
     return Made(dtype_name(tensor.dtype), shape, stride, offset, nbytes, str(tensor.device))
 
 
-def _instead(look: Made, fake: torch.Tensor) -> torch.Tensor:
-    """A fake of this look for one that looks otherwise. Of symbolic extents it has the strides that go through them in the same order."""
+def _instead(look: Made, fake: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A fake of this look for one that looks otherwise.
+
+    Of symbolic extents it is dense with its dimensions in that order, or has strides of the tensors that were given. Other points of the
+    range are tried when the operators are measured.
+    """
     if not any(map(is_symbolic, (*fake.shape, *fake.stride(), fake.untyped_storage().nbytes()))):
         return _fake(look)
     order = sorted(range(fake.dim()), key=lambda dim: (look.stride[dim], look.shape[dim]))
-    made = torch.empty_strided(fake.shape, dense_stride(fake.shape, order), dtype=getattr(torch, look.dtype), device=look.device)
-    if not _look(made).is_like(look):
-        raise CaptureError(
-            f"the results of an operator at {users_line()} lie otherwise than torch's fake kernel says ({look}), in a way that is not "
-            "known for other batches: leave its dimensions out of `dynamic`"
-        )
-    return made
+    known = {hint(step): step for tensor in given for step in tensor.stride()}
+    for stride in (dense_stride(fake.shape, order), [known.get(step, step) for step in look.stride]):
+        made = torch.empty_strided(fake.shape, stride, dtype=getattr(torch, look.dtype), device=look.device)
+        if _look(made).is_like(look):
+            return made
+    raise CaptureError(
+        f"the results of an operator at {users_line()} lie otherwise than torch's fake kernel says ({look}), in a way that is not "
+        "known for other batches: leave its dimensions out of `dynamic`"
+    )
 
 
 def _fake(look: Made) -> torch.Tensor:

@@ -143,8 +143,8 @@ class Recorder(TorchDispatchMode):
 
     def _results_of(self, func: OpOverload, recorded: Any, args: Any, kwargs: Any) -> Any:
         """What an operator gives under fake tensors, as the real one does."""
-        call, symbols = Node(operators.name_of(func), recorded[0], (), recorded[1]), self.draft.symbols
-        return run(func, args, kwargs, symbols.node(call), symbols.nodes(self.draft.nodes))
+        call = Node(operators.name_of(func), recorded[0], (), recorded[1])
+        return run(func, args, kwargs, call, self.draft.nodes, self.draft.symbols)
 
     def _reshape(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
         """An operator that changes how a tensor lies over its storage (`t_`, `squeeze_`): no node, later reads see the new geometry."""

@@ -9,8 +9,9 @@ Private names of torch are used here alone: `ShapeEnv`, its symbols, guards and 
 
 from __future__ import annotations
 
+import random
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, overload
 
 import sympy
@@ -67,6 +68,17 @@ class Symbols:
         self._ints[dimension.name] = self.env.create_symintnode(symbol, hint=number, source=source)
         self._kept.append(kept)
 
+    def at(self, extent: Extent, point: Mapping[str, int]) -> int:
+        """A number of torch's at a point. Raises ShapeError where it is no whole number."""
+        return size_at(size_of(extent), self.dimensions, point)
+
+    def points(self, most: int) -> Iterator[dict[str, int]]:
+        """Points of the range, the example's first: few of their numbers are equal, and they are always the same."""
+        draws = random.Random(0)
+        yield dict(self._numbers.point)
+        for _ in range(most - 1):
+            yield {each.name: draws.randint(each.least, each.most) for each in self.dimensions}
+
     def number(self, size: Size) -> int:
         """A size in the example."""
         return size if type(size) is int else self._numbers[size]
@@ -92,10 +104,10 @@ class _Numbers(dict[Size, int]):
 
     def __init__(self, dimensions: Dimensions, point: Mapping[str, int]) -> None:
         super().__init__()
-        self._dimensions, self._point = dimensions, point
+        self._dimensions, self.point = dimensions, point
 
     def __missing__(self, size: Size) -> int:
-        self[size] = size_at(size, self._dimensions, self._point)
+        self[size] = size_at(size, self._dimensions, self.point)
         return self[size]
 
 

@@ -1,0 +1,98 @@
+"""The results of an operator whose fake kernel takes symbolic sizes for numbers, found by asking it at several points.
+
+Each extent of a result has to be one of the sizes that the call was given, or a number: that one which it is at all points that were asked.
+Strides are those of a dense tensor whose dimensions lie in the order that was seen. What follows neither way is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+
+from lowtide.capture.sizes.strides import dense_stride, memory_order
+from lowtide.capture.sizes.symbols import Extent, Symbols, size_of
+from lowtide.errors import ShapeError
+
+_WANTED, _TRIED = 4, 24  # points
+
+
+class UnprobedError(Exception):
+    """What an operator gives is not known for all batches."""
+
+
+def probed(symbols: Symbols, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the operator gives, over symbolic sizes; the fake mode is on. Raises UnprobedError where that is not known."""
+    returns = func._schema.returns
+    if any(result.alias_info is not None or "Tensor" not in str(result.type) for result in returns):
+        raise UnprobedError
+    pool, points, answers = list({size_of(each): each for each in _extents((args, kwargs))}.values()), [], []
+    for point in symbols.points(_TRIED):
+        try:
+            answers.append(func(*_at(args, symbols, point), **_at(kwargs, symbols, point)))
+        except ShapeError:  # a size that is no whole number there
+            continue
+        points.append([symbols.at(extent, point) for extent in pool])
+        if len(points) == _WANTED:
+            break
+    if len(points) < _WANTED:
+        raise UnprobedError
+    seen = _Seen(pool, points)
+    if isinstance(answers[0], torch.Tensor):
+        return seen.result(answers)
+    if not all(isinstance(part, torch.Tensor) for answer in answers for part in answer):
+        raise UnprobedError
+    return type(answers[0])(seen.result(parts) for parts in zip(*answers, strict=True))
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The sizes that a call was given, and what they are at each point."""
+
+    pool: list[Extent]
+    points: list[list[int]]
+
+    def result(self, made: Sequence[torch.Tensor]) -> torch.Tensor:
+        """A fake over symbolic sizes that looks at each point as these do."""
+        shape = [self._extent([each.shape[dim] for each in made]) for dim in range(made[0].dim())]
+        orders = {tuple(memory_order(each)) for each in made}
+        dense = all(list(each.stride()) == dense_stride(each.shape, memory_order(each)) for each in made)
+        whole = all(each.untyped_storage().nbytes() == each.numel() * each.element_size() for each in made)
+        if len(orders) > 1 or not dense or not whole:
+            raise UnprobedError
+        return torch.empty_strided(shape, dense_stride(shape, list(orders.pop())), dtype=made[0].dtype, device=made[0].device)
+
+    def _extent(self, numbers: list[int]) -> Extent:
+        if len(set(numbers)) == 1:
+            return numbers[0]
+        for place, extent in enumerate(self.pool):
+            if [point[place] for point in self.points] == numbers:
+                return extent
+        raise UnprobedError
+
+
+def _extents(tree: Any) -> Iterator[Extent]:
+    """The symbolic sizes of a call: those of its tensors, then those among its arguments."""
+    if isinstance(tree, torch.Tensor):
+        yield from (extent for extent in tree.shape if isinstance(extent, torch.SymInt))
+    elif isinstance(tree, torch.SymInt):
+        yield tree
+    elif isinstance(tree, (list, tuple, dict)):
+        for item in tree.values() if isinstance(tree, dict) else tree:
+            yield from _extents(item)
+
+
+def _at(tree: Any, symbols: Symbols, point: dict[str, int]) -> Any:
+    """Arguments of numbers."""
+    if isinstance(tree, FakeTensor):
+        shape, stride = ([symbols.at(each, point) for each in sizes] for sizes in (tree.shape, tree.stride()))
+        return torch.empty_strided(shape, stride, dtype=tree.dtype, device=tree.device)
+    if isinstance(tree, torch.SymInt):
+        return symbols.at(tree, point)
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_at(item, symbols, point) for item in tree)
+    return {key: _at(item, symbols, point) for key, item in tree.items()} if isinstance(tree, dict) else tree
