@@ -15,8 +15,8 @@ from lowtide.api.arguments import check_arguments, check_scaler, check_swapping,
 from lowtide.api.capturing import Capturing
 from lowtide.api.machine import Machine
 from lowtide.api.maker import Asked, Maker
-from lowtide.api.ranges.maker import RangeMaker
-from lowtide.api.ranges.said import varying_of
+from lowtide.api.ranges.maker import RangeMaker, shapes_of
+from lowtide.api.ranges.said import AUTO, varying_of
 from lowtide.api.running.shapes import checked_policy
 from lowtide.api.stages import Callback, Stages, wants_progress
 from lowtide.api.step import Step
@@ -58,7 +58,7 @@ def optimize(
     arena: bool = False,
     placer: Placer | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
-    dynamic: Mapping[str | int, Mapping[int, Any]] | None = None,
+    dynamic: Mapping[str | int, Mapping[int, Any]] | str | None = None,
     on_new_shape: str | None = None,
     device: torch.device | str | None = None,
     simulate: Device | str | None = None,
@@ -109,7 +109,8 @@ def optimize(
     dynamic: which extents of the batch differ from call to call, by argument (its name, or its position in a tuple), dimension and range:
         `{"input_ids": {1: ("length", 16, 2048)}, "labels": {1: "length"}}`; what has one name has one extent. The program is captured
         once and planned for the whole range: each shape runs within the limit, without any further capture, and
-        `step.plan_for(batch)` says what it takes. A share of memory is of eager's peak for the largest shape.
+        `step.plan_for(batch)` says what it takes. A share of memory is of eager's peak for the largest shape. "auto": what differs between
+        the batches that come is a dimension, up to twice the largest number met; each time that grows, the program is captured again.
     on_new_shape: what to do with a batch that is unlike this one in its shapes or strides alone. "extend": the step is captured and planned
         for that shape as well, once, within as many bytes as here. "eager": it runs as the caller's own loop would, on the same objects;
         no limit holds for it. "error": BatchError. By default one further shape is captured, as the last batch of an epoch is mostly
@@ -152,4 +153,5 @@ def optimize(
     maker = RangeMaker(of_shapes, varying, (args, kwargs)) if varying else of_shapes
     family = maker.make(args, kwargs, as_saved=saved is not None)
     new_arena = partial(StepArena.of, target, placer) if arena and not obstacle else None
-    return Step(maker, spec, family, obstacle, new_arena, on_new_shape)
+    example = shapes_of(args, kwargs) if dynamic == AUTO else None
+    return Step(maker, spec, family, obstacle, new_arena, on_new_shape, example)

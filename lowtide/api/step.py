@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 from lowtide.api.arena import ArenaReport, StepArena
 from lowtide.api.arguments import detached
 from lowtide.api.maker import Family, Maker
-from lowtide.api.ranges.maker import RangeMaker
+from lowtide.api.ranges.guessed import Shapes as Seen
+from lowtide.api.ranges.maker import RangeMaker, shapes_of
 from lowtide.api.running.eager import run_eagerly
 from lowtide.api.running.recaptures import Recaptures
 from lowtide.api.running.shapes import Shapes
@@ -67,7 +68,9 @@ class Step:
         obstacle: str = "",
         arena: Callable[[Stages], StepArena] | None = None,
         on_new_shape: str | None = None,
+        example: Seen | None = None,
     ) -> None:
+        """`example` are the shapes from which ranges are guessed, as other batches come; None where nothing is guessed."""
         self._maker, self._batch, self._obstacle, self._new_arena = maker, batch, obstacle, arena
         self._caller = maker.capturing.caller
         self._arena = None if arena is None else arena(maker.stages)
@@ -76,6 +79,8 @@ class Step:
         self._recaptures = Recaptures()
         self._measured: MeasuredStep | None = None
         self._shapes = Shapes[Step](on_new_shape, limited=maker.asked.limit.is_limit or maker.saved is not None)
+        self._range = maker if isinstance(maker, RangeMaker) else None
+        self._seen = [] if example is None else [example]
         self._ranged: OrderedDict[Shape, Step] = OrderedDict()  # steps for shapes of the range
         self.seconds = maker.stages.seconds  # by stage: "capture", "measure", "compile", "order", "arena"
 
@@ -196,23 +201,41 @@ class Step:
         """The step for a batch of another shape; None where the caller's own loop is to run."""
         if self._obstacle:
             raise StepError(self._obstacle)
-        if self._is_in_range(args, kwargs):
+        if error.shape in self._ranged or self._is_in_range(args, kwargs) or self._guess(args, kwargs):
             return self._made_for(error, args, kwargs)
         return self._shapes.find(error, lambda: self._for_shape(args, kwargs))
 
     def _made_for(self, error: NewShapeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
         """The step for a batch of another shape, whatever the policy says."""
-        if not self._is_in_range(args, kwargs):
-            return self._shapes.made(error, lambda: self._for_shape(args, kwargs))
         if error.shape not in self._ranged:
+            if not self._is_in_range(args, kwargs) and not self._guess(args, kwargs):
+                return self._shapes.made(error, lambda: self._for_shape(args, kwargs))
             if len(self._ranged) >= _MOST_RANGED:
                 self._ranged.popitem(last=False)
             spec = BatchSpec.of(args, kwargs, self._maker.capturing.device, self._batch.training)
-            self._ranged[error.shape] = self._on_same(self._maker, spec, _captured(self._maker, args, kwargs))
+            assert self._range is not None, "the batch lies in it"
+            self._ranged[error.shape] = self._on_same(self._range, spec, _captured(self._range, args, kwargs))
         return self._ranged[error.shape]
 
     def _is_in_range(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return isinstance(self._maker, RangeMaker) and self._maker.covers(args, kwargs)
+        return self._range is not None and self._range.covers(args, kwargs)
+
+    def _guess(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Where ranges are guessed, make one that has this batch, too; whether there is one."""
+        if not self._seen:
+            return False
+        seen, maker = [*self._seen, shapes_of(args, kwargs)], self._maker.for_other_shapes(self._families[0])
+        found = RangeMaker.guessing(maker, seen, args, kwargs)
+        if found is None or not found.covers(args, kwargs):
+            return False
+        try:
+            found.make(*detached(args, kwargs))
+        except CaptureError as error:
+            self._seen = []
+            warnings.warn(f'dynamic="auto": shapes are captured one by one from here on: {error}', stacklevel=4)
+            return False
+        self._seen, self._range = seen, found
+        return True
 
     def _for_shape(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
         """A step for batches like this one, on the same objects and in the same arena, within the same bytes."""

@@ -2,6 +2,7 @@
 
 import copy
 import random
+import sys
 import warnings
 
 import pytest
@@ -204,3 +205,17 @@ def test_a_program_that_fixes_a_dimension_is_refused(pair):
 
     with pytest.raises(CaptureError, match=r"dimension length: .*test_dynamic.py:\d+ takes it to be"):
         lowtide.optimize(Loop(), batch_of(4, 32)[:1], dynamic={0: {1: ("length", 8, 64)}})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the planned allocator is for Linux")
+def test_every_shape_has_addresses_of_its_own_in_one_arena():
+    model = Tokens()
+    twin = copy.deepcopy(model)
+    dynamic = {0: {0: ("rows", 2, 8), 1: ("length", 8, 64)}}
+    step = lowtide.optimize(model.eval(), batch_of(4, 32)[:1], dynamic=dynamic, arena=True)
+    for rows, length in ((4, 32), (8, 64), (3, 20)) * 3:
+        tokens = batch_of(rows, length)[0]
+        with torch.no_grad():
+            assert torch.equal(step(tokens), twin.eval()(tokens))
+    assert step.arena.recorded_steps == 3
+    assert step.arena.served_steps == 6

@@ -14,6 +14,7 @@ import torch
 
 from lowtide.api.capturing import Capturing
 from lowtide.api.maker import Asked, Family, Maker
+from lowtide.api.ranges.guessed import Shapes, guessed
 from lowtide.api.ranges.region import Region, Served, narrowed
 from lowtide.api.ranges.stretched import stretched
 from lowtide.api.stages import Stages
@@ -64,6 +65,14 @@ class RangeMaker:
     def stages(self) -> Stages:
         """Whom to tell."""
         return self._maker.stages
+
+    @classmethod
+    def guessing(cls, maker: Maker, seen: Sequence[Shapes], args: tuple[Any, ...], kwargs: dict[str, Any]) -> RangeMaker | None:
+        """A maker for the range that batches of these shapes show, with the latest of them; None where they show none."""
+        varying = guessed(seen, [leaf.where for leaf in tree.flatten((args, kwargs))[0]])
+        if not varying:
+            return None
+        return cls(replace(maker, capturing=replace(maker.capturing, varying=varying)), varying, (args, kwargs))
 
     def covers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a batch, otherwise like the example, lies in the range, and no tensor that varies is a part of another one.
@@ -158,6 +167,11 @@ def _family(served: Served, point: Mapping[str, int]) -> RangeFamily:
 
 def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     return [leaf.value for leaf in tree.flatten((args, kwargs))[0]]
+
+
+def shapes_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shapes:
+    """By leaf of a batch its shape, None for what is no tensor."""
+    return _shapes(_leaves(args, kwargs))
 
 
 def _shapes(leaves: Sequence[Any]) -> list[tuple[int, ...] | None]:

@@ -131,4 +131,5 @@ class Served:
 
         readings = tuple(at_numbers(reading, number) for reading in compiled.captured.readings)
         captured = replace(compiled.captured, readings=readings) if readings else compiled.captured
-        return replace(compiled, captured=captured, planned=partial(family.plan, point))
+        shape = tuple(point.values())
+        return replace(compiled, captured=captured, planned=partial(family.plan, point), shape=shape)

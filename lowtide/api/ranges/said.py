@@ -5,7 +5,7 @@
     dynamic={0: {0: ("rows", 2, 64)}}                        an argument by its position
 
 An argument is called by its name in a mapping or by its position in a tuple; what lies deeper in it by its path, as messages call it:
-"[0]['pixels']".
+"[0]['pixels']". `dynamic="auto"` says nothing yet: `guessed` does, as batches come.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.tree import Leaf
 from lowtide.ir.varying import FIXED, Axis, Varying
 
+AUTO = "auto"  # dimensions are what differs between batches
 _WISH = 'expected a range (16, 2048), a named range ("length", 16, 2048), or the name of one'
 
 
 def varying_of(said: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Varying:
     """What a user wrote, for a batch like this one. Raises TypeError and ShapeError, which say what is expected."""
-    if said is None:
+    if said is None or said == AUTO:
         return FIXED
     if not isinstance(said, Mapping):
-        raise TypeError(f"dynamic: expected a mapping from arguments to {{dimension: range}}, or None; got {said!r}")
+        raise TypeError(f'dynamic: expected a mapping from arguments to {{dimension: range}}, "auto" or None; got {said!r}')
     leaves = tree.flatten((args, dict(kwargs)))[0]
     found = [axis for name, extents in said.items() for axis in _axes(name, extents, leaves)]
     ranges: dict[str, Dimension] = {}
@@ -55,7 +56,7 @@ class _Said:
 def _axes(name: Any, extents: Any, leaves: Sequence[Leaf]) -> list[_Said]:
     """What is said of one argument."""
     index = _leaf_called(name, leaves)
-    where, tensor = _shown(leaves[index].where), leaves[index].value
+    where, tensor = shown(leaves[index].where), leaves[index].value
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"dynamic: batch {where} is a {type(tensor).__name__}, which has no dimensions: expected a tensor")
     if not isinstance(extents, Mapping):
@@ -71,7 +72,7 @@ def _axis(index: int, where: str, tensor: torch.Tensor, dim: Any, said: Any) -> 
     if isinstance(said, str):
         return _Said(Axis(index, dim, said, where), None)
     given = list(said) if isinstance(said, (tuple, list)) else _refuse(where, dim, said)
-    name = given.pop(0) if len(given) == 3 else _name(where, dim)
+    name = given.pop(0) if len(given) == 3 else name_of(where, dim)
     if len(given) != 2 or not isinstance(name, str) or any(isinstance(each, bool) or not isinstance(each, int) for each in given):
         _refuse(where, dim, said)
     return _Said(Axis(index, dim, name, where), Dimension(name, *given))
@@ -83,7 +84,7 @@ def _refuse(where: str, dim: int, said: Any) -> NoReturn:
 
 def _leaf_called(name: Any, leaves: Sequence[Leaf]) -> int:
     """Which leaf an argument is. Raises ShapeError that names those that there are."""
-    shown = [_shown(leaf.where) for leaf in leaves]
+    shown = [shown(leaf.where) for leaf in leaves]
     for wanted in (f"[{name!r}]", str(name)):
         if wanted in shown:
             return shown.index(wanted)
@@ -91,12 +92,12 @@ def _leaf_called(name: Any, leaves: Sequence[Leaf]) -> int:
     raise ShapeError(f"dynamic: expected an argument of the batch (its tensors are {known}), got {name!r}")
 
 
-def _shown(where: str) -> str:
+def shown(where: str) -> str:
     """A leaf of (args, kwargs) as messages call it."""
     return where[3:]
 
 
-def _name(where: str, dim: int) -> str:
+def name_of(where: str, dim: int) -> str:
     """A name for a dimension that has none: input_ids_1, argument_0_1."""
     stem = re.sub(r"\W+", "_", where).strip("_")
     return f"{stem if stem[:1].isalpha() else f'argument_{stem}'}_{dim}"
