@@ -58,9 +58,7 @@ def test_what_is_no_range_is_captured_shape_by_shape():
     for length in (10, 12, 14):
         tokens = batch_of(4, length)[0]
         if length == 12:
-            with pytest.warns(
-                UserWarning, match=r"one by one from here on: dimension argument_0_1: .*takes it to be 24"
-            ):
+            with pytest.warns(UserWarning, match=r"one by one from here on: dimension argument_0_1: .*takes it to be 24"):
                 assert torch.equal(step(tokens), Loop()(tokens))
         else:
             assert torch.equal(step(tokens), Loop()(tokens))
