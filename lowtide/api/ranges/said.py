@@ -84,11 +84,11 @@ def _refuse(where: str, dim: int, said: Any) -> NoReturn:
 
 def _leaf_called(name: Any, leaves: Sequence[Leaf]) -> int:
     """Which leaf an argument is. Raises ShapeError that names those that there are."""
-    shown = [shown(leaf.where) for leaf in leaves]
+    there = [shown(leaf.where) for leaf in leaves]
     for wanted in (f"[{name!r}]", str(name)):
-        if wanted in shown:
-            return shown.index(wanted)
-    known = ", ".join(each for each, leaf in zip(shown, leaves, strict=True) if isinstance(leaf.value, torch.Tensor)) or "none"
+        if wanted in there:
+            return there.index(wanted)
+    known = ", ".join(each for each, leaf in zip(there, leaves, strict=True) if isinstance(leaf.value, torch.Tensor)) or "none"
     raise ShapeError(f"dynamic: expected an argument of the batch (its tensors are {known}), got {name!r}")
 
 
