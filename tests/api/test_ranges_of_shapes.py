@@ -203,7 +203,7 @@ def test_a_program_that_fixes_a_dimension_is_refused(pair):
         def forward(self, tokens):
             return sum(tokens[:, at] * at for at in range(tokens.shape[1]))
 
-    with pytest.raises(CaptureError, match=r"dimension length: .*test_dynamic.py:\d+ takes it to be"):
+    with pytest.raises(CaptureError, match=r"dimension length: .*test_ranges_of_shapes.py:\d+ takes it to be"):
         lowtide.optimize(Loop(), batch_of(4, 32)[:1], dynamic={0: {1: ("length", 8, 64)}})
 
 
