@@ -16,7 +16,7 @@ from lowtide.api.capturing import Capturing
 from lowtide.api.machine import Machine
 from lowtide.api.maker import Asked, Maker
 from lowtide.api.ranges.maker import RangeMaker, shapes_of
-from lowtide.api.ranges.said import AUTO, varying_of
+from lowtide.api.ranges.said import AUTO, check_uncut, varying_of
 from lowtide.api.running.shapes import checked_policy
 from lowtide.api.stages import Callback, Stages, wants_progress
 from lowtide.api.step import Step
@@ -148,6 +148,7 @@ def optimize(
     tries = not on_meta if workspaces is None else workspaces
     asked = Asked(limit, swap_state, solver or Auto(), sweeps_of(effort, search))
     varying = varying_of(dynamic, args, kwargs)
+    check_uncut(varying, accumulate)
     capturing = Capturing(model, program, target, stages, varying)
     of_shapes = Maker(capturing, Machine(target, machine, tries, swap, stages), asked, saved, stages)
     maker = RangeMaker(of_shapes, varying, (args, kwargs)) if varying else of_shapes

@@ -108,7 +108,8 @@ class Step:
         """
         sweeps = () if effort is None else sweeps_of(effort, None)
         maker, family = self._maker.at(Limit.of(memory, latency), self._families[0], sweeps)
-        return Step(maker, self._batch, family, self._obstacle, self._new_arena, self._shapes.policy)
+        example = self._seen[0] if self._seen else None
+        return Step(maker, self._batch, family, self._obstacle, self._new_arena, self._shapes.policy, example)
 
     def plan_for(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for batches of this one's shape, which is captured now where it is new: what it promises is known before it runs.

@@ -1,9 +1,11 @@
 """One step for all shapes of a range: bit-equal to eager at each, within the limit at each, known before it runs."""
 
 import copy
+import gc
 import random
 import sys
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -219,3 +221,35 @@ def test_every_shape_has_addresses_of_its_own_in_one_arena():
             assert torch.equal(step(tokens), twin.eval()(tokens))
     assert step.arena.recorded_steps == 3
     assert step.arena.served_steps == 6
+
+
+def test_a_step_holds_on_to_no_batch():
+    batch = batch_of(4, 32)[:1]
+    watched = weakref.ref(batch[0])
+    step = lowtide.optimize(Tokens().eval(), batch, dynamic={0: {1: ("length", 8, 64)}})
+    del batch
+    gc.collect()
+    assert watched() is None
+    assert step(batch_of(4, 20)[0]).shape == (4, 20, 50)
+
+
+def test_a_dimension_that_is_cut_into_micro_batches_is_refused():
+    model = Tokens()
+    settings = {"loss": token_loss, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "accumulate": 2}
+    with pytest.raises(ShapeError, match=r"rows is the dimension of batch \[0\] that accumulate=2 cuts into equal parts"):
+        lowtide.optimize(model, batch_of(4, 32), dynamic=DYNAMIC, **settings)
+
+
+class Tangled(nn.Module):
+    def forward(self, tokens):
+        sizes = 0
+        for power in range(1, 9):
+            sizes = (sizes + tokens.shape[0]) * (tokens.shape[1] // (power + 1) + power)
+        return tokens * 2 if sizes % (tokens.shape[1] + 3) else tokens * 3
+
+
+def test_a_condition_that_cannot_be_checked_is_told_with_its_line():
+    with pytest.raises(
+        CaptureError, match=r"rests on a relation of rows, length at .*test_ranges_of_shapes.py.* cannot be checked for each batch"
+    ):
+        lowtide.optimize(Tangled(), batch_of(4, 32)[:1], dynamic={0: DYNAMIC[0]})

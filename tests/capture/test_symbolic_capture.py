@@ -14,6 +14,7 @@ from lowtide.errors import CaptureError, ShapeError
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph
 from lowtide.ir.shapes.at import at
+from lowtide.ir.shapes.conditions import all_hold
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.text.graph_text import parse, to_text
 from lowtide.ir.varying import Axis, Varying
@@ -123,7 +124,7 @@ class Compared(nn.Module):
 
 def test_dimensions_that_have_to_be_equal_are_told():
     varying = Varying((ROWS, LENGTH), (Axis(0, 0, "rows"), Axis(1, 0, "length")))
-    with pytest.raises(FixedError, match=r"dimension (rows|length): .* takes it to be (length|rows)"):
+    with pytest.raises(FixedError, match=r"dimension (rows|length): .* takes it to be (length|rows).*tie them by one name"):
         capture_inference(Compared(), Given((torch.randn(3, 8), torch.randn(3, 8)), {}, CPU, varying))
 
 
@@ -178,6 +179,29 @@ class Resized(nn.Module):
         back = functional.interpolate(small, scale_factor=2)
         smooth = functional.interpolate(small, size=made.shape[2:], mode="bilinear")
         return made + back * smooth
+
+
+class Even(nn.Module):
+    def forward(self, given):
+        return given.relu() if given.shape[1] % 8 == 0 else given.tanh()
+
+
+def test_a_remainder_is_a_condition():
+    captured = capture_inference(Even(), Given((torch.randn(3, 16),), {}, CPU, BOTH))
+    holds = all_hold(captured.conditions, captured.graph.dimensions)
+    assert [number for number in range(2, 40) if holds({"rows": 3, "length": number})] == [8, 16, 24, 32]
+
+
+@pytest.mark.parametrize("least", [2, 62])
+def test_probes_tell_sizes_apart_or_refuse(least):
+    """Where a range has few numbers, two of its points may be alike: nothing is taken for a number that is none."""
+    model = Resized()
+    program = TrainingProgram(model, picture_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+    side = Dimension("length", least, 64)
+    varying = Varying((side,), (Axis(0, 2, "length"), Axis(0, 3, "length")))
+    symbolic = capture_training(program, Given(pictures(3, 64), {}, CPU, varying))[-1].graph
+    captured = capture_training(program, Given(pictures(3, 62), {}, CPU))[-1].graph
+    assert _TAKES.sub("", to_text(at(symbolic, {"length": 62}))) == _TAKES.sub("", to_text(captured))
 
 
 def test_resizing_is_captured_over_symbolic_sizes():

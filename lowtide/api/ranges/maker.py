@@ -6,9 +6,11 @@ leaves  families of variants, one for each shape that is asked for, in microseco
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -29,6 +31,10 @@ from lowtide.planning.planner import Planner
 from lowtide.planning.warm_up import warm_up_planning
 from lowtide.remat.sweep.search import Sweep
 
+Batch: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"
+
+_MANY = 4  # parts of a range that are captured apart, before that is told
+
 
 @dataclass(frozen=True)
 class RangeFamily(Family):
@@ -47,8 +53,9 @@ class RangeMaker:
 
     saved: Plan | None = None  # no saved plan is for a range
 
-    def __init__(self, maker: Maker, varying: Varying, example: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
-        self._maker, self._varying, self._example = maker, varying, example
+    def __init__(self, maker: Maker, varying: Varying, example: Batch) -> None:
+        self._maker, self._varying, self._shapes = maker, varying, shapes_of(*example)
+        self._example: Batch | None = example  # until the range is captured: a step holds on to no batch
         self._served: list[Served] = []  # newest first
 
     @property
@@ -84,12 +91,13 @@ class RangeMaker:
             return False
         numbers = self._varying.numbers(_shapes(leaves))
         inside = all(each.least <= numbers[each.name] <= each.most for each in self._varying.dimensions)
-        return inside and self._varying.is_elsewhere_alike(_shapes(leaves), _shapes(_leaves(*self._example)))
+        return inside and self._varying.is_elsewhere_alike(_shapes(leaves), self._shapes)
 
     def make(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, as_saved: bool = False) -> RangeFamily:
         """The programs for a batch's shape and the caller's objects as they are now. Raises BudgetError where the shape does not fit."""
-        if not self._served:
-            self._begin()
+        if self._example is not None:
+            self._begin(*self._example)
+            self._example = None
         leaves = _leaves(args, kwargs)
         point = self._varying.point(_shapes(leaves))
         for served in self._served:
@@ -108,7 +116,8 @@ class RangeMaker:
             asked=replace(self.asked, limit=limit, sweeps=sweeps or self.asked.sweeps),
             stages=stages,
         )
-        other = RangeMaker(maker, self._varying, self._example)
+        other = copy.copy(self)
+        other._maker, other._served = maker, []
         for served in reversed(self._served):  # the oldest has the largest shapes, of which a share counts
             other._plan(served.region.timed(maker.machine, self.capturing.trains) if limit.is_limit else served.region)
         served = next(each for each in other._served if each.region.captured is family.captured)
@@ -118,10 +127,10 @@ class RangeMaker:
         """The maker for batches out of the range, within as many bytes."""
         return replace(self._maker, capturing=replace(self.capturing, varying=FIXED))
 
-    def _begin(self) -> None:
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Capture and plan for the largest shapes."""
         most = {each.name: each.most for each in self._varying.dimensions}
-        self._add(*stretched(*self._example, self._varying, most))
+        self._add(*stretched(args, kwargs, self._varying, most))
 
     def _add(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Served:
         """Capture the program for the part of the range around a batch, and plan it."""
@@ -131,7 +140,10 @@ class RangeMaker:
             captured, granted = self.capturing.as_it_is(args, kwargs, laboratory)
             part = narrowed(captured, point)
             region = Region.of(part, point, granted, machine, laboratory, timed=self.asked.limit.is_limit)
-        return self._plan(region)
+        served = self._plan(region)
+        if len(self._served) == _MANY:
+            warnings.warn(f"lowtide has captured {_MANY} parts of the range apart, {region.why}", stacklevel=7)
+        return served
 
     def _plan(self, region: Region) -> Served:
         """Plan a region within the limit: a share is of eager's peak for the largest shapes, those that came first."""

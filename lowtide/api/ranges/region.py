@@ -13,9 +13,10 @@ from lowtide.api.running.variant import Variant
 from lowtide.capture.data.facts import at_numbers
 from lowtide.capture.program import Captured
 from lowtide.cost.lab.laboratory import Laboratory
+from lowtide.errors import CaptureError, FormatError
 from lowtide.ir.graph import Value
 from lowtide.ir.made import same_strides
-from lowtide.ir.shapes.conditions import Holds, all_hold, part_of_range
+from lowtide.ir.shapes.conditions import Condition, Holds, all_hold, part_of_range
 from lowtide.ir.shapes.dimension import Dimensions
 from lowtide.ir.shapes.evaluate import Compiled, compiled, size_at
 from lowtide.ir.sizes import Size
@@ -23,6 +24,8 @@ from lowtide.planning.ranges.family import PlanFamily
 from lowtide.planning.ranges.member import Member
 from lowtide.planning.ranges.planner import RangePlanner
 from lowtide.runtime.unchanged.granted import Granted
+
+_SHOWN = 3  # conditions in a message
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +68,13 @@ class Region:
         """The part of the range around which it was captured."""
         return self.captured[-1].graph.dimensions
 
+    @property
+    def why(self) -> str:
+        """What keeps these programs from other batches."""
+        found = dict.fromkeys(f"{each.relation} at {each.where}" for captured in self.captured for each in captured.conditions)
+        rests = f"; the latest is for {', '.join(map(str, self.dimensions)) or 'one shape'}"
+        return f"each with a program of its own{rests}" + (f", as the program rests on {'; '.join(list(found)[:_SHOWN])}" if found else "")
+
     def takes(self, point: Mapping[str, int], leaves: Sequence[Any]) -> bool:
         """Whether these are the programs for a batch at a point, given its leaves, whatever the caller's objects are."""
         inside = all(each.least <= point[each.name] <= each.most for each in self.dimensions)
@@ -97,11 +107,28 @@ class Region:
 
 
 def narrowed(captured: Sequence[Captured], point: Mapping[str, int]) -> tuple[Captured, ...]:
-    """The programs over the part of the range in which what they rest on holds, as far as one dimension says."""
+    """The programs over the part of the range in which what they rest on holds, as far as one dimension says.
+
+    Raises CaptureError for a condition that cannot be checked at each batch.
+    """
     dimensions = captured[-1].graph.dimensions
-    holds = all_hold([each for one in captured for each in one.conditions], dimensions)
+    conditions = [each for one in captured for each in one.conditions]
+    _refuse_unreadable(conditions, dimensions)
+    holds = all_hold(conditions, dimensions)
     part = part_of_range(dimensions, holds, {each.name: point[each.name] for each in dimensions})
     return tuple(replace(one, graph=replace(one.graph, dimensions=part)) for one in captured)
+
+
+def _refuse_unreadable(conditions: Sequence[Condition], dimensions: Dimensions) -> None:
+    for each in conditions:
+        try:
+            all_hold([each], dimensions)
+        except FormatError as error:
+            names = ", ".join(dimension.name for dimension in dimensions)
+            raise CaptureError(
+                f"the program rests on a relation of {names} at {each.where} that cannot be checked for each batch ({error}): leave one of "
+                "them out of `dynamic`, or compute there with sizes that follow from one of them"
+            ) from error
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from lowtide.capture.sizes.strides import dense_stride, memory_order
 from lowtide.capture.sizes.symbols import Extent, Symbols, size_of
 from lowtide.errors import ShapeError
 
-_WANTED, _TRIED = 4, 24  # points
+_WANTED, _TRIED = 4, 24  # points at least, and at most
 
 
 class UnprobedError(Exception):
@@ -30,18 +30,17 @@ def probed(symbols: Symbols, func: OpOverload, args: tuple[Any, ...], kwargs: di
     returns = func._schema.returns
     if any(result.alias_info is not None or "Tensor" not in str(result.type) for result in returns):
         raise UnprobedError
-    pool, points, answers = list({size_of(each): each for each in _extents((args, kwargs))}.values()), [], []
+    seen, answers = _Seen(list({size_of(each): each for each in _extents((args, kwargs))}.values()), []), []
     for point in symbols.points(_TRIED):
         try:
             answers.append(func(*_at(args, symbols, point), **_at(kwargs, symbols, point)))
         except ShapeError:  # a size that is no whole number there
             continue
-        points.append([symbols.at(extent, point) for extent in pool])
-        if len(points) == _WANTED:
+        seen.points.append([symbols.at(extent, point) for extent in seen.pool])
+        if seen.tells_apart:
             break
-    if len(points) < _WANTED:
+    if not seen.tells_apart:
         raise UnprobedError
-    seen = _Seen(pool, points)
     if isinstance(answers[0], torch.Tensor):
         return seen.result(answers)
     if not all(isinstance(part, torch.Tensor) for answer in answers for part in answer):
@@ -55,6 +54,12 @@ class _Seen:
 
     pool: list[Extent]
     points: list[list[int]]
+
+    @property
+    def tells_apart(self) -> bool:
+        """Whether no two of the sizes are alike at all points that were asked, and none is one number at all of them."""
+        columns = list(zip(*self.points, strict=True))
+        return len(self.points) >= _WANTED and len(set(columns)) == len(self.pool) and all(len(set(column)) > 1 for column in columns)
 
     def result(self, made: Sequence[torch.Tensor]) -> torch.Tensor:
         """A fake over symbolic sizes that looks at each point as these do."""

@@ -18,6 +18,7 @@ import sympy
 import torch
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._sympy import functions
 
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, FormatError
@@ -96,7 +97,7 @@ class Symbols:
         if self.env is None:
             return ()
         names = _known[self.env].names
-        return tuple(Condition(guard.expr.xreplace(names), str(guard.sloc)) for guard in self.env.guards)
+        return tuple(Condition(_in_our_words(guard.expr.xreplace(names)), str(guard.sloc)) for guard in self.env.guards)
 
 
 class _Numbers(dict[Size, int]):
@@ -144,9 +145,13 @@ class FixedError(CaptureError):
 
     def __init__(self, name: str, equal_to: Any) -> None:
         self.name, self.equal_to = name, equal_to
+        remedy = (
+            "compute with tensors and sizes there (no range(), int() or list over it), or leave the dimension out of `dynamic`"
+            if equal_to.is_number
+            else "where both are always equal, tie them by one name in `dynamic`"
+        )
         super().__init__(
-            f"dimension {name}: {users_line()} takes it to be {equal_to}, so that the program is another one for other batches: compute "
-            "with tensors and sizes there (no range(), int() or list over it), or leave the dimension out of `dynamic`"
+            f"dimension {name}: {users_line()} takes it to be {equal_to}, so that the program is another one for other batches: {remedy}"
         )
 
 
@@ -199,9 +204,14 @@ def normal(size: Size) -> Size:
     return size if type(size) is int else canonical(Polynomial.of(canonical(size)).size)
 
 
+def _in_our_words(expression: Any) -> Any:
+    """Torch's remainder, of Python's sign, as sympy's, which has the same; its other functions read back from text as they are."""
+    return expression.replace(functions.PythonMod, sympy.Mod)
+
+
 def _size(expression: Any) -> Size:
     try:
-        return normal(expression)
+        return normal(_in_our_words(expression))
     except FormatError as error:
         raise CaptureError(f"a size at {users_line()} cannot follow the batch's dimensions: {error}") from error
 
