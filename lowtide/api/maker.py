@@ -33,6 +33,7 @@ class Asked:
     swap_state: bool  # parameters and optimizer state may be swapped, too
     solver: Solver
     sweeps: tuple[Sweep, ...]  # how far to look
+    exact: bool = True  # eager's numbers, to the last bit
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ class Maker:
         """What is asked of planning, within a budget."""
         request = Request(
             self.machine.provenance(captured), budget, granule_bytes=self.machine.granule_bytes(captured), solver=self.asked.solver,
-            sweeps=self.asked.sweeps, swap_state=self.asked.swap_state,
+            sweeps=self.asked.sweeps, swap_state=self.asked.swap_state, exact=self.asked.exact,
         )  # fmt: skip
         return replace(request, links=self.machine.links(captured)) if budget.is_limit else request
 

@@ -49,6 +49,7 @@ def optimize(
     scaler: torch.amp.GradScaler | None = None,
     memory: int | str | None = None,
     latency: float | None = None,
+    exact: bool = True,
     swap: bool = True,
     swap_state: bool = False,
     effort: str | None = None,
@@ -89,6 +90,8 @@ def optimize(
         again, or copied to the host and back (see `swap`);
         random operators and updates are never repeated, and all numbers stay the same to the last bit.
     latency: the most that a step may take, as a multiple of its time without recomputation; the peak is then as small as was found.
+    exact: eager's numbers, to the last bit. With False, rewrites may be used too that compute the same by other roundings, where they save
+        memory or time: sums in another order, the gradient of a norm from its result.
     swap: under a limit, tensors may also be copied to the host's memory and back while operators run, where the device has memory of
         its own; a CPU has none to swap to.
     swap_state: parameters and optimizer state may be among what is swapped. They are there again when the step is over, also where it
@@ -146,7 +149,7 @@ def optimize(
     obstacle = _ON_META if on_meta else "" if machine is None else _ELSEWHERE.format(machine.name)  # why the step can only be planned
     stages = Stages(callback, wants_progress(progress))
     tries = not on_meta if workspaces is None else workspaces
-    asked = Asked(limit, swap_state, solver or Auto(), sweeps_of(effort, search))
+    asked = Asked(limit, swap_state, solver or Auto(), sweeps_of(effort, search), exact)
     varying = varying_of(dynamic, args, kwargs)
     check_uncut(varying, accumulate)
     capturing = Capturing(model, program, target, stages, varying)

@@ -26,6 +26,7 @@ def optimize_command(
         typer.Option(metavar="AMOUNT", help="the most the step may take: bytes with a unit (8GiB), or a share of its own peak (60%)"),
     ] = None,
     latency: Annotated[float | None, typer.Option(help="the most time, as a multiple of that without recomputation: 1.1")] = None,
+    exact: Annotated[bool, typer.Option(help="eager's numbers to the last bit; else rewrites may round otherwise")] = True,
     swap: Annotated[bool, typer.Option(help="under a limit, let tensors go to the host and back, where there is one to swap to")] = True,
     swap_state: Annotated[bool, typer.Option("--swap-state", help="parameters and optimizer state too")] = False,
     effort: Annotated[str, typer.Option(metavar="LEVEL", help="how far to look under a limit: quick, normal or thorough")] = "normal",
@@ -50,7 +51,7 @@ def optimize_command(
     if swap_state and not swap:
         refuse("--swap-state and --no-swap: expected one of them, got both")
     machine = _machine(device, simulate)
-    limits: dict[str, Any] = {"memory": memory, "latency": latency, "swap": swap, "swap_state": swap_state}
+    limits: dict[str, Any] = {"memory": memory, "latency": latency, "exact": exact, "swap": swap, "swap_state": swap_state}
     limits |= {"arena": arena, "simulate": machine, "effort": effort}
     try:
         check_targets({"--save": save, "--program": program, "--json": json_out})
