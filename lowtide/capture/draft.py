@@ -28,6 +28,7 @@ from lowtide.ir.operators.names import AS_STRIDED, SCATTER
 from lowtide.ir.slots import Slot
 
 Arguments: TypeAlias = tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]]  # positional ones, then keywords with theirs
+_WRAPPED = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # what a Python number is as a tensor
 
 
 def no_scalar(number: float) -> Value | None:
@@ -250,6 +251,12 @@ class Draft:
         name = "aten.lift_fresh_copy.default"
         self.nodes.append(Node(name, (self.value(fake),), (self.new_value(out, name),), source=source))
         return out
+
+    def literal_number(self, number: complex) -> torch.Tensor:
+        """A Python number as the tensor that eager PyTorch wraps it in."""
+        with _disable_current_modes():
+            tensor = torch.tensor(number, dtype=_WRAPPED[type(number)])
+        return self.literal(tensor)
 
     def fake(self, tree: Any) -> Any:
         """Arguments with the fakes of real tensors in their places."""

@@ -100,6 +100,8 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is torch.ops.aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self.draft.literal(args[0])
+        if operators.row(func).view and isinstance(args[0], (bool, int, float, complex)):
+            args = (self.draft.literal_number(args[0]), *args[1:])  # so a dispatch mode is handed what eager wraps in a tensor
         args, kwargs = self.draft.fake(args), self.draft.fake(kwargs)
         if operators.changes_geometry_only(func):
             return self._reshape(func, args, kwargs)

@@ -162,6 +162,8 @@ LAZY = {
     "complex product": lambda p, x: torch.view_as_real(torch.complex(p, x) @ torch.complex(x, p).mT).square().sum(),
     "conjugate": lambda p, x: (torch.complex(p, x).conj() * torch.complex(x, p)).abs().sum(),
     "imaginary part of a conjugate": lambda p, x: (torch.complex(p, x).conj().imag * x).sum(),
+    "complex number": lambda p, x: (torch.fft.irfft(torch.fft.rfft(p) * (1 + 2j)) * x).sum(),
+    "power of a complex number": lambda p, x: ((0.5 - 1j) ** torch.complex(p, x) / (2j - 1)).abs().sum(),
     "polar": lambda p, x: torch.polar(p, x).sum().abs(),
     "hfft": lambda p, x: torch.fft.hfft(p).square().sum(),
     "ifft": lambda p, x: torch.fft.ifft(p).abs().sum(),
