@@ -1,0 +1,88 @@
+"""The noun: one axis of one node, and the places of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TypeAlias
+
+from lowtide.ir.graph import Arg, Node, Value
+from lowtide.ir.sizes import Size
+
+Path: TypeAlias = "tuple[int | str, ...]"  # (1,) is args[1], (0, 2) is args[0][2], ("weight",) is a keyword argument
+
+
+class Combine(Enum):
+    """How results of parts become one."""
+
+    SUM = "sum"
+    MEAN = "mean, weighted by the parts' shares"
+    MAX = "maximum"
+    MIN = "minimum"
+    PRODUCT = "product"
+    ANY = "any"
+    ALL = "all"
+    SAME = "every part gives the same"
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """A result that every part has a share in."""
+
+    combine: Combine
+    over: int | None = None  # of `node.results`: the one by which the sum is divided, once both are whole
+
+
+Role: TypeAlias = "int | Reduced"  # of a result: the dimension along which it is made in parts, or how it is combined
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One index that an operator loops over, see the room's docstring."""
+
+    extent: Size  # the pieces are of [0, extent); every extent along the axis is a multiple of it
+    sliced: tuple[tuple[Path, int], ...]  # tensors among the arguments, and the dimension; others are whole
+    results: tuple[Role, ...]  # by `node.results`
+    sizes: tuple[Path, ...] = ()  # numbers among the arguments that are extents along the axis
+    instead: tuple[tuple[Path, Arg], ...] = ()  # arguments of a part that are not the node's
+
+
+def argument(node: Node, path: Path) -> Arg:
+    """The argument at a place. Raises LookupError where there is none."""
+    first, rest = path[0], path[1:]
+    found: Arg = dict(node.kwargs)[first] if isinstance(first, str) else node.args[first]
+    for step in rest:
+        assert isinstance(found, tuple)
+        assert isinstance(step, int)
+        found = found[step]
+    return found
+
+
+def tensor_paths(node: Node) -> Iterator[tuple[Path, Value]]:
+    """Every place of a value among the arguments, and the value: as often as it stands there."""
+    for place, arg in enumerate(node.args):
+        yield from _within(arg, (place,))
+    for name, arg in node.kwargs:
+        yield from _within(arg, (name,))
+
+
+def with_arguments(node: Node, instead: Mapping[Path, Arg]) -> Node:
+    """The node with other arguments at some places."""
+    args = tuple(_replaced(arg, (place,), instead) for place, arg in enumerate(node.args))
+    kwargs = tuple((name, _replaced(arg, (name,), instead)) for name, arg in node.kwargs)
+    return replace(node, args=args, kwargs=kwargs)
+
+
+def _within(arg: Arg, path: Path) -> Iterator[tuple[Path, Value]]:
+    if isinstance(arg, Value):
+        yield path, arg
+    elif isinstance(arg, tuple):
+        for place, item in enumerate(arg):
+            yield from _within(item, (*path, place))
+
+
+def _replaced(arg: Arg, path: Path, instead: Mapping[Path, Arg]) -> Arg:
+    if path in instead:
+        return instead[path]
+    return tuple(_replaced(item, (*path, place), instead) for place, item in enumerate(arg)) if isinstance(arg, tuple) else arg

@@ -1,0 +1,119 @@
+"""Making axes: what rules are written with.
+
+A rule says of an axis where it is: in which arguments, by place and dimension, and in which results, by the operator's own numbering of its
+outputs. `axis` leaves out what does not exist, counts the units, and says nothing of extents of 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import gcd
+from typing import TypeAlias
+
+import sympy
+
+from lowtide.ir.graph import Arg, Node, Value
+from lowtide.ir.operators.axes.axis import Axis, Combine, Path, Reduced, Role, argument
+from lowtide.ir.sizes import Size
+
+Rule: TypeAlias = Callable[[Node], Iterator[Axis]]
+
+SUM, MEAN, SAME = Reduced(Combine.SUM), Reduced(Combine.MEAN), Reduced(Combine.SAME)
+
+
+def axis(
+    node: Node,
+    sliced: Mapping[Path | int, int],
+    made: Mapping[int, Role],
+    sizes: Sequence[Path] = (),
+    instead: Mapping[Path, Arg] | None = None,
+) -> Iterator[Axis]:
+    """The axis along these dimensions of arguments and outputs, as all there are; none where extents have no unit in common, or just 1.
+
+    Arguments that are no tensors are left out; a number stands for the place of an argument. Dimensions count from the front or the back.
+    What the node writes is made where it is sliced. `sizes` that hold -1 fit by themselves.
+    """
+    places: list[tuple[Path, int]] = []
+    extents: list[Size] = []
+    for place, dim in sliced.items():
+        path: Path = (place,) if isinstance(place, int) else place
+        value = given(node, path)
+        if value is not None:
+            at = dim % len(value.shape)
+            places.append((path, at))
+            extents.append(value.shape[at])
+    roles = tuple(_roles(node, made, dict(places)))
+    for value, role in zip(node.results, roles, strict=True):
+        if isinstance(role, int):
+            extents.append(value.shape[role])
+    unit = common_unit(extents)
+    if unit is not None and unit not in (0, 1):
+        kept = tuple(path for path in sizes if argument(node, path) != -1)
+        yield Axis(unit, tuple(places), roles, kept, tuple((instead or {}).items()))
+
+
+def _roles(node: Node, made: Mapping[int, Role], places: Mapping[Path, int]) -> Iterator[Role]:
+    for index, value in enumerate(node.outputs):
+        if value is not None:
+            role = made[index]
+            yield role % len(value.shape) if isinstance(role, int) else role
+    written = {argument(node, path): dim for path, dim in places.items()}
+    for before, _ in node.writes:
+        yield written.get(before, SAME)
+
+
+def given(node: Node, path: Path) -> Value | None:
+    """The tensor at a place; None where there is none."""
+    try:
+        found = argument(node, path)
+    except (LookupError, AssertionError):
+        return None
+    return found if isinstance(found, Value) and found.dtype != "scalar" else None
+
+
+def tensor(node: Node, position: int) -> Value:
+    """The tensor at a position. Raises LookupError where there is none."""
+    found = given(node, (position,))
+    if found is None:
+        raise LookupError(f"{node.op}: expected a tensor at {position}")
+    return found
+
+
+def number(node: Node, position: int, name: str, default: Arg = None) -> Arg:
+    """An argument by position or by name."""
+    if position < len(node.args):
+        return node.args[position]
+    return dict(node.kwargs).get(name, default)
+
+
+def dims_of(node: Node, position: int, rank: int, name: str = "dim") -> tuple[int, ...]:
+    """Dimensions that an argument names, from the front; all where it names none."""
+    named = number(node, position, name)
+    listed = named if isinstance(named, tuple) else () if named is None else (named,)
+    dims = tuple(dim % max(1, rank) for dim in listed if isinstance(dim, int))
+    return dims or tuple(range(rank))
+
+
+def common_unit(extents: Sequence[Size]) -> Size | None:
+    """The largest number of equal units that all extents divide into; None where that cannot be told."""
+    numbers = [extent for extent in extents if isinstance(extent, int)]
+    if len(numbers) == len(extents):
+        return gcd(*numbers) if numbers else None
+    smallest = next((one for one in extents if all(divides(one, other) for other in extents)), None)
+    return smallest
+
+
+def divides(one: Size, other: Size) -> bool:
+    """Whether `other` is known to be a multiple of `one`, whatever the dimensions are."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one != 0 and other % one == 0
+    if one == other:
+        return True
+    ratio = sympy.cancel(sympy.sympify(other) / sympy.sympify(one))
+    numerator, denominator = sympy.fraction(ratio)
+    return bool(denominator == 1) and not numerator.has(sympy.floor, sympy.Mod) and _whole(numerator)
+
+
+def _whole(expression: sympy.Expr) -> bool:
+    """Whether an expression is a polynomial in whole numbers with whole coefficients."""
+    return all(isinstance(number, sympy.Integer) for number in expression.atoms(sympy.Number))

@@ -1,0 +1,31 @@
+"""The axes of a node, by its operator's rule.
+
+The rule of an overload goes before that of the operator, and what is not said of x_ is said of x.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from lowtide.ir.graph import Node
+from lowtide.ir.operators.axes import elementwise, products, reductions, views
+from lowtide.ir.operators.axes.axis import Axis
+from lowtide.ir.operators.axes.making import Rule
+from lowtide.ir.operators.nodes import is_random
+from lowtide.ir.operators.table import functional_base
+
+RULES: dict[str, Rule] = {name: rule for part in (elementwise, products, reductions, views) for name, rule in part.RULES.items()}
+
+
+def axes_of(node: Node) -> tuple[Axis, ...]:
+    """Along what a node can be run in parts; () where it cannot, or nobody knows."""
+    rule = rule_of(node.op)
+    return () if rule is None or node.body is not None or is_random(node) else tuple(rule(node))
+
+
+@functools.cache
+def rule_of(op: str) -> Rule | None:
+    """The rule of an operator, "aten.add.Tensor"; None where there is none."""
+    base = functional_base(op)
+    names = (op, f"{base}.{op.rpartition('.')[2]}", op.rpartition(".")[0], base)
+    return next((RULES[name] for name in names if name in RULES), None)

@@ -1,0 +1,266 @@
+"""Rules of what only changes how memory is seen, and of copies that do the same: reshapes, permutations, selections, joins.
+
+A reshape keeps the order of elements. Its dimensions fall into groups of equal products, [2, 256, 12, 64] -> [512, 768] into (2, 256 | 512)
+and (12, 64 | 768); of each group the outermost dimensions have an axis, whose parts are contiguous runs of the group on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from lowtide.ir.graph import Arg, Node, Value
+from lowtide.ir.operators.axes.axis import Axis, Path, Role
+from lowtide.ir.operators.axes.making import Rule, axis, divides, given, number
+from lowtide.ir.sizes import Size
+
+_TO_END = 2**63 - 1  # the end of a slice that ends where its argument does
+
+
+def reshape(node: Node) -> Iterator[Axis]:
+    """The outermost dimension of each group, see above."""
+    value, made = given(node, (0,)), node.outputs[0]
+    if value is None or made is None or value.dtype != made.dtype:
+        return
+    for dim, to in outermost(value.shape, made.shape):
+        yield from axis(node, {0: dim}, {0: to}, _extents(node, 1, to))
+
+
+def outermost(before: Sequence[Size], after: Sequence[Size]) -> list[tuple[int, int]]:
+    """Pairs of dimensions that begin groups of equal products, extents of 1 aside; those up to where it cannot be told."""
+    left = [dim for dim, extent in enumerate(before) if extent != 1]
+    right = [dim for dim, extent in enumerate(after) if extent != 1]
+    pairs: list[tuple[int, int]] = []
+    while left and right and 0 not in before:
+        one, two = left.pop(0), right.pop(0)
+        mine, theirs = before[one], after[two]
+        while mine != theirs:
+            if left and _grows_to(mine, theirs):
+                mine = mine * before[left.pop(0)]
+            elif right and _grows_to(theirs, mine):
+                theirs = theirs * after[right.pop(0)]
+            else:
+                return pairs
+        pairs.append((one, two))
+    return pairs
+
+
+def _grows_to(one: Size, two: Size) -> bool:
+    """Whether a product has to be multiplied on to become the other, for all that can be told."""
+    return one < two if isinstance(one, int) and isinstance(two, int) else divides(one, two)
+
+
+def _extents(node: Node, position: int, *dims: int) -> tuple[Path, ...]:
+    """The places of sizes among the arguments."""
+    sizes = node.args[position] if position < len(node.args) else None
+    return tuple((position, dim) for dim in dims) if isinstance(sizes, tuple) else ()
+
+
+def permute(node: Node) -> Iterator[Axis]:
+    """Dimensions in another order."""
+    order = node.args[1]
+    assert isinstance(order, tuple)
+    for to, dim in enumerate(order):
+        assert isinstance(dim, int)
+        yield from axis(node, {0: dim}, {0: to})
+
+
+def transpose(node: Node) -> Iterator[Axis]:
+    """Two dimensions change places; `t` has at most two."""
+    value = given(node, (0,))
+    assert value is not None
+    rank = len(value.shape)
+    order = list(range(rank))
+    pair = [dim % rank for dim in (node.args[1:3] or (0, 1)) if isinstance(dim, int)] if rank > 1 else []
+    if pair:
+        order[pair[0]], order[pair[1]] = order[pair[1]], order[pair[0]]
+    for to, dim in enumerate(order):
+        yield from axis(node, {0: dim}, {0: to})
+
+
+def expand(node: Node) -> Iterator[Axis]:
+    """What is there maps; what is new, or was 1, is made of the whole argument in every part."""
+    value, made = given(node, (0,)), node.outputs[0]
+    if value is None or made is None:
+        return
+    new = len(made.shape) - len(value.shape)
+    for to in range(len(made.shape)):
+        there = to >= new and value.shape[to - new] != 1
+        yield from axis(node, {0: to - new} if there else {}, {0: to}, _extents(node, 1, to))
+
+
+def without(position: int, names: str = "dim", default: Arg = 0) -> Rule:
+    """All dimensions but those that an argument names, which the results lack where there are fewer of them: select, unbind, flip."""
+
+    def rule(node: Node) -> Iterator[Axis]:
+        value, named = given(node, (0,)), number(node, position, names, default)
+        if value is not None:
+            listed = named if isinstance(named, tuple) else (named,)
+            if not listed:
+                return  # all of them, flattened
+            yield from kept(node, value, [_int(dim) % max(1, len(value.shape)) for dim in listed])
+
+    return rule
+
+
+def kept(node: Node, value: Value, closed: Sequence[int], sizes: int | None = None) -> Iterator[Axis]:
+    """An axis for each dimension of the first argument that is not closed; results have them all, or all but those."""
+    made = next(iter(node.results), None)
+    if made is None:
+        return
+    fewer = len(made.shape) < len(value.shape)
+    for dim in range(len(value.shape)):
+        if dim not in closed:
+            to = dim - sum(each < dim for each in closed) if fewer else dim
+            roles: dict[int, Role] = dict.fromkeys(range(len(node.outputs)), to)
+            yield from axis(node, {0: dim}, roles, () if sizes is None else _extents(node, sizes, dim))
+
+
+def in_order(node: Node) -> Iterator[Axis]:
+    """Dimensions but those of 1 are the same on both sides."""
+    yield from _in_order(node, ())
+
+
+def squeeze(node: Node) -> Iterator[Axis]:
+    """Dimensions that are not named: one that is could be of 1 in a part, and go."""
+    value, named = given(node, (0,)), node.args[1]
+    if value is not None:
+        listed = named if isinstance(named, tuple) else (named,)
+        yield from _in_order(node, [_int(dim) % max(1, len(value.shape)) for dim in listed])
+
+
+def _in_order(node: Node, closed: Sequence[int]) -> Iterator[Axis]:
+    value, made = given(node, (0,)), node.outputs[0]
+    if value is None or made is None:
+        return
+    left = [dim for dim, extent in enumerate(value.shape) if extent != 1]
+    right = [dim for dim, extent in enumerate(made.shape) if extent != 1]
+    for dim, to in zip(left, right, strict=True):
+        if dim not in closed:
+            yield from axis(node, {0: dim}, {0: to})
+
+
+def leading(node: Node) -> Iterator[Axis]:
+    """Dimensions that both sides have: the last of one of them is that of a complex number's parts."""
+    value, made = given(node, (0,)), node.outputs[0]
+    if value is not None and made is not None:
+        for dim in range(min(len(value.shape), len(made.shape))):
+            yield from axis(node, {0: dim}, {0: dim})
+
+
+def slice_(node: Node) -> Iterator[Axis]:
+    """All dimensions but the one that is cut; that one, too, where nothing is cut off."""
+    value, made = given(node, (0,)), node.outputs[0]
+    if value is None or made is None:
+        return
+    rank = len(value.shape)
+    cut = _int(number(node, 1, "dim", 0)) % rank
+    whole = value.shape[cut] == made.shape[cut] and number(node, 4, "step", 1) == 1
+    for dim in range(rank):
+        if dim != cut:
+            yield from axis(node, {0: dim}, {0: dim})
+        elif whole:
+            yield from axis(node, {0: dim}, {0: dim}, instead={(3,): _TO_END} if len(node.args) > 3 else {})
+
+
+def cat(node: Node) -> Iterator[Axis]:
+    """All dimensions but the one along which arguments are joined; empty vectors among them are skipped, as torch does."""
+    made = node.outputs[0]
+    if made is None:
+        return
+    rank = len(made.shape)
+    joined = _int(number(node, 1, "dim", 0)) % max(1, rank)
+    for dim in range(rank):
+        if dim != joined:
+            yield from axis(node, {(0, at): dim for at in _joined(node, rank)}, {0: dim})
+
+
+def _joined(node: Node, rank: int) -> list[int]:
+    tensors = node.args[0]
+    assert isinstance(tensors, tuple)
+    return [at for at, value in enumerate(tensors) if isinstance(value, Value) and len(value.shape) == rank]
+
+
+def stack(node: Node) -> Iterator[Axis]:
+    """As cat along a new dimension."""
+    made = node.outputs[0]
+    if made is None:
+        return
+    rank = len(made.shape)
+    joined = _int(number(node, 1, "dim", 0)) % rank
+    for dim in range(rank - 1):
+        yield from axis(node, {(0, at): dim for at in _joined(node, rank - 1)}, {0: dim + (dim >= joined)})
+
+
+def repeat(node: Node) -> Iterator[Axis]:
+    """Dimensions that are repeated once."""
+    value, made = given(node, (0,)), node.outputs[0]
+    times = node.args[1]
+    if value is None or made is None:
+        return
+    assert isinstance(times, tuple)
+    new = len(times) - len(value.shape)
+    for to, count in enumerate(times):
+        if to >= new and count == 1:
+            yield from axis(node, {0: to - new}, {0: to})
+
+
+def back_from(size_at: int, dim_at: int, fewer: bool) -> Rule:
+    """The gradient of a view of a part of one dimension, given the whole's sizes: slice_backward, select_backward."""
+
+    def rule(node: Node) -> Iterator[Axis]:
+        made = node.outputs[0]
+        if made is None:
+            return
+        cut = _int(node.args[dim_at]) % len(made.shape)
+        for dim in range(len(made.shape)):
+            if dim != cut:
+                yield from axis(node, {0: dim - (fewer and dim > cut)}, {0: dim}, _extents(node, size_at, dim))
+
+    return rule
+
+
+def pad(node: Node) -> Iterator[Axis]:
+    """Dimensions that are not padded."""
+    made, amounts = node.outputs[0], node.args[1]
+    if made is None:
+        return
+    assert isinstance(amounts, tuple)
+    rank = len(made.shape)
+    for dim in range(rank):
+        at = 2 * (rank - 1 - dim)
+        if all(amount == 0 for amount in amounts[at : at + 2]):
+            yield from axis(node, {0: dim}, {0: dim})
+
+
+def _int(arg: Arg) -> int:
+    assert isinstance(arg, int)
+    return arg
+
+
+RULES: dict[str, Rule] = {
+    **{f"aten.{name}": reshape for name in ("view", "_unsafe_view", "reshape")},
+    "aten.view_as_real": leading,
+    "aten.view_as_complex": leading,
+    "aten.permute": permute,
+    "aten.permute_copy": permute,
+    "aten.transpose": transpose,
+    "aten.t": transpose,
+    "aten.expand": expand,
+    "aten.unsqueeze": in_order,
+    "aten.squeeze.dim": squeeze,
+    "aten.squeeze.dims": squeeze,
+    "aten.select": without(1),
+    "aten.unbind": without(1),
+    "aten.slice": slice_,
+    "aten.split": without(2),
+    "aten.split_with_sizes": without(2),
+    "aten.unfold": without(1),
+    "aten.flip": without(1, "dims", ()),
+    "aten.roll": without(2, "dims", ()),
+    "aten.cat": cat,
+    "aten.stack": stack,
+    "aten.repeat": repeat,
+    "aten.slice_backward": back_from(1, 2, fewer=False),
+    "aten.select_backward": back_from(1, 2, fewer=True),
+    "aten.constant_pad_nd": pad,
+}

@@ -1,0 +1,88 @@
+"""Every rule of axes: the operator in parts of random sizes, put together, is the whole operator; along as many axes as it should have."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowtide.capture import operators
+from lowtide.ir.operators.axes import elementwise
+from lowtide.ir.operators.axes.table import RULES, axes_of
+from tests.operator_axes_calls import CALLS, ELEMENTWISE, cast
+from tests.operator_parts import call, wrong_axes
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_parts_along_each_axis_make_the_whole(name):
+    for dtype in DTYPES:
+        for number, (extents, args, kwargs) in enumerate(CALLS[name]):
+            given_args = cast(args, dtype)
+            try:
+                node, _ = call(name, given_args, kwargs)
+            except (NotImplementedError, RuntimeError):
+                assert dtype is torch.bfloat16, "no such kernel"
+                continue
+            assert sorted(axis.extent for axis in axes_of(node)) == sorted(extents), f"call {number}"
+            assert list(wrong_axes(name, given_args, kwargs, seed=number)) == []
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_element_by_element_each_dimension_is_an_axis(name):
+    for dtype in DTYPES:
+        for args in ELEMENTWISE[name]:
+            given_args = cast(args, dtype)
+            try:
+                node, _ = call(name, given_args)
+            except (NotImplementedError, RuntimeError):
+                assert dtype is torch.bfloat16, "no such kernel"
+                continue
+            assert [axis.extent for axis in axes_of(node)] == [4, 6]
+            assert list(wrong_axes(name, given_args)) == []
+
+
+def test_every_rule_has_calls():
+    tried = {name.rpartition(".")[0] for name in (*CALLS, *ELEMENTWISE)} | {*CALLS, *ELEMENTWISE}
+    assert {name for name in RULES if name not in tried} == set()
+
+
+def test_what_is_element_by_element_is_what_torch_tags():
+    for name in elementwise.TAGGED:
+        base, _, overload = name.partition(".")
+        packet = getattr(torch.ops.aten, base)
+        ops = [getattr(packet, each) for each in ([overload] if overload else packet.overloads())]
+        assert any(torch.Tag.pointwise in op.tags for op in ops), name
+        assert not any(torch.Tag.nondeterministic_seeded in op.tags for op in ops), name
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_reshape_splits_along_the_outermost_of_a_group(shape, data):
+    whole = torch.randn(shape)
+    rest, sizes = whole.numel(), []
+    while rest > 1 or not sizes:
+        size = data.draw(st.sampled_from([number for number in range(1, rest + 1) if rest % number == 0]))
+        sizes.append(size)
+        rest //= size
+    assert list(wrong_axes("aten.view.default", (whole, sizes))) == []
+    node, _ = call("aten.view.default", (whole, sizes))
+    if whole.numel() > 1 and sizes == shape:
+        assert [axis.extent for axis in axes_of(node)] == [extent for extent in shape if extent > 1]
+
+
+@given(st.integers(0, 2**31), st.lists(st.sampled_from([1, 2, 3, 5]), max_size=4), st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_broadcast_is_cut_where_an_argument_is_whole(seed, shape, data):
+    other = [data.draw(st.sampled_from([1, extent])) for extent in shape[data.draw(st.integers(0, len(shape))) :]]
+    pair = (torch.randn(shape), torch.randn(other))
+    for args in (pair, pair[::-1]):
+        assert list(wrong_axes("aten.add.Tensor", args, seed=seed)) == []
+    node, _ = call("aten.add.Tensor", pair)
+    assert len(axes_of(node)) == sum(extent > 1 for extent in shape)
+
+
+def test_what_draws_random_numbers_has_no_axis():
+    node, _ = call("aten.native_dropout.default", (torch.ones(4, 6), 0.5, True))
+    assert axes_of(node) == ()
+    assert operators.node_is_random(node)
