@@ -124,8 +124,8 @@ class Maker:
 
     def _program(self, captured: Captured, laboratory: Laboratory) -> Program:
         """A captured program with what planning has to know of it; of one that a saved plan is for, that plan."""
-        if self.saved is not None and self._is_saved(captured):
-            return Program(captured, self.machine.granule_bytes(captured), (), as_saved(self.saved, equal_graphs(captured.graph)))
+        if (saved := self._saved_for(captured)) is not None:
+            return Program(captured, self.machine.granule_bytes(captured), (), as_saved(saved, equal_graphs(captured.graph)))
         candidates = self.machine.candidates(captured, laboratory)
         if self._is_limited:
             candidates = self.machine.timed(captured, candidates, laboratory)
@@ -136,14 +136,16 @@ class Maker:
         """Whether there is something to keep to, so that times matter."""
         return self.asked.limit.is_limit or (self.saved is not None and self.saved.cost_report is not None)
 
-    def _is_saved(self, captured: Captured) -> bool:
-        """Whether the saved plan is of this program."""
+    def _saved_for(self, captured: Captured) -> Plan | None:
+        """What was saved for this program, an optimizer's first step or a later one."""
+        if self.saved is None:
+            return None
         program = Candidate(captured.graph, ()).program(self.machine.provenance(captured).torch, self.machine.granule_bytes(captured))
-        return self.saved is not None and self.saved.program == program != ""
+        return next((plan for plan in (self.saved, *self.saved.first_steps) if plan.program == program != ""), None)
 
     def _check_saved(self, captured: Sequence[Captured]) -> None:
         """Raises FormatError, before anything is measured, where the saved plan is of none of these programs."""
-        if any(map(self._is_saved, captured)):
+        if any(self._saved_for(each) is not None for each in captured):
             return
         assert self.saved is not None
         there, here = self.saved.provenance, self.machine.provenance(captured[-1])

@@ -8,6 +8,7 @@ from typing import Protocol
 from lowtide.ir.graph import Graph
 from lowtide.plan.cost_report import CostReport
 from lowtide.plan.snapshot import Snapshot
+from lowtide.plan.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,4 +57,7 @@ class Contents:
     peak: Snapshot | None = None  # the first step at the peak; None where there are no steps, or nobody asked
     granule_bytes: int = 1  # that the device's allocator rounds every request up to
     program: str = ""  # what it is for: `program_hash` of the captured program; "" where text cannot hold that
+    node_us: tuple[float, ...] = ()  # by node, 0 for copies to the host and back; empty where no limit was asked for
+    eager: Timeline | None = None  # the program as the user wrote it
+    first_steps: tuple[Contents, ...] = ()  # plans of the step's other programs: those that make the optimizer's state
     measured_peak_bytes: int | None = None  # of a run of this plan, with what is resident; not saved, since it tells of a run

@@ -43,6 +43,8 @@ def _untrue(plan: Contents, counted: _Counted) -> Iterator[str]:
         yield f"expected 'eager_peak_bytes' to be {owned}, which are resident, or more, got {plan.eager_peak_bytes}"
     if plan.status != ("optimal" if bound == peak else "feasible"):
         yield f"expected 'status' to be optimal where 'lower_bound_bytes' meets 'peak_bytes', else feasible, got {plan.status!r}"
+    if plan.eager is not None and (most := max(plan.eager.footprint_bytes, default=plan.eager_peak_bytes)) != plan.eager_peak_bytes:
+        yield f"expected 'eager_peak_bytes' to be {most}, the most in 'eager', got {plan.eager_peak_bytes}"
     if plan.peak is not None and footprints:
         yield from _untrue_snapshot(plan.peak, footprints, counted)
 

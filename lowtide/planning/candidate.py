@@ -15,6 +15,7 @@ from lowtide.cost.peak import profile_of
 from lowtide.ir.graph import Graph, Value
 from lowtide.plan.plan import program_hash
 from lowtide.plan.snapshot import Snapshot
+from lowtide.plan.timeline import Timeline
 from lowtide.problems.order import Ints, OrderProblem
 from lowtide.remat.offload import offloadable_storages
 from lowtide.remat.problem import RematProblem
@@ -33,6 +34,7 @@ class Eager(NamedTuple):
 
     peak_bytes: int
     peak: Snapshot | None  # None where it has no steps
+    timeline: Timeline
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +97,9 @@ class Candidate:
             graph, order = dataclasses.replace(self.graph, outputs=(*self.graph.outputs, *self.held_by_eager)), range(len(self.graph.nodes))
             problem = order_problem(graph, self.workspace_bytes, round_to=granule_bytes, eager=True)
             profile = profile_of(graph, problem, order, simulate(problem, order), round_to=granule_bytes)
-            return Eager(profile.peak_bytes, profile.snapshot(graph, order))
+            spans = ((tensor.kind, tensor.nbytes, tensor.start, tensor.end) for tensor in profile.tensors)
+            timeline = Timeline.of(spans, profile.workspace_bytes, graph.nodes)
+            return Eager(profile.peak_bytes, profile.snapshot(graph, order), timeline)
 
         return self._once(("eager", granule_bytes), played)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from lowtide.cost.memory import offloaded_storages, simulate, storage_bytes
@@ -42,4 +43,6 @@ def in_its_order(captured: Candidate, best: Candidate, request: Request) -> Plan
         peak=profile_of(best.graph, problem, order, footprint, round_to=granule_bytes).snapshot(best.graph, order),
         granule_bytes=granule_bytes,
         program=captured.program(request.provenance.torch, granule_bytes),
+        node_us=best.node_us,
+        eager=dataclasses.replace(captured.eager(granule_bytes).timeline, us=captured.node_us),
     )

@@ -56,7 +56,7 @@ class Planner:
                 refused.append(error)
         if refused:
             raise max(refused, key=lambda error: error.smallest_peak_bytes)
-        return found
+        return [*found[:-1], replace(found[-1], first_steps=tuple(found[:-1]))]
 
     def searched(self, request: Request) -> list[Searched]:
         """All that is known of each program after the request's search, whatever its limit: where something fits, that is among it."""

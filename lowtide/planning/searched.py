@@ -134,6 +134,7 @@ class Searched:
             order=order,
             reuses=tuple(int(slot) for slot in footprint.reuses),
             workspace_bytes=sizes,
+            node_us=done.of_origins(candidate.node_us, 0.0),
             peak_bytes=int(footprint.peak_bytes),
             lower_bound_bytes=min(bound_bytes, int(footprint.peak_bytes)),
             status="optimal" if bound_bytes >= footprint.peak_bytes else "feasible",

@@ -17,6 +17,7 @@ import lowtide
 from bench import torchvision_shim
 from lowtide.api.compare import Workload, eager_step
 from lowtide.cost.profiler import measure_memory
+from lowtide.planning.planner import Planner
 from lowtide.schedule import ProgramOrder
 
 
@@ -119,6 +120,26 @@ def test_a_saved_plan_is_used_again(tmp_path):
     torch.manual_seed(0)
     assert torch.equal(again(*batch), expected)
     assert all(map(torch.equal, model.parameters(), twin.parameters()))
+
+
+def test_a_saved_plan_holds_the_optimizers_first_step_too_so_that_nothing_is_planned_again(tmp_path, monkeypatch):
+    model, batch, loss = perceptron()
+    twin = copy.deepcopy(model)
+    step = lowtide.optimize(model, batch, loss=loss, optimizer=optim.Adam(model.parameters()), memory="95%", workspaces=False)
+    step.plan.save(tmp_path / "plan.json")
+    assert len(step.plan.first_steps) == 1
+
+    def plans(*args):
+        raise AssertionError("planned again")
+
+    monkeypatch.setattr(Planner, "_plan", plans)
+    again = lowtide.optimize(twin, batch, loss=loss, optimizer=optim.Adam(twin.parameters()), plan=tmp_path / "plan.json", workspaces=False)
+    assert again.plan.to_json() == step.plan.to_json()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        expected = step(*batch)
+        torch.manual_seed(seed)
+        assert torch.equal(again(*batch), expected)
 
 
 def test_a_saved_plan_of_another_program_is_refused(tmp_path):

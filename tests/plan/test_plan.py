@@ -134,6 +134,11 @@ def test_saving_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch
         ("eager_peak_bytes", 3, "expected 'eager_peak_bytes' to be 4, which are resident, or more, got 3"),
         ("eager_peak_bytes", 21, "expected the file as it was written, got one whose 'checksum' is another's"),
         ("checksum", "", "expected the file as it was written"),
+        ("node_us", [1.0, 2.0], "expected 'node_us' to be 3 numbers, 0 or more"),
+        ("node_us", [1.0, float("nan"), 0.0], "expected 'node_us' to be 3 numbers, 0 or more"),
+        ("eager", {"nbytes": {"input": [4]}, "workspace_bytes": [0], "phases": []}, "to be 4, the most in 'eager', got 20"),
+        ("first_steps", {}, "expected 'first_steps' to be a list of plans without such a field"),
+        ("first_steps", [{"format": "lowtide.plan", "version": 4}], "expected 'graph' to be a list of lines of text"),
     ],
 )
 def test_what_is_no_plan_is_refused(field: str, entry: object, expected: str) -> None:
