@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lowtide.ir.graph import Node, Value
-from lowtide.ir.operators.axes.axis import Axis, Path, tensor_paths
-from lowtide.ir.operators.axes.making import Rule, axis
+from lowtide.ir.operators.axes.axis import Axis, tensor_paths
+from lowtide.ir.operators.axes.making import Rule, Where, axis
 
 # Those that torch tags as pointwise, and that draw nothing.
 TAGGED = (
@@ -27,7 +27,7 @@ TAGGED = (
 
 # Without the tag: copies, views of everything, gradients, and what asks its first argument for its looks alone.
 UNTAGGED = (
-    "__and__", "__or__", "_to_copy", "alias", "copy", "detach", "elu_backward", "empty_like", "fill", "floor_divide", "full_like",
+    "__and__", "__or__", "_prelu_kernel", "_prelu_kernel_backward", "_to_copy", "alias", "copy", "detach", "elu_backward", "empty_like", "fill", "floor_divide", "full_like",
     "hardshrink_backward", "hardsigmoid_backward", "hardswish", "hardswish_backward", "hardtanh_backward", "leaky_relu_backward",
     "lift_fresh", "lift_fresh_copy", "log_sigmoid_backward", "mish_backward", "ones_like", "softplus_backward",
     "softshrink_backward", "zero", "zeros_like",
@@ -43,7 +43,7 @@ def broadcast(node: Node) -> Iterator[Axis]:
     if any(value is not None and value.shape != made.shape for value in node.outputs):
         return
     for dim in range(rank):
-        sliced: dict[Path | int, int] = {path: dim - rank for path, value in tensor_paths(node) if _spans(value, made, dim - rank)}
+        sliced: Where = {path: dim - rank for path, value in tensor_paths(node) if _spans(value, made, dim - rank)}
         yield from axis(node, sliced, dict.fromkeys(range(len(node.outputs)), dim))
 
 

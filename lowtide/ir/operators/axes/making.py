@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import gcd
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import sympy
 
@@ -17,13 +17,14 @@ from lowtide.ir.operators.axes.axis import Axis, Combine, Path, Reduced, Role, a
 from lowtide.ir.sizes import Size
 
 Rule: TypeAlias = Callable[[Node], Iterator[Axis]]
+Where: TypeAlias = Mapping[Any, int]  # dimensions of arguments, by the argument's place: a path, or a number for args[number]
 
 SUM, MEAN, SAME = Reduced(Combine.SUM), Reduced(Combine.MEAN), Reduced(Combine.SAME)
 
 
 def axis(
     node: Node,
-    sliced: Mapping[Path | int, int],
+    sliced: Where,
     made: Mapping[int, Role],
     sizes: Sequence[Path] = (),
     instead: Mapping[Path, Arg] | None = None,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lowtide.ir.graph import Node
-from lowtide.ir.operators.axes.axis import Axis, Path, Role
-from lowtide.ir.operators.axes.making import SUM, Rule, axis, given
+from lowtide.ir.operators.axes.axis import Axis, Role
+from lowtide.ir.operators.axes.making import SUM, Rule, Where, axis, given
 
 
 def einsum(text: str) -> Rule:
@@ -22,9 +22,7 @@ def einsum(text: str) -> Rule:
         added = any(term.startswith("[") for term in terms)
         for letter in dict.fromkeys(letter for letter in given_text if letter.isalpha()):
             if letter in made:
-                sliced: dict[Path | int, int] = {
-                    at: dim for at, term in enumerate(terms) if (dim := _place(node, at, term, letter)) is not None
-                }
+                sliced: Where = {at: dim for at, term in enumerate(terms) if (dim := _place(node, at, term, letter)) is not None}
                 yield from axis(node, sliced, {0: made.index(letter)})
             elif not added:
                 yield from axis(node, {at: term.index(letter) for at, term in enumerate(terms) if letter in term}, {0: SUM})
@@ -51,7 +49,7 @@ def matmul(node: Node) -> Iterator[Axis]:
     batch = len(made.shape) - rows - columns
     for dim in range(batch):
         from_back = dim - batch
-        sliced: dict[Path | int, int] = {}
+        sliced: dict[int, int] = {}
         for at, value in ((0, one), (1, two)):
             if len(value.shape) - 2 >= -from_back and value.shape[from_back - 2] != 1:
                 sliced[at] = from_back - 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lowtide.ir.graph import Node
-from lowtide.ir.operators.axes.axis import Axis, Combine, Path, Reduced, Role
-from lowtide.ir.operators.axes.making import MEAN, SUM, Rule, axis, dims_of, given, number
+from lowtide.ir.operators.axes.axis import Axis, Combine, Reduced, Role
+from lowtide.ir.operators.axes.making import MEAN, SUM, Rule, Where, axis, dims_of, given, number
 
 
 def over(combine: Reduced | None, dims_at: int | None = 1, keepdim_at: int = 2) -> Rule:
@@ -43,7 +43,7 @@ def named(position: int, *, default: int = -1) -> Rule:
         for dim in range(rank):
             if dim != dim_of % rank:
                 tensors = [at for at in range(len(node.args)) if (one := given(node, (at,))) is not None and len(one.shape) == rank]
-                places: dict[Path | int, int] = dict.fromkeys(tensors, dim)
+                places: Where = dict.fromkeys(tensors, dim)
                 yield from axis(node, places, dict.fromkeys(range(len(node.outputs)), dim))
 
     return rule
@@ -79,6 +79,7 @@ RULES: dict[str, Rule] = {
     "aten.norm.ScalarOpt_dim_dtype": over(None, dims_at=2, keepdim_at=3),
     "aten._softmax": named(1),
     "aten._log_softmax": named(1),
+    "aten._safe_softmax": named(1),
     "aten._softmax_backward_data": named(2),
     "aten._log_softmax_backward_data": named(2),
     "aten.cumsum": named(1),

@@ -8,13 +8,15 @@ from __future__ import annotations
 import functools
 
 from lowtide.ir.graph import Node
-from lowtide.ir.operators.axes import elementwise, products, reductions, views
+from lowtide.ir.operators.axes import attention, convolutions, elementwise, layers, lookups, products, reductions, views
 from lowtide.ir.operators.axes.axis import Axis
 from lowtide.ir.operators.axes.making import Rule
 from lowtide.ir.operators.nodes import is_random
 from lowtide.ir.operators.table import functional_base
 
-RULES: dict[str, Rule] = {name: rule for part in (elementwise, products, reductions, views) for name, rule in part.RULES.items()}
+_PARTS = (elementwise, products, convolutions, attention, reductions, layers, lookups, views)
+
+RULES: dict[str, Rule] = {name: rule for part in _PARTS for name, rule in part.RULES.items()}
 
 
 def axes_of(node: Node) -> tuple[Axis, ...]:

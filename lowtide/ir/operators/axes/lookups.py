@@ -1,0 +1,193 @@
+"""Rules of what reads and writes where an index says, and of what makes tensors of a size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from lowtide.ir.graph import Node, Value
+from lowtide.ir.operators.axes.axis import Axis, Path
+from lowtide.ir.operators.axes.making import SUM, Rule, Where, axis, given
+
+
+def embedding(node: Node) -> Iterator[Axis]:
+    """table[words, e], index[..] -> [.., e]."""
+    index = given(node, (1,))
+    if index is not None:
+        for dim in range(len(index.shape)):
+            yield from axis(node, {1: dim}, {0: dim})
+        yield from axis(node, {0: 1}, {0: len(index.shape)})
+
+
+def embedding_backward(node: Node) -> Iterator[Axis]:
+    """gradient[.., e], index[..], words, padding, by frequency -> [words, e]. Frequencies are of the whole index."""
+    index = given(node, (1,))
+    if index is None:
+        return
+    if node.args[4] is False:
+        for dim in range(len(index.shape)):
+            yield from axis(node, {0: dim, 1: dim}, {0: SUM})
+    yield from axis(node, {0: len(index.shape)}, {0: 1})
+
+
+def index(node: Node) -> Iterator[Axis]:
+    """x[i, j, ..]: dimensions that are not looked up, and those of the indices, which are broadcast."""
+    value = given(node, (0,))
+    found = _indexed(node)
+    if value is None or found is None:
+        return
+    looked_up, shared, first = found
+    free = [dim for dim in range(len(value.shape)) if dim not in looked_up]
+    for dim in free:
+        before = sum(each < dim for each in free)
+        yield from axis(node, {0: dim}, {0: before + (shared if before >= first else 0)})
+    for dim in range(shared):
+        yield from axis(node, _indices_along(node, dim - shared), {0: first + dim})
+
+
+def index_put(node: Node) -> Iterator[Axis]:
+    """x, indices, values: dimensions that are not looked up; all of them where a mask as large as x says where."""
+    value, source = given(node, (0,)), given(node, (2,))
+    if value is None or source is None:
+        return
+    mask = _whole_mask(node, value)
+    found = _indexed(node)
+    if mask is not None and len(source.shape) == 0:
+        for dim in range(len(value.shape)):
+            yield from axis(node, {0: dim, mask: dim}, {0: dim})
+    elif found is not None:
+        looked_up, shared, first = found
+        free = [dim for dim in range(len(value.shape)) if dim not in looked_up]
+        for place, dim in enumerate(free):
+            to = place + (shared if place >= first else 0) - (len(free) + shared)
+            there = len(source.shape) >= -to and source.shape[to] != 1
+            also: Where = {2: to} if there else {}
+            yield from axis(node, {0: dim, **also}, {0: dim})
+
+
+def _indexed(node: Node) -> tuple[list[int], int, int] | None:
+    """The dimensions that are looked up, the rank of the indices together, where they go in the result; None where a mask is among them."""
+    indices = node.args[1]
+    assert isinstance(indices, tuple)
+    tensors = [each for each in indices if isinstance(each, Value)]
+    if not tensors or any(each.dtype in ("bool", "uint8") for each in tensors):
+        return None
+    looked_up = [dim for dim, each in enumerate(indices) if each is not None]
+    adjacent = looked_up[-1] - looked_up[0] == len(looked_up) - 1
+    return looked_up, max(len(each.shape) for each in tensors), looked_up[0] if adjacent else 0
+
+
+def _indices_along(node: Node, dim: int) -> dict[Any, int]:
+    """The indices that have a dimension, counted from the back."""
+    indices = node.args[1]
+    assert isinstance(indices, tuple)
+    having = (at for at, each in enumerate(indices) if isinstance(each, Value) and len(each.shape) >= -dim and each.shape[dim] != 1)
+    return {(1, at): dim for at in having}
+
+
+def _whole_mask(node: Node, value: Value) -> Path | None:
+    indices = node.args[1]
+    assert isinstance(indices, tuple)
+    only = indices[0] if len(indices) == 1 else None
+    return (1, 0) if isinstance(only, Value) and only.dtype == "bool" and only.shape == value.shape else None
+
+
+def along(index_at: int, *others: int, free: bool) -> Rule:
+    """x, dim, index, ..: dimensions other than `dim` where all extents agree; with `free` also `dim`, of which x is whole.
+
+    `others` are the places of tensors as large as the index.
+    """
+
+    def rule(node: Node) -> Iterator[Axis]:
+        value, where = given(node, (0,)), given(node, (index_at,))
+        named = node.args[1]
+        if value is None or where is None or len(where.shape) != len(value.shape):
+            return
+        assert isinstance(named, int)
+        for dim in range(len(value.shape)):
+            sliced: Where = dict.fromkeys((index_at, *others), dim)
+            if dim != named % len(value.shape):
+                if value.shape[dim] == where.shape[dim] and all(_extent(node, at, dim) in (None, where.shape[dim]) for at in others):
+                    yield from axis(node, {0: dim, **sliced}, {0: dim})
+            elif free:
+                yield from axis(node, sliced, {0: dim})
+
+    return rule
+
+
+def _extent(node: Node, position: int, dim: int) -> object:
+    value = given(node, (position,))
+    return None if value is None else value.shape[dim]
+
+
+def index_select(node: Node) -> Iterator[Axis]:
+    """x, dim, index[..]."""
+    yield from _by_vector(node, None)
+
+
+def index_add(node: Node) -> Iterator[Axis]:
+    """x, dim, index[..], source: not along `dim`, where every part would add x, or write all of it."""
+    yield from _by_vector(node, 3)
+
+
+def index_fill(node: Node) -> Iterator[Axis]:
+    """x, dim, index[..], number: not along `dim`."""
+    value, named = given(node, (0,)), node.args[1]
+    if value is not None and isinstance(named, int):
+        for dim in range(len(value.shape)):
+            if dim != named % len(value.shape):
+                yield from axis(node, {0: dim}, {0: dim})
+
+
+def _by_vector(node: Node, source: int | None) -> Iterator[Axis]:
+    value, named = given(node, (0,)), node.args[1]
+    if value is None:
+        return
+    assert isinstance(named, int)
+    for dim in range(len(value.shape)):
+        if dim != named % len(value.shape):
+            also: Where = {} if source is None else {source: dim}
+            yield from axis(node, {0: dim, **also}, {0: dim})
+        elif source is None:
+            yield from axis(node, {2: 0}, {0: dim})
+
+
+def filled(sizes_at: int) -> Rule:
+    """A tensor of sizes that are given, the same everywhere."""
+
+    def rule(node: Node) -> Iterator[Axis]:
+        made = node.outputs[0]
+        for dim in range(len(made.shape) if made is not None else 0):
+            yield from axis(node, {}, {0: dim}, [(sizes_at, dim)])
+
+    return rule
+
+
+def strided(node: Node) -> Iterator[Axis]:
+    """x, sizes, strides: the outermost dimension in memory, as strides stay what they are."""
+    made = node.outputs[0]
+    if made is None or not all(isinstance(step, int) for step in made.stride):
+        return
+    dims = [dim for dim, extent in enumerate(made.shape) if extent != 1]
+    if dims:
+        dim = max(dims, key=lambda each: made.stride[each])
+        yield from axis(node, {}, {0: dim}, [(1, dim)])
+
+
+RULES: dict[str, Rule] = {
+    "aten.embedding": embedding,
+    "aten.embedding_dense_backward": embedding_backward,
+    "aten.index": index,
+    "aten.index_put": index_put,
+    "aten.gather": along(2, free=True),
+    "aten.scatter.src": along(2, 3, free=False),
+    "aten.scatter.value": along(2, free=False),
+    "aten.scatter_add": along(2, 3, free=False),
+    "aten.index_select": index_select,
+    "aten.index_add": index_add,
+    "aten.index_copy": index_add,
+    "aten.index_fill.int_Scalar": index_fill,
+    **{f"aten.{name}": filled(0) for name in ("zeros", "ones", "full", "empty.memory_format")},
+    **{f"aten.{name}": filled(1) for name in ("new_zeros", "new_ones", "new_full", "new_empty")},
+    "aten.new_empty_strided": strided,
+}
