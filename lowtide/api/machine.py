@@ -11,6 +11,7 @@ import torch
 
 from lowtide.api.stages import Say, Stages
 from lowtide.capture.program import Captured
+from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.device import Device
 from lowtide.cost.lab.laboratory import Laboratory, Listener
 from lowtide.cost.timings import device_here, measure_timings
@@ -18,6 +19,7 @@ from lowtide.cost.workspaces import measure_workspaces
 from lowtide.ir.graph import Graph
 from lowtide.plan.plan import Provenance
 from lowtide.planning.candidate import Candidate, equal_graphs
+from lowtide.planning.fission.search import split_graphs
 
 _CUDA_GRANULE_BYTES = 512  # torch's caching allocator rounds every request up to this
 
@@ -59,15 +61,20 @@ class Machine:
         device = self.simulated or device_here(self.name(captured))
         return device if device.can_swap else None
 
-    def candidates(self, captured: Captured, laboratory: Laboratory) -> tuple[Candidate, ...]:
-        """The captured graph and those that compute the same, with what each operator needs beside its arguments and results."""
+    def candidates(self, captured: Captured, laboratory: Laboratory, *, split: bool = False) -> tuple[Candidate, ...]:
+        """The captured graph and those that compute the same, with what each operator needs beside its arguments and results.
+
+        With `split`, those are among them that compute the same up to rounding, part by part.
+        """
         graphs, held = equal_graphs(captured.graph), captured.gradients
-        first, *others = self._with_workspaces(graphs, laboratory)
+        rounded = split_graphs(graphs[-1]) if split else ()
+        first, *others = self._with_workspaces([*graphs, *rounded], laboratory)
+        others = [replace(each, exact=each.graph not in rounded) for each in others]
         return replace(first, held_by_eager=held), *others
 
     def _with_workspaces(self, graphs: Sequence[Graph], laboratory: Laboratory) -> list[Candidate]:
         if not self.tries or self.simulated is not None:
-            return [Candidate(graph, (0,) * len(graph.nodes)) for graph in graphs]
+            return [Candidate(graph, workspaces_within(graph.nodes)) for graph in graphs]
         with self.stages.stage("measure", "measuring operators' temporaries") as say:
             laboratory.listener = _share(say)
             found = {graph: measure_workspaces(graph.nodes, laboratory=laboratory) for graph in graphs}

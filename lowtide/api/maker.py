@@ -126,7 +126,7 @@ class Maker:
         """A captured program with what planning has to know of it; of one that a saved plan is for, that plan."""
         if (saved := self._saved_for(captured)) is not None:
             return Program(captured, self.machine.granule_bytes(captured), (), as_saved(saved, equal_graphs(captured.graph)))
-        candidates = self.machine.candidates(captured, laboratory)
+        candidates = self.machine.candidates(captured, laboratory, split=self._is_limited and not self.asked.exact)
         if self._is_limited:
             candidates = self.machine.timed(captured, candidates, laboratory)
         return Program(captured, self.machine.granule_bytes(captured), candidates)

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lowtide.cost.bodies import runs_of
 from lowtide.cost.flops import compute_dtype, node_flops, node_moved_bytes
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph, Node
+from lowtide.ir.loops import is_loop
 from lowtide.ir.operators.nodes import is_arithmetic, is_transfer, is_view
 
 
@@ -30,7 +32,12 @@ class Device:
     memory_bytes: int = 0  # 0 where it has no memory of its own
 
     def node_us(self, node: Node) -> float:
-        """The time of one run by roofline; 0 for views, Python's arithmetic, and copies to the host and back, which run beside."""
+        """The time of one run by roofline; 0 for views, Python's arithmetic, and copies to the host and back, which run beside.
+
+        That of a loop is that of all its parts, which are small, and so take more than their share.
+        """
+        if is_loop(node):
+            return sum(run.times * self.node_us(run.node) for run in runs_of(node))
         if is_view(node) or is_transfer(node) or is_arithmetic(node):
             return 0.0
         flops = node_flops(node)

@@ -1,7 +1,7 @@
 """How long operators take: each distinct call run alone on made-up data, and remembered on disk.
 
     takes   nodes of a graph with concrete sizes
-    leaves  microseconds for each node: measured, by the roofline where a call cannot be run here, 0 for views
+    leaves  microseconds for each node: measured, by the roofline where a call cannot be run here, 0 for views; a loop is its parts
 
 The same calls are told apart, and tried in the same place, as for `workspaces`. In a training step an operator finds little of what it
 reads in the processor's caches: so other memory is read before each run that counts. Without that, what only moves bytes would seem two to
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from lowtide.cost.bodies import runs_of
 from lowtide.cost.cache import Cache
 from lowtide.cost.device import Device, half_flops_of
 from lowtide.cost.lab.laboratory import Call, Laboratory, Unknown
@@ -56,19 +57,20 @@ def measure_timings(
     is not hidden: both are listed as unknown, and where memory was the reason a warning says so. Of two processes that measure the same
     call, both get what the first one wrote down. A `laboratory` that is given stays open. The caller's random state stays as it is.
     """
-    calls = [None if needs_none(node) else call_of(node, nodes, limit_bytes) for node in nodes]
-    wanted = {call.text: call for call in calls if call is not None}
+    runs = [list(runs_of(node, nodes)) for node in nodes]
+    calls = {run.node: None if needs_none(run.node) else call_of(run.node, run.beside, limit_bytes) for each in runs for run in each}
+    wanted = {call.text: call for call in calls.values() if call is not None}
     known: dict[str, int] = {}  # nanoseconds
     with nullcontext(laboratory) if laboratory is not None else Laboratory(remember=remember) as used:
         for device in dict.fromkeys(call.device for call in wanted.values()):
             known |= _of_device({text: call for text, call in wanted.items() if call.device == device}, device, used)
     unknown = tuple(used.failures[text] for text in wanted if text not in known and text in used.failures)
     warn_of_memory(unknown, "their times are taken from the device's rates")
-    times = [
-        0.0 if call is None else known[call.text] / 1e3 if call.text in known else roofline.node_us(node)
-        for call, node in zip(calls, nodes, strict=True)
-    ]
-    return Timings(tuple(times), unknown)
+    times = {
+        node: 0.0 if call is None else known[call.text] / 1e3 if call.text in known else roofline.node_us(node)
+        for node, call in calls.items()
+    }
+    return Timings(tuple(sum(run.times * times[run.node] for run in each) for each in runs), unknown)
 
 
 def _of_device(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) -> dict[str, int]:

@@ -16,10 +16,12 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+from lowtide.cost.bodies import bodies, inner_peak_bytes
 from lowtide.cost.lab.laboratory import SHOWN, Call, Laboratory, Unknown, device_of
 from lowtide.cost.lab.recipe import numbers
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Node, Storage
+from lowtide.ir.loops import is_loop
 from lowtide.ir.made import Results, made_as
 from lowtide.ir.operators.nodes import is_arithmetic
 
@@ -59,6 +61,13 @@ def _measured(nodes: Sequence[Node], laboratory: Laboratory, limit_bytes: int | 
     lacking = 0
     for position, node in enumerate(nodes):
         laboratory.tell(position / len(nodes))
+        if is_loop(node):
+            parts = [(body, _measured(body.nodes, laboratory, limit_bytes)) for body in bodies(node)]
+            sizes.append(max((inner_peak_bytes(body, each.nbytes, round_to=_granule(node)) for body, each in parts), default=0))
+            lacking += any(each.unknown_nodes for _, each in parts)
+            unknown |= {inner.call: inner for _, each in parts for inner in each.unknown}
+            unlike += [node] if any(each.unlike for _, each in parts) else []
+            continue
         call = None if needs_none(node) else call_of(node, nodes, limit_bytes)
         level_bytes = 0 if call is None else laboratory.level_bytes(call)
         if call is not None and level_bytes is not None and not _is_as_written(node, laboratory.results(call)):
@@ -101,8 +110,13 @@ def needs_none(node: Node) -> bool:
 
 def made_bytes(node: Node) -> int:
     """What the storages take that a node makes. Raises FormatError for a symbolic size."""
-    granule = 512 if device_of(node).startswith("cuda") else 1  # what the device's allocator rounds to
+    granule = _granule(node)
     return sum(-(-size // granule) * granule for size in numbers([storage.nbytes for storage in _made(node)]))
+
+
+def _granule(node: Node) -> int:
+    """What the device's allocator rounds to."""
+    return 512 if device_of(node).startswith("cuda") else 1
 
 
 def _made(node: Node) -> set[Storage]:

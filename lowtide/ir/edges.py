@@ -64,11 +64,11 @@ def _hazards(graph: Graph, reads: list[tuple[Value, ...]]) -> list[tuple[int, in
             if value.storage in written:
                 readers[value.storage, value.version].append(index)
     edges: list[tuple[int, int]] = []
-    for (storage, version), writer in writers.items():
+    for (storage, version), (writer, before) in writers.items():
         edges += [(writer, reader) for reader in readers[storage, version]]
-        edges += [(reader, writer) for reader in readers[storage, version - 1]]
-        if (storage, version - 1) in writers:
-            edges.append((writers[storage, version - 1], writer))
+        edges += [(reader, writer) for reader in readers[storage, before]]
+        if (storage, before) in writers:
+            edges.append((writers[storage, before][0], writer))
     return edges
 
 
@@ -86,16 +86,16 @@ def _makers(graph: Graph) -> dict[Value, int]:
     return makers
 
 
-def _writers(graph: Graph) -> dict[_Version, int]:
-    """The node that makes each version of each storage that is written."""
-    writers: dict[_Version, int] = {}
+def _writers(graph: Graph) -> dict[_Version, tuple[int, int]]:
+    """The node that makes each version of each storage that is written, and the version that it ends, which need not be the one before."""
+    writers: dict[_Version, tuple[int, int]] = {}
     for index, node in enumerate(graph.nodes):
-        for _, after in node.writes:
+        for before, after in node.writes:
             version = (after.storage, after.version)
             if version in writers:
                 made = f"makes version {after.version} of {after.storage.name}"
-                raise CheckError(f"{_name(index, node)} {made}: expected the next version, got one that node {writers[version]} makes")
-            writers[version] = index
+                raise CheckError(f"{_name(index, node)} {made}: expected the next version, got one that node {writers[version][0]} makes")
+            writers[version] = (index, before.version)
     return writers
 
 

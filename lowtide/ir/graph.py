@@ -19,6 +19,8 @@ What has been sent to the host lies on a storage of kind "host". Three operators
 storage of `t`; `host.drop(t, h)` is the last use of that copy of `t`, once the store is done; `host.load(h) -> t2` makes a new storage and
 begins to fill it. Such a storage is no memory of the device, and counts nowhere. Where `t` is the caller's, the drop also writes it: it
 empties the caller's block, which the load fills again, so `t2` is of the caller's kind and counts as the caller's from there on.
+
+A node may own a body, a graph of its own that it runs; `ir.loops` says what becomes of arguments and results.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ class Kind(str, enum.Enum):
     STATE = "state"  # of an optimizer
     INPUT = "input"  # part of the batch
     CONSTANT = "constant"  # a tensor that the program closes over
+    ARGUMENT = "argument"  # of a body: the graph around it holds that meanwhile
     SCALAR = "scalar"  # a Python number
     HOST = "host"  # a copy in the host's memory
     ACTIVATION = "activation"  # made by the forward pass
@@ -51,7 +54,7 @@ class Kind(str, enum.Enum):
         return self in _CALLER_OWNED
 
 
-_CALLER_OWNED = frozenset({Kind.PARAMETER, Kind.BUFFER, Kind.STATE, Kind.INPUT, Kind.CONSTANT})
+_CALLER_OWNED = frozenset({Kind.PARAMETER, Kind.BUFFER, Kind.STATE, Kind.INPUT, Kind.CONSTANT, Kind.ARGUMENT})
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -131,7 +134,7 @@ class Graph:
     inputs: tuple[Value, ...]
     nodes: tuple[Node, ...]
     outputs: tuple[Value, ...]
-    dimensions: tuple[Dimension, ...] = ()  # of its sizes, and of those within bodies, which have none of their own
+    dimensions: tuple[Dimension, ...] = ()  # of its sizes, and of those within bodies; a body may have more of its own
 
 
 def values_of(arg: Arg) -> list[Value]:

@@ -11,6 +11,7 @@ from itertools import accumulate
 
 from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.ir.operators.names import DROP, LOAD, STORE
+from lowtide.plan.bodies import body_bytes
 from lowtide.plan.contents import Contents
 from lowtide.plan.snapshot import Snapshot
 
@@ -34,6 +35,10 @@ def _untrue(plan: Contents, counted: _Counted) -> Iterator[str]:
     footprints = counted.footprints([plan.workspace_bytes[index] for index in plan.order])
     owned = counted.resident_bytes + sum(counted.bytes_of(storage) for storage in _offloaded(plan.graph))
     bound, peak = plan.lower_bound_bytes, max(footprints, default=counted.without_steps_bytes)
+    for index, node in enumerate(plan.graph.nodes):
+        least = body_bytes(node, plan.granule_bytes)
+        if (stated := plan.workspace_bytes[index]) < least:
+            yield f"expected 'workspace_bytes' of node {index} to be {least}, which its body makes, or more, got {stated}"
     for name, stated, nbytes in (("resident_bytes", plan.resident_bytes, owned), ("peak_bytes", plan.peak_bytes, peak)):
         if stated != nbytes:
             yield f"expected {name!r} to be {nbytes}, which is what graph, order and reuses come to, got {stated}"

@@ -23,14 +23,14 @@ def replace_nodes(graph: Graph, instead: Forward) -> Rewritten:
     forward: dict[Node, tuple[Node, ...]] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
-        new = tuple(_following(candidate, forward) for candidate in instead.get(node, (node,)))
+        new = tuple(following(candidate, forward) for candidate in instead.get(node, (node,)))
         if new != (node,):
             forward[node] = new
         nodes.extend(new)
     return Rewritten(replace(graph, nodes=tuple(nodes)), forward)
 
 
-def _following(node: Node, forward: Forward) -> Node:
+def following(node: Node, forward: Forward) -> Node:
     """The node with its control edges at what their ends became."""
     if not any(before in forward for before in node.after):
         return node

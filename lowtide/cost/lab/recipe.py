@@ -64,7 +64,7 @@ def _collect(node: Node, makers: Makers, steps: list[Node], all_makers: bool, de
     """The steps that a call needs, each after what it needs itself."""
     for value in node.inputs:
         maker = makers.get(value)
-        if maker is None or maker in steps or depth == _DEEPEST or is_arithmetic(maker) or is_transfer(maker):
+        if maker is None or maker in steps or depth == _DEEPEST or is_arithmetic(maker) or is_transfer(maker) or maker.body is not None:
             continue
         makes_view = any(value.storage is given.storage for given in maker.inputs)
         if all_makers or is_opaque(value, makers) or (makes_view and _is_opaque_below(maker, value, makers)):

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lowtide.ir.check.host import check_host_copies
+from lowtide.ir.check.loops import check_loop, is_loop
 from lowtide.ir.check.reuse import check_reuses
 from lowtide.ir.check.verdict import Verdict, Where, refuse
 from lowtide.ir.graph import Graph, Node, Storage, Value
@@ -27,13 +28,17 @@ def check_graph(graph: Graph) -> None:
 
     Raises CheckError: verdict, node, operator, source line.
     """
-    pending = [(graph, "")]
+    pending, loops = [(graph, "")], list[tuple[Node, Where]]()
     while pending:
         current, within = pending.pop()
         _check_one(current, within)
         for index, node in enumerate(current.nodes):
             if node.body is not None:
                 pending.append((node.body, f", in the body of {Where(index, node, within)}"))
+            if is_loop(node):
+                loops.append((node, Where(index, node, within)))
+    for node, where in loops:  # their bodies are right graphs
+        check_loop(node, where)
 
 
 def check_order(graph: Graph, order: Sequence[int]) -> None:
@@ -175,7 +180,8 @@ def _check_writes(node: Node, owned: set[Storage], where: Where) -> None:
     for before, after in node.writes:
         if before.storage not in owned:
             refuse(Verdict.WRITE_NOT_OWNED, f"{where} writes {before.storage.name}")
-        expected = replace(before, name=after.name, version=before.version + 1)
+        steps = max(1, after.version - before.version) if is_loop(node) else 1  # what its body comes to is checked with the loop
+        expected = replace(before, name=after.name, version=before.version + steps)
         if _fields(after) != _fields(expected) or before.storage in stepped:
             refuse(Verdict.WRITE_STEP, f"{where} leaves {before.name}, version {before.version}, as {after.name}, version {after.version}")
         stepped.add(before.storage)

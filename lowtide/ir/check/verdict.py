@@ -43,6 +43,14 @@ class Verdict(enum.Enum):
     OFFLOADED_STILL_THERE = "what the caller lends is loaded without a drop that comes before"
     OFFLOADED_NOT_RESTORED = "what the caller lends is not there in the end"
 
+    LOOP_FORM = "a loop does not say along, into, extent and part, or has no body over one dimension, its part"
+    LOOP_ENDS = "what a loop is given or makes is not what its body takes"
+    LOOP_RESULT = "a loop's result is not written once, by what puts parts together as said, and left alone otherwise"
+    LOOP_WRITES = "a loop writes in its body what it does not say, or says what it does not write"
+    LOOP_SHARES = "parts of a loop share what one of them writes"
+    LOOP_ONCE = "a loop repeats what may run only once: random numbers, statistics, decisions, copies to the host"
+    LOOP_AGAIN = "a loop computes the same in every part"
+
     NOT_A_PERMUTATION = "the order does not name every node once"
     ORDER_DATA = "the order runs a node before one that makes what it reads"
     ORDER_HAZARD = "the order runs a node while a storage is at another version than the one it reads"

@@ -5,6 +5,9 @@ from __future__ import annotations
 # Copies to the host's memory and back, see `ir.graph`.
 STORE, DROP, LOAD = "host.store", "host.drop", "host.load"
 
+# Runs its body once for each part of an extent, see `ir.loops`.
+LOOP = "fission.loop"
+
 # Arithmetic on Python numbers starts with this: "py.mul".
 ARITHMETIC = "py."
 

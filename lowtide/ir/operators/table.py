@@ -2,7 +2,7 @@
 
 1. The row of an overload goes before that of the operator.
 2. The in-place form of x is x_, and what is not said of x_ is said of x.
-3. Other operators of aten, arithmetic on numbers, copies to the host and lowtide's own do nothing that a column knows of;
+3. Other operators of aten, arithmetic on numbers, copies to the host, loops and lowtide's own do nothing that a column knows of;
    of other people's operators it is not known whether they draw random numbers.
 4. An operator whose name speaks of linear algebra may fail for some matrices.
 """
@@ -17,7 +17,7 @@ from lowtide.ir.operators.row import Draws, Operator
 
 ROWS: dict[str, Operator] = {row.name: row for part in (products, draws, memory, layers) for row in part.ROWS}
 
-_OWN = ("aten", "py", "host", "lowtide")
+_OWN = ("aten", "py", "host", "fission", "lowtide")
 
 
 @functools.cache

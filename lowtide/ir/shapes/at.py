@@ -1,7 +1,8 @@
 """The graph of numbers that a graph over dimensions is at one point.
 
 takes   a graph, and a number for each of its dimensions
-leaves  a graph of as many nodes in the same order, in which every size is an int: shapes, strides, offsets, bytes, arguments, bodies
+leaves  a graph of as many nodes in the same order, in which every size is an int: shapes, strides, offsets, bytes, arguments, bodies; but
+        those that follow from dimensions that a body has of its own
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from lowtide.ir.graph import Arg, Graph, Node, Storage, Value
 from lowtide.ir.shapes.dimension import checked_dimensions
 from lowtide.ir.shapes.evaluate import sizes_at
 from lowtide.ir.sizes import Size
+from lowtide.ir.text.sizes import canonical
 
 
 def at(graph: Graph, point: Mapping[str, int]) -> Graph:
@@ -24,9 +26,26 @@ def at(graph: Graph, point: Mapping[str, int]) -> Graph:
     Raises ShapeError: an unknown or missing dimension, a number out of its range, a size that is no whole number there or is negative.
     """
     checked_dimensions(graph.dimensions)
-    symbolic = tuple(dict.fromkeys(size for size in sizes_of(graph) if not isinstance(size, int)))
+    known = {each.name for each in graph.dimensions}
+    nested = _has_inner(graph)
+    symbolic: list[Size] = []
+    left: dict[Size, Size] = {}
+    for size in dict.fromkeys(size for size in sizes_of(graph) if not isinstance(size, int)):
+        if _names(size) <= known or not nested:
+            symbolic.append(size)
+        else:  # of a body that has dimensions of its own
+            left[size] = canonical(size.xreplace({each.symbol: sympy.Integer(point[each.name]) for each in graph.dimensions}))
     found = sizes_at(symbolic, graph.dimensions, point)
-    return rewritten(graph, dict(zip(symbolic, found, strict=True))) if symbolic or graph.dimensions else graph
+    return rewritten(graph, dict(zip(symbolic, found, strict=True)) | left) if symbolic or graph.dimensions else graph
+
+
+def _names(size: sympy.Expr) -> set[str]:
+    return {str(symbol) for symbol in size.free_symbols}
+
+
+def _has_inner(graph: Graph) -> bool:
+    """Whether bodies within have dimensions of their own."""
+    return any(node.body is not None and (node.body.dimensions or _has_inner(node.body)) for node in graph.nodes)
 
 
 def rewritten(graph: Graph, sizes: Mapping[Size, Size]) -> Graph:
@@ -89,7 +108,7 @@ class Rewriter:
             writes=tuple((self.value(before), self.value(after)) for before, after in node.writes),
             after=tuple(map(self.node, node.after)),
             inplace=tuple((self.value(value), overload) for value, overload in node.inplace),
-            body=None if node.body is None else self.graph(node.body),
+            body=None if node.body is None else replace(self.graph(node.body), dimensions=node.body.dimensions),
         )
 
     def value(self, value: Value) -> Value:

@@ -1,0 +1,60 @@
+"""What a loop comes to, seen from outside: the peak of its body is its workspace, the runs of its parts are its time.
+
+Its arguments and results are there throughout, so that what counts is what a part makes for itself: what its nodes make, in the body's
+program order, and their workspaces. Parts of different sizes are different graphs; small ones cost more than their share, as their
+operators are measured, or reckoned by the roofline, at their own size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from lowtide.cost.memory import Footprint, order_problem, simulate
+from lowtide.ir.graph import Graph, Node
+from lowtide.ir.loops import Loop, is_loop
+
+
+class Run(NamedTuple):
+    """A node that runs so many times."""
+
+    node: Node
+    beside: Sequence[Node]  # the nodes of its graph
+    times: int
+
+
+def bodies(node: Node) -> tuple[Graph, ...]:
+    """The body of a loop for each of the sizes that its parts have, the largest first."""
+    loop = Loop.of(node)
+    return tuple(loop.at(size) for size, _ in loop.sizes)
+
+
+def runs_of(node: Node, beside: Sequence[Node] = (), count: int = 1) -> Iterator[Run]:
+    """What running a node comes to: itself, or all runs of what is in its body."""
+    if not is_loop(node):
+        yield Run(node, beside, count)
+        return
+    loop = Loop.of(node)
+    for size, turns in loop.sizes:
+        body = loop.at(size)
+        for inner in body.nodes:
+            yield from runs_of(inner, body.nodes, count * turns)
+
+
+def body_footprint(body: Graph, workspace_bytes: Sequence[int] | None = None, *, round_to: int = 1) -> Footprint:
+    """What a part takes, step by step, with what it is given: of a body at some size."""
+    return simulate(order_problem(body, workspace_bytes, round_to=round_to), range(len(body.nodes)))
+
+
+def inner_peak_bytes(body: Graph, workspace_bytes: Sequence[int] | None = None, *, round_to: int = 1) -> int:
+    """The most that a part takes beside what it is given and where its results go."""
+    problem = order_problem(body, workspace_bytes, round_to=round_to)
+    return simulate(problem, range(len(body.nodes))).peak_bytes - problem.resident_bytes
+
+
+def workspaces_within(nodes: Sequence[Node]) -> tuple[int, ...]:
+    """By node: what its body takes; 0 for one that has none. The operators' own workspaces are not known."""
+    return tuple(
+        max((inner_peak_bytes(body, workspaces_within(body.nodes)) for body in bodies(node)), default=0) if is_loop(node) else 0
+        for node in nodes
+    )

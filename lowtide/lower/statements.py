@@ -1,0 +1,154 @@
+"""The lines of one node, and of what dies with it: what programs and the bodies of loops are made of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+
+from lowtide.cost.lab.operators import operator
+from lowtide.errors import FormatError
+from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value
+from lowtide.ir.operators.names import AS_STRIDED, ITEM, MATH_FUNCTIONS, SCATTER
+from lowtide.ir.operators.nodes import is_arithmetic, is_transfer
+from lowtide.ir.sizes import Size
+from lowtide.lower import transfers
+
+_OPERATOR = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_BINARY = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"}
+
+Names: TypeAlias = dict[Any, str]  # the variable of each value, and of each expression among the arguments
+
+
+def deaths(graph: Graph, order: Sequence[int], offloaded: Container[Storage] = ()) -> list[list[tuple[Storage, list[Value]]]]:
+    """By position in the order: the storages whose last use that is, with the values on them that exist by then."""
+    kept = {value.storage for value in (*graph.inputs, *graph.outputs)}
+    last: dict[Storage, int] = {}
+    on: dict[Storage, list[Value]] = {}
+    for position, index in enumerate(order):
+        node = graph.nodes[index]
+        for value in (*node.inputs, *node.results):
+            last[value.storage] = position
+        for output in node.outputs:
+            if output is not None:
+                on.setdefault(output.storage, []).append(output)
+    dying: list[list[tuple[Storage, list[Value]]]] = [[] for _ in order]
+    for storage, position in last.items():
+        if storage not in kept and storage not in offloaded:
+            dying[position].append((storage, on[storage]))
+    return dying
+
+
+def releases(dying: list[tuple[Storage, list[Value]]], names: Names, node: Node, reuse: int) -> Iterator[str]:
+    """The line that lets storages go: their variables are all that holds them."""
+    if not dying:
+        return
+    variables = [names[value] for _, values in dying for value in values]
+    taken = node.inplace[reuse][0].storage if reuse >= 0 else None
+    freed: Size = 0
+    for storage, _ in dying:
+        if storage is not taken and storage.kind is not Kind.HOST:  # what is taken lives on under another name
+            freed = freed + storage.nbytes
+    note = f"  # frees {transfers.size_text(freed)}" if freed != 0 else ""
+    yield f"del {', '.join(variables)}{note}"
+
+
+def statements(node: Node, reuse: int, names: Names, offloaded: transfers.Offloaded) -> Iterator[str]:
+    """The lines that run one node."""
+    if is_transfer(node):
+        yield from transfers.statements(node, names, offloaded)
+    elif is_arithmetic(node):
+        yield f"{names[node.results[0]]} = {_arithmetic(node, names)}"
+    elif node.op == ITEM:
+        yield f"{names[node.results[0]]} = {text_of(node.args[0], names)}.item()"
+    elif reuse >= 0 and node.op == SCATTER:
+        yield from _scatter_in_place(node, names)
+    else:
+        call = _call_in_place(node, reuse, names) if reuse >= 0 else _call(node.op, node.args, node.kwargs, names)
+        yield from _assign(node, call, names)
+
+
+def _assign(node: Node, call: str, names: Names) -> Iterator[str]:
+    """Bind a call's results. What nobody wants must not stay bound, or it would stay alive."""
+    if not any(output is not None for output in node.outputs):
+        yield f"{call}{comment(node)}"
+    elif len(node.outputs) == 1 and not _returns_list(node.op):
+        yield f"{names[node.results[0]]} = {call}{comment(node)}"
+    else:
+        targets = [names[output] if output is not None else "_" for output in node.outputs]
+        yield f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = {call}{comment(node)}"
+        if "_" in targets:
+            yield "del _"
+
+
+def _call(op: str, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...], names: Names) -> str:
+    if not _OPERATOR.fullmatch(op):
+        raise FormatError(f"expected an operator's name such as 'aten.add.Tensor', got {op!r}")
+    given = [text_of(arg, names) for arg in args] + [f"{_keyword(key)}={text_of(arg, names)}" for key, arg in kwargs]
+    return f"{op}({', '.join(given)})"
+
+
+def _call_in_place(node: Node, reuse: int, names: Names) -> str:
+    """The overload that works in the memory of one of its inputs."""
+    value, overload = node.inplace[reuse]
+    outs = [argument.name for argument in _schema(overload).arguments if argument.kwarg_only and argument.alias_info is not None]
+    return _call(overload, node.args, (*node.kwargs, *((name, value) for name in outs)), names)
+
+
+def _scatter_in_place(node: Node, names: Names) -> Iterator[str]:
+    """`as_strided_scatter` has no overload that works in place: it is a copy into a view."""
+    base, update, *view = node.args
+    yield f"{names[node.results[0]]} = {text_of(base, names)}{comment(node)}"
+    yield f"aten.copy_.default({_call(AS_STRIDED, (base, *view), (), names)}, {text_of(update, names)})"
+
+
+def _arithmetic(node: Node, names: Names) -> str:
+    op, operands = node.op.removeprefix("py."), [text_of(arg, names) for arg in node.args]
+    if op in _BINARY:
+        return f" {_BINARY[op]} ".join(operands)
+    if op in ("neg", "abs"):
+        return f"-{operands[0]}" if op == "neg" else f"abs({operands[0]})"
+    if op in ("max", "min") or (op.startswith("math_") and op.removeprefix("math_") in MATH_FUNCTIONS):
+        return f"{op.replace('math_', 'math.', 1)}({', '.join(operands)})"
+    raise FormatError(f"expected arithmetic on numbers, one of {', '.join(_BINARY)}, neg, abs, max, min, math_sqrt; got {node.op!r}")
+
+
+def text_of(arg: Arg, names: Names) -> str:
+    """An argument as Python source."""
+    if isinstance(arg, Value):
+        return names[arg]
+    if isinstance(arg, tuple):
+        return f"[{', '.join(text_of(item, names) for item in arg)}]"
+    if isinstance(arg, Atom):
+        return f"device({arg.name!r})" if arg.kind == "device" else f"torch.{_keyword(arg.name)}"
+    if arg is None or isinstance(arg, (bool, int, float, complex, str)):
+        return f"({arg!r})" if isinstance(arg, (int, float)) and not isinstance(arg, bool) and arg < 0 else repr(arg)
+    if isinstance(arg, sympy.Expr):
+        return names[arg]
+    raise FormatError(f"expected an argument that a program can spell, got a {type(arg).__name__}")
+
+
+def _keyword(name: str) -> str:
+    if not _VARIABLE.fullmatch(name):
+        raise FormatError(f"expected an identifier, got {name!r}")
+    return name
+
+
+def _schema(op: str) -> torch.FunctionSchema:
+    return operator(op)._schema
+
+
+def _returns_list(op: str) -> bool:
+    return isinstance(_schema(op).returns[0].type, torch.ListType)
+
+
+def comment(node: Node) -> str:
+    """Shape and size of what a node makes, and where it comes from."""
+    made = next((output for output in node.outputs if output is not None), None)
+    what = f"{made.dtype}[{', '.join(map(str, made.shape))}]" if made is not None else ""
+    where = f"{node.source.module}:{node.source.line}" if node.source is not None and node.source.module else ""
+    return f"  # {' '.join(filter(None, (what, where)))}" if what or where else ""

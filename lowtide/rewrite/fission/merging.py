@@ -1,0 +1,51 @@
+"""How results of parts come to where the whole result lies: straight, by a copy, or added to what other parts have left there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lowtide.ir.graph import Arg, Node, Value
+from lowtide.ir.operators.axes.axis import Combine
+
+# Products that can write where they are told, and those that can add to what lies there.
+_OUT = {f"aten.{name}.default": f"aten.{name}.out" for name in ("mm", "bmm", "addmm", "baddbmm")}
+_ADDING = {"aten.mm.default": "aten.addmm_.default", "aten.bmm.default": "aten.baddbmm_.default"}
+
+_MERGING = {
+    Combine.SUM: "aten.add_.Tensor", Combine.MEAN: "aten.add_.Tensor", Combine.PRODUCT: "aten.mul_.Tensor",
+    Combine.MAX: "aten.maximum.out", Combine.MIN: "aten.minimum.out", Combine.ANY: "aten.logical_or_.default",
+    Combine.ALL: "aten.logical_and_.default", Combine.SAME: "aten.copy_.default",
+}  # fmt: skip
+
+
+def copied(value: Value, place: Value) -> Node:
+    """A copy of a part's result to its place."""
+    return _writing("aten.copy_.default", (place, value), place)
+
+
+def straight(node: Node, place: Value) -> Node | None:
+    """The node that makes its result in its place, by a kernel that gives the same numbers; None where there is none."""
+    elementwise = next((overload for _, overload in node.inplace if overload.endswith(".out")), None)
+    op = _OUT.get(node.op, elementwise)
+    return None if op is None or len(node.outputs) != 1 else _writing(op, node.args, place, (*node.kwargs, ("out", place)), node)
+
+
+def merged(value: Value, place: Value, combine: Combine, part: Arg) -> Node:
+    """What puts a part's result together with those before it; a mean is weighed by the part's size, and divided in the end."""
+    op = _MERGING[combine]
+    if op.endswith(".out"):
+        return _writing(op, (place, value), place, (("out", place),))
+    return _writing(op, (place, value), place, (("alpha", part),) if combine is Combine.MEAN else ())
+
+
+def adding(node: Node, place: Value, combine: Combine) -> Node | None:
+    """The node that adds its result to what lies there, without making it; None where there is none."""
+    op = _ADDING.get(node.op)
+    return None if op is None or combine is not Combine.SUM else _writing(op, (place, *node.args), place, node.kwargs, node)
+
+
+def _writing(op: str, args: tuple[Arg, ...], place: Value, kwargs: tuple[tuple[str, Arg], ...] = (), instead: Node | None = None) -> Node:
+    after = replace(place, name=f"{place.name}_v1", version=place.version + 1)
+    if instead is not None:
+        return replace(instead, op=op, args=args, outputs=(), kwargs=kwargs, writes=((place, after),), inplace=())
+    return Node(op, args, (), kwargs, writes=((place, after),))

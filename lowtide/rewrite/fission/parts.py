@@ -1,0 +1,177 @@
+"""The body of a loop: nodes and tensors as they are in a part, whose size is an expression.
+
+A storage that is cut is so along one dimension, of which one unit takes so many elements. What steps over all units of it, in strides,
+offset and bytes, steps over as many as the part has; what steps within a unit stays. What the loop is given stays laid out as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import sympy
+
+from lowtide.errors import CheckError
+from lowtide.ir.graph import Arg, Graph, Kind, Node, Storage, Value, values_of
+from lowtide.ir.operators.axes.axis import Axis, argument, with_arguments
+from lowtide.ir.shapes.dimension import Dimension
+from lowtide.ir.sizes import Size
+from lowtide.rewrite.fission.merging import adding, copied, merged, straight
+from lowtide.rewrite.fission.roles import Roles, Split
+
+
+@dataclass(eq=False)
+class Parts:
+    """The nouns of one part, each written once. They keep their names; the places of results get names of their own."""
+
+    split: Split
+    roles: Roles
+    dimension: Dimension
+    values: dict[Value, Value] = field(default_factory=dict)
+    storages: dict[Storage, Storage] = field(default_factory=dict)
+    totals: dict[Storage, Size | None] = field(default_factory=dict)  # elements over all units of what is cut; None for what is not
+    bases: dict[Storage, int] = field(default_factory=dict)  # the versions that the loop finds
+    nodes: dict[Node, Node] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, split: Split, roles: Roles, most: int) -> Parts:
+        """For parts of at most so many units."""
+        return cls(split, roles, Dimension(split.part_name, 1, most))
+
+    def body(self, arguments: Sequence[Value], results: Sequence[Value], writes: Sequence[tuple[Value, Value]]) -> Graph:
+        """The graph of a part: its inputs are the arguments, then the places of the results; it returns what it has written."""
+        inputs = [self._given(value) for value in arguments]
+        places = {value: self._place(value) for value in results}
+        nodes: list[Node] = []
+        for node, axis in self.split.axes.items():
+            new = tuple(self._written(node, self._node(node, axis), places))
+            self.nodes[node] = new[0]
+            nodes += new
+        last = {after.storage: after for node in nodes for _, after in node.writes}
+        asked = [*places.values(), *(self.values[before] for before, _ in writes)]
+        return Graph((*inputs, *places.values()), tuple(nodes), tuple(last[value.storage] for value in asked), (self.dimension,))
+
+    def _written(self, node: Node, new: Node, places: Mapping[Value, Value]) -> Iterator[Node]:
+        """A node of a part, and what brings its results to their places."""
+        wanted = [value for value in node.outputs if value is not None and value in places]
+        if len(wanted) == 1 and not any(wanted[0] in other.inputs for other in self.split.nodes):
+            merges = self.roles.merged.get(wanted[0])
+            place = places[wanted[0]]
+            direct = straight(new, place) if merges is None else adding(new, place, merges.combine)
+            if direct is not None:
+                yield direct
+                return
+        yield new
+        for value in wanted:
+            merges = self.roles.merged.get(value)
+            made, place = self.values[value], places[value]
+            yield copied(made, place) if merges is None else merged(made, place, merges.combine, self.dimension.symbol)
+
+    def _node(self, node: Node, axis: Axis | None) -> Node:
+        """A node of a part."""
+        outputs = self._outputs(node)
+        if axis is not None:
+            sizes = {path: self._share(argument(node, path)) for path in axis.sizes}
+            node = with_arguments(node, sizes | dict(axis.instead))
+        return replace(
+            node,
+            args=tuple(map(self._arg, node.args)),
+            kwargs=tuple((name, self._arg(arg)) for name, arg in node.kwargs),
+            outputs=outputs,
+            writes=tuple((self.values[before], self._next(before, after)) for before, after in node.writes),
+            after=tuple(self.nodes[other] for other in node.after if other in self.nodes),
+            inplace=tuple((self.values[value], overload) for value, overload in node.inplace if self._fits(value, outputs)),
+        )
+
+    def _fits(self, value: Value, outputs: Sequence[Value | None]) -> bool:
+        """Whether a result is as large as what it may take over in parts of every size."""
+        return bool(outputs) and outputs[0] is not None and outputs[0].storage.nbytes == self.storages[value.storage].nbytes
+
+    def _arg(self, arg: Arg) -> Arg:
+        if isinstance(arg, Value):
+            return self.values[arg]
+        return tuple(map(self._arg, arg)) if isinstance(arg, tuple) else arg
+
+    def _outputs(self, node: Node) -> tuple[Value | None, ...]:
+        given = {value.storage for value in values_of((*node.args, *(arg for _, arg in node.kwargs)))}
+        for value in node.outputs:
+            if value is not None and value.storage not in given and value.storage not in self.storages:
+                self._make(value)
+        return tuple(None if value is None else self._laid_out(value) for value in node.outputs)
+
+    def _make(self, value: Value) -> None:
+        """The storage of a part of what the set makes."""
+        storage, dim = value.storage, self.roles.dims.get(value)
+        self.totals[storage] = None if dim is None else value.stride[dim] * value.shape[dim]
+        self.storages[storage] = storage if dim is None else replace(storage, nbytes=self._share(storage.nbytes))
+
+    def _laid_out(self, value: Value) -> Value:
+        """A tensor of a part, on a storage that the part knows."""
+        total, shape = self.totals[value.storage], self._shape(value)
+        new = replace(
+            value,
+            storage=self.storages[value.storage],
+            shape=shape,
+            stride=tuple(self._step(value, stride, total) for stride in value.stride),
+            offset=self._offset(value, total),
+            version=value.version - self.bases.get(value.storage, 0),
+        )
+        self.values[value] = new
+        return new
+
+    def _shape(self, value: Value) -> tuple[Size, ...]:
+        dim = self.roles.dims.get(value)
+        return tuple(self._share(extent) if at == dim else extent for at, extent in enumerate(value.shape))
+
+    def _step(self, value: Value, stride: Size, total: Size | None) -> Size:
+        if total is None:
+            return stride
+        times = _quotient(stride, total)
+        if times is not None:
+            return times * self._share(total)
+        if isinstance(stride, int) and isinstance(total, int) and stride > total:
+            raise CheckError(f"fission, {value.name}: expected strides over all of what is cut, {total} elements, got {stride}")
+        return stride
+
+    def _offset(self, value: Value, total: Size | None) -> Size:
+        if total is None or value.offset == 0:
+            return value.offset
+        outer, inner = divmod(value.offset, total)
+        if not inner * self.split.extent < total:
+            raise CheckError(f"fission, {value.name}: expected to begin at the first of the units that are cut, got element {value.offset}")
+        return outer * self._share(total) + inner
+
+    def _share(self, number: Arg) -> Size:
+        """A part's share of an extent, of strides, of bytes."""
+        each = _quotient(number, self.split.extent) if isinstance(number, (int, sympy.Expr)) else None
+        if each is None:
+            raise CheckError(f"fission: expected what {self.split.extent} units share evenly, got {number}")
+        return each * self.dimension.symbol
+
+    def _given(self, value: Value) -> Value:
+        """An argument: a part of it, laid out as it lies, or all of it."""
+        storage = value.storage
+        if storage not in self.storages:
+            self.bases[storage], self.totals[storage] = value.version, None
+            self.storages[storage] = storage if value.dtype == "scalar" else replace(storage, kind=Kind.ARGUMENT)
+        elif self.bases[storage] != value.version:
+            raise CheckError(f"fission: expected one version of {storage.name}, got {value.version} and {self.bases[storage]}")
+        return self._laid_out(value)
+
+    def _place(self, value: Value) -> Value:
+        """Where a result goes: the part's share of it, or all."""
+        storage = replace(value.storage, name=f"{value.storage.name}_whole", kind=Kind.ARGUMENT)
+        return replace(value, name=f"{value.name}_whole", storage=storage, shape=self._shape(value))
+
+    def _next(self, before: Value, after: Value) -> Value:
+        self.values[after] = replace(self.values[before], name=after.name, version=self.values[before].version + 1)
+        return self.values[after]
+
+
+def _quotient(number: Size, divisor: Size) -> Size | None:
+    """How many times a size goes into another; None where that is no whole number."""
+    if isinstance(number, int) and isinstance(divisor, int):
+        return number // divisor if divisor and number % divisor == 0 else None
+    times = sympy.cancel(sympy.sympify(number) / sympy.sympify(divisor))
+    whole = sympy.denom(times) == 1 and all(each.is_Integer for each in times.atoms(sympy.Number))
+    return (int(times) if times.is_Integer else times) if whole else None

@@ -1,0 +1,96 @@
+"""What a split does to each tensor: cut along a dimension, put together from what parts make, or whole in every part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import gcd
+from typing import NoReturn
+
+from lowtide.errors import CheckError
+from lowtide.ir.graph import Node, Value
+from lowtide.ir.operators.axes.axis import Axis, Combine, Reduced, argument
+
+MERGES = {
+    Combine.SUM: "sum", Combine.MEAN: "sum", Combine.MAX: "max", Combine.MIN: "min", Combine.PRODUCT: "product", Combine.ANY: "any",
+    Combine.ALL: "all", Combine.SAME: "same",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """A set of nodes of one graph that is to run part by part, each along one of its axes."""
+
+    axes: Mapping[Node, Axis | None]  # in program order; None for a view of what is whole
+    part_name: str = "part"  # of a part's size, within the body
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The set, in program order."""
+        return tuple(self.axes)
+
+    @property
+    def extent(self) -> int:
+        """The units that parts are made of: as many as all its axes have. Raises CheckError where those are no numbers."""
+        extents = [axis.extent for axis in self.axes.values() if axis is not None]
+        numbers = [extent for extent in extents if isinstance(extent, int)]
+        if not numbers or len(numbers) < len(extents):
+            raise CheckError("fission: expected axes of which each has so many units: give its dimensions values first")
+        return gcd(*numbers)
+
+
+@dataclass(eq=False)
+class Roles:
+    """By tensor, what becomes of it."""
+
+    dims: dict[Value, int] = field(default_factory=dict)  # of what is cut
+    merged: dict[Value, Reduced] = field(default_factory=dict)  # of what is put together
+    whole: dict[Value, Node] = field(default_factory=dict)  # and a reader of each other one
+    nodes: set[Node] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, split: Split) -> Roles:
+        """Of all that a set reads, makes and writes. Raises CheckError where two of its nodes do not agree."""
+        found = cls()
+        for node, axis in split.axes.items():
+            found.nodes.add(node)
+            found._read(node, axis)
+            found._made(node, axis)
+        for value, node in found.whole.items():
+            if value in found.dims:
+                refuse(node, f"all to read {value.name} in parts, since some do")
+            if value in found.merged:
+                refuse(node, f"that nobody in the set reads {value.name}, which is there only when all parts have run")
+        return found
+
+    def _read(self, node: Node, axis: Axis | None) -> None:
+        cut = dict(_sliced(node, axis))
+        for value in (*node.inputs, *(before for before, _ in node.writes)):
+            if value in cut:
+                self._cut(node, value, cut[value])
+            elif value.dtype != "scalar":
+                self.whole.setdefault(value, node)
+
+    def _made(self, node: Node, axis: Axis | None) -> None:
+        for value, role in zip(node.results, axis.results if axis is not None else (), strict=axis is not None):
+            if isinstance(role, int):
+                self._cut(node, value, role)
+            else:
+                self.merged[value] = role
+
+    def _cut(self, node: Node, value: Value, dim: int) -> None:
+        if self.dims.setdefault(value, dim) != dim or value in self.merged:
+            refuse(node, f"{value.name} to be cut along one dimension, got {self.dims[value]} and {dim}")
+
+
+def _sliced(node: Node, axis: Axis | None) -> Iterator[tuple[Value, int]]:
+    for path, dim in axis.sliced if axis is not None else ():
+        value = argument(node, path)
+        assert isinstance(value, Value)
+        yield value, dim
+
+
+def refuse(node: Node, expected: str) -> NoReturn:
+    """Raises CheckError naming the node."""
+    where = f" at {node.source.file}:{node.source.line}" if node.source is not None else ""
+    raise CheckError(f"fission, {node.op}{where}: expected {expected}")

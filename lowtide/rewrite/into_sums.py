@@ -1,0 +1,65 @@
+"""A gradient of looked-up rows added straight to what it would be added to.
+
+The gradient of an embedding is as large as its table, and zero but for the rows that were looked up. Where the table serves twice, as that
+of words does at both ends of a language model, it is made only to be added to the other gradient:
+
+    rows = embedding_dense_backward(gradient, indices, 50257, -1, False)        total = index_add(other, 0, indices, gradient)
+    total = add(other, rows)
+
+which may work in the other's memory. The rows of one word are then added one by one to what is there, not first to one another: not exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+
+from lowtide.ir.graph import Graph, Node, Value
+from lowtide.ir.sizes import contiguous_stride
+from lowtide.rewrite.base import Rewritten, replace_nodes
+
+_ROWS, _ADD = "aten.embedding_dense_backward.default", "aten.add.Tensor"
+
+
+def add_into_sums(graph: Graph) -> Rewritten:
+    """Every such sum of two gradients whose rows nobody else reads."""
+    makers = {value: node for node in graph.nodes for value in node.outputs if value is not None and node.op == _ROWS}
+    readers: dict[Value, int] = dict.fromkeys(graph.outputs, 2)
+    for node in graph.nodes:
+        readers |= {value: readers.get(value, 0) + 1 for value in node.inputs if value in makers}
+    instead: dict[Node, tuple[Node, ...]] = {}
+    for node in graph.nodes:
+        for place in (0, 1) if node.op == _ADD and not node.kwargs and len(node.args) == 2 else ():
+            rows, other = node.args[place], node.args[1 - place]
+            if isinstance(rows, Value) and isinstance(other, Value) and readers.get(rows) == 1 and _fits(makers, rows, other):
+                instead |= {makers[rows]: (), node: _added(makers[rows], node, other)}
+                break
+    return replace_nodes(graph, instead)
+
+
+def _fits(makers: Mapping[Value, Node], rows: Value, other: Value) -> bool:
+    maker = makers.get(rows)
+    if maker is None or rows is other or (rows.dtype, rows.shape, rows.stride) != (other.dtype, other.shape, other.stride):
+        return False
+    gradient, indices, _, padding, scaled = maker.args
+    if not isinstance(gradient, Value) or not isinstance(indices, Value) or not isinstance(padding, int):
+        return False
+    dense = all(value.stride == contiguous_stride(value.shape) for value in (gradient, indices))
+    return dense and padding < 0 and not scaled and not maker.kwargs and not maker.after
+
+
+def _added(maker: Node, node: Node, other: Value) -> tuple[Node, ...]:
+    """The nodes that add the gradient's rows to the other gradient."""
+    gradient, indices = maker.args[:2]
+    assert isinstance(gradient, Value)
+    assert isinstance(indices, Value)
+    count, width = prod(map(int, indices.shape)), gradient.shape[-1]
+    made = node.results[0]
+    flat = replace(indices, name=f"{made.name}_indices", shape=(count,), stride=(1,))
+    rows = replace(gradient, name=f"{made.name}_rows", shape=(count, width), stride=(width, 1))
+    return (
+        Node("aten.view.default", (indices, (count,)), (flat,), source=maker.source),
+        Node("aten.view.default", (gradient, (count, width)), (rows,), source=maker.source),
+        replace(node, op="aten.index_add.default", args=(other, 0, flat, rows), inplace=((other, "aten.index_add_.default"),)),
+    )
