@@ -14,7 +14,7 @@ ROWS = (
     {"ir", "problems", "kernels"},
     {"plan"},
     {"capture", "cost", "runtime"},
-    {"schedule", "place", "rewrite", "fuse", "lower"},
+    {"schedule", "place", "rewrite", "fission", "fuse", "lower"},
     {"remat"},
     {"planning", "reference"},
     {"api", "report"},

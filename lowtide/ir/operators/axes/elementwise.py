@@ -27,10 +27,10 @@ TAGGED = (
 
 # Without the tag: copies, views of everything, gradients, and what asks its first argument for its looks alone.
 UNTAGGED = (
-    "__and__", "__or__", "_prelu_kernel", "_prelu_kernel_backward", "_to_copy", "alias", "copy", "detach", "elu_backward", "empty_like", "fill", "floor_divide", "full_like",
-    "hardshrink_backward", "hardsigmoid_backward", "hardswish", "hardswish_backward", "hardtanh_backward", "leaky_relu_backward",
-    "lift_fresh", "lift_fresh_copy", "log_sigmoid_backward", "mish_backward", "ones_like", "softplus_backward",
-    "softshrink_backward", "zero", "zeros_like",
+    "__and__", "__or__", "_prelu_kernel", "_prelu_kernel_backward", "_to_copy", "alias", "copy", "detach", "elu_backward",
+    "empty_like", "fill", "floor_divide", "full_like", "hardshrink_backward", "hardsigmoid_backward", "hardswish",
+    "hardswish_backward", "hardtanh_backward", "leaky_relu_backward", "lift_fresh", "lift_fresh_copy", "log_sigmoid_backward",
+    "mish_backward", "ones_like", "softplus_backward", "softshrink_backward", "zero", "zeros_like",
 )  # fmt: skip
 
 

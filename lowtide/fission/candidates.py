@@ -1,0 +1,170 @@
+"""Which sets are worth a try: Algorithm 1 of MAGIS (section 4.3) over the parts of the dimension graph.
+
+For each part and each phase, the nodes that the part runs through make a graph of their own; its dominators are scored by what stands at
+the peak. Scores are put into levels, and of each level the deepest nodes give a set each: what they dominate, as far as it is legal
+(`regions`), around the largest value at the peak that is made within.
+
+Otherwise than the paper: below its L equal intervals of the score come halvings of the lowest, since a block's share of a deep network's
+heat is small; phases stand beside the whole step, for which what an earlier phase left is given as weights are: the backward part of a
+block is dominated by nothing but the entry of the forward part otherwise; and all of a part is a candidate, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from lowtide.fission.dimensions import Dimensions, cut_by
+from lowtide.fission.heat import Dominators, Heat, hot_bytes
+from lowtide.fission.regions import Region, Regions
+from lowtide.ir.graph import Graph, Kind, Storage, Value
+
+_HALVINGS = 8  # below the lowest interval
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A region, and why it is one."""
+
+    region: Region
+    score_bytes: float  # equation 4, of the dominated set that it came of
+    saved_bytes: int  # at the peak, by two parts: half of what it makes and nobody else reads
+
+
+@dataclass(frozen=True, eq=False)
+class _Phased:
+    """The nodes of one part in one phase, as a graph of their own: node i + 1 of the tree is the one at places[i]."""
+
+    places: Sequence[int]
+    tree: Dominators
+    heat: Heat
+
+
+def candidates(graph: Graph, order: Sequence[int] | None = None, *, levels: int = 4, most: int = 512) -> tuple[Candidate, ...]:
+    """Sets to split where the graph peaks in an order, or in program order; the largest scores first, at most so many.
+
+    Raises CheckError for symbolic sizes, or an order that is none.
+    """
+    hot = hot_bytes(graph, order)
+    regions = Regions(Dimensions.of(graph))
+    found: dict[tuple[int, int], Candidate] = {}
+    for score, anchor, dim, places in sorted(_wanted(regions, hot, levels), key=lambda each: (-each[0], len(each[3]), each[3][:1]))[:most]:
+        region = regions.around(anchor, dim, places)
+        if region is not None:
+            candidate = Candidate(region, score, _saved_bytes(regions, region, hot))
+            found.setdefault((region.part, region.bits), candidate)
+    return tuple(found.values())
+
+
+def _wanted(regions: Regions, hot: Mapping[Storage, int], levels: int) -> Iterator[tuple[float, Value, int, tuple[int, ...]]]:
+    """The score of each dominated set, a value to cut and where, and the places of the set's nodes."""
+    made = _made(regions, hot)
+    for part, places in enumerate(regions.dimensions.nodes_by_part()):
+        for phase in _phases(regions.graph, places) if any(place in made for place in places) else ():
+            phased = _phased(regions, part, phase, made, hot)
+            for node in _chosen(phased, levels):
+                dominated = _dominated(phased, node)
+                for value, dim in _anchors(regions, part, dominated, made):
+                    yield phased.heat.score[node], value, dim, dominated
+
+
+def _made(regions: Regions, hot: Mapping[Storage, int]) -> dict[int, list[Value]]:
+    """By place, the values on hot storages that a node makes anew."""
+    found: dict[int, list[Value]] = {}
+    for place, node in enumerate(regions.graph.nodes):
+        given = {value.storage for value in node.inputs}
+        values = [value for value in node.outputs if value is not None and value.storage in hot and value.storage not in given]
+        if values:
+            found[place] = values
+    return found
+
+
+def _phases(graph: Graph, places: Sequence[int]) -> Iterator[Sequence[int]]:
+    """The nodes of the whole step, of its forward pass, its backward pass and its update, where there are several."""
+    yield places
+    gradients = [place for place, node in enumerate(graph.nodes) if any(value.storage.kind is Kind.GRADIENT for value in node.results)]
+    if gradients:
+        first, last = gradients[0], gradients[-1]
+        for begin, end in ((0, first), (first, last + 1), (last + 1, len(graph.nodes))):
+            phase = [place for place in places if begin <= place < end]
+            if phase and len(phase) < len(places):
+                yield phase
+
+
+def _phased(regions: Regions, part: int, places: Sequence[int], made: Mapping[int, list[Value]], hot: Mapping[Storage, int]) -> _Phased:
+    tree, number = Dominators(), {place: index + 1 for index, place in enumerate(places)}
+    given: dict[Value, list[int]] = {}
+    for place in places:
+        node, before = regions.graph.nodes[place], set[int]()
+        cut = {value for axis, its in zip(regions.dimensions.axes[place], regions.dimensions.axis_parts[place], strict=True)
+               for value, _ in cut_by(node, axis) if its == part}  # fmt: skip
+        for value in node.inputs:
+            maker = number.get(regions.makers.get(value, -1))
+            if maker is not None and maker < number[place] and value in cut:
+                before.add(maker)
+            given.setdefault(value, []).append(number[place])
+        tree.add(sorted(before))
+    amounts = [0, *(sum(hot[value.storage] for value in made.get(place, ())) for place in places)]
+    borders: dict[tuple[int, ...], int] = {}
+    for value, readers in given.items():
+        nbytes = value.storage.nbytes
+        if value.storage not in hot and not value.storage.kind.caller_owned and isinstance(nbytes, int):
+            key = (number.get(regions.makers.get(value, -1), -1), *readers)
+            borders[key] = borders.get(key, 0) + nbytes
+    return _Phased(places, tree, Heat.of(tree, amounts, borders))
+
+
+def _chosen(phased: _Phased, levels: int) -> list[int]:
+    """The deepest nodes of each level of scores, and the start: that of all nodes."""
+    score = phased.heat.score
+    highest = max(score)
+    if highest <= 0:
+        return []
+    level_of = [_level(each / highest, levels) for each in score]
+    below: list[set[int]] = [set() for _ in score]  # the levels among what a node dominates
+    found = []
+    for node in range(len(score) - 1, 0, -1):
+        level = level_of[node]
+        if level is not None and level not in below[node]:
+            found.append(node)
+        below[phased.tree.parent[node]] |= below[node] if level is None else below[node] | {level}
+        below[node] = set()
+    return [*found, 0]
+
+
+def _level(share: float, levels: int) -> int | None:
+    """The interval of a share of the highest score: L for the highest, 1 for the lowest of L, then halvings; None for what is too low."""
+    if share * levels >= 1:
+        return int(share * levels)
+    return next((-halving for halving in range(_HALVINGS) if share * levels >= 2.0 ** -(halving + 1)), None) if share > 0 else None
+
+
+def _dominated(phased: _Phased, node: int) -> tuple[int, ...]:
+    """The places of what a node dominates, without itself."""
+    inside = {node}
+    for other in range(node + 1, len(phased.tree.parent)):
+        if phased.tree.parent[other] in inside:
+            inside.add(other)
+    return tuple(phased.places[other - 1] for other in sorted(inside) if other != node)
+
+
+def _anchors(regions: Regions, part: int, places: Sequence[int], made: Mapping[int, list[Value]]) -> Iterator[tuple[Value, int]]:
+    """The largest hot value that is made at one of these places and has the dimension, and where it has it."""
+    values = [value for place in places for value in made.get(place, ())]
+    for value in sorted(values, key=lambda each: -_nbytes(each)):
+        dims = [dim for dim, extent in enumerate(value.shape) if extent != 1 and regions.dimensions.part(value, dim) == part]
+        if dims:
+            yield from ((value, dim) for dim in dims)
+            return
+
+
+def _nbytes(value: Value) -> int:
+    return value.storage.nbytes if isinstance(value.storage.nbytes, int) else 0
+
+
+def _saved_bytes(regions: Regions, region: Region, hot: Mapping[Storage, int]) -> int:
+    """What two parts save of what the region makes at the peak: what leaves the region stays whole."""
+    leaving = {value.storage for value in (*region.written, *region.accumulated)}
+    nodes = (regions.graph.nodes[place] for place in region.axes)
+    made = dict.fromkeys(value.storage for node in nodes for value in node.results)
+    return sum(hot[storage] for storage in made if storage in hot and storage not in leaving) // 2

@@ -1,0 +1,114 @@
+"""What is one dimension through a whole graph: the dimension graph of MAGIS (section 4.1) and its connected parts.
+
+A node of it is a dimension of a value; operators tie together what each of their axes runs through. So the batch of a training step is one
+part, from the inputs to the gradients of the weights, which are summed over it; what a batch and its tokens were merged into belongs to it,
+too, since a reshape is cut along the outermost of the merged. Time and memory are linear in the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from lowtide.ir.graph import Graph, Node, Value
+from lowtide.ir.operators.axes.axis import Axis, argument
+from lowtide.ir.operators.axes.table import axes_of
+
+
+@dataclass(frozen=True, eq=False)
+class Dimensions:
+    """The dimension graph of a graph. Parts have numbers from 0, in the order in which the graph meets them."""
+
+    graph: Graph
+    axes: tuple[tuple[Axis, ...], ...]  # by node
+    axis_parts: tuple[tuple[int, ...], ...]  # by node, by axis: the part that it belongs to
+    first: Mapping[Value, int]  # where the dimensions of a value begin in `part_of`
+    part_of: tuple[int, ...]
+    count: int  # of parts
+
+    @classmethod
+    def of(cls, graph: Graph) -> Dimensions:
+        """The dimensions of a graph; bodies are not looked into."""
+        first = _numbered(graph)
+        sets = _Sets(sum(len(value.shape) for value in first))
+        axes = tuple(axes_of(node) for node in graph.nodes)
+        for node, mine in zip(graph.nodes, axes, strict=True):
+            for axis in mine:
+                sets.join([first[value] + dim for value, dim in cut_by(node, axis)])
+            for before, after in node.writes:
+                for dim in range(len(before.shape)):
+                    sets.join([first[before] + dim, first[after] + dim])
+        part_of, count = sets.numbered()
+        parts = tuple(
+            tuple(next(part_of[first[value] + dim] for value, dim in cut_by(node, axis)) for axis in mine)
+            for node, mine in zip(graph.nodes, axes, strict=True)
+        )
+        return cls(graph, axes, parts, first, part_of, count)
+
+    def part(self, value: Value, dim: int) -> int:
+        """The part that a dimension of a value belongs to."""
+        return self.part_of[self.first[value] + dim % len(value.shape)]
+
+    def nodes_by_part(self) -> list[list[int]]:
+        """By part, the places of the nodes that it runs through, in program order."""
+        found: list[list[int]] = [[] for _ in range(self.count)]
+        for index, parts in enumerate(self.axis_parts):
+            for part in dict.fromkeys(parts):
+                found[part].append(index)
+        return found
+
+
+def cut_by(node: Node, axis: Axis) -> Iterator[tuple[Value, int]]:
+    """The values that an axis cuts, arguments and results, and where."""
+    for path, dim in axis.sliced:
+        value = argument(node, path)
+        assert isinstance(value, Value)
+        yield value, dim
+    yield from ((value, role) for value, role in zip(node.results, axis.results, strict=True) if isinstance(role, int))
+
+
+def _numbered(graph: Graph) -> dict[Value, int]:
+    """Every value, and the number of its first dimension."""
+    first: dict[Value, int] = {}
+    count = 0
+    for value in _values(graph):
+        if value not in first:
+            first[value] = count
+            count += len(value.shape)
+    return first
+
+
+def _values(graph: Graph) -> Iterator[Value]:
+    yield from graph.inputs
+    for node in graph.nodes:
+        yield from node.inputs
+        yield from (before for before, _ in node.writes)
+        yield from node.results
+
+
+class _Sets:
+    """Disjoint sets of numbers."""
+
+    def __init__(self, count: int) -> None:
+        self._leader = list(range(count))
+
+    def join(self, numbers: list[int]) -> None:
+        """Makes one set of all sets that these are in."""
+        leaders = [self._find(number) for number in numbers]
+        for other in leaders[1:]:
+            if leaders[0] != other:
+                self._leader[max(leaders[0], other)] = min(leaders[0], other)
+                leaders[0] = min(leaders[0], other)
+
+    def _find(self, number: int) -> int:
+        leader = self._leader
+        while leader[number] != number:
+            leader[number] = leader[leader[number]]
+            number = leader[number]
+        return number
+
+    def numbered(self) -> tuple[tuple[int, ...], int]:
+        """The number of its set for each, and how many sets there are."""
+        names: dict[int, int] = {}
+        found = tuple(names.setdefault(self._find(number), len(names)) for number in range(len(self._leader)))
+        return found, len(names)

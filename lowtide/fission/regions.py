@@ -1,0 +1,223 @@
+"""From nodes that one dimension runs through to a set that may run in parts: an F-Trans without its number (MAGIS, section 4.2).
+
+A set is grown around an anchor, a value that is to be cut: first over the nodes from its maker on, in program order, then over all others
+in reverse. A node joins along an axis of the wanted part of the dimension graph if
+
+    all nodes of the set cut a value along one dimension, or none does: what one reads as a whole no other makes or cuts,
+    nobody in the set reads what parts put together,
+    what it writes is cut,
+    it has a cut value in common with the set, so that the set is connected,
+    no path leaves the set and comes back: nothing outside of the set comes both after one of it and before another.
+
+So a set is connected and convex by construction. What draws random numbers, normalises over the dimension or is closed for another
+reason has no axis, and stays outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import gcd
+
+from lowtide.fission.dimensions import Dimensions, cut_by
+from lowtide.ir.edges import predecessors
+from lowtide.ir.graph import Graph, Node, Value
+from lowtide.ir.operators.axes.axis import Axis, Reduced, tensor_paths
+from lowtide.ir.operators.nodes import is_view
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A legal set, along which axis each node is cut, and what becomes of the values at its border."""
+
+    part: int  # of the dimension graph
+    axes: Mapping[int, Axis]  # by the node's place in the graph, in program order
+    units: int  # at most so many parts: a part takes whole units
+    sliced: Mapping[Value, int]  # arguments from outside that parts take slices of, and along which dimension
+    shared: tuple[Value, ...]  # arguments from outside that every part needs whole
+    written: Mapping[Value, int]  # results that others need, and along which dimension parts write them; what the set writes over included
+    accumulated: Mapping[Value, Reduced]  # results that others need, and how parts are put together
+
+    @cached_property
+    def places(self) -> frozenset[int]:
+        """The nodes, by their places in the graph."""
+        return frozenset(self.axes)
+
+    @cached_property
+    def bits(self) -> int:
+        """The places as bits of a number: sets of them compare fast."""
+        found = bytearray(max(self.axes) // 8 + 1)
+        for place in self.axes:
+            found[place >> 3] |= 1 << (place & 7)
+        return int.from_bytes(found, "little")
+
+
+@dataclass(eq=False)
+class _Growing:
+    """A set while it grows."""
+
+    axes: dict[int, Axis] = field(default_factory=dict)
+    cut: dict[Value, int] = field(default_factory=dict)
+    whole: set[Value] = field(default_factory=set)
+    merged: set[Value] = field(default_factory=set)
+
+    def takes(self, node: Node, axis: Axis) -> bool:
+        """Whether a node fits along an axis."""
+        pairs = dict(cut_by(node, axis))
+        reads = _reads(node)
+        if not any(value in self.cut for value in pairs) or any(len(dims) > 1 for dims in _dims_by_value(node, axis).values()):
+            return False
+        if any(value in self.whole or self.cut.get(value, dim) != dim for value, dim in pairs.items()):
+            return False
+        if any(value in self.merged or (value in self.cut and value not in pairs) for value in reads):
+            return False
+        put_together = _merged(node, axis)
+        if any(value in self.cut or value in self.whole for value in put_together):
+            return False
+        return all(before in pairs for before, _ in node.writes) and not _mixed(node, axis)
+
+    def add(self, place: int, node: Node, axis: Axis) -> None:
+        """A node that fits."""
+        pairs = dict(cut_by(node, axis))
+        self.axes[place] = axis
+        self.cut.update(pairs)
+        self.whole.update(value for value in _reads(node) if value not in pairs and value.dtype != "scalar")
+        self.merged.update(_merged(node, axis))
+
+
+@dataclass(frozen=True, eq=False)
+class Regions:
+    """Makes regions of one graph; what is needed for all of them is looked up once."""
+
+    dimensions: Dimensions
+
+    @property
+    def graph(self) -> Graph:
+        """The graph."""
+        return self.dimensions.graph
+
+    @cached_property
+    def before(self) -> tuple[tuple[int, ...], ...]:
+        """By place, the places of the nodes that must come before."""
+        return predecessors(self.graph)
+
+    @cached_property
+    def after(self) -> tuple[tuple[int, ...], ...]:
+        """By place, the places of the nodes that must come after."""
+        found: list[list[int]] = [[] for _ in self.graph.nodes]
+        for place, others in enumerate(self.before):
+            for other in others:
+                found[other].append(place)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def makers(self) -> dict[Value, int]:
+        """The place of the node that makes each value."""
+        return {value: place for place, node in enumerate(self.graph.nodes) for value in node.results}
+
+    @cached_property
+    def readers(self) -> dict[Value, list[int]]:
+        """The places of the nodes that read each value."""
+        found: dict[Value, list[int]] = {}
+        for place, node in enumerate(self.graph.nodes):
+            for value in _reads(node):
+                found.setdefault(value, []).append(place)
+        return found
+
+    def around(self, anchor: Value, dim: int, wanted: Sequence[int]) -> Region | None:
+        """The region of nodes at some of these places, in program order, around a value along one of its dimensions.
+
+        None where nothing but views can be cut with it, or into nothing. Takes time linear in the nodes between the first and the last.
+        """
+        start = self.makers.get(anchor)
+        if start is None or not wanted:
+            return None
+        allowed, part = set(wanted), self.dimensions.part(anchor, dim)
+        growing = _Growing(cut={anchor: dim})
+        late = self._onwards(growing, start, wanted[-1], allowed, part)
+        self._back(growing, range(wanted[-1], wanted[0] - 1, -1), allowed - late, part)
+        if start not in growing.axes or all(is_view(self.graph.nodes[place]) for place in growing.axes):
+            return None
+        return self._region(growing, part)
+
+    def _onwards(self, growing: _Growing, start: int, last: int, allowed: set[int], part: int) -> set[int]:
+        """Nodes from the anchor's maker on. The places outside of the set that come after it."""
+        late: set[int] = set()
+        for place in range(start, last + 1):
+            before = self.before[place]
+            behind = not late.isdisjoint(before)
+            if not behind and place in allowed and self._joins(growing, place, part):
+                continue
+            if behind or any(other in growing.axes for other in before):
+                late.add(place)
+        return late
+
+    def _back(self, growing: _Growing, places: Iterable[int], allowed: set[int], part: int) -> None:
+        """All others that no path through what stays outside leads back into the set."""
+        early: set[int] = set()
+        for place in places:
+            if place in growing.axes:
+                continue
+            after = self.after[place]
+            ahead = not early.isdisjoint(after)
+            if not ahead and place in allowed and self._joins(growing, place, part):
+                continue
+            if ahead or any(other in growing.axes for other in after):
+                early.add(place)
+
+    def _joins(self, growing: _Growing, place: int, part: int) -> bool:
+        node = self.graph.nodes[place]
+        for axis, its_part in zip(self.dimensions.axes[place], self.dimensions.axis_parts[place], strict=True):
+            if its_part == part and isinstance(axis.extent, int) and growing.takes(node, axis):
+                growing.add(place, node, axis)
+                return True
+        return False
+
+    def _region(self, growing: _Growing, part: int) -> Region | None:
+        axes = dict(sorted(growing.axes.items()))
+        units = gcd(*(axis.extent for axis in axes.values() if isinstance(axis.extent, int)))
+        if units < 2:
+            return None
+        nodes = [self.graph.nodes[place] for place in axes]
+        made = dict.fromkeys(value for node in nodes for value in node.results)
+        given = dict.fromkeys(value for node in nodes for value in _reads(node) if value not in made and value.dtype != "scalar")
+        outputs = set(self.graph.outputs)
+        asked = [value for value in made if value in outputs or any(place not in axes for place in self.readers.get(value, ()))]
+        over = [after for node in nodes for _, after in node.writes]
+        merges = {value: role for node, axis in zip(nodes, axes.values(), strict=True) for value, role in _roles(node, axis)}
+        return Region(
+            part,
+            axes,
+            units,
+            sliced={value: growing.cut[value] for value in given if value in growing.cut},
+            shared=tuple(value for value in given if value not in growing.cut),
+            written={value: growing.cut[value] for value in dict.fromkeys((*asked, *over)) if value in growing.cut},
+            accumulated={value: merges[value] for value in asked if value in merges},
+        )
+
+
+def _reads(node: Node) -> tuple[Value, ...]:
+    return node.inputs if not node.writes else tuple(dict.fromkeys((*node.inputs, *(before for before, _ in node.writes))))
+
+
+def _roles(node: Node, axis: Axis) -> list[tuple[Value, Reduced]]:
+    return [(value, role) for value, role in zip(node.results, axis.results, strict=True) if isinstance(role, Reduced)]
+
+
+def _merged(node: Node, axis: Axis) -> list[Value]:
+    return [value for value, _ in _roles(node, axis)]
+
+
+def _dims_by_value(node: Node, axis: Axis) -> dict[Value, set[int]]:
+    found: dict[Value, set[int]] = {}
+    for value, dim in cut_by(node, axis):
+        found.setdefault(value, set()).add(dim)
+    return found
+
+
+def _mixed(node: Node, axis: Axis) -> bool:
+    """Whether a value stands among the arguments twice, cut and whole."""
+    paths = {path for path, _ in axis.sliced}
+    cut = {value for path, value in tensor_paths(node) if path in paths}
+    return any(value in cut for path, value in tensor_paths(node) if path not in paths)
