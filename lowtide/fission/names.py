@@ -74,8 +74,8 @@ class Table:
 
     def short(self, most: int = 4) -> str:
         """The largest in a line: "batch (2 to 512; 1.20 GiB), ..."."""
-        told = [f"{line.name} ({_extent(line)}; {bytes_text(line.made_bytes)})" for line in self.lines[:most]]
-        return ", ".join(told)
+        texts = [f"{line.name} ({_extent(line)}; {bytes_text(line.made_bytes)})" for line in self.lines[:most]]
+        return ", ".join(texts)
 
 
 def _extent(line: Line) -> str:
