@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lowtide.api.optimize import optimize
     from lowtide.api.order import order
     from lowtide.api.place import place_buffers
+    from lowtide.api.running.verify import Verification
     from lowtide.api.stages import Stage
     from lowtide.api.step import MeasuredStep, Step
     from lowtide.cost.device import Device
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchError", "BudgetError", "CaptureError", "CheckError", "Device", "Explanation", "FormatError", "LowtideError", "MeasuredStep",
     "Measurement", "OrderProblem", "PlaceProblem", "Placement", "Plan", "Schedule", "Stage", "Status", "Step", "StepError", "Sweep",
-    "Task", "explain", "measure", "optimize", "order", "place", "place_buffers", "schedule",
+    "Task", "Verification", "explain", "measure", "optimize", "order", "place", "place_buffers", "schedule",
 ]  # fmt: skip
 
 # Imported when first asked for: torch takes seconds, and ordering and placing do without it.
@@ -48,6 +49,7 @@ _MODULES = {
     "Step": "lowtide.api.step",
     "Sweep": "lowtide.remat.sweep.search",
     "Task": "lowtide.problems.order_check",
+    "Verification": "lowtide.api.running.verify",
     "explain": "lowtide.api.explain",
     "measure": "lowtide.cost.profiler",
     "optimize": "lowtide.api.optimize",

@@ -18,6 +18,7 @@ from lowtide.api.running.eager import run_eagerly
 from lowtide.api.running.recaptures import Recaptures
 from lowtide.api.running.shapes import Shapes
 from lowtide.api.running.variant import Variant
+from lowtide.api.running.verify import Verification, verified
 from lowtide.api.stages import Stages
 from lowtide.base.files import write_whole
 from lowtide.capture.care.failures import programs_own
@@ -179,6 +180,26 @@ class Step:
         self._measured = MeasuredStep(resident_bytes + taken.above_bytes, resident_bytes, taken.end_bytes)
         self._caller.end_step(done[-1][1])
         return self._measured
+
+    def verify(self, *args: Any, **kwargs: Any) -> Verification:
+        """How far this step's results and gradients are from eager's on a batch, beside how far eager's are from float64's.
+
+        Nothing of the caller's changes: all runs on copies, which takes more than eager's memory, and draws the random numbers that a
+        call would draw. Raises as a call does, and StepError where the step would have to be captured anew first, as at an optimizer's
+        first step after its state was replaced.
+        """
+        try:
+            leaves = self._batch.leaves_of(args, kwargs)
+        except NewShapeError as error:
+            return self._made_for(error, args, kwargs).verify(*args, **kwargs)
+        if self._obstacle:
+            raise StepError(self._obstacle)
+        found = self._find(self._caller.look(leaves))
+        if not isinstance(found, tuple):
+            raise StepError(
+                f"verify: the step is to be captured anew first, which its next call does: {found or 'its data are of another kind'}"
+            )
+        return verified(*found)
 
     def __repr__(self) -> str:
         what = "training" if self._families[0].variants[-1].program.gradients else "inference"

@@ -60,6 +60,7 @@ class Captured:
     state_entries: int  # of the optimizer, all parameters together, that the program starts from
     read: frozenset[tuple[str, str]]  # the attributes of modules that the program has read: (path, name)
     result: Callable[[Sequence[Any]], Any]  # the tensors of the result -> what the program returns
+    trained: tuple[str, ...] = ()  # the parameters that those gradients are of
     conditions: tuple[Condition, ...] = ()  # on the graph's dimensions, under which this is the program
 
     def to_assign(self, made: Sequence[Any]) -> tuple[list[Slot], list[Any]]:
@@ -327,6 +328,7 @@ class _Trace:
             update.state_entries,
             self.reads.pairs(self.model),
             put,
+            tuple(self.fakes.names[real] for real, fake in self.fakes.parameters.items() if fake.grad is not None),
             self.symbols.conditions(),
         )
 

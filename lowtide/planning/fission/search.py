@@ -36,6 +36,8 @@ _PARTS = (2, 4, 8, 16, 32, 64)
 _SHARES = (0.5, 0.1)  # of a large tensor's bytes: what a set grows over
 _TENSORS = 3  # of a node, the largest first, around which sets are grown
 _ROUNDS = 24
+_FEWER = (4, 16)  # times larger parts, of which there are fewer: what is taken and what it costs, compared by planning
+_LAST = 1 + len(_FEWER)
 _ENOUGH = 0.9  # of the floor: what a split has to lower it to
 _SLACK = 0.1  # of what a loop is given and makes: what its parts may take beside that, if the next floor is no higher
 
@@ -61,12 +63,26 @@ def split_graphs(graph: Graph) -> tuple[Graph, ...]:
             break
         current = with_ordered_body(best.graph, best.loop)
         found.append(current)
-    return tuple(_thinned(found))
+    return tuple(_thinned([*found, *(_with_fewer(current, by) for by in _FEWER if any(map(is_loop, current.nodes)))]))
 
 
 def _thinned(graphs: Sequence[Graph]) -> list[Graph]:
     """The first ones and the last: each is searched, and those between differ in one of many blocks."""
-    return [*graphs[:4], *graphs[-1:]] if len(graphs) > 5 else list(graphs)
+    return [*graphs[:3], *graphs[-_LAST:]] if len(graphs) > 3 + _LAST else list(graphs)
+
+
+def _with_fewer(graph: Graph, by: int) -> Graph:
+    """The graph with fewer and larger parts, which take more and cost less."""
+    return replace_nodes(graph, {node: (_larger(node, by),) for node in graph.nodes if is_loop(node)}).graph
+
+
+def _larger(node: Node, by: int) -> Node:
+    """A loop whose parts are so many times as large, but two at least."""
+    loop = Loop.of(node)
+    assert isinstance(loop.extent, int)
+    part = min(loop.part * by, -(-loop.extent // 2))
+    dimension = replace(loop.body.dimensions[0], most=part)
+    return replace(node, kwargs=tuple((dict(node.kwargs) | {"part": part}).items()), body=replace(loop.body, dimensions=(dimension,)))
 
 
 def _lowered(graph: Graph) -> _Tried | None:
