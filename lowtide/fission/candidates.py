@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lowtide.fission.dimensions import Dimensions, cut_by
+from lowtide.fission.dimensions import Dimensions
 from lowtide.fission.heat import Dominators, Heat, hot_bytes
 from lowtide.fission.regions import Region, Regions
 from lowtide.ir.graph import Graph, Kind, Storage, Value
+from lowtide.ir.operators.axes.axis import cut_by
 
 _HALVINGS = 8  # below the lowest interval
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from lowtide.ir.graph import Graph, Node, Value
-from lowtide.ir.operators.axes.axis import Axis, argument
+from lowtide.ir.graph import Graph, Value
+from lowtide.ir.operators.axes.axis import Axis, cut_by
 from lowtide.ir.operators.axes.table import axes_of
 
 
@@ -56,15 +56,6 @@ class Dimensions:
             for part in dict.fromkeys(parts):
                 found[part].append(index)
         return found
-
-
-def cut_by(node: Node, axis: Axis) -> Iterator[tuple[Value, int]]:
-    """The values that an axis cuts, arguments and results, and where."""
-    for path, dim in axis.sliced:
-        value = argument(node, path)
-        assert isinstance(value, Value)
-        yield value, dim
-    yield from ((value, role) for value, role in zip(node.results, axis.results, strict=True) if isinstance(role, int))
 
 
 def _numbered(graph: Graph) -> dict[Value, int]:

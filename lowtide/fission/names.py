@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lowtide.base.units import bytes_text
-from lowtide.fission.dimensions import Dimensions, cut_by
+from lowtide.fission.dimensions import Dimensions
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.ir.operators.axes.axis import Axis, Reduced
+from lowtide.ir.operators.axes.axis import Axis, Reduced, cut_by
 from lowtide.ir.operators.table import row_of
 from lowtide.ir.sizes import Size
 from lowtide.plan.alike import pattern

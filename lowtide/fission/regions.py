@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd
 
-from lowtide.fission.dimensions import Dimensions, cut_by
+from lowtide.fission.dimensions import Dimensions
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Node, Value
-from lowtide.ir.operators.axes.axis import Axis, Reduced, tensor_paths
+from lowtide.ir.operators.axes.axis import Axis, Reduced, cut_by, tensor_paths
 from lowtide.ir.operators.nodes import is_view
 
 

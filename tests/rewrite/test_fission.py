@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph
 from lowtide.ir.loops import Loop, is_loop
-from lowtide.planning.fission.regions import Dimensions, bytes_of, region
+from lowtide.planning.fission.around import Surroundings, bytes_of
 from lowtide.rewrite.base import replace_nodes
 from lowtide.rewrite.fission.along import along
 from lowtide.rewrite.fission.split import split
@@ -111,10 +111,10 @@ def test_attention_over_batch_heads_and_queries(dim):
     torch.manual_seed(0)
     x, wide = torch.randn(3, 6, 8, dtype=torch.float64), torch.randn(8, 24, dtype=torch.float64)
     program = captured(attended, (x, wide))
-    dimensions = Dimensions(program.graph)
+    around = Surroundings(program.graph)
     softmax = made(program.graph, "_softmax")
     batched = softmax if len(softmax.shape) == 4 else made(program.graph, "_softmax")
-    wanted = region(dimensions, batched, dim, 0.9 * bytes_of(batched))
+    wanted = around.split(batched, dim, 0.9 * bytes_of(batched))
     assert wanted is not None
     same(program, checked(split(program.graph, wanted, 2).graph))
 
@@ -190,7 +190,7 @@ def test_what_is_written_must_be_read_as_it_is_written():
     update = next(node for node in graph.nodes if node.writes)
     readers = [node for node in graph.nodes if any(value.storage is update.writes[0][0].storage for value in node.inputs)]
     gradient = update.args[1]
-    region_ = region(Dimensions(graph), gradient, 0, 0)
+    region_ = Surroundings(graph).split(gradient, 0, 0)
     assert region_ is not None
     nodes = sorted({*region_.nodes, *readers}, key=graph.nodes.index)
     with pytest.raises(CheckError):
@@ -223,10 +223,10 @@ def test_random_programs_with_random_splits_compute_the_same(names, pick, parts,
         return (x @ w).square().mean() if trains else x
 
     program = captured(network, (x,), (w,), SGD if trains else None)
-    dimensions = Dimensions(program.graph)
-    values = sorted((value for value in dimensions.made if value.shape), key=lambda value: value.name)
+    around = Surroundings(program.graph)
+    values = sorted((value for value in around.made if value.shape), key=lambda value: value.name)
     value = values[pick % len(values)]
-    wanted = region(dimensions, value, pick % len(value.shape), share * bytes_of(value))
+    wanted = around.split(value, pick % len(value.shape), share * bytes_of(value))
     assume(wanted is not None)
     try:
         done = split(program.graph, wanted, parts).graph

@@ -21,8 +21,7 @@ from lowtide.cost.memory import order_problem, resident_storages, simulate
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.loops import Loop, is_loop
-from lowtide.ir.operators.nodes import is_view
-from lowtide.planning.fission.regions import Dimensions, bytes_of, splits_around
+from lowtide.planning.fission.around import Surroundings, bytes_of
 from lowtide.planning.impossible import needs_bytes
 from lowtide.problems.order import OrderProblem
 from lowtide.rewrite.base import replace_nodes
@@ -93,27 +92,25 @@ def _lowered(graph: Graph) -> _Tried | None:
         return None
     highest = int(needs.argmax())
     node, floor = graph.nodes[highest], int(needs[highest])
-    dimensions = Dimensions(graph)
-    tried = [each for around in _hot(node, dimensions) for each in _tries(graph, dimensions, around, needs)]
+    around = Surroundings(graph)
+    tried = [each for value in _hot(node, around) for each in _tries(around, value, needs)]
     tried = [each for each in tried if each.needs_bytes <= _ENOUGH * floor]
     return min(tried, key=lambda each: (each.needs_bytes, each.nodes), default=None)
 
 
-def _hot(node: Node, dimensions: Dimensions) -> list[Value]:
+def _hot(node: Node, around: Surroundings) -> list[Value]:
     """The largest tensors of a node that nodes make."""
-    values = [value for value in dict.fromkeys((*node.results, *node.inputs)) if value in dimensions.made and value.dtype != "scalar"]
+    values = [value for value in dict.fromkeys((*node.results, *node.inputs)) if value in around.made and value.dtype != "scalar"]
     return sorted(values, key=lambda value: -bytes_of(value))[:_TENSORS]
 
 
-def _tries(graph: Graph, dimensions: Dimensions, around: Value, needs: NDArray[np.int64]) -> Iterator[_Tried]:
+def _tries(around: Surroundings, value: Value, needs: NDArray[np.int64]) -> Iterator[_Tried]:
     """The splits around a tensor, each into as few parts as serve."""
-    for wanted in splits_around(dimensions, around, _SHARES):
-        if not all(map(is_view, wanted.nodes)):
-            inside = {dimensions.place[node] for node in wanted.nodes}
-            next_bytes = int(np.delete(needs, sorted(inside)).max(initial=0))
-            best = _fewest(graph, wanted, next_bytes)
-            if best is not None:
-                yield best
+    for wanted in around.splits(value, _SHARES):
+        outside = [place for place, node in enumerate(around.graph.nodes) if node not in wanted.axes]
+        best = _fewest(around.graph, wanted, int(needs[outside].max(initial=0)))
+        if best is not None:
+            yield best
 
 
 def _fewest(graph: Graph, wanted: Split, next_bytes: int) -> _Tried | None:

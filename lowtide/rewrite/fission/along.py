@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from lowtide.ir.graph import Node, Value
-from lowtide.ir.operators.axes.axis import Axis, argument
+from lowtide.ir.operators.axes.axis import Axis, cut_by
 from lowtide.ir.operators.axes.table import axes_of
 from lowtide.ir.operators.nodes import is_view
 from lowtide.rewrite.fission.roles import Split, refuse
@@ -40,12 +40,3 @@ def along(nodes: Sequence[Node], value: Value, dim: int) -> Split:
 def _axis(node: Node, value: Value, dim: int) -> Axis | None:
     """The axis of a node that has a value's dimension."""
     return next((axis for axis in axes_of(node) if (value, dim) in set(cut_by(node, axis))), None)
-
-
-def cut_by(node: Node, axis: Axis) -> Iterator[tuple[Value, int]]:
-    """The tensors that an axis cuts, and where."""
-    for path, dim in axis.sliced:
-        value = argument(node, path)
-        assert isinstance(value, Value)
-        yield value, dim
-    yield from ((value, role) for value, role in zip(node.results, axis.results, strict=True) if isinstance(role, int))

@@ -36,6 +36,7 @@ def split(graph: Graph, wanted: Split, parts: int) -> Rewritten:
     Raises CheckError saying what is in the way, for a set that cannot be split so.
     """
     inside = set(wanted.nodes)
+    wanted = _named(graph, wanted)
     first, last = _span(graph, inside)
     behind = _behind(graph, inside, first)
     roles = Roles.of(wanted)
@@ -52,6 +53,14 @@ def split(graph: Graph, wanted: Split, parts: int) -> Rewritten:
             forward[node] = (new,) if node not in inside else (loop, new)
         nodes.append(new)
     return Rewritten(replace(graph, nodes=tuple(nodes)), forward)
+
+
+def _named(graph: Graph, wanted: Split) -> Split:
+    """The split with a name for its parts that no dimension around has."""
+    name, taken = wanted.part_name if wanted.part_name.isidentifier() else "part", {each.name for each in graph.dimensions}
+    while name in taken:
+        name = f"{name}_"
+    return replace(wanted, part_name=name)
 
 
 def _span(graph: Graph, inside: set[Node]) -> tuple[int, int]:

@@ -67,6 +67,15 @@ def tensor_paths(node: Node) -> Iterator[tuple[Path, Value]]:
         yield from _within(arg, (name,))
 
 
+def cut_by(node: Node, axis: Axis) -> Iterator[tuple[Value, int]]:
+    """The values that an axis cuts, arguments and results, and where."""
+    for path, dim in axis.sliced:
+        value = argument(node, path)
+        assert isinstance(value, Value)
+        yield value, dim
+    yield from ((value, role) for value, role in zip(node.results, axis.results, strict=True) if isinstance(role, int))
+
+
 def with_arguments(node: Node, instead: Mapping[Path, Arg]) -> Node:
     """The node with other arguments at some places."""
     args = tuple(_replaced(arg, (place,), instead) for place, arg in enumerate(node.args))
