@@ -14,7 +14,7 @@ from lowtide.capture.program import Captured
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.errors import BudgetError, FormatError
 from lowtide.plan.plan import Plan
-from lowtide.planning.candidate import Candidate, equal_graphs
+from lowtide.planning.candidate import Candidate
 from lowtide.planning.limits import Limit, Memory
 from lowtide.planning.planner import Planner
 from lowtide.planning.request import Budget, Request
@@ -125,7 +125,7 @@ class Maker:
     def _program(self, captured: Captured, laboratory: Laboratory) -> Program:
         """A captured program with what planning has to know of it; of one that a saved plan is for, that plan."""
         if (saved := self._saved_for(captured)) is not None:
-            return Program(captured, self.machine.granule_bytes(captured), (), as_saved(saved, equal_graphs(captured.graph)))
+            return Program(captured, self.machine.granule_bytes(captured), (), as_saved(saved, captured.graph, exact=self.asked.exact))
         candidates = self.machine.candidates(captured, laboratory, split=self._is_limited and not self.asked.exact)
         if self._is_limited:
             candidates = self.machine.timed(captured, candidates, laboratory)

@@ -21,7 +21,7 @@ write a storage several times, so that it leaves a version that is more than one
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from lowtide.errors import CheckError
@@ -82,8 +82,13 @@ class Loop:
         return tuple((size, count) for size, count in ((self.part, whole), (rest, 1)) if size and count)
 
     def at(self, size: int) -> Graph:
-        """The body for a part of that size."""
+        """The body for a part of that size. Raises ShapeError for one that no part has."""
         return at(self.body, {self.body.dimensions[0].name: size})
+
+    def at_any(self, size: int) -> Graph:
+        """The body as it would be for a part of any size."""
+        dimension = replace(self.body.dimensions[0], most=size)
+        return at(replace(self.body, dimensions=(dimension,)), {dimension.name: size})
 
     @property
     def _values(self) -> tuple[Value, ...]:

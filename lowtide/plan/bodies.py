@@ -15,10 +15,11 @@ def body_bytes(node: Node, granule_bytes: int) -> int:
     if not is_loop(node):
         return 0
     loop = Loop.of(node)
-    return max((_peak_bytes(loop.at(size), granule_bytes) for size, _ in loop.sizes), default=0)
+    return max((peak_bytes(loop.at(size), granule_bytes) for size, _ in loop.sizes), default=0)
 
 
-def _peak_bytes(body: Graph, granule_bytes: int) -> int:
+def peak_bytes(body: Graph, granule_bytes: int) -> int:
+    """What the nodes of a body at some size make for themselves at their highest."""
     last: dict[Storage, int] = {}
     for step, node in enumerate(body.nodes):
         last |= dict.fromkeys((value.storage for value in (*node.inputs, *node.results)), step)

@@ -9,6 +9,7 @@ from lowtide.plan.alike import Alike, alike
 from lowtide.plan.contents import Contents
 from lowtide.plan.cost_report import CostReport, Eviction
 from lowtide.plan.snapshot import LiveTensor, Snapshot
+from lowtide.plan.splits import split_lines
 from lowtide.plan.where import source_text
 
 __all__ = ["bytes_text", "eviction_lines", "snapshot_line", "snapshot_lines", "summarize"]
@@ -32,6 +33,7 @@ def summarize(plan: Contents) -> str:
     table.append(f"{_deeds(plan)}; found by {plan.solver}")
     if plan.peak is not None:
         table += snapshot_lines(plan.peak, again=plan.cost_report is not None and bool(plan.cost_report.evictions))
+    table += split_lines(plan)
     if plan.cost_report is not None:
         table += eviction_lines(plan.cost_report, plan.provenance.device)
         table += (

@@ -9,7 +9,9 @@ from lowtide.errors import CheckError, FormatError
 from lowtide.ir.graph import Graph
 from lowtide.ir.text.graph_text import to_text
 from lowtide.plan.plan import Plan
+from lowtide.planning.candidate import equal_graphs
 from lowtide.planning.checked import checked
+from lowtide.planning.fission.search import split_graphs
 from lowtide.remat.write_out import rematerialise
 
 
@@ -18,8 +20,24 @@ def replan(saved: Plan, graph: Graph) -> Plan:
     return checked(dataclasses.replace(saved, graph=graph))
 
 
-def as_saved(saved: Plan, graphs: Sequence[Graph]) -> Plan:
-    """The saved plan for the one of these graphs, which compute the same, that it is of. Raises FormatError where it is of none."""
+def as_saved(saved: Plan, graph: Graph, *, exact: bool) -> Plan:
+    """The saved plan for the captured graph, or the one that was made of it, that it is of.
+
+    Raises FormatError where it is of none, and where its numbers are rounded otherwise although they are to be eager's (`exact`).
+    """
+    equal = equal_graphs(graph)
+    found = _of_one(saved, equal)
+    if found is None and (found := _of_one(saved, split_graphs(equal[-1]))) is not None and exact:
+        raise FormatError("the saved plan rounds otherwise than eager: say exact=False, or leave `plan` out to make a new one")
+    if found is None:
+        raise FormatError(
+            "the saved plan was changed: its graph is not what the program was rewritten to; leave `plan` out to make a new one"
+        )
+    return found
+
+
+def _of_one(saved: Plan, graphs: Sequence[Graph]) -> Plan | None:
+    """The plan for the one of these graphs that it is of."""
     text = to_text(saved.graph, sources=False)
     for graph in graphs:
         written = graph
@@ -30,4 +48,4 @@ def as_saved(saved: Plan, graphs: Sequence[Graph]) -> Plan:
                 continue
         if to_text(written, sources=False) == text:
             return replan(saved, written)
-    raise FormatError("the saved plan was changed: its graph is not what the program was rewritten to; leave `plan` out to make a new one")
+    return None

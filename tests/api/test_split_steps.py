@@ -37,7 +37,7 @@ def loops(step: lowtide.Step) -> int:
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
-def test_a_step_in_parts_trains_as_eager_does_in_the_memory_promised(optimizer):
+def test_a_step_in_parts_trains_as_eager_does_in_the_memory_promised(optimizer, tmp_path):
     model = Language()
     twin, exact = copy.deepcopy(model), copy.deepcopy(model).double()
     step = lowtide.optimize(
@@ -62,6 +62,15 @@ def test_a_step_in_parts_trains_as_eager_does_in_the_memory_promised(optimizer):
     assert measured.peak_bytes == pytest.approx(step.plan.peak_bytes, rel=0.01)
     assert measured.peak_bytes <= 0.4 * step.plan.eager_peak_bytes
     assert "for start in range(0, 192" in step.source
+    text = str(step.plan)
+    assert "run part by part" in text
+    assert "(192) in" in text
+    path = tmp_path / "plan.json"
+    step.plan.save(path)
+    settings = {"loss": loss, "optimizer": optimizer(model.parameters(), lr=1e-2), "workspaces": False, "progress": False, "plan": path}
+    assert lowtide.optimize(model, (WORDS,), exact=False, **settings).source == step.source
+    with pytest.raises(lowtide.FormatError, match="exact=False"):
+        lowtide.optimize(model, (WORDS,), **settings)
 
 
 def test_nothing_is_split_unless_rounding_may_differ():
