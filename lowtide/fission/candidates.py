@@ -6,7 +6,8 @@ the peak. Scores are put into levels, and of each level the deepest nodes give a
 
 Otherwise than the paper: below its L equal intervals of the score come halvings of the lowest, since a block's share of a deep network's
 heat is small; phases stand beside the whole step, for which what an earlier phase left is given as weights are: the backward part of a
-block is dominated by nothing but the entry of the forward part otherwise; and all of a part is a candidate, too.
+block is dominated by nothing but the entry of the forward part otherwise; all of a part is a candidate, too; and of each set
+also what comes before the last reader of its heat, and what can be cut as fine as the value at its heart.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ def candidates(graph: Graph, order: Sequence[int] | None = None, *, levels: int 
     regions = Regions(Dimensions.of(graph))
     found: dict[tuple[int, int], Candidate] = {}
     for score, anchor, dim, places in sorted(_wanted(regions, hot, levels), key=lambda each: (-each[0], len(each[3]), each[3][:1]))[:most]:
-        region = regions.around(anchor, dim, places)
-        if region is not None:
-            candidate = Candidate(region, score, _saved_bytes(regions, region, hot))
-            found.setdefault((region.part, region.bits), candidate)
+        for fine in (False, True):
+            region = regions.around(anchor, dim, places, fine=fine)
+            if region is not None and (region.part, region.bits) not in found:
+                found[region.part, region.bits] = Candidate(region, score, _saved_bytes(regions, region, hot))
     return tuple(found.values())
 
 
@@ -65,8 +66,16 @@ def _wanted(regions: Regions, hot: Mapping[Storage, int], levels: int) -> Iterat
             phased = _phased(regions, part, phase, made, hot)
             for node in _chosen(phased, levels):
                 dominated = _dominated(phased, node)
-                for value, dim in _anchors(regions, part, dominated, made):
-                    yield phased.heat.score[node], value, dim, dominated
+                for wanted in dict.fromkeys((dominated, _until_read(regions, dominated, made))):
+                    for value, dim in _anchors(regions, part, wanted, made):
+                        yield phased.heat.score[node], value, dim, wanted
+
+
+def _until_read(regions: Regions, places: tuple[int, ...], made: Mapping[int, list[Value]]) -> tuple[int, ...]:
+    """Those up to the last that reads what is made among them and stands at the peak: behind it parts have nothing to save."""
+    hot = {value.storage for place in places for value in made.get(place, ())}
+    reading = [place for place in places if any(value.storage in hot for value in regions.graph.nodes[place].inputs)]
+    return tuple(place for place in places if place <= reading[-1]) if reading else places
 
 
 def _made(regions: Regions, hot: Mapping[Storage, int]) -> dict[int, list[Value]]:

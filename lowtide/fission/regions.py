@@ -25,6 +25,7 @@ from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.operators.axes.axis import Axis, Reduced, cut_by, tensor_paths
 from lowtide.ir.operators.nodes import is_view
+from lowtide.ir.sizes import Size
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,15 +126,19 @@ class Regions:
                 found.setdefault(value, []).append(place)
         return found
 
-    def around(self, anchor: Value, dim: int, wanted: Sequence[int]) -> Region | None:
+    def around(self, anchor: Value, dim: int, wanted: Sequence[int], *, fine: bool = False) -> Region | None:
         """The region of nodes at some of these places, in program order, around a value along one of its dimensions.
 
-        None where nothing but views can be cut with it, or into nothing. Takes time linear in the nodes between the first and the last.
+        None where nothing but views can be cut with it, or into nothing. `fine`: only of nodes that can be cut wherever the value can, as
+        merged batch and tokens can be cut between tokens as long as no node sees them apart. Takes time linear in the nodes between the
+        first and the last.
         """
         start = self.makers.get(anchor)
         if start is None or not wanted:
             return None
         allowed, part = set(wanted), self.dimensions.part(anchor, dim)
+        if fine:
+            allowed = {place for place in allowed if self._is_fine(place, part, anchor.shape[dim])}
         growing = _Growing(cut={anchor: dim})
         late = self._onwards(growing, start, wanted[-1], allowed, part)
         self._back(growing, range(wanted[-1], wanted[0] - 1, -1), allowed - late, part)
@@ -165,6 +170,10 @@ class Regions:
                 continue
             if ahead or any(other in growing.axes for other in after):
                 early.add(place)
+
+    def _is_fine(self, place: int, part: int, extent: Size) -> bool:
+        axes = zip(self.dimensions.axes[place], self.dimensions.axis_parts[place], strict=True)
+        return all(isinstance(axis.extent, int) and axis.extent % extent == 0 for axis, its_part in axes if its_part == part)
 
     def _joins(self, growing: _Growing, place: int, part: int) -> bool:
         node = self.graph.nodes[place]

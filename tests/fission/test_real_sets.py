@@ -1,0 +1,169 @@
+"""The sets that matter are among the candidates on networks that nobody here wrote."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import transformers
+
+from bench import torchvision_shim
+from lowtide.capture.program import Given, TrainingProgram, capture_inference, capture_training
+from lowtide.fission.candidates import candidates
+from lowtide.fission.dimensions import Dimensions, cut_by
+from lowtide.fission.names import Table
+from lowtide.fission.regions import Region
+from lowtide.fission.tree import FissionTree
+from lowtide.ir.graph import Graph, Kind
+from lowtide.rewrite.looks import make_of_sizes
+from lowtide.rewrite.losses import sum_losses
+
+torchvision_shim.install()
+timm = pytest.importorskip("timm")
+
+_BATCH, _TOKENS = 2, 16
+_CPU = torch.device("cpu")
+_SMALL = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+LANGUAGE = {
+    "gpt2": lambda dropout: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=256, n_positions=64, n_embd=32, n_layer=2, n_head=4, attn_pdrop=dropout)
+    ),
+    "bert": lambda dropout: transformers.BertForMaskedLM(
+        transformers.BertConfig(**_SMALL, max_position_embeddings=64, attention_probs_dropout_prob=dropout)
+    ),
+    "llama": lambda _: transformers.LlamaForCausalLM(transformers.LlamaConfig(**_SMALL, num_key_value_heads=2, use_cache=False)),
+}
+
+
+@functools.cache
+def trained(name: str, length: int = _TOKENS, dropout: float = 0.1) -> Graph:
+    """A step of AdamW on a language model, with its mean loss as a sum, and nothing that waits for the looks of another tensor."""
+    model = LANGUAGE[name](dropout)
+    tokens = torch.zeros(_BATCH, length, dtype=torch.int64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    program = TrainingProgram(model, lambda m, x, y: m(input_ids=x, labels=y).loss, optimizer, None, 1, None)
+    captured = capture_training(program, Given((tokens, tokens), {}, _CPU))[-1].graph
+    return make_of_sizes(sum_losses(captured).graph).graph
+
+
+@functools.cache
+def regions(graph: Graph) -> list[Region]:
+    return [each.region for each in candidates(graph)]
+
+
+def count(graph: Graph, region: Region, *parts: str) -> int:
+    """How many nodes have a name with one of these parts."""
+    return sum(any(part in graph.nodes[place].op for part in parts) for place in region.axes)
+
+
+def cut_at(graph: Graph, region: Region, part: str) -> set[int]:
+    """The dimensions along which nodes of such a name are cut, by their first argument."""
+    nodes = [(graph.nodes[place], axis) for place, axis in region.axes.items() if part in graph.nodes[place].op]
+    return {dim for node, axis in nodes for value, dim in cut_by(node, axis) if value is node.args[0]}
+
+
+def of_module(graph: Graph, region: Region, part: str) -> list[str]:
+    """The operators of a region that modules of such a name run."""
+    nodes = (graph.nodes[place] for place in region.axes)
+    return [node.op for node in nodes if node.source is not None and part in node.source.module]
+
+
+PRODUCTS = ("aten.mm.", "aten.bmm.", "aten.addmm.", "matmul")
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_loss_and_logits_are_cut_between_tokens(name):
+    """Logits, their loss and its gradients in parts of any tokens, with the gradient of the table accumulated."""
+    graph = trained(name)
+    found = [each for each in regions(graph) if count(graph, each, "nll_loss_forward") and count(graph, each, "nll_loss_backward")]
+    finest = max(found, key=lambda each: each.units)
+    assert finest.units == _BATCH * _TOKENS
+    assert count(graph, finest, *PRODUCTS) >= 3
+    assert {value.shape for value in finest.accumulated} >= {(), (256, 32)}
+    assert not any(value.shape[-1:] == (256,) and len(value.shape) > 1 for value in (*finest.sliced, *finest.written)), "logits stay within"
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_forward_and_backward_of_a_segment_are_cut_over_the_batch(name):
+    """What micro-batches by hand do, from some layer on."""
+    graph = trained(name)
+    segments = [each for each in regions(graph) if each.units == _BATCH and count(graph, each, "nll_loss_backward")]
+    largest = max(segments, key=lambda each: len(each.axes))
+    kinds = {value.storage.kind for place in largest.axes for value in graph.nodes[place].results}
+    assert {Kind.ACTIVATION, Kind.GRADIENT} <= kinds
+    assert count(graph, largest, *PRODUCTS) >= 12
+    assert len(largest.accumulated) >= 4
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_attention_is_cut_over_queries(name):
+    """Scores, their softmax, dropout with a mask that is drawn whole, and what is gathered by them; keys and values stay whole."""
+    graph = trained(name, length=48)
+    found = [each for each in regions(graph) if cut_at(graph, each, "softmax.") == {2}]
+    assert any(count(graph, each, *PRODUCTS) >= 2 and count(graph, each, "softmax.") == 1 for each in found)
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_fused_attention_is_cut_over_heads(name):
+    graph = trained(name, dropout=0.0)
+    assert any(cut_at(graph, each, "_scaled_dot_product_flash_attention_for_cpu.") == {1} for each in regions(graph))
+
+
+@pytest.mark.parametrize(("name", "module"), [("gpt2", "mlp"), ("bert", "intermediate"), ("llama", "mlp")])
+def test_feed_forward_layers_are_cut_over_tokens(name, module):
+    """Within one layer: both products, and what is between them."""
+    graph = trained(name)
+    found = [each for each in regions(graph) if 2 <= count(graph, each, *PRODUCTS) <= 3 and of_module(graph, each, module)]
+    assert any(cut_at(graph, each, "mm.") <= {0, 1} and each.units in (_BATCH, _BATCH * _TOKENS) for each in found)
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_an_update_is_cut_over_elements(name):
+    graph = trained(name, length=2)
+    found = [each for each in regions(graph) if count(graph, each, "addcdiv_")]
+    assert found
+    for each in found:
+        after = [after for place in each.axes for _, after in graph.nodes[place].writes]
+        assert set(after) <= each.written.keys()
+
+
+def test_blocks_of_convolutions_are_cut_over_the_batch():
+    model = timm.create_model("resnet18").eval()
+    graph = capture_inference(model, Given((torch.zeros(4, 3, 64, 64),), {}, _CPU)).graph
+    counts = {count(graph, each, "convolution") for each in regions(graph) if each.units == 4}
+    assert 20 in counts, "the whole network"
+    assert counts & set(range(1, 6)), "what stands at the peak"
+
+
+def test_convolutions_and_their_gradients_are_cut_over_the_batch():
+    """Norms over groups of channels; statistics over the batch close it."""
+    model = timm.create_model("resnet18", norm_layer=timm.layers.GroupNorm)
+    images, labels = torch.zeros(4, 3, 64, 64), torch.zeros(4, dtype=torch.int64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)
+    program = TrainingProgram(model, lambda m, x, y: torch.nn.functional.cross_entropy(m(x), y), optimizer, None, 1, None)
+    graph = sum_losses(capture_training(program, Given((images, labels), {}, _CPU))[-1].graph).graph
+    found = [each for each in regions(graph) if each.units == 4]
+    both = [(count(graph, each, "convolution.default"), count(graph, each, "convolution_backward")) for each in found]
+    assert any(forward > 4 and backward > 4 for forward, backward in both)
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_nothing_random_is_in_a_set(name):
+    graph = trained(name)
+    assert not any(count(graph, each, "bernoulli", "dropout", "rand") for each in regions(graph))
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_sets_make_a_tree(name):
+    tree = FissionTree.of(regions(trained(name)))
+    for number, parent in enumerate(tree.parents):
+        assert parent < 0 or tree.regions[number].places <= tree.regions[parent].places
+    assert {name for name, _, _ in tree.mutations()} == {"enable"}
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_the_dimensions_of_a_step_are_named(name):
+    table = str(Table.of(Dimensions.of(trained(name))))
+    for word in ("batch", "tokens", "heads", "features"):
+        assert f"{word} " in table
