@@ -29,7 +29,6 @@ _EARLIER = {
     "budget": ("cffd48a", "the search has changed, and no clock ends it any more, as 60 seconds did"),
     "magis": ("cffd48a", "the search has changed"),
     "arena": ("46d3dcd", "how a step begins and ends in its arena has changed"),
-    "step_time": ("47d4c6c", "capture has changed, and what each call checks"),
     "place": ("67ebfdd", "the placers' code has changed"),
     "model_paper": ("9e880e3", "orders are searched for with less effort, and capture and placers have changed"),
 }
@@ -214,13 +213,22 @@ def _arena() -> str:
 
 
 def _step_time() -> str:
-    lines = [[f"{row['model']}, batch {row['batch_size']}", _agreed(row, "lowtide_ms")] for row in _rows("step_time")]
+    lines = [
+        [
+            f"{row['model']}, batch {row['batch_size']}",
+            f"{row['wall_ratio']:.2f}",
+            f"{row['least_wall_ratio']:.2f} to {row['most_wall_ratio']:.2f}",
+            f"{row['lowtide_ms'] / row['eager_ms']:.2f}",
+            f"{row['cpu_ratio']:.2f}",
+        ]
+        for row in _rows("step_time")
+    ]
     return _section(
         "Step time by order alone",
         "step_time",
         "python -m bench.step_time",
-        "Each training is a process of its own, in turns.",
-        ("", "time of a step over eager's"),
+        "Time of a step over eager's. Each training is a process of its own, in turns; all readings are given, since they scatter.",
+        ("", "median of pairs", "least and most", "ratio of medians", "processor time"),
         lines,
     )
 

@@ -29,6 +29,7 @@ from lowtide.plan.plan import Plan
 from lowtide.plan.summary import one_line
 from lowtide.planning.effort import sweeps_of
 from lowtide.planning.limits import Limit
+from lowtide.report import save as save_report
 from lowtide.runtime.batch import BatchSpec, NewShapeError, Shape
 from lowtide.runtime.caller import ChangedError, View
 
@@ -132,6 +133,18 @@ class Step:
     def arena(self) -> ArenaReport | None:
         """What the step's arena does; None where none was asked for."""
         return None if self._arena is None else self._arena.report()
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write that plan for people: a page (.html), a picture (.png, .svg, .pdf), a trace (.json), a snapshot for memory_viz (.pickle).
+
+        The page is one file that asks no network: memory over the step beside eager PyTorch's, what lives at each step, what a limit buys.
+        Raises FormatError for another suffix, ImportError where a picture is wanted and matplotlib is not installed, and OSError.
+        """
+        save_report(self.plan, path)
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw memory over the step, as `report` does for a picture's name. Needs matplotlib."""
+        save_report(self.plan, path)
 
     def save_program(self, path: str | os.PathLike[str]) -> None:
         """Write the program's text, to be read."""

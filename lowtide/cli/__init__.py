@@ -1,4 +1,4 @@
-"""The command line: `lowtide optimize SPEC`, `lowtide explain SPEC`, `lowtide order GRAPH.json` and `lowtide place BUFFERS.csv`.
+"""The command line: `lowtide optimize SPEC`, `lowtide explain SPEC`, `lowtide report PLAN.json OUT`, `lowtide order` and `lowtide place`.
 
 What the commands need takes seconds to import, and is imported only once an interrupt finds somebody to answer it.
 """

@@ -10,6 +10,7 @@ from typing import Any
 
 from lowtide.base import fields
 from lowtide.ir.graph import Kind, Node
+from lowtide.ir.operators.nodes import is_arithmetic, is_view
 from lowtide.plan.snapshot import phase_of
 
 _PHASES = ("forward", "backward", "optimizer")
@@ -52,9 +53,11 @@ class Timeline:
 
 
 def _phases(nodes: Sequence[Node]) -> tuple[tuple[str, int], ...]:
-    """Where one phase goes over into another."""
+    """Where one phase goes over into another; what only looks at memory or computes with numbers is of the phase around it."""
     found: list[tuple[str, int]] = []
     for step, node in enumerate(nodes):
+        if found and (is_view(node) or is_arithmetic(node)):
+            continue
         if not found or phase_of(node) != found[-1][0]:
             found.append((phase_of(node), step))
     return tuple(found)

@@ -1,0 +1,163 @@
+"""Charts as paths in a square of 1000 by 1000 that a page stretches; all text is beside them, in percents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from lowtide.base.units import bytes_text, time_text
+from lowtide.ir.graph import Kind
+from lowtide.plan.kinds import kind_text
+from lowtide.plan.timeline import Timeline
+from lowtide.report.course import begins, rows_of
+
+_SIDE = 1000
+_COLUMNS = 1000  # of an area: steps that fall into one are drawn as the highest of them
+_TICKS = 5
+
+
+@dataclass(frozen=True)
+class Band:
+    """One area of a stack."""
+
+    name: str  # "activations"
+    style: str  # class of the page's style sheet
+    path: str
+    most: str  # its most bytes, for people
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A text at a place, in percents from the left and from the bottom; `span` is how far it reaches to the right."""
+
+    text: str
+    left: float = 0.0
+    bottom: float = 0.0
+    span: float = 0.0
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What the sides of a chart stand for."""
+
+    most_x: float  # microseconds or steps
+    most_bytes: int
+    by_time: bool
+
+    def x(self, at: float) -> float:
+        """In percents."""
+        return 100 * at / self.most_x if self.most_x else 0.0
+
+    def y(self, nbytes: float) -> float:
+        """In percents."""
+        return 100 * nbytes / self.most_bytes if self.most_bytes else 0.0
+
+    def x_text(self, at: float) -> str:
+        """For people."""
+        return (time_text(at) if at else "0") if self.by_time else f"step {at:.0f}"
+
+    @property
+    def x_ticks(self) -> list[Mark]:
+        """Along the lower side."""
+        return [Mark(self.x_text(at), left=self.x(at)) for at in _round_ticks(self.most_x)]
+
+    @property
+    def y_ticks(self) -> list[Mark]:
+        """Along the left side."""
+        return [Mark(bytes_text(int(at)), bottom=self.y(at)) for at in _round_ticks(self.most_bytes, binary=True)]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Memory over a step."""
+
+    title: str
+    bands: tuple[Band, ...]
+    phases: tuple[Mark, ...]
+    peak: Mark
+    width: float  # percents of the scale that the step takes
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """The same in words: each kind, and its most bytes."""
+        return [(band.name, band.most) for band in self.bands]
+
+
+def stack(title: str, timeline: Timeline, scale: Scale) -> Chart:
+    """The areas of a timeline, by kind."""
+    at = begins(timeline, scale.by_time)
+    total = timeline.footprint_bytes
+    columns = _columns(at, total, scale)
+    floor = [0] * len(total)
+    bands = []
+    for kind, nbytes in rows_of(timeline):
+        ceiling = [low + own for low, own in zip(floor, nbytes, strict=True)]
+        bands.append(Band(_name(kind), _style(kind), _area(at, columns, floor, ceiling, scale), bytes_text(max(nbytes))))
+        floor = ceiling
+    peak = max(total, default=0)
+    step = total.index(peak) if total else 0
+    mark = Mark(f"peak {bytes_text(peak)}", scale.x(at[step]), scale.y(peak))
+    return Chart(title, tuple(bands), _phases(timeline, at, scale), mark, scale.x(at[-1]))
+
+
+def curve(points: Sequence[tuple[float, float]]) -> str:
+    """A line through points in percents that goes right first and then up or down."""
+    pieces = [f"M{points[0][0] * 10:.1f} {_SIDE - points[0][1] * 10:.1f}"] if points else []
+    return "".join([*pieces, *(f"H{left * 10:.1f}V{_SIDE - bottom * 10:.1f}" for left, bottom in points[1:])])
+
+
+def _name(kind: Kind | None) -> str:
+    return "workspace of operators" if kind is None else kind_text(kind)
+
+
+def _style(kind: Kind | None) -> str:
+    return "workspace" if kind is None else kind.value
+
+
+def _columns(at: Sequence[float], total: Sequence[int], scale: Scale) -> list[int]:
+    """The steps that are drawn: of those that begin in one column the highest."""
+    best: dict[int, int] = {}
+    for step, nbytes in enumerate(total):
+        column = int(scale.x(at[step]) * _COLUMNS / 100)
+        if column not in best or nbytes > total[best[column]]:
+            best[column] = step
+    return list(best.values())
+
+
+def _area(at: Sequence[float], columns: Sequence[int], floor: Sequence[int], ceiling: Sequence[int], scale: Scale) -> str:
+    """The outline between two lines: along the upper one to the right, back along the lower one."""
+    if not columns:
+        return ""
+    left = [0.0, *(scale.x(at[step]) * 10 for step in columns[1:]), scale.x(at[-1]) * 10]
+    upper = [_SIDE - scale.y(ceiling[step]) * 10 for step in columns]
+    lower = [_SIDE - scale.y(floor[step]) * 10 for step in columns]
+    there = "".join(f"V{y:.1f}H{x:.1f}" for y, x in zip(upper, left[1:], strict=True))
+    back = "".join(f"V{y:.1f}H{x:.1f}" for y, x in zip(reversed(lower), reversed(left[:-1]), strict=True))
+    return f"M0 {lower[0]:.1f}{there}{back}Z"
+
+
+def _phases(timeline: Timeline, at: Sequence[float], scale: Scale) -> tuple[Mark, ...]:
+    """A strip of the phases; those that begin and end within a column are left out."""
+    borders = [*timeline.phases, ("", len(at) - 1)]
+    found = []
+    for (name, first), (_, last) in pairwise(borders):
+        left, right = scale.x(at[first]), scale.x(at[last])
+        if right - left > 100 / _COLUMNS:
+            found.append(Mark(name, left=left, span=right - left, style=name))
+    return tuple(found)
+
+
+def _round_ticks(most: float, binary: bool = False) -> list[float]:
+    """A few round numbers up to `most`."""
+    if most <= 0:
+        return [0.0]
+    base = 2.0 if binary else 10.0
+    step = 1.0
+    while step * base * _TICKS <= most:
+        step *= base
+    for factor in (1, 2) if binary else (1, 2, 5, 10):
+        if most / (step * factor) <= _TICKS + 1:
+            return [step * factor * tick for tick in range(int(most / (step * factor)) + 1)]
+    return [0.0, most]

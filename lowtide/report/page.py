@@ -1,0 +1,103 @@
+"""The page: one file that holds all it shows, asks no network, and escapes every name that it was given."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from lowtide.base.files import write_whole
+from lowtide.base.units import bytes_text, time_text
+from lowtide.plan.contents import Contents
+from lowtide.plan.summary import one_line, snapshot_line, summarize
+from lowtide.report.addresses import addresses
+from lowtide.report.chart import Chart, Scale, stack
+from lowtide.report.course import Course, begins, has_times
+from lowtide.report.modules import module_marks
+from lowtide.report.rows import evictions, frontier, largest, step_rows, tensor_rows
+
+
+def save_page(plan: Contents, path: str | os.PathLike[str]) -> None:
+    """Write the page to a file, which is at every moment whole or what it was before. Raises OSError."""
+    write_whole(path, page(plan))
+
+
+def page(plan: Contents, title: str = "") -> str:
+    """The plan as a page of HTML."""
+    course = Course.of(plan)
+    charts, scale = _charts(plan, course)
+    at = begins(course.timeline, scale.by_time)
+    text: str = _template().render(
+        title=title or "A step's memory",
+        line=one_line(plan),
+        figures=_figures(plan),
+        charts=charts,
+        scale=scale,
+        modules=module_marks(course.nodes, at, scale),
+        addresses=addresses(course, scale),
+        peak_line=None if plan.peak is None else snapshot_line(plan.peak, again=plan.cost_report is not None),
+        frontier=frontier(plan),
+        evictions=evictions(plan),
+        left_out_evictions=max(0, len(plan.cost_report.evictions) - len(evictions(plan))) if plan.cost_report else 0,
+        tensors=largest(course),
+        left_out=max(0, len(course.tensors) - len(largest(course))),
+        summary=summarize(plan),
+        provenance=asdict(plan.provenance) | {"solver": plan.solver, "program": plan.program},
+        data=_data(course, at),
+    )
+    return text
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # only those who want a page wait for it
+
+    loader = FileSystemLoader(Path(__file__).parent / "pages", encoding="utf-8")
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).get_template(
+        "plan.html"
+    )
+
+
+def _charts(plan: Contents, course: Course) -> tuple[list[Chart], Scale]:
+    """Memory over the planned step, and over the program as it stood, on one scale."""
+    timelines = [course.timeline, *([plan.eager] if plan.eager is not None else [])]
+    by_time = has_times(timelines)
+    most_x = max(begins(timeline, by_time)[-1] for timeline in timelines)
+    most_bytes = max((max(timeline.footprint_bytes, default=0) for timeline in timelines), default=0)
+    scale = Scale(most_x, round(most_bytes * 1.08), by_time)
+    titles = ("lowtide", "eager PyTorch")
+    return [stack(title, timeline, scale) for title, timeline in zip(titles, timelines, strict=False)], scale
+
+
+def _figures(plan: Contents) -> list[tuple[str, str, str]]:
+    """(what, how much, a remark) of what a reader looks for first."""
+    less = f"{1 - plan.peak_bytes / plan.eager_peak_bytes:.1%} less than eager" if plan.eager_peak_bytes else ""
+    gap_bytes = plan.peak_bytes - plan.lower_bound_bytes
+    proof = "proven: no order of these operators needs less" if not gap_bytes else f"at most {bytes_text(gap_bytes)} above the least"
+    found = [
+        ("promised peak", bytes_text(plan.peak_bytes), less),
+        ("eager PyTorch", bytes_text(plan.eager_peak_bytes), "the program as it stands"),
+        ("resident throughout", bytes_text(plan.resident_bytes), "parameters, state, batch: what you hold"),
+        ("proof", bytes_text(plan.lower_bound_bytes), proof),
+    ]
+    report = plan.cost_report
+    if report is not None:
+        added = f"{report.time_us / report.order_us - 1:+.1%} against no limit" if report.order_us else ""
+        found.append(("promised time", time_text(report.time_us), added))
+    if plan.measured_peak_bytes is not None:
+        found.append(("measured peak", bytes_text(plan.measured_peak_bytes), "by the allocator"))
+    return found
+
+
+def _data(course: Course, at: list[float]) -> dict[str, Any]:
+    """What the page's script reads. Where steps begin is told in whole numbers as differences, which take the fewest digits."""
+    most = at[-1] or 1.0
+    places = [round(10_000 * each / most) for each in at]
+    return {
+        "at": [places[0], *(after - before for before, after in pairwise(places))],
+        "steps": step_rows(course),
+        "tensors": tensor_rows(course.tensors),
+    }

@@ -1,0 +1,93 @@
+"""What a page tells of single tensors, of what was evicted, and of what memory buys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lowtide.base.units import bytes_text, op_text, time_text
+from lowtide.plan.contents import Contents
+from lowtide.plan.cost_report import Eviction
+from lowtide.plan.kinds import kind_text
+from lowtide.plan.snapshot import LiveTensor
+from lowtide.plan.where import source_text
+from lowtide.report.chart import Mark, Scale, curve
+from lowtide.report.course import Course
+
+_MOST_ROWS = 200
+_LONGEST = 120  # of a name that a page shows
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """What memory buys: time against bytes, of all that was found best at something."""
+
+    path: str
+    points: tuple[Mark, ...]
+    chosen: Mark
+    rows: tuple[tuple[str, ...], ...]  # peak, time, what that adds to the time without recomputation
+    scale: Scale
+
+
+def tensor_rows(tensors: Sequence[LiveTensor]) -> list[list[object]]:
+    """For the page's script: name, bytes, kind, looks, origin, first step, step after the last."""
+    return [[_short(each.name), each.nbytes, each.kind.value, looks(each), origin(each), each.start, each.end] for each in tensors]
+
+
+def step_rows(course: Course) -> list[list[object]]:
+    """For the page's script: what runs at each step, and what memory it finds."""
+    pairs = zip(course.nodes, course.timeline.footprint_bytes, strict=True)
+    return [[op_text(node.op), _short(source_text(node.source)), nbytes] for node, nbytes in pairs]
+
+
+def looks(tensor: LiveTensor) -> str:
+    """ "float32[64, 10]"."""
+    return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
+
+
+def origin(tensor: LiveTensor) -> str:
+    """What makes it and where."""
+    where = source_text(tensor.source)
+    return _short(f"{op_text(tensor.op)}{f' of {where}' if where else ''}" if tensor.op else "the caller")
+
+
+def largest(course: Course) -> list[tuple[str, ...]]:
+    """The tensors of most bytes, as a table shows them."""
+    return [
+        (bytes_text(each.nbytes), _short(each.name), looks(each), kind_text(each.kind), f"{each.start} to {each.end}", origin(each))
+        for each in course.tensors[:_MOST_ROWS]
+    ]
+
+
+def evictions(plan: Contents) -> list[tuple[str, ...]]:
+    """What is evicted and restored, as a table shows it."""
+    found = () if plan.cost_report is None else plan.cost_report.evictions
+    return [_eviction(each) for each in found[:_MOST_ROWS]]
+
+
+def _eviction(each: Eviction) -> tuple[str, ...]:
+    away = ", ".join(f"{start} to {end}" for start, end in each.away[:4]) + (", ..." if len(each.away) > 4 else "")
+    runs = f"{each.runs} run again, {time_text(each.run_us)}" if each.runs else ""
+    moved = f"{time_text(each.store_us)} to the host, {time_text(each.load_us)} back" if each.load_us else ""
+    cost = "; ".join(filter(None, (runs, moved)))
+    return bytes_text(each.tensor.nbytes), looks(each.tensor), origin(each.tensor), each.how, away, "yes" if each.at_peak else "no", cost
+
+
+def frontier(plan: Contents) -> Frontier | None:
+    """None where no limit was asked for, or nothing is to choose."""
+    report = plan.cost_report
+    if report is None or len(report.frontier) < 2:
+        return None
+    points = sorted({*report.frontier, (plan.peak_bytes, report.time_us)})
+    slowest, largest_bytes = max(us for _, us in points), max(nbytes for nbytes, _ in points)
+    scale = Scale(slowest * 1.05, round(largest_bytes * 1.1), by_time=True)
+    placed = [(scale.x(us), scale.y(nbytes)) for nbytes, us in sorted(points, key=lambda point: point[1])]
+    chosen = Mark("this plan", scale.x(report.time_us), scale.y(plan.peak_bytes))
+    rows = tuple(
+        (bytes_text(nbytes), time_text(us), f"{us / report.order_us - 1:+.1%}" if report.order_us else "") for nbytes, us in points
+    )
+    return Frontier(curve(placed), tuple(Mark("", left, bottom) for left, bottom in placed), chosen, rows, scale)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

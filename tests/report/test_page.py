@@ -1,0 +1,139 @@
+"""The page: whole, self-contained, escaped, and true to the plan."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lowtide.base.units import bytes_text
+from lowtide.ir.graph import Graph, Kind, Storage
+from lowtide.plan.plan import Plan
+from lowtide.report import page, save
+from tests.graphs import array
+from tests.planned import PROVENANCE, chain, plan_of
+
+EVIL = "</script><script>alert('x')</script>"
+MOST_BYTES = 5 * 2**20  # of the page of a plan of 5,000 operators
+
+
+class Elements(HTMLParser):
+    """The elements of a page with their attributes, and the text within scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, str] = {}
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        tag, attributes = self.found[-1] if self.found else ("", {})
+        if tag == "script":
+            self.texts.setdefault(attributes.get("id") or "code", data)
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for found, attributes in self.found if found == tag]
+
+
+def data_of(text: str) -> dict[str, Any]:
+    """What the page's script reads."""
+    found: dict[str, Any] = json.loads(Elements(text).texts["data"])
+    return found
+
+
+@pytest.fixture(scope="module")
+def limited() -> Plan:
+    return plan_of(chain(24), memory_bytes=12 * 4096)
+
+
+def test_the_figures_are_the_plans(limited: Plan) -> None:
+    text = page(limited)
+    report = limited.cost_report
+    assert report is not None
+    assert report.evictions
+    for nbytes in (limited.peak_bytes, limited.eager_peak_bytes, limited.resident_bytes, limited.lower_bound_bytes):
+        assert f"<strong>{bytes_text(nbytes)}</strong>" in text
+    data = data_of(text)
+    assert max(footprint for _, _, footprint in data["steps"]) == limited.peak_bytes
+    assert (len(data["steps"]), len(data["at"])) == (len(limited.order), len(limited.order) + 1)
+    assert sum(data["at"]) == 10_000
+    for step, (_, _, footprint) in enumerate(data["steps"]):
+        assert sum(nbytes for _, nbytes, _, _, _, start, end in data["tensors"] if start <= step < end) == footprint
+
+
+def test_it_asks_no_network_and_runs_no_code_but_its_own(limited: Plan) -> None:
+    elements = Elements(page(limited))
+    assert not [attributes for _, attributes in elements.found if attributes.keys() & {"src", "href", "action", "onclick", "onload"}]
+    policy = next(attributes["content"] for attributes in elements.of("meta") if attributes.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    assert len(elements.of("script")) == 2
+    assert "innerHTML" not in elements.texts["code"]
+
+
+def test_names_are_escaped_wherever_they_stand() -> None:
+    plan = plan_of(chain(8, module=EVIL), memory_bytes=7 * 4096)
+    text = page(replace(plan, provenance=replace(PROVENANCE, device=EVIL)), title=EVIL)
+    elements = Elements(text)
+    assert EVIL not in text
+    assert len(elements.of("script")) == 2
+    assert any(EVIL in str(step) for step in data_of(text)["steps"])  # the data have the name itself
+
+
+def test_what_a_picture_shows_stands_in_words_too(limited: Plan) -> None:
+    elements = Elements(page(limited))
+    charts = [attributes for attributes in elements.of("div") if attributes.get("role") == "img"]
+    assert len(charts) == 4  # lowtide, eager, what memory buys, addresses
+    assert all(attributes["aria-label"] for attributes in charts)
+    assert all(attributes.get("aria-hidden") == "true" for attributes in elements.of("svg"))
+    assert all(attributes.get("tabindex") == "0" for attributes in elements.of("div") if "scroll" in (attributes.get("class") or ""))
+    assert [attributes["for"] for attributes in elements.of("label")] == ["step"]
+
+
+def test_the_same_plan_gives_the_same_page(limited: Plan) -> None:
+    assert page(limited) == page(limited) == page(Plan.from_json(limited.to_json()))
+
+
+def test_a_plan_without_a_limit_or_without_steps_has_a_page_too() -> None:
+    assert "What memory buys" not in page(plan_of(chain(6)))
+    x = array(Storage("x", 64, "cpu", Kind.INPUT))
+    assert "Memory over one step" in page(plan_of(Graph((x,), (), (x,))))
+
+
+def test_a_large_plan_is_a_small_page(tmp_path: Path) -> None:
+    save(plan_of(chain(5_000)), tmp_path / "plan.html")
+    assert (tmp_path / "plan.html").stat().st_size <= MOST_BYTES
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no browser")
+def test_the_script_runs_in_a_browser(limited: Plan, tmp_path: Path) -> None:
+    save(limited, tmp_path / "plan.html")
+    quiet = [
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+    ]
+    command = [
+        "chromium",
+        "--headless",
+        *quiet,
+        f"--user-data-dir={tmp_path / 'browser'}",
+        "--dump-dom",
+        f"file://{tmp_path / 'plan.html'}",
+    ]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert limited.peak is not None
+    assert f"step {limited.peak.step} of {len(limited.order)}: make" in shown
+    assert 'id="asking" hidden' not in shown
