@@ -50,6 +50,7 @@ def page() -> str:
         _arena(),
         _step_time(),
         _waiting(),
+        _report(),
         _addresses(),
         _model_paper(),
         *_varying_lengths(),
@@ -251,6 +252,18 @@ def _waiting() -> str:
         "for another limit by `step.at`, in another process that asks the same, and for `lowtide.explain`. Last, the time that 60 %\n"
         "adds, by the default effort and by the thorough one.",
         ("", "operators", "step", "operators unknown", "other limit", "asked again", "explain", "60 % adds"),
+        lines,
+    )
+
+
+def _report() -> str:
+    lines = [[f"{row['operators']:,}", _mib(row["page_bytes"]), f"{row['write_s']:.2f}", f"{row['open_ms']:.0f}"] for row in _rows("report")]
+    return _section(
+        "The page of a plan",
+        "report",
+        "python -m bench.report",
+        "What `step.report` writes, of made-up steps under a limit, and how long Chromium takes to open it, its script included.",
+        ("operators", "MiB", "seconds to write", "milliseconds to open"),
         lines,
     )
 

@@ -114,26 +114,43 @@ def test_a_large_plan_is_a_small_page(tmp_path: Path) -> None:
     assert (tmp_path / "plan.html").stat().st_size <= MOST_BYTES
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="no browser")
-def test_the_script_runs_in_a_browser(limited: Plan, tmp_path: Path) -> None:
-    save(limited, tmp_path / "plan.html")
-    quiet = [
-        "--no-sandbox",
-        "--disable-gpu",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-    ]
+BROWSER = shutil.which("chromium")
+QUIET = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+def shown(text: str, folder: Path, *options: str) -> str:
+    """What a browser makes of a page."""
+    (folder / "plan.html").write_text(text, encoding="utf-8")
     command = [
-        "chromium",
+        str(BROWSER),
         "--headless",
-        *quiet,
-        f"--user-data-dir={tmp_path / 'browser'}",
+        *QUIET,
+        f"--user-data-dir={folder / 'browser'}",
+        *options,
         "--dump-dom",
-        f"file://{tmp_path / 'plan.html'}",
+        f"file://{folder}/plan.html",
     ]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser")
+def test_the_script_runs_in_a_browser(limited: Plan, tmp_path: Path) -> None:
+    text = shown(page(limited), tmp_path)
     assert limited.peak is not None
-    assert f"step {limited.peak.step} of {len(limited.order)}: make" in shown
-    assert 'id="asking" hidden' not in shown
+    assert f"step {limited.peak.step} of {len(limited.order)}: make" in text
+    assert 'id="asking" hidden' not in text
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser")
+@pytest.mark.parametrize("width", [360, 1400])
+def test_nothing_reaches_over_the_side_of_the_window(limited: Plan, tmp_path: Path, width: int) -> None:
+    measure = "<script>document.title = document.documentElement.scrollWidth - innerWidth</script>"
+    text = shown(page(limited).replace("</body>", f"{measure}</body>"), tmp_path, f"--window-size={width},800")
+    assert "<title>0</title>" in text
