@@ -257,7 +257,9 @@ def _waiting() -> str:
 
 
 def _report() -> str:
-    lines = [[f"{row['operators']:,}", _mib(row["page_bytes"]), f"{row['write_s']:.2f}", f"{row['open_ms']:.0f}"] for row in _rows("report")]
+    lines = [
+        [f"{row['operators']:,}", _mib(row["page_bytes"]), f"{row['write_s']:.2f}", f"{row['open_ms']:.0f}"] for row in _rows("report")
+    ]
     return _section(
         "The page of a plan",
         "report",
