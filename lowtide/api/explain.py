@@ -20,6 +20,8 @@ from lowtide.capture.program import TrainingProgram, positional_and_keyword
 from lowtide.cost.device import Device
 from lowtide.cost.presets import preset
 from lowtide.errors import BatchError, BudgetError, CaptureError
+from lowtide.fission.dimensions import Dimensions
+from lowtide.fission.names import Table
 from lowtide.plan.plan import CostReport
 from lowtide.planning.effort import sweeps_of
 from lowtide.planning.limits import Limit, Memory
@@ -103,6 +105,7 @@ def explain(
         within=None if within is None else _with_swap(within, swap, swap_state),
         device=plan.provenance.device,
         training=program is not None,
+        dimensions=Table.of(Dimensions.of(captured.graph)).short(),
     )
 
 

@@ -39,6 +39,7 @@ class Explanation:
     within: Remedy | None  # the fastest way to that, if any was found
     device: str  # whose rates times are by
     training: bool
+    dimensions: str  # those along which most is made, by name: "batch (2 to 512; 1.20 GiB), heads of h.*.attn (12; 90.00 MiB)"
 
     @property
     def peak_bytes(self) -> int:
@@ -83,6 +84,7 @@ class Explanation:
             "resident_bytes": self.resident_bytes,
             "time_us": self.time_us,
             "device": self.device,
+            "dimensions": self.dimensions,
             "peak": asdict(self.peak),
             "by_kind": self.by_kind,
             "by_module": self.by_module,
@@ -115,11 +117,12 @@ class Explanation:
         return [*notes, *([self.verdict] if self.verdict else [])]
 
     def part_lines(self) -> list[str]:
-        """Who holds the memory at the peak."""
+        """Who holds the memory at the peak, and along what the program's operators can be cut."""
         kinds = ", ".join(f"{name} {bytes_text(nbytes)}" for name, nbytes in self.by_kind.items())
         modules = [f"{name} {bytes_text(nbytes)}" for name, nbytes in self.top_modules.items()]
         more = f", and {len(modules) - _MODULES} more" if len(modules) > _MODULES else ""
-        return [f"by kind: {kinds}", *([f"activations by module: {', '.join(modules[:_MODULES])}{more}"] if any(self.by_module) else [])]
+        lines = [f"by kind: {kinds}", *([f"activations by module: {', '.join(modules[:_MODULES])}{more}"] if any(self.by_module) else [])]
+        return [*lines, *([f"made along dimensions: {self.dimensions}"] if self.dimensions else [])]
 
     def remedy_rows(self) -> list[tuple[str, str, str, str, str]]:
         """What would help: its name, the peak, how much less that is, how much more time it takes, what to give to `optimize`."""
