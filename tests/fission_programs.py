@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from bench.parts import alike, combined, cut
 from lowtide.capture import operators
 from lowtide.fission.regions import Region
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.axes.axis import Reduced, argument, with_arguments
-from tests.operator_parts import alike, combined, cut
 
 
 class Program:

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.parts import call, wrong_axes
 from lowtide.capture import operators
 from lowtide.ir.operators.axes import elementwise
 from lowtide.ir.operators.axes.table import RULES, axes_of
 from tests.operator_axes_calls import CALLS, ELEMENTWISE, cast
-from tests.operator_parts import call, wrong_axes
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
