@@ -13,18 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import prod
 
 from lowtide.ir.graph import Graph, Node, Value
-from lowtide.ir.sizes import contiguous_stride
+from lowtide.ir.sizes import contiguous_stride, product
 from lowtide.rewrite.base import Rewritten, replace_nodes
 
-_ROWS, _ADD = "aten.embedding_dense_backward.default", "aten.add.Tensor"
+ROWS, _ADD = "aten.embedding_dense_backward.default", "aten.add.Tensor"
 
 
 def add_into_sums(graph: Graph) -> Rewritten:
     """Every such sum of two gradients whose rows nobody else reads."""
-    makers = {value: node for node in graph.nodes for value in node.outputs if value is not None and node.op == _ROWS}
+    makers = {value: node for node in graph.nodes for value in node.outputs if value is not None and node.op == ROWS}
     readers: dict[Value, int] = dict.fromkeys(graph.outputs, 2)
     for node in graph.nodes:
         readers |= {value: readers.get(value, 0) + 1 for value in node.inputs if value in makers}
@@ -42,24 +41,34 @@ def _fits(makers: Mapping[Value, Node], rows: Value, other: Value) -> bool:
     maker = makers.get(rows)
     if maker is None or rows is other or (rows.dtype, rows.shape, rows.stride) != (other.dtype, other.shape, other.stride):
         return False
+    return can_add_rows(maker) and not maker.after
+
+
+def can_add_rows(maker: Node) -> bool:
+    """Whether the rows that a gradient of an embedding is made of can be added one by one: all count, as they are."""
     gradient, indices, _, padding, scaled = maker.args
     if not isinstance(gradient, Value) or not isinstance(indices, Value) or not isinstance(padding, int):
         return False
     dense = all(value.stride == contiguous_stride(value.shape) for value in (gradient, indices))
-    return dense and padding < 0 and not scaled and not maker.kwargs and not maker.after
+    return dense and padding < 0 and not scaled and not maker.kwargs
+
+
+def rows_of(maker: Node, name: str) -> tuple[Node, Node]:
+    """The views of a gradient's rows, and of the numbers of the rows of the table that they belong to."""
+    gradient, indices = maker.args[:2]
+    assert isinstance(gradient, Value)
+    assert isinstance(indices, Value)
+    count, width = product(indices.shape), gradient.shape[-1]
+    flat = replace(indices, name=f"{name}_indices", shape=(count,), stride=(1,))
+    rows = replace(gradient, name=f"{name}_rows", shape=(count, width), stride=(width, 1))
+    return (
+        Node("aten.view.default", (indices, (count,)), (flat,), source=maker.source),
+        Node("aten.view.default", (gradient, (count, width)), (rows,), source=maker.source),
+    )
 
 
 def _added(maker: Node, node: Node, other: Value) -> tuple[Node, ...]:
     """The nodes that add the gradient's rows to the other gradient."""
-    gradient, indices = maker.args[:2]
-    assert isinstance(gradient, Value)
-    assert isinstance(indices, Value)
-    count, width = prod(map(int, indices.shape)), gradient.shape[-1]
-    made = node.results[0]
-    flat = replace(indices, name=f"{made.name}_indices", shape=(count,), stride=(1,))
-    rows = replace(gradient, name=f"{made.name}_rows", shape=(count, width), stride=(width, 1))
-    return (
-        Node("aten.view.default", (indices, (count,)), (flat,), source=maker.source),
-        Node("aten.view.default", (gradient, (count, width)), (rows,), source=maker.source),
-        replace(node, op="aten.index_add.default", args=(other, 0, flat, rows), inplace=((other, "aten.index_add_.default"),)),
-    )
+    views = rows_of(maker, node.results[0].name)
+    args = (other, 0, *(view.outputs[0] for view in views))
+    return *views, replace(node, op="aten.index_add.default", args=args, inplace=((other, "aten.index_add_.default"),))

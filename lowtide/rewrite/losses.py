@@ -20,7 +20,7 @@ from math import prod
 
 from lowtide.ir.graph import Arg, Atom, Graph, Node, Storage, Value
 from lowtide.ir.sizes import ITEM_BYTES
-from lowtide.rewrite.base import Forward, Rewritten, replace_nodes
+from lowtide.rewrite.base import Rewritten, replace_nodes
 
 _MEAN, _SUM = 1, 2  # as torch numbers reductions
 
@@ -42,11 +42,10 @@ _LOSSES = (
     _Loss("aten.smooth_l1_loss.default", "aten.smooth_l1_loss_backward.default", 2),
     _Loss("aten.huber_loss.default", "aten.huber_loss_backward.default", 2),
 )
-_LIKE_ONES = "aten.ones_like.default"
 
 
 def sum_losses(graph: Graph) -> Rewritten:
-    """Every mean loss of these as a sum, where nothing else reads what it divides by; and what begins the backward pass reads no loss."""
+    """Every mean loss of these as a sum, where nothing else reads what it divides by."""
     means = {node: loss for loss in _LOSSES for node in graph.nodes if node.op == loss.forward and _is_mean(node, loss, 0)}
     counts: dict[tuple[Arg, ...], Value] = {}
     instead: dict[Node, tuple[Node, ...]] = {}
@@ -55,8 +54,7 @@ def sum_losses(graph: Graph) -> Rewritten:
         if _can_be(graph, node, loss, backward):
             instead[node] = tuple(_forward(node, loss, counts))
             instead |= {other: tuple(_backward(other, loss, counts[_key(node, loss)] if loss.ignored else None)) for other in backward}
-    ones: Forward = {node: (_one(node),) for node in graph.nodes if node.op == _LIKE_ONES and node.outputs[0].shape == ()}  # type: ignore[union-attr]
-    return replace_nodes(graph, instead | dict(ones)) if instead else Rewritten(graph, {})
+    return replace_nodes(graph, instead)
 
 
 def _is_mean(node: Node, loss: _Loss, later: int) -> bool:
@@ -131,14 +129,6 @@ def _backward(node: Node, loss: _Loss, count: Value | None) -> Iterator[Node]:
 
 def _reduced(args: tuple[Arg, ...], place: int) -> tuple[Arg, ...]:
     return (*args[:place], _SUM, *args[place + 1 :])
-
-
-def _one(node: Node) -> Node:
-    """A one that is like a number without asking for it."""
-    made = node.outputs[0]
-    assert made is not None
-    kwargs = (("dtype", Atom("dtype", made.dtype)), ("device", Atom("device", made.storage.device)))
-    return replace(node, op="aten.full.default", args=((), 1.0), kwargs=kwargs)
 
 
 def _like(value: Value, name: str) -> Value:

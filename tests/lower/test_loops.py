@@ -19,6 +19,7 @@ from lowtide.planning.fission.search import with_ordered_body
 from lowtide.rewrite.fission.along import along
 from lowtide.rewrite.fission.split import split
 from lowtide.rewrite.losses import sum_losses
+from lowtide.rewrite.made_anew import make_anew
 from lowtide.runtime.program import Program
 from tests.loops import captured, made, nodes_of, planned
 
@@ -30,7 +31,7 @@ def logits_in_parts(parts: int):
     torch.manual_seed(0)
     x, labels, table = torch.randn(50, 64), torch.randint(0, 1000, (50,)), torch.randn(1000, 64)
     program = captured(lambda x, labels, table: F.cross_entropy(x @ table.t(), labels), (x, labels), (table,), partial(optim.SGD, lr=0.1))
-    graph = sum_losses(program.graph).graph
+    graph = sum_losses(make_anew(program.graph).graph).graph
     nodes = sorted([*nodes_of(graph, *LOGITS), nodes_of(graph, "t")[-1]], key=graph.nodes.index)
     done = split(graph, along(nodes, made(graph, "mm"), 0), parts)
     return program, planned(program.plan, with_ordered_body(done.graph, done.forward[nodes[0]][0]))

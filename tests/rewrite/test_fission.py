@@ -21,6 +21,7 @@ from lowtide.rewrite.fission.along import along
 from lowtide.rewrite.fission.split import split
 from lowtide.rewrite.into_sums import add_into_sums
 from lowtide.rewrite.losses import sum_losses
+from lowtide.rewrite.made_anew import make_anew
 from tests.loops import Captured, captured, checked, made, nodes_of
 
 SGD, ADAMW = partial(optim.SGD, lr=0.1), partial(optim.AdamW, lr=0.1, foreach=False)
@@ -52,7 +53,7 @@ def same(program: Captured, graph: Graph) -> None:
 def test_logits_loss_and_their_backward_over_tokens(parts):
     x, labels, table = tokens()
     program = captured(classified, (x, labels), (table,), SGD)
-    graph = sum_losses(program.graph).graph
+    graph = sum_losses(make_anew(program.graph).graph).graph
     logits = nodes_of(graph, "mm", "_log_softmax", "nll_loss_forward", "nll_loss_backward", "_log_softmax_backward_data")
     logits += [node for node in nodes_of(graph, "t") if node.inputs[0].storage.kind.value == "gradient"]
     logits.sort(key=graph.nodes.index)
@@ -157,7 +158,7 @@ def test_mean_losses_become_sums(loss):
 def test_a_loss_whose_labels_all_do_not_count_stays_what_it_was():
     x, labels, table = tokens()
     program = captured(classified, (x, torch.full_like(labels, -100)), (table,), SGD)
-    done = program.run(sum_losses(program.graph).graph)
+    done = program.run(sum_losses(make_anew(program.graph).graph).graph)
     assert all(torch.equal(got.isnan(), expected.isnan()) for got, expected in zip(done, program.run(), strict=True))
 
 

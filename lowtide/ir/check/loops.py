@@ -21,7 +21,8 @@ from lowtide.ir.sizes import Size
 
 # How results are put together, and the operators that do so: those that read what parts before have left.
 _PUT_TOGETHER = {
-    "sum": ("aten.add_.Tensor", "aten.addmm_.default", "aten.baddbmm_.default"), "product": ("aten.mul_.Tensor",),
+    "sum": ("aten.add_.Tensor", "aten.addmm_.default", "aten.baddbmm_.default", "aten.index_add_.default"),
+    "product": ("aten.mul_.Tensor",),
     "max": ("aten.maximum.out",), "min": ("aten.minimum.out",), "any": ("aten.logical_or_.default",),
     "all": ("aten.logical_and_.default",), "same": ("aten.copy_.default",),
 }  # fmt: skip

@@ -25,4 +25,4 @@ ITEM = "aten._local_scalar_dense.default"
 # A part of a tensor, seen and written over.
 AS_STRIDED, SCATTER = "aten.as_strided.default", "aten.as_strided_scatter.default"
 
-CLONE = "aten.clone.default"
+CLONE, COPY = "aten.clone.default", "aten.copy_.default"

@@ -10,17 +10,18 @@ The same graph always gives the same splits: nothing is measured here, and nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.cost.bodies import inner_peak_bytes, workspaces_within
-from lowtide.cost.memory import order_problem, resident_storages, simulate
+from lowtide.cost.memory import counted_storages, order_problem, resident_storages, simulate
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.loops import Loop, is_loop
+from lowtide.ir.operators.names import COPY
 from lowtide.planning.fission.around import Surroundings, bytes_of
 from lowtide.planning.impossible import needs_bytes
 from lowtide.problems.order import OrderProblem
@@ -29,14 +30,16 @@ from lowtide.rewrite.fission.roles import Split
 from lowtide.rewrite.fission.split import split
 from lowtide.rewrite.into_sums import add_into_sums
 from lowtide.rewrite.losses import sum_losses
+from lowtide.rewrite.made_anew import make_anew
 from lowtide.schedule import Best, schedule
 
 _PARTS = (2, 4, 8, 16, 32, 64)
 _SHARES = (0.5, 0.1)  # of a large tensor's bytes: what a set grows over
-_TENSORS = 3  # of a node, the largest first, around which sets are grown
-_ROUNDS = 24
+_TENSORS = 2  # of a node, the largest first, around which sets are grown
+_FLOORS, _PEAKS = 24, 2  # splits at most, for the floor and for the peak of an order
+_WIDE = (0.1, 0.0)  # shares that a set for that peak grows over
+_WORTH = 0.95  # of a peak: what a split, or twice as many parts, has to lower it to
 _FEWER = (4, 16)  # times larger parts, of which there are fewer: what is taken and what it costs, compared by planning
-_LAST = 1 + len(_FEWER)
 _ENOUGH = 0.9  # of the floor: what a split has to lower it to
 _SLACK = 0.1  # of what a loop is given and makes: what its parts may take beside that, if the next floor is no higher
 
@@ -53,21 +56,32 @@ class _Tried:
 
 
 def split_graphs(graph: Graph) -> tuple[Graph, ...]:
-    """Graphs that compute what this one does up to rounding, each with more split than the one before; none where nothing is to be had."""
-    current = add_into_sums(sum_losses(graph).graph).graph
-    found = [] if current is graph else [current]
-    for _ in range(_ROUNDS):
-        best = _lowered(current)
+    """Graphs that compute what this one does up to rounding, split more and more; none where nothing is to be had.
+
+    One row of them is split for the floor alone, another one for the peak of an order first, as long as that pays.
+    """
+    base = add_into_sums(sum_losses(make_anew(graph).graph).graph).graph
+    leaner = _row(_row([base], _lowered, _FLOORS), _flattened, _PEAKS)
+    flatter = _row([base], _flattened, _PEAKS)
+    rows = [leaner, _row(flatter, _lowered, _FLOORS)] if len(flatter) > 1 else [leaner]
+    found = [each for row in rows for each in _thinned(row[1:])]
+    return tuple([base, *found] if base is not graph or found else ())
+
+
+def _row(graphs: list[Graph], lower: Callable[[Graph], _Tried | None], rounds: int) -> list[Graph]:
+    """These, and those that come of splitting the last one more and more."""
+    row = list(graphs)
+    for _ in range(rounds):
+        best = lower(row[-1])
         if best is None:
             break
-        current = with_ordered_body(best.graph, best.loop)
-        found.append(current)
-    return tuple(_thinned([*found, *(_with_fewer(current, by) for by in _FEWER if any(map(is_loop, current.nodes)))]))
+        row.append(with_ordered_body(best.graph, best.loop))
+    return row
 
 
-def _thinned(graphs: Sequence[Graph]) -> list[Graph]:
-    """The first ones and the last: each is searched, and those between differ in one of many blocks."""
-    return [*graphs[:3], *graphs[-_LAST:]] if len(graphs) > 3 + _LAST else list(graphs)
+def _thinned(row: Sequence[Graph]) -> list[Graph]:
+    """The first split, all splits, and these with fewer parts: those between differ in one of many blocks."""
+    return [*row[:1], *row[1:][-1:], *(_with_fewer(row[-1], by) for by in _FEWER)] if row else []
 
 
 def _with_fewer(graph: Graph, by: int) -> Graph:
@@ -79,9 +93,14 @@ def _larger(node: Node, by: int) -> Node:
     """A loop whose parts are so many times as large, but two at least."""
     loop = Loop.of(node)
     assert isinstance(loop.extent, int)
-    part = min(loop.part * by, -(-loop.extent // 2))
-    dimension = replace(loop.body.dimensions[0], most=part)
-    return replace(node, kwargs=tuple((dict(node.kwargs) | {"part": part}).items()), body=replace(loop.body, dimensions=(dimension,)))
+    return _divided(node, min(loop.part * by, -(-loop.extent // 2)))
+
+
+def _divided(node: Node, part: int) -> Node:
+    """A loop with parts of so many units."""
+    body = Loop.of(node).body
+    dimension = replace(body.dimensions[0], most=part)
+    return replace(node, kwargs=tuple((dict(node.kwargs) | {"part": part}).items()), body=replace(body, dimensions=(dimension,)))
 
 
 def _lowered(graph: Graph) -> _Tried | None:
@@ -96,6 +115,67 @@ def _lowered(graph: Graph) -> _Tried | None:
     tried = [each for value in _hot(node, around) for each in _tries(around, value, needs)]
     tried = [each for each in tried if each.needs_bytes <= _ENOUGH * floor]
     return min(tried, key=lambda each: (each.needs_bytes, each.nodes), default=None)
+
+
+def _flattened(graph: Graph) -> _Tried | None:
+    """The split that lowers the peak of an order the most, around what stands there; None where there is none worth it."""
+    problem = order_problem(graph, workspaces_within(graph.nodes))
+    found = schedule(problem, Best())
+    around, above = Surroundings(graph), problem.resident_bytes
+    tried: list[_Tried] = []
+    for value in _standing(graph, problem, found.order, around):
+        for wanted in around.splits(value, _WIDE):
+            tried += _while_lower(graph, wanted, found.peak_bytes - above)
+    tried = [each for each in tried if each.needs_bytes <= _WORTH * (found.peak_bytes - above)]
+    return min(tried, key=lambda each: (each.needs_bytes, each.nodes), default=None)
+
+
+def _standing(graph: Graph, problem: OrderProblem, order: Sequence[int], around: Surroundings) -> list[Value]:
+    """The largest tensors that stand at the peak of an order, one of each size."""
+    played = simulate(problem, order)
+    start, end = played.lifetimes
+    alive = {storage for index, storage in enumerate(counted_storages(graph)) if start[index] <= played.peak_step < end[index]}
+    first: dict[int, Value] = {}
+    for node in graph.nodes:
+        for value in () if is_loop(node) else node.outputs:
+            if value is not None and value.storage in alive and value in around.made:
+                first.setdefault(bytes_of(value), value)
+    return [first[nbytes] for nbytes in sorted(first, reverse=True)[:_TENSORS]]
+
+
+def _while_lower(graph: Graph, wanted: Split, peak_bytes: int) -> Iterator[_Tried]:
+    """A split into more and more parts, while the order's peak gets lower; `peak_bytes` are above what is resident."""
+    for parts in _PARTS:
+        if parts > wanted.extent:
+            return
+        try:
+            done = split(graph, wanted, parts)
+        except CheckError:
+            return
+        loop = next(node for node in done.forward[wanted.nodes[0]] if is_loop(node))
+        if _spared_bytes(Loop.of(loop)) < (1 - _WORTH) * peak_bytes:
+            return
+        ordered = with_ordered_body(done.graph, loop)
+        problem = order_problem(ordered, workspaces_within(ordered.nodes))
+        lower = schedule(problem, Best()).peak_bytes - problem.resident_bytes
+        if lower > _WORTH * peak_bytes:
+            return
+        peak_bytes = lower
+        yield _Tried(done.graph, loop, lower, wanted.extent, len(wanted.nodes))
+
+
+def _spared_bytes(loop: Loop) -> int:
+    """What is not there at once because of a loop: of what its nodes make and nobody else reads."""
+    assert isinstance(loop.extent, int)
+    whole, part = (sum(_made_bytes(body)) for body in (loop.at_any(loop.extent), loop.at(loop.part)))
+    return whole - part
+
+
+def _made_bytes(body: Graph) -> Iterator[int]:
+    given = {value.storage for value in body.inputs}
+    copied = {value.storage for node in body.nodes if node.op == COPY for value in node.inputs[1:]}
+    made = {value.storage for node in body.nodes for value in node.results} - given - copied
+    return (int(storage.nbytes) for storage in made)
 
 
 def _hot(node: Node, around: Surroundings) -> list[Value]:
@@ -115,21 +195,18 @@ def _tries(around: Surroundings, value: Value, needs: NDArray[np.int64]) -> Iter
 
 def _fewest(graph: Graph, wanted: Split, next_bytes: int) -> _Tried | None:
     """A split into as few parts as bring it below the next floor, or near to what it is given and makes."""
-    tried = None
-    for parts in _PARTS:
-        if parts > wanted.extent:
-            break
-        try:
-            done = split(graph, wanted, parts)
-            loop = next(node for node in done.forward[wanted.nodes[0]] if is_loop(node))
-            inner = inner_peak_bytes(Loop.of(loop).at(Loop.of(loop).part))
-        except CheckError:
-            return None
+    try:
+        done = split(graph, wanted, _PARTS[0])
+        loop = next(node for node in done.forward[wanted.nodes[0]] if is_loop(node))
         outer = _outer_bytes(done.graph, loop)
-        tried = _Tried(done.graph, loop, outer + inner, wanted.extent, len(wanted.nodes))
-        if tried.needs_bytes <= next_bytes or inner <= _SLACK * outer:
-            break
-    return tried
+        for parts in _PARTS:
+            divided = _divided(loop, -(-wanted.extent // parts))
+            inner = inner_peak_bytes(Loop.of(divided).at(Loop.of(divided).part))
+            if outer + inner <= next_bytes or inner <= _SLACK * outer or parts >= wanted.extent:
+                break
+    except CheckError:
+        return None
+    return _Tried(replace_nodes(done.graph, {loop: (divided,)}).graph, divided, outer + inner, wanted.extent, len(wanted.nodes))
 
 
 def _outer_bytes(graph: Graph, loop: Node) -> int:

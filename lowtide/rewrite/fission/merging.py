@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from lowtide.ir.graph import Arg, Node, Value
 from lowtide.ir.operators.axes.axis import Combine
+from lowtide.ir.operators.names import COPY
+from lowtide.rewrite.into_sums import ROWS, can_add_rows, rows_of
 
 # Products that can write where they are told, and those that can add to what lies there.
 _OUT = {f"aten.{name}.default": f"aten.{name}.out" for name in ("mm", "bmm", "addmm", "baddbmm")}
@@ -14,20 +16,20 @@ _ADDING = {"aten.mm.default": "aten.addmm_.default", "aten.bmm.default": "aten.b
 _MERGING = {
     Combine.SUM: "aten.add_.Tensor", Combine.MEAN: "aten.add_.Tensor", Combine.PRODUCT: "aten.mul_.Tensor",
     Combine.MAX: "aten.maximum.out", Combine.MIN: "aten.minimum.out", Combine.ANY: "aten.logical_or_.default",
-    Combine.ALL: "aten.logical_and_.default", Combine.SAME: "aten.copy_.default",
+    Combine.ALL: "aten.logical_and_.default", Combine.SAME: COPY,
 }  # fmt: skip
 
 
 def copied(value: Value, place: Value) -> Node:
     """A copy of a part's result to its place."""
-    return _writing("aten.copy_.default", (place, value), place)
+    return _writing(COPY, (place, value), place)
 
 
-def straight(node: Node, place: Value) -> Node | None:
-    """The node that makes its result in its place, by a kernel that gives the same numbers; None where there is none."""
+def straight(node: Node, place: Value) -> tuple[Node, ...]:
+    """The node that makes its result in its place, by a kernel that gives the same numbers; none where there is none."""
     elementwise = next((overload for _, overload in node.inplace if overload.endswith(".out")), None)
     op = _OUT.get(node.op, elementwise)
-    return None if op is None or len(node.outputs) != 1 else _writing(op, node.args, place, (*node.kwargs, ("out", place)), node)
+    return () if op is None or len(node.outputs) != 1 else (_writing(op, node.args, place, (*node.kwargs, ("out", place)), node),)
 
 
 def merged(value: Value, place: Value, combine: Combine, part: Arg) -> Node:
@@ -38,10 +40,16 @@ def merged(value: Value, place: Value, combine: Combine, part: Arg) -> Node:
     return _writing(op, (place, value), place, (("alpha", part),) if combine is Combine.MEAN else ())
 
 
-def adding(node: Node, place: Value, combine: Combine) -> Node | None:
-    """The node that adds its result to what lies there, without making it; None where there is none."""
+def adding(node: Node, place: Value, combine: Combine) -> tuple[Node, ...]:
+    """The nodes that add its result to what lies there, without making it; none where there are none."""
+    if combine is not Combine.SUM:
+        return ()
+    if node.op == ROWS and can_add_rows(node):
+        views = rows_of(node, node.results[0].name)
+        args = (place, 0, *(view.outputs[0] for view in views))
+        return *views, _writing("aten.index_add_.default", args, place, (), node)
     op = _ADDING.get(node.op)
-    return None if op is None or combine is not Combine.SUM else _writing(op, (place, *node.args), place, node.kwargs, node)
+    return () if op is None else (_writing(op, (place, *node.args), place, node.kwargs, node),)
 
 
 def _writing(op: str, args: tuple[Arg, ...], place: Value, kwargs: tuple[tuple[str, Arg], ...] = (), instead: Node | None = None) -> Node:

@@ -58,8 +58,8 @@ class Parts:
             merges = self.roles.merged.get(wanted[0])
             place = places[wanted[0]]
             direct = straight(new, place) if merges is None else adding(new, place, merges.combine)
-            if direct is not None:
-                yield direct
+            if direct:
+                yield from direct
                 return
         yield new
         for value in wanted:
