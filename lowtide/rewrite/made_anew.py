@@ -9,13 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lowtide.ir.graph import Arg, Atom, Graph, Node
+from lowtide.ir.operators.forms import EMPTY_LIKE, EMPTY_STRIDED, OF_SIZES
 from lowtide.ir.sizes import contiguous_stride
 from lowtide.rewrite.base import Rewritten, replace_nodes
-
-_FACTORIES = {
-    "aten.empty_like.default": "aten.empty.memory_format", "aten.zeros_like.default": "aten.zeros.default",
-    "aten.ones_like.default": "aten.ones.default",
-}  # fmt: skip
 
 
 def make_anew(graph: Graph) -> Rewritten:
@@ -25,13 +21,13 @@ def make_anew(graph: Graph) -> Rewritten:
 
 def _made(node: Node) -> Node | None:
     """The node that makes the same of numbers; None where there is none."""
-    value = node.outputs[0] if node.op in _FACTORIES else None
+    value = node.outputs[0] if node.op in OF_SIZES else None
     if value is None or not all(isinstance(size, int) for size in (*value.shape, *value.stride)):
         return None
     looks = (("dtype", Atom("dtype", value.dtype)), ("device", Atom("device", value.storage.device)))
     args: tuple[Arg, ...] = (value.shape,)
     if value.stride == contiguous_stride(value.shape):
-        return replace(node, op=_FACTORIES[node.op], args=args, kwargs=looks)
-    if node.op == "aten.empty_like.default":
-        return replace(node, op="aten.empty_strided.default", args=(*args, value.stride), kwargs=looks)
+        return replace(node, op=OF_SIZES[node.op], args=args, kwargs=looks)
+    if node.op == EMPTY_LIKE:
+        return replace(node, op=EMPTY_STRIDED, args=(*args, value.stride), kwargs=looks)
     return None

@@ -234,3 +234,13 @@ def test_random_programs_with_random_splits_compute_the_same(names, pick, parts,
     except CheckError:
         assume(False)
     same(program, checked(done))
+
+
+def test_what_only_looks_like_another_tensor_is_made_of_numbers():
+    x = torch.randn(4, 6)
+    program = captured(lambda x: (torch.zeros_like(x), torch.ones_like(x.t()), F.dropout(x, 0.5) * 0), (x,))
+    done = make_anew(program.graph)
+    assert done.forward
+    assert not nodes_of(done.graph, "zeros_like", "empty_like")
+    assert all(torch.equal(got, expected) for got, expected in zip(program.run(done.graph), program.run(), strict=True))
+    assert [each.stride() for each in program.run(done.graph)] == [each.stride() for each in program.run()]

@@ -28,6 +28,9 @@ _PUT_TOGETHER = {
 }  # fmt: skip
 
 
+_READ_WHAT_IS_THERE = tuple(op for how, ops in _PUT_TOGETHER.items() for op in ops if how != "same")
+
+
 def check_loop(node: Node, where: Where) -> None:
     """Whether a node of `fission.loop` with a body that is a right graph is a right loop. Raises CheckError: verdict, node, source line."""
     said, body = dict(node.kwargs), node.body
@@ -80,7 +83,7 @@ def _check_results(places: tuple[Value, ...], into: tuple[object, ...], body: Gr
         writer = writers[0]
         if isinstance(how, str) and writer.op not in _PUT_TOGETHER.get(how, ()):
             refuse(Verdict.LOOP_RESULT, f"{where}: {place.name} is {how!r} by {writer.op}")
-        if not isinstance(how, str) and writer.op in {op for ops in _PUT_TOGETHER.values() for op in ops} - {"aten.copy_.default"}:
+        if not isinstance(how, str) and writer.op in _READ_WHAT_IS_THERE:
             refuse(Verdict.LOOP_RESULT, f"{where}: {place.name} lies part by part, by {writer.op}")
         if any(value.storage is place.storage for node in body.nodes if node is not writer for value in node.inputs):
             refuse(Verdict.LOOP_RESULT, f"{where}: {place.name} is read by another")

@@ -6,12 +6,9 @@ from dataclasses import replace
 
 from lowtide.ir.graph import Arg, Node, Value
 from lowtide.ir.operators.axes.axis import Combine
+from lowtide.ir.operators.forms import ADDING, OUT
 from lowtide.ir.operators.names import COPY
 from lowtide.rewrite.into_sums import ROWS, can_add_rows, rows_of
-
-# Products that can write where they are told, and those that can add to what lies there.
-_OUT = {f"aten.{name}.default": f"aten.{name}.out" for name in ("mm", "bmm", "addmm", "baddbmm")}
-_ADDING = {"aten.mm.default": "aten.addmm_.default", "aten.bmm.default": "aten.baddbmm_.default"}
 
 _MERGING = {
     Combine.SUM: "aten.add_.Tensor", Combine.MEAN: "aten.add_.Tensor", Combine.PRODUCT: "aten.mul_.Tensor",
@@ -28,7 +25,7 @@ def copied(value: Value, place: Value) -> Node:
 def straight(node: Node, place: Value) -> tuple[Node, ...]:
     """The node that makes its result in its place, by a kernel that gives the same numbers; none where there is none."""
     elementwise = next((overload for _, overload in node.inplace if overload.endswith(".out")), None)
-    op = _OUT.get(node.op, elementwise)
+    op = OUT.get(node.op, elementwise)
     return () if op is None or len(node.outputs) != 1 else (_writing(op, node.args, place, (*node.kwargs, ("out", place)), node),)
 
 
@@ -48,7 +45,7 @@ def adding(node: Node, place: Value, combine: Combine) -> tuple[Node, ...]:
         views = rows_of(node, node.results[0].name)
         args = (place, 0, *(view.outputs[0] for view in views))
         return *views, _writing("aten.index_add_.default", args, place, (), node)
-    op = _ADDING.get(node.op)
+    op = ADDING.get(node.op)
     return () if op is None else (_writing(op, (place, *node.args), place, node.kwargs, node),)
 
 

@@ -1,0 +1,16 @@
+"""Other forms of operators: that write where they are told, that add to what lies there, that take sizes in the place of a tensor."""
+
+from __future__ import annotations
+
+# The form with `out=`, of what has none for elements.
+OUT = {f"aten.{name}.default": f"aten.{name}.out" for name in ("mm", "bmm", "addmm", "baddbmm")}
+
+# The form that adds its result to its first argument.
+ADDING = {"aten.mm.default": "aten.addmm_.default", "aten.bmm.default": "aten.baddbmm_.default"}
+
+# The form that takes sizes in the place of a tensor of these sizes.
+OF_SIZES = {
+    "aten.empty_like.default": "aten.empty.memory_format", "aten.zeros_like.default": "aten.zeros.default",
+    "aten.ones_like.default": "aten.ones.default",
+}  # fmt: skip
+EMPTY_LIKE, EMPTY_STRIDED = "aten.empty_like.default", "aten.empty_strided.default"
