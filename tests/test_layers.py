@@ -29,7 +29,7 @@ ROW_OF = {member: row for row, members in enumerate(ROWS) for member in members}
 # What only some may import: folders and files of the package.
 PLACES = {
     "torch": {
-        "kernels.py", "capture", "cost/lab", "cost/profiler.py", "cost/timings.py", "runtime", "lower", "api",
+        "kernels", "capture", "cost/lab", "cost/profiler.py", "cost/timings.py", "runtime", "lower", "api",
     },
     "ortools": {
         "reference/cp_sat.py", "reference/orders/ilp.py", "reference/orders/cp_sat.py", "reference/addresses/ilp.py",

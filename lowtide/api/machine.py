@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
@@ -16,8 +16,9 @@ from lowtide.cost.device import Device
 from lowtide.cost.lab.laboratory import Laboratory, Listener
 from lowtide.cost.timings import device_here, measure_timings
 from lowtide.cost.workspaces import measure_workspaces
-from lowtide.ir.graph import Graph
+from lowtide.ir.graph import Graph, Node
 from lowtide.plan.plan import Provenance
+from lowtide.planning.algebra import Rewriting, rewritings
 from lowtide.planning.candidate import Candidate, equal_graphs
 from lowtide.planning.fission.search import split_graphs
 
@@ -61,16 +62,33 @@ class Machine:
         device = self.simulated or device_here(self.name(captured))
         return device if device.can_swap else None
 
-    def candidates(self, captured: Captured, laboratory: Laboratory, *, split: bool = False) -> tuple[Candidate, ...]:
+    def candidates(self, captured: Captured, laboratory: Laboratory, *, exact: bool, limited: bool) -> tuple[Candidate, ...]:
         """The captured graph and those that compute the same, with what each operator needs beside its arguments and results.
 
-        With `split`, those are among them that compute the same up to rounding, part by part.
+        Unless they are to be `exact`, those are among them that compute the same up to rounding; where there will be a limit (`limited`),
+        also part by part, and what takes longer.
         """
         graphs, held = equal_graphs(captured.graph), captured.gradients
-        rounded = split_graphs(graphs[-1]) if split else ()
-        first, *others = self._with_workspaces([*graphs, *rounded], laboratory)
+        algebra = {each.graph: each for each in self._rewritings(graphs[-1], captured, laboratory, exact=exact, limited=limited)}
+        rounded = split_graphs(graphs[-1]) if limited and not exact else ()
+        first, *others = self._with_workspaces([*graphs, *algebra, *rounded], laboratory)
         others = [replace(each, exact=each.graph not in rounded) for each in others]
-        return replace(first, held_by_eager=held), *others
+        return replace(first, held_by_eager=held), *(_knowing(each, algebra.get(each.graph)) for each in others)
+
+    def _rewritings(self, graph: Graph, captured: Captured, laboratory: Laboratory, *, exact: bool, limited: bool) -> Iterator[Rewriting]:
+        """The graph as algebra rewrites it, where it is known what that costs in time."""
+        if self.simulated is None and not self.tries and not limited:
+            return
+
+        def times_of(nodes: Sequence[Node], among: Sequence[Node]) -> Sequence[float]:
+            device = self.simulated or device_here(self.name(captured))
+            if self.simulated is not None or not self.tries:
+                return [device.node_us(node) for node in nodes]
+            with self.stages.stage("measure", "measuring what rules of algebra replace") as say:
+                laboratory.listener = _share(say)
+                return measure_timings(nodes, device, among=among, laboratory=laboratory).us
+
+        yield from (each for each in rewritings(graph, times_of, exact=exact) if limited or not each.costs_time)
 
     def _with_workspaces(self, graphs: Sequence[Graph], laboratory: Laboratory) -> list[Candidate]:
         if not self.tries or self.simulated is not None:
@@ -91,6 +109,13 @@ class Machine:
             if not self.tries:
                 return tuple(each.timed(device.graph_us(each.graph)) for each in candidates)
             return tuple(each.timed(measure_timings(each.graph.nodes, device, laboratory=laboratory).us) for each in candidates)
+
+
+def _knowing(candidate: Candidate, rewriting: Rewriting | None) -> Candidate:
+    """The candidate with what algebra did to it."""
+    if rewriting is None:
+        return candidate
+    return replace(candidate, exact=rewriting.exact, costs_time=rewriting.costs_time, deeds=rewriting.deeds)
 
 
 def _share(say: Say) -> Listener:

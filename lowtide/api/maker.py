@@ -126,7 +126,7 @@ class Maker:
         """A captured program with what planning has to know of it; of one that a saved plan is for, that plan."""
         if (saved := self._saved_for(captured)) is not None:
             return Program(captured, self.machine.granule_bytes(captured), (), as_saved(saved, captured.graph, exact=self.asked.exact))
-        candidates = self.machine.candidates(captured, laboratory, split=self._is_limited and not self.asked.exact)
+        candidates = self.machine.candidates(captured, laboratory, exact=self.asked.exact, limited=self._is_limited)
         if self._is_limited:
             candidates = self.machine.timed(captured, candidates, laboratory)
         return Program(captured, self.machine.granule_bytes(captured), candidates)

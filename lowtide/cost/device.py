@@ -14,6 +14,7 @@ from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.loops import is_loop
 from lowtide.ir.operators.nodes import is_arithmetic, is_transfer, is_view
+from lowtide.ir.operators.table import row_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Device:
         rate = self.flops_per_s.get(compute_dtype(node), self.flops_per_s["float32"])
         arithmetic_s = (flops + self.half_flops) / (rate * self.efficiency) if flops else 0.0
         moving_s = node_moved_bytes(node) / (self.bandwidth_bytes_per_s * self.efficiency)
-        return self.launch_us + 1e6 * max(arithmetic_s, moving_s)
+        return self.launch_us * row_of(node.op).launches + 1e6 * max(arithmetic_s, moving_s)
 
     def graph_us(self, graph: Graph) -> tuple[float, ...]:
         """The times of a graph's nodes."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lowtide.ir.graph import Graph
+from lowtide.plan.algebra_report import RuleReport
 from lowtide.plan.cost_report import CostReport
 from lowtide.plan.snapshot import Snapshot
 from lowtide.plan.timeline import Timeline
@@ -60,4 +61,5 @@ class Contents:
     node_us: tuple[float, ...] = ()  # by node, 0 for copies to the host and back; empty where no limit was asked for
     eager: Timeline | None = None  # the program as the user wrote it
     first_steps: tuple[Contents, ...] = ()  # plans of the step's other programs: those that make the optimizer's state
+    algebra: tuple[RuleReport, ...] = ()  # what rules did to the graph, exact ones or not
     measured_peak_bytes: int | None = None  # of a run of this plan, with what is resident; not saved, since it tells of a run

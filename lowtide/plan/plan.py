@@ -12,6 +12,7 @@ from lowtide.base.files import read_utf8, write_whole
 from lowtide.errors import CheckError, FormatError
 from lowtide.ir.graph import Graph
 from lowtide.ir.text.graph_text import to_text
+from lowtide.plan.algebra_report import RuleReport
 from lowtide.plan.contents import Contents, Provenance
 from lowtide.plan.cost_report import CostReport, Eviction
 from lowtide.plan.snapshot import Snapshot
@@ -20,7 +21,7 @@ from lowtide.plan.table import table
 from lowtide.plan.timeline import Timeline
 from lowtide.plan.written import read, written
 
-__all__ = ["CostReport", "Eviction", "Plan", "Provenance", "Snapshot", "Timeline"]
+__all__ = ["CostReport", "Eviction", "Plan", "Provenance", "RuleReport", "Snapshot", "Timeline"]
 
 
 @dataclass(frozen=True, eq=False)

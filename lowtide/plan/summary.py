@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lowtide.base.units import bytes_text, op_text, time_text
+from lowtide.plan.algebra_report import RuleReport
 from lowtide.plan.alike import Alike, alike
 from lowtide.plan.contents import Contents
 from lowtide.plan.cost_report import CostReport, Eviction
@@ -34,6 +35,7 @@ def summarize(plan: Contents) -> str:
     if plan.peak is not None:
         table += snapshot_lines(plan.peak, again=plan.cost_report is not None and bool(plan.cost_report.evictions))
     table += split_lines(plan)
+    table += list(map(_rule_line, plan.algebra))
     if plan.cost_report is not None:
         table += eviction_lines(plan.cost_report, plan.provenance.device)
         table += (
@@ -83,6 +85,14 @@ def eviction_lines(report: CostReport, device: str = "", most: int = _EVICTIONS)
     if device.startswith("cpu") and not any(eviction.load_us for eviction in report.evictions):
         lines.append(f"nothing is stored elsewhere: {device} has no host to swap to")
     return lines
+
+
+def _rule_line(report: RuleReport) -> str:
+    """What a rule of algebra bought and cost."""
+    times = f"{len(report.held)} time{'s' if len(report.held) > 1 else ''}"
+    peak = f", {bytes_text(report.peak_bytes)} of it at the step that would be the peak" if report.peak_bytes else ""
+    time = f"{time_text(abs(report.cost_us))} {'more' if report.cost_us > 0 else 'less'}"
+    return f"{bytes_text(report.held_bytes):>14}  less held by {report.rule}, {times}{peak}: {time}"
 
 
 def _tensor_line(group: Alike[LiveTensor]) -> str:

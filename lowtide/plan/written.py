@@ -12,9 +12,9 @@
     "checksum": "2c26b46b68..."}
 
 More fields are there where the plan knows of them: "peak", the step at the peak and what is held then (`Snapshot`); "eager", memory over
-the program as it stood (`Timeline`); "node_us", what each node takes, and "cost_report" of a plan under a limit (`CostReport`);
-"first_steps", the plans of an optimizer's first steps, each an object like the whole. Tensors are [storage, bytes, start, end]: what else
-is known of a storage is in the graph.
+the program as it stood (`Timeline`); "node_us", what each node takes, and "cost_report" of a plan under a limit (`CostReport`); "algebra",
+what rules did to the graph (`RuleReport`); "first_steps", the plans of an optimizer's first steps, each an object like the whole. Tensors
+are [storage, bytes, start, end]: what else is known of a storage is in the graph.
 
 "graph" holds the lines of `text.to_text`. "program" is the hash of the captured program that the plan is for, see `program_hash`: a plan is
 used for no other. What graph and order come to is counted anew when a plan is read, and a promise that is not so is refused; the checksum
@@ -35,6 +35,7 @@ from lowtide.ir.check.graph_check import check_graph, check_order, check_reuses
 from lowtide.ir.graph import Graph
 from lowtide.ir.operators.nodes import check_operators
 from lowtide.ir.text.graph_text import parse, to_text
+from lowtide.plan.algebra_report import rule_reports_from
 from lowtide.plan.contents import Contents, Provenance
 from lowtide.plan.cost_report import CostReport, cost_report_from
 from lowtide.plan.promises import untrue_promise
@@ -66,6 +67,7 @@ def _entries(plan: Contents) -> dict[str, Any]:
     entries |= {name: section.rows() for name, section in sections if section is not None}
     entries |= {"provenance": asdict(plan.provenance)} | {name: list(getattr(plan, name)) for name in _PER_NODE}
     entries |= {"node_us": list(plan.node_us)} if plan.node_us else {}
+    entries |= {"algebra": [report.rows() for report in plan.algebra]} if plan.algebra else {}
     entries |= {"first_steps": [_entries(each) for each in plan.first_steps]} if plan.first_steps else {}
     entries["graph"] = to_text(plan.graph).splitlines()
     return entries | {_SEAL: _checksum(entries)}
@@ -103,6 +105,7 @@ def _read(data: Any) -> Contents:
         node_us=times_from("plan", data, "node_us", len(graph.nodes)) if "node_us" in data else (),
         eager=timeline_from("plan: eager", data["eager"]) if "eager" in data else None,
         first_steps=_first_steps(data),
+        algebra=rule_reports_from(data.get("algebra", [])),
     )
     check_graph(plan.graph)
     check_order(plan.graph, plan.order)
@@ -118,7 +121,7 @@ def _check_format(data: Any) -> None:
         raise FormatError(f'plan: expected a JSON object with "format": "{_FORMAT}"')
     if fields.integer("plan", data, "version") != _VERSION:
         raise FormatError(f"plan: expected version {_VERSION}, got {data['version']}: it is of another lowtide; make the plan again")
-    known = {"format", "version", "provenance", "graph", "node_us", "first_steps", _SEAL}
+    known = {"format", "version", "provenance", "graph", "node_us", "first_steps", "algebra", _SEAL}
     fields.check_fields("plan", data, known | {*_TEXTS, *_PROMISES, *_PER_NODE, *_SECTIONS})
 
 

@@ -16,6 +16,7 @@ from lowtide.ir.graph import Graph, Value
 from lowtide.plan.plan import program_hash
 from lowtide.plan.snapshot import Snapshot
 from lowtide.plan.timeline import Timeline
+from lowtide.planning.algebra import Deed
 from lowtide.problems.order import Ints, OrderProblem
 from lowtide.remat.offload import offloadable_storages
 from lowtide.remat.problem import RematProblem
@@ -46,6 +47,8 @@ class Candidate:
     node_us: tuple[float, ...] = ()  # by node; empty where times do not matter
     exact: bool = True  # its numbers are the captured graph's, to the last bit
     held_by_eager: tuple[Value, ...] = ()  # of the captured graph: eager PyTorch keeps gradients until after the step
+    costs_time: bool = False  # it takes longer than the captured graph
+    deeds: tuple[Deed, ...] = ()  # what algebra did to it
     _known: list[tuple[tuple[object, ...], Any]] = field(default_factory=list, repr=False)  # what was asked, and the answer
 
     def timed(self, node_us: Sequence[float]) -> Candidate:

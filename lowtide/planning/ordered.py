@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from lowtide.cost.memory import offloaded_storages, simulate, storage_bytes
 from lowtide.cost.peak import profile_of
 from lowtide.plan.plan import Plan
+from lowtide.planning.algebra import told
 from lowtide.planning.candidate import Candidate, order_together
 from lowtide.planning.request import Request
 
@@ -28,7 +29,7 @@ def in_its_order(captured: Candidate, best: Candidate, request: Request) -> Plan
     problem, found = best.order_problem(granule_bytes), best.ordered(request.solver, granule_bytes)
     footprint = simulate(problem, found.order)
     order = tuple(int(index) for index in found.order)
-    return Plan(
+    plan = Plan(
         graph=best.graph,
         order=order,
         reuses=tuple(int(slot) for slot in footprint.reuses),
@@ -46,3 +47,4 @@ def in_its_order(captured: Candidate, best: Candidate, request: Request) -> Plan
         node_us=best.node_us,
         eager=dataclasses.replace(captured.eager(granule_bytes).timeline, us=captured.node_us),
     )
+    return dataclasses.replace(plan, algebra=told(best.deeds, plan))

@@ -65,7 +65,7 @@ class Planner:
         return [self._searched_for(which, request) for which in range(len(self.programs))]
 
     def _plan(self, which: int, request: Request) -> Plan:
-        by_order = ordered(self._candidates(which, request), request)
+        by_order = ordered(self._candidates(which, replace(request, budget=Budget())), request)
         if not request.budget.is_limit:
             return checked(by_order)
         searched = self._searched_for(which, request)
@@ -76,7 +76,9 @@ class Planner:
         return checked(searched.plan(point, by_order))
 
     def _candidates(self, which: int, request: Request) -> list[Candidate]:
-        return [each for each in self.programs[which] if each.exact or not request.exact]
+        """Those that may be used: what takes longer than the captured graph only where there is a limit."""
+        found = [each for each in self.programs[which] if each.exact or not request.exact]
+        return found if request.budget.is_limit else [each for each in found if not each.costs_time]
 
     def _search(self, request: Request) -> None:
         """Have what the request asks for searched, once for all programs: one that is stopped is not begun again for the next."""

@@ -9,6 +9,7 @@ from lowtide.errors import CheckError, FormatError
 from lowtide.ir.graph import Graph
 from lowtide.ir.text.graph_text import to_text
 from lowtide.plan.plan import Plan
+from lowtide.planning.algebra import rewritten_as
 from lowtide.planning.candidate import equal_graphs
 from lowtide.planning.checked import checked
 from lowtide.planning.fission.search import split_graphs
@@ -26,9 +27,12 @@ def as_saved(saved: Plan, graph: Graph, *, exact: bool) -> Plan:
     Raises FormatError where it is of none, and where its numbers are rounded otherwise although they are to be eager's (`exact`).
     """
     equal = equal_graphs(graph)
-    found = _of_one(saved, equal)
-    if found is None and (found := _of_one(saved, split_graphs(equal[-1]))) is not None and exact:
-        raise FormatError("the saved plan rounds otherwise than eager: say exact=False, or leave `plan` out to make a new one")
+    ruled = rewritten_as(equal[-1], saved.algebra)
+    found = _of_one(saved, [*equal, ruled.graph] if ruled.exact else equal)
+    if found is None:
+        found = _of_one(saved, [*([] if ruled.exact else [ruled.graph]), *split_graphs(equal[-1])])
+        if found is not None and exact:
+            raise FormatError("the saved plan rounds otherwise than eager: say exact=False, or leave `plan` out to make a new one")
     if found is None:
         raise FormatError(
             "the saved plan was changed: its graph is not what the program was rewritten to; leave `plan` out to make a new one"

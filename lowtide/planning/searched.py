@@ -11,6 +11,7 @@ from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.peak import profile_of
 from lowtide.ir.graph import Graph
 from lowtide.plan.plan import CostReport, Plan
+from lowtide.planning.algebra import told
 from lowtide.planning.candidate import Candidate, order_together
 from lowtide.planning.carried import carried
 from lowtide.planning.progress import in_turn
@@ -128,7 +129,7 @@ class Searched:
         order = tuple(range(len(done.graph.nodes)))
         footprint = simulate(problem, order)
         bound_bytes = by_order.lower_bound_bytes if not done.recomputed and not done.transfers else lower_bound_bytes(problem)
-        return dataclasses.replace(
+        plan = dataclasses.replace(
             by_order,
             graph=done.graph,
             order=order,
@@ -150,6 +151,7 @@ class Searched:
                 stopped=self.stopped,
             ),
         )
+        return dataclasses.replace(plan, algebra=told(candidate.deeds, plan))
 
 
 def _without_cap(sweep: Sweep) -> Sweep:

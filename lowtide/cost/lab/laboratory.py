@@ -25,6 +25,7 @@ from lowtide.errors import FormatError
 from lowtide.ir import made
 from lowtide.ir.graph import Atom, Node
 from lowtide.ir.signature import signature
+from lowtide.kernels import made_of
 
 _SHARE_OF_FREE = 4  # one call may take a quarter of the memory that is free now
 SHOWN = 160  # characters of a call that a warning shows
@@ -54,8 +55,8 @@ class Call:
 
     @cached_property
     def text(self) -> str:
-        """The call as one line."""
-        return signature(self.node)
+        """The call as one line; of an operator of lowtide's own with what it is made of, as that may change."""
+        return signature(self.node) + (f" of {made_of()}" if self.node.op.startswith("lowtide.") else "")
 
     @cached_property
     def device(self) -> str:

@@ -27,6 +27,21 @@ def into_positions(index: int, source: int, *, adds: bool = False) -> Count:
     return lambda node: _into_positions(node, index, source, adds)
 
 
+def with_flags(passes: int, *, numbers: bool = False) -> Count:
+    """What is read and written, and a byte for each element as often as flags go through memory; `numbers`: and factors made of them."""
+    return lambda node: read_bytes(node, ()) + bytes_of(node.results) * (3 if numbers else 1) + passes * _elements(node)
+
+
+def with_indices(position: int, passes: int) -> Count:
+    """What is read and written, and as often eight bytes for each element of an argument."""
+    return lambda node: read_bytes(node, ()) + bytes_of(node.results) + 8 * passes * prod(ints(node, node.args[position]))
+
+
+def _elements(node: Node) -> int:
+    """Of the largest tensor that a node reads or makes."""
+    return max(prod(ints(node, value)) for value in (*node.inputs, *node.results))
+
+
 def index_put(node: Node) -> int:
     """As `into_positions`; whether it adds is an argument."""
     return _into_positions(node, 1, 2, len(node.args) > 3 and bool(node.args[3]))

@@ -97,3 +97,4 @@ class Operator:
     moved_bytes: Count | None = None  # bytes read and written, each once; None: all arguments but the unread, and all results
     unread: tuple[int, ...] = ()  # arguments that are asked for their shapes alone, or written over as a whole
     untouched: bool = False  # its memory is had, not touched
+    launches: int = 1  # kernels that one run starts on a device

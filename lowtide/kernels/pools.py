@@ -1,0 +1,108 @@
+"""The indices of max-pooling as the place in the window: a byte or two where torch holds eight.
+
+An index is that of the greatest element in its plane. The place is how far that is from where the window begins within the plane, which is
+less than a window's rows times the plane's width. The gradient finds the index again from that, for a few planes at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from lowtide.base.kernels import SWITCHED_OFF, kernel
+from lowtide.kernels.library import define
+
+_AT_ONCE = 2**16  # elements of indices, on a CPU
+_AT_ONCE_ELSEWHERE = 2**24
+
+
+def pool_places(indices: torch.Tensor, extents: list[int], stride: list[int], padding: list[int], dtype: torch.dtype) -> torch.Tensor:
+    """What `indices` [..., spatial] of planes of these extents are behind the beginnings of their windows."""
+    places = torch.empty_like(indices, dtype=dtype)
+    begins = _begins(indices.shape[-len(extents) :], extents, stride, padding, indices.device)
+    for part in _parts(indices, len(extents)):
+        given, made = _planes(indices, part, len(extents)), _planes(places, part, len(extents))
+        if _by_kernels(indices):
+            _behind(given.reshape(-1).numpy(), begins.reshape(-1).numpy(), made.view(-1).numpy())
+        else:
+            made.copy_(given - begins)
+    return places
+
+
+def max_pool2d_backward(
+    grad: torch.Tensor, places: torch.Tensor, extents: list[int], kernel_size: list[int], stride: list[int], padding: list[int],
+    dilation: list[int], ceil_mode: bool,
+) -> torch.Tensor:  # fmt: skip
+    """The gradient of `aten::max_pool2d_with_indices`, of places in the place of indices. All lie in memory row by row."""
+    out = grad.new_empty((*grad.shape[:-2], *extents))
+    begins = _begins(grad.shape[-2:], extents, stride, padding, grad.device)
+    for part in _parts(places, 2):
+        gradient, made = _planes(grad, part, 2), _planes(out, part, 2)
+        indices = _indices(_planes(places, part, 2), begins)
+        like = grad.new_empty(()).expand(made.shape)  # only its shape is asked for
+        torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
+            gradient, like, kernel_size, stride, padding, dilation, ceil_mode, indices, grad_input=made
+        )
+    return out
+
+
+def _indices(places: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
+    """[planes, spatial] the indices of places."""
+    if not _by_kernels(places):
+        return places.to(torch.int64).add_(begins)
+    indices = torch.empty(places.shape, dtype=torch.int64)
+    _ahead(places.view(-1).numpy(), begins.reshape(-1).numpy(), indices.view(-1).numpy())
+    return indices
+
+
+def _begins(counts: torch.Size, extents: list[int], stride: list[int], padding: list[int], device: torch.device) -> torch.Tensor:
+    """[spatial] the index of the first element that each window may have."""
+    found = torch.zeros((), dtype=torch.int64, device=device)
+    for count, extent, step, pad in zip(counts, extents, stride, padding, strict=True):
+        first = torch.arange(count, device=device).mul_(step).sub_(pad).clamp_(min=0)
+        found = found.unsqueeze(-1) * extent + first
+    return found
+
+
+def _parts(indices: torch.Tensor, spatial: int) -> Iterator[slice]:
+    """Stretches of planes."""
+    at_once = _AT_ONCE if indices.device.type == "cpu" else _AT_ONCE_ELSEWHERE
+    each, count = indices.shape[-spatial:].numel(), indices.shape[:-spatial].numel()
+    step = max(1, at_once // max(1, each))
+    yield from (slice(begin, begin + step) for begin in range(0, count, step))
+
+
+def _planes(x: torch.Tensor, part: slice, spatial: int) -> torch.Tensor:
+    return x.view(-1, *x.shape[-spatial:])[part]
+
+
+def _by_kernels(x: torch.Tensor) -> bool:
+    return x.device.type == "cpu" and not SWITCHED_OFF
+
+
+@kernel(nogil=True)
+def _behind(indices: Any, begins: Any, places: Any) -> None:
+    """What the indices of planes, one after another, are behind the beginnings of their windows."""
+    for first in range(0, len(indices), len(begins)):
+        given, made = indices[first : first + len(begins)], places[first : first + len(begins)]
+        for at in range(len(begins)):
+            made[at] = given[at] - begins[at]
+
+
+@kernel(nogil=True)
+def _ahead(places: Any, begins: Any, indices: Any) -> None:
+    """The indices of planes, one after another, from their places."""
+    for first in range(0, len(places), len(begins)):
+        given, made = places[first : first + len(begins)], indices[first : first + len(begins)]
+        for at in range(len(begins)):
+            made[at] = given[at] + begins[at]
+
+
+define("pool_places(Tensor indices, int[] extents, int[] stride, int[] padding, ScalarType dtype) -> Tensor", pool_places)
+define(
+    "max_pool2d_backward(Tensor grad, Tensor places, int[] extents, int[] kernel_size, int[] stride, int[] padding, int[] dilation, "
+    "bool ceil_mode) -> Tensor",
+    max_pool2d_backward,
+)

@@ -1,0 +1,161 @@
+"""Graphs rewritten by algebra: which are candidates, at what cost in time, and what a plan says of them.
+
+Rules replace operators by others, which take time of their own: less where they move fewer bytes, more where they have to find again what
+was left out. So a graph has up to two rewritten ones beside it: one with every rule wherever it fits, and one with as many places as take
+no longer together than what they replace. Where nothing may cost time, a graph that takes longer than the captured one is no candidate.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from lowtide.ir.graph import Graph, Kind, Node, Storage
+from lowtide.plan.algebra_report import RuleReport
+from lowtide.plan.contents import Contents
+from lowtide.plan.promises import lives
+from lowtide.rewrite.algebra.rule import Match, Rule
+from lowtide.rewrite.algebra.table import RULES, Algebra, Applied, rewrite
+
+TimesOf: TypeAlias = Callable[[Sequence[Node], Sequence[Node]], Sequence[float]]  # microseconds of nodes, among those of their graph
+
+
+@dataclass(frozen=True)
+class Deed:
+    """One rule at one place, as a plan tells it."""
+
+    rule: str
+    held: Storage
+    now: Storage | None  # what is held in its place
+    until: frozenset[str]  # what the nodes make, by name, for which it was held
+    cost_us: float
+
+    @property
+    def saved_bytes(self) -> int:
+        """What is held less."""
+        found = self.held.nbytes - (self.now.nbytes if self.now is not None else 0)
+        assert isinstance(found, int), "rules rewrite graphs of numbers"
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Rewriting:
+    """A graph rewritten by rules, with what they did."""
+
+    graph: Graph
+    deeds: tuple[Deed, ...]
+    exact: bool
+
+    @property
+    def costs_time(self) -> bool:
+        """Whether it takes longer than the graph that was rewritten."""
+        return sum(deed.cost_us for deed in self.deeds) > 0
+
+
+def rewritings(graph: Graph, times_of: TimesOf, *, exact: bool) -> Iterator[Rewriting]:
+    """The graph rewritten wherever a rule fits; then where that takes no longer. `exact`: only by rules that are."""
+    for rules in (_rules(True),) if exact else (_rules(True), _rules(False)):
+        whole = rewrite(graph, rules)
+        if not whole.applied or all(rule.exact for rule, _ in whole.applied) != rules[-1].exact:
+            continue
+        cost_us = _costs(graph, whole, times_of)
+        yield _of(whole, cost_us)
+        paid = _paid(whole, cost_us)
+        if paid and len(paid) < len(cost_us):
+            yield _of(_rewritten_at(graph, paid, rules), cost_us)
+
+
+def rewritten_as(graph: Graph, reports: Sequence[RuleReport]) -> Rewriting:
+    """The graph rewritten at the places that a plan tells of."""
+    return _of(_rewritten_at(graph, {(report.rule, name) for report in reports for name in report.held}), {})
+
+
+def told(deeds: Sequence[Deed], plan: Contents) -> tuple[RuleReport, ...]:
+    """What rules did for a plan of a graph that they rewrote."""
+    by_rule: defaultdict[str, list[Deed]] = defaultdict(list)
+    for deed in deeds:
+        by_rule[deed.rule].append(deed)
+    spared = _spared(deeds, plan) if deeds else {}
+    return tuple(
+        RuleReport(
+            rule=rule,
+            held=tuple(deed.held.name for deed in group),
+            held_bytes=sum(deed.saved_bytes for deed in group),
+            peak_bytes=sum(deed.saved_bytes for deed in group if spared[deed]),
+            cost_us=sum(deed.cost_us for deed in group),
+        )
+        for rule, group in by_rule.items()
+    )
+
+
+_Key: TypeAlias = "tuple[str, str]"
+
+
+def _rules(exact: bool) -> tuple[Rule, ...]:
+    """Those that are exact, or all, exact ones first."""
+    return tuple(rule for rule in RULES if rule.exact) + (() if exact else tuple(rule for rule in RULES if not rule.exact))
+
+
+def _key(rule: Rule, place: Match) -> _Key:
+    return rule.name, place.held.name
+
+
+def _rewritten_at(graph: Graph, keys: Collection[_Key], rules: Sequence[Rule] = RULES) -> Algebra:
+    return rewrite(graph, rules, lambda rule, place: _key(rule, place) in keys)
+
+
+def _costs(graph: Graph, whole: Algebra, times_of: TimesOf) -> Mapping[_Key, float]:
+    """By place what it takes more."""
+    nodes = list(dict.fromkeys(node for _, place in whole.applied for node in (*place.removed, *place.added)))
+    us = dict(zip(nodes, times_of(nodes, (*graph.nodes, *nodes)), strict=True))
+    return {
+        _key(rule, place): sum(us[node] for node in place.added) - sum(us[node] for node in place.removed) for rule, place in whole.applied
+    }
+
+
+def _paid(whole: Algebra, cost_us: Mapping[_Key, float]) -> set[_Key]:
+    """The places that take less time, and of the others those that this pays for: first what takes least for a byte."""
+    saved = {_key(*applied): _deed(applied, 0.0).saved_bytes for applied in whole.applied}
+    found: set[_Key] = set()
+    total_us = 0.0
+    for key in sorted(cost_us, key=lambda each: (max(0.0, cost_us[each]) / max(1, saved[each]), cost_us[each])):
+        if total_us + cost_us[key] <= 0:
+            found.add(key)
+            total_us += cost_us[key]
+    return found
+
+
+def _of(done: Algebra, cost_us: Mapping[_Key, float]) -> Rewriting:
+    deeds = tuple(_deed(applied, cost_us.get(_key(*applied), 0.0)) for applied in done.applied)
+    return Rewriting(done.graph, deeds, all(rule.exact for rule, _ in done.applied))
+
+
+def _deed(applied: Applied, cost_us: float) -> Deed:
+    rule, place = applied
+    late = (value.name for node in place.added for value in node.results if value.storage.kind is not Kind.ACTIVATION)
+    return Deed(rule.name, place.held, place.now, frozenset(late), cost_us)
+
+
+def _spared(deeds: Sequence[Deed], plan: Contents) -> dict[Deed, bool]:
+    """Whether what was held would be there at the step that would then be the peak, and is not."""
+    found = lives(plan)
+    ends = {storage.name: (start, end) for storage, (_, start, end) in found.items()}
+    made_at = {value.name: step for step, index in enumerate(plan.order) for value in plan.graph.nodes[index].results}
+    spans = {deed: _missing(deed, ends, made_at) for deed in deeds}
+    change = np.zeros(len(plan.order) + 1, np.int64)
+    for nbytes, start, end in (*found.values(), *((deed.saved_bytes, *span) for deed, span in spans.items())):
+        change[start] += nbytes
+        change[end] -= nbytes
+    footprints = change.cumsum()[:-1] + np.array([plan.workspace_bytes[index] for index in plan.order], np.int64)
+    peak = int(footprints.argmax())
+    return {deed: start <= peak < end for deed, (start, end) in spans.items()}
+
+
+def _missing(deed: Deed, spans: Mapping[str, tuple[int, int]], made_at: Mapping[str, int]) -> tuple[int, int]:
+    """The steps `[start, end)` over which it would be held."""
+    start = spans[deed.held.name][1] if deed.held.name in spans else spans.get(deed.now.name if deed.now else "", (0, 0))[0]
+    return start, max(start, *(made_at.get(name, -1) + 1 for name in deed.until))

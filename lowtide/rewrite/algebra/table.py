@@ -1,0 +1,66 @@
+"""The rules, a row each, and a graph rewritten by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from lowtide.ir.graph import Graph, Node
+from lowtide.rewrite.algebra.dropout import dropout_as_bits
+from lowtide.rewrite.algebra.flags import masks_as_bits, rectified_as_bits
+from lowtide.rewrite.algebra.pooling import places_in_windows, threshold_before_pooling
+from lowtide.rewrite.algebra.rounded import elu_from_result, norms_folded
+from lowtide.rewrite.algebra.rule import Match, Rule
+from lowtide.rewrite.algebra.uses import Uses
+from lowtide.rewrite.base import Rewritten, replace_nodes
+
+RULES = (
+    Rule("dropout's masks as bits", dropout_as_bits),
+    Rule("gradients let through before max-pooling's are spread", threshold_before_pooling),
+    Rule("max-pooling's indices as places in windows", places_in_windows),
+    Rule("rectifiers' results as bits", rectified_as_bits),
+    Rule("masks as bits", masks_as_bits),
+    Rule("gradients of ELU from results", elu_from_result, exact=False),
+    Rule("batch norms folded into convolutions", norms_folded, exact=False),
+)
+
+
+Wanted: TypeAlias = Callable[[Rule, Match], bool]
+
+
+class Applied(NamedTuple):
+    """One rule at one place."""
+
+    rule: Rule
+    place: Match
+
+
+@dataclass(frozen=True)
+class Algebra(Rewritten):
+    """A graph rewritten by rules, and where they fitted."""
+
+    applied: tuple[Applied, ...]
+
+
+def rewrite(graph: Graph, rules: Sequence[Rule] = RULES, wanted: Wanted = lambda rule, place: True) -> Algebra:
+    """Every rule in turn, at all places that are wanted; no node is rewritten by two places of one rule."""
+    applied: list[Applied] = []
+    forward: dict[Node, tuple[Node, ...]] = {}
+    for rule in rules:
+        places = list(_apart(place for place in rule.matches(Uses(graph)) if wanted(rule, place)))
+        done = replace_nodes(graph, {node: new for place in places for node, new in place.instead.items()})
+        applied += [Applied(rule, place) for place in places]
+        forward = {node: tuple(last for each in new for last in done.forward.get(each, (each,))) for node, new in forward.items()}
+        forward |= {node: new for node, new in done.forward.items() if node not in forward}
+        graph = done.graph
+    return Algebra(graph, forward, tuple(applied))
+
+
+def _apart(places: Iterable[Match]) -> Iterator[Match]:
+    """Those that touch no node which one before them touches."""
+    touched: set[Node] = set()
+    for place in places:
+        if touched.isdisjoint(place.instead):
+            touched.update(place.instead)
+            yield place

@@ -1,0 +1,230 @@
+"""Every rule of the algebra on real tensors: the bits stay, and what is held for the backward pass is less."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from lowtide.ir.check.graph_check import check_graph
+from lowtide.rewrite.algebra.table import RULES, rewrite
+from tests.graph_runs import inference_graph, odd_inputs, run, same_bits, training_graph
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+NAMES = {rule.name: rule for rule in RULES}
+
+
+class Weighed(nn.Module):
+    """A parameter, a function of it, and a second parameter that the result is multiplied by."""
+
+    def __init__(self, shape, function, dtype, of=1):
+        super().__init__()
+        self.x = nn.Parameter(torch.zeros(shape, dtype=dtype))
+        self.function = function
+        with torch.random.fork_rng(), torch.no_grad():
+            self.w = nn.Parameter(torch.zeros(function(self.x.detach()).shape, dtype=dtype))
+
+    def forward(self):
+        return self.function(self.x) * self.w
+
+
+def pooled(x, kernel=3, stride=2, padding=1, dilation=1, ceil_mode=False):
+    return F.max_pool2d(F.relu(x), kernel, stride, padding, dilation, ceil_mode)
+
+
+def chosen(x):
+    return torch.where(x > 0.25, x * x, x.exp())
+
+
+# By rule: what it is shown on, and how large that is.
+SHOWN = {
+    "dropout's masks as bits": (lambda x: F.dropout(x, 0.3), (3, 5, 401)),
+    "gradients let through before max-pooling's are spread": (pooled, (2, 3, 17, 13)),
+    "max-pooling's indices as places in windows": (lambda x: F.max_pool2d(x.tanh(), 2), (2, 3, 17, 13)),
+    "rectifiers' results as bits": (lambda x: F.relu(x) + x, (7, 403)),
+    "masks as bits": (chosen, (7, 403)),
+}
+
+
+def step(shape, function, dtype):
+    return training_graph(Weighed(shape, function, dtype), (), lambda model: model().sum())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_rule_is_shown(name):
+    assert (name in SHOWN) == NAMES[name].exact != (name in ROUNDED)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.exact], ids=lambda rule: rule.name)
+def test_the_bits_are_the_same_and_less_is_held(rule, dtype):
+    function, shape = SHOWN[rule.name]
+    graph = step(shape, function, dtype)
+    done = rewrite(graph, [rule])
+    assert [each.rule for each in done.applied] == [rule]
+    check_graph(done.graph)
+    place = done.applied[0].place
+    assert place.now is None or place.now.nbytes < place.held.nbytes
+    for seed in range(3):
+        inputs = odd_inputs(graph, torch.Generator().manual_seed(seed))
+        for ours, eager in zip(run(done.graph, inputs, seed), run(graph, inputs, seed), strict=True):
+            assert same_bits(ours, eager)
+
+
+@settings(max_examples=40)
+@given(
+    st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(7, 19), st.integers(7, 19)),
+    st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(0, 1), st.integers(1, 2), st.booleans()),
+    st.sampled_from(DTYPES),
+)
+def test_pooling_of_any_window(shape, window, dtype):
+    kernel, stride, padding, dilation, ceil_mode = window
+    graph = step(shape, lambda x: pooled(x, kernel, stride, min(padding, kernel // 2), dilation, ceil_mode), dtype)
+    done = rewrite(graph)
+    names = {each.rule.name for each in done.applied}
+    assert "max-pooling's indices as places in windows" in names
+    inputs = odd_inputs(graph, torch.Generator().manual_seed(shape[2]))
+    for ours, eager in zip(run(done.graph, inputs), run(graph, inputs), strict=True):
+        assert same_bits(ours, eager)
+
+
+class Folded(nn.Module):
+    """A convolution and a batch norm whose statistics are given."""
+
+    def __init__(self, dtype, **settings):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(8, 16, 3, bias=settings.pop("bias", False)), nn.BatchNorm2d(16, **settings)
+        self.to(dtype).eval()
+
+    def forward(self, x):
+        return F.relu(self.norm(self.first(x)))
+
+
+def exponential(dtype):
+    """With a product on either side, which holds what the rule lets the gradient read."""
+    model = Weighed((64, 130), lambda x: F.elu(x * 1.5, 0.7).square(), dtype)
+    return training_graph(model, (), lambda model: model().sum(), lambda model: tuple(each.grad for each in model.parameters()))
+
+
+def folded(dtype, **settings):
+    return inference_graph(Folded(dtype, **settings), (torch.zeros(2, 8, 20, 20, dtype=dtype),))
+
+
+ROUNDED = {"gradients of ELU from results": [exponential], "batch norms folded into convolutions": [
+    folded, lambda dtype: folded(dtype, bias=True), lambda dtype: folded(dtype, affine=False),
+]}  # fmt: skip
+
+
+def plain_inputs(graph, seed):
+    generator = torch.Generator().manual_seed(seed)
+    numbers = [torch.randn(value.shape, generator=generator) for value in graph.inputs]
+    return [0.125 if value.dtype == "scalar" else each.abs() + 0.1 if "var" in value.name else each
+            for value, each in zip(graph.inputs, numbers, strict=True)]  # fmt: skip
+
+
+def as_(dtype, inputs):
+    return [each.to(dtype) if isinstance(each, torch.Tensor) and each.dim() else each for each in inputs]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("name", "make"), [(name, make) for name, makes in ROUNDED.items() for make in makes])
+def test_rules_that_round_stay_as_near_as_eager(name, make, dtype):
+    """The distance from what float64 gives, of all elements of a tensor (root of squares), is at most 4 times eager's own."""
+    graph, reference = make(dtype), make(torch.float64)
+    done = rewrite(graph, [NAMES[name]])
+    assert len(done.applied) == 1
+    check_graph(done.graph)
+    for seed in range(3):
+        inputs = as_(dtype, plain_inputs(graph, seed))
+        count = len(graph.outputs)
+        exact = run(reference, as_(torch.float64, inputs))[:count]
+        for ours, eager, best in zip(run(done.graph, inputs)[:count], run(graph, inputs)[:count], exact, strict=True):
+            allowed = 4 * (eager.double() - best).norm() + torch.finfo(dtype).eps * best.norm()
+            assert (ours.double() - best).norm() <= allowed
+
+
+class Net(nn.Module):
+    """All that rules know of, one after another."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+        self.wide, self.last = nn.Linear(8 * 4 * 4, 40), nn.Linear(40, 5)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.first(x)), 3, 2, 1)
+        x = F.max_pool2d(F.relu(self.second(x)), 2)
+        x = F.dropout(F.relu(self.wide(x.flatten(1))), 0.2)
+        return self.last(torch.where(x > 0.1, x, x.exp()))
+
+
+def test_all_rules_together():
+    torch.manual_seed(0)
+    model = Net()
+    batch = (torch.randn(4, 3, 22, 22), torch.randint(0, 5, (4,)))
+    graph = training_graph(model, batch, lambda model, x, y: F.cross_entropy(model(x), y))
+    done = rewrite(graph)
+    check_graph(done.graph)
+    assert {each.rule.name for each in done.applied} == SHOWN.keys()
+    assert all(new in set(done.graph.nodes) for news in done.forward.values() for new in news)
+    inputs = odd_inputs(graph, torch.Generator().manual_seed(1))
+    for ours, eager in zip(run(done.graph, inputs), run(graph, inputs), strict=True):
+        assert same_bits(ours, eager)
+
+
+def test_only_what_is_wanted():
+    graph = step(*reversed(SHOWN["masks as bits"]), torch.float32)
+    assert rewrite(graph, wanted=lambda rule, place: False).graph.nodes == graph.nodes
+
+
+def _left_alone(function, shape=(6, 101), rules=RULES):
+    return not rewrite(step(shape, function, torch.float32), rules).applied
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.dropout(x.t(), 0.5).t() * F.dropout(x, 0.5)[:1],  # parts and other layouts are no reason to fail
+        lambda x: F.relu(x) * F.relu(x).exp(),  # the result is held for its own sake
+        lambda x: F.threshold(x, 0.5, 0.0),
+        lambda x: torch.where((x > 0)[:, :1], x, 0),  # a part of a mask
+    ],
+)
+def test_what_may_fit_or_not_is_right(function):
+    graph = step((6, 101), function, torch.float32)
+    done = rewrite(graph)
+    check_graph(done.graph)
+    inputs = odd_inputs(graph, torch.Generator().manual_seed(1))
+    for ours, eager in zip(run(done.graph, inputs), run(graph, inputs), strict=True):
+        assert same_bits(ours, eager)
+
+
+def test_a_result_that_is_held_for_its_own_sake_is_no_bits():
+    assert _left_alone(lambda x: F.relu(x).square(), rules=[NAMES["rectifiers' results as bits"]])
+
+
+def test_indices_that_the_caller_gets_stay():
+    x = nn.Parameter(torch.zeros(1, 1, 8, 8))
+
+    class Indices(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.x = x
+
+        def forward(self):
+            return F.max_pool2d(self.x * 2, 2, return_indices=True)
+
+    def loss(model):
+        y, indices = model()
+        return y.sum(), indices
+
+    graph = training_graph(Indices(), (), loss)
+    assert not rewrite(graph, [NAMES["max-pooling's indices as places in windows"]]).applied
+
+
+def test_rules_are_told_apart_by_their_names():
+    assert len(NAMES) == len(RULES)
+    assert all(dataclasses.is_dataclass(rule) and rule.name for rule in RULES)
