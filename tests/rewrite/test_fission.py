@@ -244,3 +244,16 @@ def test_what_only_looks_like_another_tensor_is_made_of_numbers():
     assert not nodes_of(done.graph, "zeros_like", "empty_like")
     assert all(torch.equal(got, expected) for got, expected in zip(program.run(done.graph), program.run(), strict=True))
     assert [each.stride() for each in program.run(done.graph)] == [each.stride() for each in program.run()]
+
+
+def test_kernels_that_look_at_no_strides_are_given_no_slices_with_gaps():
+    """The gradient of a layer norm reads mean and deviation as if they lay dense, and is silently wrong where they do not."""
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 6, 8, dtype=torch.float64), torch.randn(8, 8, dtype=torch.float64)
+    program = captured(lambda x, w: F.layer_norm(x @ w, (8,)).tanh().square().mean(), (x,), (w,), SGD)
+    graph = program.graph
+    backward = made(graph, "native_layer_norm_backward")
+    wanted = along([node for node in graph.nodes if backward in node.outputs], backward, 1)
+    done = checked(split(graph, wanted, 2).graph)
+    assert "clone" in [node.op.split(".")[1] for node in next(node for node in done.nodes if is_loop(node)).body.nodes]
+    same(program, done)

@@ -1,7 +1,8 @@
 """The body of a loop: nodes and tensors as they are in a part, whose size is an expression.
 
 A storage that is cut is so along one dimension, of which one unit takes so many elements. What steps over all units of it, in strides,
-offset and bytes, steps over as many as the part has; what steps within a unit stays. What the loop is given stays laid out as it is.
+offset and bytes, steps over as many as the part has; what steps within a unit stays. What the loop is given stays laid out as it is; where
+that leaves gaps, and an operator is not known to read over them, it is given a copy.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from dataclasses import dataclass, field, replace
 import sympy
 
 from lowtide.errors import CheckError
-from lowtide.ir.graph import Arg, Graph, Kind, Node, Storage, Value, values_of
+from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value, values_of
 from lowtide.ir.operators.axes.axis import Axis, argument, with_arguments
+from lowtide.ir.operators.axes.table import reads_any_strides
+from lowtide.ir.operators.names import CLONE
+from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.shapes.dimension import Dimension
-from lowtide.ir.sizes import Size
+from lowtide.ir.sizes import ITEM_BYTES, Size, contiguous_stride, product
 from lowtide.rewrite.fission.merging import adding, copied, merged, straight
 from lowtide.rewrite.fission.roles import Roles, Split
 
@@ -32,6 +36,8 @@ class Parts:
     totals: dict[Storage, Size | None] = field(default_factory=dict)  # elements over all units of what is cut; None for what is not
     bases: dict[Storage, int] = field(default_factory=dict)  # the versions that the loop finds
     nodes: dict[Node, Node] = field(default_factory=dict)
+    dense: dict[Value, Value] = field(default_factory=dict)  # copies of slices with gaps
+    copies: list[Node] = field(default_factory=list)  # of these, what the next node waits for
 
     @classmethod
     def of(cls, split: Split, roles: Roles, most: int) -> Parts:
@@ -46,7 +52,8 @@ class Parts:
         for node, axis in self.split.axes.items():
             new = tuple(self._written(node, self._node(node, axis), places))
             self.nodes[node] = new[0]
-            nodes += new
+            nodes += [*self.copies, *new]
+            self.copies.clear()
         last = {after.storage: after for node in nodes for _, after in node.writes}
         asked = [*places.values(), *(self.values[before] for before, _ in writes)]
         return Graph((*inputs, *places.values()), tuple(nodes), tuple(last[value.storage] for value in asked), (self.dimension,))
@@ -70,27 +77,52 @@ class Parts:
     def _node(self, node: Node, axis: Axis | None) -> Node:
         """A node of a part."""
         outputs = self._outputs(node)
+        gaps = () if is_view(node) or reads_any_strides(node.op) else [value for value in node.inputs if self._has_gaps(value)]
+        instead = {value: self._dense(value) for value in gaps}
         if axis is not None:
             sizes = {path: self._share(argument(node, path)) for path in axis.sizes}
             node = with_arguments(node, sizes | dict(axis.instead))
         return replace(
             node,
-            args=tuple(map(self._arg, node.args)),
-            kwargs=tuple((name, self._arg(arg)) for name, arg in node.kwargs),
+            args=tuple(self._arg(arg, instead) for arg in node.args),
+            kwargs=tuple((name, self._arg(arg, instead)) for name, arg in node.kwargs),
             outputs=outputs,
             writes=tuple((self.values[before], self._next(before, after)) for before, after in node.writes),
             after=tuple(self.nodes[other] for other in node.after if other in self.nodes),
-            inplace=tuple((self.values[value], overload) for value, overload in node.inplace if self._fits(value, outputs)),
+            inplace=tuple((self.values[value], overload) for value, overload in node.inplace if self._fits(value, outputs, instead)),
         )
 
-    def _fits(self, value: Value, outputs: Sequence[Value | None]) -> bool:
-        """Whether a result is as large as what it may take over in parts of every size."""
-        return bool(outputs) and outputs[0] is not None and outputs[0].storage.nbytes == self.storages[value.storage].nbytes
+    def _has_gaps(self, value: Value) -> bool:
+        """Whether a part of what lies dense as a whole does not, so that a kernel that looks at no strides would read beside it."""
+        dim = self.roles.dims.get(value)
+        if dim is None or self.totals[value.storage] is not None or value.stride != contiguous_stride(value.shape):
+            return False
+        return any(extent != 1 for extent in value.shape[:dim])
 
-    def _arg(self, arg: Arg) -> Arg:
+    def _dense(self, value: Value) -> Value:
+        """A copy of a slice without its gaps."""
+        if value not in self.dense:
+            part = self.values[value]
+            name, nbytes = f"{value.name}_dense", product(part.shape) * ITEM_BYTES[part.dtype]
+            storage = Storage(name, nbytes, part.storage.device, Kind.ACTIVATION)
+            self.dense[value] = Value(name, storage, part.dtype, part.shape, contiguous_stride(part.shape))
+            layout = (("memory_format", Atom("memory_format", "contiguous_format")),)
+            self.copies.append(Node(CLONE, (part,), (self.dense[value],), layout))
+        return self.dense[value]
+
+    def _fits(self, value: Value, outputs: Sequence[Value | None], instead: Mapping[Value, Value]) -> bool:
+        """Whether a result is as large as what it may take over in parts of every size."""
+        return (
+            value not in instead
+            and bool(outputs)
+            and outputs[0] is not None
+            and outputs[0].storage.nbytes == self.storages[value.storage].nbytes
+        )
+
+    def _arg(self, arg: Arg, instead: Mapping[Value, Value]) -> Arg:
         if isinstance(arg, Value):
-            return self.values[arg]
-        return tuple(map(self._arg, arg)) if isinstance(arg, tuple) else arg
+            return instead.get(arg, self.values[arg])
+        return tuple(self._arg(item, instead) for item in arg) if isinstance(arg, tuple) else arg
 
     def _outputs(self, node: Node) -> tuple[Value | None, ...]:
         given = {value.storage for value in values_of((*node.args, *(arg for _, arg in node.kwargs)))}

@@ -19,6 +19,14 @@ _PARTS = (elementwise, products, convolutions, attention, reductions, layers, lo
 RULES: dict[str, Rule] = {name: rule for part in _PARTS for name, rule in part.RULES.items()}
 
 
+_STRIDED = frozenset(name for part in (elementwise, products, reductions, views) for name in part.RULES)
+
+
+def reads_any_strides(op: str) -> bool:
+    """Whether an operator is known to read tensors however they are laid out: not all kernels look at strides (layer norm's gradient)."""
+    return any(name in _STRIDED for name in _names(op))
+
+
 def axes_of(node: Node) -> tuple[Axis, ...]:
     """Along what a node can be run in parts; () where it cannot, or nobody knows."""
     rule = rule_of(node.op)
@@ -28,6 +36,10 @@ def axes_of(node: Node) -> tuple[Axis, ...]:
 @functools.cache
 def rule_of(op: str) -> Rule | None:
     """The rule of an operator, "aten.add.Tensor"; None where there is none."""
+    return next((RULES[name] for name in _names(op) if name in RULES), None)
+
+
+def _names(op: str) -> tuple[str, ...]:
+    """By what rules may call an operator, the closest first."""
     base = functional_base(op)
-    names = (op, f"{base}.{op.rpartition('.')[2]}", op.rpartition(".")[0], base)
-    return next((RULES[name] for name in names if name in RULES), None)
+    return op, f"{base}.{op.rpartition('.')[2]}", op.rpartition(".")[0], base
