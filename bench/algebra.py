@@ -14,7 +14,7 @@ import copy
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -75,22 +75,23 @@ def main() -> None:
     given = parser.parse_args()
     rows: list[dict[str, Cell]] = []
     for name in given.names:
-        for limit in (None, SHARE):
-            rows.append(row(name, limit, given.repeats))
+        memory = None
+        for limit in ("none", f"{SHARE:.0%}"):
+            rows.append({"limit": limit} | row(name, memory, given.repeats))
             print(rows[-1], flush=True)
+            memory = _memory(rows[-1])
             gc.collect()
     notes = ("with_to_eager and the like: medians of the ratios of processor time, step by step in turns",)
     found = Results("algebra", "What algebra's rules buy", COLUMNS, tuple(rows), notes)
     found.print()
-    if given.names == list(WORKLOADS):
-        found.save()
+    found.save()
 
 
-def row(name: str, limit: float | None, repeats: int) -> dict[str, Cell]:
-    """One program under one limit."""
+def row(name: str, memory: int | None, repeats: int) -> dict[str, Cell]:
+    """One program, within so many bytes where that is said."""
     entry, batch_size = WORKLOADS[name]
     work = entry.build(batch_size)
-    plan = partial(_planned, work, _memory(work, limit))
+    plan = partial(_planned, work, memory)
     with _no_rules():
         without = plan()
     ruled = plan()
@@ -102,7 +103,7 @@ def row(name: str, limit: float | None, repeats: int) -> dict[str, Cell]:
     measured = ruled.step.measure(*work.batch).peak_bytes
     before, after = without.step.plan, ruled.step.plan
     return {
-        "model": name, "batch": batch_size, "limit": "none" if limit is None else f"{limit:.0%}",
+        "model": name, "batch": batch_size,
         "eager_peak_bytes": before.eager_peak_bytes, "resident_bytes": before.resident_bytes,
         "without_peak_bytes": before.peak_bytes, "with_peak_bytes": after.peak_bytes, "measured_peak_bytes": measured,
         "without_us": _promised_us(before), "with_us": _promised_us(after),
@@ -113,13 +114,10 @@ def row(name: str, limit: float | None, repeats: int) -> dict[str, Cell]:
     }  # fmt: skip
 
 
-def _memory(work: Workload, limit: float | None) -> int | None:
+def _memory(unlimited: Mapping[str, Any]) -> int:
     """The share of what eager takes above what the caller holds, with that."""
-    if limit is None:
-        return None
-    with _no_rules():
-        plan = _planned(work, None).step.plan  # type: ignore[union-attr]
-    return plan.resident_bytes + int(limit * (plan.eager_peak_bytes - plan.resident_bytes))
+    held, peak = unlimited["resident_bytes"], unlimited["eager_peak_bytes"]
+    return int(held + SHARE * (peak - held))
 
 
 def _planned(work: Workload, memory: int | None) -> Trained:

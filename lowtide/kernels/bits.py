@@ -15,7 +15,6 @@ devices whole blocks go through torch's operators, several at once, so that thei
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -86,21 +85,15 @@ def masked_mul(x: torch.Tensor, bits: torch.Tensor, keep: float) -> torch.Tensor
 def masked_mul_out(x: torch.Tensor, bits: torch.Tensor, keep: float, *, out: torch.Tensor) -> torch.Tensor:
     """The same, into a tensor that may be `x`."""
     given, made = _flat(x), _flat(out)
+    factor = torch.ones(1, dtype=x.dtype, device=x.device).div_(keep)  # by the kernel that eager divides a mask with
     if _by_kernels(x) and x.dtype in _NUMBERS:
-        _multiply(bits.numpy(), given.numpy(), _factor(x.dtype, keep).numpy(), made.numpy())
+        _multiply(bits.numpy(), given.numpy(), factor.numpy(), made.numpy())
         return out
-    factor = torch.ones(1, dtype=x.dtype, device=x.device).div_(keep)
     factors = x.new_empty(min(x.numel(), _at_once(x)))
     for rows, part in _parts(given):
         _fill(bits[rows], factor, factors[: part.numel()])
         torch.mul(part, factors[: part.numel()], out=made[8 * rows.start :][: part.numel()])
     return out
-
-
-@cache
-def _factor(dtype: torch.dtype, keep: float) -> torch.Tensor:
-    """[1] on a CPU, by the kernel that eager divides a mask with."""
-    return torch.ones(1, dtype=dtype).div_(keep)
 
 
 def _packed(x: torch.Tensor, flags: Callable[[torch.Tensor], torch.Tensor] | None = None) -> torch.Tensor:
@@ -149,7 +142,8 @@ def _shape(bits: torch.Tensor) -> tuple[int, int]:
 
 
 def _weights(device: torch.device) -> torch.Tensor:
-    return torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=device).view(8, 1)
+    planes = torch.arange(8, dtype=torch.uint8, device=device)  # made there: nothing is copied, so that nothing waits
+    return torch.ones_like(planes).bitwise_left_shift_(planes).view(8, 1)
 
 
 def _parts(flat: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
