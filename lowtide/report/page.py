@@ -17,7 +17,7 @@ from lowtide.report.addresses import addresses
 from lowtide.report.chart import Chart, Scale, stack
 from lowtide.report.course import Course, begins, has_times
 from lowtide.report.modules import module_marks
-from lowtide.report.rows import evictions, frontier, largest, step_rows, tensor_rows
+from lowtide.report.rows import evictions, frontier, largest, splits, step_rows, tensor_rows
 
 
 def save_page(plan: Contents, path: str | os.PathLike[str]) -> None:
@@ -40,6 +40,7 @@ def page(plan: Contents, title: str = "") -> str:
         addresses=addresses(course, scale),
         peak_line=None if plan.peak is None else snapshot_line(plan.peak, again=plan.cost_report is not None),
         frontier=frontier(plan),
+        splits=splits(plan),
         evictions=evictions(plan),
         left_out_evictions=max(0, len(plan.cost_report.evictions) - len(evictions(plan))) if plan.cost_report else 0,
         tensors=largest(course),

@@ -10,6 +10,7 @@ from lowtide.plan.contents import Contents
 from lowtide.plan.cost_report import Eviction
 from lowtide.plan.kinds import kind_text
 from lowtide.plan.snapshot import LiveTensor
+from lowtide.plan.splits import splits_of
 from lowtide.plan.where import source_text
 from lowtide.report.chart import Mark, Scale, curve
 from lowtide.report.course import Course
@@ -71,6 +72,17 @@ def _eviction(each: Eviction) -> tuple[str, ...]:
     moved = f"{time_text(each.store_us)} to the host, {time_text(each.load_us)} back" if each.load_us else ""
     cost = "; ".join(filter(None, (runs, moved)))
     return bytes_text(each.tensor.nbytes), looks(each.tensor), origin(each.tensor), each.how, away, "yes" if each.at_peak else "no", cost
+
+
+def splits(plan: Contents) -> list[tuple[str, ...]]:
+    """What runs part by part, as a table shows it."""
+    return [
+        (
+            bytes_text(each.part_bytes), bytes_text(each.whole_bytes), _short(" ".join(map(op_text, each.operators))), each.where,
+            f"{each.dimension} ({each.extent})", f"{each.parts} of {each.part}", time_text(each.us) if each.us else "",
+        )
+        for each in splits_of(plan)[:_MOST_ROWS]
+    ]  # fmt: skip
 
 
 def frontier(plan: Contents) -> Frontier | None:
