@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
@@ -22,6 +22,7 @@ from lowtide.planning.algebra import Rewriting, rewritings
 from lowtide.planning.candidate import Candidate, equal_graphs
 from lowtide.planning.fission.search import split_graphs
 
+_SPLIT_MOST = 3  # of what algebra has made: split as far as that pays, and into fewer parts
 _CUDA_GRANULE_BYTES = 512  # torch's caching allocator rounds every request up to this
 
 
@@ -70,10 +71,10 @@ class Machine:
         """
         graphs, held = equal_graphs(captured.graph), captured.gradients
         algebra = {each.graph: each for each in self._rewritings(graphs[-1], captured, laboratory, exact=exact, limited=limited)}
-        rounded = split_graphs(graphs[-1]) if limited and not exact else ()
+        rounded = _split(graphs[-1], algebra.values()) if limited and not exact else {}
         first, *others = self._with_workspaces([*graphs, *algebra, *rounded], laboratory)
-        others = [replace(each, exact=each.graph not in rounded) for each in others]
-        return replace(first, held_by_eager=held), *(_knowing(each, algebra.get(each.graph)) for each in others)
+        known = algebra | rounded
+        return replace(first, held_by_eager=held), *(_knowing(each, known.get(each.graph)) for each in others)
 
     def _rewritings(self, graph: Graph, captured: Captured, laboratory: Laboratory, *, exact: bool, limited: bool) -> Iterator[Rewriting]:
         """The graph as algebra rewrites it, where it is known what that costs in time."""
@@ -109,6 +110,15 @@ class Machine:
             if not self.tries:
                 return tuple(each.timed(device.graph_us(each.graph)) for each in candidates)
             return tuple(each.timed(measure_timings(each.graph.nodes, device, laboratory=laboratory).us) for each in candidates)
+
+
+def _split(graph: Graph, algebra: Iterable[Rewriting]) -> dict[Graph, Rewriting]:
+    """A graph split, and the first that exact rules made of it: that is the leanest of these."""
+    plain = Rewriting(graph, (), exact=False)
+    found = {each: replace(plain, graph=each) for each in split_graphs(graph)}
+    ruled = next((each for each in algebra if each.exact), None)
+    more = split_graphs(ruled.graph)[-_SPLIT_MOST:] if ruled is not None else ()
+    return found | {each: replace(ruled, graph=each, exact=False) for each in more if ruled is not None}
 
 
 def _knowing(candidate: Candidate, rewriting: Rewriting | None) -> Candidate:

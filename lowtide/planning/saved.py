@@ -30,7 +30,8 @@ def as_saved(saved: Plan, graph: Graph, *, exact: bool) -> Plan:
     ruled = rewritten_as(equal[-1], saved.algebra)
     found = _of_one(saved, [*equal, ruled.graph] if ruled.exact else equal)
     if found is None:
-        found = _of_one(saved, [*([] if ruled.exact else [ruled.graph]), *split_graphs(equal[-1])])
+        graphs = [] if ruled.exact else [ruled.graph]
+        found = _of_one(saved, [*graphs, *split_graphs(ruled.graph if saved.algebra else equal[-1])])
         if found is not None and exact:
             raise FormatError("the saved plan rounds otherwise than eager: say exact=False, or leave `plan` out to make a new one")
     if found is None:
