@@ -22,6 +22,7 @@ from lowtide.ir.graph import Graph, Kind, Storage, Value
 from lowtide.ir.operators.axes.axis import cut_by
 
 _HALVINGS = 8  # below the lowest interval
+_MOST_VISITS = 1_000_000  # of nodes, for all sets together but the first: each visits those between its ends, four times
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,14 +44,19 @@ class _Phased:
 
 
 def candidates(graph: Graph, order: Sequence[int] | None = None, *, levels: int = 4, most: int = 512) -> tuple[Candidate, ...]:
-    """Sets to split where the graph peaks in an order, or in program order; the largest scores first, at most so many.
+    """Sets to split where the graph peaks in an order, or in program order; the largest scores first, at most so many are tried.
 
     Raises CheckError for symbolic sizes, or an order that is none.
     """
     hot = hot_bytes(graph, order)
     regions = Regions(Dimensions.of(graph))
     found: dict[tuple[int, int], Candidate] = {}
+    visits = 0
     for score, anchor, dim, places in sorted(_wanted(regions, hot, levels), key=lambda each: (-each[0], len(each[3]), each[3][:1]))[:most]:
+        cost = 4 * (places[-1] - places[0] + 1)
+        if visits + cost > _MOST_VISITS and visits:
+            continue
+        visits += cost
         for fine in (False, True):
             region = regions.around(anchor, dim, places, fine=fine)
             if region is not None and (region.part, region.bits) not in found:
@@ -60,12 +66,11 @@ def candidates(graph: Graph, order: Sequence[int] | None = None, *, levels: int 
 
 def _wanted(regions: Regions, hot: Mapping[Storage, int], levels: int) -> Iterator[tuple[float, Value, int, tuple[int, ...]]]:
     """The score of each dominated set, a value to cut and where, and the places of the set's nodes."""
-    made = _made(regions, hot)
+    made, bounds = _made(regions, hot), _bounds(regions.graph)
     for part, places in enumerate(regions.dimensions.nodes_by_part()):
-        for phase in _phases(regions.graph, places) if any(place in made for place in places) else ():
+        for phase in _phases(bounds, places) if any(place in made for place in places) else ():
             phased = _phased(regions, part, phase, made, hot)
-            for node in _chosen(phased, levels):
-                dominated = _dominated(phased, node)
+            for node, dominated in _dominated(phased, _chosen(phased, levels)):
                 for wanted in dict.fromkeys((dominated, _until_read(regions, dominated, made))):
                     for value, dim in _anchors(regions, part, wanted, made):
                         yield phased.heat.score[node], value, dim, wanted
@@ -89,16 +94,22 @@ def _made(regions: Regions, hot: Mapping[Storage, int]) -> dict[int, list[Value]
     return found
 
 
-def _phases(graph: Graph, places: Sequence[int]) -> Iterator[Sequence[int]]:
-    """The nodes of the whole step, of its forward pass, its backward pass and its update, where there are several."""
-    yield places
+def _bounds(graph: Graph) -> tuple[tuple[int, int], ...]:
+    """Where the forward pass, the backward pass and the update begin and end; nothing where there are no gradients."""
     gradients = [place for place, node in enumerate(graph.nodes) if any(value.storage.kind is Kind.GRADIENT for value in node.results)]
-    if gradients:
-        first, last = gradients[0], gradients[-1]
-        for begin, end in ((0, first), (first, last + 1), (last + 1, len(graph.nodes))):
-            phase = [place for place in places if begin <= place < end]
-            if phase and len(phase) < len(places):
-                yield phase
+    if not gradients:
+        return ()
+    first, last = gradients[0], gradients[-1] + 1
+    return (0, first), (first, last), (last, len(graph.nodes))
+
+
+def _phases(bounds: Sequence[tuple[int, int]], places: Sequence[int]) -> Iterator[Sequence[int]]:
+    """These nodes of the whole step, then of each of its phases, where there are several."""
+    yield places
+    for begin, end in bounds:
+        phase = [place for place in places if begin <= place < end]
+        if phase and len(phase) < len(places):
+            yield phase
 
 
 def _phased(regions: Regions, part: int, places: Sequence[int], made: Mapping[int, list[Value]], hot: Mapping[Storage, int]) -> _Phased:
@@ -149,13 +160,14 @@ def _level(share: float, levels: int) -> int | None:
     return next((-halving for halving in range(_HALVINGS) if share * levels >= 2.0 ** -(halving + 1)), None) if share > 0 else None
 
 
-def _dominated(phased: _Phased, node: int) -> tuple[int, ...]:
-    """The places of what a node dominates, without itself."""
-    inside = {node}
-    for other in range(node + 1, len(phased.tree.parent)):
-        if phased.tree.parent[other] in inside:
-            inside.add(other)
-    return tuple(phased.places[other - 1] for other in sorted(inside) if other != node)
+def _dominated(phased: _Phased, nodes: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Of each of these nodes the places of what it dominates, without itself."""
+    spans, order = phased.tree.dominated(), [0] * len(phased.tree.parent)
+    for node, met in enumerate(phased.tree.first_met()):
+        order[met] = node
+    for node in nodes:
+        first, end = spans[node]
+        yield node, tuple(phased.places[other - 1] for other in sorted(order[first:end]))
 
 
 def _anchors(regions: Regions, part: int, places: Sequence[int], made: Mapping[int, list[Value]]) -> Iterator[tuple[Value, int]]:

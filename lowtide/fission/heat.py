@@ -69,6 +69,10 @@ class Dominators:
             total[self.parent[node]] += total[node]
         return total
 
+    def dominated(self) -> list[tuple[int, int]]:
+        """By node, where what it dominates begins and ends in the order in which nodes are met, itself left out."""
+        return [(met + 1, met + size) for met, size in zip(self.first_met(), self.summed([1] * len(self.parent)), strict=True)]
+
     def first_met(self) -> list[int]:
         """By node, when a walk that goes down before it goes on meets it: what a node dominates is met in a row."""
         size = self.summed([1] * len(self.parent))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,10 @@ from lowtide.fission.dimensions import Dimensions, cut_by
 from lowtide.fission.names import Table
 from lowtide.fission.regions import Region
 from lowtide.fission.tree import FissionTree
-from lowtide.ir.graph import Graph, Kind
+from lowtide.ir.graph import Graph, Kind, Value
 from lowtide.rewrite.looks import make_of_sizes
 from lowtide.rewrite.losses import sum_losses
+from tests.fission_programs import evaluated, wrong_results
 
 torchvision_shim.install()
 timm = pytest.importorskip("timm")
@@ -167,3 +169,26 @@ def test_the_dimensions_of_a_step_are_named(name):
     table = str(Table.of(Dimensions.of(trained(name))))
     for word in ("batch", "tokens", "heads", "features"):
         assert f"{word} " in table
+
+
+def _inputs(graph: Graph) -> dict[Value, Any]:
+    """Random tensors for what a graph is given; whole numbers are 0 or 1, as there are two types of tokens."""
+    found: dict[Value, Any] = {}
+    for value in graph.inputs:
+        if value.dtype == "scalar":
+            found[value] = 0.1
+        elif value.dtype == "int64":
+            found[value] = torch.randint(0, 2, value.shape)
+        elif value.storage not in {other.storage for other in found}:
+            found[value] = torch.rand(value.shape) / 4 + 0.1
+    return found
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_parts_of_every_candidate_make_the_whole(name):
+    """All that a step computes, node by node on random numbers; then each candidate once more in parts of random sizes."""
+    torch.manual_seed(0)
+    graph = trained(name)
+    values = evaluated(graph, _inputs(graph))
+    for number, region in enumerate(regions(graph)):
+        assert wrong_results(values, graph, region, number) == []

@@ -75,7 +75,7 @@ def test_parts_of_a_region_make_the_whole(seed):
     rng = random.Random(seed)
     program = random_program(rng, 16)
     for graph, _, region in regions_of(program, rng):
-        assert wrong_results(program, graph, region, seed) == []
+        assert wrong_results(program.tensors, graph, region, seed) == []
 
 
 @given(st.integers(0, 2**31))
@@ -156,4 +156,4 @@ def test_queries_are_cut_and_keys_stay_whole():
     assert region.places == {3, 4, 5}
     assert k in region.shared
     assert x in region.shared
-    assert wrong_results(program, graph, region) == []
+    assert wrong_results(program.tensors, graph, region) == []
