@@ -32,7 +32,8 @@ class Program:
 
     def run(self, op: str, *args: Any, kind: Kind = Kind.ACTIVATION, **kwargs: Any) -> Value:
         """One more node that writes nothing; its first result."""
-        made = operators.resolve(op)(*_known(_frozen(args), self.tensors), **{key: _known(arg, self.tensors) for key, arg in kwargs.items()})
+        named = {key: _known(arg, self.tensors) for key, arg in kwargs.items()}
+        made = operators.resolve(op)(*_known(_frozen(args), self.tensors), **named)
         results = made if isinstance(made, (tuple, list)) else (made,)
         outputs = tuple(self._value(each, kind) for each in results)
         self.nodes.append(Node(op, _frozen(args), outputs, tuple((key, _frozen(arg)) for key, arg in kwargs.items())))
