@@ -113,12 +113,12 @@ class Machine:
 
 
 def _split(graph: Graph, algebra: Iterable[Rewriting]) -> dict[Graph, Rewriting]:
-    """A graph split, and the first that exact rules made of it: that is the leanest of these."""
+    """Few graphs that are split, as a search shares its effort: of what exact rules made, which is the leanest, and the quickest."""
     plain = Rewriting(graph, (), exact=False)
-    found = {each: replace(plain, graph=each) for each in split_graphs(graph)}
     ruled = next((each for each in algebra if each.exact), None)
-    more = split_graphs(ruled.graph)[-_SPLIT_MOST:] if ruled is not None else ()
-    return found | {each: replace(ruled, graph=each, exact=False) for each in more if ruled is not None}
+    chosen = [(plain, each) for each in split_graphs(graph)[-(_SPLIT_MOST if ruled is None else 1) :]]
+    chosen += [(ruled, each) for each in split_graphs(ruled.graph)[-_SPLIT_MOST:]] if ruled is not None else []
+    return {each: replace(of, graph=each, exact=False) for of, each in chosen}
 
 
 def _knowing(candidate: Candidate, rewriting: Rewriting | None) -> Candidate:
