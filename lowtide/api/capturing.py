@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from lowtide.api.believed import Believed, Known
 from lowtide.api.stages import Stages
 from lowtide.capture.program import Captured, Given, TrainingProgram, capture_inference, capture_training
 from lowtide.capture.real import knowing
-from lowtide.cost.lab.laboratory import Call, Laboratory
+from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.errors import CaptureError
-from lowtide.ir.graph import Node
-from lowtide.ir.made import Results
+from lowtide.ir.made import Really
 from lowtide.ir.varying import FIXED, Varying
 from lowtide.runtime.caller import Caller
 from lowtide.runtime.unchanged.granted import Granted, first_difference
@@ -59,11 +58,20 @@ class Capturing:
     def programs(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[Captured, ...]:
         """One program for each state of the optimizer's; the last is what most steps run."""
 
-        def really(node: Node, before: Sequence[Node], makes_bytes: int) -> Results | None:
-            return laboratory.results(Call(node, before, makes_bytes))
-
         given = Given(args, kwargs, self.device, self.varying)
-        with self.stages.stage("capture", "capturing the program"), knowing(really):
+        with self.stages.stage("capture", "capturing the program"):
+            believed = Believed(laboratory)
+            try:
+                captured = self._captured(given, believed)
+                if believed.rightly():
+                    return captured
+            except CaptureError:
+                if believed.rightly():
+                    raise
+            return self._captured(given, Known(laboratory))  # what a fake kernel says wrongly is known now
+
+    def _captured(self, given: Given, really: Really) -> tuple[Captured, ...]:
+        with knowing(really):
             if self.program is None:
                 return (capture_inference(self.model, given),)
             return capture_training(self.program, given)

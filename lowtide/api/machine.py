@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import version
 
 import torch
@@ -50,7 +51,10 @@ class Machine:
         """What its allocator rounds every request up to."""
         if self.simulated is not None:
             return self.simulated.granule_bytes
-        return _CUDA_GRANULE_BYTES if self.name(captured).startswith("cuda") else 1
+        return _CUDA_GRANULE_BYTES if self._is_gpu(captured) else 1
+
+    def _is_gpu(self, captured: Captured) -> bool:
+        return self.name(captured).startswith("cuda")
 
     def provenance(self, captured: Captured) -> Provenance:
         """With what a plan is made."""
@@ -58,7 +62,7 @@ class Machine:
 
     def links(self, captured: Captured) -> Device | None:
         """The device over whose links to a host tensors may be swapped; None where there is nowhere to swap to."""
-        if not self.swap:
+        if not self.swap or (self.simulated is None and not self._is_gpu(captured)):
             return None
         device = self.simulated or device_here(self.name(captured))
         return device if device.can_swap else None
@@ -81,13 +85,14 @@ class Machine:
         if self.simulated is None and not self.tries and not limited:
             return
 
+        rates = self._rates(captured)
+
         def times_of(nodes: Sequence[Node], among: Sequence[Node]) -> Sequence[float]:
-            device = self.simulated or device_here(self.name(captured))
             if self.simulated is not None or not self.tries:
-                return [device.node_us(node) for node in nodes]
+                return [rates().node_us(node) for node in nodes]
             with self.stages.stage("measure", "measuring what rules of algebra replace") as say:
                 laboratory.listener = _share(say)
-                return measure_timings(nodes, device, among=among, laboratory=laboratory).us
+                return measure_timings(nodes, rates, among=among, laboratory=laboratory).us
 
         yield from (each for each in rewritings(graph, times_of, exact=exact) if limited or not each.costs_time)
 
@@ -100,16 +105,20 @@ class Machine:
         # An equal graph whose operators give results that lie otherwise than it says is none.
         return [Candidate(graph, found[graph].nbytes) for graph in graphs if graph is graphs[0] or not found[graph].unlike]
 
+    def _rates(self, captured: Captured) -> Callable[[], Device]:
+        """The machine as numbers, which are measured only where a time has to be told by them."""
+        return cache(lambda: self.simulated or device_here(self.name(captured)))
+
     def timed(self, captured: Captured, candidates: Sequence[Candidate], laboratory: Laboratory) -> tuple[Candidate, ...]:
         """The candidates with microseconds of each node: measured where operators may be run, else by roofline."""
         if self.simulated is not None:
             return tuple(each.timed(self.simulated.graph_us(each.graph)) for each in candidates)
         with self.stages.stage("measure", "measuring operators' times") as say:
             laboratory.listener = _share(say)
-            device = device_here(self.name(captured))
+            rates = self._rates(captured)
             if not self.tries:
-                return tuple(each.timed(device.graph_us(each.graph)) for each in candidates)
-            return tuple(each.timed(measure_timings(each.graph.nodes, device, laboratory=laboratory).us) for each in candidates)
+                return tuple(each.timed(rates().graph_us(each.graph)) for each in candidates)
+            return tuple(each.timed(measure_timings(each.graph.nodes, rates, laboratory=laboratory).us) for each in candidates)
 
 
 def _split(graph: Graph, algebra: Iterable[Rewriting]) -> dict[Graph, Rewriting]:

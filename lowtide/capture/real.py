@@ -28,9 +28,9 @@ from lowtide.capture.sizes.symbols import FixedError, Symbols, hint, is_symbolic
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node
-from lowtide.ir.made import Made, Really, Results, unknown
+from lowtide.ir.made import Made, Really, Results, differ, unknown
 
-_Ask = Callable[[int], "Results | None"]  # of the bytes that a call is thought to make
+_Ask = Callable[[int, "Results | None"], "Results | None"]  # of the bytes that a call is thought to make, and what it is thought to give
 
 _really: ContextVar[Really] = ContextVar("really", default=unknown)
 
@@ -53,9 +53,9 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], call: N
     `call` is the same call as the graph writes it, `before` the nodes recorded so far.
     """
 
-    def ask(makes_bytes: int) -> Results | None:
+    def ask(makes_bytes: int, thought: Results | None) -> Results | None:
         with _disable_current_modes():  # what a trial runs is no part of the program
-            return _really.get()(symbols.node(call), symbols.nodes(before), makes_bytes)
+            return _really.get()(symbols.node(call), symbols.nodes(before), makes_bytes, thought)
 
     try:
         out = corrected(func, args, _asked(func, args, kwargs, symbols))
@@ -64,7 +64,7 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], call: N
     except UNTRACEABLE as error:
         raise CaptureError(why_untraceable(func, error)) from error
     except Exception:  # whatever a fake stumbles over: where the real operator takes the call its results count, else it is raised
-        real = None if func._schema.is_mutable else ask(0)
+        real = None if func._schema.is_mutable else ask(0, None)
         if (
             real is None
             or None in real
@@ -101,12 +101,13 @@ def _put_right(out: Any, given: Sequence[torch.Tensor], ask: _Ask) -> Any:
         return out
     made = [part for part, is_fresh in zip(parts, fresh, strict=True) if is_fresh]
     shared = len({address(part) for part in made}) < len(made)
-    real = ask(sum(hint(part.untyped_storage().nbytes()) for part in made))
-    if real is None or shared or len(real) != len(parts):
+    thought = [_look(part) if is_fresh and not shared else None for part, is_fresh in zip(parts, fresh, strict=True)]
+    real = ask(sum(hint(part.untyped_storage().nbytes()) for part in made), tuple(thought))
+    if real is None or not differ(tuple(thought), real):
         return out
     right = [
-        _instead(look, part, given) if is_fresh and look is not None and look != _look(part) else part
-        for part, is_fresh, look in zip(parts, fresh, real, strict=True)
+        part if mine is None or look is None or look == mine else _instead(look, part, given)
+        for part, mine, look in zip(parts, thought, real, strict=True)
     ]
     return type(out)(right) if isinstance(out, (list, tuple)) else right[0]
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch._C._autograd import _profiler_enabled
 from torch._C._profiler import _EventType
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.autograd.profiler import profile, record_function  # torch.profiler's own imports inductor, which takes a second
 
 from lowtide.errors import LowtideError
 
@@ -185,7 +185,7 @@ def _peaks_on_cpu(calls: Iterable[Call], device: str) -> list[Measured]:
     if _profiler_enabled():
         raise LowtideError("expected no profiler on this thread, found one running: memory cannot be recorded twice; stop it, then measure")
     count = 0
-    with _silence(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as session:
+    with _silence(), profile(use_cpu=True, profile_memory=True, use_kineto=True) as session:
         for call in calls:
             with record_function(_MARK):
                 result = call()
@@ -209,7 +209,7 @@ def _silence() -> Iterator[None]:
 
 def _recorded(session: Any) -> list[Any]:
     """The events of a finished session, in the order of recording. No public name leads to single blocks: only this place looks."""
-    results = session.profiler.kineto_results
+    results = session.kineto_results
     roots = [] if results is None else results.experimental_event_tree()
     events, ahead = [], list(reversed(roots))
     while ahead:

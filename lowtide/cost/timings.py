@@ -7,12 +7,12 @@ The same calls are told apart, and tried in the same place, as for `workspaces`.
 reads in the processor's caches: so other memory is read before each run that counts. Without that, what only moves bytes would seem two to
 four times as fast as it is in a step, and recomputing it too cheap. The calls take turns, in several rounds, and the least time of each
 counts: whatever else the machine does only adds to it, and seldom lasts for all rounds. A call that takes long is run less often: what
-disturbs it is a small part of it, and the run in which its memory was watched tells as much.
+disturbs it is a small part of it, and the run in which its memory was watched tells as much. Small calls share the reading of other memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +25,12 @@ from lowtide.cost.device import Device, half_flops_of
 from lowtide.cost.lab.laboratory import Call, Laboratory, Unknown
 from lowtide.cost.lab.trial import aside, circumstances, once_ns
 from lowtide.cost.workspaces import call_of, needs_none, warn_of_memory
+from lowtide.errors import FormatError
 from lowtide.ir.graph import Node
 
-_ROUNDS = 3
-_ENOUGH_NS = 100 * 10**6  # of one call: what disturbs it is a small part of that
-_LONG_NS = 200 * 10**6  # of which the watching of allocations is none to speak of
+_RUNS = ((10**6, 2), (2 * 10**7, 1))  # nanoseconds, and how often what takes less is run for its time
+_COUNTS_NS = 2 * 10**6  # from here on the watching of allocations is none to speak of: the run in which they were watched counts
+_TOGETHER, _TOGETHER_BYTES = 16, 2**25  # so many calls at most, of so many bytes, before which other memory is read once
 _LEAST_RUNS, _LEAST_S = 3, 1e-3
 _LONGEST_NS = 3600 * 10**9  # no operator takes an hour: such an entry is no measurement
 _RATED_DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -45,14 +46,14 @@ class Timings:
 
 def measure_timings(
     nodes: Sequence[Node],
-    roofline: Device,
+    rates: Callable[[], Device],
     *,
     among: Sequence[Node] | None = None,
     limit_bytes: int | None = None,
     remember: bool = True,
     laboratory: Laboratory | None = None,
 ) -> Timings:
-    """The time of each node on the device of what it makes; of a call that is not known and cannot be run here, what `roofline` says.
+    """The time of each node on the device of what it makes; of a call that is not known and cannot be run here, by the roofline of `rates`.
 
     `among` are the nodes of their graph, where those are not all that are asked about.
     A call whose arguments and results pass `limit_bytes` (a quarter of the device's free memory, where None) is not run, and one that fails
@@ -69,7 +70,7 @@ def measure_timings(
     unknown = tuple(used.failures[text] for text in wanted if text not in known and text in used.failures)
     warn_of_memory(unknown, "their times are taken from the device's rates")
     times = {
-        node: 0.0 if call is None else known[call.text] / 1e3 if call.text in known else roofline.node_us(node)
+        node: 0.0 if call is None else known[call.text] / 1e3 if call.text in known else rates().node_us(node)
         for node, call in calls.items()
     }
     return Timings(tuple(sum(run.times * times[run.node] for run in each) for each in runs), unknown)
@@ -77,7 +78,7 @@ def measure_timings(
 
 def _of_device(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) -> dict[str, int]:
     """Nanoseconds by call: remembered, or measured now and remembered."""
-    circumstances = (*laboratory.circumstances(device), "cold caches")
+    circumstances = (*laboratory.circumstances(device), "caches of 64 MiB are cold")
     cache = Cache("timings", circumstances, 1, _LONGEST_NS) if laboratory.remember else None
     remembered = cache.load() if cache is not None else {}
     found = _measured([call for text, call in wanted.items() if text not in remembered], laboratory)
@@ -86,19 +87,43 @@ def _of_device(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) 
 
 def _measured(calls: Sequence[Call], laboratory: Laboratory) -> dict[str, int]:
     """Nanoseconds by call; without those that cannot be run."""
-    rough = laboratory.rough_ns
-    found = {call.text: rough[call.text] for call in calls if rough.get(call.text, 0) >= _LONG_NS}
-    spent = {call.text: rough.get(call.text, 0) for call in calls}
-    for turn in range(_ROUNDS):
-        for position, call in enumerate(calls):
-            laboratory.tell((turn + position / len(calls)) / _ROUNDS)
-            if spent[call.text] >= _ENOUGH_NS and call.text in found:
-                continue
-            took = laboratory.time_ns(call, warm_up=spent[call.text] == 0)
-            if took is not None:
-                found[call.text] = min(took, found.get(call.text, took))
-                spent[call.text] += took
+    rough, rounds = laboratory.rough_ns, max(runs for _, runs in _RUNS)
+    found = {call.text: rough[call.text] for call in calls if rough.get(call.text, 0) >= _COUNTS_NS}
+    for turn in range(rounds):
+        due = [call for call in calls if turn < _runs(found.get(call.text, rough.get(call.text, 0)))]
+        done = 0
+        for group in _groups(due):
+            laboratory.tell((turn + done / len(due)) / rounds)
+            times = laboratory.times_ns(group, warm_up=turn == 0 and any(call.text not in rough for call in group))
+            found |= {call.text: min(ns, found.get(call.text, ns)) for call, ns in zip(group, times, strict=True) if ns is not None}
+            done += len(group)
     return {text: took for text, took in found.items() if text not in laboratory.failures}
+
+
+def _runs(took_ns: int) -> int:
+    """How often a call is run that takes about so long: what disturbs a long one is a small part of it."""
+    return next((runs for below_ns, runs in _RUNS if took_ns < below_ns), 0)
+
+
+def _groups(calls: Sequence[Call]) -> Iterator[list[Call]]:
+    """The calls in order, as many at once as find their arguments in no cache."""
+    group: list[Call] = []
+    nbytes = 0
+    for call in calls:
+        if group and (len(group) == _TOGETHER or nbytes + _nbytes(call) > _TOGETHER_BYTES):
+            yield group
+            group, nbytes = [], 0
+        group.append(call)
+        nbytes += _nbytes(call)
+    if group:
+        yield group
+
+
+def _nbytes(call: Call) -> int:
+    try:
+        return call.nbytes
+    except FormatError:  # symbolic sizes: it is tried by itself, and that fails
+        return _TOGETHER_BYTES
 
 
 def _best_ns(call: Callable[[], Any], device: str) -> int:

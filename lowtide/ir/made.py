@@ -34,13 +34,21 @@ class Made:
 
 
 Results: TypeAlias = tuple["Made | None", ...]  # in the operator's order; None for what is no tensor, or was not made
-# What a call really gives: of (the call, the nodes recorded before it, the bytes that it is thought to make); None where unknown.
-Really: TypeAlias = Callable[[Node, Sequence[Node], int], "Results | None"]
+# What a call really gives: of (the call, the nodes recorded before it, the bytes that it is thought to make, what it is thought to give, or
+# None where nobody has an idea); None where that is unknown, or not known yet.
+Really: TypeAlias = Callable[[Node, Sequence[Node], int, "Results | None"], "Results | None"]
 
 
-def unknown(call: Node, before: Sequence[Node], makes_bytes: int) -> Results | None:
+def unknown(call: Node, before: Sequence[Node], makes_bytes: int, thought: Results | None) -> Results | None:
     """A `Really` that knows nothing."""
     return None
+
+
+def differ(thought: Results, real: Results) -> bool:
+    """Whether a call gives otherwise than thought, of what is known of both."""
+    if len(thought) != len(real):
+        return False
+    return any(mine is not None and look is not None and mine != look for mine, look in zip(thought, real, strict=True))
 
 
 def same_strides(shape: Sequence[int], one: Sequence[int], two: Sequence[int]) -> bool:

@@ -10,6 +10,7 @@ from torch import nn
 
 import lowtide
 import tests.untrusted  # noqa: F401  (defines operators)
+from lowtide.api.capturing import Capturing
 from lowtide.capture import corrections
 from tests.training import check as train
 
@@ -143,6 +144,20 @@ def test_strides_in_the_graph_are_the_real_ones():
     step = lowtide.optimize(model, (x,))
     (value,) = [node.outputs[0] for node in step.plan.graph.nodes if "turned" in node.op]
     assert value.stride == (1, 3)
+
+
+@pytest.mark.parametrize(("network", "times"), [(_Turned, 2), (lambda: nn.Linear(4, 4), 1)], ids=["fake is wrong", "fake is right"])
+def test_a_program_is_captured_again_where_a_fake_was_believed_wrongly(network, times, monkeypatch, tmp_path):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    captured = []
+    once = Capturing._captured
+    monkeypatch.setattr(Capturing, "_captured", lambda *given: captured.append(given) or once(*given))
+    model, x = network(), torch.randn(3, 4)
+    step = lowtide.optimize(model, (x,))
+    assert len(captured) == times
+    assert torch.equal(step(x), model(x))
+    lowtide.optimize(model, (x,))
+    assert len(captured) == times + 1  # all is known
 
 
 def test_what_is_remembered_serves_where_nothing_is_tried():

@@ -62,7 +62,7 @@ def test_a_call_that_failed_is_not_tried_again_while_the_laboratory_is_open():
     assert laboratory.level_bytes(one) is None
     before = laboratory._trials._ends
     assert laboratory.results(one) is None
-    assert laboratory.time_ns(one, warm_up=True) is None
+    assert laboratory.times_ns([one], warm_up=True) == [None]
     assert laboratory._trials._ends == before
     with pytest.warns(RuntimeWarning, match="cannot measure"):
         laboratory.__exit__()
@@ -272,3 +272,13 @@ def test_nothing_is_started_where_all_is_remembered(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert measure_workspaces([FINE]).measured_calls == 0
+
+
+def test_the_process_imports_no_compiler():
+    """What asks for inductor does so unseen, and takes a second."""
+    code = (
+        "import sys; from lowtide.cost.lab import worker, trial, trials; worker._warm_up(); "
+        "worker._apply({**trials._settings(), 'circumstances': list(trial.circumstances('cpu', True))}, True); "
+        "sys.exit('torch._inductor' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.autograd.profiler import profile as autograd_profile
 from torch.profiler import ProfilerActivity, profile
 
 from lowtide.cost import profiler
@@ -57,7 +58,7 @@ def test_each_call_has_its_own_peak(calls: list[Script]):
 
 
 def test_the_memory_events_of_the_profiler_are_where_we_look_for_them():
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as session:
+    with autograd_profile(use_cpu=True, profile_memory=True, use_kineto=True) as session:
         block(3)
     blocks = [event.extra_fields for event in profiler._recorded(session) if event.tag == profiler._EventType.Allocation]
     assert [block.alloc_size for block in blocks] == [3 * KIB, -3 * KIB]

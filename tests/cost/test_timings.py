@@ -19,7 +19,9 @@ from lowtide.cost.workspaces import measure_workspaces
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Kind, Node, Storage, Value
 
-ROOFLINE = PRESETS[0]
+
+def rates():
+    return PRESETS[0]
 
 
 @pytest.fixture(autouse=True)
@@ -39,21 +41,21 @@ def _mm(size):
 def test_more_work_takes_longer_and_views_nothing():
     x = _value("x", 8, 8)
     view = Node("aten.t.default", (x,), (Value("v", x.storage, "float32", (8, 8), (1, 8)),))
-    times = measure_timings([_mm(16), view, _mm(512)], ROOFLINE)
+    times = measure_timings([_mm(16), view, _mm(512)], rates)
     assert not times.unknown
     assert times.us[1] == 0
     assert 0 < times.us[0] < times.us[2]
 
 
 def test_a_call_is_measured_once_and_remembered(cache):
-    first = measure_timings([_mm(16), _mm(16)], ROOFLINE)
+    first = measure_timings([_mm(16), _mm(16)], rates)
     assert first.us[0] == first.us[1]
     (path,) = cache.glob("timings-*.json")
     document = json.loads(path.read_text())
     (call,) = document["entries"]
     document["entries"][call] = 123_000
     path.write_text(json.dumps(document))
-    assert measure_timings([_mm(16)], ROOFLINE).us == (123.0,)
+    assert measure_timings([_mm(16)], rates).us == (123.0,)
 
 
 def test_whoever_listens_hears_which_share_is_done():
@@ -63,32 +65,32 @@ def test_whoever_listens_hears_which_share_is_done():
         laboratory.listener = shares["workspaces"].append
         measure_workspaces(nodes, laboratory=laboratory)
         laboratory.listener = shares["times"].append
-        measure_timings(nodes, ROOFLINE, laboratory=laboratory)
+        measure_timings(nodes, rates, laboratory=laboratory)
     for heard in shares.values():
-        assert len(heard) >= 3
+        assert len(heard) >= 2
         assert heard == sorted(set(heard))
         assert heard[0] == 0
         assert heard[-1] < 1
 
 
 def test_a_file_that_does_not_read_is_measured_anew(cache):
-    measure_timings([_mm(16)], ROOFLINE)
+    measure_timings([_mm(16)], rates)
     (path,) = cache.glob("timings-*.json")
     path.write_text('{"format": 1, "entries": {"x": -1}}')
     with pytest.warns(RuntimeWarning, match="does not read"):
-        again = measure_timings([_mm(16)], ROOFLINE)
+        again = measure_timings([_mm(16)], rates)
     assert again.us[0] > 0
     assert json.loads(path.read_text())["entries"]
 
 
 def test_what_cannot_be_run_has_its_roofline_and_is_listed():
     with pytest.warns(RuntimeWarning, match=r"not enough memory to measure aten\.mm\.default\(.*512, 512.*device's rates"):
-        times = measure_timings([_mm(512)], ROOFLINE, limit_bytes=1000)
-    assert times.us == (ROOFLINE.node_us(_mm(512)),)
+        times = measure_timings([_mm(512)], rates, limit_bytes=1000)
+    assert times.us == (rates().node_us(_mm(512)),)
     (told,) = times.unknown
     assert "the limit is 1000" in told.reason
     wrong = Node("aten.mm.default", (_value("x", 2, 3), _value("y", 2, 3)), (_value("z", 2, 3),))
-    assert "RuntimeError" in measure_timings([wrong], ROOFLINE).unknown[0].reason
+    assert "RuntimeError" in measure_timings([wrong], rates).unknown[0].reason
 
 
 LACKING = [
@@ -101,7 +103,7 @@ LACKING = [
 @pytest.mark.parametrize("raised", LACKING)
 def test_a_lack_of_memory_falls_back_to_the_roofline_and_says_so(monkeypatch, cache, raised):
     """Only for the call that meets it: the others are measured, and it is tried again next time."""
-    real = Trials.time
+    real = Trials.times
 
     def refuse():
         raise raised
@@ -109,21 +111,21 @@ def test_a_lack_of_memory_falls_back_to_the_roofline_and_says_so(monkeypatch, ca
     def lacking(self, steps, device, warm_up):
         return trial.answer(refuse) if "64, 64" in str(steps) else real(self, steps, device, warm_up)
 
-    monkeypatch.setattr(Trials, "time", lacking)
+    monkeypatch.setattr(Trials, "times", lacking)
     with pytest.warns(RuntimeWarning, match="not enough memory to measure aten") as told:
-        times = measure_timings([_mm(16), _mm(64), _mm(64)], ROOFLINE)
+        times = measure_timings([_mm(16), _mm(64), _mm(64)], rates)
     assert len(told) == 1
-    assert times.us[1] == times.us[2] == ROOFLINE.node_us(_mm(64)) != times.us[0]
+    assert times.us[1] == times.us[2] == rates().node_us(_mm(64)) != times.us[0]
     (unknown,) = times.unknown
     assert unknown.of_memory
     assert "64, 64" in unknown.call
-    monkeypatch.setattr(Trials, "time", real)
-    assert not measure_timings([_mm(64)], ROOFLINE).unknown
+    monkeypatch.setattr(Trials, "times", real)
+    assert not measure_timings([_mm(64)], rates).unknown
 
 
 def test_other_failures_are_listed_without_a_warning():
     wrong = Node("aten.mm.default", (_value("x", 2, 3), _value("y", 2, 3)), (_value("z", 2, 3),))
-    (unknown,) = measure_timings([wrong], ROOFLINE).unknown
+    (unknown,) = measure_timings([wrong], rates).unknown
     assert not unknown.of_memory
 
 
@@ -138,12 +140,12 @@ def test_what_was_measured_first_stays(cache):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Cache, "merge", late)
-        assert measure_timings([_mm(16)], ROOFLINE).us == (777.0,)
-    assert measure_timings([_mm(16)], ROOFLINE).us == (777.0,)
+        assert measure_timings([_mm(16)], rates).us == (777.0,)
+    assert measure_timings([_mm(16)], rates).us == (777.0,)
 
 
 def _times_of(sizes, queue):
-    queue.put(dict(zip(sizes, measure_timings([_mm(size) for size in sizes], ROOFLINE).us, strict=True)))
+    queue.put(dict(zip(sizes, measure_timings([_mm(size) for size in sizes], rates).us, strict=True)))
 
 
 def test_two_processes_that_share_the_cache_agree(cache):
@@ -153,24 +155,24 @@ def test_two_processes_that_share_the_cache_agree(cache):
     other = context.Process(target=_times_of, args=([24, 32, 40], queue))
     other.start()
     while other.is_alive() and queue.empty():  # until the other has written, at the latest
-        ours = dict(zip((16, 24, 32), measure_timings([_mm(size) for size in (16, 24, 32)], ROOFLINE).us, strict=True))
+        ours = dict(zip((16, 24, 32), measure_timings([_mm(size) for size in (16, 24, 32)], rates).us, strict=True))
     theirs = queue.get(timeout=120)
     other.join()
     assert (ours[24], ours[32]) == (theirs[24], theirs[32])
-    now = dict(zip((16, 24, 32, 40), measure_timings([_mm(size) for size in (16, 24, 32, 40)], ROOFLINE).us, strict=True))
+    now = dict(zip((16, 24, 32, 40), measure_timings([_mm(size) for size in (16, 24, 32, 40)], rates).us, strict=True))
     assert now == ours | theirs
 
 
 @pytest.mark.parametrize("number", [0, -5, 10**30, "soon", None, True, 0.5, float("nan")])
 def test_times_that_cannot_have_been_measured_are_not_believed(cache, number):
-    measure_timings([_mm(16)], ROOFLINE)
+    measure_timings([_mm(16)], rates)
     (path,) = cache.glob("timings-*.json")
     document = json.loads(path.read_text())
     path.write_text(json.dumps(document | {"entries": dict.fromkeys(document["entries"], number)}))
     with pytest.warns(RuntimeWarning, match="does not read"):
-        again = measure_timings([_mm(16)], ROOFLINE)
+        again = measure_timings([_mm(16)], rates)
     assert 0 < again.us[0] < 1e6
-    assert measure_timings([_mm(16)], ROOFLINE).us == again.us
+    assert measure_timings([_mm(16)], rates).us == again.us
 
 
 def test_this_machine_as_a_device(cache):

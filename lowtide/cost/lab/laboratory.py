@@ -4,13 +4,14 @@
     leaves  the highest level of memory during the call, what its results look like, how long it takes; or why that is unknown
 
 Each distinct call is tried once, alone, and remembered under the circumstances that decide which kernels run. Where `tries` is off nothing
-is run, and what is remembered still serves.
+is run, and what is remembered still serves. Trials in a process of their own may be begun ahead, while whoever wants to know goes on.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -19,7 +20,7 @@ import torch
 
 from lowtide.cost.cache import Cache
 from lowtide.cost.lab import trial
-from lowtide.cost.lab.recipe import argument_bytes, makers_of, recipe
+from lowtide.cost.lab.recipe import Makers, argument_bytes, makers_of, recipe
 from lowtide.cost.lab.trials import Trials
 from lowtide.errors import FormatError
 from lowtide.ir import made
@@ -32,6 +33,7 @@ SHOWN = 160  # characters of a call that a warning shows
 
 
 Listener: TypeAlias = Callable[[float], None]
+_Reply: TypeAlias = dict[str, Any]  # what a trial gives, or {"failure": why it gives nothing}
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ class Call:
         return signature(self.node) + (f" of {made_of()}" if self.node.op.startswith("lowtide.") else "")
 
     @cached_property
+    def nbytes(self) -> int:
+        """Of its arguments and results. Raises FormatError for a symbolic size."""
+        return argument_bytes(self.node) + self.makes_bytes
+
+    @cached_property
     def device(self) -> str:
         """Where its results are made, or else where it reads."""
         return device_of(self.node)
@@ -78,14 +85,31 @@ class Laboratory:
         self.listener: Listener | None = None  # hears which share of what was asked for is done
         self._tries, self._trials = tries, Trials(gradients)
         self._shelves: dict[str, _Shelf] = {}
+        self._ahead: dict[str, Future[_Reply]] = {}  # of calls whose trials were begun
+        self._behind: ThreadPoolExecutor | None = None  # the thread that asks for them
 
     def __enter__(self) -> Laboratory:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, raised: type[BaseException] | None = None, *_: object) -> None:
+        if self._behind is not None:
+            self._behind.shutdown(wait=False, cancel_futures=True)
+            if raised and not all(future.done() for future in self._ahead.values()):  # nobody wants to know any more
+                self._trials.stop()
+            self._behind.shutdown()
         self._trials.close()
         self.keep()
         self._tell()
+
+    def begin(self, call: Call) -> bool:
+        """Have a call tried while the caller goes on, if it is not known yet; whether that is so. On a GPU nothing is tried ahead."""
+        shelf = self._shelf(call.device)
+        if not self._tries or trial.on_gpu(call.device) or call.text in self.failures or shelf.knows(call.text):
+            return False
+        if call.text not in self._ahead:
+            self._behind = self._behind or ThreadPoolExecutor(1, "lowtide-trials")
+            self._ahead[call.text] = self._behind.submit(self._level_of, call, makers_of(call.before))
+        return True
 
     def level_bytes(self, call: Call) -> int | None:
         """The highest level of the allocator during a call above that at its start; None where it is unknown."""
@@ -95,10 +119,32 @@ class Laboratory:
         """What a call's results look like; None where that is unknown."""
         return made.parse(self._shelf(call.device).results[call.text]) if self._knows(call) else None
 
-    def time_ns(self, call: Call, *, warm_up: bool) -> int | None:
-        """The time of one run of a call; None where it cannot be run."""
-        reply = self._try(call, lambda steps: self._trials.time(steps, call.device, warm_up))
-        return None if reply is None else int(reply["ns"])
+    def times_ns(self, calls: Sequence[Call], *, warm_up: bool) -> list[int | None]:
+        """The time of one run of each call, all of one device; None of what cannot be run.
+
+        They are run one after another; where that fails for any, each by itself.
+        """
+        return (self._together(calls, warm_up) if len(calls) > 1 else None) or [self._time_ns(call, warm_up) for call in calls]
+
+    def _together(self, calls: Sequence[Call], warm_up: bool) -> list[int | None] | None:
+        """None where they cannot all be run so."""
+        if not self._tries or any(call.text in self.failures for call in calls):
+            return None
+        try:
+            for call in calls:
+                _fit(call)
+            recipes = [recipe(call.node, makers_of(call.before)) for call in calls]
+        except (FormatError, MemoryError):
+            return None
+        reply = self._in_turn(lambda: self._trials.times(recipes, calls[0].device, warm_up))
+        return None if "failure" in reply else list(map(int, reply["ns"]))
+
+    def _time_ns(self, call: Call, warm_up: bool) -> int | None:
+        def run() -> _Reply:
+            return _reply(call, makers_of(call.before), lambda steps: self._trials.times([steps], call.device, warm_up))
+
+        reply = self._got(call, run)
+        return None if reply is None else int(reply["ns"][0])
 
     def tell(self, share: float) -> None:
         """Which share of what was asked for is done."""
@@ -117,9 +163,10 @@ class Laboratory:
     def _knows(self, call: Call) -> bool:
         """Whether a call is known, now that it has been tried where it was not."""
         shelf = self._shelf(call.device)
-        if call.text in shelf.levels and call.text in shelf.results:
+        if shelf.knows(call.text):
             return True
-        reply = self._try(call, lambda steps: self._trials.level(steps, call.device))
+        ahead = self._ahead.get(call.text)
+        reply = self._got(call, (lambda: self._level_of(call, makers_of(call.before))) if ahead is None else ahead.result)
         if reply is None:
             return False
         self.tried += 1
@@ -127,32 +174,23 @@ class Laboratory:
         shelf.note(call.text, reply["level_bytes"], reply["results"])
         return True
 
-    def _try(self, call: Call, run: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any] | None:
+    def _level_of(self, call: Call, makers: Makers) -> _Reply:
+        return _reply(call, makers, lambda steps: self._trials.level(steps, call.device))
+
+    def _got(self, call: Call, run: Callable[[], _Reply]) -> _Reply | None:
         """What a trial gives; None, and the failure noted, where it gives nothing."""
         if not self._tries or call.text in self.failures:
             return None
-        try:
-            _fit(call)
-            reply = self._first_that_works(call, run)
-            if "results" in reply:
-                reply["results"] = made.to_text(tuple(map(made.of_fields, reply["results"])))
-        except (FormatError, MemoryError, ValueError) as error:
-            reply = {"failure": f"{type(error).__name__}: {error}", "of_memory": isinstance(error, MemoryError)}
+        reply = self._in_turn(run)
         if "failure" not in reply:
             return reply
         self.failures[call.text] = Unknown(call.text, reply["failure"], reply.get("of_memory", False), reply.get("ended", False))
         return None
 
-    def _first_that_works(self, call: Call, run: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
-        """The call on made-up data, or else, as that does not suit every operator, on what the nodes before it make."""
-        makers = makers_of(call.before)
-        plain = recipe(call.node, makers)
-        reply = run(plain)
-        if "failure" not in reply or reply.get("of_memory") or reply.get("late"):
-            return reply
-        whole = recipe(call.node, makers, with_makers=True)
-        again = run(whole) if whole != plain else reply
-        return reply if "failure" in again else again
+    def _in_turn(self, run: Callable[[], _Reply]) -> _Reply:
+        """What a trial gives when those are over that were begun before: there is one process for all."""
+        wait(self._ahead.values())
+        return run()
 
     def _shelf(self, device: str) -> _Shelf:
         if device not in self._shelves:
@@ -187,6 +225,10 @@ class _Shelf:
         levels, results = Cache("workspaces", circumstances), Cache("results", circumstances, parse=made.parse)
         return cls(levels.load(), results.load(), (levels, results))
 
+    def knows(self, call: str) -> bool:
+        """Whether there is all of a call."""
+        return call in self.levels and call in self.results
+
     def note(self, call: str, level_bytes: int, results: str) -> None:
         self.levels[call], self.results[call] = level_bytes, results
         self.new.add(call)
@@ -199,9 +241,32 @@ class _Shelf:
         self.new.clear()
 
 
+def _reply(call: Call, makers: Makers, run: Callable[[dict[str, Any]], _Reply]) -> _Reply:
+    """What a trial gives, or {"failure": ...}."""
+    try:
+        _fit(call)
+        reply = _first_that_works(call, makers, run)
+        if "results" in reply:
+            reply["results"] = made.to_text(tuple(map(made.of_fields, reply["results"])))
+    except (FormatError, MemoryError, ValueError) as error:
+        return {"failure": f"{type(error).__name__}: {error}", "of_memory": isinstance(error, MemoryError)}
+    return reply
+
+
+def _first_that_works(call: Call, makers: Makers, run: Callable[[dict[str, Any]], _Reply]) -> _Reply:
+    """The call on made-up data, or else, as that does not suit every operator, on what the nodes before it make."""
+    plain = recipe(call.node, makers)
+    reply = run(plain)
+    if "failure" not in reply or reply.get("of_memory") or reply.get("late"):
+        return reply
+    whole = recipe(call.node, makers, with_makers=True)
+    again = run(whole) if whole != plain else reply
+    return reply if "failure" in again else again
+
+
 def _fit(call: Call) -> None:
     """Raises MemoryError where a call's arguments and results take more than they may, FormatError for a symbolic size."""
-    needed = argument_bytes(call.node) + call.makes_bytes
+    needed = call.nbytes
     limit = trial.free_bytes(call.device) // _SHARE_OF_FREE if call.limit_bytes is None else call.limit_bytes
     if needed > limit:
         raise MemoryError(f"arguments and results take {needed} bytes, the limit is {limit}: raise limit_bytes to measure it")

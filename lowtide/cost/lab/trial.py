@@ -26,6 +26,7 @@ from lowtide.cost.profiler import device_name, measure_memory_of_each
 _LACKING = ("not enough memory", "Cannot allocate memory")
 _CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _CACHES_WHERE_UNKNOWN_BYTES = 32 * 2**20
+_CROWD_BYTES = 64 * 2**20  # at most: a cache that many processors share is not one program's own, and reading as much takes its time
 _FREE_WHERE_UNKNOWN_BYTES = 4 * 2**30  # systems without /proc/meminfo
 
 
@@ -41,15 +42,15 @@ def take_level(recipe: dict[str, Any], device: str, gradients: bool) -> dict[str
     return {"level_bytes": level.above_bytes, "results": seen, "ns": took[0]}
 
 
-def take_time(recipe: dict[str, Any], device: str, gradients: bool, warm_up: bool) -> dict[str, Any]:
-    """Nanoseconds of one run of the call with arguments that are in no cache. A run before it lets libraries choose and make kernels."""
+def take_times(recipes: list[dict[str, Any]], device: str, gradients: bool, warm_up: bool) -> dict[str, Any]:
+    """Nanoseconds of one run of each call with arguments that are in no cache. Runs before it let libraries choose and make kernels."""
     with aside(device, gradients):
-        call, crowd = made_ready(recipe), _crowd(device)
-        if warm_up:
+        calls, crowd = [made_ready(recipe) for recipe in recipes], _crowd(device)
+        for call in calls if warm_up else ():
             call()
         if crowd is not None:
             crowd()
-        return {"ns": once_ns(call, device)}
+        return {"ns": [once_ns(call, device) for call in calls]}
 
 
 def answer(take: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -203,7 +204,7 @@ def on_gpu(device: str) -> bool:
 def _crowd(device: str) -> Callable[[], Any] | None:
     """Reads as much other memory as crowds what a call reads out of a device's caches; None where there is no memory for that."""
     try:
-        return torch.ones(2 * _caches_bytes(device) // 4, device=device).sum
+        return torch.ones(min(_CROWD_BYTES, 2 * _caches_bytes(device)) // 4, device=device).sum
     except (MemoryError, RuntimeError):
         return None
 

@@ -15,7 +15,7 @@ from lowtide.cost.lab.apart import Apart, GoneError, LateError
 from lowtide.cost.lab.definers import definers
 from lowtide.cost.lab.operators import dtype_name
 
-LIMIT_S = 60.0  # for one recipe; a CPU may take seconds for a large operator
+LIMIT_S = 60.0  # for one request; a CPU may take seconds for a large operator
 _MOST_ENDS = 8  # of the process, before it is given up
 
 
@@ -24,6 +24,7 @@ class Trials:
 
     def __init__(self, gradients: bool) -> None:
         self._gradients = gradients
+        self._settings = {**_settings(), "circumstances": list(trial.circumstances("cpu", gradients))}
         self._apart: Apart | None = None
         self._ends = 0
         self._given_up = ""  # why there is no process any more
@@ -32,13 +33,13 @@ class Trials:
         """{"level_bytes": ..., "results": ...}, or {"failure": ...} where the recipe gives nothing."""
         if trial.on_gpu(device):
             return trial.answer(lambda: trial.take_level(recipe, device, self._gradients))
-        return self._asked({"wanted": "level", "recipe": recipe})
+        return self._asked({"wanted": "level", "recipes": [recipe]})
 
-    def time(self, recipe: dict[str, Any], device: str, warm_up: bool) -> dict[str, Any]:
-        """{"ns": ...}, or {"failure": ...}."""
+    def times(self, recipes: list[dict[str, Any]], device: str, warm_up: bool) -> dict[str, Any]:
+        """{"ns": [...]}, one number a recipe; {"failure": ...} where one of them gives nothing."""
         if trial.on_gpu(device):
-            return trial.answer(lambda: trial.take_time(recipe, device, self._gradients, warm_up))
-        return self._asked({"wanted": "time", "recipe": recipe, "warm_up": warm_up})
+            return trial.answer(lambda: trial.take_times(recipes, device, self._gradients, warm_up))
+        return self._asked({"wanted": "times", "recipes": recipes, "warm_up": warm_up})
 
     def close(self) -> None:
         """Leave the process to whoever needs one next, and let go what trials in this one keep."""
@@ -47,12 +48,17 @@ class Trials:
             self._apart = None
         trial.forget_crowds()
 
+    def stop(self) -> None:
+        """End the process, whatever it does, and start no other; whoever waits for an answer gets a failure."""
+        self._given_up = "it was stopped"
+        if (running := self._apart) is not None:
+            running.end()
+
     def _asked(self, request: dict[str, Any]) -> dict[str, Any]:
-        operators = definers([step["op"] for step in request["recipe"]["steps"]])
-        settings = {**_settings(), "circumstances": list(trial.circumstances("cpu", self._gradients))}
+        operators = definers([step["op"] for recipe in request["recipes"] for step in recipe["steps"]])
         try:
             process = self._process()
-            return process.ask({**request, "operators": operators, "gradients": self._gradients, "settings": settings}, LIMIT_S)
+            return process.ask({**request, "operators": operators, "gradients": self._gradients, "settings": self._settings}, LIMIT_S)
         except GoneError as gone:
             self._apart = None
             return {"failure": f"the process that tried it is gone: {gone}", "ended": True, "late": isinstance(gone, LateError)}

@@ -48,7 +48,9 @@ def _apply(settings: dict[str, Any], gradients: bool) -> None:
 
     torch.set_num_threads(settings["threads"])
     torch.backends.mkldnn.set_flags(settings["onednn"])
-    torch.use_deterministic_algorithms(settings["deterministic"], warn_only=settings["warn_only"])
+    deterministic = settings["deterministic"], settings["warn_only"]
+    if deterministic != (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()):
+        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])  # imports inductor, which takes a second
     torch.set_float32_matmul_precision(settings["precision"])
     torch.set_default_dtype(of_torch(settings["dtype"]))
     expected, got = settings["circumstances"], list(circumstances("cpu", gradients))
@@ -57,14 +59,14 @@ def _apply(settings: dict[str, Any], gradients: bool) -> None:
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    from lowtide.cost.lab.trial import answer, take_level, take_time
+    from lowtide.cost.lab.trial import answer, take_level, take_times
 
     def take() -> dict[str, Any]:
         _apply(request["settings"], request["gradients"])
         _have(request["operators"])
         if request["wanted"] == "level":
-            return take_level(request["recipe"], "cpu", request["gradients"])
-        return take_time(request["recipe"], "cpu", request["gradients"], request["warm_up"])
+            return take_level(request["recipes"][0], "cpu", request["gradients"])
+        return take_times(request["recipes"], "cpu", request["gradients"], request["warm_up"])
 
     return answer(take)
 
