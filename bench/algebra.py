@@ -50,11 +50,13 @@ _T5 = Entry(
     "transformers.T5ForConditionalGeneration, 128 + 128 tokens",
 )
 WORKLOADS: dict[str, tuple[Entry, int]] = {
+    "squeezenet1_0": (models.get("squeezenet1_0"), 4),
+    "t5-small": (_T5, 2),
+    "resnet18": (models.get("resnet18"), 4),
     "vgg16": (models.get("vgg16"), 4),
     "resnet50": (models.get("resnet50"), 4),
     "bert-base": (models.get("bert-base"), 4),
     "gpt2": (models.get("gpt2"), 2),
-    "t5-small": (_T5, 4),
 }
 
 
@@ -81,10 +83,13 @@ def main() -> None:
             print(rows[-1], flush=True)
             memory = _memory(rows[-1])
             gc.collect()
+            _table(rows).save()
+    _table(rows).print()
+
+
+def _table(rows: list[dict[str, Cell]]) -> Results:
     notes = ("with_to_eager and the like: medians of the ratios of processor time, step by step in turns",)
-    found = Results("algebra", "What algebra's rules buy", COLUMNS, tuple(rows), notes)
-    found.print()
-    found.save()
+    return Results("algebra", "What algebra's rules buy", COLUMNS, tuple(rows), notes)
 
 
 def row(name: str, memory: int | None, repeats: int) -> dict[str, Cell]:

@@ -31,13 +31,14 @@ class Deed:
     rule: str
     held: Storage
     now: Storage | None  # what is held in its place
+    beside: tuple[Storage, ...]  # what was held with it
     until: frozenset[str]  # what the nodes make, by name, for which it was held
     cost_us: float
 
     @property
     def saved_bytes(self) -> int:
         """What is held less."""
-        found = self.held.nbytes - (self.now.nbytes if self.now is not None else 0)
+        found = sum(each.nbytes for each in (self.held, *self.beside)) - (self.now.nbytes if self.now is not None else 0)
         assert isinstance(found, int), "rules rewrite graphs of numbers"
         return found
 
@@ -137,7 +138,7 @@ def _of(done: Algebra, cost_us: Mapping[_Key, float]) -> Rewriting:
 def _deed(applied: Applied, cost_us: float) -> Deed:
     rule, place = applied
     late = (value.name for node in place.added for value in node.results if value.storage.kind is not Kind.ACTIVATION)
-    return Deed(rule.name, place.held, place.now, frozenset(late), cost_us)
+    return Deed(rule.name, place.held, place.now, place.beside, frozenset(late), cost_us)
 
 
 def _spared(deeds: Sequence[Deed], plan: Contents) -> dict[Deed, bool]:

@@ -44,7 +44,7 @@ def threshold_before_pooling(uses: Uses) -> Iterator[Match]:
         )
         late = replace(backward, args=(let_through, *backward.args[1:]), outputs=(made,))
         assert isinstance(x, Value)
-        yield Match({backward: (), threshold: (early, late)}, x.storage)
+        yield Match({backward: (), threshold: (early, late)}, x.storage, x.storage)  # it is read for its shape, still
 
 
 def places_in_windows(uses: Uses) -> Iterator[Match]:
@@ -65,7 +65,9 @@ def places_in_windows(uses: Uses) -> Iterator[Match]:
             args = (indices, x.shape[-2:], window[1], window[2], Atom("dtype", dtype))
             packed = Node("lowtide.pool_places.default", args, (places,), source=backward.source)
             again = replace(backward, op=_OWN, args=(gradient, places, x.shape[-2:], *window), inplace=())
-            yield Match({uses.makers[indices]: (uses.makers[indices], packed), backward: (again,)}, indices.storage, places.storage)
+            beside = (x.storage,) if uses.is_forward(x) and uses.read_by_backward(x.storage) == [backward] else ()
+            instead = {uses.makers[indices]: (uses.makers[indices], packed), backward: (again,)}
+            yield Match(instead, indices.storage, places.storage, beside)
 
 
 def _dtype(x: Value, window: tuple[Arg, ...]) -> str | None:

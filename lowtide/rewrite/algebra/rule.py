@@ -17,6 +17,7 @@ class Match:
     instead: Mapping[Node, tuple[Node, ...]]  # nodes that stay are among what becomes of them
     held: Storage  # what was held for nodes that are replaced
     now: Storage | None = None  # what is held in its place; None where something is that was held anyway
+    beside: tuple[Storage, ...] = ()  # what was held for these nodes alone, too
 
     @property
     def removed(self) -> list[Node]:
