@@ -17,8 +17,8 @@ from lowtide.fission.names import Table
 from lowtide.fission.regions import Region
 from lowtide.fission.tree import FissionTree
 from lowtide.ir.graph import Graph, Kind, Value
-from lowtide.rewrite.looks import make_of_sizes
 from lowtide.rewrite.losses import sum_losses
+from lowtide.rewrite.made_anew import make_anew
 from tests.fission_programs import evaluated, wrong_results
 
 torchvision_shim.install()
@@ -46,7 +46,7 @@ def trained(name: str, length: int = _TOKENS, dropout: float = 0.1) -> Graph:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
     program = TrainingProgram(model, lambda m, x, y: m(input_ids=x, labels=y).loss, optimizer, None, 1, None)
     captured = capture_training(program, Given((tokens, tokens), {}, _CPU))[-1].graph
-    return make_of_sizes(sum_losses(captured).graph).graph
+    return make_anew(sum_losses(captured).graph).graph
 
 
 @functools.cache
@@ -144,7 +144,7 @@ def test_convolutions_and_their_gradients_are_cut_over_the_batch():
     images, labels = torch.zeros(4, 3, 64, 64), torch.zeros(4, dtype=torch.int64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)
     program = TrainingProgram(model, lambda m, x, y: torch.nn.functional.cross_entropy(m(x), y), optimizer, None, 1, None)
-    graph = sum_losses(capture_training(program, Given((images, labels), {}, _CPU))[-1].graph).graph
+    graph = make_anew(sum_losses(capture_training(program, Given((images, labels), {}, _CPU))[-1].graph).graph).graph
     found = [each for each in regions(graph) if each.units == 4]
     both = [(count(graph, each, "convolution.default"), count(graph, each, "convolution_backward")) for each in found]
     assert any(forward > 4 and backward > 4 for forward, backward in both)
