@@ -65,6 +65,13 @@ def load(name: str, directory: Path = RESULTS) -> Results:
     return Results(name, document["title"], tuple(columns), tuple(document["rows"]), tuple(document["notes"]))
 
 
+def with_kept(name: str, rows: Sequence[Mapping[str, Cell]], keys: Sequence[str]) -> tuple[Mapping[str, Cell], ...]:
+    """These rows, behind those of the saved table that have other keys: for a table that is measured in several runs."""
+    now = {tuple(row.get(key) for key in keys) for row in rows}
+    saved = load(name).rows if (RESULTS / f"{name}.json").exists() else ()
+    return (*(row for row in saved if tuple(row.get(key) for key in keys) not in now), *rows)
+
+
 def _shown(column: str, cell: Cell) -> str:
     """A cell for people: bytes in MiB, microseconds in ms, other fractions to three places."""
     if cell is None:

@@ -324,6 +324,12 @@ def _varying_lengths() -> Iterable[str]:
         yield _trained_on_varying_lengths()
     if (RESULTS / "dynamic_planned.json").exists():
         yield _planned_for_varying_lengths()
+    if (RESULTS / "dynamic_equal.json").exists():
+        yield _equal_over_ranges()
+    if (RESULTS / "dynamic_near.json").exists():
+        yield _near_each_shapes_own()
+    if (RESULTS / "dynamic_overhead.json").exists():
+        yield _what_a_range_costs()
 
 
 def _trained_on_varying_lengths() -> str:
@@ -376,6 +382,68 @@ def _planned_for_varying_lengths() -> str:
         "host. BladeDISC++'s method, in this project's own implementation and in the better of two orders, decides when memory is\n"
         "short, operator by operator; lowtide plans ahead. A batch is of samples times tokens; times are against no limit.",
         ("batch", "eager, GiB", "lowtide, GiB", "time", "BladeDISC++'s method, GiB", "time"),
+        lines,
+    )
+
+
+def _equal_over_ranges() -> str:
+    lines = [
+        [
+            f"{row['network']}, {row['memory'] or 'no limit'}",
+            f"{row['different']} of {row['steps']}",
+            f"{row['parts']}, {row['members']}",
+            f"{row['over_limit']} of {row['measured']}",
+            f"{row['unkept']} of {row['measured']}",
+            f"{row['worst_bytes_off']:,}",
+        ]
+        for row in _rows("dynamic_equal")
+    ]
+    return _section(
+        "One step for a range, bit for bit and byte for byte",
+        "dynamic_equal",
+        "python -m bench.dynamic.equal",
+        "Small networks trained on batches of random shapes, dropout on, beside eager PyTorch: steps after which a loss, a parameter, a\n"
+        "buffer, the optimizer's state or the generator's is not equal to the last bit. Then measured peaks at other random shapes: how\n"
+        "many are above the limit, or further off their promise than 1 % and 1 MiB, and how far the worst is.",
+        ("network, limit", "different", "parts, programs", "over the limit", "promise not kept", "bytes off at worst"),
+        lines,
+    )
+
+
+def _near_each_shapes_own() -> str:
+    lines = [
+        [
+            f"{row['network']}, {row['memory'] or 'no limit'}",
+            f"{row['shapes']}",
+            f"{row['members']}",
+            *(f"{row[key]:.3f}" for key in ("worst_peak_ratio", "worst_time_ratio", "median_time_ratio")),
+            *(f"{row[key]:.3f}" for key in ("worst_measured_peak_ratio", "worst_measured_time_ratio") if row[key] is not None),
+        ]
+        for row in _rows("dynamic_near")
+    ]
+    return _section(
+        "A range against plans for each shape alone",
+        "dynamic_near",
+        "python -m bench.dynamic.near",
+        "What the step for a range runs at random shapes, over the plan that is searched for that shape alone: simulated peak and time,\n"
+        "and at three of them measured peak and processor time of a step that was captured for it. Ratios above 1 are the range's loss.",
+        ("network, limit", "shapes", "programs", "worst peak", "worst time", "median time", "measured: worst peak", "worst time"),
+        lines,
+    )
+
+
+def _what_a_range_costs() -> str:
+    lines = [
+        [row["question"], f"{row['operators']:,}", *(f"{row[key]:,.3g}" for key in ("static", "ranged", "difference", "ratio")), row["bar"]]
+        for row in _rows("dynamic_overhead")
+    ]
+    return _section(
+        "What a range costs beside one shape",
+        "dynamic_overhead",
+        "python -m bench.dynamic.overhead",
+        "GPT-2 of small width in training mode with AdamW: a call with the program taken out, at new and at known shapes; whole steps;\n"
+        "and the time from the call of `optimize` to the step, kernels compiled and operators measured before.",
+        ("question", "operators", "one shape", "range", "difference", "ratio", "bar"),
         lines,
     )
 

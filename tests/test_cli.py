@@ -189,3 +189,16 @@ def test_help_says_what_it_takes():
     result = CliRunner().invoke(app, ["optimize", "--help"])
     assert result.exit_code == 0
     assert "module:function" in result.output
+
+
+def test_a_range_of_shapes():
+    result = run("spec_of_a_test:make", "--dynamic", '{"0": {"0": ["rows", 4, 64]}}', "--no-measure")
+    assert result.exit_code == 0
+    assert re.search(r"for rows from 4 to 64\n  rows = 64: peak [\d,]+ bytes\n  rows = 4: peak", result.stdout)
+
+
+@pytest.mark.parametrize("text", ["rows", "[1]", '{"0": {"x": [1, 2]}}', '{"0": 3}'])
+def test_a_range_that_is_no_json_is_refused(text):
+    result = run("spec_of_a_test:make", "--dynamic", text)
+    assert result.exit_code == 2
+    assert "--dynamic: expected" in result.stderr

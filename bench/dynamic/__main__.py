@@ -20,7 +20,7 @@ from bench.dynamic.task import Task
 from bench.dynamic.variants import VARIANTS
 from bench.dynamic.workers import Worker
 from bench.memory import touch_memory
-from bench.results import Cell, Results
+from bench.results import Cell, Results, with_kept
 
 COLUMNS = (
     "batch_size", "variant", "tokens_per_s", "peak_bytes", "limit_bytes", "within",
@@ -53,16 +53,20 @@ class Settings:
     patience_s: float
     variants: tuple[str, ...]
     quick: bool  # a trial, of which nothing is kept
+    keep: bool  # rows of the saved table that are not measured now
+    limit_bytes: int | None  # where it was found earlier
 
 
 def main() -> None:
     settings = _settings()
     touch_memory()
-    limit_bytes = _limit_bytes(settings)
+    limit_bytes = settings.limit_bytes or _limit_bytes(settings)
+    print(f"limit: {limit_bytes} bytes", flush=True)
     rows: list[dict[str, Cell]] = []
     for size in settings.sizes:
         rows += rows_of(size, settings, limit_bytes)
-        results = Results("dynamic", "Training on batches of varying lengths, under a limit", COLUMNS, tuple(rows), NOTES)
+        all_rows = with_kept("dynamic", rows, ("batch_size", "variant")) if settings.keep else tuple(rows)
+        results = Results("dynamic", "Training on batches of varying lengths, under a limit", COLUMNS, all_rows, NOTES)
         if not settings.quick:
             results.save()
     results.print()
@@ -78,10 +82,12 @@ def _settings() -> Settings:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--patience", type=float, default=600.0, help="seconds that a way may take for its first time through")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--keep", action="store_true", help="keep the rows of the saved table that are not measured now")
+    parser.add_argument("--limit-bytes", type=int, help="the limit, where it was found in an earlier run")
     asked = parser.parse_args()
     variants = tuple(each for each in asked.variants if not (asked.quick and each.startswith("torch.compile")))
     sizes, steps, rounds = ((4,), 3, 1) if asked.quick else (tuple(asked.sizes), asked.steps, asked.rounds)
-    return Settings(sizes, steps, rounds, asked.share, asked.threads, asked.patience, variants, asked.quick)
+    return Settings(sizes, steps, rounds, asked.share, asked.threads, asked.patience, variants, asked.quick, asked.keep, asked.limit_bytes)
 
 
 def _limit_bytes(settings: Settings) -> int:

@@ -24,7 +24,7 @@ from torch import nn
 import lowtide
 from bench import torchvision_shim
 from bench.bits import same_bits
-from bench.results import Results
+from bench.results import Results, with_kept
 
 COLUMNS = (
     "network", "memory", "steps", "shapes", "different", "parts", "members", "seconds_to_step", "measured", "over_limit", "unkept",
@@ -64,7 +64,7 @@ def networks() -> dict[str, Trained]:
         "bert": _text(lambda: hf.BertForMaskedLM(hf.BertConfig(**small))),
         "t5": _text(lambda: hf.T5ForConditionalGeneration(t5)),
         "resnet50": _pictures(lambda: torchvision.models.resnet50(num_classes=10), {0: ("rows", 2, 24)}, ((2, 24, 1),)),
-        "unet": _pictures(_UNet, {0: ("rows", 2, 8), 2: ("side", 32, 96), 3: "side"}, ((2, 8, 1), (32, 96, 4))),
+        "unet": _pictures(_UNet, {0: ("rows", 2, 8), 2: ("side", 32, 96, 4), 3: "side"}, ((2, 8, 1), (32, 96, 4))),
     }
 
 
@@ -114,14 +114,17 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=list(networks()), metavar="NAME")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--shapes", type=int, default=30, help="that are measured")
+    parser.add_argument("--memory", nargs="+", default=[each or "none" for each in LIMITS], help='limits, "none" for none')
+    parser.add_argument("--keep", action="store_true", help="keep the rows of the saved table that are not measured now")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for name in options.only:
-        for memory in LIMITS:
+        for memory in (None if each == "none" else each for each in options.memory):
             rows.append(row(name, memory, options.steps, options.shapes))
             print(rows[-1], flush=True)
             results = Results(
-                "dynamic_equal", "One step for a range of shapes, bit for bit and byte for byte", COLUMNS, tuple(rows),
+                "dynamic_equal", "One step for a range of shapes, bit for bit and byte for byte", COLUMNS,
+                with_kept("dynamic_equal", rows, ("network", "memory")) if options.keep else tuple(rows),
                 (
                     "different: steps after which something is not equal to the last bit; parts: of the range, captured apart",
                     "unkept: measured peaks more than 1 % and more than 1 MiB off their promise; over_limit: above the limit",

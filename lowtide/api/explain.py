@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from lowtide.api.capturing import Capturing
 from lowtide.api.explanation import Explanation, Remedy
 from lowtide.api.machine import Machine
 from lowtide.api.maker import Asked, Maker
+from lowtide.api.ranges.said import varying_of
+from lowtide.api.ranges.stretched import largest
 from lowtide.api.stages import Callback, Stages, wants_progress
 from lowtide.capture.optimizers.wrapped import torch_optimizer
 from lowtide.capture.program import TrainingProgram, positional_and_keyword
@@ -50,6 +52,7 @@ def explain(
     solver: Solver | None = None,
     device: torch.device | str | None = None,
     simulate: Device | str | None = None,
+    dynamic: Mapping[Any, Any] | None = None,
     progress: bool | None = None,
     callback: Callback | None = None,
 ) -> Explanation:
@@ -62,6 +65,7 @@ def explain(
     effort: as for `optimize`, but "quick" where nothing is said.
     memory: what it is to fit in: then the answer says whether it does, and if not, the fastest way that was found to make it fit.
     simulate: the machine whose rates and allocator count; without it this one, whose rates are measured once.
+    dynamic: the range of its batches, as for `optimize`; what is explained is the largest shape, of which a share of memory is taken.
 
     Raises CaptureError, BatchError and TypeError as `optimize` does; ValueError where `device` is a GPU that is not here and `simulate`
     names no machine.
@@ -72,6 +76,7 @@ def explain(
     check_swapping(model, optimizer, swap, swap_state)
     limit = None if memory is None else Memory.of(memory)
     args, kwargs = positional_and_keyword(batch)
+    args, kwargs = largest(args, kwargs, varying_of(dynamic, args, kwargs))
     target = device_of(model, device)
     machine = preset(simulate) if isinstance(simulate, str) else simulate
     _check_here(target, machine)

@@ -30,7 +30,7 @@ from lowtide.plan.summary import one_line
 from lowtide.planning.effort import sweeps_of
 from lowtide.planning.limits import Limit
 from lowtide.report import save as save_report
-from lowtide.runtime.batch import BatchSpec, NewShapeError, Shape
+from lowtide.runtime.batch import BatchSpec, NewShapeError, Shape, shape_of
 from lowtide.runtime.caller import ChangedError, View
 
 MOST_PROGRAMS = 32  # that differ in nothing but what they read from the data
@@ -101,6 +101,11 @@ class Step:
         report = self.plan.cost_report
         return () if report is None else report.frontier
 
+    @property
+    def ranges(self) -> list[str]:
+        """Of a step for a range of shapes what it promises at the ends of it, by part that is captured so far; else nothing."""
+        return [] if self._range is None else self._range.told
+
     def at(self, memory: int | str | None = None, *, latency: float | None = None, effort: str | None = None) -> Step:
         """A step of the same program under another limit, or under none; this one stays as it is. Limits are those of `optimize`.
 
@@ -157,6 +162,9 @@ class Step:
         CaptureError where it has to be captured anew and cannot be; BudgetError where nothing within the limit is found for that shape;
         what the program itself raises where it checks its data and finds them wrong: nothing has been changed then.
         """
+        known = self._ranged.get(shape_of(args, kwargs)) if self._ranged else None
+        if known is not None:
+            return known(*args, **kwargs)
         try:
             variant, inputs, now = self._prepare(args, kwargs)
         except NewShapeError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from lowtide.capture.optimizers.scalars import Fact, UndecidedError
 from lowtide.capture.optimizers.scaler import ScalerTrace, scalers_refused, stop_if
 from lowtide.capture.recorder import Recorder
 from lowtide.capture.returned import Number, NumbersLater, beside, is_result
-from lowtide.capture.sizes.symbols import Symbols
+from lowtide.capture.sizes.symbols import Symbols, nothing_twice
 from lowtide.capture.sources import Sources
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
@@ -343,6 +343,7 @@ def _tracing(watch: Watch, model: nn.Module, given: Given, training: bool) -> It
         trace = _Trace(watch, model, given, training)
         try:
             with (
+                nothing_twice() if trace.symbols.env is not None else nullcontext(),
                 following_reads() as trace.reads,
                 swapped(model, trace.fakes, trace.reads) as trace.module_tensors,
                 trace.sources.following(model),

@@ -34,13 +34,16 @@ def explain_command(
     swap: Annotated[bool, typer.Option(help="let tensors go to the host and back, where the machine has memory of its own")] = True,
     swap_state: Annotated[bool, typer.Option("--swap-state", help="parameters and optimizer state too")] = False,
     effort: Annotated[str, typer.Option(metavar="LEVEL", help="how far to look: quick, normal or thorough")] = "quick",
+    dynamic: Annotated[
+        str | None, typer.Option(metavar="JSON", help='extents that vary, by argument and dimension: \'{"0": {"0": [2, 64]}}\'')
+    ] = None,
     json_out: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write it all as JSON; - for standard output")] = None,
 ) -> None:
     """Say why a training step does not fit, and what would help, without running it."""
     # These import torch, which takes seconds: other commands do without it.
     from lowtide.api.explain import explain
     from lowtide.cli.users_code import users_code
-    from lowtide.cli.workload import builder
+    from lowtide.cli.workload import builder, dynamic_of
 
     try:
         check_targets({"--json": json_out})
@@ -49,7 +52,7 @@ def explain_command(
             with users_code(spec):
                 explanation = explain(
                     work.model, work.batch, loss=work.loss, optimizer=work.optimizer, memory=memory, accumulate=accumulate, swap=swap,
-                    swap_state=swap_state, simulate=device, effort=effort,
+                    swap_state=swap_state, simulate=device, effort=effort, dynamic=dynamic_of(dynamic),
                 )  # fmt: skip
         if json_out is not None:
             write_json(json_out, explanation.figures())

@@ -30,6 +30,9 @@ def optimize_command(
     swap: Annotated[bool, typer.Option(help="under a limit, let tensors go to the host and back, where there is one to swap to")] = True,
     swap_state: Annotated[bool, typer.Option("--swap-state", help="parameters and optimizer state too")] = False,
     effort: Annotated[str, typer.Option(metavar="LEVEL", help="how far to look under a limit: quick, normal or thorough")] = "normal",
+    dynamic: Annotated[
+        str | None, typer.Option(metavar="JSON", help='extents that vary, by argument and dimension: \'{"0": {"0": [2, 64]}}\'; or auto')
+    ] = None,
     arena: Annotated[bool, typer.Option("--arena", help="serve the step's memory from one block, at planned addresses")] = False,
     device: Annotated[str | None, typer.Option(help="with --simulate: the machine, of those that `lowtide devices` lists")] = None,
     simulate: Annotated[bool, typer.Option("--simulate", help="plan for --device in place of this machine; nothing is run")] = False,
@@ -45,14 +48,14 @@ def optimize_command(
     from lowtide.api.compare import compare
     from lowtide.api.optimize import optimize
     from lowtide.cli.users_code import users_code
-    from lowtide.cli.workload import builder
+    from lowtide.cli.workload import builder, dynamic_of
 
     _check_limits(memory, latency, effort)
     if swap_state and not swap:
         refuse("--swap-state and --no-swap: expected one of them, got both")
     machine = _machine(device, simulate)
     limits: dict[str, Any] = {"memory": memory, "latency": latency, "exact": exact, "swap": swap, "swap_state": swap_state}
-    limits |= {"arena": arena, "simulate": machine, "effort": effort}
+    limits |= {"arena": arena, "simulate": machine, "effort": effort, "dynamic": dynamic_of(dynamic)}
     try:
         check_targets({"--save": save, "--program": program, "--json": json_out})
         with prints_aside(json_out):
@@ -103,6 +106,8 @@ def _machine(device: str | None, simulate: bool) -> Device | None:
 def _show(step: Step, compared: Comparison | None) -> None:
     console = Console()
     console.print(str(step.plan), highlight=False, markup=False, soft_wrap=True)
+    for line in step.ranges:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     if compared is not None:
         console.print(str(compared), highlight=False)
     if compared is not None and step.arena is not None:

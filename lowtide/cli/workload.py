@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import os
 import re
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from lowtide.api.compare import Workload, workload_of
 from lowtide.cli.output import refuse
@@ -44,6 +46,21 @@ def builder(spec: str, batch_size: int | None, fake: bool) -> Callable[[], Workl
             return work
 
     return build
+
+
+def dynamic_of(text: str | None) -> Any:
+    """What `--dynamic` says, as `optimize` takes it: "auto", or JSON with arguments' names or numbers as keys. Exits for anything else."""
+    if text is None or text == "auto":
+        return text
+    try:
+        said = json.loads(text)
+        return {_key(name): {int(dim): each for dim, each in extents.items()} for name, extents in said.items()}
+    except (ValueError, AttributeError) as error:
+        refuse(f"""--dynamic: expected "auto" or JSON such as '{{"input_ids": {{"1": ["length", 16, 2048]}}}}', got {text!r} ({error})""")
+
+
+def _key(name: str) -> str | int:
+    return int(name) if name.isdecimal() else name
 
 
 def _check_takes(function: Callable[..., object], name: str, what: str) -> None:

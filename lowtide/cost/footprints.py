@@ -48,14 +48,21 @@ class Footprints:
         """
         if len(columns) not in (0, len(order)):
             raise CheckError(f"expected columns of {len(order)} nodes, got {len(columns)}")
-        parts = _Parts(problem)
-        live = _live(problem, order, parts)
-        spaces = parts.rows(problem.workspace_bytes, 1)[np.array(order, np.int64)] if len(order) else 0
-        whole = np.hstack([live + spaces, _chosen([columns[node] for node in order] if len(columns) else (), len(live))])
-        return cls(problem.dimensions, parts.sizes, parts.granules, _undominated(whole))
+        parts = Parts(problem)
+        spaces = parts.workspaces[np.array(order, np.int64)] if len(order) else 0
+        return cls.of_steps(parts, _live(problem, order, parts) + spaces, [columns[node] for node in order] if len(columns) else ())
+
+    @classmethod
+    def of_steps(cls, parts: Parts, live: Bytes, columns: Sequence[int] = ()) -> Footprints:
+        """Of what lives at each step [steps, parts], workspaces of the problem's included; `columns` [steps] of those that are measured."""
+        return cls(parts.dimensions, parts.sizes, parts.granules, _undominated(np.hstack([live, _chosen(columns, len(live))])))
 
     def at(self, point: Mapping[str, int], workspace_bytes: Sequence[int] | Bytes = ()) -> int:
         """Bytes at a point, with what is resident, where the columns of workspaces are as said. Raises ShapeError for a wrong point."""
+        return int(self.rows_at(point, workspace_bytes).max(initial=0))
+
+    def rows_at(self, point: Mapping[str, int], workspace_bytes: Sequence[int] | Bytes = ()) -> Bytes:
+        """[rows] the same of each row."""
         found = self._sizes_at(*checked_point(self.dimensions, point).values())
         if max(found, default=0) > LIMIT_BYTES:
             raise ShapeError(f"at {dict(point)}: expected sizes that add up to at most 2**62 bytes, got more: let the ranges end lower")
@@ -63,7 +70,8 @@ class Footprints:
         vector = np.concatenate([rounded, np.asarray(workspace_bytes, np.int64)[: self.matrix.shape[1] - len(rounded)]])
         if (self._rough @ vector).max(initial=0.0) > LIMIT_BYTES:
             raise ShapeError(f"at {dict(point)}: expected sizes that add up to at most 2**62 bytes, got more: let the ranges end lower")
-        return int((self.matrix @ vector).max(initial=0))
+        rows: Bytes = self.matrix @ vector
+        return rows
 
     @cached_property
     def _rough(self) -> NDArray[np.float64]:
@@ -74,10 +82,42 @@ class Footprints:
         return compiled(self.sizes, self.dimensions)
 
 
-class _Parts:
-    """The parts that sizes are sums of, numbered as they come."""
+class Several:
+    """Several orders over the same dimensions as one matrix: what each takes at a point, in one product.
+
+    Orders of one group have one vector of measured workspaces.
+    """
+
+    def __init__(self, footprints: Sequence[Footprints], groups: Sequence[int]) -> None:
+        keys = {key: None for each in footprints for key in zip(each.sizes, each.granules.tolist(), strict=True)}
+        place = {key: column for column, key in enumerate(keys)}
+        self._widths = [0] * (max(groups) + 1)
+        for each, group in zip(footprints, groups, strict=True):
+            self._widths[group] = max(self._widths[group], each.matrix.shape[1] - len(each.sizes))
+        blocks = []
+        for each, group in zip(footprints, groups, strict=True):
+            block = np.zeros((len(each.matrix), len(keys) + sum(self._widths)), np.int64)
+            own = [place[key] for key in zip(each.sizes, each.granules.tolist(), strict=True)]
+            begin = len(keys) + sum(self._widths[:group])
+            block[:, [*own, *range(begin, begin + each.matrix.shape[1] - len(own))]] = each.matrix
+            blocks.append(block)
+        self._whole = Footprints(
+            footprints[0].dimensions, tuple(size for size, _ in keys), np.array([each for _, each in keys], np.int64), np.vstack(blocks)
+        )
+        self._starts = np.cumsum([0, *map(len, blocks[:-1])])
+
+    def at(self, point: Mapping[str, int], workspace_bytes: Sequence[Bytes]) -> Bytes:
+        """[orders] bytes at a point, given the columns of each group. Raises ShapeError as `Footprints.at` does."""
+        columns = [each[:width] for each, width in zip(workspace_bytes, self._widths, strict=True)]
+        found: Bytes = np.maximum.reduceat(self._whole.rows_at(point, np.concatenate(columns)), self._starts)
+        return found
+
+
+class Parts:
+    """The parts that sizes are sums of, numbered as they come, and how much of each there is."""
 
     def __init__(self, problem: SymbolicProblem) -> None:
+        self.dimensions = problem.dimensions
         self._names = {each.name for each in problem.dimensions}
         self._round_to = problem.round_to
         self._number: dict[tuple[_Part, int], int] = {}
@@ -91,18 +131,21 @@ class _Parts:
             )
             for size in dict.fromkeys(sizes)
         }
+        self.tensors = self._rows(problem.tensor_bytes, problem.round_to)  # [m, parts]
+        self.workspaces = self._rows(problem.workspace_bytes, 1)  # [n, parts]
+        self.resident: Bytes = self._rows(problem.resident_bytes, problem.round_to).sum(axis=0)  # [parts]
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[Size, ...]:
         """[parts] to be evaluated at a point."""
         return tuple(part.size if isinstance(part, Polynomial) else Polynomial(((part, 1),)).size for part, _ in self._number)
 
-    @property
+    @cached_property
     def granules(self) -> Bytes:
         """[parts] to which these are rounded up."""
         return np.array([granule for _, granule in self._number], np.int64)
 
-    def rows(self, sizes: Sequence[Size], granule: int) -> Bytes:
+    def _rows(self, sizes: Sequence[Size], granule: int) -> Bytes:
         """[sizes, parts] how much of each part they have."""
         found = np.zeros((len(sizes), len(self._number)), np.int64)
         for row, size in zip(found, sizes, strict=True):
@@ -127,18 +170,17 @@ class _Parts:
         return self._number.setdefault((part, granule), len(self._number))
 
 
-def _live(problem: SymbolicProblem, order: Sequence[int], parts: _Parts) -> Bytes:
+def _live(problem: SymbolicProblem, order: Sequence[int], parts: Parts) -> Bytes:
     """[steps, parts] of all that lives, with what is resident; one row for what is there from the start where there are no steps."""
-    resident: Bytes = parts.rows(problem.resident_bytes, problem.round_to).sum(axis=0)
-    tensors = parts.rows(problem.tensor_bytes, problem.round_to)
+    tensors = parts.tensors
     start, end = lifetimes(problem.structure, order)
     if not len(order):
         given: Bytes = tensors[problem.structure.uses > 0].sum(axis=0)
-        return (resident + given)[np.newaxis]
+        return (parts.resident + given)[np.newaxis]
     change = np.zeros((len(order) + 1, tensors.shape[1]), np.int64)
     np.add.at(change, start, tensors)
     np.subtract.at(change, end, tensors)
-    found: Bytes = np.cumsum(change[:-1], axis=0) + resident
+    found: Bytes = np.cumsum(change[:-1], axis=0) + parts.resident
     return found
 
 

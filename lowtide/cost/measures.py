@@ -22,7 +22,7 @@ from lowtide.ir.graph import Graph, Node
 from lowtide.ir.shapes.dimension import checked_point
 from lowtide.ir.shapes.evaluate import Compiled, compiled
 from lowtide.ir.sizes import Size
-from lowtide.problems.order import Bytes, Ints
+from lowtide.problems.order import Bytes, Ints, OrderProblem
 
 _SAME = 1e-3  # what differs by less is the same multiple; it is counted as the largest
 _NONE = 1e-3  # bytes: what sums of numbers may be off by
@@ -77,6 +77,12 @@ class Measures:
         """[n] the workspace of each node at any point of the range. Raises ShapeError for a wrong point."""
         found = np.append(self.columns_at(point), 0)[self.columns]  # the last is what needs none
         return tuple(found.tolist())
+
+    def with_workspaces(self, problem: OrderProblem, point: Mapping[str, int]) -> OrderProblem:
+        """An ordering problem of the same nodes at a point with what they need there. Raises ShapeError for a wrong point."""
+        spaces = np.array(self.workspaces_at(point), np.int64)
+        spaces.setflags(write=False)
+        return replace(problem, workspace_bytes=spaces)
 
     def times_at(self, point: Mapping[str, int]) -> tuple[float, ...]:
         """[n] the microseconds of each node at any point of the range; empty where they do not matter. Raises ShapeError."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowtide.errors import ShapeError
-from lowtide.ir.shapes.dimension import Dimension, checked_dimensions, checked_point
+from lowtide.ir.shapes.dimension import Dimension, checked_dimensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,13 +15,13 @@ class Axis:
 
     leaf: int  # which leaf of the flattened batch
     dim: int  # of that tensor
-    name: str  # the dimension that it is
+    name: str  # as users call it
     where: str = ""  # the leaf, as messages call it
 
 
 @dataclass(frozen=True, slots=True)
 class Varying:
-    """The dimensions of a batch. Axes of one name are tied: they have one extent in every batch."""
+    """The dimensions of a batch. Axes of one name are tied: they have one extent in every batch, which a dimension is or counts."""
 
     dimensions: tuple[Dimension, ...] = ()
     axes: tuple[Axis, ...] = ()
@@ -33,15 +33,28 @@ class Varying:
         return bool(self.dimensions)
 
     def of_leaf(self, leaf: int) -> dict[int, str]:
-        """The dimensions of one leaf's tensor, by which of its extents they are."""
+        """The extents of one leaf's tensor that vary, and what they are called."""
         return {axis.dim: axis.name for axis in self.axes if axis.leaf == leaf}
 
     def point(self, shapes: Sequence[tuple[int, ...] | None]) -> dict[str, int]:
         """The number of each dimension, given the shape of each leaf (None for what is no tensor).
 
-        Raises ShapeError where tied extents differ, or where a number is out of its range.
+        Raises ShapeError where tied extents differ, or where one is out of its range.
         """
-        return checked_point(self.dimensions, self.numbers(shapes))
+        extents, found = self.extents(shapes), {}
+        for each in self.dimensions:
+            extent = extents[each.extent_name]
+            number = each.number(extent)
+            if number is None:
+                remedy = "stay within, or declare a wider range"
+                raise ShapeError(f"dimension {each.extent_name}: expected {each.extents}, got {extent}: {remedy}")
+            found[each.name] = number
+        return found
+
+    def has(self, shapes: Sequence[tuple[int, ...] | None]) -> bool:
+        """Whether all extents are in their ranges. Raises ShapeError where tied ones differ."""
+        extents = self.extents(shapes)
+        return all(each.number(extents[each.extent_name]) is not None for each in self.dimensions)
 
     def is_elsewhere_alike(self, one: Sequence[tuple[int, ...] | None], other: Sequence[tuple[int, ...] | None]) -> bool:
         """Whether two batches have equal shapes but for their dimensions."""
@@ -53,8 +66,8 @@ class Varying:
         varies = self.of_leaf(leaf)
         return all(dim in varies or pair[0] == pair[1] for dim, pair in enumerate(zip(one, other, strict=True)))
 
-    def numbers(self, shapes: Sequence[tuple[int, ...] | None]) -> dict[str, int]:
-        """The same without a look at ranges. Raises ShapeError where tied extents differ."""
+    def extents(self, shapes: Sequence[tuple[int, ...] | None]) -> dict[str, int]:
+        """By name, without a look at ranges. Raises ShapeError where tied ones differ."""
         found: dict[str, Axis] = {}
         numbers: dict[str, int] = {}
         for axis in self.axes:
@@ -69,7 +82,7 @@ class Varying:
                     f"{other.where} and {number} in dimension {axis.dim} of batch {axis.where}: they are tied by their name"
                 )
             found.setdefault(axis.name, axis)
-        return {each.name: numbers[each.name] for each in self.dimensions}
+        return numbers
 
 
 FIXED = Varying()  # nothing differs

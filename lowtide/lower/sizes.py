@@ -17,7 +17,7 @@ import sympy
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Graph, Value
 from lowtide.ir.shapes.at import sizes_of_arg
-from lowtide.ir.shapes.dimension import Dimension
+from lowtide.ir.shapes.dimension import Dimension, Steps
 from lowtide.ir.shapes.evaluate import python_text
 from lowtide.ir.sizes import Size
 
@@ -52,11 +52,17 @@ class Sizes:
 
 
 def _extent(dimension: Dimension, graph: Graph, variables: Mapping[Value, str]) -> str:
-    """Where a batch says the number of a dimension: the first extent of an input that is just that."""
-    for value, place in _extents(graph, dimension.symbol):
-        return f"{variables[value]}.size({place})"
+    """Where a batch says the number of a dimension: the first extent of an input that is just that, or counted by it."""
+    for value, place in _extents(graph, dimension.extent(dimension.symbol)):
+        return _counted(f"{variables[value]}.size({place})", dimension.steps)
     raise FormatError(f"dimension {dimension.name}: expected an input one of whose extents is {dimension.name}, so that a batch says it")
 
 
-def _extents(graph: Graph, symbol: Any) -> Iterator[tuple[Value, int]]:
-    return ((value, place) for value in graph.inputs for place, extent in enumerate(value.shape) if sympy.sympify(extent) == symbol)
+def _counted(extent: str, steps: Steps | None) -> str:
+    if steps is None:
+        return extent
+    return f"({extent} - {steps.offset}) // {steps.step}" if steps.offset else f"{extent} // {steps.step}"
+
+
+def _extents(graph: Graph, extent: Any) -> Iterator[tuple[Value, int]]:
+    return ((value, place) for value in graph.inputs for place, each in enumerate(value.shape) if sympy.sympify(each) == extent)

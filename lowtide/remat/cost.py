@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.base.kernels import kernel
-from lowtide.problems.order import Ints
+from lowtide.problems.order import Bytes, Ints
 from lowtide.remat.entries import DROP, LOAD, RUN, STORE, code_of, deed_of, storage_of
 from lowtide.remat.problem import RematProblem
 
@@ -35,6 +35,16 @@ def cost_of(problem: RematProblem, sequence: Ints) -> Cost:
     footprint += problem.problem.resident_bytes
     peak = int(footprint.max(initial=problem.problem.resident_bytes))
     return Cost(footprint, peak, float(_time_us(sequence, problem.facts)))
+
+
+def footprint_of(problem: RematProblem, sequence: Ints, tensor_bytes: Bytes) -> Bytes:
+    """The footprint of a sequence were its tensors of these sizes [m], without workspaces and what is resident: linear in the sizes."""
+    sizes, nothing = np.ascontiguousarray(tensor_bytes), np.zeros(problem.problem.node_count, np.int64)
+    for array in (sizes, nothing):
+        array.setflags(write=False)  # as all that kernels are given
+    made = problem.problem.sum_by_row(problem.problem.outputs_of, sizes)
+    found: Bytes = _play(sequence, problem.facts._replace(tensor_bytes=sizes, made_bytes=made, workspace_bytes=nothing))
+    return found
 
 
 def first_wrong(problem: RematProblem, sequence: Ints) -> int:

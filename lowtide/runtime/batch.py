@@ -20,6 +20,15 @@ _META = torch.device("meta")
 _MOST_NAMES = 12  # of leaves in one message
 
 
+def shape_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape:
+    """The shapes and strides of a batch."""
+    return _shape([leaf.value for leaf in tree.flatten((args, kwargs))[0]])
+
+
+def _shape(items: Sequence[Any]) -> Shape:
+    return tuple((tuple(item.shape), item.stride()) for item in items if isinstance(item, torch.Tensor))
+
+
 class NewShapeError(BatchError):
     """A batch that is unlike the captured one in nothing but shapes or strides."""
 
@@ -63,8 +72,7 @@ class BatchSpec:
         wanted, got = next((look, item) for (name, look), item in zip(self.leaves, items, strict=True) if name == where)
         look = _look(got, _META)
         difference = f"batch {where}: expected {wanted}, got {look}"
-        shape = tuple((tuple(item.shape), item.stride()) for item in items if isinstance(item, torch.Tensor))
-        raise NewShapeError(difference + _advice(look, wanted, self.training), difference, shape)
+        raise NewShapeError(difference + _advice(look, wanted, self.training), difference, _shape(items))
 
     def _is_alike(self, where: str, wanted: Any, got: Any, device: torch.device) -> bool:
         """False where a tensor has another shape or other strides. Raises BatchError for what differs otherwise."""

@@ -93,7 +93,7 @@ def fewest(near: NDArray[np.bool_], peaks: NDArray[np.int64]) -> list[int]:
     for size in range(1, len(near) + 1):
         sets = list(combinations(rows, size)) if _count(len(near), size) + tried <= _MOST_TRIED else []
         if not sets:
-            return _one_by_one(near)
+            return one_by_one(near)
         tried += len(sets)
         enough = [chosen for chosen in sets if near[list(chosen)].any(axis=0).all()]
         if enough:
@@ -108,8 +108,8 @@ def _count(rows: int, size: int) -> int:
     return result
 
 
-def _one_by_one(near: NDArray[np.bool_]) -> list[int]:
-    """Each time the order that serves most points not served yet."""
+def one_by_one(near: NDArray[np.bool_]) -> list[int]:
+    """The rows to keep of [rows, columns], so that each column has one: each time that which serves most of those not served yet."""
     kept: list[int] = []
     left = np.ones(near.shape[1], np.bool_)
     while left.any():

@@ -242,3 +242,10 @@ def test_what_cannot_be_captured_is_refused_and_leaves_no_trace():
     with pytest.raises(lowtide.CaptureError, match="there is no peak to explain"):
         explain(nn.Identity(), (torch.ones(2, 4),), **QUIET)
     before.assert_same(model, optimizer)
+
+
+def test_of_a_range_the_largest_shape_is_explained():
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
+    settings = {"loss": lambda model, x: model(x).mean(), "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
+    ranged = lowtide.explain(model, (torch.randn(4, 8),), dynamic={0: {0: ("rows", 2, 32)}}, **settings)
+    assert ranged.peak.footprint_bytes == lowtide.explain(model, (torch.randn(32, 8),), **settings).peak.footprint_bytes

@@ -210,7 +210,7 @@ def test_a_program_that_fixes_a_dimension_is_refused(pair):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the planned allocator is for Linux")
-def test_every_shape_has_addresses_of_its_own_in_one_arena():
+def test_addresses_of_larger_shapes_serve_the_smaller_ones():
     model = Tokens()
     twin = copy.deepcopy(model)
     dynamic = {0: {0: ("rows", 2, 8), 1: ("length", 8, 64)}}
@@ -219,8 +219,8 @@ def test_every_shape_has_addresses_of_its_own_in_one_arena():
         tokens = batch_of(rows, length)[0]
         with torch.no_grad():
             assert torch.equal(step(tokens), twin.eval()(tokens))
-    assert step.arena.recorded_steps == 3
-    assert step.arena.served_steps == 6
+    assert (step.arena.recorded_steps, step.arena.served_steps) == (2, 7)  # recorded at two shapes, each larger than those before
+    assert step.arena.last.unexpected == step.arena.last.occupied == 0
 
 
 def test_a_step_holds_on_to_no_batch():
@@ -253,3 +253,101 @@ def test_a_condition_that_cannot_be_checked_is_told_with_its_line():
         CaptureError, match=r"rests on a relation of rows, length at .*test_ranges_of_shapes.py.* cannot be checked for each batch"
     ):
         lowtide.optimize(Tangled(), batch_of(4, 32)[:1], dynamic={0: DYNAMIC[0]})
+
+
+def test_schedulers_hooks_and_clipping_go_with_every_shape():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50))
+    twin = copy.deepcopy(model)
+    optimizer, other = (torch.optim.AdamW(each.parameters(), lr=0.1, foreach=False) for each in (model, twin))
+    schedulers = [torch.optim.lr_scheduler.StepLR(each, 2, 0.5) for each in (optimizer, other)]
+    steps = []
+    optimizer.register_step_post_hook(lambda *_: steps.append(float(model[1].bias.detach().sum())))
+
+    def clip(model):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1, foreach=False)
+
+    dynamic = {0: {0: ("rows", 2, 8), 1: ("length", 4, 32)}, 1: {0: "rows", 1: "length"}}
+    step = lowtide.optimize(model, batch_of(4, 16), loss=token_loss, optimizer=optimizer, dynamic=dynamic, after_backward=clip)
+    sums = []
+    for shape in ((4, 16), (2, 4), (8, 32), (3, 7), (2, 4)):
+        batch = batch_of(*shape)
+        loss = step(*batch)
+        other.zero_grad()
+        expected = token_loss(twin, *batch)
+        expected.backward()
+        clip(twin)
+        other.step()
+        for each in schedulers:
+            each.step()
+        sums.append(float(twin[1].bias.detach().sum()))
+        assert torch.equal(loss, expected.detach())
+        assert_equal_states(model, optimizer, twin, other)
+    assert steps == sums
+
+
+class Halving(nn.Module):
+    """Two levels down and up, as a U-Net goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(8, 1, 1)
+
+    def forward(self, pictures):
+        above = self.first(pictures).relu()
+        below = self.second(functional.max_pool2d(above, 4)).relu()
+        return self.last(torch.cat([functional.interpolate(below, scale_factor=4), above], 1)).square().mean()
+
+
+def halving(dynamic, **settings):
+    torch.manual_seed(0)
+    model = Halving()
+    twin = copy.deepcopy(model)
+    optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, twin))
+    example = (torch.randn(3, 1, 24, 24),)
+    step = lowtide.optimize(model, example, loss=lambda m, x: m(x), optimizer=optimizer, dynamic=dynamic, **settings)
+
+    def same(side):
+        pictures = torch.randn(3, 1, side, side)
+        loss = step(pictures)
+        other.zero_grad()
+        expected = twin(pictures)
+        expected.backward()
+        other.step()
+        return torch.equal(loss, expected.detach()) and all(map(torch.equal, model.parameters(), twin.parameters()))
+
+    return step, same
+
+
+def test_a_range_with_a_step_is_one_part():
+    step, same = halving({0: {2: ("side", 16, 64, 4), 3: "side"}}, on_new_shape="error")
+    assert all(map(same, (24, 16, 64, 36)))
+    assert [text.splitlines()[0] for text in step.ranges] == ["1 program for side from 16 to 64 in steps of 4"]
+    assert "side = 64: peak" in step.ranges[0]
+    with pytest.raises(BatchError):
+        same(30)
+
+
+@pytest.mark.parametrize("most", [64, 67])
+def test_a_step_that_the_program_needs_is_found_and_told(most):
+    with pytest.warns(UserWarning, match=r'side: the range is a number from 16 to 64 in steps of 4, .*\("side", 16, 64, 4\) in `dynamic`'):
+        step, same = halving({0: {2: ("side", 15, most), 3: "side"}}, on_new_shape="error")
+    assert all(map(same, (24, 16, 64)))
+    assert len(step.ranges) == 1
+
+
+@pytest.mark.parametrize(
+    ("extent", "error", "message"),
+    [
+        (("side", 16, 64, 5), ShapeError, "dimension side: expected a number from 16 to 61 in steps of 5, got 24"),
+        (
+            ("side", 16, 64, 0),
+            ShapeError,
+            "dimension side: expected a range of numbers from 0 on, the least first, and a step of 1 or more",
+        ),
+        (("side", 16, 64, "4"), TypeError, 'one with a step \\("side", 64, 256, 8\\)'),
+    ],
+)
+def test_a_step_that_cannot_be_meant_is_refused(extent, error, message):
+    with pytest.raises(error, match=message):
+        halving({0: {2: extent, 3: "side"}})

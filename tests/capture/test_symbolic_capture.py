@@ -6,9 +6,11 @@ import re
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.sym_node import SymNode
 from torch.nn import functional
 
 from lowtide.capture.program import Given, TrainingProgram, capture_inference, capture_training
+from lowtide.capture.sizes import symbols
 from lowtide.capture.sizes.symbols import FixedError
 from lowtide.errors import CaptureError, ShapeError
 from lowtide.ir.check.graph_check import check_graph
@@ -213,3 +215,17 @@ def test_resizing_is_captured_over_symbolic_sizes():
         captured = capture_training(program, Given(pictures(rows, side), {}, CPU))[-1].graph
         # Whether an odd side halved and doubled is the side again is not asked: what could work in place at even ones does not.
         assert _TAKES.sub("", to_text(at(symbolic, {"rows": rows, "length": side}))) == _TAKES.sub("", to_text(captured))
+
+
+def test_what_symbolic_integers_give_is_looked_up_within_alone():
+    """Tells when torch calls these operations otherwise."""
+    plain = {name: getattr(SymNode, name) for name in (symbols._WRAP, *symbols._BINARY)}
+    known = symbols.Symbols((ROWS, LENGTH), {"rows": 4, "length": 9})
+    rows, length = known.extent("rows"), known.extent("length")
+    with symbols.nothing_twice():
+        first, second = rows * length + 3, rows * length + 3
+        assert first.node is second.node
+        assert torch.empty_strided((rows, length), (length, 1), device="meta").is_contiguous()
+        assert len(known.env.done) > 3
+    assert (rows * length + 3).node is not first.node
+    assert {name: getattr(SymNode, name) for name in plain} == plain

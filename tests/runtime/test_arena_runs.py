@@ -51,6 +51,37 @@ class TestArena:
             found.append((arena.nbytes, arena.planned_bytes))
         assert found == [(0, 0), (0, 0), (128, 128), (10_048, 10_048), (10_048, 128), (10_048, 10_048)]
 
+    def test_one_placement_serves_all_shapes_below_those_that_were_recorded(self, allocator: Allocator):
+        arena = Arena(allocator, FirstFit.of)
+
+        def call(rows, length):
+            first, second = empty(100 * rows), empty(100 * length)
+            first.fill_(rows), second.fill_(length)
+            right = bool((first == rows).all() and (second == length).all())
+            del first
+            third = empty(100 * rows * length)
+            return [right and third is not second]
+
+        found = []
+        for shape in ((4, 8), (2, 3), (4, 8), (8, 4), (5, 3), (2, 8), (8, 8)):
+            assert arena.run("program", lambda shape=shape: call(*shape), shape) == [True]
+            found.append((arena.recorded_runs, arena.served_runs))
+        assert found == [(1, 0), (1, 1), (1, 2), (2, 2), (2, 3), (2, 4), (3, 4)]
+        assert not arena.counts.deviates
+
+    def test_a_shape_that_asks_for_memory_in_another_pattern_is_recorded_on_its_own(self, allocator: Allocator):
+        arena = Arena(allocator, FirstFit.of)
+
+        def call(rows):
+            return [len([empty(100 * rows) for _ in range(3 if rows % 2 else 2)])]
+
+        for _ in range(3):
+            for rows in (8, 6, 7, 9):
+                arena.run("program", lambda rows=rows: call(rows), (rows,))
+        # 8 for all; 7 is covered, goes another way once, and then has its own; 9 is larger, and of another pattern
+        assert (arena.recorded_runs, arena.served_runs) == (3, 9)
+        assert not arena.counts.deviates
+
     def test_results_never_lie_in_the_arena(self, allocator: Allocator):
         """A program that hands out at its second run what it let go at its first; both results share their memory."""
         arena = Arena(allocator, FirstFit.of)

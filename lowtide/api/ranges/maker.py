@@ -17,12 +17,14 @@ import torch
 from lowtide.api.capturing import Capturing
 from lowtide.api.maker import Asked, Family, Maker
 from lowtide.api.ranges.guessed import Shapes, guessed
-from lowtide.api.ranges.region import Region, Served, narrowed
-from lowtide.api.ranges.stretched import stretched
+from lowtide.api.ranges.region import Region, Served, in_steps, narrowed, what_on
+from lowtide.api.ranges.stretched import largest
 from lowtide.api.stages import Stages
 from lowtide.capture.data.facts import Facts
 from lowtide.capture.program import Captured
 from lowtide.capture.sizes.strides import is_dense
+from lowtide.cost.lab.laboratory import Laboratory
+from lowtide.errors import CaptureError
 from lowtide.ir import tree
 from lowtide.ir.varying import FIXED, Varying
 from lowtide.plan.plan import Plan
@@ -30,6 +32,7 @@ from lowtide.planning.limits import Limit, Memory
 from lowtide.planning.planner import Planner
 from lowtide.planning.warm_up import warm_up_planning
 from lowtide.remat.sweep.search import Sweep
+from lowtide.runtime.unchanged.granted import Granted
 
 Batch: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"
 
@@ -42,6 +45,15 @@ class RangeFamily(Family):
 
     captured: tuple[Captured, ...] = ()
     point: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """Programs as they were captured around a point of the range, before it is known for which part of it they are."""
+
+    captured: tuple[Captured, ...]
+    granted: Granted
+    point: Mapping[str, int]
 
 
 class RangeMaker:
@@ -81,6 +93,11 @@ class RangeMaker:
             return None
         return cls(replace(maker, capturing=replace(maker.capturing, varying=varying)), varying, (args, kwargs))
 
+    @property
+    def told(self) -> list[str]:
+        """What it has for each part of the range that is captured so far, the program that most steps run, in words."""
+        return [str(served.families[-1]) for served in reversed(self._served)]
+
     def covers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a batch, otherwise like the example, lies in the range, and no tensor that varies is a part of another one.
 
@@ -89,9 +106,7 @@ class RangeMaker:
         leaves = _leaves(args, kwargs)
         if not all(is_dense(leaves[axis.leaf]) for axis in self._varying.axes):
             return False
-        numbers = self._varying.numbers(_shapes(leaves))
-        inside = all(each.least <= numbers[each.name] <= each.most for each in self._varying.dimensions)
-        return inside and self._varying.is_elsewhere_alike(_shapes(leaves), self._shapes)
+        return self._varying.has(_shapes(leaves)) and self._varying.is_elsewhere_alike(_shapes(leaves), self._shapes)
 
     def make(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, as_saved: bool = False) -> RangeFamily:
         """The programs for a batch's shape and the caller's objects as they are now. Raises BudgetError where the shape does not fit."""
@@ -101,8 +116,10 @@ class RangeMaker:
         leaves = _leaves(args, kwargs)
         point = self._varying.point(_shapes(leaves))
         for served in self._served:
-            if served.region.takes(point, leaves) and self._is_as_now(served, point, leaves):
-                return _family(served, point)
+            if served.region.takes(point, leaves) and served.region.granted.holds():
+                family = _family(served, point)
+                if self._is_for_now(family, leaves):
+                    return family
         return _family(self._add(args, kwargs), point)
 
     def at(self, limit: Limit, family: Family, sweeps: tuple[Sweep, ...] = ()) -> tuple[RangeMaker, RangeFamily]:
@@ -129,21 +146,60 @@ class RangeMaker:
 
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Capture and plan for the largest shapes."""
-        most = {each.name: each.most for each in self._varying.dimensions}
-        self._add(*stretched(args, kwargs, self._varying, most))
+        with self._maker.machine.laboratory(self.capturing.trains) as laboratory:
+            self._plan(self._region(self._first(args, kwargs, laboratory), laboratory))
+
+    def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> Traced:
+        """The program for the largest shapes. Where it is for extents in steps alone, the range is taken in these from here on."""
+        try:
+            traced = self._traced(*largest(args, kwargs, self._varying), laboratory)
+        except CaptureError:
+            # Such as that of a program that halves an odd extent: the example itself may show by which steps the range has to go.
+            if not self._shows_steps(args, kwargs, laboratory):
+                raise
+        else:
+            if not self._take_steps(traced):
+                return traced
+        return self._traced(*largest(args, kwargs, self._varying), laboratory)
+
+    def _shows_steps(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> bool:
+        try:
+            return self._take_steps(self._traced(args, kwargs, laboratory))
+        except CaptureError:
+            return False
+
+    def _take_steps(self, traced: Traced) -> bool:
+        """Take the range in the steps that a program needs, and tell; whether it needs any."""
+        dimensions = self._varying.dimensions
+        found = in_steps(traced.captured, traced.point, dimensions)
+        for before, after in zip(dimensions, found, strict=True):
+            if after.steps is not None and before != after:
+                said = f'("{after.extent_name}", {after.extent(after.least)}, {after.extent(after.most)}, {after.steps.step})'
+                warnings.warn(
+                    f"dimension {after.extent_name}: the range is {after.extents}, as the program rests on {what_on(traced.captured)}; a "
+                    f"batch in between is one out of the range. {said} in `dynamic` says so",
+                    stacklevel=8,
+                )
+        self._varying = replace(self._varying, dimensions=found)
+        self._maker = replace(self._maker, capturing=replace(self.capturing, varying=self._varying))
+        return found != dimensions
 
     def _add(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Served:
         """Capture the program for the part of the range around a batch, and plan it."""
-        machine, trains = self._maker.machine, self.capturing.trains
-        point = self._varying.point(_shapes(_leaves(args, kwargs)))
-        with machine.laboratory(trains) as laboratory:
-            captured, granted = self.capturing.as_it_is(args, kwargs, laboratory)
-            part = narrowed(captured, point)
-            region = Region.of(part, point, granted, machine, laboratory, timed=self.asked.limit.is_limit)
+        with self._maker.machine.laboratory(self.capturing.trains) as laboratory:
+            region = self._region(self._traced(args, kwargs, laboratory), laboratory)
         served = self._plan(region)
         if len(self._served) == _MANY:
             warnings.warn(f"lowtide has captured {_MANY} parts of the range apart, {region.why}", stacklevel=7)
         return served
+
+    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> Traced:
+        captured, granted = self.capturing.as_it_is(args, kwargs, laboratory)
+        return Traced(captured, granted, self._varying.point(_shapes(_leaves(args, kwargs))))
+
+    def _region(self, traced: Traced, laboratory: Laboratory) -> Region:
+        part = narrowed(traced.captured, traced.point)
+        return Region.of(part, traced.point, traced.granted, self._maker.machine, laboratory, timed=self.asked.limit.is_limit)
 
     def _plan(self, region: Region) -> Served:
         """Plan a region within the limit: a share is of eager's peak for the largest shapes, those that came first."""
@@ -164,13 +220,11 @@ class RangeMaker:
             fixed = Memory(memory.of_peak(region.planner.eager_peak_bytes(granule_bytes)))
             self._maker = replace(self._maker, asked=replace(self.asked, limit=replace(self.asked.limit, memory=fixed)))
 
-    def _is_as_now(self, served: Served, point: Mapping[str, int], leaves: Sequence[Any]) -> bool:
-        """Whether a region's programs are those for what the caller holds now. Raises BudgetError where they are, and do not fit."""
-        if not served.region.granted.holds():
-            return False
+    def _is_for_now(self, family: RangeFamily, leaves: Sequence[Any]) -> bool:
+        """Whether one of the programs is that for what the caller holds now."""
         now = self.capturing.caller.look(leaves)
         facts = Facts(now.read)
-        return any(variant.fits(now, facts) for variant in served.variants(point))
+        return any(variant.fits(now, facts) for variant in reversed(family.variants))
 
 
 def _family(served: Served, point: Mapping[str, int]) -> RangeFamily:

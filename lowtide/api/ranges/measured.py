@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from lowtide.cost.timings import device_here, measure_timings
 from lowtide.cost.workspaces import measure_workspaces
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Graph
-from lowtide.ir.shapes.at import at
+from lowtide.ir.shapes.at import AtPoint
 from lowtide.ir.shapes.dimension import Dimensions
 from lowtide.planning.candidate import equal_graphs
 from lowtide.planning.ranges.ranged import Ranged
@@ -24,15 +24,23 @@ from lowtide.schedule.points import Point, sample_points
 _OF_ONE, _OF_MANY = 3, 4  # points that are measured, of a range of one dimension and of more
 
 
-def ranged(captured: Captured, machine: Machine, laboratory: Laboratory, *, timed: bool) -> tuple[Ranged, ...]:
-    """The captured graph and those that compute the same, with what their nodes need, and take where that matters.
+def all_ranged(programs: Sequence[Captured], machine: Machine, laboratory: Laboratory, *, timed: bool) -> list[tuple[Ranged, ...]]:
+    """For each of the programs that were captured together its graph and those that compute the same, and what their nodes need.
 
-    Raises CaptureError where an operator's real results lie otherwise at some point than the graph says.
+    And take, where that matters. Raises CaptureError where an operator's real results lie otherwise at some point than the graph says.
     """
-    points = measured_at(captured.graph.dimensions)
+    points = measured_at(programs[-1].graph.dimensions)
+    written = [AtPoint(point) for point in points]  # programs share most of their nodes, and equal graphs do
+    return [_ranged(each, points, written, machine, laboratory, timed=timed) for each in programs]
+
+
+def _ranged(
+    captured: Captured, points: tuple[Point, ...], written: list[AtPoint], machine: Machine, laboratory: Laboratory, *, timed: bool
+) -> tuple[Ranged, ...]:
+    """The same for one of them."""
     found: list[Ranged] = []
     for graph in equal_graphs(captured.graph):
-        numbers = [at(graph, point) for point in points]
+        numbers = [each.graph(graph) for each in written]
         spaces = _workspaces(numbers, points, machine, laboratory, is_captured=not found)
         if spaces is None:
             continue  # an equal graph whose operators give results that lie otherwise than it says is none

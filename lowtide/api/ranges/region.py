@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from lowtide.api.machine import Machine
-from lowtide.api.ranges.measured import ranged
+from lowtide.api.ranges.measured import all_ranged
 from lowtide.api.running.variant import Variant
 from lowtide.capture.data.facts import at_numbers
 from lowtide.capture.program import Captured
@@ -16,8 +16,8 @@ from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.errors import CaptureError, FormatError
 from lowtide.ir.graph import Value
 from lowtide.ir.made import same_strides
-from lowtide.ir.shapes.conditions import Condition, Holds, all_hold, part_of_range
-from lowtide.ir.shapes.dimension import Dimensions
+from lowtide.ir.shapes.conditions import Condition, Holds, all_hold, part_of_range, steps_of_range
+from lowtide.ir.shapes.dimension import Dimension, Dimensions
 from lowtide.ir.shapes.evaluate import Compiled, compiled, size_at
 from lowtide.ir.sizes import Size
 from lowtide.planning.ranges.family import PlanFamily
@@ -52,7 +52,7 @@ class Region:
         """What was captured around a point of the whole range. Raises CaptureError where the programs are not for all of their part."""
         own = {each.name for each in captured[-1].graph.dimensions}
         fixed = {name: number for name, number in point.items() if name not in own}
-        programs = [ranged(each, machine, laboratory, timed=timed) for each in captured]
+        programs = all_ranged(captured, machine, laboratory, timed=timed)
         return cls(captured, fixed, granted, RangePlanner(programs), timed)
 
     def timed(self, machine: Machine, trains: bool) -> Region:
@@ -60,7 +60,7 @@ class Region:
         if self.is_timed:
             return self
         with machine.laboratory(trains) as laboratory:
-            programs = [ranged(each, machine, laboratory, timed=True) for each in self.captured]
+            programs = all_ranged(self.captured, machine, laboratory, timed=True)
         return replace(self, planner=RangePlanner(programs), is_timed=True)
 
     @property
@@ -71,9 +71,8 @@ class Region:
     @property
     def why(self) -> str:
         """What keeps these programs from other batches."""
-        found = dict.fromkeys(f"{each.relation} at {each.where}" for captured in self.captured for each in captured.conditions)
-        rests = f"; the latest is for {', '.join(map(str, self.dimensions)) or 'one shape'}"
-        return f"each with a program of its own{rests}" + (f", as the program rests on {'; '.join(list(found)[:_SHOWN])}" if found else "")
+        rests, found = f"; the latest is for {', '.join(map(str, self.dimensions)) or 'one shape'}", what_on(self.captured)
+        return f"each with a program of its own{rests}" + (f", as the program rests on {found}" if found else "")
 
     def takes(self, point: Mapping[str, int], leaves: Sequence[Any]) -> bool:
         """Whether these are the programs for a batch at a point, given its leaves, whatever the caller's objects are."""
@@ -104,6 +103,28 @@ class Region:
     def own(self, point: Mapping[str, int]) -> dict[str, int]:
         """A point of the whole range as one of its own dimensions."""
         return {each.name: point[each.name] for each in self.dimensions}
+
+
+def what_on(programs: Sequence[Captured]) -> str:
+    """What programs take for granted of dimensions, and where: the first few; "" where that is nothing."""
+    found = dict.fromkeys(f"{each.relation} at {each.where}" for captured in programs for each in captured.conditions)
+    return "; ".join(list(found)[:_SHOWN])
+
+
+def in_steps(programs: Sequence[Captured], point: Mapping[str, int], dimensions: Dimensions) -> Dimensions:
+    """The dimensions of the whole range, in steps around a point where programs are for these alone."""
+    own, conditions = programs[-1].graph.dimensions, [each for captured in programs for each in captured.conditions]
+    _refuse_unreadable(conditions, own)
+    here = {each.name: point[each.name] for each in own}
+    steps = steps_of_range(conditions, own, all_hold(conditions, own), here)
+
+    def stepped(each: Dimension) -> Dimension:
+        if each.name not in steps or each.steps is not None:
+            return each
+        least = each.least + (here[each.name] - each.least) % steps[each.name]
+        return Dimension.of_extents(each.name, least, each.most, steps[each.name])
+
+    return tuple(map(stepped, dimensions))
 
 
 def narrowed(captured: Sequence[Captured], point: Mapping[str, int]) -> tuple[Captured, ...]:

@@ -3,6 +3,7 @@
     dynamic={"input_ids": {1: (16, 2048)}}                   argument, dimension, from and to
     dynamic={"input_ids": {1: ("length", 16, 2048)}, "labels": {1: "length"}}    of one name: tied, equal in every batch
     dynamic={0: {0: ("rows", 2, 64)}}                        an argument by its position
+    dynamic={"pixels": {2: ("side", 64, 256, 8), 3: "side"}} with a step: 64, 72, ... 256, as for a network that halves its pictures thrice
 
 An argument is called by its name in a mapping or by its position in a tuple; what lies deeper in it by its path, as messages call it:
 "[0]['pixels']". `dynamic="auto"` says nothing yet: `guessed` does, as batches come.
@@ -24,7 +25,7 @@ from lowtide.ir.tree import Leaf
 from lowtide.ir.varying import FIXED, Axis, Varying
 
 AUTO = "auto"  # dimensions are what differs between batches
-_WISH = 'expected a range (16, 2048), a named range ("length", 16, 2048), or the name of one'
+_WISH = 'expected a range (16, 2048), a named range ("length", 16, 2048), one with a step ("side", 64, 256, 8), or the name of one'
 
 
 def varying_of(said: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Varying:
@@ -82,10 +83,10 @@ def _axis(index: int, where: str, tensor: torch.Tensor, dim: Any, said: Any) -> 
     if isinstance(said, str):
         return _Said(Axis(index, dim, said, where), None)
     given = list(said) if isinstance(said, (tuple, list)) else _refuse(where, dim, said)
-    name = given.pop(0) if len(given) == 3 else name_of(where, dim)
-    if len(given) != 2 or not isinstance(name, str) or any(isinstance(each, bool) or not isinstance(each, int) for each in given):
+    name = given.pop(0) if given and isinstance(given[0], str) else name_of(where, dim)
+    if not 2 <= len(given) <= 3 or any(isinstance(each, bool) or not isinstance(each, int) for each in given):
         _refuse(where, dim, said)
-    return _Said(Axis(index, dim, name, where), Dimension(name, *given))
+    return _Said(Axis(index, dim, name, where), Dimension.of_extents(name, *given))
 
 
 def _refuse(where: str, dim: int, said: Any) -> NoReturn:

@@ -12,13 +12,18 @@ from lowtide.ir import tree
 from lowtide.ir.varying import Varying
 
 
+def largest(args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The batch with the largest extents of the range."""
+    return stretched(args, kwargs, varying, {each.extent_name: each.extent(each.most) for each in varying.dimensions})
+
+
 def stretched(
-    args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying, point: Mapping[str, int]
+    args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying, wanted: Mapping[str, int]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The batch at a point; tensors that have that shape already are passed on."""
+    """The batch with these extents, by name; tensors that have that shape already are passed on."""
     leaves, rebuild = tree.flatten((args, kwargs))
-    extents = [{dim: point[name] for dim, name in varying.of_leaf(index).items()} for index in range(len(leaves))]
-    found = [_stretched(leaf.value, wanted) for leaf, wanted in zip(leaves, extents, strict=True)]
+    extents = [{dim: wanted[name] for dim, name in varying.of_leaf(index).items()} for index in range(len(leaves))]
+    found = [_stretched(leaf.value, own) for leaf, own in zip(leaves, extents, strict=True)]
     made: tuple[tuple[Any, ...], dict[str, Any]] = tree.unflatten(rebuild, found)
     return made
 

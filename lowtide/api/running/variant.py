@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -37,7 +37,7 @@ class Variant:
     granted: Granted  # the same for all that were captured together
     check: InputCheck
     settings: SettingsCheck
-    shape: Hashable = None  # of its batches, where the program is one for several
+    shape: tuple[int, ...] | None = None  # of its batches, where the program is one for several
 
     @classmethod
     def of(cls, captured: Captured, decision: Decision, granted: Granted, gradients: bool, planned: Callable[[], Plan]) -> Variant:
@@ -82,7 +82,7 @@ class Variant:
     def run(self, inputs: Sequence[Any], now: View, arena: Arena | None = None) -> tuple[Any, bool]:
         """Run once on what the caller holds; the result as the captured program returns it, and whether the optimizer has stepped."""
         try:
-            outputs = self.program(inputs) if arena is None else arena.run((self.program, self.shape), lambda: self.program(inputs))
+            outputs = self.program(inputs) if arena is None else arena.run(self.program, lambda: self.program(inputs), self.shape)
         except BaseException as error:  # an interrupt, too, leaves parameters updated by half: it goes on with a note of that
             tell_harm(error, self.decision, self.program)
             raise

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import random
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias, overload
 
 import sympy
 import torch
 from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy import functions
 
@@ -33,6 +36,8 @@ from lowtide.ir.text.sizes import canonical
 
 Extent: TypeAlias = "int | torch.SymInt"
 
+_WRAP = "wrap_int"
+_BINARY = ("add", "sub", "mul", "mod", "int_floordiv", "floordiv", "eq", "ne", "lt", "le", "gt", "ge", "sym_max", "sym_min")
 _LEAST_SYMBOLIC = 2  # torch captures 0 and 1 apart: a dimension of that size is a number
 
 
@@ -41,7 +46,7 @@ class Symbols:
 
     def __init__(self, dimensions: Sequence[Dimension] = (), example: Mapping[str, int] = {}) -> None:
         self.env = _Environment() if dimensions else None
-        self._ints: dict[str, Extent] = {}
+        self._ints: dict[str, Extent] = {}  # by the name of the extent
         self._kept: list[Dimension] = []
         for each in dimensions:
             self._add(each, example[each.name])
@@ -54,19 +59,19 @@ class Symbols:
         return tuple(self._kept)
 
     def extent(self, name: str) -> Extent:
-        """A dimension as torch takes it."""
+        """An extent of the batch as torch takes it."""
         return self._ints[name]
 
     def _add(self, dimension: Dimension, number: int) -> None:
         if number < _LEAST_SYMBOLIC or self.env is None:
-            self._ints[dimension.name] = number
+            self._ints[dimension.extent_name] = dimension.extent(number)
             return
         source = ConstantSource(f"lowtide_{dimension.name}")
         symbol = self.env.create_symbol(number, source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None)
-        kept = Dimension(dimension.name, max(dimension.least, _LEAST_SYMBOLIC), max(dimension.most, number))
+        kept = replace(dimension, least=max(dimension.least, _LEAST_SYMBOLIC), most=max(dimension.most, number))
         self.env.constrain_symbol_range(symbol, kept.least, kept.most)
         _known[self.env].names[symbol] = kept.symbol
-        self._ints[dimension.name] = self.env.create_symintnode(symbol, hint=number, source=source)
+        self._ints[dimension.extent_name] = dimension.extent(self.env.create_symintnode(symbol, hint=number, source=source))
         self._kept.append(kept)
 
     def at(self, extent: Extent, point: Mapping[str, int]) -> int:
@@ -156,10 +161,11 @@ class FixedError(CaptureError):
 
 
 class _Environment(ShapeEnv):
-    """Torch's own, but that a dimension is never given up in silence."""
+    """Torch's own, but that a dimension is never given up in silence; and what operations on its integers gave."""
 
     def __init__(self) -> None:
         super().__init__(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False)
+        self.done: dict[Any, SymNode] = {}  # by operation and what it is of
         _known[self] = _Known()
 
     def _set_replacement(self, a: sympy.Symbol, tgt: sympy.Expr, msg: str) -> None:
@@ -167,6 +173,37 @@ class _Environment(ShapeEnv):
         if a in names and a != tgt:
             raise FixedError(str(names[a]), tgt.xreplace(names))
         super()._set_replacement(a, tgt, msg)
+
+
+@contextmanager
+def nothing_twice() -> Iterator[None]:
+    """Within, what an operation on symbolic integers gave is looked up, as a capture asks the same again and again."""
+    plain = {name: getattr(SymNode, name) for name in (_WRAP, *_BINARY)}
+    for name in _BINARY:
+        setattr(SymNode, name, _remembering(name, plain[name]))
+    setattr(SymNode, _WRAP, lambda node, number: _once(node, number, plain[_WRAP], number))
+    try:
+        yield
+    finally:
+        for name, method in plain.items():
+            setattr(SymNode, name, method)
+
+
+def _remembering(name: str, plain: Callable[[Any, Any], SymNode]) -> Callable[[Any, Any], SymNode]:
+    def operation(node: Any, other: Any) -> SymNode:
+        return _once(node, (name, node._expr, node.pytype, other._expr, other.pytype), plain, other)
+
+    return operation
+
+
+def _once(node: Any, key: Any, plain: Callable[[Any, Any], SymNode], other: Any) -> SymNode:
+    if type(node.shape_env) is not _Environment:  # of another thread, which compiles meanwhile
+        return plain(node, other)
+    done: dict[Any, SymNode] = node.shape_env.done
+    found = done.get(key)
+    if found is None:
+        found = done[key] = plain(node, other)
+    return found
 
 
 def expression_of(item: torch.SymFloat) -> Any:

@@ -25,18 +25,31 @@ def at(graph: Graph, point: Mapping[str, int]) -> Graph:
 
     Raises ShapeError: an unknown or missing dimension, a number out of its range, a size that is no whole number there or is negative.
     """
-    checked_dimensions(graph.dimensions)
-    known = {each.name for each in graph.dimensions}
-    nested = _has_inner(graph)
-    symbolic: list[Size] = []
-    left: dict[Size, Size] = {}
-    for size in dict.fromkeys(size for size in sizes_of(graph) if not isinstance(size, int)):
-        if _names(size) <= known or not nested:
-            symbolic.append(size)
-        else:  # of a body that has dimensions of its own
-            left[size] = canonical(size.xreplace({each.symbol: sympy.Integer(point[each.name]) for each in graph.dimensions}))
-    found = sizes_at(symbolic, graph.dimensions, point)
-    return rewritten(graph, dict(zip(symbolic, found, strict=True)) | left) if symbolic or graph.dimensions else graph
+    return AtPoint(point).graph(graph)
+
+
+class AtPoint:
+    """Graphs of the same dimensions at one point; what several of them share is written once."""
+
+    def __init__(self, point: Mapping[str, int]) -> None:
+        self._point = point
+        self._sizes: dict[Size, Size] = {}
+        self._rewriter = Rewriter(self._sizes)
+
+    def graph(self, graph: Graph) -> Graph:
+        """As `at`."""
+        checked_dimensions(graph.dimensions)
+        known, nested = {each.name for each in graph.dimensions}, _has_inner(graph)
+        symbolic: list[Size] = []
+        found = dict.fromkeys(size for size in sizes_of(graph) if not isinstance(size, int))
+        for size in (size for size in found if size not in self._sizes):
+            if _names(size) <= known or not nested:
+                symbolic.append(size)
+            else:  # of a body that has dimensions of its own
+                numbers = {each.symbol: sympy.Integer(self._point[each.name]) for each in graph.dimensions}
+                self._sizes[size] = canonical(size.xreplace(numbers))
+        self._sizes.update(zip(symbolic, sizes_at(symbolic, graph.dimensions, self._point), strict=True))
+        return self._rewriter.graph(graph) if found or graph.dimensions else graph
 
 
 def _names(size: sympy.Expr) -> set[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
+from math import lcm
 from typing import Any, TypeAlias
 
 import sympy
@@ -15,6 +17,7 @@ from lowtide.ir.text.sizes import canonical
 
 Holds: TypeAlias = "Callable[[Mapping[str, int]], bool]"  # of a number for each dimension
 
+_LARGEST_STEP = 4096
 _SIGNS = {sympy.Eq: "==", sympy.Ne: "!=", sympy.Lt: "<", sympy.Le: "<=", sympy.Gt: ">", sympy.Ge: ">="}
 
 
@@ -57,6 +60,36 @@ def _text(relation: Any, names: Mapping[str, str]) -> str:
         raise FormatError(f"expected a relation of sizes, got {relation}")
     left, right = (python_text(canonical(side), names) for side in relation.args)
     return f"({left} {sign} {right})"
+
+
+def steps_of_range(conditions: Sequence[Condition], dimensions: Dimensions, holds: Holds, point: Mapping[str, int]) -> dict[str, int]:
+    """The steps in which dimensions have to go from a point for all to hold, where all does not hold one further.
+
+    What stands in a condition as a divisor says which steps may be meant; the least that leads on is taken.
+    """
+    divisors = {int(each) for condition in conditions for each in _divisors(condition.relation)}
+    steps = sorted({lcm(*some) for count in range(1, 4) for some in combinations(sorted(divisors), count)})
+    found: dict[str, int] = {}
+    for each in dimensions:
+        if not _has_next(each, 1, holds, point):
+            step = next((step for step in steps if _has_next(each, step, holds, point)), None)
+            found |= {} if step is None else {each.name: step}
+    return found
+
+
+def _divisors(relation: Any) -> set[Any]:
+    """Whole numbers from 2 on by which something is divided within a relation."""
+    sides = [sympy.sympify(canonical(side)) for part in relation.atoms(*_SIGNS) for side in part.args]  # without torch's own functions
+    mods = {part.args[1] for side in sides for part in side.atoms(sympy.Mod)}
+    rounded = (part for side in sides for part in side.atoms(sympy.floor, sympy.ceiling))
+    quotients = {number.q for part in rounded for number in part.atoms(sympy.Rational)}
+    return {each for each in (*mods, *quotients) if sympy.sympify(each).is_Integer and 2 <= each <= _LARGEST_STEP}
+
+
+def _has_next(dimension: Dimension, step: int, holds: Holds, point: Mapping[str, int]) -> bool:
+    """Whether all holds at the next number of the range, too, above or below."""
+    numbers = (point[dimension.name] + step, point[dimension.name] - step)
+    return any(dimension.least <= number <= dimension.most and holds({**point, dimension.name: number}) for number in numbers)
 
 
 def part_of_range(dimensions: Dimensions, holds: Holds, point: Mapping[str, int]) -> Dimensions:

@@ -16,12 +16,22 @@ _NAME = re.compile(r"[^\W\d]\w*")
 
 
 @dataclass(frozen=True, slots=True)
+class Steps:
+    """What a dimension counts: an extent of `step` times the dimension's number, and `offset` more."""
+
+    name: str  # of the extent, as users call it
+    step: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class Dimension:
     """A size that differs from batch to batch: a whole number from `least` to `most`."""
 
     name: str  # by which expressions call it
     least: int
     most: int
+    steps: Steps | None = None  # of the extent that it counts; None where it is that extent
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -29,6 +39,51 @@ class Dimension:
         if not 0 <= self.least <= self.most < _LIMIT:
             got = f"{self.least} to {self.most}"
             raise ShapeError(f"dimension {self.name}: expected a range of numbers from 0 to below 10**18, the least first; got {got}")
+
+    @classmethod
+    def of_extents(cls, name: str, first: int, last: int, step: int = 1) -> Dimension:
+        """Of an extent that is `first`, `first + step` and so on up to `last`: where the step is not 1, the number of its steps.
+
+        Raises ShapeError where there is no such extent.
+        """
+        if step == 1:
+            return cls(name, first, last)
+        if step < 1 or not 0 <= first <= last:
+            raise ShapeError(
+                f"dimension {name}: expected a range of numbers from 0 on, the least first, and a step of 1 or more; "
+                f"got {first} to {last} by {step}"
+            )
+        return cls(f"{name}_by_{step}", first // step, first // step + (last - first) // step, Steps(name, step, first % step))
+
+    @property
+    def extent_name(self) -> str:
+        """The extent, as users call it."""
+        return self.name if self.steps is None else self.steps.name
+
+    def extent(self, number: Any) -> Any:
+        """The extent where the dimension is a number (or a symbolic one)."""
+        return number if self.steps is None else number * self.steps.step + self.steps.offset
+
+    def number(self, extent: int) -> int | None:
+        """What the dimension is where the extent is so large; None where it never is."""
+        step, offset = (1, 0) if self.steps is None else (self.steps.step, self.steps.offset)
+        number = (extent - offset) // step
+        return number if self.least <= number <= self.most and number * step + offset == extent else None
+
+    def told(self, number: int) -> str:
+        """A number as users are told it: "length = 512"."""
+        return f"{self.extent_name} = {self.extent(number)}"
+
+    @property
+    def ranged(self) -> str:
+        """The extent and its range as users are told them: "side from 64 to 256 in steps of 8"."""
+        return f"{self.extent_name} {self.extents.removeprefix('a number ')}"
+
+    @property
+    def extents(self) -> str:
+        """All that the extent may be, as users are told."""
+        by = "" if self.steps is None else f" in steps of {self.steps.step}"
+        return f"a number from {self.extent(self.least)} to {self.extent(self.most)}{by}"
 
     @property
     def symbol(self) -> Any:

@@ -3,8 +3,7 @@
 What a member takes at a shape is exact (`cost.footprints`), so choosing one takes microseconds and no search. A shape for which none fits
 is refused before anything runs, with the largest numbers that do fit.
 
-A family has its members from one limit: at a shape one of a higher limit may then be slower by the tolerance with which members are left
-out, never by more at a shape that was looked at. Within one family, less memory is never faster.
+Families of one program differ in their limits alone, not in their members: at no shape is less memory faster.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide.cost.footprints import Several
 from lowtide.cost.grid import Grid
 from lowtide.errors import BudgetError
 from lowtide.ir.shapes.dimension import Dimensions, checked_point
@@ -28,8 +28,10 @@ from lowtide.planning.ranges.ranged import Ranged
 from lowtide.planning.refusal import refusal
 from lowtide.planning.request import Request
 from lowtide.planning.searched import Searched
+from lowtide.problems.order import Bytes
 from lowtide.remat.sweep.archive import Archive, Point
 from lowtide.schedule.base import scheduled
+from lowtide.schedule.points import sample_points
 
 _MOST_KNOWN = 4096  # shapes whose members are remembered
 
@@ -48,6 +50,21 @@ class PlanFamily:
     def dimensions(self) -> Dimensions:
         """Over which it ranges."""
         return self.candidates[0].dimensions
+
+    def __str__(self) -> str:
+        """What it promises at the ends of its range, and how many programs it has."""
+        limit = self.request.budget.memory_bytes
+        lines = [
+            f"{len(self.members)} program{'s' if len(self.members) > 1 else ''} for {', '.join(each.ranged for each in self.dimensions)}"
+        ]
+        for point in sample_points(self.dimensions, 2 ** len(self.dimensions)):
+            where = ", ".join(each.told(point[each.name]) for each in self.dimensions)
+            if not self.fits(point):
+                lines.append(f"  {where}: does not fit in {limit:,} bytes; at least {self.leanest(point).peak_bytes(point):,}")
+                continue
+            more = f", time {self.time_us(point) / self.order_us(point) - 1:+.1%}" if self.order_us(point) else ""
+            lines.append(f"  {where}: peak {self.peak_bytes(point):,} bytes{more}")
+        return "\n".join(lines)
 
     def choose(self, point: Mapping[str, int]) -> Member:
         """The member to run at a point. Raises ShapeError for a wrong point, BudgetError where none keeps to the limit there."""
@@ -101,26 +118,33 @@ class PlanFamily:
 
     def _best(self, point: Mapping[str, int]) -> Member | None:
         """The fastest within the memory, the leanest within the time, the leanest without a limit; None where nothing fits."""
-        budget, peaks = self.request.budget, self._peaks(point)
+        budget = self.request.budget
+        peaks: list[int] = self._peaks(point).tolist()
         if not budget.is_limit:
             return self.members[peaks.index(min(peaks))]
-        times = self._times(point)
+        times: list[float] = self._times(point).tolist()
         if budget.memory_bytes is not None:
             fitting = [(us, peak, place) for place, (us, peak) in enumerate(zip(times, peaks, strict=True)) if peak <= budget.memory_bytes]
             return self.members[min(fitting)[2]] if fitting else None
         most_us = max((budget.latency or 1.0) * self.order_us(point) * SAME, min(times))
         return self.members[min((peak, us, place) for place, (us, peak) in enumerate(zip(times, peaks, strict=True)) if us <= most_us)[2]]
 
-    def _peaks(self, point: Mapping[str, int]) -> list[int]:
+    def _peaks(self, point: Mapping[str, int]) -> Bytes:
         """By member; workspaces are looked up once for each candidate."""
-        columns = {which: self.candidates[which].measures.columns_at(point) for which in {member.candidate for member in self.members}}
-        return [member.footprints.at(point, columns[member.candidate]) for member in self.members]
+        several, which = self._several
+        return several.at(point, [self.candidates[each].measures.columns_at(point) for each in which])
 
-    def _times(self, point: Mapping[str, int]) -> list[float]:
+    @cached_property
+    def _several(self) -> tuple[Several, list[int]]:
+        """All members' footprints, and the candidates by whose workspaces they are grouped."""
+        which = sorted({member.candidate for member in self.members})
+        groups = [which.index(member.candidate) for member in self.members]
+        return Several([member.footprints for member in self.members], groups), which
+
+    def _times(self, point: Mapping[str, int]) -> NDArray[np.float64]:
         """By member."""
         grid, grid_us = self._grid_us
-        found: list[float] = grid.between(point, grid_us).tolist()
-        return found
+        return grid.between(point, grid_us)
 
     @cached_property
     def _grid_us(self) -> tuple[Grid, NDArray[np.float64]]:
@@ -135,8 +159,8 @@ class PlanFamily:
         candidate = self.candidates[member.candidate].at(point)
         problem = candidate.remat_problem(self.request.granule_bytes, self.request.links, self.request.swap_state)
         archive = Archive()
-        for each in self.members:  # of the others only peak and time are asked
-            archive.add(Point(each.peak_bytes(point), each.time_us(point), 0, member.sequence))
+        for peak_bytes, time_us in zip(self._peaks(point).tolist(), self._times(point).tolist(), strict=True):
+            archive.add(Point(peak_bytes, time_us, 0, member.sequence))  # of the others only these are asked
         own = Point(member.peak_bytes(point), member.time_us(point), 0, member.sequence)
         found = Searched((candidate,), (problem,), ([],), archive, self.request.granule_bytes).plan(own, by_order)
         assert found.cost_report is not None, "a sequence has a report"
@@ -145,15 +169,16 @@ class PlanFamily:
     def _in_order(self, member: Member, point: Mapping[str, int]) -> Plan:
         """A member without recomputation at a point, not yet checked."""
         best, solver, granule_bytes = self.candidates[member.candidate].made(point), self.request.solver, self.request.granule_bytes
-        best.know_order(solver, granule_bytes, scheduled(best.order_problem(granule_bytes), member.order, solver))
+        best.know_order(solver, granule_bytes, scheduled(best.order_problem(granule_bytes), member.own_order, solver))
         return in_its_order(self.candidates[0].at(point), best, self.request)
 
     def _refusal(self, point: Mapping[str, int]) -> BudgetError:
         """What is said where nothing fits, and how much would."""
         assert self.request.budget.memory_bytes is not None, "the fastest member is within any limit of time"
         error = refusal(self._plan(self.leanest(point), point), self.request.budget.memory_bytes)
-        where = ", ".join(f"{name} = {number}" for name, number in point.items())
-        numbers = [f"{name} = {number}" for name, number in self.largest_that_fits(point).items()]
+        largest = self.largest_that_fits(point)
+        where = ", ".join(each.told(point[each.name]) for each in self.dimensions)
+        numbers = [each.told(largest[each.name]) for each in self.dimensions if each.name in largest]
         fits = f"the largest that fits: {' or '.join(numbers)}" if numbers else "no number of one dimension alone would fit"
         return BudgetError(f"{error}\nfor {where}; {fits}", error.smallest_peak_bytes)
 

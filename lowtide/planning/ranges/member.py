@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,22 +19,49 @@ from lowtide.ir.shapes.at import at
 from lowtide.planning.ranges.ranged import Ranged
 from lowtide.planning.request import Request
 from lowtide.problems.order import Ints
-from lowtide.remat.cost import cost_of
 from lowtide.remat.write_out import rematerialise
 
 
 @dataclass(frozen=True, eq=False)
-class Member:
-    """A graph, its order and what works in place, the same at every point; `lower` writes it as one program."""
+class Written:
+    """A member as `lower` takes it: what is decided is the same at every point."""
 
     graph: Graph
     order: tuple[int, ...]  # indices into graph.nodes, by step
     reuses: tuple[int, ...]  # by node: which of its `inplace` candidates' memory it takes over, -1 for none
-    candidate: int  # which it is made of
-    sequence: Ints | None  # over that one's graph; None where it is that graph in another order
-    measures: Measures  # of that candidate's nodes
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A candidate in an order, or as a sequence says, and what that takes at every point. It is written as a graph when it is first run."""
+
+    ranged: Ranged  # the candidate
+    candidate: int  # which of its program's it is
+    own_order: tuple[int, ...]  # of its nodes; empty where there is a sequence
+    sequence: Ints | None
+    granule_bytes: int
     footprints: Footprints
     grid_us: NDArray[np.float64]  # [k] its time at the points of the measures' grid; empty where times do not matter
+
+    @property
+    def measures(self) -> Measures:
+        """Of its candidate's nodes."""
+        return self.ranged.measures
+
+    @property
+    def graph(self) -> Graph:
+        """What runs, over dimensions. Raises CheckError where it is wrong."""
+        return self._written.graph
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Indices into graph.nodes, by step."""
+        return self._written.order
+
+    @property
+    def reuses(self) -> tuple[int, ...]:
+        """By node: which of its `inplace` candidates' memory it takes over, -1 for none."""
+        return self._written.reuses
 
     def peak_bytes(self, point: Mapping[str, int]) -> int:
         """What it takes at a point, with what is resident: the promise of its plan there. Raises ShapeError for a wrong point."""
@@ -43,48 +71,38 @@ class Member:
         """What it takes at a point, 0 where times do not matter; in between points that were measured, interpolated. Raises ShapeError."""
         return float(self.measures.grid.between(point, self.grid_us)) if len(self.grid_us) else 0.0
 
+    @cached_property
+    def _written(self) -> Written:
+        graph, order = self.ranged.graph, self.own_order
+        if self.sequence is not None:
+            graph = rematerialise(graph, self.sequence.tolist()).graph
+            order = tuple(range(len(graph.nodes)))
+        problem = symbolic_problem(graph, round_to=self.granule_bytes)
+        found = Written(graph, order, tuple(map(int, simulate(problem.structure, order).reuses)))
+        _check(found)
+        return found
+
 
 def in_order(candidates: Sequence[Ranged], which: int, order: Sequence[int], request: Request) -> Member:
-    """A candidate's own nodes in an order. Raises CheckError where that is wrong."""
+    """A candidate's own nodes in an order. Raises CheckError where that is no order of them."""
     ranged = candidates[which]
-    return _member(ranged, which, ranged.graph, order, range(len(order)), None, request, np.empty(0))
+    footprints = Footprints.of(ranged.order_problem(request.granule_bytes), order, ranged.measures.columns.tolist())
+    return Member(ranged, which, tuple(map(int, order)), None, request.granule_bytes, footprints, np.empty(0))
 
 
 def in_sequence(candidates: Sequence[Ranged], which: int, sequence: Ints, request: Request) -> Member:
-    """A candidate's nodes as a sequence says, some of them again. Raises CheckError where that is wrong."""
+    """A candidate's nodes as a sequence says, some of them again."""
     ranged = candidates[which]
-    done = rematerialise(ranged.graph, sequence.tolist())
-    problems = (
-        ranged.at(point).remat_problem(request.granule_bytes, request.links, request.swap_state) for point in ranged.measures.grid.points
-    )
-    times = [cost_of(problem, sequence).time_us for problem in problems] if ranged.measures.node_us.size else []
-    return _member(ranged, which, done.graph, range(len(done.graph.nodes)), done.origins, sequence, request, np.array(times))
+    problem, grid = ranged.remat_problem(request), ranged.measures.grid
+    times = problem.costs([sequence], grid.points)[0, :, 1] if ranged.measures.node_us.size else np.empty(0)
+    return Member(ranged, which, (), sequence, request.granule_bytes, problem.footprints(sequence), times)
 
 
-def _member(
-    ranged: Ranged,
-    which: int,
-    graph: Graph,
-    order: Sequence[int],
-    origins: Sequence[int],
-    sequence: Ints | None,
-    request: Request,
-    times: NDArray[np.float64],
-) -> Member:
-    problem = symbolic_problem(graph, round_to=request.granule_bytes)
-    reuses = tuple(map(int, simulate(problem.structure, order).reuses))
-    columns = np.append(ranged.measures.columns, -1)[list(origins)]  # what is copied to the host and back needs no workspace
-    footprints = Footprints.of(problem, order, columns.tolist())
-    member = Member(graph, tuple(map(int, order)), reuses, which, sequence, ranged.measures, footprints, times)
-    _check(member)
-    return member
-
-
-def _check(member: Member) -> None:
+def _check(written: Written) -> None:
     """Raises CheckError where at the largest or the smallest point graph, order or reuses break a rule."""
-    dimensions = member.graph.dimensions
+    dimensions = written.graph.dimensions
     for point in ({each.name: each.most for each in dimensions}, {each.name: each.least for each in dimensions}):
-        graph = at(member.graph, point)
+        graph = at(written.graph, point)
         check_graph(graph)
-        check_order(graph, member.order)
-        check_reuses(graph, member.order, member.reuses)
+        check_order(graph, written.order)
+        check_reuses(graph, written.order, written.reuses)

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from lowtide.cost.memory import simulate
-from lowtide.planning.candidate import Candidate, order_together
+from lowtide.planning.candidate import order_together
 from lowtide.planning.ranges.member import Member, in_order
 from lowtide.planning.ranges.points import largest
-from lowtide.planning.ranges.pool import few
 from lowtide.planning.ranges.ranged import Ranged
 from lowtide.planning.request import Request
+from lowtide.problems.order import OrderProblem
+from lowtide.schedule import Schedule, schedule_all
 from lowtide.schedule.cuts import cut_bound_bytes
+from lowtide.schedule.family import fewest
 from lowtide.schedule.points import Point, sample_points
 
 _TOLERANCE, _NEAR = 0.01, 0.005  # of the least peak: of what is kept, and of what is not searched
@@ -28,16 +30,16 @@ def order_members(candidates: Sequence[Ranged], request: Request) -> tuple[Membe
     dimensions = candidates[0].dimensions
     found: dict[tuple[int, tuple[int, ...]], Member] = {}
     for point in _points(candidates):
-        numeric = [each.at(point) for each in candidates]
+        problems = [each.order_problem_at(point, request.granule_bytes) for each in candidates]
         least = min((member.peak_bytes(point) for member in found.values()), default=None)
-        if least is None or least > _bound_bytes(numeric, list(found.values()), request) * (1 + _NEAR):
-            which, order = _solved(numeric, request)
+        if least is None or least > _bound_bytes(problems, list(found.values())) * (1 + _NEAR):
+            which, order = _solved(problems, request) if found else _largest_solved(candidates, point, request)
             if (which, order) not in found:
                 found[which, order] = in_order(candidates, which, order, request)
     members = list(found.values())
     samples = (largest(dimensions), *sample_points(dimensions, _JUDGED))
-    peaks = np.array([[member.peak_bytes(point) for point in samples] for member in members], np.float64)
-    return tuple(members[place] for place in few(peaks, _TOLERANCE))
+    peaks = np.array([[member.peak_bytes(point) for point in samples] for member in members], np.int64)
+    return tuple(members[place] for place in fewest(peaks <= peaks.min(axis=0) * (1 + _TOLERANCE), peaks))
 
 
 def _points(candidates: Sequence[Ranged]) -> list[Point]:
@@ -47,20 +49,28 @@ def _points(candidates: Sequence[Ranged]) -> list[Point]:
     return list({tuple(point.values()): point for point in found}.values())
 
 
-def _solved(candidates: Sequence[Candidate], request: Request) -> tuple[int, tuple[int, ...]]:
+def _largest_solved(candidates: Sequence[Ranged], point: Point, request: Request) -> tuple[int, tuple[int, ...]]:
+    """The same at the first point, where the search under a limit begins with these orders."""
+    numeric = [each.at(point) for each in candidates]
+    order_together(numeric, request.solver, request.granule_bytes)
+    return _least([each.ordered(request.solver, request.granule_bytes) for each in numeric])
+
+
+def _solved(problems: Sequence[OrderProblem], request: Request) -> tuple[int, tuple[int, ...]]:
     """The candidate and order of least peak; of equal ones the first."""
-    order_together(candidates, request.solver, request.granule_bytes)
-    orders = [each.ordered(request.solver, request.granule_bytes) for each in candidates]
+    return _least(schedule_all(problems, request.solver))
+
+
+def _least(orders: Sequence[Schedule]) -> tuple[int, tuple[int, ...]]:
     which = min(range(len(orders)), key=lambda place: orders[place].peak_bytes)
     return which, tuple(map(int, orders[which].order))
 
 
-def _bound_bytes(candidates: Sequence[Candidate], members: Sequence[Member], request: Request) -> int:
+def _bound_bytes(problems: Sequence[OrderProblem], members: Sequence[Member]) -> int:
     """What no order of any candidate is below at a point. One whose orders were never the best is bound by how its nodes are written."""
     bounds = []
-    for which, candidate in enumerate(candidates):
-        problem = candidate.order_problem(request.granule_bytes)
-        orders = [member.order for member in members if member.candidate == which] or [tuple(range(problem.node_count))]
+    for which, problem in enumerate(problems):
+        orders = [member.own_order for member in members if member.candidate == which] or [tuple(range(problem.node_count))]
         best = min(orders, key=lambda order: simulate(problem, order).peak_bytes)
         bounds.append(cut_bound_bytes(problem, best).bound_bytes)
     return min(bounds)

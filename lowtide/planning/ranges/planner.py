@@ -1,8 +1,8 @@
 """From candidates over dimensions to families: what is searched at few points, and judged at many.
 
-The search for what is computed again and what is swapped runs at the largest point, and once more where the limit binds half as much; all
-that it finds is right at every point. The programs of one step are searched together, as `planning.planner` does at one point: the last is
-what most steps run, the others get what was found for it. Under a limit of memory all keep to the same bytes.
+The search for what is computed again and what is swapped runs at the largest point, and once more half the way to it; all that it finds is
+right at every point, and serves every limit. The programs of one step are searched together, as `planning.planner` does at one point: the
+last is what most steps run, the others get what was found for it. Under a limit of memory all keep to the same bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lowtide.planning.planner import Planner
 from lowtide.planning.ranges.family import PlanFamily
 from lowtide.planning.ranges.member import Member, in_sequence
 from lowtide.planning.ranges.orders import order_members
-from lowtide.planning.ranges.points import judged_at, largest, last_share, on_the_way, smallest
+from lowtide.planning.ranges.points import judged_at, largest, on_the_way, smallest
 from lowtide.planning.ranges.pool import Judged
 from lowtide.planning.ranges.ranged import Ranged
 from lowtide.planning.request import Budget, Request
@@ -24,6 +24,7 @@ from lowtide.problems.order import Ints
 from lowtide.schedule.points import Point
 
 Pool = list[tuple[int, Ints]]  # which candidate, and a sequence of its
+_SEARCHED = (1.0, 0.5)  # on the way from the smallest to the largest point
 
 
 class RangePlanner:
@@ -41,6 +42,7 @@ class RangePlanner:
         self.dimensions = self.programs[-1][0].dimensions
         self._planners: dict[tuple[bool, tuple[int, ...]], Planner] = {}  # by whether all must be exact, and point
         self._orders: list[tuple[Request, list[tuple[Member, ...]]]] = []  # by request without budget and effort, by program
+        self._members: list[tuple[Request, list[tuple[Member, ...]]]] = []  # by request without budget, by program
 
     def eager_peak_bytes(self, granule_bytes: int) -> int:
         """The peak at the largest point of the program that most steps run, as it stands: what a share is of."""
@@ -57,40 +59,30 @@ class RangePlanner:
         pairs = list(zip(programs, orders, strict=True))
         if not request.budget.is_limit:
             return [PlanFamily(program, members, members, request) for program, members in pairs]
-        families = self._limited(pairs, request)
+        members = self._limited(pairs, request)
+        families = [PlanFamily(program, few, order, request) for (program, order), few in zip(pairs, members, strict=True)]
         refused = [error for family in families if (error := _refusal(family, smallest(self.dimensions))) is not None]
         if refused:
             raise max(refused, key=lambda error: error.smallest_peak_bytes)
         return families
 
-    def _limited(self, programs: Sequence[tuple[tuple[Ranged, ...], tuple[Member, ...]]], request: Request) -> list[PlanFamily]:
-        """A family for each program, with its candidates and the orders of least peak, within the request's limit."""
+    def _limited(self, programs: Sequence[tuple[tuple[Ranged, ...], tuple[Member, ...]]], request: Request) -> list[tuple[Member, ...]]:
+        """By program, with its candidates and the orders of least peak, the members that serve it under every limit."""
+        asked = replace(request, budget=Budget())
+        for other, known in self._members:
+            if other == asked:
+                return known
         candidates = [each for each, _ in programs]
-        pools = [
-            _orders(*program, request) + pool
-            for program, pool in zip(programs, self._searched(candidates, largest(self.dimensions), request), strict=True)
-        ]
-        leanest = in_sequence(candidates[-1], *_leanest(pools[-1], candidates[-1], request), request)
-        begins, ends = self._binds(programs[-1][1], leanest, request.budget)
-        if begins < ends:
-            more = self._searched(candidates, on_the_way(self.dimensions, (begins + ends) / 2), request)
+        pools = [_orders(*program, request) for program in programs]
+        for share in _SEARCHED:
+            more = self._searched(candidates, on_the_way(self.dimensions, share), request)
             pools = [one + other for one, other in zip(pools, more, strict=True)]
-        points = judged_at(self.dimensions, begins, ends)
-        found = []
-        for (program, orders), pool in zip(programs, pools, strict=True):
+        points, found = judged_at(self.dimensions), []
+        for (program, _), pool in zip(programs, pools, strict=True):
             judged = Judged.of(pool, program, points, request)
-            members = (in_sequence(program, judged.which[each], judged.sequences[each], request) for each in judged.few(request.budget))
-            found.append(PlanFamily(program, tuple(members), orders, request))
+            found.append(tuple(in_sequence(program, judged.which[each], judged.sequences[each], request) for each in judged.few()))
+        self._members.append((asked, found))
         return found
-
-    def _binds(self, orders: Sequence[Member], leanest: Member, budget: Budget) -> tuple[float, float]:
-        """From where to where on the way from the smallest to the largest point a limit binds and can be kept."""
-        limit = budget.memory_bytes
-        if limit is None:
-            return 0.0, 1.0
-        begins = last_share(self.dimensions, lambda point: min(member.peak_bytes(point) for member in orders) <= limit)
-        ends = last_share(self.dimensions, lambda point: leanest.peak_bytes(point) <= limit)
-        return max(begins, 0.0), max(ends, 0.0)
 
     def _searched(self, programs: Sequence[tuple[Ranged, ...]], point: Point, request: Request) -> list[Pool]:
         """By program all that a search at one point finds."""
@@ -120,16 +112,8 @@ class RangePlanner:
 
 def _orders(candidates: Sequence[Ranged], orders: Sequence[Member], request: Request) -> Pool:
     """Orders as sequences."""
-    at = largest(candidates[0].dimensions)
-    problems = [each.at(at).remat_problem(request.granule_bytes, request.links, request.swap_state) for each in candidates]
-    return [(member.candidate, problems[member.candidate].sequence_of(member.order)) for member in orders]
-
-
-def _leanest(pool: Pool, candidates: Sequence[Ranged], request: Request) -> tuple[int, Ints]:
-    """What takes least at the largest point."""
-    judged = Judged.of(pool, candidates, [largest(candidates[0].dimensions)], request)
-    place = int(judged.peak_bytes[:, 0].argmin())
-    return judged.which[place], judged.sequences[place]
+    problems = [each.remat_problem(request).structure for each in candidates]
+    return [(member.candidate, problems[member.candidate].sequence_of(member.own_order)) for member in orders]
 
 
 def _refusal(family: PlanFamily, point: Point) -> BudgetError | None:

@@ -1,8 +1,9 @@
-"""All that was found for a range, judged at sampled points: what each sequence takes there, and the few that suffice.
+"""All that was found for a range, judged at sampled points: what each sequence takes there, and the few that suffice under every limit.
 
-Under a limit of memory the fastest that fits at a point is best there, under one of time the leanest that keeps to it, without a limit the
-leanest of all. A few are kept, so that at each sampled point one of them is as good as the best there, within a tolerance; where more than
-`MOST` would be needed, the tolerance doubles. At the sampled points at which nothing fits, nothing is asked of them.
+Under a limit of memory the fastest that fits at a point is best there, under one of time the leanest that keeps to it. Whatever the limit
+is, the best is on the frontier of that point: what no other beats in both. A few are kept, so that at each sampled point each part of that
+frontier has one that is nearly as lean and nearly as fast; where more than `MOST` would be needed, the tolerances double. As the limit has
+no say in which, a larger one is never slower at any shape.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.planning.ranges.ranged import Ranged
-from lowtide.planning.request import Budget, Request
+from lowtide.planning.request import Request
 from lowtide.problems.order import Bytes, Ints
-from lowtide.remat.cost import cost_of
-from lowtide.schedule.family import fewest
+from lowtide.schedule.family import one_by_one
 
-MOST = 7  # members of a family, beside the fastest and the leanest of all
+MOST = 24  # members of a family
 SAME = 1 + 1e-9  # times this near differ by the rounding of their sums alone
-_TOLERANCE = 0.02
+_SLOWER, _HEAVIER = 0.02, 0.005  # by how much more time and memory a member may take than what it stands for
+_APART = 0.005  # parts of a frontier are so far apart in time
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,16 +40,12 @@ class Judged:
     ) -> Judged:
         """What the distinct ones of a pool take at each of these points."""
         distinct = {(which, sequence.tobytes()): sequence for which, sequence in pool}
-        costs = np.zeros((len(distinct), len(points), 2))
-        for place, point in enumerate(points):
-            numeric = {which: candidates[which].at(point) for which, _ in distinct}
-            problems = {
-                which: each.remat_problem(request.granule_bytes, request.links, request.swap_state) for which, each in numeric.items()
-            }
-            for row, ((which, _), sequence) in enumerate(distinct.items()):
-                cost = cost_of(problems[which], sequence)
-                costs[row, place] = cost.peak_bytes, cost.time_us
         owners = tuple(which for which, _ in distinct)
+        costs = np.zeros((len(distinct), len(points), 2))
+        for which in set(owners):
+            rows = [row for row, owner in enumerate(owners) if owner == which]
+            sequences = [sequence for (owner, _), sequence in distinct.items() if owner == which]
+            costs[rows] = candidates[which].remat_problem(request).costs(sequences, points)
         return cls(owners, tuple(distinct.values()), costs[..., 0].astype(np.int64), costs[..., 1])
 
     @property
@@ -57,37 +54,32 @@ class Judged:
         least: NDArray[np.float64] = self.time_us.min(axis=0)
         return least
 
-    def fits(self, budget: Budget) -> NDArray[np.bool_]:
-        """[sequences, points] which keep to a budget."""
-        if budget.memory_bytes is not None:
-            return self.peak_bytes <= budget.memory_bytes
-        assert budget.latency is not None, "one of them is the limit"
-        kept: NDArray[np.bool_] = self.time_us <= budget.latency * self.order_us * SAME
-        return kept
-
-    def few(self, budget: Budget) -> list[int]:
+    def few(self) -> list[int]:
         """The sequences to keep, by their place here.
 
-        Where nothing has to be computed again nothing is: under a limit of memory one that takes no longer than the fastest, at as many
-        points as can be, is kept whatever the tolerance. At points that were not looked at something must keep to the limit, too: so under
-        one of memory the leanest at the first point is among them, where not all points fit, under one of time the fastest.
+        Where nothing has to be computed again nothing is: what takes no longer than the fastest is stood for by what takes no longer, too.
+        The leanest at the first point is kept, so that what can be kept to there at all is.
         """
-        fits = self.fits(budget)
-        if budget.memory_bytes is None:
-            return sorted({*few(np.where(fits, self.peak_bytes, np.inf)), int(self.time_us[:, 0].argmin())})
-        free = fits & (self.time_us <= self.order_us * SAME)
-        first = int(free.sum(axis=1).argmax())
-        kept = {*few(np.where(fits, self.time_us, np.inf)[:, ~free[first]]), *([first] if free[first].any() else [])}
-        return sorted(kept if fits.any(axis=0).all() else {*kept, int(self.peak_bytes[:, 0].argmin())})
+        parts = [(place, row) for place in range(self.time_us.shape[1]) for row in self._frontier(place)]
+        places, rows = (np.array(each) for each in zip(*parts, strict=True))
+        most_us, most_bytes = self.time_us[rows, places], self.peak_bytes[rows, places]
+        is_free = most_us <= self.order_us[places] * SAME
+        tolerance = 1
+        while True:
+            slower = np.where(is_free, SAME, 1 + tolerance * _SLOWER)
+            near = (self.time_us[:, places] <= most_us * slower) & (self.peak_bytes[:, places] <= most_bytes * (1 + tolerance * _HEAVIER))
+            kept = sorted({*one_by_one(near), int(self.peak_bytes[:, 0].argmin())})
+            if len(kept) <= MOST:
+                return kept
+            tolerance *= 2
 
-
-def few(cost: NDArray[np.float64], tolerance: float = _TOLERANCE) -> list[int]:
-    """Few rows of [rows, points] of which one is as good as the best at each point, within the tolerance; inf is what is not allowed."""
-    served = cost[:, np.isfinite(cost).any(axis=0)]
-    if not served.shape[1]:
-        return []
-    least = served.min(axis=0)
-    ranks = np.where(np.isfinite(served), served / np.maximum(least, 1e-9) * 2**20, 2**40).astype(np.int64)
-    worthy = np.flatnonzero((served <= least * (1 + tolerance)).any(axis=1))
-    kept = fewest(served[worthy] <= least * (1 + tolerance), ranks[worthy])
-    return sorted(int(worthy[each]) for each in kept) if len(kept) <= MOST else few(cost, 2 * tolerance)
+    def _frontier(self, place: int) -> list[int]:
+        """What no other beats at a point, the leanest first; of neighbours in time the leaner one, and the fastest of all."""
+        found: list[int] = []
+        us, enough = self.time_us[:, place], np.inf
+        fastest = us.min() * SAME
+        for row in np.lexsort((us, self.peak_bytes[:, place])).tolist():
+            if us[row] < enough:
+                found.append(row)
+                enough = us[row] / (1 + _APART) if us[row] > fastest * (1 + _APART) else min(us[row] / SAME, fastest)
+        return found

@@ -10,12 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.cost.measures import Measures
-from lowtide.cost.symbolic import fits_everywhere
+from lowtide.cost.symbolic import SymbolicProblem, fits_everywhere, symbolic_problem
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.shapes.at import at
 from lowtide.ir.shapes.dimension import Dimensions
 from lowtide.planning.candidate import Candidate
+from lowtide.planning.request import Request
+from lowtide.problems.order import OrderProblem
+from lowtide.remat.ranged import RangedProblem
 
 _MOST = 12  # points at which candidates are kept: those of a grid, most often
 
@@ -32,6 +35,8 @@ class Ranged:
     exact: bool = True  # its numbers are the captured graph's, to the last bit
     held_by_eager: tuple[Value, ...] = ()  # of the captured graph: eager PyTorch keeps gradients until after the step
     _known: dict[tuple[int, ...], Candidate] = field(default_factory=dict, repr=False)
+    _orders: dict[int, SymbolicProblem] = field(default_factory=dict, repr=False)  # by granule
+    _problems: list[tuple[tuple[object, ...], RangedProblem]] = field(default_factory=list, repr=False)
 
     @classmethod
     def of(cls, graph: Graph, measures: Measures, *, exact: bool = True, held_by_eager: tuple[Value, ...] = ()) -> Ranged:
@@ -62,6 +67,27 @@ class Ranged:
             del self._known[next(iter(self._known))]
         self._known[key] = found
         return found
+
+    def order_problem(self, granule_bytes: int) -> SymbolicProblem:
+        """The ordering problem, without the workspaces that were measured."""
+        if granule_bytes not in self._orders:
+            self._orders[granule_bytes] = symbolic_problem(self.graph, round_to=granule_bytes)
+        return self._orders[granule_bytes]
+
+    def order_problem_at(self, point: Mapping[str, int], granule_bytes: int) -> OrderProblem:
+        """The ordering problem at a point, with them; no graph is written for that. Raises ShapeError for a wrong point."""
+        return self.measures.with_workspaces(self.order_problem(granule_bytes).at(point), point)
+
+    def remat_problem(self, request: Request) -> RangedProblem:
+        """The problem of sequences at every point, as a request has it."""
+        key = request.granule_bytes, request.links, request.swap_state
+        for known, problem in self._problems:  # few, and a device need not have a hash
+            if known == key:
+                return problem
+        point = {each.name: each.most for each in self.dimensions}
+        structure = self.at(point).remat_problem(request.granule_bytes, request.links, request.swap_state)
+        self._problems.append((key, RangedProblem.of(self.graph, structure, self.measures, request.granule_bytes, request.links)))
+        return self._problems[-1][1]
 
     def made(self, point: Mapping[str, int]) -> Candidate:
         """The same, of which nothing is known yet. Raises ShapeError for a wrong point."""

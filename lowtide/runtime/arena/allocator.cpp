@@ -66,6 +66,9 @@ struct Region {
 struct Script {
   std::vector<int64_t> bytes, offset;  // of each request; an offset below 0: not from the arena
   int64_t arena_bytes = 0;
+  bool up_to = false;  // requests may be smaller: those of batches of other shapes
+
+  bool fits(size_t at, int64_t asked) const { return up_to ? asked <= bytes[at] : asked == bytes[at]; }
 };
 
 struct Recording {
@@ -178,14 +181,14 @@ void release(void* p) {
 }
 
 // The recorded request that this one is, or the script's length: the next one; or, where requests were left out or replaced, a later one
-// of the same size whose forerunner fits too. A request too many leaves the place as it is.
+// that fits and whose forerunner does too. A request too many leaves the place as it is.
 size_t place_of(const Session& mine, int64_t bytes) {
-  const std::vector<int64_t>& script = mine.script->bytes;
-  const size_t next = mine.next, end = std::min(script.size(), next + kLookAhead);
-  if (next < script.size() && script[next] == bytes) return next;
+  const Script& script = *mine.script;
+  const size_t next = mine.next, count = script.bytes.size(), end = std::min(count, next + kLookAhead);
+  if (next < count && script.fits(next, bytes)) return next;
   for (size_t at = next + 1; at < end; ++at)
-    if (script[at] == bytes && (at == next + 1 || script[at - 1] == mine.last_bytes)) return at;
-  return script.size();
+    if (script.fits(at, bytes) && (at == next + 1 || script.fits(at - 1, mine.last_bytes))) return at;
+  return count;
 }
 
 // Whether there was memory to note a block; without, it is not given out.
@@ -357,8 +360,9 @@ int64_t lowtide_region_live(void* handle) {
   return static_cast<int64_t>(region.live.size());
 }
 
-int lowtide_script(int64_t count, const int64_t* bytes, const int64_t* offset, void** made) try {
+int lowtide_script(int64_t count, const int64_t* bytes, const int64_t* offset, int up_to, void** made) try {
   auto script = std::make_unique<Script>();
+  script->up_to = up_to != 0;
   script->bytes.assign(bytes, bytes + count);
   script->offset.assign(offset, offset + count);
   for (int64_t at = 0; at < count; ++at)

@@ -125,16 +125,16 @@ class Region(_Made):
 
 
 class Script(_Made):
-    """Recorded requests with their offsets in an arena."""
+    """Recorded requests with their offsets in an arena; with `up_to` what is asked for may be smaller than what was recorded."""
 
-    def __init__(self, allocator: Allocator, size_bytes: Ints, offsets: Ints) -> None:
+    def __init__(self, allocator: Allocator, size_bytes: Ints, offsets: Ints, *, up_to: bool = False) -> None:
         """Raises BusyError where there is no memory for it."""
         sizes, places = (np.ascontiguousarray(each, np.int64) for each in (size_bytes, offsets))
         if sizes.shape != places.shape or sizes.ndim != 1 or (sizes < 1).any() or (places[places != OUTLIVES] % ALIGN_BYTES != 0).any():
             raise ValueError(f"expected an offset that is OUTLIVES or a multiple of {ALIGN_BYTES} for each size above 0")
         super().__init__(allocator.library.lowtide_script_drop)
         self.arena_bytes = int((places + sizes)[places != OUTLIVES].max(initial=0))
-        _check(allocator.library.lowtide_script(len(sizes), _pointer(sizes), _pointer(places), self._place))
+        _check(allocator.library.lowtide_script(len(sizes), _pointer(sizes), _pointer(places), int(up_to), self._place))
 
 
 class _Recording(_Made):

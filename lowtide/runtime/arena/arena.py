@@ -4,6 +4,10 @@ A step may have several programs (the first step of an optimizer makes its state
 and all share the arena, as they never run at once. A program that keeps asking for something else than was recorded is recorded again,
 after twice as many such runs each time.
 
+A program for batches of many shapes is recorded at shapes that are larger than those before it in some dimension. What it asks for there
+comes in one order with one pattern of lives, as a rule: then one placement of the largest of each request serves every shape below them. A
+shape where that is not so has a recording of its own.
+
 Nothing here decides what is right: the allocator serves no byte that is in use, so the numbers do not depend on recordings. What the
 arena cannot give, PyTorch's allocator does.
 
@@ -15,7 +19,7 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +29,7 @@ from lowtide.problems.placement import PlaceProblem
 from lowtide.runtime.arena.allocator import ALIGN_BYTES, OUTLIVES, Allocator, BusyError, Counts, Recorded, Region, Script
 
 Run = Callable[[], list[Any]]  # a program on its inputs: its outputs
+Shape = tuple[int, ...]  # of the batches of a program that takes several: a number for each of its dimensions
 
 
 class Addresses(Protocol):
@@ -53,6 +58,21 @@ class _Track:
     lower_bound_bytes: int = 0
     deviations: int = 0  # since it was recorded
     patience: int = 1  # how many it takes to record it again
+    shapes: tuple[Shape, ...] = ()  # at which it was recorded, where it serves several
+
+    def covers(self, shape: Shape) -> bool:
+        """Whether it was recorded at a shape that is nowhere smaller."""
+        return any(all(one <= other for one, other in zip(shape, known, strict=True)) for known in self.shapes)
+
+    def take_in(self, recorded: Recorded, shape: Shape) -> bool:
+        """Have room for what was recorded at another shape, too; False where that has another pattern."""
+        known = self.recorded
+        if known is not None:
+            if not (np.array_equal(known.born, recorded.born) and np.array_equal(known.died, recorded.died)):
+                return False
+            recorded = replace(known, size_bytes=np.maximum(known.size_bytes, recorded.size_bytes))
+        self.recorded, self.script, self.shapes = recorded, None, (*self.shapes, shape)
+        return True
 
 
 class Arena:
@@ -63,7 +83,7 @@ class Arena:
 
     def __init__(self, allocator: Allocator, place: Callable[[PlaceProblem], Addresses]) -> None:
         self._allocator, self._place = allocator, place
-        self._tracks: dict[Hashable, _Track] = {}
+        self._tracks: dict[tuple[Hashable, Shape | None], _Track] = {}  # by program, and shape where one has a recording of its own
         self._region: Region | None = None
         self._running = ctypes.c_int()  # a flag: up while a run is under way
         self._latest = _Track()
@@ -93,20 +113,36 @@ class Arena:
         """How many tensors lie in it now: above 0 between steps only where something holds what a step made on its way."""
         return 0 if self._region is None else self._region.live
 
-    def run(self, program: Hashable, call: Run) -> list[Any]:
-        """The outputs of one run of `program`. None of them lies in the arena, where there is memory to copy them to."""
+    def run(self, program: Hashable, call: Run, shape: Shape | None = None) -> list[Any]:
+        """The outputs of one run of `program`. None of them lies in the arena, where there is memory to copy them to.
+
+        `shape` is that of the batch, where the program takes batches of several.
+        """
         return self._allocator.alone(
-            self._running, lambda: self._run(program, call), lambda: self._without("the same step was running", call)
+            self._running, lambda: self._run(program, call, shape), lambda: self._without("the same step was running", call)
         )
 
-    def _run(self, program: Hashable, call: Run) -> list[Any]:
-        track = self._tracks.setdefault(program, _Track())
+    def _run(self, program: Hashable, call: Run, shape: Shape | None) -> list[Any]:
+        track = self._tracks.setdefault((program, None), _Track())
+        if shape is not None:
+            if (program, shape) in self._tracks:
+                track = self._tracks[program, shape]
+            elif not track.covers(shape):
+                return self._record_at(track, program, shape, call)
         if track.recorded is None:
             return self._record(track, call)
         region = self._region_for(track, track.recorded)
         if region is None or track.script is None:
             return self._without(self._refused, call)
-        return self._serve(track, region, track.script, call)
+        return self._serve(track, region, track.script, call, (program, shape))
+
+    def _record_at(self, track: _Track, program: Hashable, shape: Shape, call: Run) -> list[Any]:
+        """Record a shape that nothing covers; where it asks for memory in another pattern, on its own."""
+        own = _Track()
+        outputs = self._record(own, call)
+        if own.recorded is not None and not track.take_in(own.recorded, shape):
+            self._tracks[program, shape] = own
+        return outputs
 
     def _without(self, why: str, call: Run) -> list[Any]:
         self.runs_without[why] += 1
@@ -143,12 +179,12 @@ class Arena:
         addresses = self._place(PlaceProblem.of(rounded, recorded.born[dying], recorded.died[dying], align_bytes=ALIGN_BYTES))
         offsets = np.full(len(recorded.size_bytes), OUTLIVES, np.int64)
         offsets[dying] = addresses.offsets
-        script = Script(self._allocator, recorded.size_bytes, offsets)
+        script = Script(self._allocator, recorded.size_bytes, offsets, up_to=bool(track.shapes))
         track.planned_bytes, track.lower_bound_bytes = addresses.arena_bytes, addresses.lower_bound_bytes
         track.script, self._latest = script, track
         self._allocator.trim()
 
-    def _serve(self, track: _Track, region: Region, script: Script, call: Run) -> list[Any]:
+    def _serve(self, track: _Track, region: Region, script: Script, call: Run, key: tuple[Hashable, Shape | None]) -> list[Any]:
         try:
             outputs, counts = self._allocator.serve(region, script, call)
         except BusyError as why:
@@ -156,10 +192,17 @@ class Arena:
         self.counts, self._latest = counts, track
         self.served_runs += 1
         if counts.deviates:
-            track.deviations += 1
-            if track.deviations >= track.patience:
-                track.recorded, track.patience = None, 2 * track.patience
+            self._deviates(track, key)
         return _moved_out(outputs, region) if region.live else outputs
+
+    def _deviates(self, track: _Track, key: tuple[Hashable, Shape | None]) -> None:
+        """What is to be recorded again: a shape that goes another way than the others on its own, at once."""
+        if track.shapes:
+            self._tracks[key] = _Track()
+            return
+        track.deviations += 1
+        if track.deviations >= track.patience:
+            track.recorded, track.patience = None, 2 * track.patience
 
 
 def _moved_out(outputs: list[Any], region: Region) -> list[Any]:
