@@ -30,7 +30,6 @@ COLUMNS = (
     "network", "memory", "steps", "shapes", "different", "parts", "members", "seconds_to_step", "measured", "over_limit", "unkept",
     "worst_bytes_off",
 )  # fmt: skip
-LIMITS = (None, "75%", "60%")
 _MIB = 2**20
 
 
@@ -43,6 +42,7 @@ class Trained:
     dynamic: dict[str, dict[int, Any]]
     ranges: tuple[tuple[int, int, int], ...]  # of each dimension: from, to, by which step shapes are drawn
     loss: Callable[..., Any] = lambda model, **batch: model(**batch).loss
+    limits: tuple[str, ...] = ("75%", "60%")  # that it can keep to at the largest shape
 
     def shape(self, draws: random.Random) -> tuple[int, ...]:
         """A shape of the range."""
@@ -64,7 +64,7 @@ def networks() -> dict[str, Trained]:
         "bert": _text(lambda: hf.BertForMaskedLM(hf.BertConfig(**small))),
         "t5": _text(lambda: hf.T5ForConditionalGeneration(t5)),
         "resnet50": _pictures(lambda: torchvision.models.resnet50(num_classes=10), {0: ("rows", 2, 24)}, ((2, 24, 1),)),
-        "unet": _pictures(_UNet, {0: ("rows", 2, 8), 2: ("side", 32, 96, 4), 3: "side"}, ((2, 8, 1), (32, 96, 4))),
+        "unet": _pictures(_UNet, {0: ("rows", 2, 8), 2: ("side", 32, 96, 4), 3: "side"}, ((2, 8, 1), (32, 96, 4)), ("90%", "80%")),
     }
 
 
@@ -79,11 +79,16 @@ def _text(make: Callable[[], nn.Module]) -> Trained:
     return Trained(make, batch, dynamic | {"input_ids": {0: ("rows", 2, 16), 1: ("length", 8, 64)}}, ((2, 16, 1), (8, 64, 1)))
 
 
-def _pictures(make: Callable[[], nn.Module], extents: dict[int, Any], ranges: tuple[tuple[int, int, int], ...]) -> Trained:
+def _pictures(
+    make: Callable[[], nn.Module],
+    extents: dict[int, Any],
+    ranges: tuple[tuple[int, int, int], ...],
+    limits: tuple[str, ...] = ("75%", "60%"),
+) -> Trained:
     def batch(rows: int, side: int = 64) -> dict[str, torch.Tensor]:
         return {"x": torch.randn(rows, 3, side, side)}
 
-    return Trained(make, batch, {"x": extents}, ranges, lambda model, x: model(x).square().mean())
+    return Trained(make, batch, {"x": extents}, ranges, lambda model, x: model(x).square().mean(), limits)
 
 
 class _UNet(nn.Module):
@@ -114,12 +119,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=list(networks()), metavar="NAME")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--shapes", type=int, default=30, help="that are measured")
-    parser.add_argument("--memory", nargs="+", default=[each or "none" for each in LIMITS], help='limits, "none" for none')
+    parser.add_argument("--memory", nargs="+", help='limits, "none" for none; by default none, and two of the network\'s own')
     parser.add_argument("--keep", action="store_true", help="keep the rows of the saved table that are not measured now")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for name in options.only:
-        for memory in (None if each == "none" else each for each in options.memory):
+        limits = options.memory or ["none", *networks()[name].limits]
+        for memory in (None if each == "none" else each for each in limits):
             rows.append(row(name, memory, options.steps, options.shapes))
             print(rows[-1], flush=True)
             results = Results(
