@@ -1,4 +1,4 @@
-"""Other forms of operators: that write where they are told, that add to what lies there, that take sizes in the place of a tensor."""
+"""Other forms of operators, that write where they are told, add to what lies there, or take sizes for a tensor; where arguments stand."""
 
 from __future__ import annotations
 
@@ -14,3 +14,6 @@ OF_SIZES = {
     "aten.ones_like.default": "aten.ones.default",
 }  # fmt: skip
 EMPTY_LIKE, EMPTY_STRIDED = "aten.empty_like.default", "aten.empty_strided.default"
+
+# Where the epsilon of a batch norm stands among its arguments, of those that may have statistics given.
+EPSILON_OF_NORMS = {"aten.native_batch_norm.default": 7, "aten._native_batch_norm_legit_no_training.default": 6}

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from lowtide.ir.graph import Arg, Node, Storage, Value
+from lowtide.ir.operators.forms import EPSILON_OF_NORMS
 from lowtide.ir.sizes import contiguous_stride
 from lowtide.rewrite.algebra.rule import Match
 from lowtide.rewrite.algebra.uses import Uses, is_row_by_row, layout
 
 _CONVOLUTION = "aten.convolution.default"
-_NORMS = {"aten.native_batch_norm.default": 7, "aten._native_batch_norm_legit_no_training.default": 6}  # and where its epsilon stands
 
 
 def elu_from_result(uses: Uses) -> Iterator[Match]:
@@ -39,7 +39,7 @@ def _elu(parameters: tuple[Arg, ...]) -> tuple[Arg, ...]:
 
 def norms_folded(uses: Uses) -> Iterator[Match]:
     """batch_norm(conv(x, w, b)) with statistics that are given -> conv(x, w * s, (b - mean) * s + beta), s = gamma / sqrt(var + eps)."""
-    for norm in [node for node in uses.graph.nodes if node.op in _NORMS]:
+    for norm in [node for node in uses.graph.nodes if node.op in EPSILON_OF_NORMS]:
         convolution = uses.maker(norm.args[0], _CONVOLUTION)
         if convolution is None or norm.writes or not _is_given(norm) or convolution.args[6] or not _fits(uses, norm, convolution):
             continue
@@ -77,7 +77,7 @@ def _folded(uses: Uses, norm: Node, convolution: Node) -> Iterator[Node]:
     def node(op: str, *args: Arg, like: Value = var) -> Node:
         return Node(op, args, (uses.fresh(replace(like, storage=made.storage), named, like.dtype, like.shape),), source=norm.source)
 
-    steps = [node("aten.add.Scalar", var, norm.args[_NORMS[norm.op]])]
+    steps = [node("aten.add.Scalar", var, norm.args[EPSILON_OF_NORMS[norm.op]])]
     steps.append(node("aten.rsqrt.default", steps[-1].outputs[0]))
     if gamma is not None:
         steps.append(node("aten.mul.Tensor", steps[-1].outputs[0], gamma))
