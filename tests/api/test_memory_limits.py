@@ -52,7 +52,7 @@ def case(request):
 def test_numbers_are_eagers_at_every_limit(case, share):
     make, least, most = case
     step = check(make, options={**LIKE_PLANNED, "memory": int(least + share * (most - least))})
-    assert step.plan.cost_report.recomputed > 0 or step.plan.peak_bytes == step.plan.cost_report.order_peak_bytes
+    assert step.plan.cost_report.recomputed > 0 or step.plan.algebra or step.plan.peak_bytes == step.plan.cost_report.order_peak_bytes
     if share == 0:
         assert step.plan.cost_report.recomputed > 0
 

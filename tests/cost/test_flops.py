@@ -232,8 +232,8 @@ def test_every_row_counts_what_is_multiplied_and_added(name):
 
 def test_every_row_of_moved_bytes_is_among_the_calls_above():
     called = {f"aten.{mark.args[1][i][0].split('.')[0]}" for mark in _marks() for i in range(len(mark.args[1]))}
-    moved = {row.name for row in table.ROWS.values() if row.moved_bytes is not None and not row.name.startswith("aten.convolution")}
-    assert moved - called == set()
+    moved = {row.name for row in table.ROWS.values() if row.moved_bytes is not None and row.name.startswith("aten.")}
+    assert {name for name in moved - called if not name.startswith("aten.convolution")} == set()  # lowtide's own: tests/kernels
 
 
 def _marks():
