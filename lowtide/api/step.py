@@ -30,6 +30,7 @@ from lowtide.plan.summary import one_line
 from lowtide.planning.effort import sweeps_of
 from lowtide.planning.limits import Limit
 from lowtide.report import save as save_report
+from lowtide.report import save_picture
 from lowtide.runtime.batch import BatchSpec, NewShapeError, Shape, shape_of
 from lowtide.runtime.caller import ChangedError, View
 
@@ -148,8 +149,8 @@ class Step:
         save_report(self.plan, path)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw memory over the step, as `report` does for a picture's name. Needs matplotlib."""
-        save_report(self.plan, path)
+        """Draw memory over the step (.png, .svg, .pdf). Raises FormatError for another suffix, ImportError without matplotlib, OSError."""
+        save_picture(self.plan, path)
 
     def save_program(self, path: str | os.PathLike[str]) -> None:
         """Write the program's text, to be read."""

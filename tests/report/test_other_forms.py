@@ -15,7 +15,7 @@ from torch.cuda import _memory_viz
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Graph
 from lowtide.plan.plan import Plan
-from lowtide.report import memory_viz, save
+from lowtide.report import memory_viz, save, save_picture
 from tests.graphs import graphs
 from tests.planned import chain, plan_of
 
@@ -85,3 +85,8 @@ def test_another_suffix_is_refused(limited: Plan, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"memory\.gif: expected a name that ends in \.html \(a page\), \.png, \.svg, \.pdf"):
         save(limited, tmp_path / "memory.gif")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_pictures_name_is_refused_by_a_picture(limited: Plan, tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"expected a picture's name that ends in \.png, \.svg, \.pdf"):
+        save_picture(limited, tmp_path / "plan.html")

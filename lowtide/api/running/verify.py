@@ -152,7 +152,7 @@ def _in_double(variant: Variant, asked: Sequence[Value], inputs: Sequence[Any], 
     wide = Graph((*graph.inputs, *drawn), nodes, tuple(asked))
     try:
         return _run(variant, wide, [*_copies(inputs, wide=True), *(_copies(list(drawn.values()), wide=True))]), ""
-    except (RuntimeError, TypeError, NotImplementedError) as error:
+    except (RuntimeError, TypeError, NotImplementedError) as error:  # how torch says that an operator has no kernel for float64
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return [None] * len(asked), f"the program does not run in float64: {reason[:200]}"
 
