@@ -1,0 +1,88 @@
+"""What the sections of the results page are made of: tables, figures as text, and what a file was measured on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bench.results import RESULTS
+
+APART = 0.03
+NO_FIGURE = "readings disagree"
+Row = Mapping[str, Any]
+# Files that were saved before files held a commit: the last that had changed the package by then, and what is not as it was.
+_EARLIER = {
+    "order_only": ("47d4c6c", "an order is searched for with less effort, and capture has changed"),
+    "budget": ("cffd48a", "the search has changed, and no clock ends it any more, as 60 seconds did"),
+    "magis": ("cffd48a", "the search has changed"),
+    "arena": ("46d3dcd", "how a step begins and ends in its arena has changed"),
+    "place": ("67ebfdd", "the placers' code has changed"),
+    "model_paper": ("9e880e3", "orders are searched for with less effort, and capture and placers have changed"),
+}
+
+# What is not as it was when a file that holds its commit was saved, as far as it bears on its figures.
+_SINCE = {
+    "order_real": "capture has changed",
+    "equal": "capture and planning have changed",
+    "equal_limited": "capture and planning have changed",
+    "step_time": "rules of algebra are tried without a limit, too; other work ran beside some of the pairs",
+    "planning_time": "operators are tried while the program is captured, and graphs rewritten by algebra are planned, too",
+    "dynamic_planned": "the members of a range have changed",
+    "dynamic_equal": "nothing has changed for U-Net and BERT; the rows of GPT-2 and Llama are of commit 587350c, and members have changed",
+}
+
+
+def section(
+    title: str, name: str, command: str, text: str, head: Sequence[str] = (), lines: Iterable[Sequence[str]] = (), after: str = ""
+) -> str:
+    parts = [f"## {title}", text]
+    if head:
+        rows = [head, ["---", *["---:"] * (len(head) - 1)], *lines]
+        parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
+    return "\n\n".join([*parts, *([after] if after else []), f"`{command}`, `bench/results/{name}.json`. {_machine(name)}"])
+
+
+def _machine(name: str) -> str:
+    """What a file was measured on: machine, versions, code."""
+    document = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    on = document["machine"]
+    threads = f"{on['threads']} thread{'s' if on['threads'] > 1 else ''}"
+    versions = f"Python {on['python']}, torch {on['torch']}, numba {on['numba']}"
+    return f"{on['processor']}, {on['cores']} cores, {threads}, {versions}, {_code(name, document)}."
+
+
+def _code(name: str, document: Row) -> str:
+    if "code" in document:
+        commit = f"commit {document['code']}" if document["code"] else "outside of a checkout"
+        return f"{commit}. Since then {_SINCE[name]}" if name in _SINCE else commit
+    commit, since = _EARLIER[name]
+    return f"commit {commit}. Since then {since}"
+
+
+def rows_of(name: str) -> list[Row]:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+
+
+def ratio(row: Row, base: Row, against: str) -> str:
+    return if_agreed(row[f"wall_to_{against}"], row[f"cpu_to_{against}"], row["wall_ms"] / base["wall_ms"])
+
+
+def agreed(row: Row, own_ms: str) -> str:
+    return if_agreed(row["wall_ratio"], row["cpu_ratio"], row[own_ms] / row["eager_ms"])
+
+
+def if_agreed(*readings: float) -> str:
+    return f"{readings[0]:.2f}" if max(readings) - min(readings) <= APART else NO_FIGURE
+
+
+def mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:,.1f}"
+
+
+def overhead(ratio: float) -> str:
+    return f"{round(ratio - 1, 4) + 0.0:+.1%}"  # no "-0.0%"
+
+
+def percent(overhead: float | None) -> str:
+    return "not found" if overhead is None else f"{overhead:+.1%}"
