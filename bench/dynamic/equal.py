@@ -31,6 +31,11 @@ COLUMNS = (
     "worst_bytes_off",
 )  # fmt: skip
 _MIB = 2**20
+WHISPER = {
+    "vocab_size": 100, "num_mel_bins": 8, "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "max_source_positions": 50, "max_target_positions": 64,
+    "dropout": 0.1, "attention_dropout": 0.1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ def networks() -> dict[str, Trained]:
         "bert": _text(lambda: hf.BertForMaskedLM(hf.BertConfig(**small))),
         "t5": _text(lambda: hf.T5ForConditionalGeneration(t5)),
         "resnet50": _pictures(lambda: torchvision.models.resnet50(num_classes=10), {0: ("rows", 2, 24)}, ((2, 24, 1),)),
+        "whisper": _spectra(lambda: hf.WhisperForConditionalGeneration(hf.WhisperConfig(**WHISPER))),
         "unet": _pictures(_UNet, {0: ("rows", 2, 8), 2: ("side", 32, 96, 4), 3: "side"}, ((2, 8, 1), (32, 96, 4)), ("90%", "80%")),
     }
 
@@ -77,6 +83,16 @@ def _text(make: Callable[[], nn.Module]) -> Trained:
 
     dynamic: dict[str, dict[int, Any]] = {name: {0: "rows", 1: "length"} for name in names}
     return Trained(make, batch, dynamic | {"input_ids": {0: ("rows", 2, 16), 1: ("length", 8, 64)}}, ((2, 16, 1), (8, 64, 1)))
+
+
+def _spectra(make: Callable[[], nn.Module]) -> Trained:
+    """Spectra of one length, as Whisper takes them, and texts of others."""
+
+    def batch(rows: int, length: int) -> dict[str, torch.Tensor]:
+        return {"input_features": torch.randn(rows, 8, 100), "labels": torch.randint(0, 100, (rows, length))}
+
+    dynamic: dict[str, dict[int, Any]] = {"input_features": {0: ("rows", 2, 8)}, "labels": {0: "rows", 1: ("length", 4, 48)}}
+    return Trained(make, batch, dynamic, ((2, 8, 1), (4, 48, 1)))
 
 
 def _pictures(
@@ -126,7 +142,7 @@ def main() -> None:
     for name in options.only:
         limits = options.memory or ["none", *networks()[name].limits]
         for memory in (None if each == "none" else each for each in limits):
-            rows.append(row(name, memory, options.steps, options.shapes))
+            rows.append({"network": name} | trained_row(networks()[name], memory, options.steps, options.shapes))
             print(rows[-1], flush=True)
             results = Results(
                 "dynamic_equal", "One step for a range of shapes, bit for bit and byte for byte", COLUMNS,
@@ -140,9 +156,9 @@ def main() -> None:
     results.print()
 
 
-def row(name: str, memory: str | None, steps: int, shapes: int) -> dict[str, Any]:
+def trained_row(trained: Trained, memory: str | None, steps: int, shapes: int) -> dict[str, Any]:
     """Train twice and compare, then measure."""
-    trained, draws = networks()[name], random.Random(0)
+    draws = random.Random(0)
     torch.manual_seed(0)
     model = trained.make()
     twin = copy.deepcopy(model)
@@ -156,7 +172,7 @@ def row(name: str, memory: str | None, steps: int, shapes: int) -> dict[str, Any
     off, over = _measured(step, trained, memory, [trained.shape(draws) for _ in range(shapes)])
     served = step._maker._served  # type: ignore[union-attr]
     return {
-        "network": name, "memory": memory or "", "steps": steps, "shapes": len(set(seen)), "different": different, "parts": len(served),
+        "memory": memory or "", "steps": steps, "shapes": len(set(seen)), "different": different, "parts": len(served),
         "members": max(len(family.members) for each in served for family in each.families), "seconds_to_step": round(seconds, 1),
         "measured": shapes, "over_limit": over, "unkept": sum(bad for _, bad in off), "worst_bytes_off": max(abs(by) for by, _ in off),
     }  # fmt: skip

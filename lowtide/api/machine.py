@@ -74,13 +74,13 @@ class Machine:
         also part by part, and what takes longer.
         """
         graphs, held = equal_graphs(captured.graph), captured.gradients
-        algebra = {each.graph: each for each in self._rewritings(graphs[-1], captured, laboratory, exact=exact, limited=limited)}
+        algebra = {each.graph: each for each in self.rewritings(graphs[-1], captured, laboratory, exact=exact, limited=limited)}
         rounded = _split(graphs[-1], algebra.values()) if limited and not exact else {}
         first, *others = self._with_workspaces([*graphs, *algebra, *rounded], laboratory)
         known = algebra | rounded
         return replace(first, held_by_eager=held), *(_knowing(each, known.get(each.graph)) for each in others)
 
-    def _rewritings(self, graph: Graph, captured: Captured, laboratory: Laboratory, *, exact: bool, limited: bool) -> Iterator[Rewriting]:
+    def rewritings(self, graph: Graph, captured: Captured, laboratory: Laboratory, *, exact: bool, limited: bool) -> Iterator[Rewriting]:
         """The graph as algebra rewrites it, where it is known what that costs in time."""
         if self.simulated is None and not self.tries and not limited:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,8 +15,9 @@ from lowtide.api.arguments import check_arguments, check_scaler, check_swapping,
 from lowtide.api.capturing import Capturing
 from lowtide.api.machine import Machine
 from lowtide.api.maker import Asked, Maker
-from lowtide.api.ranges.maker import RangeMaker, shapes_of
-from lowtide.api.ranges.said import AUTO, check_uncut, varying_of
+from lowtide.api.ranges.guessed import met_so_far
+from lowtide.api.ranges.maker import RangeMaker
+from lowtide.api.ranges.said import check_uncut, varying_of
 from lowtide.api.running.shapes import checked_policy
 from lowtide.api.stages import Callback, Stages, wants_progress
 from lowtide.api.step import Step
@@ -60,6 +61,7 @@ def optimize(
     placer: Placer | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
     dynamic: Mapping[str | int, Mapping[int, Any]] | str | None = None,
+    batches: Sequence[Any] = (),
     on_new_shape: str | None = None,
     device: torch.device | str | None = None,
     simulate: Device | str | None = None,
@@ -115,6 +117,7 @@ def optimize(
         once and planned for the whole range: each shape runs within the limit, without any further capture, and
         `step.plan_for(batch)` says what it takes. A share of memory is of eager's peak for the largest shape. "auto": what differs between
         the batches that come is a dimension, up to twice the largest number met; each time that grows, the program is captured again.
+    batches: with dynamic="auto" further examples, so that what differs between them is known before the first call.
     on_new_shape: what to do with a batch that is unlike this one in its shapes or strides alone. "extend": the step is captured and planned
         for that shape as well, once, within as many bytes as here. "eager": it runs as the caller's own loop would, on the same objects;
         no limit holds for it. "error": BatchError. By default one further shape is captured, as the last batch of an epoch is mostly
@@ -151,12 +154,12 @@ def optimize(
     stages = Stages(callback, wants_progress(progress))
     tries = not on_meta if workspaces is None else workspaces
     asked = Asked(limit, swap_state, solver or Auto(), sweeps_of(effort, search), exact)
-    varying = varying_of(dynamic, args, kwargs)
+    varying, seen = varying_of(dynamic, args, kwargs), met_so_far(dynamic, batches, args, kwargs)
     check_uncut(varying, accumulate)
     capturing = Capturing(model, program, target, stages, varying)
     of_shapes = Maker(capturing, Machine(target, machine, tries, swap, stages), asked, saved, stages)
-    maker = RangeMaker(of_shapes, varying, (args, kwargs)) if varying else of_shapes
+    guessing = RangeMaker.guessing(of_shapes, seen, args, kwargs) if seen else None
+    maker = RangeMaker(of_shapes, varying, (args, kwargs)) if varying else guessing or of_shapes
     family = maker.make(args, kwargs, as_saved=saved is not None)
     new_arena = partial(StepArena.of, target, placer) if arena and not obstacle else None
-    example = shapes_of(args, kwargs) if dynamic == AUTO else None
-    return Step(maker, spec, family, obstacle, new_arena, on_new_shape, example)
+    return Step(maker, spec, family, obstacle, new_arena, on_new_shape, seen)

@@ -13,7 +13,8 @@ from lowtide.api.arena import ArenaReport, StepArena
 from lowtide.api.arguments import detached
 from lowtide.api.maker import Family, Maker
 from lowtide.api.ranges.guessed import Shapes as Seen
-from lowtide.api.ranges.maker import RangeMaker, shapes_of
+from lowtide.api.ranges.guessed import shapes_of
+from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.running.eager import run_eagerly
 from lowtide.api.running.recaptures import Recaptures
 from lowtide.api.running.shapes import Shapes
@@ -71,9 +72,9 @@ class Step:
         obstacle: str = "",
         arena: Callable[[Stages], StepArena] | None = None,
         on_new_shape: str | None = None,
-        example: Seen | None = None,
+        seen: Sequence[Seen] = (),
     ) -> None:
-        """`example` are the shapes from which ranges are guessed, as other batches come; None where nothing is guessed."""
+        """`seen` are the shapes from which ranges are guessed, as other batches come; none where nothing is guessed."""
         self._maker, self._batch, self._obstacle, self._new_arena = maker, batch, obstacle, arena
         self._caller = maker.capturing.caller
         self._arena = None if arena is None else arena(maker.stages)
@@ -83,7 +84,7 @@ class Step:
         self._measured: MeasuredStep | None = None
         self._shapes = Shapes[Step](on_new_shape, limited=maker.asked.limit.is_limit or maker.saved is not None)
         self._range = maker if isinstance(maker, RangeMaker) else None
-        self._seen = [] if example is None else [example]
+        self._seen = list(seen)
         self._ranged: OrderedDict[Shape, Step] = OrderedDict()  # steps for shapes of the range
         self.seconds = maker.stages.seconds  # by stage: "capture", "measure", "compile", "order", "arena"
 
@@ -116,8 +117,7 @@ class Step:
         """
         sweeps = () if effort is None else sweeps_of(effort, None)
         maker, family = self._maker.at(Limit.of(memory, latency), self._families[0], sweeps)
-        example = self._seen[0] if self._seen else None
-        return Step(maker, self._batch, family, self._obstacle, self._new_arena, self._shapes.policy, example)
+        return Step(maker, self._batch, family, self._obstacle, self._new_arena, self._shapes.policy, self._seen)
 
     def plan_for(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for batches of this one's shape, which is captured now where it is new: what it promises is known before it runs.
@@ -245,21 +245,28 @@ class Step:
         """The step for a batch of another shape; None where the caller's own loop is to run."""
         if self._obstacle:
             raise StepError(self._obstacle)
-        if error.shape in self._ranged or self._is_in_range(args, kwargs) or self._guess(args, kwargs):
-            return self._made_for(error, args, kwargs)
-        return self._shapes.find(error, lambda: self._for_shape(args, kwargs))
+        if (found := self._of_range(error, args, kwargs)) is not None:
+            return found
+        beyond = error if self._range is None else error.beyond(self._range.extents)
+        return self._shapes.find(beyond, lambda: self._for_shape(args, kwargs))
 
     def _made_for(self, error: NewShapeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
         """The step for a batch of another shape, whatever the policy says."""
-        if error.shape not in self._ranged:
-            if not self._is_in_range(args, kwargs) and not self._guess(args, kwargs):
-                return self._shapes.made(error, lambda: self._for_shape(args, kwargs))
-            if len(self._ranged) >= _MOST_RANGED:
-                self._ranged.popitem(last=False)
-            spec = BatchSpec.of(args, kwargs, self._maker.capturing.device, self._batch.training)
-            assert self._range is not None, "the batch lies in it"
-            self._ranged[error.shape] = self._on_same(self._range, spec, _captured(self._range, args, kwargs))
-        return self._ranged[error.shape]
+        return self._of_range(error, args, kwargs) or self._shapes.made(error, lambda: self._for_shape(args, kwargs))
+
+    def _of_range(self, error: NewShapeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
+        """The step for a batch of the range; None where it is none."""
+        if error.shape in self._ranged:
+            return self._ranged[error.shape]
+        if not self._is_in_range(args, kwargs) and not self._guess(args, kwargs):
+            return None
+        assert self._range is not None, "the batch lies in it"
+        if len(self._ranged) >= _MOST_RANGED:
+            self._ranged.popitem(last=False)
+        spec = BatchSpec.of(args, kwargs, self._maker.capturing.device, self._batch.training)
+        family = self._range.known(args, kwargs) or _captured(self._range, args, kwargs)
+        found = self._ranged[error.shape] = self._on_same(self._range, spec, family)
+        return found
 
     def _is_in_range(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return self._range is not None and self._range.covers(args, kwargs)

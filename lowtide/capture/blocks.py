@@ -7,8 +7,9 @@ import copy
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from lowtide.capture.sizes.symbols import hint, normal, size_of, sizes_of
+from lowtide.capture.sizes.symbols import hint, size_of, sizes_of
 from lowtide.ir.graph import Value
+from lowtide.ir.shapes.polynomial import normal
 from lowtide.ir.sizes import Size, product
 
 Geometry = tuple[str, tuple[Size, ...], tuple[Size, ...], Size, bool, bool]  # dtype, shape, stride, offset, lazily conjugate, negative

@@ -15,7 +15,7 @@ import sympy
 
 from lowtide.cost.memory import counted_storages, order_problem, resident_storages
 from lowtide.errors import CheckError, ShapeError
-from lowtide.ir.graph import Graph, Node, Storage, Value
+from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.shapes.at import at
 from lowtide.ir.shapes.dimension import Dimensions, checked_point
 from lowtide.ir.shapes.evaluate import Compiled, compiled
@@ -81,17 +81,19 @@ def symbolic_problem(graph: Graph, workspace_bytes: Sequence[Size] | None = None
     """
     if workspace_bytes is not None and len(workspace_bytes) != len(graph.nodes):
         raise CheckError(f"expected workspace_bytes of {len(graph.nodes)} nodes, got {len(workspace_bytes)}")
-    storages = counted_storages(graph)
-    given = order_problem(at(graph, {each.name: each.least for each in graph.dimensions}))
-    structure = _permitted(given, graph, {storage: tensor for tensor, storage in enumerate(storages)})
     return SymbolicProblem(
         graph.dimensions,
-        structure,
-        tuple(storage.nbytes for storage in storages),
+        same_for_all(at(graph, {each.name: each.least for each in graph.dimensions}), graph),
+        tuple(storage.nbytes for storage in counted_storages(graph)),
         tuple([0] * len(graph.nodes) if workspace_bytes is None else workspace_bytes),
         tuple(storage.nbytes for storage in resident_storages(graph)),
         round_to,
     )
+
+
+def same_for_all(there: Graph, graph: Graph) -> OrderProblem:
+    """The ordering problem of a graph over dimensions, which is `there` at one point, with nothing that only that point permits."""
+    return _permitted(order_problem(there), graph)
 
 
 def fits_everywhere(node: Node, value: Value) -> bool:
@@ -112,7 +114,7 @@ def _rounded(size: Polynomial, round_to: int) -> Polynomial:
     return Polynomial(tuple(sorted((monomial, each) for monomial, each in terms.items() if each)))
 
 
-def _permitted(problem: OrderProblem, graph: Graph, tensor_of: Mapping[Storage, int]) -> OrderProblem:
+def _permitted(problem: OrderProblem, graph: Graph) -> OrderProblem:
     """A problem without the reuses that only the numbers of one point permit."""
     kept = np.zeros(len(problem.take_ids), np.bool_)
     for index, node in enumerate(graph.nodes):

@@ -79,7 +79,8 @@ class Varying:
                 other = found[axis.name]
                 raise ShapeError(
                     f"dimension {axis.name}: expected equal extents, got {numbers[axis.name]} in dimension {other.dim} of batch "
-                    f"{other.where} and {number} in dimension {axis.dim} of batch {axis.where}: they are tied by their name"
+                    f"{other.where} and {number} in dimension {axis.dim} of batch {axis.where}: they are tied by their name; where they "
+                    "may differ, give each a name and a range of its own in `dynamic`"
                 )
             found.setdefault(axis.name, axis)
         return numbers

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 
 from lowtide.ir.graph import Graph, Kind, Node, Storage
+from lowtide.ir.sizes import Size
 from lowtide.plan.algebra_report import RuleReport
 from lowtide.plan.contents import Contents
 from lowtide.plan.promises import lives
@@ -34,6 +35,15 @@ class Deed:
     beside: tuple[Storage, ...]  # what was held with it
     until: frozenset[str]  # what the nodes make, by name, for which it was held
     cost_us: float
+
+    def at(self, number: Callable[[Size], int]) -> Deed:
+        """The same at a point, where sizes are these numbers."""
+
+        def there(storage: Storage) -> Storage:
+            return replace(storage, nbytes=number(storage.nbytes))
+
+        now = None if self.now is None else there(self.now)
+        return replace(self, held=there(self.held), now=now, beside=tuple(map(there, self.beside)))
 
     @property
     def saved_bytes(self) -> int:
@@ -68,6 +78,13 @@ def rewritings(graph: Graph, times_of: TimesOf, *, exact: bool) -> Iterator[Rewr
         paid = _paid(whole, cost_us)
         if paid and len(paid) < len(cost_us):
             yield _of(_rewritten_at(graph, paid, rules), cost_us)
+
+
+def over_dimensions(graph: Graph, at_point: Rewriting) -> Rewriting | None:
+    """A graph over dimensions as it was rewritten at a point of them; None where what was done there does not hold for all of them."""
+    cost_us = {(deed.rule, deed.held.name): deed.cost_us for deed in at_point.deeds}
+    found = _of(_rewritten_at(graph, cost_us), cost_us)
+    return found if len(found.deeds) == len(at_point.deeds) else None
 
 
 def rewritten_as(graph: Graph, reports: Sequence[RuleReport]) -> Rewriting:

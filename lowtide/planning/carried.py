@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from lowtide.remat.sweep.archive import Archive, Point
 from lowtide.remat.sweep.neighbours import RULES
 
 Positions = NDArray[np.int64]
+Problems: TypeAlias = "Sequence[tuple[Graph, RematProblem]]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +51,9 @@ class Carrier:
                     entries[one(storage)] = other(same)
         return cls(source, target, common, entries)
 
-    def points(self, archive: Archive, which: int, at: int) -> list[Point]:
-        """The archive's points of problem `which`, for the sibling's problem `at`; what does not keep the peak that it had is repaired."""
-        return [found for point in archive.points if point.problem == which for found in self._carried(point, at)]
+    def points(self, given: Sequence[Point], which: int, at: int) -> list[Point]:
+        """Those of problem `which`, for the sibling's problem `at`; what does not keep the peak that it had is repaired."""
+        return [found for point in given if point.problem == which for found in self._carried(point, at)]
 
     def _carried(self, point: Point, at: int) -> list[Point]:
         runs = self.runs(point.sequence)
@@ -142,11 +144,18 @@ def _point(problem: RematProblem, runs: Ints, at: int) -> Point:
     return Point(cost.peak_bytes, cost.time_us, at, runs)
 
 
-def carried(source: Sequence[tuple[Graph, RematProblem]], archive: Archive, target: Sequence[tuple[Graph, RematProblem]]) -> Archive:
+def carried(source: Problems, archive: Archive, target: Problems) -> Archive:
     """All points of an archive over a program's graphs, for the graphs of its sibling."""
     found = Archive(interrupted=archive.interrupted, out_of_time=archive.out_of_time)
+    for point in carried_points(source, archive.points, target):
+        found.add(point)
+    return found
+
+
+def carried_points(source: Problems, points: Sequence[Point], target: Problems) -> list[Point]:
+    """Sequences over a program's graphs, for the graphs of its sibling; each as it is, and where it has to be repaired so, too."""
+    found: list[Point] = []
     for which, (graph, problem) in enumerate(source):
         at = max(range(len(target)), key=lambda place: (common_nodes(graph, target[place][0]), place == which))
-        for point in Carrier.of(graph, problem, *target[at]).points(archive, which, at):
-            found.add(point)
+        found += Carrier.of(graph, problem, *target[at]).points(points, which, at)
     return found

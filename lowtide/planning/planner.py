@@ -58,13 +58,11 @@ class Planner:
             raise max(refused, key=lambda error: error.smallest_peak_bytes)
         return [*found[:-1], replace(found[-1], first_steps=tuple(found[:-1]))]
 
-    def searched(self, request: Request) -> list[Searched]:
-        """All that is known of each program after the request's search, whatever its limit: each as lean as the last, where it can be."""
+    def searched(self, request: Request) -> Searched:
+        """All that is known of the last program after the request's search, whatever its limit."""
         self._recall(request)
         self._search(request)
-        main = self._searched_for(len(self.programs) - 1, request)
-        as_lean = replace(request, budget=Budget(main.leanest.peak_bytes))
-        return [self._searched_for(which, as_lean) for which in range(len(self.programs))]
+        return self._searched_for(len(self.programs) - 1, request)
 
     def _plan(self, which: int, request: Request) -> Plan:
         by_order = ordered(self._candidates(which, replace(request, budget=Budget())), request)

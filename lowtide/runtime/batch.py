@@ -36,6 +36,11 @@ class NewShapeError(BatchError):
         super().__init__(message)
         self.difference, self.shape = difference, shape
 
+    def beyond(self, extents: str) -> NewShapeError:
+        """The same of a batch that lies out of a range of these extents."""
+        told = f"{self.difference}; the range is {extents}"
+        return NewShapeError(f"{told}: declare a wider one, or see `on_new_shape`", told, self.shape)
+
 
 @dataclass(frozen=True)
 class BatchSpec:

@@ -8,6 +8,7 @@ from torch import nn
 
 import lowtide
 from lowtide.api.ranges.guessed import guessed
+from lowtide.errors import ShapeError
 from lowtide.ir.shapes.dimension import Dimension
 
 
@@ -46,6 +47,31 @@ def test_the_second_shape_makes_a_range(monkeypatch):
         assert torch.equal(loss, wanted.detach())
         assert all(torch.equal(one, two) for one, two in zip(model.parameters(), twin.parameters(), strict=True))
         assert len(captures) == expected
+
+
+def test_further_examples_make_the_range_before_the_first_call(monkeypatch):
+    model = Words().eval()
+    step = lowtide.optimize(model, batch_of(4, 10)[:1], dynamic="auto", batches=[batch_of(4, 12)[:1], batch_of(3, 20)[:1]])
+    assert [text.splitlines()[0] for text in step.ranges] == ["1 program for argument_0_0 from 2 to 8, argument_0_1 from 2 to 40"]
+    monkeypatch.setattr("lowtide.api.capturing.capture_inference", None)
+    for shape in ((4, 10), (8, 40), (2, 3)):
+        tokens = batch_of(*shape)[0]
+        assert torch.equal(step(tokens), model(tokens))
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "batches", "error", "message"),
+    [
+        (None, [batch_of(4, 12)], TypeError, 'expected them with dynamic="auto" alone'),
+        ("auto", [batch_of(4, 12)[:1]], ShapeError, r"batches\[0\]: expected a batch of \[0\], \[1\] as `batch` is, got \[0\]"),
+        ("auto", [batch_of(4, 12), (batch_of(4, 12)[0], None)], ShapeError, r"batches\[1\]: expected \[1\] with as many dimensions"),
+    ],
+)
+def test_further_examples_of_another_kind_are_refused(dynamic, batches, error, message):
+    model = Words()
+    settings = {"loss": words_loss, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    with pytest.raises(error, match=message):
+        lowtide.optimize(model, batch_of(4, 10), dynamic=dynamic, batches=batches, **settings)
 
 
 class Loop(nn.Module):

@@ -133,6 +133,8 @@ def test_a_batch_of_one_and_one_out_of_the_range_are_captured_apart(pair):
             assert torch.equal(step(tokens), twin.eval()(tokens))
     refusing = lowtide.optimize(model, batch_of(4, 32)[:1], dynamic={0: {1: ("length", 8, 64)}}, on_new_shape="error")
     refusing(batch_of(4, 33)[0])
+    with pytest.raises(ShapeError, match=r"length: expected equal extents, got 32 .* and 31 .* tied by their name; where they may differ"):
+        pair[0](batch_of(4, 32)[0], batch_of(4, 31)[1])
     with pytest.raises(BatchError, match="expected int64"):
         refusing(batch_of(5, 33)[0])
 
@@ -284,6 +286,92 @@ def test_schedulers_hooks_and_clipping_go_with_every_shape():
         assert torch.equal(loss, expected.detach())
         assert_equal_states(model, optimizer, twin, other)
     assert steps == sums
+
+
+class Positions(nn.Module):
+    """A table of positions, cut to the length at hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places, self.head = nn.Embedding(50, 8), nn.Embedding(24, 8), nn.Linear(8, 50)
+        self.register_buffer("numbers", torch.arange(24)[None])
+
+    def forward(self, tokens):
+        return self.head(self.words(tokens) + self.places(self.numbers[:, : tokens.shape[1]]))
+
+
+def test_a_table_of_positions_ends_the_range_and_is_told():
+    model = Positions()
+    with pytest.warns(UserWarning, match=r"dimension length: the range is a number from 8 to 24, as the program rests on .*length.* at "):
+        step = lowtide.optimize(model, batch_of(4, 16)[:1], dynamic={0: {0: ("rows", 2, 8), 1: ("length", 8, 200)}}, on_new_shape="error")
+    for rows, length in ((8, 24), (2, 8)):
+        tokens = batch_of(rows, length)[0]
+        assert torch.equal(step(tokens), model(tokens))
+    with pytest.raises(BatchError, match="the range is rows from 2 to 8, length from 8 to 24"):
+        step(batch_of(4, 25)[0])
+
+
+class Masked(nn.Module):
+    """What algebra holds as bits: dropout's masks, a rectifier's result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 64), nn.Dropout(0.1), nn.Linear(64, 1))
+
+    def forward(self, x):
+        return self.body(x).square().mean()
+
+
+@pytest.fixture(scope="module")
+def masked():
+    """A step within a limit, in which what costs time may be used, and the loop that it stands for."""
+    torch.manual_seed(0)
+    model = Masked()
+    twin = copy.deepcopy(model)
+    optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, twin))
+    settings = {"loss": lambda model, x: model(x), "optimizer": optimizer, "effort": "quick"}
+    dynamic = {0: {0: ("rows", 2, 64), 1: ("length", 3, 65)}}
+    step = lowtide.optimize(model, (torch.randn(8, 20, 16),), dynamic=dynamic, memory="60%", **settings)
+    return step, (twin, other), settings
+
+
+def test_algebra_serves_a_range(masked):
+    step, (twin, other), _ = masked
+    rules = set()
+    for rows, length in ((64, 65), (8, 20), (7, 33), (63, 61), (2, 3)):
+        x = torch.randn(rows, length, 16)
+        rules |= {report.rule for report in step.plan_for(x).algebra}
+        torch.manual_seed(rows)
+        loss = step(x)
+        torch.manual_seed(rows)
+        other.zero_grad()
+        expected = twin(x)
+        expected.backward()
+        other.step()
+        assert torch.equal(loss, expected.detach())
+        assert all(map(torch.equal, step._caller.model.parameters(), twin.parameters()))
+    assert "dropout's masks as bits" in rules
+
+
+def test_a_range_is_about_as_lean_as_each_shape_alone_with_algebra(masked):
+    model, settings = Masked(), masked[2] | {"simulate": "a100"}
+    settings["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = lowtide.optimize(model, (torch.randn(8, 20, 16),), dynamic={0: {0: ("rows", 2, 64), 1: ("length", 3, 65)}}, **settings)
+    for rows, length in ((64, 65), (7, 33)):
+        x = torch.randn(rows, length, 16)
+        own, plan = lowtide.optimize(model, (x,), **settings).plan, step.plan_for(x)
+        assert plan.peak_bytes <= 1.02 * own.peak_bytes
+        assert {report.rule for report in plan.algebra} == {report.rule for report in own.algebra}
+
+
+def test_numbers_are_verified_at_every_shape(pair):
+    step = pair[0]
+    for shape in ((4, 32), (3, 17)):
+        batch = batch_of(*shape)
+        step(*batch)
+        found = step.verify(*batch)
+        assert found.bit_equal
+        assert len(found.gradients) > 10
 
 
 class Halving(nn.Module):

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from lowtide.api.ranges.said import name_of, shown
+import torch
+
+from lowtide.api.ranges.said import AUTO, name_of, shown
+from lowtide.capture.program import positional_and_keyword
+from lowtide.errors import ShapeError
+from lowtide.ir import tree
 from lowtide.ir.shapes.dimension import Dimension
+from lowtide.ir.tree import Leaf
 from lowtide.ir.varying import Axis, Varying
 
 Shapes: TypeAlias = "Sequence[tuple[int, ...] | None]"  # by leaf of a batch; None for what is no tensor
@@ -27,3 +33,37 @@ def guessed(seen: Sequence[Shapes], paths: Sequence[str]) -> Varying | None:
                 where = shown(paths[leaf])
                 axes.append(Axis(leaf, dim, names.setdefault(numbers, name_of(where, dim)), where))
     return Varying(tuple(Dimension(name, 1, 2 * max(numbers)) for numbers, name in names.items()), tuple(axes))
+
+
+def met_so_far(dynamic: Any, batches: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Shapes]:
+    """The shapes of the example and of further batches, from which ranges are guessed; none where nothing is to be guessed.
+
+    Raises TypeError where there are further batches although ranges are said, ShapeError for one of other arguments or ranks.
+    """
+    if dynamic != AUTO:
+        if batches:
+            raise TypeError(f'batches: expected them with dynamic="auto" alone, which takes ranges from them; got dynamic={dynamic!r}')
+        return []
+    example = tree.flatten((args, kwargs))[0]
+    return [_shapes(example), *(_like(example, place, positional_and_keyword(each)) for place, each in enumerate(batches))]
+
+
+def shapes_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shapes:
+    """By leaf of a batch its shape, None for what is no tensor."""
+    return _shapes(tree.flatten((args, kwargs))[0])
+
+
+def _shapes(leaves: Sequence[Leaf]) -> Shapes:
+    return [tuple(leaf.value.shape) if isinstance(leaf.value, torch.Tensor) else None for leaf in leaves]
+
+
+def _like(example: Sequence[Leaf], place: int, batch: tuple[tuple[Any, ...], dict[str, Any]]) -> Shapes:
+    """The shapes of a further batch."""
+    leaves = tree.flatten(batch)[0]
+    wanted, got = ([shown(leaf.where) for leaf in each] for each in (example, leaves))
+    if wanted != got:
+        raise ShapeError(f"batches[{place}]: expected a batch of {', '.join(wanted)} as `batch` is, got {', '.join(got) or 'nothing'}")
+    for name, one, other in zip(wanted, _shapes(example), _shapes(leaves), strict=True):
+        if (one is None) != (other is None) or len(one or ()) != len(other or ()):
+            raise ShapeError(f"batches[{place}]: expected {name} with as many dimensions as in `batch` (shape {one}), got shape {other}")
+    return _shapes(leaves)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -16,8 +17,8 @@ import torch
 
 from lowtide.api.capturing import Capturing
 from lowtide.api.maker import Asked, Family, Maker
-from lowtide.api.ranges.guessed import Shapes, guessed
-from lowtide.api.ranges.region import Region, Served, in_steps, narrowed, what_on
+from lowtide.api.ranges.guessed import Shapes, guessed, shapes_of
+from lowtide.api.ranges.region import Region, Served, bounded, in_steps, narrowed, what_on
 from lowtide.api.ranges.stretched import largest
 from lowtide.api.stages import Stages
 from lowtide.capture.data.facts import Facts
@@ -26,6 +27,7 @@ from lowtide.capture.sizes.strides import is_dense
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
+from lowtide.ir.shapes.dimension import Dimensions
 from lowtide.ir.varying import FIXED, Varying
 from lowtide.plan.plan import Plan
 from lowtide.planning.limits import Limit, Memory
@@ -98,15 +100,21 @@ class RangeMaker:
         """What it has for each part of the range that is captured so far, the program that most steps run, in words."""
         return [str(served.families[-1]) for served in reversed(self._served)]
 
+    @property
+    def extents(self) -> str:
+        """The range, as users are told it."""
+        return ", ".join(each.ranged for each in self._varying.dimensions)
+
     def covers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a batch, otherwise like the example, lies in the range, and no tensor that varies is a part of another one.
 
         Raises ShapeError where it breaks a tie.
         """
         leaves = _leaves(args, kwargs)
-        if not all(is_dense(leaves[axis.leaf]) for axis in self._varying.axes):
+        shapes = _shapes(leaves)
+        if not self._varying.is_elsewhere_alike(shapes, self._shapes) or not self._varying.has(shapes):
             return False
-        return self._varying.has(_shapes(leaves)) and self._varying.is_elsewhere_alike(_shapes(leaves), self._shapes)
+        return all(is_dense(leaves[axis.leaf]) for axis in self._varying.axes)
 
     def make(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, as_saved: bool = False) -> RangeFamily:
         """The programs for a batch's shape and the caller's objects as they are now. Raises BudgetError where the shape does not fit."""
@@ -122,6 +130,19 @@ class RangeMaker:
                     return family
         return _family(self._add(args, kwargs), point)
 
+    def known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RangeFamily | None:
+        """What is captured and planned for a batch's shape, of the programs those for the optimizer's state as it is, and the last.
+
+        For a shape that is met: a step looks itself whether a program is for all else that the caller holds, and asks `make` where none
+        is. None where nothing is known. Raises BudgetError where the shape does not fit.
+        """
+        leaves = _leaves(args, kwargs)
+        point = self._varying.point(_shapes(leaves))
+        for served in self._served:
+            if served.region.takes(point, leaves) and served.region.granted.holds():
+                return _family(served, point, self.capturing.caller.state_entries)
+        return None
+
     def at(self, limit: Limit, family: Family, sweeps: tuple[Sweep, ...] = ()) -> tuple[RangeMaker, RangeFamily]:
         """The same under another limit, for the shape of a family's batches; what was captured and searched is kept."""
         assert isinstance(family, RangeFamily), "a step for a range has such families"
@@ -136,7 +157,8 @@ class RangeMaker:
         other = copy.copy(self)
         other._maker, other._served = maker, []
         for served in reversed(self._served):  # the oldest has the largest shapes, of which a share counts
-            other._plan(served.region.timed(maker.machine, self.capturing.trains) if limit.is_limit else served.region)
+            timed = limit.is_limit and served.region.timed(maker.machine, self.capturing.trains, exact=self.asked.exact)
+            other._plan(timed or served.region)
         served = next(each for each in other._served if each.region.captured is family.captured)
         return other, _family(served, family.point)
 
@@ -150,23 +172,34 @@ class RangeMaker:
             self._plan(self._region(self._first(args, kwargs, laboratory), laboratory))
 
     def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> Traced:
-        """The program for the largest shapes. Where it is for extents in steps alone, the range is taken in these from here on."""
+        """The program for the largest shapes. Where it is for a part of the range alone, the range is that from here on."""
         try:
             traced = self._traced(*largest(args, kwargs, self._varying), laboratory)
-        except CaptureError:
-            # Such as that of a program that halves an odd extent: the example itself may show by which steps the range has to go.
-            if not self._shows_steps(args, kwargs, laboratory):
-                raise
-        else:
-            if not self._take_steps(traced):
-                return traced
-        return self._traced(*largest(args, kwargs, self._varying), laboratory)
+        except CaptureError as error:
+            return self._less(args, kwargs, laboratory, error)
+        return self._traced(*largest(args, kwargs, self._varying), laboratory) if self._take_steps(traced) else traced
 
-    def _shows_steps(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> bool:
+    def _less(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory, error: CaptureError) -> Traced:
+        """The same where there is no program for the largest shapes: the example may show where the range has to end, and its steps.
+
+        Such as that of a program that looks positions up in a table, or halves an odd extent. Raises the error where it shows neither.
+        """
         try:
-            return self._take_steps(self._traced(args, kwargs, laboratory))
+            traced = self._traced(args, kwargs, laboratory)
         except CaptureError:
-            return False
+            raise error from error.__cause__
+        if self._take_steps(traced):
+            with suppress(CaptureError):
+                return self._traced(*largest(args, kwargs, self._varying), laboratory)
+        for dimensions in _ended(traced, self._varying.dimensions):
+            before, self._varying = self._varying, replace(self._varying, dimensions=dimensions)
+            self._maker = replace(self._maker, capturing=replace(self.capturing, varying=self._varying))
+            with suppress(CaptureError):
+                found = self._traced(*largest(args, kwargs, self._varying), laboratory)
+                _tell_ends(before.dimensions, dimensions, traced)
+                return found
+            self._varying = before
+        raise error from error.__cause__
 
     def _take_steps(self, traced: Traced) -> bool:
         """Take the range in the steps that a program needs, and tell; whether it needs any."""
@@ -199,7 +232,8 @@ class RangeMaker:
 
     def _region(self, traced: Traced, laboratory: Laboratory) -> Region:
         part = narrowed(traced.captured, traced.point)
-        return Region.of(part, traced.point, traced.granted, self._maker.machine, laboratory, timed=self.asked.limit.is_limit)
+        settings = {"timed": self.asked.limit.is_limit, "exact": self.asked.exact}
+        return Region.of(part, traced.point, traced.granted, self._maker.machine, laboratory, **settings)
 
     def _plan(self, region: Region) -> Served:
         """Plan a region within the limit: a share is of eager's peak for the largest shapes, those that came first."""
@@ -227,17 +261,32 @@ class RangeMaker:
         return any(variant.fits(now, facts) for variant in reversed(family.variants))
 
 
-def _family(served: Served, point: Mapping[str, int]) -> RangeFamily:
-    return RangeFamily((), served.region.granted, Planner([]), served.variants(point), served.region.captured, point)
+def _ended(traced: Traced, dimensions: Dimensions) -> Iterator[Dimensions]:
+    """The whole range, ending where a program around a point of it does: in one of its dimensions, then in all."""
+    ends = bounded(traced.captured, traced.point, dimensions)
+    sooner = [place for place, (one, other) in enumerate(zip(dimensions, ends, strict=True)) if one != other]
+    for place in sooner if len(sooner) > 1 else ():
+        yield (*dimensions[:place], ends[place], *dimensions[place + 1 :])
+    if sooner:
+        yield ends
+
+
+def _tell_ends(before: Dimensions, after: Dimensions, traced: Traced) -> None:
+    for was, now in zip(before, after, strict=True):
+        if was != now:
+            warnings.warn(
+                f"dimension {now.extent_name}: the range is {now.extents}, as the program rests on {what_on(traced.captured, now.name)}; a "
+                "batch beyond is one out of the range",
+                stacklevel=9,
+            )
+
+
+def _family(served: Served, point: Mapping[str, int], state_entries: int | None = None) -> RangeFamily:
+    return RangeFamily((), served.region.granted, Planner([]), served.variants(point, state_entries), served.region.captured, point)
 
 
 def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     return [leaf.value for leaf in tree.flatten((args, kwargs))[0]]
-
-
-def shapes_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shapes:
-    """By leaf of a batch its shape, None for what is no tensor."""
-    return _shapes(_leaves(args, kwargs))
 
 
 def _shapes(leaves: Sequence[Any]) -> list[tuple[int, ...] | None]:

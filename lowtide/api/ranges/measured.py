@@ -17,6 +17,7 @@ from lowtide.errors import CaptureError
 from lowtide.ir.graph import Graph
 from lowtide.ir.shapes.at import AtPoint
 from lowtide.ir.shapes.dimension import Dimensions
+from lowtide.planning.algebra import over_dimensions
 from lowtide.planning.candidate import equal_graphs
 from lowtide.planning.ranges.ranged import Ranged
 from lowtide.schedule.points import Point, sample_points
@@ -24,28 +25,42 @@ from lowtide.schedule.points import Point, sample_points
 _OF_ONE, _OF_MANY = 3, 4  # points that are measured, of a range of one dimension and of more
 
 
-def all_ranged(programs: Sequence[Captured], machine: Machine, laboratory: Laboratory, *, timed: bool) -> list[tuple[Ranged, ...]]:
+def all_ranged(
+    programs: Sequence[Captured], machine: Machine, laboratory: Laboratory, *, timed: bool, exact: bool
+) -> list[tuple[Ranged, ...]]:
     """For each of the programs that were captured together its graph and those that compute the same, and what their nodes need.
 
     And take, where that matters. Raises CaptureError where an operator's real results lie otherwise at some point than the graph says.
     """
     points = measured_at(programs[-1].graph.dimensions)
     written = [AtPoint(point) for point in points]  # programs share most of their nodes, and equal graphs do
-    return [_ranged(each, points, written, machine, laboratory, timed=timed) for each in programs]
+    return [_ranged(each, points, written, machine, laboratory, timed=timed, exact=exact) for each in programs]
 
 
 def _ranged(
-    captured: Captured, points: tuple[Point, ...], written: list[AtPoint], machine: Machine, laboratory: Laboratory, *, timed: bool
+    captured: Captured,
+    points: tuple[Point, ...],
+    written: list[AtPoint],
+    machine: Machine,
+    laboratory: Laboratory,
+    *,
+    timed: bool,
+    exact: bool,
 ) -> tuple[Ranged, ...]:
     """The same for one of them."""
     found: list[Ranged] = []
-    for graph in equal_graphs(captured.graph):
+    equal = equal_graphs(captured.graph)
+    largest = max(range(len(points)), key=lambda place: tuple(points[place].values()))
+    at_largest = machine.rewritings(written[largest].graph(equal[-1]), captured, laboratory, exact=exact, limited=timed)
+    algebra = [each for there in at_largest if (each := over_dimensions(equal[-1], there)) is not None]
+    for graph, rewriting in (*((each, None) for each in equal), *((each.graph, each) for each in algebra)):
         numbers = [each.graph(graph) for each in written]
         spaces = _workspaces(numbers, points, machine, laboratory, is_captured=not found)
         if spaces is None:
             continue  # an equal graph whose operators give results that lie otherwise than it says is none
         times = _times(numbers, points, captured, machine, laboratory) if timed else ()
-        found.append(Ranged.of(graph, Measures.of(graph, points, spaces, times), held_by_eager=() if found else captured.gradients))
+        measures = Measures.of(graph, points, spaces, times)
+        found.append(Ranged.of(graph, measures, rewriting, held_by_eager=() if found else captured.gradients))
     return tuple(found)
 
 

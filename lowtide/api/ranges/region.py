@@ -48,19 +48,20 @@ class Region:
         laboratory: Laboratory,
         *,
         timed: bool,
+        exact: bool,
     ) -> Region:
         """What was captured around a point of the whole range. Raises CaptureError where the programs are not for all of their part."""
         own = {each.name for each in captured[-1].graph.dimensions}
         fixed = {name: number for name, number in point.items() if name not in own}
-        programs = all_ranged(captured, machine, laboratory, timed=timed)
+        programs = all_ranged(captured, machine, laboratory, timed=timed, exact=exact)
         return cls(captured, fixed, granted, RangePlanner(programs), timed)
 
-    def timed(self, machine: Machine, trains: bool) -> Region:
+    def timed(self, machine: Machine, trains: bool, *, exact: bool) -> Region:
         """The same, knowing what operators take."""
         if self.is_timed:
             return self
         with machine.laboratory(trains) as laboratory:
-            programs = all_ranged(self.captured, machine, laboratory, timed=True)
+            programs = all_ranged(self.captured, machine, laboratory, timed=True, exact=exact)
         return replace(self, planner=RangePlanner(programs), is_timed=True)
 
     @property
@@ -105,9 +106,12 @@ class Region:
         return {each.name: point[each.name] for each in self.dimensions}
 
 
-def what_on(programs: Sequence[Captured]) -> str:
-    """What programs take for granted of dimensions, and where: the first few; "" where that is nothing."""
-    found = dict.fromkeys(f"{each.relation} at {each.where}" for captured in programs for each in captured.conditions)
+def what_on(programs: Sequence[Captured], name: str | None = None) -> str:
+    """What programs take for granted of dimensions (of one of them), and where: the first few; "" where that is nothing."""
+    conditions = [each for captured in programs for each in captured.conditions]
+    found = dict.fromkeys(
+        f"{each.relation} at {each.where}" for each in conditions if name in (None, *map(str, each.relation.free_symbols))
+    )
     return "; ".join(list(found)[:_SHOWN])
 
 
@@ -125,6 +129,12 @@ def in_steps(programs: Sequence[Captured], point: Mapping[str, int], dimensions:
         return Dimension.of_extents(each.name, least, each.most, steps[each.name])
 
     return tuple(map(stepped, dimensions))
+
+
+def bounded(programs: Sequence[Captured], point: Mapping[str, int], dimensions: Dimensions) -> Dimensions:
+    """The dimensions of the whole range, each ending where programs that were captured at a point of it do."""
+    part = {each.name: each.most for each in narrowed(programs, point)[-1].graph.dimensions}
+    return tuple(replace(each, most=min(each.most, part.get(each.name, each.most))) for each in dimensions)
 
 
 def narrowed(captured: Sequence[Captured], point: Mapping[str, int]) -> tuple[Captured, ...]:
@@ -161,10 +171,15 @@ class Served:
     trains: bool
     _compiled: dict[tuple[int, int], Variant] = field(default_factory=dict)  # by program and member
 
-    def variants(self, point: Mapping[str, int]) -> list[Variant]:
-        """By program what runs batches of a point. Raises BudgetError where a program does not fit there."""
-        own = self.region.own(point)
-        return [self._variant(which, family.choose(own), own) for which, family in enumerate(self.families)]
+    def variants(self, point: Mapping[str, int], state_entries: int | None = None) -> list[Variant]:
+        """By program what runs batches of a point; where the optimizer's state is told, of those for it, and the last.
+
+        Raises BudgetError where a program does not fit there.
+        """
+        own, last = self.region.own(point), len(self.families) - 1
+        entries = [each.state_entries for each in self.region.captured]
+        wanted = [which for which in range(last + 1) if which == last or state_entries in (None, entries[which])]
+        return [self._variant(which, self.families[which].choose(own), own) for which in wanted]
 
     def _variant(self, which: int, member: Member, point: Mapping[str, int]) -> Variant:
         key = which, id(member)  # the family holds its members

@@ -16,6 +16,7 @@ import torch
 
 from lowtide.api.running.variant import Variant
 from lowtide.cost.memory import order_problem, simulate
+from lowtide.cost.symbolic import symbolic_problem
 from lowtide.ir.graph import Arg, Atom, Graph, Node, Value
 from lowtide.ir.operators.nodes import is_random
 from lowtide.lower.python import lower
@@ -95,7 +96,7 @@ def _line(each: Deviation) -> str:
 
 def verified(variant: Variant, inputs: Sequence[Any]) -> Verification:
     """The deviations of one step's results; `inputs` are what the program reads, of which nothing is changed."""
-    captured, plan = variant.captured, variant.plan
+    captured, plan = variant.captured, variant.decision
     results = captured.graph.outputs[: len(captured.graph.outputs) - len(captured.assigned)]
     asked = [*results, *captured.gradients]
     drawn = [value for node in captured.graph.nodes if is_random(node) for value in node.outputs if value is not None]
@@ -149,7 +150,7 @@ def _in_double(variant: Variant, asked: Sequence[Value], inputs: Sequence[Any], 
     kept = {node for node in graph.nodes if not any(value in drawn for value in node.outputs)}
     new = dict(zip((node for node in graph.nodes if node in kept), nodes, strict=True))
     nodes = tuple(replace(node, after=tuple(new[each] for each in node.after if each in new)) for node in nodes)
-    wide = Graph((*graph.inputs, *drawn), nodes, tuple(asked))
+    wide = Graph((*graph.inputs, *drawn), nodes, tuple(asked), graph.dimensions)
     try:
         return _run(variant, wide, [*_copies(inputs, wide=True), *(_copies(list(drawn.values()), wide=True))]), ""
     except (RuntimeError, TypeError, NotImplementedError) as error:  # how torch says that an operator has no kernel for float64
@@ -172,11 +173,20 @@ def _wide(arg: Arg) -> Arg:
 def _run(variant: Variant, graph: Graph, given: list[Any], order: Sequence[int] | None = None) -> list[Any]:
     """What a program returns for copies of what it reads; the random generators are left as they are."""
     steps = tuple(range(len(graph.nodes)) if order is None else order)
-    reuses = [-1] * len(steps) if order is None else simulate(order_problem(graph), steps).reuses.tolist()
-    plan = replace(variant.plan, graph=graph, order=steps, reuses=tuple(reuses))
+    problem = symbolic_problem(graph).structure if graph.dimensions else order_problem(graph)
+    reuses = [-1] * len(steps) if order is None else simulate(problem, steps).reuses.tolist()
     devices = {value.storage.device for value in graph.inputs if value.storage.device.startswith("cuda")}
     with torch.random.fork_rng([torch.device(device) for device in devices]):
-        return list(replace(variant.program, source=lower(plan))(given))
+        return list(replace(variant.program, source=lower(_Decided(graph, steps, tuple(reuses))))(given))
+
+
+@dataclass(frozen=True, eq=False)
+class _Decided:
+    """A program that is run once."""
+
+    graph: Graph
+    order: tuple[int, ...]
+    reuses: tuple[int, ...]
 
 
 def _copies(inputs: Sequence[Any], *, wide: bool = False) -> list[Any]:

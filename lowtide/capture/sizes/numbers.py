@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch.utils._sympy import functions
 
-from lowtide.capture.sizes.symbols import expression_of, normal
+from lowtide.capture.sizes.symbols import expression_of
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Arg, Value
+from lowtide.ir.shapes.polynomial import normal
 
 EmitScalar = Callable[[str, tuple[Arg, ...]], Value]
 _BINARY = {functions.FloatPow: "py.pow", functions.FloatTrueDiv: "py.truediv", functions.IntTrueDiv: "py.truediv"}

@@ -30,9 +30,8 @@ from lowtide.ir.shapes.at import Rewriter
 from lowtide.ir.shapes.conditions import Condition
 from lowtide.ir.shapes.dimension import Dimension, Dimensions
 from lowtide.ir.shapes.evaluate import size_at
-from lowtide.ir.shapes.polynomial import Polynomial
+from lowtide.ir.shapes.polynomial import normal
 from lowtide.ir.sizes import Size
-from lowtide.ir.text.sizes import canonical
 
 Extent: TypeAlias = "int | torch.SymInt"
 
@@ -234,11 +233,6 @@ def size_of(item: Extent) -> Size:
 def sizes_of(items: Sequence[Extent]) -> tuple[Size, ...]:
     """Several numbers of torch's as sizes."""
     return tuple(item if type(item) is int else size_of(item) for item in items)
-
-
-def normal(size: Size) -> Size:
-    """A size in that form."""
-    return size if type(size) is int else canonical(Polynomial.of(canonical(size)).size)
 
 
 def _in_our_words(expression: Any) -> Any:

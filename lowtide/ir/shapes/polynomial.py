@@ -23,6 +23,11 @@ Monomial: TypeAlias = "tuple[tuple[str, int], ...]"  # (generator, exponent): ge
 Number: TypeAlias = "int | Fraction"
 
 
+def normal(size: Size) -> Size:
+    """A size in the form in which equal ones are equal, but for rounding within. Raises FormatError for what is no size."""
+    return size if type(size) is int else canonical(Polynomial.of(canonical(size)).size)
+
+
 @dataclass(frozen=True)
 class Polynomial:
     """A sum of monomials with coefficients other than 0."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lowtide.cost.footprints import Footprints
 from lowtide.cost.measures import Measures
 from lowtide.cost.memory import simulate
-from lowtide.cost.symbolic import symbolic_problem
+from lowtide.cost.symbolic import same_for_all
 from lowtide.ir.check.graph_check import check_graph, check_order, check_reuses
 from lowtide.ir.graph import Graph
 from lowtide.ir.shapes.at import at
@@ -77,9 +77,9 @@ class Member:
         if self.sequence is not None:
             graph = rematerialise(graph, self.sequence.tolist()).graph
             order = tuple(range(len(graph.nodes)))
-        problem = symbolic_problem(graph, round_to=self.granule_bytes)
-        found = Written(graph, order, tuple(map(int, simulate(problem.structure, order).reuses)))
-        _check(found)
+        there = at(graph, {each.name: each.most for each in graph.dimensions})
+        found = Written(graph, order, tuple(map(int, simulate(same_for_all(there, graph), order).reuses)))
+        _check(found, there)
         return found
 
 
@@ -98,11 +98,8 @@ def in_sequence(candidates: Sequence[Ranged], which: int, sequence: Ints, reques
     return Member(ranged, which, (), sequence, request.granule_bytes, problem.footprints(sequence), times)
 
 
-def _check(written: Written) -> None:
-    """Raises CheckError where at the largest or the smallest point graph, order or reuses break a rule."""
-    dimensions = written.graph.dimensions
-    for point in ({each.name: each.most for each in dimensions}, {each.name: each.least for each in dimensions}):
-        graph = at(written.graph, point)
-        check_graph(graph)
-        check_order(graph, written.order)
-        check_reuses(graph, written.order, written.reuses)
+def _check(written: Written, there: Graph) -> None:
+    """Raises CheckError where at the largest point, at which the graph is `there`, graph, order or reuses break a rule."""
+    check_graph(there)
+    check_order(there, written.order)
+    check_reuses(there, written.order, written.reuses)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lowtide.errors import BudgetError, CheckError
+from lowtide.planning.carried import Problems, carried_points
 from lowtide.planning.impossible import refuse_impossible
 from lowtide.planning.planner import Planner
 from lowtide.planning.ranges.family import PlanFamily
@@ -20,10 +21,13 @@ from lowtide.planning.ranges.points import judged_at, largest, on_the_way, small
 from lowtide.planning.ranges.pool import Judged
 from lowtide.planning.ranges.ranged import Ranged
 from lowtide.planning.request import Budget, Request
+from lowtide.planning.searched import Searched
 from lowtide.problems.order import Ints
+from lowtide.remat.sweep.archive import Point as Found
 from lowtide.schedule.points import Point
 
 Pool = list[tuple[int, Ints]]  # which candidate, and a sequence of its
+_Pair = tuple[tuple[Ranged, ...], tuple[Member, ...]]  # a program's candidates, and their orders of least peak
 _SEARCHED = (1.0, 0.5)  # on the way from the smallest to the largest point
 
 
@@ -40,7 +44,7 @@ class RangePlanner:
         if len(grids) != 1:
             raise CheckError(f"expected programs over the same dimensions, measured at the same points; got {len(grids)} different grids")
         self.dimensions = self.programs[-1][0].dimensions
-        self._planners: dict[tuple[bool, tuple[int, ...]], Planner] = {}  # by whether all must be exact, and point
+        self._planners: dict[tuple[tuple[Ranged, ...], tuple[int, ...]], Planner] = {}  # by candidates and point
         self._orders: list[tuple[Request, list[tuple[Member, ...]]]] = []  # by request without budget and effort, by program
         self._members: list[tuple[Request, list[tuple[Member, ...]]]] = []  # by request without budget, by program
 
@@ -54,48 +58,71 @@ class RangePlanner:
         Raises BudgetError where nothing fits at the smallest point; where several programs do not, that of the one that needs the most.
         """
         programs = self._programs(request)
-        refuse_impossible([[each.at(smallest(self.dimensions)) for each in program] for program in programs], request)
+        if request.budget.is_limit:
+            refuse_impossible([[each.at(smallest(self.dimensions)) for each in program] for program in programs], request)
         orders = self._ordered(programs, request)
         pairs = list(zip(programs, orders, strict=True))
         if not request.budget.is_limit:
-            return [PlanFamily(program, members, members, request) for program, members in pairs]
+            return [PlanFamily(_free(program), members, members, request) for program, members in pairs]
         members = self._limited(pairs, request)
         families = [PlanFamily(program, few, order, request) for (program, order), few in zip(pairs, members, strict=True)]
+        for which, family in enumerate(families[:-1]):
+            if any(families[-1].fits(point) and not family.fits(point) for point in judged_at(self.dimensions)):
+                members[which] = self._searched_alone(pairs[which], request)
+                families[which] = replace(family, members=members[which], _chosen={})
         refused = [error for family in families if (error := _refusal(family, smallest(self.dimensions))) is not None]
         if refused:
             raise max(refused, key=lambda error: error.smallest_peak_bytes)
         return families
 
-    def _limited(self, programs: Sequence[tuple[tuple[Ranged, ...], tuple[Member, ...]]], request: Request) -> list[tuple[Member, ...]]:
+    def _limited(self, pairs: list[_Pair], request: Request) -> list[tuple[Member, ...]]:
         """By program, with its candidates and the orders of least peak, the members that serve it under every limit."""
         asked = replace(request, budget=Budget())
         for other, known in self._members:
             if other == asked:
                 return known
-        candidates = [each for each, _ in programs]
-        pools = [_orders(*program, request) for program in programs]
+        main, pool = pairs[-1][0], _orders(*pairs[-1], request)
         for share in _SEARCHED:
-            more = self._searched(candidates, on_the_way(self.dimensions, share), request)
-            pools = [one + other for one, other in zip(pools, more, strict=True)]
-        points, found = judged_at(self.dimensions), []
-        for (program, _), pool in zip(programs, pools, strict=True):
-            judged = Judged.of(pool, program, points, request)
-            found.append(tuple(in_sequence(program, judged.which[each], judged.sequences[each], request) for each in judged.few()))
-        self._members.append((asked, found))
-        return found
-
-    def _searched(self, programs: Sequence[tuple[Ranged, ...]], point: Point, request: Request) -> list[Pool]:
-        """By program all that a search at one point finds."""
-        key = request.exact, tuple(point.values())
-        if key not in self._planners:
-            self._planners[key] = Planner([[each.at(point) for each in program] for program in programs])
-        return [
-            [
-                *((each.problem, each.sequence) for each in searched.archive.points),
-                *((which, each) for which, some in enumerate(searched.orders) for each in some),
-            ]
-            for searched in self._planners[key].searched(request)
+            pool += _pool(self._planner(main, share, request).searched(request))
+        members = self._few(main, pool, request)
+        found = [
+            self._few(program, _orders(program, orders, request) + self._carried(program, members, request), request)
+            for program, orders in pairs[:-1]
         ]
+        self._members.append((asked, [*found, members]))
+        return self._members[-1][1]
+
+    def _searched_alone(self, pair: _Pair, request: Request) -> tuple[Member, ...]:
+        """The members of a program that with what was found for the last one does not fit everywhere where that does."""
+        pool = _orders(*pair, request)
+        for share in _SEARCHED:
+            pool += _pool(self._planner(pair[0], share, request).searched(request))
+        return self._few(pair[0], pool, request)
+
+    def _few(self, program: tuple[Ranged, ...], pool: Pool, request: Request) -> tuple[Member, ...]:
+        judged = Judged.of(pool, program, judged_at(self.dimensions), request)
+        return tuple(in_sequence(program, judged.which[each], judged.sequences[each], request) for each in judged.few())
+
+    def _carried(self, program: tuple[Ranged, ...], members: Sequence[Member], request: Request) -> Pool:
+        """The members of the last program for another one; what stands higher there at the largest point is repaired."""
+        point = largest(self.dimensions)
+
+        def problems(candidates: Sequence[Ranged]) -> Problems:
+            found = [each.at(point) for each in candidates]
+            return [(each.graph, each.remat_problem(request.granule_bytes, request.links, request.swap_state)) for each in found]
+
+        given = ((each, each.sequence) for each in members if each.sequence is not None)
+        points = [Found(each.peak_bytes(point), each.time_us(point), each.candidate, sequence) for each, sequence in given]
+        found = carried_points(problems(self._programs(request)[-1]), points, problems(program))
+        return [(each.problem, each.sequence) for each in found]
+
+    def _planner(self, program: tuple[Ranged, ...], share: float, request: Request) -> Planner:
+        """What searches a program at one point, so far on the way to the largest."""
+        point = on_the_way(self.dimensions, share)
+        key = program, tuple(point.values())
+        if key not in self._planners:
+            self._planners[key] = Planner([[each.at(point) for each in program]])
+        return self._planners[key]
 
     def _ordered(self, programs: Sequence[tuple[Ranged, ...]], request: Request) -> list[tuple[Member, ...]]:
         """By program the members without recomputation."""
@@ -103,17 +130,29 @@ class RangePlanner:
         for other, known in self._orders:
             if other == asked:
                 return known
-        self._orders.append((asked, [order_members(program, request) for program in programs]))
+        self._orders.append((asked, [order_members(_free(program), request) for program in programs]))
         return self._orders[-1][1]
 
     def _programs(self, request: Request) -> list[tuple[Ranged, ...]]:
-        return [tuple(each for each in program if each.exact or not request.exact) for program in self.programs]
+        """By program its candidates, those that take longer than the captured one last: without a limit they are none."""
+        found = [[each for each in program if each.exact or not request.exact] for program in self.programs]
+        return [tuple(sorted(program, key=lambda each: each.costs_time)) for program in found]
+
+
+def _free(program: tuple[Ranged, ...]) -> tuple[Ranged, ...]:
+    return tuple(each for each in program if not each.costs_time)
 
 
 def _orders(candidates: Sequence[Ranged], orders: Sequence[Member], request: Request) -> Pool:
     """Orders as sequences."""
     problems = [each.remat_problem(request).structure for each in candidates]
     return [(member.candidate, problems[member.candidate].sequence_of(member.own_order)) for member in orders]
+
+
+def _pool(searched: Searched) -> Pool:
+    """All that was found at a point."""
+    found = [(each.problem, each.sequence) for each in searched.archive.points]
+    return found + [(which, each) for which, some in enumerate(searched.orders) for each in some]
 
 
 def _refusal(family: PlanFamily, point: Point) -> BudgetError | None:

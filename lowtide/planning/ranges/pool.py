@@ -1,9 +1,9 @@
 """All that was found for a range, judged at sampled points: what each sequence takes there, and the few that suffice under every limit.
 
 Under a limit of memory the fastest that fits at a point is best there, under one of time the leanest that keeps to it. Whatever the limit
-is, the best is on the frontier of that point: what no other beats in both. A few are kept, so that at each sampled point each part of that
-frontier has one that is nearly as lean and nearly as fast; where more than `MOST` would be needed, the tolerances double. As the limit has
-no say in which, a larger one is never slower at any shape.
+is, the best is on the frontier of that point: what no other beats in both. A few are kept: one after another that which spares most time
+under all limits at all sampled points together, long delays above all, until what is kept is nearly as fast as what was found wherever that
+only just fits, or `MOST` are. As the limit has no say in which, a larger one is never slower at any shape.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from lowtide.planning.ranges.ranged import Ranged
 from lowtide.planning.request import Request
 from lowtide.problems.order import Bytes, Ints
-from lowtide.schedule.family import one_by_one
 
 MOST = 24  # members of a family
 SAME = 1 + 1e-9  # times this near differ by the rounding of their sums alone
-_SLOWER, _HEAVIER = 0.02, 0.005  # by how much more time and memory a member may take than what it stands for
+_ENOUGH = 0.01  # by so much more time a member may take than what it stands for
+_MISSING = 0.5  # what counts for a part that nothing stands for
+_TINY_US = 1e-3
 _APART = 0.005  # parts of a frontier are so far apart in time
 
 
@@ -60,18 +61,24 @@ class Judged:
         Where nothing has to be computed again nothing is: what takes no longer than the fastest is stood for by what takes no longer, too.
         The leanest at the first point is kept, so that what can be kept to there at all is.
         """
+        delays = self._delays()
+        kept = [int(self.peak_bytes[:, 0].argmin())]
+        left = delays[kept[0]]
+        while len(kept) < MOST and left.max() > _ENOUGH:
+            spared = (left**2 - np.minimum(left, delays) ** 2).sum(axis=1)
+            kept.append(int(spared.argmax()))
+            left = np.minimum(left, delays[kept[-1]])
+        return sorted(set(kept))
+
+    def _delays(self) -> NDArray[np.float64]:
+        """[sequences, parts of frontiers] the share by which each is slower where a part only just fits; `_MISSING` if it does not fit."""
         parts = [(place, row) for place in range(self.time_us.shape[1]) for row in self._frontier(place)]
         places, rows = (np.array(each) for each in zip(*parts, strict=True))
-        most_us, most_bytes = self.time_us[rows, places], self.peak_bytes[rows, places]
-        is_free = most_us <= self.order_us[places] * SAME
-        tolerance = 1
-        while True:
-            slower = np.where(is_free, SAME, 1 + tolerance * _SLOWER)
-            near = (self.time_us[:, places] <= most_us * slower) & (self.peak_bytes[:, places] <= most_bytes * (1 + tolerance * _HEAVIER))
-            kept = sorted({*one_by_one(near), int(self.peak_bytes[:, 0].argmin())})
-            if len(kept) <= MOST:
-                return kept
-            tolerance *= 2
+        least_us, most_bytes = self.time_us[rows, places], self.peak_bytes[rows, places]
+        delays = self.time_us[:, places] / np.maximum(least_us, _TINY_US) - 1
+        misses = (self.peak_bytes[:, places] > most_bytes) | ((least_us <= self.order_us[places] * SAME) & (delays > SAME - 1))
+        found: NDArray[np.float64] = np.where(misses, _MISSING, delays.clip(0, _MISSING))
+        return found
 
     def _frontier(self, place: int) -> list[int]:
         """What no other beats at a point, the leanest first; of neighbours in time the leaner one, and the fastest of all."""

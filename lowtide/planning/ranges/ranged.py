@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.shapes.at import at
 from lowtide.ir.shapes.dimension import Dimensions
+from lowtide.ir.shapes.evaluate import size_at
+from lowtide.planning.algebra import Deed, Rewriting
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.request import Request
 from lowtide.problems.order import OrderProblem
@@ -34,14 +36,18 @@ class Ranged:
     measures: Measures
     exact: bool = True  # its numbers are the captured graph's, to the last bit
     held_by_eager: tuple[Value, ...] = ()  # of the captured graph: eager PyTorch keeps gradients until after the step
+    costs_time: bool = False  # it takes longer than the captured graph
+    deeds: tuple[Deed, ...] = ()  # what algebra did to it
     _known: dict[tuple[int, ...], Candidate] = field(default_factory=dict, repr=False)
     _orders: dict[int, SymbolicProblem] = field(default_factory=dict, repr=False)  # by granule
     _problems: list[tuple[tuple[object, ...], RangedProblem]] = field(default_factory=list, repr=False)
 
     @classmethod
-    def of(cls, graph: Graph, measures: Measures, *, exact: bool = True, held_by_eager: tuple[Value, ...] = ()) -> Ranged:
-        """Of a graph over dimensions and the measures of its nodes."""
-        return cls(same_everywhere(graph), measures, exact, held_by_eager)
+    def of(cls, graph: Graph, measures: Measures, rewriting: Rewriting | None = None, *, held_by_eager: tuple[Value, ...] = ()) -> Ranged:
+        """Of a graph over dimensions and the measures of its nodes; of one that algebra has made, what that did."""
+        if rewriting is None:
+            return cls(same_everywhere(graph), measures, held_by_eager=held_by_eager)
+        return cls(same_everywhere(graph), measures, rewriting.exact, held_by_eager, rewriting.costs_time, rewriting.deeds)
 
     @property
     def dimensions(self) -> Dimensions:
@@ -94,7 +100,9 @@ class Ranged:
         graph = at(self.graph, point)
         held = {value.name for value in self.held_by_eager}
         values = (value for node in graph.nodes for value in node.results if value.name in held)
-        return Candidate(graph, self.measures.workspaces_at(point), self.measures.times_at(point), self.exact, tuple(values))
+        deeds = tuple(deed.at(partial(size_at, dimensions=self.dimensions, point=point)) for deed in self.deeds)
+        spaces, times = self.measures.workspaces_at(point), self.measures.times_at(point)
+        return Candidate(graph, spaces, times, self.exact, tuple(values), self.costs_time, deeds)
 
 
 def same_everywhere(graph: Graph) -> Graph:

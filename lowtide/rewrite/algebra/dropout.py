@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from lowtide.ir.graph import Node, Value
 from lowtide.rewrite.algebra.rule import Match
-from lowtide.rewrite.algebra.uses import Uses, count_of, is_backward, is_dense, layout, taking
+from lowtide.rewrite.algebra.uses import Uses, bytes_of_bits, is_backward, is_dense, layout, taking
 
 _DRAWN, _TIMES = "aten.bernoulli.p", "aten.mul.Tensor"
 _DIVIDED = ("aten.div.Scalar", "aten.div.Tensor")
@@ -34,7 +34,7 @@ def _place(uses: Uses, drawn: Node, divided: Node) -> Iterator[Match]:
     readers, keep = uses.readers[mask.storage], divided.args[1]
     if not all(_multiplies(node, mask) for node in readers) or not any(map(is_backward, readers)):
         return
-    bits = uses.fresh(flags, f"{mask.name}_bits", "uint8", (-(-count_of(mask) // 8),))
+    bits = uses.fresh(flags, f"{mask.name}_bits", "uint8", (bytes_of_bits(mask),))
     packed = Node("lowtide.pack_bits.default", (flags,), (bits,), source=divided.source)
     instead: dict[Node, tuple[Node, ...]] = {divided: (packed,)}
     for node in readers:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lowtide.ir.graph import Arg, Node, Value
 from lowtide.rewrite.algebra.rule import Match
-from lowtide.rewrite.algebra.uses import Uses, count_of, is_dense, layout, taking
+from lowtide.rewrite.algebra.uses import Uses, bytes_of_bits, count_of, is_dense, layout, taking
 
 _THRESHOLD = "aten.threshold_backward.default"
 
@@ -59,4 +59,4 @@ def _reading(node: Node, before: Value, after: Value) -> Node:
 
 
 def _bits(uses: Uses, value: Value) -> Value:
-    return uses.fresh(value, f"{value.name}_bits", "uint8", (-(-count_of(value) // 8),))
+    return uses.fresh(value, f"{value.name}_bits", "uint8", (bytes_of_bits(value),))

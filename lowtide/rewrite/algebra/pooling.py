@@ -59,7 +59,7 @@ def places_in_windows(uses: Uses) -> Iterator[Match]:
             continue
         if not all(map(is_row_by_row, (gradient, x, indices, _made(backward)))):
             continue
-        dtype = _dtype(x, window)
+        dtype = _dtype(uses, x, window)
         if dtype is not None:
             places = uses.fresh(indices, f"{indices.name}_places", dtype, indices.shape)
             args = (indices, x.shape[-2:], window[1], window[2], Atom("dtype", dtype))
@@ -70,12 +70,12 @@ def places_in_windows(uses: Uses) -> Iterator[Match]:
             yield Match(instead, indices.storage, places.storage, beside)
 
 
-def _dtype(x: Value, window: tuple[Arg, ...]) -> str | None:
+def _dtype(uses: Uses, x: Value, window: tuple[Arg, ...]) -> str | None:
     """The smallest that holds every place in a window; None where none of 4 bytes does."""
     kernel, _, _, dilation, _ = window
     assert isinstance(kernel, tuple)
     assert isinstance(dilation, tuple)
-    reach = dilation[0] * (kernel[0] - 1) * x.shape[-1] + dilation[1] * (kernel[1] - 1)
+    reach = uses.at_most(dilation[0] * (kernel[0] - 1) * x.shape[-1] + dilation[1] * (kernel[1] - 1))
     return next((name for name, count in _HOLDS if reach < count), None)
 
 

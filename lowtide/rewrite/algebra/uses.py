@@ -6,8 +6,12 @@ from collections import defaultdict
 from dataclasses import replace
 from functools import cached_property
 
+import sympy
+
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.nodes import is_view
+from lowtide.ir.shapes.evaluate import size_at
+from lowtide.ir.shapes.polynomial import normal
 from lowtide.ir.sizes import ITEM_BYTES, Size, contiguous_stride, product
 
 _FORWARD = (Kind.ACTIVATION,)
@@ -54,8 +58,12 @@ class Uses:
         while name in self._names:
             name += "_"
         self._names.add(name)
-        storage = Storage(name, product(shape) * ITEM_BYTES[dtype], like.storage.device, like.storage.kind)
-        return Value(name, storage, dtype, shape, contiguous_stride(shape))
+        storage = Storage(name, normal(product(shape) * ITEM_BYTES[dtype]), like.storage.device, like.storage.kind)
+        return Value(name, storage, dtype, shape, _row_by_row(shape))
+
+    def at_most(self, size: Size) -> int:
+        """A size where all dimensions are as large as they can be."""
+        return size_at(size, self.graph.dimensions, {each.name: each.most for each in self.graph.dimensions})
 
 
 def is_backward(node: Node) -> bool:
@@ -70,27 +78,39 @@ def layout(value: Value) -> tuple[object, ...]:
 
 def is_dense(value: Value) -> bool:
     """Whether a value is all of its memory, each element once, in whatever order."""
-    pairs = sorted((step, count) for count, step in zip(value.shape, value.stride, strict=True) if count != 1) if is_fixed(value) else []
-    steps = [step for step, _ in pairs]
-    expected = [product(count for _, count in pairs[:place]) for place in range(len(pairs))]
-    return is_fixed(value) and steps == expected
+    left = [(step, count) for count, step in zip(value.shape, value.stride, strict=True) if count != 1]
+    expected: Size = 1
+    while left:
+        place = next((place for place, (step, _) in enumerate(left) if step == expected), None)
+        if place is None:
+            return False
+        expected = normal(expected * left.pop(place)[1])
+    return _is_there(value)
 
 
 def is_row_by_row(value: Value) -> bool:
     """Whether a value lies in memory row by row."""
-    return is_fixed(value) and value.stride == contiguous_stride(value.shape)
+    return _is_there(value) and value.stride == _row_by_row(value.shape)
 
 
-def is_fixed(value: Value) -> bool:
-    """Whether its sizes are numbers, and there is something."""
-    return all(isinstance(size, int) and size > 0 for size in (*value.shape, *value.stride))
+def _row_by_row(shape: tuple[Size, ...]) -> tuple[Size, ...]:
+    return tuple(map(normal, contiguous_stride(shape)))
 
 
-def count_of(value: Value) -> int:
-    """Elements of a value whose sizes are numbers."""
-    count = product(value.shape)
-    assert isinstance(count, int)
-    return count
+def _is_there(value: Value) -> bool:
+    """Whether there is something, as far as sizes are numbers."""
+    return all(not isinstance(size, int) or size > 0 for size in (*value.shape, *value.stride))
+
+
+def count_of(value: Value) -> Size:
+    """Elements of a value."""
+    return normal(product(value.shape))
+
+
+def bytes_of_bits(value: Value) -> Size:
+    """Bytes that hold a bit for each element of a value."""
+    count = count_of(value)
+    return -(-count // 8) if isinstance(count, int) else normal(sympy.ceiling(count / 8))
 
 
 def taking(node: Node, op: str, args: tuple[object, ...], into: dict[Value, str]) -> Node:
