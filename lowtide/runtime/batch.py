@@ -38,8 +38,8 @@ class NewShapeError(BatchError):
 
     def beyond(self, extents: str) -> NewShapeError:
         """The same of a batch that lies out of a range of these extents."""
-        told = f"{self.difference}; the range is {extents}"
-        return NewShapeError(f"{told}: declare a wider one, or see `on_new_shape`", told, self.shape)
+        difference = f"{self.difference}; the range is {extents}"
+        return NewShapeError(f"{difference}: declare a wider one, or see `on_new_shape`", difference, self.shape)
 
 
 @dataclass(frozen=True)
