@@ -93,8 +93,9 @@ def optimize(
         random operators and updates are never repeated, and all numbers stay the same to the last bit.
     latency: the most that a step may take, as a multiple of its time without recomputation; the peak is then as small as was found.
     exact: eager's numbers, to the last bit. With False, rewrites may be used too that compute the same by other roundings, where they save
-        memory: under a limit sets of operators run part by part; batch norms are folded into convolutions at inference, and ELU's gradients
-        found from results. `step.plan` tells what was done, `step.verify` how far that is from eager.
+        memory: under a limit sets of operators run part by part; products are added up as they are made, batch norms folded into
+        convolutions and linear layers at inference, gradients of ELU and of norms without a weight found from results. `step.plan` tells
+        what was done, `step.verify` how far that is from eager. With `dynamic` nothing runs part by part yet.
     swap: under a limit, tensors may also be copied to the host's memory and back while operators run, where the device has memory of
         its own; a CPU has none to swap to.
     swap_state: parameters and optimizer state may be among what is swapped. They are there again when the step is over, also where it

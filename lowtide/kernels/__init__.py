@@ -9,9 +9,9 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-from lowtide.kernels import bits, pools, shaped
+from lowtide.kernels import bits, norms, pools, shaped
 
-__all__ = ["bits", "made_of", "pools", "shaped"]
+__all__ = ["bits", "made_of", "norms", "pools", "shaped"]
 
 
 @cache

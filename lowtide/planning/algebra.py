@@ -174,6 +174,12 @@ def _spared(deeds: Sequence[Deed], plan: Contents) -> dict[Deed, bool]:
 
 
 def _missing(deed: Deed, spans: Mapping[str, tuple[int, int]], made_at: Mapping[str, int]) -> tuple[int, int]:
-    """The steps `[start, end)` over which it would be held."""
-    start = spans[deed.held.name][1] if deed.held.name in spans else spans.get(deed.now.name if deed.now else "", (0, 0))[0]
-    return start, max(start, *(made_at.get(name, -1) + 1 for name in deed.until))
+    """The steps `[start, end)` over which it would be held. What is never made would be made just before what it was held for."""
+    late = [made_at[name] for name in deed.until if name in made_at]
+    if deed.held.name in spans:
+        start = spans[deed.held.name][1]
+    elif deed.now is not None and deed.now.name in spans:
+        start = spans[deed.now.name][0]
+    else:
+        start = min(late, default=0)
+    return start, max(start, *(step + 1 for step in late), 0)

@@ -46,6 +46,7 @@ SHOWN = {
     "max-pooling's indices as places in windows": (lambda x: F.max_pool2d(x.tanh(), 2), (2, 3, 17, 13)),
     "rectifiers' results as bits": (lambda x: F.relu(x) + x, (7, 403)),
     "masks as bits": (chosen, (7, 403)),
+    "indices and labels in fewer bytes": (lambda x: x.tanh().max(1).values, (7, 403)),
 }
 
 
@@ -109,13 +110,59 @@ def exponential(dtype):
     return training_graph(model, (), lambda model: model().sum(), lambda model: tuple(each.grad for each in model.parameters()))
 
 
+def normed(dtype, shape=(64, 130), over=1):
+    """As `exponential`."""
+    model = Weighed(shape, lambda x: F.layer_norm(x * 1.5, shape[-over:]).square(), dtype)
+    return training_graph(model, (), lambda model: model().sum(), lambda model: tuple(each.grad for each in model.parameters()))
+
+
+class Gated(nn.Module):
+    """Two products of one argument, whose gradient is a sum of products."""
+
+    def __init__(self, dtype, shape):
+        super().__init__()
+        self.x = nn.Parameter(torch.zeros(*shape, 48, dtype=dtype))
+        self.one, self.other = (nn.Linear(48, 40, bias=False, dtype=dtype) for _ in range(2))
+
+    def forward(self):
+        x = self.x * 1.5
+        return self.one(x).tanh() * self.other(x)
+
+
+def gated(dtype, shape=(64,)):
+    return training_graph(
+        Gated(dtype, shape), (), lambda model: model().sum(), lambda model: tuple(each.grad for each in model.parameters())
+    )
+
+
+class Linear(nn.Module):
+    """A linear layer and a batch norm whose statistics are given; through a view, as some networks have it."""
+
+    def __init__(self, dtype, bias=True, tokens=False, **settings):
+        super().__init__()
+        self.first, self.norm, self.tokens = nn.Linear(20, 16, bias=bias), nn.BatchNorm1d(16, **settings), tokens
+        self.to(dtype).eval()
+
+    def forward(self, x):
+        x = self.first(x)
+        return F.relu(self.norm(x.flatten(0, 1)).reshape_as(x) if self.tokens else self.norm(x))
+
+
+def linear(dtype, **settings):
+    shape = (2, 5, 20) if settings.get("tokens") else (9, 20)
+    return inference_graph(Linear(dtype, **settings), (torch.zeros(shape, dtype=dtype),))
+
+
 def folded(dtype, **settings):
     return inference_graph(Folded(dtype, **settings), (torch.zeros(2, 8, 20, 20, dtype=dtype),))
 
 
 ROUNDED = {"gradients of ELU from results": [exponential], "batch norms folded into convolutions": [
     folded, lambda dtype: folded(dtype, bias=True), lambda dtype: folded(dtype, affine=False),
-]}  # fmt: skip
+], "batch norms folded into linear layers": [
+    linear, lambda dtype: linear(dtype, bias=False), lambda dtype: linear(dtype, tokens=True), lambda dtype: linear(dtype, affine=False),
+], "gradients of layer norms without a weight from results": [normed, lambda dtype: normed(dtype, (5, 3, 4, 6), 2)],
+"products added as they are made": [gated, lambda dtype: gated(dtype, (4, 16))]}  # fmt: skip
 
 
 def plain_inputs(graph, seed):
@@ -158,7 +205,8 @@ class Net(nn.Module):
         x = F.max_pool2d(F.relu(self.first(x)), 3, 2, 1)
         x = F.max_pool2d(F.relu(self.second(x)), 2)
         x = F.dropout(F.relu(self.wide(x.flatten(1))), 0.2)
-        return self.last(torch.where(x > 0.1, x, x.exp()))
+        x = torch.where(x > 0.1, x, x.exp())
+        return self.last(x) + x.max(1, keepdim=True).values
 
 
 def test_all_rules_together():
@@ -166,7 +214,7 @@ def test_all_rules_together():
     model = Net()
     batch = (torch.randn(4, 3, 22, 22), torch.randint(0, 5, (4,)))
     graph = training_graph(model, batch, lambda model, x, y: F.cross_entropy(model(x), y))
-    done = rewrite(graph)
+    done = rewrite(graph, [rule for rule in RULES if rule.exact])
     check_graph(done.graph)
     assert {each.rule.name for each in done.applied} == SHOWN.keys()
     assert all(new in set(done.graph.nodes) for news in done.forward.values() for new in news)
@@ -223,6 +271,39 @@ def test_indices_that_the_caller_gets_stay():
 
     graph = training_graph(Indices(), (), loss)
     assert not rewrite(graph, [NAMES["max-pooling's indices as places in windows"]]).applied
+
+
+SMALL, WIDE, ONE = (12, 11), (12, 300), (12, 1)
+INDEXED = {
+    "greatest": (lambda x: x.max(1).values, [SMALL, WIDE, ONE]),
+    "smallest, kept": (lambda x: x.min(0, keepdim=True).values, [SMALL, WIDE, ONE]),
+    "of a permuted one": (lambda x: x.t().max(0).values, [SMALL, WIDE, ONE]),
+    "of an expanded one": (lambda x: x.expand(3, *x.shape).max(0).values, [SMALL, ONE]),
+    "some": (lambda x: x.topk(3, 1).values, [SMALL, WIDE]),
+    "sorted": (lambda x: x.sort(0).values, [SMALL, WIDE, ONE]),
+    "sorted, stable": (lambda x: torch.sort(x, stable=True, dim=0, descending=True).values, [SMALL, WIDE, ONE]),
+    "median": (lambda x: x.median(1).values, [SMALL, ONE]),
+    "greatest so far": (lambda x: x.cummax(1).values, [SMALL, WIDE]),
+    "gathered": (lambda x: x.gather(1, x.detach().argsort(1)[:, :5].contiguous()), [SMALL, WIDE]),
+    "looked up": (lambda x: F.embedding((x.detach() > 0).long() + 3, x), [SMALL]),
+    "labels": (lambda x: F.cross_entropy(x, x.detach().flip(1).argmax(1), reduction="none"), [SMALL, WIDE, ONE]),
+    "pooled, other layout": (lambda x: F.max_pool2d(x.t().view(1, 1, *x.t().shape), 2), [SMALL, WIDE]),
+    "adaptive": (lambda x: F.adaptive_max_pool2d(x.view(1, 1, *x.shape), 3), [SMALL, WIDE]),
+    "volumes": (lambda x: F.max_pool3d(x.view(1, 1, 2, 6, -1), 2), [WIDE]),
+}
+
+
+@pytest.mark.parametrize(("name", "shape"), [(name, shape) for name, (_, shapes) in INDEXED.items() for shape in shapes], ids=str)
+def test_indices_of_all_kinds(name, shape):
+    """NaN, infinities and extents of 1 included."""
+    graph = step(shape, INDEXED[name][0], torch.float32)
+    done = rewrite(graph, [NAMES["indices and labels in fewer bytes"]])
+    check_graph(done.graph)
+    assert done.applied
+    assert all(each.place.now.nbytes <= each.place.held.nbytes // 4 for each in done.applied)
+    inputs = odd_inputs(graph, torch.Generator().manual_seed(1))
+    for ours, eager in zip(run(done.graph, inputs), run(graph, inputs), strict=True):
+        assert same_bits(ours, eager)
 
 
 def test_rules_are_told_apart_by_their_names():

@@ -8,6 +8,12 @@ OUT = {f"aten.{name}.default": f"aten.{name}.out" for name in ("mm", "bmm", "add
 # The form that adds its result to its first argument.
 ADDING = {"aten.mm.default": "aten.addmm_.default", "aten.bmm.default": "aten.baddbmm_.default"}
 
+# The operator that adds its product to its first argument, and gives the sum.
+ADDED = {"aten.mm.default": "aten.addmm.default", "aten.bmm.default": "aten.baddbmm.default"}
+
+# Products of rows by a weight: where the weight stands, behind the rows, and before those the bias where there is one.
+WEIGHT_OF_ROWS = {"aten.mm.default": 1, "aten.addmm.default": 2}
+
 # The form that takes sizes in the place of a tensor of these sizes.
 OF_SIZES = {
     "aten.empty_like.default": "aten.empty.memory_format", "aten.zeros_like.default": "aten.zeros.default",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lowtide.ir.operators.moved import with_flags, with_indices
 from lowtide.ir.operators.row import Operator
+from lowtide.ir.operators.shapes import bytes_of, read_bytes
 
 ROWS = (
     Operator(name="lowtide.pack_bits", launches=5, moved_bytes=with_flags(6)),
@@ -13,4 +14,5 @@ ROWS = (
     Operator(name="lowtide.masked_mul", launches=4, moved_bytes=with_flags(4, numbers=True)),
     Operator(name="lowtide.pool_places", launches=2, moved_bytes=with_indices(0, 2)),
     Operator(name="lowtide.max_pool2d_backward", launches=3, moved_bytes=with_indices(1, 3)),
+    Operator(name="lowtide.layer_norm_backward", launches=2, moved_bytes=lambda node: read_bytes(node, ()) + 3 * bytes_of(node.results)),
 )

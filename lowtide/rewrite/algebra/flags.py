@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from lowtide.ir.graph import Arg, Node, Value
+from lowtide.ir.graph import Node, Value
+from lowtide.rewrite.algebra.packed import held_as, readers_of_packed
 from lowtide.rewrite.algebra.rule import Match
-from lowtide.rewrite.algebra.uses import Uses, bytes_of_bits, count_of, is_dense, layout, taking
+from lowtide.rewrite.algebra.uses import Uses, bytes_of_bits, is_dense, layout, taking
 
 _THRESHOLD = "aten.threshold_backward.default"
 
@@ -31,31 +31,18 @@ def rectified_as_bits(uses: Uses) -> Iterator[Match]:
 def masks_as_bits(uses: Uses) -> Iterator[Match]:
     """f(g, mask) in the backward pass -> f(g, unpack_bits(pack_bits(mask)))."""
     for mask in [value for value in uses.makers if value.dtype == "bool"]:
-        if not uses.is_forward(mask) or not is_dense(mask) or mask.storage.nbytes != count_of(mask):
-            continue
-        readers = uses.read_by_backward(mask.storage)
-        if readers and all(mask in node.inputs and not node.writes for node in readers):
+        if readers := readers_of_packed(uses, mask):
             yield _place(uses, mask, readers)
 
 
 def _place(uses: Uses, mask: Value, readers: list[Node]) -> Match:
     maker, bits = uses.makers[mask], _bits(uses, mask)
+
+    def unpacked(again: Value) -> Node:
+        return Node("lowtide.unpack_bits.default", (bits, mask.shape, mask.stride), (again,))
+
     packed = Node("lowtide.pack_bits.default", (mask,), (bits,), source=maker.source)
-    instead: dict[Node, tuple[Node, ...]] = {maker: (maker, packed)}
-    for place, node in enumerate(readers):
-        again = replace(uses.fresh(mask, f"{mask.name}_again{place}", "bool", mask.shape), stride=mask.stride)
-        unpacked = Node("lowtide.unpack_bits.default", (bits, mask.shape, mask.stride), (again,), source=node.source)
-        instead[node] = (unpacked, _reading(node, mask, again))
-    return Match(instead, mask.storage, bits.storage)
-
-
-def _reading(node: Node, before: Value, after: Value) -> Node:
-    def swapped(arg: Arg) -> Arg:
-        return tuple(map(swapped, arg)) if isinstance(arg, tuple) else after if arg is before else arg
-
-    kwargs = tuple((name, swapped(arg)) for name, arg in node.kwargs)
-    inplace = tuple((after if value is before else value, form) for value, form in node.inplace)
-    return replace(node, args=tuple(map(swapped, node.args)), kwargs=kwargs, inplace=inplace)
+    return held_as(uses, mask, packed, unpacked, readers)
 
 
 def _bits(uses: Uses, value: Value) -> Value:

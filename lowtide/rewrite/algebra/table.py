@@ -9,9 +9,12 @@ from typing import NamedTuple, TypeAlias
 from lowtide.ir.graph import Graph, Node
 from lowtide.rewrite.algebra.dropout import dropout_as_bits
 from lowtide.rewrite.algebra.flags import masks_as_bits, rectified_as_bits
+from lowtide.rewrite.algebra.folding import folded_into_convolutions, folded_into_products
+from lowtide.rewrite.algebra.indices import indices_in_fewer_bytes
 from lowtide.rewrite.algebra.pooling import places_in_windows, threshold_before_pooling
-from lowtide.rewrite.algebra.rounded import elu_from_result, norms_folded
+from lowtide.rewrite.algebra.rounded import elu_from_result, layer_norm_from_result
 from lowtide.rewrite.algebra.rule import Match, Rule
+from lowtide.rewrite.algebra.sums import products_added
 from lowtide.rewrite.algebra.uses import Uses
 from lowtide.rewrite.base import Rewritten, replace_nodes
 
@@ -21,8 +24,12 @@ RULES = (
     Rule("max-pooling's indices as places in windows", places_in_windows),
     Rule("rectifiers' results as bits", rectified_as_bits),
     Rule("masks as bits", masks_as_bits),
+    Rule("indices and labels in fewer bytes", indices_in_fewer_bytes),
     Rule("gradients of ELU from results", elu_from_result, exact=False),
-    Rule("batch norms folded into convolutions", norms_folded, exact=False),
+    Rule("gradients of layer norms without a weight from results", layer_norm_from_result, exact=False),
+    Rule("products added as they are made", products_added, exact=False),
+    Rule("batch norms folded into convolutions", folded_into_convolutions, exact=False),
+    Rule("batch norms folded into linear layers", folded_into_products, exact=False),
 )
 
 

@@ -36,6 +36,51 @@ class Uses:
                     found[storage].append(node)
         return found
 
+    @cached_property
+    def views(self) -> dict[Storage, list[Node]]:
+        """The nodes that only look at a storage, in program order."""
+        found: defaultdict[Storage, list[Node]] = defaultdict(list)
+        for node in self.graph.nodes:
+            if is_view(node):
+                for storage in dict.fromkeys(value.storage for value in node.inputs):
+                    found[storage].append(node)
+        return found
+
+    @cached_property
+    def users(self) -> dict[Value, list[Node]]:
+        """The nodes that read a value, views included, in program order."""
+        found: defaultdict[Value, list[Node]] = defaultdict(list)
+        for node in self.graph.nodes:
+            for value in node.inputs:
+                found[value].append(node)
+        return found
+
+    @cached_property
+    def makers_of(self) -> dict[Storage, Node]:
+        """The node that makes a storage."""
+        found: dict[Storage, Node] = {}
+        for value, node in self.makers.items():
+            found.setdefault(value.storage, node)
+        return found
+
+    @cached_property
+    def place(self) -> dict[Node, int]:
+        """Where nodes stand in program order."""
+        return {node: place for place, node in enumerate(self.graph.nodes)}
+
+    def written_between(self, node: Node, later: Node) -> bool:
+        """Whether what a node reads is another version where a later one stands."""
+        read = {value.storage for value in node.inputs if value.storage.kind.caller_owned}
+        return any(self.place[node] < place < self.place[later] for storage in read for place in self._writes.get(storage, ()))
+
+    @cached_property
+    def _writes(self) -> dict[Storage, list[int]]:
+        found: defaultdict[Storage, list[int]] = defaultdict(list)
+        for place, node in enumerate(self.graph.nodes):
+            for before, _ in node.writes:
+                found[before.storage].append(place)
+        return found
+
     def nodes_of(self, op: str) -> list[Node]:
         """The nodes of an operator, in program order."""
         return [node for node in self.graph.nodes if node.op == op]
@@ -53,11 +98,20 @@ class Uses:
         """Those of its readers that are of the backward pass, or later."""
         return [node for node in self.readers[storage] if is_backward(node)]
 
+    def name(self, wanted: str) -> str:
+        """A name that nothing has, this one if that can be."""
+        while wanted in self._names:
+            wanted += "_"
+        self._names.add(wanted)
+        return wanted
+
+    def fresh_like(self, value: Value, name: str, dtype: str) -> Value:
+        """A new value of another type, on a storage of its own, that lies as `value` does."""
+        return replace(self.fresh(value, name, dtype, value.shape), stride=value.stride)
+
     def fresh(self, like: Value, name: str, dtype: str, shape: tuple[Size, ...]) -> Value:
         """A new value on a storage of its own, where `like` lies, row by row."""
-        while name in self._names:
-            name += "_"
-        self._names.add(name)
+        name = self.name(name)
         storage = Storage(name, normal(product(shape) * ITEM_BYTES[dtype]), like.storage.device, like.storage.kind)
         return Value(name, storage, dtype, shape, _row_by_row(shape))
 
