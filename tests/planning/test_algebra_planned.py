@@ -2,17 +2,25 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
+import sympy
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lowtide.cost.measures import Measures
 from lowtide.errors import FormatError
+from lowtide.ir.check.graph_check import check_graph
+from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
+from lowtide.ir.shapes.at import at
+from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.text.graph_text import to_text
 from lowtide.plan.plan import Plan
 from lowtide.planning import planner
-from lowtide.planning.algebra import rewritings, rewritten_as
+from lowtide.planning.algebra import over_dimensions, rewritings, rewritten_as
 from lowtide.planning.candidate import Candidate
+from lowtide.planning.ranges.ranged import Ranged
 from lowtide.planning.request import Budget, Request
 from lowtide.rewrite.algebra.table import RULES
 from tests.graph_runs import NOWHERE, training_graph
@@ -115,3 +123,34 @@ def test_nothing_that_is_not_exact_unless_it_is_asked_for(graph):
     doubtful = [among[0], *(dataclasses.replace(each, exact=False) for each in among[1:])]
     assert not planner.plan(doubtful, Request(NOWHERE)).algebra
     assert planner.plan(doubtful, Request(NOWHERE, exact=False)).algebra
+
+
+def over_rows():
+    """Dropout of a number of rows that varies, forward and backward, as a graph over that number."""
+    rows = sympy.symbols("rows", integer=True, nonnegative=True)
+
+    def matrix(name, kind=Kind.ACTIVATION):
+        return Value(name, Storage(name, 4 * 24 * rows, "cpu", kind), "float32", (rows, 24), (24, 1))
+
+    x, drawn, mask, y, g = matrix("x", Kind.INPUT), matrix("drawn"), matrix("mask"), matrix("y"), matrix("g", Kind.GRADIENT)
+    nodes = (
+        Node("aten.bernoulli.p", (x, 0.75), (drawn,)),
+        Node("aten.div.Tensor", (drawn, 0.75), (mask,)),
+        Node("aten.mul.Tensor", (x, mask), (y,)),
+        Node("aten.mul.Tensor", (y, mask), (g,)),
+    )
+    return Graph((x,), nodes, (g,), (Dimension("rows", 2, 64),))
+
+
+def test_a_graph_over_dimensions_is_rewritten_as_at_one_point():
+    graph, points = over_rows(), [{"rows": 2}, {"rows": 37}, {"rows": 64}]
+    (found,) = rewritings(at(graph, points[-1]), times(0.5), exact=True)
+    whole = over_dimensions(found, graph)
+    assert whole is not None
+    zeros = np.zeros((len(points), len(whole.graph.nodes)), np.int64)
+    ranged = Ranged.by_algebra(whole, Measures.of(whole.graph, points, zeros))
+    for point in points:
+        candidate = ranged.at(point)
+        check_graph(candidate.graph)
+        assert to_text(candidate.graph) == to_text(next(rewritings(at(graph, point), times(0.5), exact=True)).graph)
+        assert [deed.saved_bytes for deed in candidate.deeds] == [4 * 24 * point["rows"] - 3 * point["rows"]]
