@@ -145,10 +145,10 @@ def over_rows():
 def test_a_graph_over_dimensions_is_rewritten_as_at_one_point():
     graph, points = over_rows(), [{"rows": 2}, {"rows": 37}, {"rows": 64}]
     (found,) = rewritings(at(graph, points[-1]), times(0.5), exact=True)
-    whole = over_dimensions(found, graph)
+    whole = over_dimensions(graph, found)
     assert whole is not None
     zeros = np.zeros((len(points), len(whole.graph.nodes)), np.int64)
-    ranged = Ranged.by_algebra(whole, Measures.of(whole.graph, points, zeros))
+    ranged = Ranged.of(whole.graph, Measures.of(whole.graph, points, zeros), whole)
     for point in points:
         candidate = ranged.at(point)
         check_graph(candidate.graph)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from lowtide.ir.graph import Arg, Node, Storage, Value
 from lowtide.ir.operators.nodes import is_view
-from lowtide.ir.sizes import ITEM_BYTES
 from lowtide.ir.shapes.polynomial import normal
+from lowtide.ir.sizes import ITEM_BYTES
 from lowtide.rewrite.algebra.rule import Match
 from lowtide.rewrite.algebra.uses import Uses, count_of, is_dense
 
