@@ -20,6 +20,8 @@ def varying_lengths() -> Iterable[str]:
         yield _near_each_shapes_own()
     if (RESULTS / "dynamic_overhead.json").exists():
         yield _what_a_range_costs()
+    if (RESULTS / "dynamic_foreign.json").exists():
+        yield _programs_of_others()
 
 
 def _trained_on_varying_lengths() -> str:
@@ -135,4 +137,24 @@ def _what_a_range_costs() -> str:
         "and the time from the call of `optimize` to the step, kernels compiled and operators measured before.",
         ("question", "operators", "one shape", "range", "difference", "ratio", "bar"),
         lines,
+    )
+
+
+def _programs_of_others() -> str:
+    rows = rows_of("dynamic_foreign")
+    ways = dict.fromkeys(row["way"] for row in rows)
+    subjects = dict.fromkeys(row["subject"] for row in rows)
+    verdicts = {(row["subject"], row["way"]): row["verdict"] for row in rows}
+    lines = [[subject, *(verdicts.get((subject, way), "") for way in ways)] for subject in subjects]
+    others = [f"{row['subject']}, {row['way']}: {row['verdict']}, {row['why']}" for row in rows if row["verdict"] != "right"]
+    return section(
+        "Programs that nobody here wrote, over ranges",
+        "dynamic_foreign",
+        "python -m bench.dynamic.foreign",
+        "Architectures of transformers, timm and torch.nn at small sizes: rows and lengths of their batches are dimensions, dropout on,\n"
+        "AdamW trains. Right is: eight steps of random shapes are eager's to the last bit, and four further peaks what was promised, to\n"
+        "1 % or 1 MiB, and within the limit.",
+        ("program", *ways),
+        lines,
+        after="\n".join(f"- {each}" for each in others),
     )

@@ -140,7 +140,10 @@ def optimize(
     if plan is not None and (memory is not None or latency is not None):
         raise TypeError("plan: a saved plan keeps to the limit that it was made for; leave out `memory` and `latency`, or `plan`")
     if plan is not None and dynamic is not None:
-        raise TypeError("plan: a saved plan is for batches of one shape; leave out `dynamic`, or `plan`")
+        raise TypeError(
+            "plan: a saved plan is for batches of one shape: leave out `dynamic` to use it for these, or `plan` to serve the range, whose "
+            "searches are kept on disk"
+        )
     limit = Limit.of(memory, latency)
     args, kwargs = positional_and_keyword(batch)
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))

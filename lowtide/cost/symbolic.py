@@ -30,7 +30,7 @@ class SymbolicProblem:
     """An ordering problem at every point of a range. Its tensors and nodes are those of `structure`."""
 
     dimensions: Dimensions
-    structure: OrderProblem  # of the sizes at the least of all dimensions
+    structure: OrderProblem  # of the sizes at some point
     tensor_bytes: tuple[Size, ...]  # [m]
     workspace_bytes: tuple[Size, ...]  # [n]
     resident_bytes: tuple[Size, ...]  # of each storage that the caller holds throughout
@@ -74,8 +74,12 @@ class SymbolicProblem:
         return compiled((*self.tensor_bytes, *self.workspace_bytes, *self.resident_bytes), self.dimensions)
 
 
-def symbolic_problem(graph: Graph, workspace_bytes: Sequence[Size] | None = None, *, round_to: int = 1) -> SymbolicProblem:
+def symbolic_problem(
+    graph: Graph, workspace_bytes: Sequence[Size] | None = None, *, round_to: int = 1, there: Graph | None = None
+) -> SymbolicProblem:
     """The ordering problem of a graph over dimensions, as `order_problem` makes it of a graph of numbers.
+
+    `there` is the graph at some point, if the caller has it.
 
     Raises CheckError where `workspace_bytes` has another length than the nodes, ShapeError for sizes that make no sense.
     """
@@ -83,7 +87,7 @@ def symbolic_problem(graph: Graph, workspace_bytes: Sequence[Size] | None = None
         raise CheckError(f"expected workspace_bytes of {len(graph.nodes)} nodes, got {len(workspace_bytes)}")
     return SymbolicProblem(
         graph.dimensions,
-        same_for_all(at(graph, {each.name: each.least for each in graph.dimensions}), graph),
+        same_for_all(there or at(graph, {each.name: each.least for each in graph.dimensions}), graph),
         tuple(storage.nbytes for storage in counted_storages(graph)),
         tuple([0] * len(graph.nodes) if workspace_bytes is None else workspace_bytes),
         tuple(storage.nbytes for storage in resident_storages(graph)),

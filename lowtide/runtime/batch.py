@@ -22,7 +22,10 @@ _MOST_NAMES = 12  # of leaves in one message
 
 def shape_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape:
     """The shapes and strides of a batch."""
-    return _shape([leaf.value for leaf in tree.flatten((args, kwargs))[0]])
+    items = [*args, *kwargs.values()]
+    if not all(type(item) is torch.Tensor for item in items):  # looking into what may be a structure takes longer
+        items = [leaf.value for leaf in tree.flatten((args, kwargs))[0]]
+    return _shape(items)
 
 
 def _shape(items: Sequence[Any]) -> Shape:

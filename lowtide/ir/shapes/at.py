@@ -92,13 +92,14 @@ def sizes_of_arg(arg: Arg) -> Iterator[Size]:
 
 
 class Rewriter:
-    """Writes nouns anew with other sizes, each once: whoever asks twice gets the same."""
+    """Writes nouns anew with other sizes, each once: whoever asks twice gets the same. What holds none but numbers stays what it is."""
 
     def __init__(self, instead: Mapping[Size, Size]) -> None:
         self._instead = instead
         self._storages: dict[Storage, Storage] = {}
         self._values: dict[Value, Value] = {}
         self._nodes: dict[Node, Node] = {}
+        self._found: dict[tuple[Size, ...], tuple[Size, ...]] = {}
 
     def graph(self, graph: Graph) -> Graph:
         """A graph without dimensions."""
@@ -109,40 +110,58 @@ class Rewriter:
     def node(self, node: Node) -> Node:
         """A node, after those that it comes after."""
         if node not in self._nodes:
-            self._nodes[node] = self._written(node)
+            self._nodes[node] = node if self._stays(node) else self._written(node)
         return self._nodes[node]
 
+    def _stays(self, node: Node) -> bool:
+        values = (*node.inputs, *node.results, *(before for before, _ in node.writes), *(value for value, _ in node.inplace))
+        if node.body is not None or any(self.value(value) is not value for value in values):
+            return False
+        return all(self.node(other) is other for other in node.after) and not any(
+            True for arg in (*node.args, *(arg for _, arg in node.kwargs)) for _ in sizes_of_arg(arg)
+        )
+
     def _written(self, node: Node) -> Node:
-        return replace(
-            node,
-            args=tuple(map(self._arg, node.args)),
-            outputs=tuple(None if value is None else self.value(value) for value in node.outputs),
-            kwargs=tuple((name, self._arg(arg)) for name, arg in node.kwargs),
-            writes=tuple((self.value(before), self.value(after)) for before, after in node.writes),
-            after=tuple(map(self.node, node.after)),
-            inplace=tuple((self.value(value), overload) for value, overload in node.inplace),
-            body=None if node.body is None else replace(self.graph(node.body), dimensions=node.body.dimensions),
+        return Node(
+            node.op,
+            tuple(map(self._arg, node.args)),
+            tuple(None if value is None else self.value(value) for value in node.outputs),
+            tuple((name, self._arg(arg)) for name, arg in node.kwargs),
+            tuple((self.value(before), self.value(after)) for before, after in node.writes),
+            tuple(map(self.node, node.after)),
+            tuple((self.value(value), overload) for value, overload in node.inplace),
+            None if node.body is None else replace(self.graph(node.body), dimensions=node.body.dimensions),
+            node.source,
         )
 
     def value(self, value: Value) -> Value:
         """A value on its storage."""
-        if value not in self._values:
+        found = self._values.get(value)
+        if found is None:
             shape, stride = self._sizes(value, value.shape), self._sizes(value, value.stride)
-            (offset,) = self._sizes(value, (value.offset,))
-            self._values[value] = replace(value, storage=self._storage(value.storage), shape=shape, stride=stride, offset=offset)
-        return self._values[value]
+            (offset,), storage = self._sizes(value, (value.offset,)), self._storage(value.storage)
+            stays = storage is value.storage and (shape, stride, offset) == (value.shape, value.stride, value.offset)
+            found = value if stays else Value(value.name, storage, value.dtype, shape, stride, offset, value.version)
+            self._values[value] = found
+        return found
 
     def _storage(self, storage: Storage) -> Storage:
-        if storage not in self._storages:
+        found = self._storages.get(storage)
+        if found is None:
             (nbytes,) = self._sizes(storage, (storage.nbytes,))
-            self._storages[storage] = replace(storage, nbytes=nbytes)
-        return self._storages[storage]
+            found = storage if isinstance(storage.nbytes, int) else Storage(storage.name, nbytes, storage.device, storage.kind)
+            self._storages[storage] = found
+        return found
 
     def _sizes(self, owner: Storage | Value, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
-        found = tuple(size if isinstance(size, int) else self._instead[size] for size in sizes)
-        for size, each in zip(sizes, found, strict=True):
-            if isinstance(each, int) and each < 0:
-                raise ShapeError(f"{owner.name}: expected sizes of 0 or more, got {size} = {each}: let the dimensions' ranges begin higher")
+        found = self._found.get(sizes)
+        if found is None:
+            found = tuple(size if isinstance(size, int) else self._instead[size] for size in sizes)
+            for size, each in zip(sizes, found, strict=True):
+                if isinstance(each, int) and each < 0:
+                    expected = f"{owner.name}: expected sizes of 0 or more, got {size} = {each}"
+                    raise ShapeError(f"{expected}: let the dimensions' ranges begin higher")
+            self._found[sizes] = found
         return found
 
     def _arg(self, arg: Arg) -> Arg:

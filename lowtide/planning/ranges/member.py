@@ -16,6 +16,7 @@ from lowtide.cost.symbolic import same_for_all
 from lowtide.ir.check.graph_check import check_graph, check_order, check_reuses
 from lowtide.ir.graph import Graph
 from lowtide.ir.shapes.at import at
+from lowtide.planning.ranges.points import largest
 from lowtide.planning.ranges.ranged import Ranged
 from lowtide.planning.request import Request
 from lowtide.problems.order import Ints
@@ -73,11 +74,10 @@ class Member:
 
     @cached_property
     def _written(self) -> Written:
-        graph, order = self.ranged.graph, self.own_order
+        graph, order, there = self.ranged.graph, self.own_order, self.ranged.at_largest
         if self.sequence is not None:
             graph = rematerialise(graph, self.sequence.tolist()).graph
-            order = tuple(range(len(graph.nodes)))
-        there = at(graph, {each.name: each.most for each in graph.dimensions})
+            order, there = tuple(range(len(graph.nodes))), at(graph, largest(graph.dimensions))
         found = Written(graph, order, tuple(map(int, simulate(same_for_all(there, graph), order).reuses)))
         _check(found, there)
         return found

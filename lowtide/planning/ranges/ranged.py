@@ -18,6 +18,7 @@ from lowtide.ir.shapes.dimension import Dimensions
 from lowtide.ir.shapes.evaluate import size_at
 from lowtide.planning.algebra import Deed, Rewriting
 from lowtide.planning.candidate import Candidate
+from lowtide.planning.ranges.points import largest
 from lowtide.planning.request import Request
 from lowtide.problems.order import OrderProblem
 from lowtide.remat.ranged import RangedProblem
@@ -65,6 +66,11 @@ class Ranged:
         found: NDArray[np.float64] = self.measures.node_us[:, runs].sum(axis=1)
         return found
 
+    @cached_property
+    def at_largest(self) -> Graph:
+        """The graph at the largest point."""
+        return at(self.graph, largest(self.dimensions))
+
     def at(self, point: Mapping[str, int]) -> Candidate:
         """The candidate of numbers at a point; what follows from it is kept for a while. Raises ShapeError for a wrong point."""
         key = tuple(point[each.name] for each in self.dimensions if each.name in point)
@@ -77,7 +83,7 @@ class Ranged:
     def order_problem(self, granule_bytes: int) -> SymbolicProblem:
         """The ordering problem, without the workspaces that were measured."""
         if granule_bytes not in self._orders:
-            self._orders[granule_bytes] = symbolic_problem(self.graph, round_to=granule_bytes)
+            self._orders[granule_bytes] = symbolic_problem(self.graph, round_to=granule_bytes, there=self.at_largest)
         return self._orders[granule_bytes]
 
     def order_problem_at(self, point: Mapping[str, int], granule_bytes: int) -> OrderProblem:
@@ -90,14 +96,13 @@ class Ranged:
         for known, problem in self._problems:  # few, and a device need not have a hash
             if known == key:
                 return problem
-        point = {each.name: each.most for each in self.dimensions}
-        structure = self.at(point).remat_problem(request.granule_bytes, request.links, request.swap_state)
+        structure = self.at(largest(self.dimensions)).remat_problem(request.granule_bytes, request.links, request.swap_state)
         self._problems.append((key, RangedProblem.of(self.graph, structure, self.measures, request.granule_bytes, request.links)))
         return self._problems[-1][1]
 
     def made(self, point: Mapping[str, int]) -> Candidate:
         """The same, of which nothing is known yet. Raises ShapeError for a wrong point."""
-        graph = at(self.graph, point)
+        graph = self.at_largest if dict(point) == largest(self.dimensions) else at(self.graph, point)
         held = {value.name for value in self.held_by_eager}
         values = (value for node in graph.nodes for value in node.results if value.name in held)
         deeds = tuple(deed.at(partial(size_at, dimensions=self.dimensions, point=point)) for deed in self.deeds)
@@ -110,5 +115,6 @@ def same_everywhere(graph: Graph) -> Graph:
     written: dict[Node, Node] = {}
     for node in graph.nodes:
         inplace = tuple(entry for entry in node.inplace if fits_everywhere(node, entry[0]))
-        written[node] = replace(node, inplace=inplace, after=tuple(written[other] for other in node.after))
+        after = tuple(written[other] for other in node.after)
+        written[node] = node if (inplace, after) == (node.inplace, node.after) else replace(node, inplace=inplace, after=after)
     return replace(graph, nodes=tuple(written.values()))
