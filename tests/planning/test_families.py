@@ -92,6 +92,17 @@ def test_a_family_without_a_limit_is_about_as_lean_as_each_shapes_own_plan():
         assert family.plan(point).peak_bytes == family.peak_bytes(point)
 
 
+@pytest.mark.parametrize("without", ["_searched_alone", "_carried"])
+def test_programs_of_one_step_fit_where_the_last_does(without, monkeypatch):
+    """By what was found for the last one alone; where that does not do, by a search of their own."""
+    planner = RangePlanner([[ranged(network(5, batch=2))], [ranged(network(5, batch=2))]])
+    monkeypatch.setattr(RangePlanner, without, (lambda *args: []) if without == "_carried" else None)
+    first, last = planner.families(within(planner, 0.6))
+    fits = [last.fits({"length": length}) for length in range(16, 513, 31)]
+    assert any(fits)
+    assert [first.fits({"length": length}) for length in range(16, 513, 31)] == fits
+
+
 def test_a_family_within_a_limit_of_time_keeps_to_it_and_is_lean(one):
     asked = within(one, latency=1.15)
     (family,) = one.families(asked)
