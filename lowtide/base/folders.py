@@ -88,10 +88,10 @@ def _temporary() -> Path | None:
     if not hasattr(os, "geteuid"):
         return None
     try:
-        place = Path(tempfile.gettempdir())
-        mode = place.stat().st_mode
+        folder = Path(tempfile.gettempdir())
+        mode = folder.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             return None  # anybody could put a folder of their own in the place of this one
-        return own_folder(place / f"lowtide-{os.geteuid()}")
+        return own_folder(folder / f"lowtide-{os.geteuid()}")
     except OSError:
         return None

@@ -74,8 +74,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def geometry(tensor: torch.Tensor) -> Geometry:
     """What tells two tensors on one storage apart."""
-    place = dtype_name(tensor.dtype), sizes_of(tensor.shape), sizes_of(tensor.stride()), size_of(tensor.storage_offset())
-    return *place, tensor.is_conj(), tensor.is_neg()
+    laid_out = dtype_name(tensor.dtype), sizes_of(tensor.shape), sizes_of(tensor.stride()), size_of(tensor.storage_offset())
+    return *laid_out, tensor.is_conj(), tensor.is_neg()
 
 
 def geometry_of_value(value: Value) -> Geometry:

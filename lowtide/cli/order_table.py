@@ -80,8 +80,8 @@ def _made_by(problem: OrderProblem, tensor: int) -> Text:
     if node < 0:
         return Text(f"tensor {tensor}, there from the start")
     made = problem.outputs_of
-    place = tensor if made.ptr[node + 1] - made.ptr[node] > 1 else None
-    return _name(problem.names[node]) + Text("" if place is None else f", tensor {place}")
+    position = tensor if made.ptr[node + 1] - made.ptr[node] > 1 else None
+    return _name(problem.names[node]) + Text("" if position is None else f", tensor {position}")
 
 
 def _name(name: str) -> Text:

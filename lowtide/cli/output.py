@@ -51,9 +51,9 @@ def check_targets(targets: Mapping[str, str | os.PathLike[str] | None], problem:
             continue
         target = os.fspath(given)
         _check_target(option, target, problem)
-        place = target if target == STANDARD_OUTPUT else Path(target).absolute()
-        if first.setdefault(place, option) != option:
-            raise FormatError(f"{option} {target}: expected another file than that of {first[place]}")
+        position = target if target == STANDARD_OUTPUT else Path(target).absolute()
+        if first.setdefault(position, option) != option:
+            raise FormatError(f"{option} {target}: expected another file than that of {first[position]}")
 
 
 def _check_target(option: str, target: str, problem: Path | None) -> None:

@@ -90,14 +90,14 @@ class Several:
 
     def __init__(self, footprints: Sequence[Footprints], groups: Sequence[int]) -> None:
         keys = {key: None for each in footprints for key in zip(each.sizes, each.granules.tolist(), strict=True)}
-        place = {key: column for column, key in enumerate(keys)}
+        position = {key: column for column, key in enumerate(keys)}
         self._widths = [0] * (max(groups) + 1)
         for each, group in zip(footprints, groups, strict=True):
             self._widths[group] = max(self._widths[group], each.matrix.shape[1] - len(each.sizes))
         blocks = []
         for each, group in zip(footprints, groups, strict=True):
             block = np.zeros((len(each.matrix), len(keys) + sum(self._widths)), np.int64)
-            own = [place[key] for key in zip(each.sizes, each.granules.tolist(), strict=True)]
+            own = [position[key] for key in zip(each.sizes, each.granules.tolist(), strict=True)]
             begin = len(keys) + sum(self._widths[:group])
             block[:, [*own, *range(begin, begin + each.matrix.shape[1] - len(own))]] = each.matrix
             blocks.append(block)

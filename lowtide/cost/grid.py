@@ -37,7 +37,7 @@ class Grid:
         Raises ShapeError for a point out of the range, and where one is missing, given twice, or the ends of a range are not among them.
         """
         given = [tuple(checked_point(dimensions, point).values()) for point in points]
-        found = cls(dimensions, tuple(tuple(sorted({numbers[place] for numbers in given})) for place in range(len(dimensions))))
+        found = cls(dimensions, tuple(tuple(sorted({numbers[position] for numbers in given})) for position in range(len(dimensions))))
         for dimension, numbers in zip(dimensions, found.numbers, strict=True):
             if numbers[:1] != (dimension.least,) or numbers[-1:] != (dimension.most,):
                 raise ShapeError(f"points: expected both ends of {dimension} among them, got {', '.join(map(str, numbers)) or 'none'}")
@@ -53,7 +53,7 @@ class Grid:
 
     def positions(self, points: Sequence[Mapping[str, int]]) -> list[int]:
         """By point of the grid: where it stands among these, which are the same in another order."""
-        there = {tuple(checked_point(self.dimensions, point).values()): place for place, point in enumerate(points)}
+        there = {tuple(checked_point(self.dimensions, point).values()): position for position, point in enumerate(points)}
         return [there[tuple(point.values())] for point in self.points]
 
     def weights(self, point: Mapping[str, int]) -> Floats:
@@ -85,11 +85,11 @@ def _logarithm(number: int) -> float:
 def _weights(number: int, numbers: tuple[int, ...], scale: Callable[[int], float]) -> Floats:
     """Of the neighbours of a number on a scale: the nearer one counts for more."""
     found = np.zeros(len(numbers))
-    place = min(bisect_right(numbers, number), len(numbers) - 1)
-    if len(numbers) == 1 or numbers[place] == number:
-        found[place] = 1.0
+    position = min(bisect_right(numbers, number), len(numbers) - 1)
+    if len(numbers) == 1 or numbers[position] == number:
+        found[position] = 1.0
         return found
-    low, high, between = scale(numbers[place - 1]), scale(numbers[place]), scale(number)
-    found[place] = (between - low) / (high - low)
-    found[place - 1] = (high - between) / (high - low)
+    low, high, between = scale(numbers[position - 1]), scale(numbers[position]), scale(number)
+    found[position] = (between - low) / (high - low)
+    found[position - 1] = (high - between) / (high - low)
     return found

@@ -54,9 +54,9 @@ class Measures:
         sizes = sorted({size for node in graph.nodes for size in _sizes(node)}, key=str)
         numbers = np.array([compiled(tuple(sizes), graph.dimensions)(*point.values()) for point in grid.points], np.float64)
         columns = _Columns(dict(zip(sizes, numbers.T, strict=True)))
-        found = [columns.of(node, spaces[:, place]) for place, node in enumerate(graph.nodes)]
+        found = [columns.of(node, spaces[:, position]) for position, node in enumerate(graph.nodes)]
         measured = np.array(list(columns.measured), np.int64).reshape(len(columns.measured), len(points)).T
-        numbered = [place if is_scaled or place < 0 else place + len(columns.scaled) for is_scaled, place in found]
+        numbered = [position if is_scaled or position < 0 else position + len(columns.scaled) for is_scaled, position in found]
         made = cls(grid, spaces, np.empty((len(points), 0)), np.array(numbered, np.int32), tuple(columns.scaled), measured)
         return made.timed(points, node_us) if np.size(node_us) else made
 

@@ -42,8 +42,8 @@ def symbolic_peak(problem: SymbolicProblem, order: Sequence[int]) -> SymbolicPea
     footprints = list(dict.fromkeys(_footprints(problem, order)))
     at_most = compiled(tuple(each.size for each in footprints), problem.dimensions)(*(each.most for each in problem.dimensions))
     kept: list[Polynomial] = []
-    for _, place in sorted(((nbytes, -place) for place, nbytes in enumerate(at_most)), reverse=True):
-        each = footprints[-place]
+    for _, position in sorted(((nbytes, -position) for position, nbytes in enumerate(at_most)), reverse=True):
+        each = footprints[-position]
         if not any(sign_of(each - other, problem.dimensions) in (Sign.NOT_POSITIVE, Sign.ZERO) for other in kept):
             kept = [other for other in kept if sign_of(other - each, problem.dimensions) is not Sign.NOT_POSITIVE]
             kept.append(each)

@@ -10,7 +10,7 @@ Path: TypeAlias = "tuple[str | int, ...]"
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One place in the caller's program: `place` says which table, `path` where in it.
+    """One place in the caller's program: `table` says of which kind, `path` where among those.
 
     parameter, buffer  (name,)                         of the model, "layer1.0.conv1.weight"
     attribute          (name,)                         a plain tensor of a module, "layer1.memory"

@@ -50,7 +50,10 @@ def lines(node: Node, names: Names, fresh: Callable[[str], str], wide: dict[str,
 def _within(loop: Loop, names: Names, turn: tuple[str, str], fresh: Callable[[str], str], wide: dict[str, int]) -> Iterator[str]:
     """What each turn does."""
     body, views = loop.body, []
-    for outer, inner, dim in (*loop.cut, *((value, place, into if isinstance(into, int) else None) for value, place, into in loop.made)):
+    for outer, inner, dim in (
+        *loop.cut,
+        *((value, position, into if isinstance(into, int) else None) for value, position, into in loop.made),
+    ):
         names[inner] = names[outer]
         if dim is not None:
             names[inner] = fresh(f"{outer.name}_{turn[1]}")

@@ -53,8 +53,8 @@ class Sizes:
 
 def _extent(dimension: Dimension, graph: Graph, variables: Mapping[Value, str]) -> str:
     """Where a batch says the number of a dimension: the first extent of an input that is just that, or counted by it."""
-    for value, place in _extents(graph, dimension.extent(dimension.symbol)):
-        return _counted(f"{variables[value]}.size({place})", dimension.steps)
+    for value, position in _extents(graph, dimension.extent(dimension.symbol)):
+        return _counted(f"{variables[value]}.size({position})", dimension.steps)
     raise FormatError(f"dimension {dimension.name}: expected an input one of whose extents is {dimension.name}, so that a batch says it")
 
 
@@ -65,4 +65,4 @@ def _counted(extent: str, steps: Steps | None) -> str:
 
 
 def _extents(graph: Graph, extent: Any) -> Iterator[tuple[Value, int]]:
-    return ((value, place) for value in graph.inputs for place, each in enumerate(value.shape) if sympy.sympify(each) == extent)
+    return ((value, position) for value in graph.inputs for position, each in enumerate(value.shape) if sympy.sympify(each) == extent)

@@ -30,7 +30,7 @@ def rule_reports_from(item: Any) -> tuple[RuleReport, ...]:
     """The reports that `RuleReport.rows` wrote. Raises FormatError for what cannot be any."""
     if not isinstance(item, list):
         fields.refuse("plan", _WHERE, "a list", item)
-    return tuple(_from(f"plan: {_WHERE}: {place}", each) for place, each in enumerate(item))
+    return tuple(_from(f"plan: {_WHERE}: {position}", each) for position, each in enumerate(item))
 
 
 def _from(where: str, item: Any) -> RuleReport:

@@ -8,7 +8,7 @@ The simple form: item i creates tensor i, so that an edge is a number and nothin
     ]}
 
 An item of op "Input" is no node: its tensor is there from the start and lives to its last use. Every other item is a node, named after
-its operator and its place here ("Relu_1"). A tensor without readers lives to the end. With "inplace" a node may take over its first
+its operator and its position here ("Relu_1"). A tensor without readers lives to the end. With "inplace" a node may take over its first
 input of its own size, if that dies there.
 
 The general form holds all that an `OrderProblem` does. Fields after the first of each item may be left out, and are
@@ -58,7 +58,7 @@ def load_problem(path: str | os.PathLike[str]) -> OrderProblem:
 
 
 def load_with_positions(path: str | os.PathLike[str]) -> Loaded:
-    """The same, with the place of each node in the file's list."""
+    """The same, with the position of each node in the file's list."""
     text = read_utf8(path)
     try:
         return _loaded(text)
@@ -94,7 +94,7 @@ def _loaded(text: str) -> Loaded:
         raise FormatError('expected a JSON object with a list of "nodes"')
     if "tensors" in data or "format" in data:
         return Loaded(_general(data), range(len(data["nodes"])))
-    return Loaded(_simple(data), [place for place, item in enumerate(data["nodes"]) if item["op"] != "Input"])
+    return Loaded(_simple(data), [position for position, item in enumerate(data["nodes"]) if item["op"] != "Input"])
 
 
 def _integer(digits: str) -> int:
@@ -209,8 +209,8 @@ def _simple_items(problem: OrderProblem, lists: _Lists) -> list[dict[str, Any]] 
             continue
         takes, reads = lists.takes[node], lists.reads[node]
         alike = [read for read in reads if lists.tensor_bytes[read] == lists.tensor_bytes[tensor]][:1]
-        op, _, place = problem.names[node].rpartition("_")
-        if takes not in ([], alike) or any(lists.slots[node]) or lists.after(node) or op == "Input" or place != str(tensor):
+        op, _, position = problem.names[node].rpartition("_")
+        if takes not in ([], alike) or any(lists.slots[node]) or lists.after(node) or op == "Input" or position != str(tensor):
             return None
         items.append({"op": op, "inputs": reads, "bytes": lists.tensor_bytes[tensor], "inplace": bool(takes)})
     return items

@@ -48,7 +48,7 @@ def footprint_of(problem: RematProblem, sequence: Ints, tensor_bytes: Bytes) -> 
 
 
 def first_wrong(problem: RematProblem, sequence: Ints) -> int:
-    """The first place at which an entry is wrong, -1 where none is.
+    """The first position at which an entry is wrong, -1 where none is.
 
     A run is wrong that lacks an input, repeats what may not be, or comes after what wrote over its inputs, or that makes anew what has been
     stored and not yet dropped; a store of what is not there; a drop without a store, or of what is not there; a load of what was never
@@ -64,41 +64,41 @@ def _first_wrong(sequence: Any, facts: Any) -> int:
     n, m = len(facts.repeatable), len(facts.producer)
     done, there, dropped = np.zeros(n, np.bool_), facts.producer < 0, np.zeros(m, np.bool_)
     stored, pending, written = np.zeros(m, np.bool_), np.zeros(m, np.bool_), np.zeros(m, np.bool_)
-    for place in range(len(sequence)):
-        code = sequence[place]
+    for position in range(len(sequence)):
+        code = sequence[position]
         if code < 0 or code >= code_of(STORE, m, n):
-            return place
+            return position
         deed, tensor = deed_of(code, n), storage_of(code, n)
         if deed != RUN:
             if deed == STORE:
                 if not there[tensor] or stored[tensor] or not facts.storable[tensor] or written[tensor]:
-                    return place
+                    return position
                 stored[tensor] = pending[tensor] = True
             elif deed == DROP:
                 if not there[tensor] or not stored[tensor] or written[tensor]:
-                    return place
+                    return position
                 there[tensor], pending[tensor], dropped[tensor] = False, False, True
             else:
                 if not dropped[tensor] or (facts.offloaded[tensor] and there[tensor]):
-                    return place
+                    return position
                 there[tensor] = True
             continue
         for entry in range(facts.read_ptr[code], facts.read_ptr[code + 1]):
             if not there[facts.read_ids[entry]]:
-                return place
+                return position
         if done[code]:
             if not facts.repeatable[code]:
-                return place
+                return position
             for entry in range(facts.limit_ptr[code], facts.limit_ptr[code + 1]):
                 if done[facts.limit_ids[entry]]:
-                    return place
+                    return position
         for entry in range(facts.made_ptr[code], facts.made_ptr[code + 1]):
             if pending[facts.made_ids[entry]]:
-                return place
+                return position
             there[facts.made_ids[entry]] = True
         for entry in range(facts.write_ptr[code], facts.write_ptr[code + 1]):
             if pending[facts.write_ids[entry]]:
-                return place
+                return position
             written[facts.write_ids[entry]] = True
         done[code] = True
     return len(sequence) if pending.any() or (facts.offloaded & ~there).any() else -1
@@ -115,16 +115,16 @@ def _play(sequence: Any, facts: Any) -> NDArray[np.int64]:
     for tensor in range(m):
         if facts.kept[tensor]:
             last[tensor] = count
-    for place in range(count - 1, -1, -1):
-        code, freed = sequence[place], np.int64(0)
+    for position in range(count - 1, -1, -1):
+        code, freed = sequence[position], np.int64(0)
         if deed_of(code, n) != RUN:
             tensor = storage_of(code, n)
             if last[tensor] < 0:
                 freed = facts.tensor_bytes[tensor]
-                last[tensor] = place
+                last[tensor] = position
             if deed_of(code, n) == LOAD:
                 last[tensor] = -1
-            dead[place] = freed
+            dead[position] = freed
             continue
         for entry in range(facts.made_ptr[code], facts.made_ptr[code + 1]):
             tensor = facts.made_ids[entry]
@@ -133,28 +133,28 @@ def _play(sequence: Any, facts: Any) -> NDArray[np.int64]:
             last[tensor] = -1
         for entry in range(facts.take_ptr[code], facts.take_ptr[code + 1]):
             if last[facts.take_ids[entry]] < 0:
-                taken[place] = facts.tensor_bytes[facts.take_output[code]]
+                taken[position] = facts.tensor_bytes[facts.take_output[code]]
                 break
         for entry in range(facts.read_ptr[code], facts.read_ptr[code + 1]):
             tensor = facts.read_ids[entry]
             if last[tensor] < 0:
-                last[tensor] = place
+                last[tensor] = position
                 freed += facts.tensor_bytes[tensor]
-        dead[place] = freed
+        dead[position] = freed
     for tensor in range(m):
         if facts.producer[tensor] < 0 and last[tensor] >= 0:
             live += facts.tensor_bytes[tensor]
     footprint = np.empty(count, np.int64)
-    for place in range(count):
-        code = sequence[place]
+    for position in range(count):
+        code = sequence[position]
         if deed_of(code, n) != RUN:
             if deed_of(code, n) == LOAD:
                 live += facts.tensor_bytes[storage_of(code, n)]
-            footprint[place] = live
+            footprint[position] = live
         else:
             live += facts.made_bytes[code]
-            footprint[place] = live + facts.workspace_bytes[code] - taken[place]
-        live -= dead[place]
+            footprint[position] = live + facts.workspace_bytes[code] - taken[position]
+        live -= dead[position]
     return footprint
 
 
@@ -164,8 +164,8 @@ def _time_us(sequence: Any, facts: Any) -> float:
     n, m = len(facts.made_bytes), len(facts.tensor_bytes)
     clock, to_host, from_host = 0.0, 0.0, 0.0
     stored, arrived = np.zeros(m), np.zeros(m)
-    for place in range(len(sequence)):
-        code = sequence[place]
+    for position in range(len(sequence)):
+        code = sequence[position]
         deed = deed_of(code, n)
         if deed == RUN:
             for entry in range(facts.read_ptr[code], facts.read_ptr[code + 1]):

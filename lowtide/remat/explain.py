@@ -33,11 +33,11 @@ from lowtide.remat.problem import RematProblem
 class _Copy:
     """One copy of a tensor in a sequence."""
 
-    start: int  # the place of the entry that makes it, -1 where it is there from the start
-    last: int  # the place of the last entry that uses it
+    start: int  # the position of the entry that makes it, -1 where it is there from the start
+    last: int  # the position of the last entry that uses it
     wanted: bool = False  # by something else than a repetition
     taken: bool = False  # its last user works in its memory
-    repeats: list[int] = field(default_factory=list)  # places of the repetitions that read it
+    repeats: list[int] = field(default_factory=list)  # positions of the repetitions that read it
 
 
 @dataclass
@@ -78,10 +78,10 @@ def evictions_of(problem: RematProblem, sequence: Ints, graph: Graph, written: G
 def peak_position(problem: RematProblem, sequence: Ints) -> int:
     """Where in a sequence that node runs first at which its nodes would peak, each run once in the same order; 0 where there are none."""
     seen, firsts = set(), []
-    for place, entry in enumerate(sequence.tolist()):
+    for position, entry in enumerate(sequence.tolist()):
         if problem.codes.read(entry)[0] is Deed.RUN and entry not in seen:
             seen.add(entry)
-            firsts.append(place)
+            firsts.append(position)
     footprint = cost_of(problem, sequence[np.array(firsts, np.int64)]).footprint_bytes
     return firsts[int(footprint.argmax())] if firsts else 0
 
@@ -101,56 +101,56 @@ class _Played:
         self.reads, self.makes = _listed(base.reads), _listed(base.outputs_of)
         given = np.flatnonzero(base.producer < 0).tolist()
         self.copies: dict[int, list[_Copy]] = {tensor: [_Copy(-1, -1)] for tensor in given}
-        self.repeated: dict[int, list[tuple[int, _Copy]]] = {}  # by place of a repetition: the tensors and copies that it makes
+        self.repeated: dict[int, list[tuple[int, _Copy]]] = {}  # by position of a repetition: the tensors and copies that it makes
         self.transfers: list[tuple[Deed, int]] = []
         done: set[int] = set()
-        for place, entry in enumerate(sequence):
+        for position, entry in enumerate(sequence):
             deed, which = problem.codes.read(entry)
             if deed is Deed.RUN:
-                self._run(place, which, which in done)
+                self._run(position, which, which in done)
                 done.add(which)
             else:
-                self._move(place, deed, which)
+                self._move(position, deed, which)
         for tensor in np.flatnonzero(base.kept).tolist():
             self.copies[tensor][-1].wanted, self.copies[tensor][-1].last = True, len(sequence)
 
     def take(self, graph: Graph, storages: Sequence[Storage], reuses: Ints) -> None:
         """Mark the copies whose memory is taken over: `reuses` is by entry."""
         number = {storage: tensor for tensor, storage in enumerate(storages)}
-        for place in np.flatnonzero(reuses >= 0).tolist():
-            value, _ = graph.nodes[self.sequence[place]].inplace[reuses[place]]
+        for position in np.flatnonzero(reuses >= 0).tolist():
+            value, _ = graph.nodes[self.sequence[position]].inplace[reuses[position]]
             for copy in self.copies[number[value.storage]]:
-                copy.taken |= copy.last == place
+                copy.taken |= copy.last == position
 
-    def _run(self, place: int, node: int, again: bool) -> None:
+    def _run(self, position: int, node: int, again: bool) -> None:
         for tensor in self.reads[node]:
             copy = self.copies[tensor][-1]
-            copy.last = place
+            copy.last = position
             copy.wanted |= not again
             if again:
-                copy.repeats.append(place)
-        made = [(tensor, _Copy(place, place)) for tensor in self.makes[node]]
+                copy.repeats.append(position)
+        made = [(tensor, _Copy(position, position)) for tensor in self.makes[node]]
         for tensor, copy in made:
             self.copies.setdefault(tensor, []).append(copy)
         if again:
-            self.repeated[place] = made
+            self.repeated[position] = made
 
-    def _move(self, place: int, deed: Deed, tensor: int) -> None:
+    def _move(self, position: int, deed: Deed, tensor: int) -> None:
         self.transfers.append((deed, tensor))
         if deed is Deed.LOAD:
-            self.copies[tensor].append(_Copy(place, place))
+            self.copies[tensor].append(_Copy(position, position))
             return
-        self.copies[tensor][-1].last = place
+        self.copies[tensor][-1].last = position
         self.copies[tensor][-1].wanted |= deed is Deed.STORE
 
     def costs(self) -> defaultdict[int, _Cost]:
         """By tensor: what restoring it costs, each repeated run paid for once."""
         found: defaultdict[int, _Cost] = defaultdict(_Cost)
-        payer: dict[int, int] = {}  # by place of a repetition: the tensor
-        for place in sorted(self.repeated, reverse=True):
-            payer[place] = tensor = self._payer(place, payer)
+        payer: dict[int, int] = {}  # by position of a repetition: the tensor
+        for position in sorted(self.repeated, reverse=True):
+            payer[position] = tensor = self._payer(position, payer)
             found[tensor].runs += 1
-            found[tensor].run_us += float(self.problem.cost_us[self.sequence[place]])
+            found[tensor].run_us += float(self.problem.cost_us[self.sequence[position]])
         links = self.problem.links
         for deed, tensor in self.transfers:
             assert links is not None, "nothing is moved without links"
@@ -160,9 +160,9 @@ class _Played:
                 found[tensor].load_us += float(links.load_us[tensor])
         return found
 
-    def _payer(self, place: int, payer: dict[int, int]) -> int:
+    def _payer(self, position: int, payer: dict[int, int]) -> int:
         """The tensor that a repetition runs for."""
-        made = self.repeated[place]
+        made = self.repeated[position]
         readers = [reader for _, copy in made for reader in copy.repeats]
         wanted = [tensor for tensor, copy in made if copy.wanted]
         if readers and not wanted:

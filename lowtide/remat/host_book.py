@@ -18,10 +18,10 @@ class HostBook:
         self.position = -1  # the present one
         self.offloadable = frozenset(offloadable_storages(graph))
         self.there: dict[Storage, Value] = {}  # on the host
-        self.stored: dict[Storage, int] = {}  # the places of stores whose drop is still to come
-        self.dropped: dict[Storage, int] = {}  # the places of drops
+        self.stored: dict[Storage, int] = {}  # the positions of stores whose drop is still to come
+        self.dropped: dict[Storage, int] = {}  # the positions of drops
         self.offloaded: dict[Storage, tuple[Node, ...]] = {}  # the caller's own: the latest drop, after which comes the next load
-        self.written: dict[Storage, int] = {}  # places of the first writes: what is on the host is no longer true
+        self.written: dict[Storage, int] = {}  # positions of the first writes: what is on the host is no longer true
 
     @cached_property
     def bases(self) -> dict[Storage, Base]:

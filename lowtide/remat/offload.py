@@ -44,7 +44,7 @@ def offloadable_storages(graph: Graph) -> tuple[Storage, ...]:
 def storable(graph: Graph, *, swap_state: bool = False) -> tuple[bool, ...]:
     """By movable storage: whether it can be stored, dropped and loaded; what could be offloaded only with `swap_state`."""
     moved, counted = bases(graph), len(counted_storages(graph))
-    return tuple(storage in moved and (swap_state or place < counted) for place, storage in enumerate(movable_storages(graph)))
+    return tuple(storage in moved and (swap_state or position < counted) for position, storage in enumerate(movable_storages(graph)))
 
 
 def bases(graph: Graph) -> dict[Storage, Base]:

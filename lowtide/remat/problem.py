@@ -148,5 +148,5 @@ def rows_of(rows: Sequence[Sequence[int]]) -> Rows:
 
 def _writes(graph: Graph, offloaded: Sequence[Storage], tensors: int) -> Rows:
     """By node: the numbers of the offloaded storages that it writes, which are the last of so many tensors."""
-    number = {storage: tensors - len(offloaded) + place for place, storage in enumerate(offloaded)}
+    number = {storage: tensors - len(offloaded) + position for position, storage in enumerate(offloaded)}
     return rows_of([sorted({number[before.storage] for before, _ in node.writes if before.storage in number}) for node in graph.nodes])

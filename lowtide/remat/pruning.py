@@ -41,7 +41,7 @@ def prompt(problem: RematProblem, order: Ints) -> Ints:
 
 @kernel
 def _ready(position_of: Any, pred_ptr: Any, _pred_ids: Any, succ_ptr: Any, succ_ids: Any) -> Any:
-    """By node its place, or where it has none, the last place of the nodes before it."""
+    """By node its position, or where it has none, the last position of the nodes before it."""
     ready, waits, stack, top = position_of.copy(), np.diff(pred_ptr), np.empty(len(position_of), np.int64), 0
     for node in range(len(position_of)):
         if waits[node] == 0:
@@ -64,12 +64,12 @@ def _ready(position_of: Any, pred_ptr: Any, _pred_ids: Any, succ_ptr: Any, succ_
 @kernel
 def _allowed(sequence: Any, repeatable: Any, limit_ptr: Any, limit_ids: Any) -> Mask:
     done, allowed = np.zeros(len(repeatable), np.bool_), np.ones(len(sequence), np.bool_)
-    for place in range(len(sequence)):
-        node = sequence[place]
+    for position in range(len(sequence)):
+        node = sequence[position]
         if done[node]:
-            allowed[place] = repeatable[node]
+            allowed[position] = repeatable[node]
             for entry in range(limit_ptr[node], limit_ptr[node + 1]):
-                allowed[place] &= not done[limit_ids[entry]]
+                allowed[position] &= not done[limit_ids[entry]]
         done[node] = True
     return allowed
 
@@ -78,11 +78,11 @@ def _allowed(sequence: Any, repeatable: Any, limit_ptr: Any, limit_ids: Any) -> 
 def _needed(sequence: Any, must: Any, read_ptr: Any, read_ids: Any, made_ptr: Any, made_ids: Any, kept: Any) -> Mask:
     wanted = kept.copy()
     found: Mask = must.copy()
-    for place in range(len(sequence) - 1, -1, -1):
-        node = sequence[place]
+    for position in range(len(sequence) - 1, -1, -1):
+        node = sequence[position]
         for entry in range(made_ptr[node], made_ptr[node + 1]):
-            found[place] |= wanted[made_ids[entry]]
-        if not found[place]:
+            found[position] |= wanted[made_ids[entry]]
+        if not found[position]:
             continue
         for entry in range(made_ptr[node], made_ptr[node + 1]):
             wanted[made_ids[entry]] = False

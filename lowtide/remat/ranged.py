@@ -55,11 +55,11 @@ class RangedProblem:
     def costs(self, sequences: Sequence[Ints], points: Sequence[Mapping[str, int]]) -> NDArray[np.float64]:
         """[sequences, points, 2] peak in bytes and time in microseconds. Raises ShapeError for a wrong point."""
         found = np.zeros((len(sequences), len(points), 2))
-        for place, point in enumerate(points):
+        for position, point in enumerate(points):
             problem = self.at(point)
             for row, sequence in enumerate(sequences):
                 cost = cost_of(problem, sequence)
-                found[row, place] = cost.peak_bytes, cost.time_us
+                found[row, position] = cost.peak_bytes, cost.time_us
         return found
 
     def at(self, point: Mapping[str, int]) -> RematProblem:

@@ -54,11 +54,11 @@ def rematerialise(graph: Graph, sequence: Sequence[int]) -> Rematerialised:
     """The graph that does what the entries of `sequence` say, one after another; nodes that only make views are not among them.
 
     Raises CheckError naming the node where a run reads what is not there, repeats what is random or writes, or is missing; naming the
-    storage and the place in the sequence where one is stored, dropped or loaded that cannot be.
+    storage and the position in the sequence where one is stored, dropped or loaded that cannot be.
     """
     writer = _Writer(graph)
-    for place, entry in enumerate(sequence):
-        writer.enter(place, entry)
+    for position, entry in enumerate(sequence):
+        writer.enter(position, entry)
     return writer.finished()
 
 
@@ -85,13 +85,13 @@ class _Writer:
         self.codes = Codes(len(graph.nodes), len(self.movable))
         self.host = HostBook(graph)
 
-    def enter(self, place: int, entry: int) -> None:
+    def enter(self, position: int, entry: int) -> None:
         """Write what one entry of the sequence says."""
-        self.host.position = place
+        self.host.position = position
         try:
             deed, index = self.codes.read(entry)
         except IndexError as error:
-            raise CheckError(f"sequence: at position {place}: {error}") from error
+            raise CheckError(f"sequence: at position {position}: {error}") from error
         if deed is Deed.RUN:
             self.run(index)
         else:
@@ -168,7 +168,7 @@ class _Writer:
         return self.present[base.value]
 
     def put(self, index: int, node: Node) -> int:
-        """Append a copy of node `index`, of the form `node`, that reads the present copies of its inputs; the place where it stands."""
+        """Append a copy of node `index`, of the form `node`, that reads the present copies of its inputs; the position where it stands."""
         old = self.graph.nodes[index]
         inputs = {value: self.now(value, index) for value in (*node.inputs, *(before for before, _ in node.writes))}
         outputs = self.results(old, inputs)
@@ -226,28 +226,28 @@ class _Writer:
         self.host.check_end(self.storage)
         read = set(outputs)
         remaining = []
-        for place in reversed(range(len(self.nodes))):
-            node = self.nodes[place]
+        for position in reversed(range(len(self.nodes))):
+            node = self.nodes[position]
             if not is_view(node) or any(value in read for value in node.results):
                 read.update(node.inputs)
-                remaining.append(place)
+                remaining.append(position)
         remaining.reverse()
         return self.assembled(remaining, outputs)
 
     def assembled(self, remaining: Sequence[int], outputs: tuple[Value, ...]) -> Rematerialised:
         """The result of the nodes that stay."""
-        new_place = {place: at for at, place in enumerate(remaining)}
+        new_place = {position: at for at, position in enumerate(remaining)}
         became: dict[Node, list[Node]] = {node: [] for node in self.graph.nodes}
-        for place in remaining:
-            if self.origins[place] >= 0:
-                became[self.graph.nodes[self.origins[place]]].append(self.nodes[place])
+        for position in remaining:
+            if self.origins[position] >= 0:
+                became[self.graph.nodes[self.origins[position]]].append(self.nodes[position])
         return Rematerialised(
             Rewritten(
-                replace(self.graph, nodes=tuple(self.nodes[place] for place in remaining), outputs=outputs),
+                replace(self.graph, nodes=tuple(self.nodes[position] for position in remaining), outputs=outputs),
                 {old: tuple(new) for old, new in became.items() if new != [old]},
             ),
-            tuple(self.origins[place] for place in remaining),
-            tuple(new_place[place] for place in self.recomputed if place in new_place),
+            tuple(self.origins[position] for position in remaining),
+            tuple(new_place[position] for position in self.recomputed if position in new_place),
         )
 
     def name(self, old: str, suffix: str) -> str:

@@ -96,9 +96,9 @@ def _figures(plan: Contents) -> list[tuple[str, str, str]]:
 def _data(course: Course, at: list[float]) -> dict[str, Any]:
     """What the page's script reads. Where steps begin is told in whole numbers as differences, which take the fewest digits."""
     most = at[-1] or 1.0
-    places = [round(10_000 * each / most) for each in at]
+    positions = [round(10_000 * each / most) for each in at]
     return {
-        "at": [places[0], *(after - before for before, after in pairwise(places))],
+        "at": [positions[0], *(after - before for before, after in pairwise(positions))],
         "steps": step_rows(course),
         "tensors": tensor_rows(course.tensors),
     }

@@ -210,9 +210,9 @@ def _search(
 
 @kernel(inner=True)
 def _lowest(bits: Any) -> Any:
-    """The place of the lowest bit that is set."""
-    place, low = 0, bits & (~bits + np.uint64(1))
+    """The position of the lowest bit that is set."""
+    position, low = 0, bits & (~bits + np.uint64(1))
     for shift in (32, 16, 8, 4, 2, 1):
         if low >> np.uint64(shift):
-            low, place = low >> np.uint64(shift), place + shift
-    return place
+            low, position = low >> np.uint64(shift), position + shift
+    return position

@@ -66,7 +66,7 @@ def order_family(
     peaks = np.array([[simulate(each, order).peak_bytes for each in problems] for order in orders], np.int64)
     least = peaks.min(axis=0)
     kept = fewest(peaks <= np.floor(least * (1 + tolerance)), peaks)
-    return OrderFamily(at, tuple(orders[place] for place in kept), peaks[kept], least, np.minimum(np.array(bounds, np.int64), least))
+    return OrderFamily(at, tuple(orders[position] for position in kept), peaks[kept], least, np.minimum(np.array(bounds, np.int64), least))
 
 
 def _solved(problems: Sequence[OrderProblem], solver: Solver) -> tuple[list[tuple[int, ...]], list[int]]:
@@ -103,8 +103,8 @@ def fewest(near: NDArray[np.bool_], peaks: NDArray[np.int64]) -> list[int]:
 
 def _count(rows: int, size: int) -> int:
     result = 1
-    for place in range(size):
-        result = result * (rows - place) // (place + 1)
+    for position in range(size):
+        result = result * (rows - position) // (position + 1)
     return result
 
 

@@ -57,14 +57,14 @@ def select(ptr: Any, ids: Any, cost: Any, gain: Any, max_phases: Any) -> Any:
                 if depth < 0:
                     break
                 pushed = min(gain[source], cost[path[depth]])
-                for place in range(1, depth + 1):
-                    if via[place] < 0:
-                        pushed = min(pushed, flow[~via[place]])
-                for place in range(1, depth + 1):
-                    if via[place] < 0:
-                        flow[~via[place]] -= pushed
+                for position in range(1, depth + 1):
+                    if via[position] < 0:
+                        pushed = min(pushed, flow[~via[position]])
+                for position in range(1, depth + 1):
+                    if via[position] < 0:
+                        flow[~via[position]] -= pushed
                     else:
-                        flow[via[place]] += pushed
+                        flow[via[position]] += pushed
                 gain[source] -= pushed
                 cost[path[depth]] -= pushed
                 total += pushed
@@ -73,7 +73,7 @@ def select(ptr: Any, ids: Any, cost: Any, gain: Any, max_phases: Any) -> Any:
 
 @kernel(inner=True)
 def _transposed(ptr: Any, ids: Any) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    """By head: where its arcs start, their tails, and their places in `ids`."""
+    """By head: where its arcs start, their tails, and their positions in `ids`."""
     size = len(ptr) - 1
     back_ptr = np.zeros(size + 1, np.int32)
     for head in ids:
@@ -83,8 +83,8 @@ def _transposed(ptr: Any, ids: Any) -> tuple[NDArray[np.int32], NDArray[np.int32
     fill, tails, arcs = back_ptr[:-1].copy(), np.empty(len(ids), np.int32), np.empty(len(ids), np.int32)
     for tail in range(size):
         for arc in range(ptr[tail], ptr[tail + 1]):
-            place = fill[ids[arc]]
-            tails[place], arcs[place], fill[ids[arc]] = tail, arc, place + 1
+            position = fill[ids[arc]]
+            tails[position], arcs[position], fill[ids[arc]] = tail, arc, position + 1
     return back_ptr, tails, arcs
 
 

@@ -81,17 +81,17 @@ class Line:
 
     def replaced(self, first: int, inner: ArrayLike) -> Ints:
         """The order with the steps from `first` on put in the order that `inner` gives them as an interval."""
-        places = np.asarray(inner, np.int32)
-        last = first + len(places)
-        return np.concatenate([self.order[:first], self.order[first:last][places], self.order[last:]])
+        positions = np.asarray(inner, np.int32)
+        last = first + len(positions)
+        return np.concatenate([self.order[:first], self.order[first:last][positions], self.order[last:]])
 
 
 def row_entries(rows: Rows, chosen: Ints) -> Rows:
     """The rows of numbers `chosen`, in that order."""
     lengths = rows.ptr[chosen + 1] - rows.ptr[chosen]
     ptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    places = np.arange(ptr[-1], dtype=np.int32) + np.repeat(rows.ptr[chosen] - ptr[:-1], lengths)
-    return Rows(ptr, rows.ids[places])
+    positions = np.arange(ptr[-1], dtype=np.int32) + np.repeat(rows.ptr[chosen] - ptr[:-1], lengths)
+    return Rows(ptr, rows.ids[positions])
 
 
 def frozen(array: NDArray[Item]) -> NDArray[Item]:
@@ -101,14 +101,14 @@ def frozen(array: NDArray[Item]) -> NDArray[Item]:
 
 
 def _positions(rows: Rows, local: Ints) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    """By entry: its place in `local`, which is ascending, and whether it has one."""
-    place = np.searchsorted(local, rows.ids)
-    return place, np.append(local, np.int32(-1))[place] == rows.ids
+    """By entry: its position in `local`, which is ascending, and whether it has one."""
+    position = np.searchsorted(local, rows.ids)
+    return position, np.append(local, np.int32(-1))[position] == rows.ids
 
 
-def _chosen(rows: Rows, place: NDArray[np.integer[Any]], keep: NDArray[np.bool_]) -> Rows:
+def _chosen(rows: Rows, position: NDArray[np.integer[Any]], keep: NDArray[np.bool_]) -> Rows:
     """The entries that `keep` marks, renumbered."""
-    return Rows(frozen(np.concatenate([[0], np.cumsum(keep)]).astype(np.int32)[rows.ptr]), frozen(place[keep].astype(np.int32)))
+    return Rows(frozen(np.concatenate([[0], np.cumsum(keep)]).astype(np.int32)[rows.ptr]), frozen(position[keep].astype(np.int32)))
 
 
 def _sorted(rows: Rows) -> Rows:

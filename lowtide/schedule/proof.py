@@ -108,8 +108,8 @@ def _controls(problem: SymbolicProblem, sizes: tuple[Polynomial, ...], box: Dime
         return
     known = {size: elevated(size, ranges, degrees) for size in set(sizes)}
     m, n = len(problem.tensor_bytes), len(problem.workspace_bytes)
-    for place in product(*(range(degree + 1) for degree in degrees.values())):
-        found = [int(known[size][place]) for size in sizes]
+    for point in product(*(range(degree + 1) for degree in degrees.values())):
+        found = [int(known[size][point]) for size in sizes]
         yield problem.of_sizes(found[:m], found[m : m + n], sum(found[m + n :]), "at a control point")
 
 

@@ -103,22 +103,22 @@ def verified(variant: Variant, inputs: Sequence[Any]) -> Verification:
     eager = _run(variant, replace(captured.graph, outputs=(*asked, *drawn)), _copies(inputs))
     right, unknown = _in_double(variant, asked, inputs, dict(zip(drawn, eager[len(asked) :], strict=True)))
     made = {value for node in plan.graph.nodes for value in node.results} | set(plan.graph.inputs)
-    there = [place for place, value in enumerate(asked) if place < len(results) or value in made]
-    outputs = (*plan.graph.outputs[: len(results)], *(asked[place] for place in there[len(results) :]))
+    there = [position for position, value in enumerate(asked) if position < len(results) or value in made]
+    outputs = (*plan.graph.outputs[: len(results)], *(asked[position] for position in there[len(results) :]))
     own = dict(zip(there, _run(variant, replace(plan.graph, outputs=outputs), _copies(inputs), plan.order), strict=True))
     names = [*_names(len(results), variant.program.gradients), *(f"gradient of {name}" for name in captured.trained)]
-    found = {place: _deviation(names[place], own[place], eager[place], right[place]) for place in there}
-    kept = {place: each for place, each in found.items() if each is not None}
+    found = {position: _deviation(names[position], own[position], eager[position], right[position]) for position in there}
+    kept = {position: each for position, each in found.items() if each is not None}
     return Verification(
-        tuple(each for place, each in kept.items() if place < len(results)),
-        tuple(each for place, each in kept.items() if place >= len(results)),
-        tuple(captured.trained[place - len(results)] for place in range(len(results), len(asked)) if place not in own),
+        tuple(each for position, each in kept.items() if position < len(results)),
+        tuple(each for position, each in kept.items() if position >= len(results)),
+        tuple(captured.trained[position - len(results)] for position in range(len(results), len(asked)) if position not in own),
         unknown,
     )
 
 
 def _names(count: int, trains: bool) -> Iterator[str]:
-    return ("loss" if trains and not place else f"result {place}" for place in range(count))
+    return ("loss" if trains and not position else f"result {position}" for position in range(count))
 
 
 def _deviation(name: str, own: Any, eager: Any, right: Any) -> Deviation | None:

@@ -74,8 +74,8 @@ class _Seen:
     def _extent(self, numbers: list[int]) -> Extent:
         if len(set(numbers)) == 1:
             return numbers[0]
-        for place, extent in enumerate(self.pool):
-            if [point[place] for point in self.points] == numbers:
+        for position, extent in enumerate(self.pool):
+            if [point[position] for point in self.points] == numbers:
                 return extent
         raise UnprobedError
 

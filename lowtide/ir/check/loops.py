@@ -74,19 +74,19 @@ def _check_end(value: Value, inner: Value, dim: int | None, extent: Size, part: 
         refuse(Verdict.LOOP_ENDS, f"{where}: {inner.name} is {inner.storage.kind.value} in the body")
 
 
-def _check_results(places: tuple[Value, ...], into: tuple[object, ...], body: Graph, where: Where) -> None:
+def _check_results(results: tuple[Value, ...], into: tuple[object, ...], body: Graph, where: Where) -> None:
     """Every result is written, once, and read by nothing but what puts it together."""
-    for place, how in zip(places, into, strict=True):
-        writers = [node for node in body.nodes if any(before.storage is place.storage for before, _ in node.writes)]
-        if len(writers) != 1 or writers[0].writes[0][0] is not place:
-            refuse(Verdict.LOOP_RESULT, f"{where}: {place.name}, by {len(writers)} nodes")
+    for result, how in zip(results, into, strict=True):
+        writers = [node for node in body.nodes if any(before.storage is result.storage for before, _ in node.writes)]
+        if len(writers) != 1 or writers[0].writes[0][0] is not result:
+            refuse(Verdict.LOOP_RESULT, f"{where}: {result.name}, by {len(writers)} nodes")
         writer = writers[0]
         if isinstance(how, str) and writer.op not in _PUT_TOGETHER.get(how, ()):
-            refuse(Verdict.LOOP_RESULT, f"{where}: {place.name} is {how!r} by {writer.op}")
+            refuse(Verdict.LOOP_RESULT, f"{where}: {result.name} is {how!r} by {writer.op}")
         if not isinstance(how, str) and writer.op in _READ_WHAT_IS_THERE:
-            refuse(Verdict.LOOP_RESULT, f"{where}: {place.name} lies part by part, by {writer.op}")
-        if any(value.storage is place.storage for node in body.nodes if node is not writer for value in node.inputs):
-            refuse(Verdict.LOOP_RESULT, f"{where}: {place.name} is read by another")
+            refuse(Verdict.LOOP_RESULT, f"{where}: {result.name} lies part by part, by {writer.op}")
+        if any(value.storage is result.storage for node in body.nodes if node is not writer for value in node.inputs):
+            refuse(Verdict.LOOP_RESULT, f"{where}: {result.name} is read by another")
 
 
 def _check_written(node: Node, body: Graph, along: tuple[object, ...], where: Where) -> None:

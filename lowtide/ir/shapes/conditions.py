@@ -34,7 +34,7 @@ def all_hold(conditions: Sequence[Condition], dimensions: Dimensions) -> Holds:
 
     Raises FormatError for what is no relation of sizes, ShapeError for an unknown dimension.
     """
-    names = {each.name: f"d{place}" for place, each in enumerate(dimensions)}
+    names = {each.name: f"d{position}" for position, each in enumerate(dimensions)}
     texts = dict.fromkeys(_text(each.relation, names) for each in conditions)
     check = function_of(tuple(names.values()), " and ".join(texts) or "1 == 1")
 

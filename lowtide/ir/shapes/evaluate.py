@@ -38,7 +38,7 @@ def compiled(sizes: tuple[Size, ...], dimensions: Dimensions) -> Compiled:
 
     Raises ShapeError for an unknown dimension, FormatError for what is no size. The function raises ShapeError for what is not whole.
     """
-    names = {each.name: f"d{place}" for place, each in enumerate(dimensions)}
+    names = {each.name: f"d{position}" for position, each in enumerate(dimensions)}
     entries = [python_text(size, names) for size in sizes]
     made: Compiled = function_of(tuple(names.values()), f"({''.join(f'{entry}, ' for entry in entries)})")
     return made

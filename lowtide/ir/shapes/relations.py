@@ -84,14 +84,14 @@ def _permuted(node: Node, known: ShapeGraph) -> Iterator[Pair]:
     """Extents in another order: `permute` says it, `transpose` and `t` exchange two."""
     for given, made in _ends(node):
         rank, said = len(given.shape), [arg for arg in node.args[1:] if isinstance(arg, int)]
-        places = list(range(rank))
+        positions = list(range(rank))
         if functional_base(node.op) == "aten.permute":
-            places = [each % rank for each in _tuple(node.args[1] if len(node.args) > 1 else None) if isinstance(each, int)]
+            positions = [each % rank for each in _tuple(node.args[1] if len(node.args) > 1 else None) if isinstance(each, int)]
         elif rank > 1:
             one, two = (each % rank for each in (said if len(said) == 2 else (0, 1)))
-            places[one], places[two] = places[two], places[one]
-        if len(places) == len(made.shape):
-            yield from ((given.shape[place], extent) for place, extent in zip(places, made.shape, strict=True))
+            positions[one], positions[two] = positions[two], positions[one]
+        if len(positions) == len(made.shape):
+            yield from ((given.shape[position], extent) for position, extent in zip(positions, made.shape, strict=True))
 
 
 def _joined(node: Node, known: ShapeGraph) -> Iterator[Pair]:
@@ -103,14 +103,14 @@ def _joined(node: Node, known: ShapeGraph) -> Iterator[Pair]:
     axis = said % len(made.shape) if isinstance(said, int) else 0
     yield sum((each.shape[axis] for each in parts[1:]), start=parts[0].shape[axis]), made.shape[axis]
     for each in parts:
-        yield from ((each.shape[place], extent) for place, extent in enumerate(made.shape) if place != axis)
+        yield from ((each.shape[position], extent) for position, extent in enumerate(made.shape) if position != axis)
 
 
 def _looked_up(node: Node, known: ShapeGraph) -> Iterator[Pair]:
     """Rows of a table by number: [v, d] by [..] is [.., d]."""
-    table, places, made = _tensor(node, 0), _tensor(node, 1), node.outputs[0]
-    if table is not None and places is not None and made is not None:
-        yield from zip((*places.shape, *table.shape[1:]), made.shape, strict=False)
+    table, positions, made = _tensor(node, 0), _tensor(node, 1), node.outputs[0]
+    if table is not None and positions is not None and made is not None:
+        yield from zip((*positions.shape, *table.shape[1:]), made.shape, strict=False)
 
 
 def _labelled(node: Node, known: ShapeGraph) -> Iterator[Pair]:
@@ -136,8 +136,8 @@ def _ends(node: Node) -> Iterator[tuple[Value, Value]]:
         yield given, made
 
 
-def _tensor(node: Node, place: int) -> Value | None:
-    arg = node.args[place] if place < len(node.args) else None
+def _tensor(node: Node, position: int) -> Value | None:
+    arg = node.args[position] if position < len(node.args) else None
     return arg if isinstance(arg, Value) else None
 
 

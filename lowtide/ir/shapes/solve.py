@@ -82,7 +82,7 @@ class _Solver:
 
     def __init__(self, dimensions: Dimensions) -> None:
         self._ranges = {each.name: each for each in dimensions}
-        self._rank = {each.name: place for place, each in enumerate(dimensions)}
+        self._rank = {each.name: position for position, each in enumerate(dimensions)}
         self._meanings: dict[str, Polynomial] = {}
         self._waiting: defaultdict[str, dict[Equation, None]] = defaultdict(dict)  # by dimension
 
@@ -130,11 +130,11 @@ class _Solver:
 
     def _solvable(self, difference: Polynomial) -> str | None:
         """The dimension to solve for: one that stands by itself in one term, and in no other."""
-        places: defaultdict[str, list[Monomial]] = defaultdict(list)
+        positions: defaultdict[str, list[Monomial]] = defaultdict(list)
         for monomial, _ in difference.terms:
             for name in {each for part, _ in monomial for each in _symbols(part)}:
-                places[name].append(monomial)
-        alone = [name for name, monomials in places.items() if name in self._ranges and monomials == [((name, 1),)]]
+                positions[name].append(monomial)
+        alone = [name for name, monomials in positions.items() if name in self._ranges and monomials == [((name, 1),)]]
         return max(alone, key=lambda name: (_is_plain(_solution(name, difference)), self._rank[name]), default=None)
 
     def _narrow(self, meaning: Polynomial, range_: Dimension, because: Equation) -> None:

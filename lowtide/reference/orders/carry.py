@@ -109,8 +109,8 @@ def _carry(
             if done[node]:  # a new one, as soon as it could
                 continue
             order[step], step, done[node] = node, step + 1, True
-            for place in range(read_ptr[node], read_ptr[node + 1]):
-                tensor = read_ids[place]
+            for position in range(read_ptr[node], read_ptr[node + 1]):
+                tensor = read_ids[position]
                 left[tensor] -= 1
                 link = by_tensor[tensor] if left[tensor] == 1 and not kept[tensor] else -1
                 while link >= 0:
@@ -150,18 +150,18 @@ def _new_nodes(
     by_pred, by_tensor = np.full(n, -1, np.int32), np.full(len(uses), -1, np.int32)
     new, next_, link = np.empty(links, np.int32), np.empty(links, np.int32), 0
     for node in fresh:
-        for place in range(pred_ptr[node], pred_ptr[node + 1]):
-            new[link], next_[link], by_pred[pred_ids[place]] = node, by_pred[pred_ids[place]], link
+        for position in range(pred_ptr[node], pred_ptr[node + 1]):
+            new[link], next_[link], by_pred[pred_ids[position]] = node, by_pred[pred_ids[position]], link
             link += 1
-        for place in range(read_ptr[node], read_ptr[node + 1]):
-            tensor = read_ids[place]
+        for position in range(read_ptr[node], read_ptr[node + 1]):
+            tensor = read_ids[position]
             new[link], next_[link], by_tensor[tensor] = node, by_tensor[tensor], link
             link += 1
             if uses[tensor] == 1 and not kept[tensor]:  # nobody else reads it
                 added_bytes[node] -= tensor_bytes[tensor]
-        for place in range(made_ptr[node], made_ptr[node + 1]):
-            if uses[made_ids[place]]:
-                added_bytes[node] += tensor_bytes[made_ids[place]]
+        for position in range(made_ptr[node], made_ptr[node + 1]):
+            if uses[made_ids[position]]:
+                added_bytes[node] += tensor_bytes[made_ids[position]]
     return waits, added_bytes, by_pred, by_tensor, new, next_
 
 
@@ -195,8 +195,8 @@ def _changed(
     for node in np.flatnonzero(is_new):
         is_touched[node] = True
         for rows in ((read_ptr[node], read_ptr[node + 1], read_ids), (made_ptr[node], made_ptr[node + 1], made_ids)):
-            for place in range(rows[0], rows[1]):
-                tensor = rows[2][place]
+            for position in range(rows[0], rows[1]):
+                tensor = rows[2][position]
                 if producer[tensor] >= 0:
                     is_touched[producer[tensor]] = True
                 for other in range(reader_ptr[tensor], reader_ptr[tensor + 1]):

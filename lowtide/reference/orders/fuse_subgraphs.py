@@ -47,18 +47,18 @@ class FuseSubgraphs:
 
     def _fuse_regions(self, web: _Web) -> list[int]:
         """Fuses each region that is legal, the smallest from each entry; the nodes that they became."""
-        place = web.positions()
+        position = web.positions()
         fused = []
-        for entry in sorted(web.alive, key=place.__getitem__):
+        for entry in sorted(web.alive, key=position.__getitem__):
             if entry in web.alive and len(web.succs[entry]) > 1:
-                fused += self._fused_region(web, entry, place)
+                fused += self._fused_region(web, entry, position)
         return fused
 
-    def _fused_region(self, web: _Web, entry: int, place: dict[int, int]) -> list[int]:
+    def _fused_region(self, web: _Web, entry: int, position: dict[int, int]) -> list[int]:
         inside: list[int] = []
         frontier = set(web.succs[entry])
         while frontier and len(inside) < self.region:
-            node = min(frontier, key=place.__getitem__)
+            node = min(frontier, key=position.__getitem__)
             if not web.preds[node] <= {entry, *inside}:
                 return []  # waits for something else: so would the whole
             inside.append(node)
@@ -172,7 +172,7 @@ class _Web:
                 waits[succ] -= 1
                 if not waits[succ]:
                     order.append(succ)
-        return {node: place for place, node in enumerate(order)}
+        return {node: position for position, node in enumerate(order)}
 
     def part(self, inside: list[int]) -> OrderProblem | None:
         """The problem of a region alone, its exit last, or None where a tensor may die within it or elsewhere, as it happens."""

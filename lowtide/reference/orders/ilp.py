@@ -139,9 +139,9 @@ class _Program:
         self._one_at_a_time()
         for item, alive in zip(plan.held, self.alive, strict=True):
             self._life(item, alive)
-        place = {item.tensor: index for index, item in enumerate(plan.held)}
+        position = {item.tensor: index for index, item in enumerate(plan.held)}
         for reuse, takes in zip(plan.reuses, self.takes, strict=True):
-            self._reuse(self.runs[reuse.node], takes, [self.alive[place[tensor]] for tensor, _ in reuse.rivals])
+            self._reuse(self.runs[reuse.node], takes, [self.alive[position[tensor]] for tensor, _ in reuse.rivals])
         self._footprint(plan)
         self.program.minimize(self.peak)
 

@@ -140,12 +140,12 @@ def rebuild(problem: OrderProblem, groups: Sequence[Group], need_bytes: ArrayLik
         kept = set(np.flatnonzero(problem.kept).tolist())
         seen.update(tensor for tensor in kept if problem.producer[tensor] < 0 and size[tensor])
     tensors = sorted(seen)
-    place = {tensor: index for index, tensor in enumerate(tensors)}
+    position = {tensor: index for index, tensor in enumerate(tensors)}
     index_of = {group.run[-1]: index for index, group in enumerate(groups)}
     smaller = OrderProblem.of(
         [size[tensor] for tensor in tensors],
-        [_task(group, place, index_of) for group in groups],
-        kept=[place[tensor] for tensor in tensors if tensor in kept],
+        [_task(group, position, index_of) for group in groups],
+        kept=[position[tensor] for tensor in tensors if tensor in kept],
         resident_bytes=problem.resident_bytes,
     )
     # `of` refuses a negative workspace, and rightly so from a user.
@@ -155,15 +155,15 @@ def rebuild(problem: OrderProblem, groups: Sequence[Group], need_bytes: ArrayLik
     return Reduced(replace(smaller, workspace_bytes=frozen(workspace_bytes)), Inverse(problem, Rows(ptr, ids)))
 
 
-def _task(group: Group, place: Mapping[int, int], index_of: Mapping[int, int]) -> Task:
+def _task(group: Group, position: Mapping[int, int], index_of: Mapping[int, int]) -> Task:
     """A group as a task over the tensors that have a place."""
-    made = sorted((tensor for tensor in group.makes if tensor in place), key=lambda tensor: (tensor != group.first, tensor))
+    made = sorted((tensor for tensor in group.makes if tensor in position), key=lambda tensor: (tensor != group.first, tensor))
     return Task(
         name=group.name,
-        makes=tuple(place[tensor] for tensor in made),
-        reads=tuple(place[tensor] for tensor in group.reads if tensor in place),
+        makes=tuple(position[tensor] for tensor in made),
+        reads=tuple(position[tensor] for tensor in group.reads if tensor in position),
         after=tuple(sorted(index_of[pred] for pred in group.before)),
-        takes=tuple((place[tensor], slot) for slot, tensor in enumerate(group.takes) if tensor in place),
+        takes=tuple((position[tensor], slot) for slot, tensor in enumerate(group.takes) if tensor in position),
     )
 
 

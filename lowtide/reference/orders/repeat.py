@@ -49,7 +49,7 @@ def form_of(problem: OrderProblem) -> Form:
     parts = [
         problem.tensor_bytes[tensors], problem.kept[tensors], np.append(node_place, -1)[problem.producer][tensors],
         problem.workspace_bytes[nodes], np.append(tensor_place, -1)[problem.take_output][nodes],
-        *(_placed(rows, nodes, place) for rows, place in
+        *(_placed(rows, nodes, position) for rows, position in
           ((problem.reads, tensor_place), (problem.preds, node_place), (problem.takes, tensor_place))),
     ]  # fmt: skip
     digest = hashlib.sha256(f"{problem.node_count} {problem.tensor_count}".encode())
@@ -103,9 +103,9 @@ def _mixed(*columns: Words) -> Words:
     return word
 
 
-def _placed(rows: Rows, nodes: NDArray[np.intp], place: NDArray[np.intp]) -> NDArray[np.int64]:
+def _placed(rows: Rows, nodes: NDArray[np.intp], position: NDArray[np.intp]) -> NDArray[np.int64]:
     """[rows + entries] the lengths of the rows of `nodes`, then the rows themselves, renumbered, each ascending."""
     row_place = np.argsort(nodes)
     row_of = np.repeat(row_place, np.diff(rows.ptr))
-    order = np.lexsort((place[rows.ids], row_of))
-    return np.concatenate([np.diff(rows.ptr)[nodes], place[rows.ids[order]]]).astype(np.int64)
+    order = np.lexsort((position[rows.ids], row_of))
+    return np.concatenate([np.diff(rows.ptr)[nodes], position[rows.ids[order]]]).astype(np.int64)

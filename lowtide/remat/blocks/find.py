@@ -1,9 +1,9 @@
 """Blocks: where the forward pass of a training step is narrow, found from the integer arrays alone.
 
 A sequence, or a *segment* of it where it has several (one for each micro-batch, say), is taken apart at its *forward-backward boundary*,
-the place across which most bytes wait. What runs before it is the forward part, whatever its nodes are; what runs after it, the backward
-part. Of the bytes alive at a place of the forward part some are read by later forward runs, and some only wait for the backward part. A
-*cut* is a place where the former are few: what comes after needs little of what came before. Two cuts enclose a block, and the block's
+the position across which most bytes wait. What runs before it is the forward part, whatever its nodes are; what runs after it, the backward
+part. Of the bytes alive at a position of the forward part some are read by later forward runs, and some only wait for the backward part. A
+*cut* is a position where the former are few: what comes after needs little of what came before. Two cuts enclose a block, and the block's
 backward part ends with the last run that reads what was made inside it. What a cut hands on includes shortcuts and skips, as they are read
 by later forward runs; a network without narrow places has no cuts.
 """
@@ -35,10 +35,10 @@ class Blocks:
     """A sequence taken apart: block b runs forward in `[starts[b], starts[b + 1])` and backward in `[ends[b + 1], ends[b])`."""
 
     sequence: Ints
-    starts: Positions  # [blocks + 1] ascending from the segment's first place to the boundary
+    starts: Positions  # [blocks + 1] ascending from the segment's first position to the boundary
     ends: Positions  # [blocks + 1] descending from the segment's end to the boundary
-    made_at: Positions  # [m] the place of the run that makes a tensor; -1 for none
-    read_at: Positions  # [m] the place of the last run that reads it; -1 for none
+    made_at: Positions  # [m] the position of the run that makes a tensor; -1 for none
+    read_at: Positions  # [m] the position of the last run that reads it; -1 for none
     forward_at: Positions  # [m] the same of the forward part alone
 
     @property
@@ -48,17 +48,17 @@ class Blocks:
 
     @property
     def begin(self) -> int:
-        """The first place of the forward part."""
+        """The first position of the forward part."""
         return int(self.starts[0])
 
     @property
     def end(self) -> int:
-        """The place behind the backward part."""
+        """The position behind the backward part."""
         return int(self.ends[0])
 
     @property
     def boundary(self) -> int:
-        """The first place of the backward part."""
+        """The first position of the backward part."""
         return int(self.starts[-1])
 
     def merged(self, size: int) -> Blocks:
@@ -76,7 +76,7 @@ class Blocks:
 
 
 def segments(problem: RematProblem, sequence: Ints) -> list[tuple[int, int]]:
-    """Where a sequence falls apart into stretches across whose ends little waits: `[begin, end)` of each, all places in one of them."""
+    """Where a sequence falls apart into stretches across whose ends little waits: `[begin, end)` of each, all positions in one of them."""
     waiting = _alive(*_spans(problem, sequence, len(sequence)), problem.problem.tensor_bytes, len(sequence))
     valleys = _valleys(waiting, np.zeros_like(waiting), _SEGMENT)
     bounds = np.unique(np.concatenate([[0], valleys, [len(sequence)]])).tolist()
@@ -112,20 +112,20 @@ def find_blocks(
 
 
 def _spans(problem: RematProblem, sequence: Ints, end: int) -> tuple[Positions, Positions]:
-    """By tensor: the place of its maker, and of the last run before place `end` that reads it."""
+    """By tensor: the position of its maker, and of the last run before position `end` that reads it."""
     base = problem.problem
     position_of = np.full(base.node_count + 1, -1, np.int64)
     position_of[sequence] = np.arange(len(sequence))
     readers = np.repeat(np.arange(base.node_count), np.diff(base.read_ptr))
-    places = position_of[readers]
+    positions = position_of[readers]
     read_at = np.full(base.tensor_count, -1, np.int64)
-    inside = places < end
-    np.maximum.at(read_at, base.read_ids[inside], places[inside])
+    inside = positions < end
+    np.maximum.at(read_at, base.read_ids[inside], positions[inside])
     return position_of[base.producer], read_at
 
 
 def _alive(made_at: Positions, read_at: Positions, sizes: Bytes, end: int) -> Bytes:
-    """[end + 1] the bytes that cross each place: made by a run before it and read by one from there on."""
+    """[end + 1] the bytes that cross each position: made by a run before it and read by one from there on."""
     crossing = (made_at >= 0) & (read_at > made_at)
     change = np.zeros(end + 2, np.int64)
     np.add.at(change, np.minimum(made_at[crossing], end) + 1, sizes[crossing])
@@ -135,14 +135,14 @@ def _alive(made_at: Positions, read_at: Positions, sizes: Bytes, end: int) -> By
 
 @kernel
 def _valleys(levels: Any, idle: Any, rise: Any) -> Positions:
-    """The lowest place of each valley whose walls on both sides are at least `rise` times as high; of equals the least idle, the first."""
+    """The lowest position of each valley whose walls on both sides are at least `rise` times as high; of equals the least idle."""
     found = np.empty(len(levels), np.int64)
     count, low, high, falling = 0, 0, levels[0], True
-    for place in range(len(levels)):
-        level = levels[place]
+    for position in range(len(levels)):
+        level = levels[position]
         if falling:
-            if level < levels[low] or (level == levels[low] and idle[place] < idle[low]):
-                low = place
+            if level < levels[low] or (level == levels[low] and idle[position] < idle[low]):
+                low = position
             elif level > rise * levels[low]:
                 found[count] = low
                 count += 1
@@ -150,7 +150,7 @@ def _valleys(levels: Any, idle: Any, rise: Any) -> Positions:
         else:
             high = max(high, level)
             if level * rise < high:
-                falling, low = True, place
+                falling, low = True, position
     return found[:count]
 
 
@@ -169,7 +169,7 @@ def _with_backward_parts(starts: Positions, made_at: Positions, read_at: Positio
 
 
 def _ends(starts: Positions, made_at: Positions, read_at: Positions, forward_at: Positions, end: int) -> Positions:
-    """By block the place behind the last run that reads what was made inside and is handed on to no later block."""
+    """By block the position behind the last run that reads what was made inside and is handed on to no later block."""
     boundary = starts[-1]
     block_of = np.searchsorted(starts, made_at, side="right") - 1
     inner = (made_at >= starts[0]) & (made_at < boundary) & (read_at >= boundary)

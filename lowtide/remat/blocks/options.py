@@ -188,12 +188,13 @@ def _joined(block: BlockProblem, options: Sequence[Option]) -> Ints:
     forward, backward = [], []
     begin, end = 0, len(block.nodes)
     for option in options:
-        boundary, count, place = option.boundary, int(option.sequence.max()) + 1, int(np.flatnonzero(option.sequence == option.boundary)[0])
+        boundary, count = option.boundary, int(option.sequence.max()) + 1
+        position = int(np.flatnonzero(option.sequence == boundary)[0])
         end -= count - boundary - 1
         # A backward part runs nodes of its forward part, too.
         sequence = np.where(option.sequence < boundary, option.sequence + begin, option.sequence - (boundary + 1) + end)
-        forward.append(sequence[:place])
-        backward.append(sequence[place + 1 :])
+        forward.append(sequence[:position])
+        backward.append(sequence[position + 1 :])
         begin += boundary
     return np.concatenate([*forward, [block.boundary], *reversed(backward)]).astype(np.int32)
 

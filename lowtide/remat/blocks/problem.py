@@ -72,12 +72,12 @@ class _Cut:
         self.outgoing = self.by_forward & self.read_between(self.end, self.late)
 
     def read_between(self, begin: int, end: int) -> NDArray[np.bool_]:
-        """Whether runs from one place to before another read these tensors."""
+        """Whether runs from one position to before another read these tensors."""
         readers = self.whole.problem.readers
         found = np.zeros(len(self.tensors), np.bool_)
         for index in np.flatnonzero(self.by_forward & (self.read >= begin)):
-            places = self.position_of[_row(readers, self.tensors[index])]
-            found[index] = bool(((places >= begin) & (places < end)).any())
+            positions = self.position_of[_row(readers, self.tensors[index])]
+            found[index] = bool(((positions >= begin) & (positions < end)).any())
         return found
 
     def block_problem(self) -> BlockProblem:
@@ -138,12 +138,12 @@ class _Cut:
         """The nodes of this problem once which have run the node may not be repeated; the boundary stands for those of other blocks."""
         found = set()
         for writer in _row(self.whole.limits, node):
-            place = int(self.position_of[writer])
-            if self.begin <= place < self.end:
-                found.add(place - self.begin)
-            elif self.late <= place < self.last:
-                found.add(self.boundary + 1 + place - self.late)
-            elif 0 <= place < self.late:
+            position = int(self.position_of[writer])
+            if self.begin <= position < self.end:
+                found.add(position - self.begin)
+            elif self.late <= position < self.last:
+                found.add(self.boundary + 1 + position - self.late)
+            elif 0 <= position < self.late:
                 found.add(self.boundary)
         return sorted(found)
 

@@ -81,11 +81,11 @@ class _Planned:
     def ways(self, order: Ints) -> Iterator[Plans]:
         """The ways to plan along an order, each made when it is wanted first."""
         found = self._found.setdefault(order.tobytes(), [])
-        for place in count():
+        for position in count():
             with self._lock:
-                if place == len(found) and not self._more(order, found):
+                if position == len(found) and not self._more(order, found):
                     return
-            yield found[place]
+            yield found[position]
 
     def _more(self, order: Ints, found: list[Plans]) -> bool:
         """Whether there was one more way to find. What is interrupted is begun again next time."""
@@ -166,8 +166,8 @@ class Plans:
 
     def written(self, plans: Sequence[Sequence[Step]]) -> Ints:
         """The sequence of one plan for each segment."""
-        parts, place = [], 0
+        parts, position = [], 0
         for segment, steps in zip(self.segments, plans, strict=True):
-            parts += [self.order[place : segment.blocks.begin], segment.written(steps)]
-            place = segment.blocks.end
-        return pruned(self.problem, np.concatenate([*parts, self.order[place:]]))
+            parts += [self.order[position : segment.blocks.begin], segment.written(steps)]
+            position = segment.blocks.end
+        return pruned(self.problem, np.concatenate([*parts, self.order[position:]]))

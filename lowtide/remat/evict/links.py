@@ -40,8 +40,8 @@ def weigh(node: Any, step: Any, now: Any, tensors: Any, nodes: Any, ids: Any, us
 def _to_store(step: Any, now: Any, tensors: Any, steps: Any, uses: Any) -> Any:
     """Of what is there and worth it, the tensor that is worth most for its bytes; -1 for none. Worth counts up to `store_cap`."""
     chosen, best, latest = -1, 0.0, step
-    for place in range(now[0].members):
-        tensor = tensors[place].member
+    for position in range(now[0].members):
+        tensor = tensors[position].member
         each = tensors[tensor]
         if not each.storable or each.host != NOTHING:
             continue

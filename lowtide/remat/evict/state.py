@@ -40,7 +40,7 @@ TENSOR = np.dtype([
     ("by_bytes", np.float64),  # what its bytes count for in its score, with its bias
     ("member_at", np.int32),  # where it stands among the members
     ("role", np.int8),  # in the choices of victims
-    # Lists of tensors, by place and not by tensor:
+    # Lists of tensors, by position and not by tensor:
     ("member", np.int32),  # all that are resident, in no order
     ("candidate", np.int32),
     ("way", np.int8),  # how that candidate would be evicted

@@ -31,18 +31,18 @@ def make_room(need: Any, step: Any, again: Any, before: Any, state: Any) -> bool
     now, tensors, nodes, steps, ids, uses, out = state.now, state.tensors, state.nodes, state.steps, state.ids, state.uses, state.out
     found = _candidates(step, again, before, state)
     while not has_room(need, now):
-        place = _least(found, tensors)
-        if place < 0:
+        position = _least(found, tensors)
+        if position < 0:
             return False
-        tensor = tensors[place].candidate
-        if tensors[place].way == _UNKNOWN:
+        tensor = tensors[position].candidate
+        if tensors[position].way == _UNKNOWN:
             later = next_use(tensor, step, again, tensors, uses)
             cost, way = _price(tensor, later, now, tensors, nodes, ids)
-            tensors[place].way = way
-            tensors[place].score = _score(cost, tensor, later - step, now, tensors, steps) if way != _DEAD else np.inf
+            tensors[position].way = way
+            tensors[position].score = _score(cost, tensor, later - step, now, tensors, steps) if way != _DEAD else np.inf
             continue
-        tensors[place].score = np.inf
-        if not _evict(tensor, tensors[place].way, now, tensors, nodes, out):
+        tensors[position].score = np.inf
+        if not _evict(tensor, tensors[position].way, now, tensors, nodes, out):
             return False
     return True
 
@@ -52,8 +52,8 @@ def _candidates(step: Any, again: Any, before: Any, state: Any) -> int:
     """All that may be evicted, with a bound from below of their scores; how many."""
     now, tensors, nodes, steps, uses = state.now, state.tensors, state.nodes, state.steps, state.uses
     found = 0
-    for place in range(now[0].members):
-        tensor = tensors[place].member
+    for position in range(now[0].members):
+        tensor = tensors[position].member
         each = tensors[tensor]
         if each.lock > 0 or (each.kept and not each.offloaded) or each.bytes == 0:
             continue
@@ -73,12 +73,12 @@ def _candidates(step: Any, again: Any, before: Any, state: Any) -> int:
 
 @kernel(inner=True)
 def _least(found: Any, tensors: Any) -> int:
-    """The place of the candidate of least score; -1 where none is left."""
-    best, place = np.inf, -1
+    """The position of the candidate of least score; -1 where none is left."""
+    best, position = np.inf, -1
     for each in range(found):
         if tensors[each].score < best:
-            best, place = tensors[each].score, each
-    return place
+            best, position = tensors[each].score, each
+    return position
 
 
 @kernel(inner=True)
@@ -144,11 +144,11 @@ def _evict(tensor: Any, way: Any, now: Any, tensors: Any, nodes: Any, out: Any) 
 @kernel
 def store(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     """Begin to copy a tensor to the host. The entry stays in the sequence only if the copy is needed."""
-    each, place = tensors[tensor], now[0].count
+    each, position = tensors[tensor], now[0].count
     if not emit(code_of(STORE, tensor, len(nodes) - 1), now, out):
         return False
-    out[place].needed = False
-    each.store_at = place
+    out[position].needed = False
+    each.store_at = position
     now[0].to_host = max(now[0].to_host, now[0].clock, each.arrived_us) + each.store_us
     each.stored_us = now[0].to_host
     each.host = STORED

@@ -63,8 +63,8 @@ class Archive:
 
     def add(self, point: Point) -> bool:
         """Whether the point belongs here; those that it beats are dropped."""
-        place = bisect_right(self.points, point.peak_bytes, key=_peak)
-        if place and self.points[place - 1].time_us <= point.time_us:
+        position = bisect_right(self.points, point.peak_bytes, key=_peak)
+        if position and self.points[position - 1].time_us <= point.time_us:
             return False
         start = end = bisect_left(self.points, point.peak_bytes, key=_peak)
         while end < len(self.points) and self.points[end].time_us >= point.time_us:
@@ -82,13 +82,13 @@ class Archive:
 
     def within(self, memory_bytes: int) -> Point | None:
         """The fastest point within so many bytes."""
-        place = bisect_right(self.points, memory_bytes, key=_peak)
-        return self.points[place - 1] if place else None
+        position = bisect_right(self.points, memory_bytes, key=_peak)
+        return self.points[position - 1] if position else None
 
     def near(self, memory_bytes: int, count: int) -> list[Point]:
         """So many points on either side of a peak."""
-        place = bisect_right(self.points, memory_bytes, key=_peak)
-        return self.points[max(0, place - count) : place + count]
+        position = bisect_right(self.points, memory_bytes, key=_peak)
+        return self.points[max(0, position - count) : position + count]
 
     def under(self, time_us: float) -> Point | None:
         """The point of least peak that takes no longer."""

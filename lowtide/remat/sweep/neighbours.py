@@ -38,8 +38,8 @@ class Neighbours:
 
     def rules(self, problem: RematProblem, count: int) -> list[Weights]:
         """Some rules, all different: with swapping where there are links."""
-        places = self.random.choice(len(RULES), count, replace=False)
-        return [RULES[place] if problem.links is None else self._with_swaps(RULES[place]) for place in places]
+        positions = self.random.choice(len(RULES), count, replace=False)
+        return [RULES[position] if problem.links is None else self._with_swaps(RULES[position]) for position in positions]
 
     def rule(self, problem: RematProblem) -> Weights:
         """Some rule."""
@@ -99,7 +99,7 @@ def _bias(problem: RematProblem, recipe: Recipe) -> Bias:
 
 
 def _repeats(sequence: Ints, node_count: int) -> NDArray[np.intp]:
-    """The places of runs that are not their node's first."""
+    """The positions of runs that are not their node's first."""
     first = np.full(node_count, len(sequence), np.int64)
     np.minimum.at(first, sequence, np.arange(len(sequence)))
     return np.flatnonzero(first[sequence] < np.arange(len(sequence)))

@@ -144,9 +144,9 @@ class _Search:
 
     def descend(self, levels: Sequence[int]) -> None:
         """Evict at each level until nothing is found; the smallest limit that has an answer is then found by halving."""
-        for place, limit in enumerate(levels):
+        for position, limit in enumerate(levels):
             if not self.seed(limit):
-                return self.halve(limit, levels[place - 1] if place else self.archive.points[0].peak_bytes)
+                return self.halve(limit, levels[position - 1] if position else self.archive.points[0].peak_bytes)
         return None
 
     def halve(self, low: int, high: int) -> None:

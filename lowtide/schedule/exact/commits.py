@@ -65,7 +65,7 @@ def _singles(net: Net, walk: Walk, bound_bytes: Any) -> Any:
             position = 0
         node = np.int64(walk.ready[position])
         if walk.opens[node] <= walk.closes[node] and _fits(net, walk, node, bound_bytes):
-            run(net, walk, node)  # its place in `ready` now holds another
+            run(net, walk, node)  # its position in `ready` now holds another
             missed = 0
         else:
             position += 1
@@ -241,7 +241,7 @@ def _cheapest(net: Net, walk: Walk, reached: Any, fallen: Any) -> Any:
 
 @kernel(inner=True)
 def _numbered(net: Net, walk: Walk, reached: Any) -> Any:
-    """Numbers the nodes by place, and their tensors as they are met; by that number how many of a tensor's pins are among `reached`."""
+    """Numbers the nodes by position, and their tensors as they are met; by that number how many of a tensor's pins are among `reached`."""
     entries = 0
     for node in reached:
         entries += net.pin_ptr[node + 1] - net.pin_ptr[node]
@@ -269,7 +269,7 @@ def _forgotten(net: Net, walk: Walk, reached: Any) -> None:
 
 @kernel(inner=True)
 def _arc(tail: Any, head: Any, ptr: Any, ids: Any, is_filling: Any) -> None:
-    """Counts an arc of `tail`, or puts it in the next place of its row."""
+    """Counts an arc of `tail`, or puts it in the next position of its row."""
     if is_filling:
         ids[ptr[tail]] = head
     ptr[tail] += 1

@@ -21,7 +21,7 @@ parts along an axis is to run it once for each piece of [0, extent), in any numb
             divide by the combined result i
 
 So all extents along an axis are multiples of `axis.extent`, and parts of neighbouring operators fit where they take the same share. A
-path is the place of an argument: (1,) is args[1], (0, 2) is args[0][2], ("weight",) a keyword; `with_arguments` puts others there.
+path is the position of an argument: (1,) is args[1], (0, 2) is args[0][2], ("weight",) a keyword; `with_arguments` puts others there.
 
 A node that writes (`node.writes`) writes into the same slice of what it is given: `sliced` names that argument.
 

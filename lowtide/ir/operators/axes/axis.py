@@ -1,4 +1,4 @@
-"""The noun: one axis of one node, and the places of its arguments."""
+"""The noun: one axis of one node, and the positions of its arguments."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Axis:
 
 
 def argument(node: Node, path: Path) -> Arg:
-    """The argument at a place. Raises LookupError where there is none."""
+    """The argument at a position. Raises LookupError where there is none."""
     first, rest = path[0], path[1:]
     found: Arg = dict(node.kwargs)[first] if isinstance(first, str) else node.args[first]
     for step in rest:
@@ -60,9 +60,9 @@ def argument(node: Node, path: Path) -> Arg:
 
 
 def tensor_paths(node: Node) -> Iterator[tuple[Path, Value]]:
-    """Every place of a value among the arguments, and the value: as often as it stands there."""
-    for place, arg in enumerate(node.args):
-        yield from _within(arg, (place,))
+    """Every position of a value among the arguments, and the value: as often as it stands there."""
+    for position, arg in enumerate(node.args):
+        yield from _within(arg, (position,))
     for name, arg in node.kwargs:
         yield from _within(arg, (name,))
 
@@ -77,8 +77,8 @@ def cut_by(node: Node, axis: Axis) -> Iterator[tuple[Value, int]]:
 
 
 def with_arguments(node: Node, instead: Mapping[Path, Arg]) -> Node:
-    """The node with other arguments at some places."""
-    args = tuple(_replaced(arg, (place,), instead) for place, arg in enumerate(node.args))
+    """The node with other arguments at some positions."""
+    args = tuple(_replaced(arg, (position,), instead) for position, arg in enumerate(node.args))
     kwargs = tuple((name, _replaced(arg, (name,), instead)) for name, arg in node.kwargs)
     return replace(node, args=args, kwargs=kwargs)
 
@@ -87,11 +87,11 @@ def _within(arg: Arg, path: Path) -> Iterator[tuple[Path, Value]]:
     if isinstance(arg, Value):
         yield path, arg
     elif isinstance(arg, tuple):
-        for place, item in enumerate(arg):
-            yield from _within(item, (*path, place))
+        for position, item in enumerate(arg):
+            yield from _within(item, (*path, position))
 
 
 def _replaced(arg: Arg, path: Path, instead: Mapping[Path, Arg]) -> Arg:
     if path in instead:
         return instead[path]
-    return tuple(_replaced(item, (*path, place), instead) for place, item in enumerate(arg)) if isinstance(arg, tuple) else arg
+    return tuple(_replaced(item, (*path, position), instead) for position, item in enumerate(arg)) if isinstance(arg, tuple) else arg

@@ -52,7 +52,7 @@ def _channels(transposed: Arg) -> tuple[int, int]:
 
 
 def _of_one_element(weight: Value, geometry: tuple[Arg, ...]) -> bool:
-    """Whether each element of the result follows from one place of the input, one by one."""
+    """Whether each element of the result follows from one position of the input, one by one."""
     stride, padding, _, transposed, _ = geometry
     ones = isinstance(stride, tuple) and all(step == 1 for step in stride)
     none = isinstance(padding, tuple) and all(amount == 0 for amount in padding)

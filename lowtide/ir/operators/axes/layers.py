@@ -129,7 +129,7 @@ def planes(dims: int, sizes: int | None = None) -> Rule:
 
 
 def columns(node: Node) -> Iterator[Axis]:
-    """Windows as columns, and back: [n, c, ..] and [n, c * window, places], or without n."""
+    """Windows as columns, and back: [n, c, ..] and [n, c * window, positions], or without n."""
     value = given(node, (0,))
     made = node.outputs[0]
     if value is not None and made is not None:

@@ -58,8 +58,8 @@ def index_put(node: Node) -> Iterator[Axis]:
     elif found is not None:
         looked_up, shared, first = found
         free = [dim for dim in range(len(value.shape)) if dim not in looked_up]
-        for place, dim in enumerate(free):
-            to = place + (shared if place >= first else 0) - (len(free) + shared)
+        for position, dim in enumerate(free):
+            to = position + (shared if position >= first else 0) - (len(free) + shared)
             there = len(source.shape) >= -to and source.shape[to] != 1
             also: Where = {2: to} if there else {}
             yield from axis(node, {0: dim, **also}, {0: dim})
@@ -95,7 +95,7 @@ def _whole_mask(node: Node, value: Value) -> Path | None:
 def along(index_at: int, *others: int, free: bool) -> Rule:
     """x, dim, index, ..: dimensions other than `dim` where all extents agree; with `free` also `dim`, of which x is whole.
 
-    `others` are the places of tensors as large as the index.
+    `others` are the positions of tensors as large as the index.
     """
 
     def rule(node: Node) -> Iterator[Axis]:

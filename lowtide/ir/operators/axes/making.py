@@ -1,6 +1,6 @@
 """Making axes: what rules are written with.
 
-A rule says of an axis where it is: in which arguments, by place and dimension, and in which results, by the operator's own numbering of its
+A rule says of an axis where it is: in which arguments, by position and dimension, in which results, by the operator's own numbering of its
 outputs. `axis` leaves out what does not exist, counts the units, and says nothing of extents of 1.
 """
 
@@ -17,7 +17,7 @@ from lowtide.ir.operators.axes.axis import Axis, Combine, Path, Reduced, Role, a
 from lowtide.ir.sizes import Size
 
 Rule: TypeAlias = Callable[[Node], Iterator[Axis]]
-Where: TypeAlias = Mapping[Any, int]  # dimensions of arguments, by the argument's place: a path, or a number for args[number]
+Where: TypeAlias = Mapping[Any, int]  # dimensions of arguments, by the argument's position: a path, or a number for args[number]
 
 SUM, MEAN, SAME = Reduced(Combine.SUM), Reduced(Combine.MEAN), Reduced(Combine.SAME)
 
@@ -31,40 +31,40 @@ def axis(
 ) -> Iterator[Axis]:
     """The axis along these dimensions of arguments and outputs, as all there are; none where extents have no unit in common, or just 1.
 
-    Arguments that are no tensors are left out; a number stands for the place of an argument. Dimensions count from the front or the back.
+    Arguments that are no tensors are left out; a number stands for an argument's position. Dimensions count from the front or the back.
     What the node writes is made where it is sliced. `sizes` that hold -1 fit by themselves.
     """
-    places: list[tuple[Path, int]] = []
+    positions: list[tuple[Path, int]] = []
     extents: list[Size] = []
-    for place, dim in sliced.items():
-        path: Path = (place,) if isinstance(place, int) else place
+    for position, dim in sliced.items():
+        path: Path = (position,) if isinstance(position, int) else position
         value = given(node, path)
         if value is not None:
             at = dim % len(value.shape)
-            places.append((path, at))
+            positions.append((path, at))
             extents.append(value.shape[at])
-    roles = tuple(_roles(node, made, dict(places)))
+    roles = tuple(_roles(node, made, dict(positions)))
     for value, role in zip(node.results, roles, strict=True):
         if isinstance(role, int):
             extents.append(value.shape[role])
     unit = common_unit(extents)
     if unit is not None and unit not in (0, 1):
         kept = tuple(path for path in sizes if argument(node, path) != -1)
-        yield Axis(unit, tuple(places), roles, kept, tuple((instead or {}).items()))
+        yield Axis(unit, tuple(positions), roles, kept, tuple((instead or {}).items()))
 
 
-def _roles(node: Node, made: Mapping[int, Role], places: Mapping[Path, int]) -> Iterator[Role]:
+def _roles(node: Node, made: Mapping[int, Role], positions: Mapping[Path, int]) -> Iterator[Role]:
     for index, value in enumerate(node.outputs):
         if value is not None:
             role = made[index]
             yield role % len(value.shape) if isinstance(role, int) else role
-    written = {argument(node, path): dim for path, dim in places.items()}
+    written = {argument(node, path): dim for path, dim in positions.items()}
     for before, _ in node.writes:
         yield written.get(before, SAME)
 
 
 def given(node: Node, path: Path) -> Value | None:
-    """The tensor at a place; None where there is none."""
+    """The tensor at a position; None where there is none."""
     try:
         found = argument(node, path)
     except (LookupError, AssertionError):

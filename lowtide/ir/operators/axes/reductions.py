@@ -43,8 +43,8 @@ def named(position: int, *, default: int = -1) -> Rule:
         for dim in range(rank):
             if dim != dim_of % rank:
                 tensors = [at for at in range(len(node.args)) if (one := given(node, (at,))) is not None and len(one.shape) == rank]
-                places: Where = dict.fromkeys(tensors, dim)
-                yield from axis(node, places, dict.fromkeys(range(len(node.outputs)), dim))
+                positions: Where = dict.fromkeys(tensors, dim)
+                yield from axis(node, positions, dict.fromkeys(range(len(node.outputs)), dim))
 
     return rule
 
