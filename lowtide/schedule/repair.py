@@ -43,7 +43,7 @@ class Repair:
             raise ValueError(f"expected 2 <= window <= largest, got window {self.window} and largest {self.largest}")
 
     def solve(self, problem: OrderProblem) -> Schedule:
-        """The order that no window improves, and the best bound of cuts."""
+        """The order whose peak no window lowers, and the best bound of cuts."""
         *_, last = self.answers(problem)
         return last
 

@@ -44,7 +44,7 @@ def test_small_windows_only_improve_until_none_does(case: Case, size: int) -> No
         first = max(0, min(step - size // 2, len(last.order) - size))
         inside = set(range(first, first + size))
         alike = [o for o in orders if all(o[place] == node for place, node in enumerate(last.order) if place not in inside)]
-        assert min(max(simulate(case.problem, o).footprint_bytes[first : first + size]) for o in alike) == last.peak_bytes
+        assert min(orders[o] for o in alike) == last.peak_bytes  # a step elsewhere may be as high as the one that the window lowers
 
 
 @pytest.mark.parametrize(("name", "least_kib"), [("randwire-s1", 3344.2), ("randwire-s0", 3583.1), ("train-L15", 42728.0)])
