@@ -51,6 +51,11 @@ class Candidate:
     deeds: tuple[Deed, ...] = ()  # what algebra did to it
     _known: list[tuple[tuple[object, ...], Any]] = field(default_factory=list, repr=False)  # what was asked, and the answer
 
+    @property
+    def deeds_us(self) -> float:
+        """What algebra made it take more than the captured graph, below 0 for less."""
+        return sum(deed.cost_us for deed in self.deeds)
+
     def timed(self, node_us: Sequence[float]) -> Candidate:
         """The same, knowing what its nodes take; what was derived is kept."""
         return dataclasses.replace(self, node_us=tuple(node_us))

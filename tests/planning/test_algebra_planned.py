@@ -69,6 +69,15 @@ def test_what_costs_no_time_is_done_without_a_limit(graph):
     assert report.cost_us == pytest.approx(2 * (3 * 0.5 - 3 * 1.0))
 
 
+def test_of_graphs_that_need_as_much_the_quicker_is_taken(graph):
+    """What is held by masks is none of the peak here: workspaces of the first node are."""
+    plain, *others = candidates(graph, times(0.5))
+    among = [dataclasses.replace(each, workspace_bytes=(2**24, *each.workspace_bytes[1:])) for each in (plain, *others)]
+    plan = planner.plan(among, Request(NOWHERE))
+    assert plan.peak_bytes == planner.plan(among[:1], Request(NOWHERE)).peak_bytes
+    assert plan.algebra
+
+
 def test_what_costs_time_is_done_under_a_limit_that_needs_it(graph):
     among = candidates(graph, times(1.01))
     plain = planner.plan(among, Request(NOWHERE))
