@@ -52,7 +52,7 @@ def value(tensor):
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_row_is_what_it_does(row, monkeypatch):
     function, args = CALLS[row.name.removeprefix("lowtide.")]
-    for module in (bits, pools):
+    for module in (bits, norms, pools):
         monkeypatch.setattr(module, "SWITCHED_OFF", True)
     monkeypatch.setattr(bits, "_at_once", lambda x: COUNT)
     monkeypatch.setattr(pools, "_AT_ONCE", COUNT)
