@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lowtide.ir.check.graph_check import check_graph
+from lowtide.planning.algebra import rewritings
 from lowtide.rewrite.algebra.table import RULES, rewrite
 from tests.graph_runs import inference_graph, odd_inputs, run, same_bits, training_graph
 
@@ -271,6 +272,35 @@ def test_indices_that_the_caller_gets_stay():
 
     graph = training_graph(Indices(), (), loss)
     assert not rewrite(graph, [NAMES["max-pooling's indices as places in windows"]]).applied
+
+
+@pytest.mark.parametrize(("name", "make"), [(name, make) for name, makes in ROUNDED.items() for make in makes])
+def test_planning_sees_no_rule_that_rounds_unless_it_is_asked_for(name, make):
+    graph = make(torch.float32)
+
+    def times(nodes, among):
+        return [0.0 for _ in nodes]
+
+    for exact in (True, False):
+        found = {deed.rule for each in rewritings(graph, times, exact=exact) for deed in each.deeds}
+        assert (name in found) is not exact
+        assert not exact or all(NAMES[rule].exact for rule in found)
+
+
+def everything(x):
+    x = F.dropout(F.relu(torch.where(x > 0.1, x * x, x.sin())), 0.3)
+    return F.dropout(x.t(), 0.3).t() + x.sort(0).values
+
+
+@pytest.mark.parametrize("shape", [(0, 11), (11, 0), (1, 1), (1, 9), (65, 1)], ids=str)
+def test_what_is_empty_or_hardly_anything(shape):
+    graph = step(shape, everything, torch.float32)
+    done = rewrite(graph)
+    check_graph(done.graph)
+    assert bool(done.applied) == (0 not in shape)
+    inputs = odd_inputs(graph, torch.Generator().manual_seed(1))
+    for ours, eager in zip(run(done.graph, inputs), run(graph, inputs), strict=True):
+        assert same_bits(ours, eager)
 
 
 SMALL, WIDE, ONE = (12, 11), (12, 300), (12, 1)
