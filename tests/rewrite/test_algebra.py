@@ -336,6 +336,19 @@ def test_indices_of_all_kinds(name, shape):
         assert same_bits(ours, eager)
 
 
+def test_labels_that_the_batch_holds_in_fewer_bytes_are_converted_again():
+    model = nn.Linear(6, 5)
+    batch = torch.zeros(300, 6), torch.zeros(300, dtype=torch.uint8)
+    graph = training_graph(model, batch, lambda model, x, y: F.cross_entropy(model(x), y.long()))
+    done = rewrite(graph, [NAMES["indices and labels in fewer bytes"]])
+    check_graph(done.graph)
+    (applied,) = done.applied
+    assert (applied.place.held.nbytes, applied.place.now) == (8 * 300, None)
+    inputs = odd_inputs(graph, torch.Generator().manual_seed(1))
+    for ours, eager in zip(run(done.graph, inputs), run(graph, inputs), strict=True):
+        assert same_bits(ours, eager)
+
+
 def test_rules_are_told_apart_by_their_names():
     assert len(NAMES) == len(RULES)
     assert all(dataclasses.is_dataclass(rule) and rule.name for rule in RULES)
