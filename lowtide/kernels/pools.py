@@ -1,7 +1,8 @@
 """The indices of max-pooling as the place in the window: a byte or two where torch holds eight.
 
 An index is that of the greatest element in its plane. The place is how far that is from where the window begins within the plane, which is
-less than a window's rows times the plane's width. The gradient finds the index again from that, for a few planes at a time.
+less than a window's rows times the plane's width. The gradient is added up by a kernel that finds elements from that; of types that it
+cannot compute with, and elsewhere than on a CPU, by torch's own, from indices that are found again for a few planes at a time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from lowtide.base.kernels import SWITCHED_OFF, kernel
 from lowtide.kernels.library import define
 
+_NUMBERS = (torch.float32, torch.float64)  # what kernels can compute with
 _AT_ONCE = 2**16  # elements of indices, on a CPU
 _AT_ONCE_ELSEWHERE = 2**24
 
@@ -36,8 +38,11 @@ def max_pool2d_backward(
     dilation: list[int], ceil_mode: bool,
 ) -> torch.Tensor:  # fmt: skip
     """The gradient of `aten::max_pool2d_with_indices`, of places in the place of indices. All lie in memory row by row."""
-    out = grad.new_empty((*grad.shape[:-2], *extents))
     begins = _begins(grad.shape[-2:], extents, stride, padding, grad.device)
+    out = grad.new_empty((*grad.shape[:-2], *extents))
+    if _by_kernels(grad) and grad.dtype in _NUMBERS:
+        _add_up(grad.view(-1).numpy(), places.view(-1).numpy(), begins.reshape(-1).numpy(), out.view(-1).numpy())
+        return out
     for part in _parts(places, 2):
         gradient, made = _planes(grad, part, 2), _planes(out, part, 2)
         indices = _indices(_planes(places, part, 2), begins)
@@ -98,6 +103,19 @@ def _ahead(places: Any, begins: Any, indices: Any) -> None:
         given, made = places[first : first + len(begins)], indices[first : first + len(begins)]
         for at in range(len(begins)):
             made[at] = given[at] + begins[at]
+
+
+@kernel(nogil=True)
+def _add_up(gradients: Any, places: Any, begins: Any, out: Any) -> None:
+    """Each gradient added to its element, plane after plane, in the order in which torch adds them."""
+    count = len(begins)
+    extent = len(out) * count // max(1, len(gradients))  # of a plane
+    for plane in range(len(gradients) // count if count else 0):
+        first = plane * count
+        given, where, made = gradients[first : first + count], places[first : first + count], out[plane * extent : (plane + 1) * extent]
+        made[:] = 0
+        for at in range(count):
+            made[begins[at] + where[at]] += given[at]
 
 
 define("pool_places(Tensor indices, int[] extents, int[] stride, int[] padding, ScalarType dtype) -> Tensor", pool_places)
