@@ -27,7 +27,7 @@ import lowtide
 from bench import models
 from bench.models.language import hugging_face
 from bench.models.workload import Entry, Workload, keyword_loss, labels, plain_sgd
-from bench.results import Cell, Results
+from bench.results import Cell, Results, with_kept
 from lowtide.api import machine
 
 SHARE = 0.6
@@ -89,7 +89,7 @@ def main() -> None:
 
 def _table(rows: list[dict[str, Cell]]) -> Results:
     notes = ("with_to_eager and the like: medians of the ratios of processor time, step by step in turns",)
-    return Results("algebra", "What algebra's rules buy", COLUMNS, tuple(rows), notes)
+    return Results("algebra", "What algebra's rules buy", COLUMNS, with_kept("algebra", rows, ("model", "limit")), notes)
 
 
 def row(name: str, memory: int | None, repeats: int) -> dict[str, Cell]:
