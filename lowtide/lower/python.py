@@ -119,7 +119,8 @@ def _promise(plan: Decision) -> str:
     """What a program takes, where that is a number; else for what it is."""
     if plan.graph.dimensions:
         return f"for {', '.join(map(str, plan.graph.dimensions))}"
-    assert isinstance(plan, Contents), "a graph of numbers has a plan"
+    if not isinstance(plan, Contents):
+        return "of which nothing was promised"
     return f"promised peak {bytes_text(plan.peak_bytes)}, of which {bytes_text(plan.resident_bytes)} are the caller's"
 
 
