@@ -1,11 +1,12 @@
-"""MAGIS's seven workloads on its machine, as numbers: what lowtide makes of a step when it may recompute, and swap, and nothing else.
+"""MAGIS's seven workloads on its machine, as numbers: what lowtide makes of a step when it may recompute, swap, split and rewrite.
 
-    python -m bench.magis [--workloads NAME ...] [--networks published lean] [--keep]
+    python -m bench.magis [--workloads NAME ...] [--networks published lean] [--moves recompute swap split] [--keep]
     python -m bench.magis --draw          the plot again, of the saved rows
 
 Each row is one search in a process of its own: a whole training step with plain SGD on the meta device, by the roofline of the preset
 "rtx3090". One frontier answers everything: the time at 80 % and at 40 % of the peak, the least peak at +5 % and +10 % time. Beside it
 stand MAGIS as released, which also cuts operators along their dimensions, and eviction with look-ahead alone, both on the same cost model.
+"recompute" and "swap" leave every number as it is; "split" is swapping with `exact=False`: sets of operators part by part, and algebra.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from bench.models.workload import Entry
 from bench.results import RESULTS, load
 
 FRONTIERS = RESULTS / "magis_frontiers.json"
+MOVES = ("recompute", "swap", "split")
 _TIMEOUT_S = 1800
 
 
@@ -32,7 +34,7 @@ def main() -> None:
     names = [case.name for case in CASES]
     parser.add_argument("--workloads", nargs="+", default=names, choices=names, metavar="NAME")
     parser.add_argument("--networks", nargs="+", default=["published", "lean"], choices=["published", "lean"])
-    parser.add_argument("--moves", nargs="+", default=["recompute", "swap"], choices=["recompute", "swap"])
+    parser.add_argument("--moves", nargs="+", default=list(MOVES), choices=MOVES)
     parser.add_argument("--keep", action="store_true", help="keep the other rows of the saved table")
     parser.add_argument("--draw", action="store_true", help="draw the plot of the saved rows, and nothing else")
     parser.add_argument("--one", nargs=3, metavar=("WORKLOAD", "NETWORK", "MOVES"), help="one row: for the process of its own")
@@ -72,7 +74,7 @@ def _all_keys() -> Iterator[tuple[str, str, str]]:
     """Every row that there can be, in the order of the table."""
     for case in CASES:
         for entry in (*case.published, case.lean):
-            for moves in ("recompute", "swap"):
+            for moves in MOVES:
                 yield case.name, entry.name, moves
 
 
@@ -105,8 +107,11 @@ def _planned(name: str, network: str, moves: str) -> dict[str, Any]:
 
     case = next(case for case in CASES if case.name == name)
     entry: Entry = next(entry for entry in (*case.published, case.lean) if entry.name == network)
-    found = plan(entry, case.batch_size, swap=moves == "swap")
-    return answered(found) | known_answers(found, case.known, network) | {"frontier": found.shares()}
+    found = plan(entry, case.batch_size, swap=moves != "recompute", parts=moves == "split")
+    wanted = (
+        dict(zip(("wanted_at_80", "wanted_at_40"), case.wanted, strict=True)) if moves == "split" and entry is case.published[0] else {}
+    )
+    return answered(found) | wanted | known_answers(found, case.known, network) | {"frontier": found.shares()}
 
 
 if __name__ == "__main__":

@@ -92,13 +92,16 @@ class Found:
         return [(round(peak_bytes / self.eager_peak_bytes, 4), round(time_us / self.kept_us - 1, 5)) for peak_bytes, time_us in points]
 
 
-def plan(entry: Entry, batch_size: int, *, swap: bool = False, search: Timed | None = None) -> Found:
-    """Plan one step of a model, without memory for it. `swap` also lets tensors go to the host and back."""
+def plan(entry: Entry, batch_size: int, *, swap: bool = False, parts: bool = False, search: Timed | None = None) -> Found:
+    """Plan one step of a model, without memory for it.
+
+    `swap` also lets tensors go to the host and back, `parts` lets operators run in parts and be rewritten (`exact=False`).
+    """
     made, search = entry.build(batch_size, "meta"), search or Timed()
     clocks = _clocks()
     step = optimize(
         made.model, made.batch, loss=made.loss, optimizer=plain_sgd(made.model), simulate=DEVICE, latency=1.1, search=search,
-        swap=swap, progress=False,
+        swap=swap, exact=not parts, progress=False,
     )  # fmt: skip
     (planning_s, planning_cpu_s), report = _since(clocks), step.plan.cost_report
     assert report is not None

@@ -10,7 +10,8 @@ from bench.magis_workloads import Case
 from bench.results import RESULTS
 
 _MOST = 0.5  # of overhead that is shown
-_LINES = {"recompute": "-", "swap": "--"}
+_LINES = {"recompute": "-", "swap": "--", "split": ":"}
+_MOVES = {"recompute": "recomputation", "swap": "and swapping", "split": "and in parts"}
 _COLOURS = ("tab:blue", "tab:cyan", "tab:orange")
 
 
@@ -49,7 +50,7 @@ def _label(network: str, case: Case, moves: str) -> str:
     which = (
         "lean, as MAGIS's code has it" if network == case.lean.name else "as published" if network == case.published[0].name else "variant"
     )
-    return f"{which}: {'recomputation' if moves == 'recompute' else 'and swapping'}"
+    return f"{which}: {_MOVES[moves]}"
 
 
 def _legend(panels: Sequence[Any]) -> tuple[list[Any], list[str]]:

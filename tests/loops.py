@@ -12,12 +12,15 @@ from torch import nn
 import lowtide
 from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.memory import order_problem, simulate
+from lowtide.fission.dimensions import Dimensions
+from lowtide.fission.regions import Regions
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.loops import is_loop
 from lowtide.ir.text.graph_text import parse, to_text
 from lowtide.lower.python import lower
 from lowtide.plan.plan import Plan
+from lowtide.rewrite.fission.roles import Split
 from lowtide.runtime.program import Program
 
 
@@ -96,3 +99,10 @@ def checked(graph: Graph) -> Graph:
     assert to_text(parse(text)) == text
     check_graph(parse(text))
     return graph
+
+
+def set_around(graph: Graph, value: Value, dim: int, places: Sequence[int] | None = None) -> Split | None:
+    """The set around a tensor along one of its dimensions, of nodes at some places; None where there is none."""
+    wanted = range(len(graph.nodes)) if places is None else places
+    region = Regions(Dimensions.of(graph)).around(value, dim, wanted)
+    return None if region is None else Split({graph.nodes[place]: axis for place, axis in region.axes.items()})

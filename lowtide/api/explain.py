@@ -19,19 +19,24 @@ from lowtide.api.ranges.stretched import largest
 from lowtide.api.stages import Callback, Stages, wants_progress
 from lowtide.capture.optimizers.wrapped import torch_optimizer
 from lowtide.capture.program import TrainingProgram, positional_and_keyword
+from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.device import Device
+from lowtide.cost.memory import order_problem
 from lowtide.cost.presets import preset
 from lowtide.errors import BatchError, BudgetError, CaptureError
 from lowtide.fission.dimensions import Dimensions
 from lowtide.fission.names import Table
-from lowtide.plan.plan import CostReport
+from lowtide.plan.plan import CostReport, Plan
+from lowtide.planning.candidate import Candidate
 from lowtide.planning.effort import sweeps_of
+from lowtide.planning.fission.loss import loss_in_parts
 from lowtide.planning.limits import Limit, Memory
 from lowtide.remat.sweep.search import Sweep
 from lowtide.runtime.batch import BatchSpec
-from lowtide.schedule import Auto, Best, Solver
+from lowtide.schedule import Auto, Best, Solver, schedule
 
 _LEVEL = "quick"  # of effort, where none is asked for: an explanation is waited for, and rounds what it says
+_LEANER = 0.95  # of the peak by order alone: what splitting the loss has to come to
 _SLOWER = (0.05, 0.10, 0.30)  # shares of time that are asked about
 
 
@@ -103,7 +108,8 @@ def explain(
         resident_bytes=plan.resident_bytes,
         time_us=plan.cost_report.order_us,
         remedies=tuple(
-            _with_swap(each, swap, swap_state) for each in (*_remedies(plan.cost_report), *([halved] if halved is not None else []))
+            _with_swap(each, swap, swap_state)
+            for each in (*_remedies(plan.cost_report), *_loss_split(captured, plan), *([halved] if halved is not None else []))
         ),
         frontier=plan.cost_report.frontier,
         memory_bytes=memory_bytes,
@@ -128,6 +134,18 @@ def _remedies(report: CostReport) -> list[Remedy]:
         found.append(_letting_go(f"+{share:.0%} time at most", point, report, f"latency={1 + share:g}"))
     found.append(_letting_go("least found", report.frontier[0], report, f"memory={report.frontier[0][0]}"))
     return [each for at, each in enumerate(found) if at == 0 or each.peak_bytes < found[at - 1].peak_bytes]
+
+
+def _loss_split(captured: Candidate, plan: Plan) -> list[Remedy]:
+    """The loss in parts, by order alone, where that is the answer: nothing where it spares little."""
+    split = loss_in_parts(captured.graph)
+    if split is None or plan.cost_report is None:
+        return []
+    problem = order_problem(split.graph, workspaces_within(split.graph.nodes), round_to=plan.granule_bytes)
+    peak_bytes = schedule(problem, Best()).peak_bytes
+    if peak_bytes > _LEANER * plan.cost_report.order_peak_bytes:
+        return []
+    return [Remedy(f"the loss split over {split.over}", peak_bytes, None, f"exact=False, memory={peak_bytes}")]
 
 
 def _with_swap(remedy: Remedy, swap: bool, swap_state: bool) -> Remedy:

@@ -33,7 +33,7 @@ class Explanation:
     peak: Snapshot  # of eager PyTorch; its tensors, largest first, are those that live then
     resident_bytes: int  # the caller's own, throughout
     time_us: float  # of the program as it stands
-    remedies: tuple[Remedy, ...]  # from the cheapest to the leanest; micro-batches, which are another program, come last
+    remedies: tuple[Remedy, ...]  # from the cheapest to the leanest; what rounds otherwise, a split loss and micro-batches, comes last
     frontier: tuple[tuple[int, float], ...]  # (peak_bytes, time_us) of all that was found best at something, leanest first
     memory_bytes: int | None  # what it is to fit in, if that was told
     within: Remedy | None  # the fastest way to that, if any was found

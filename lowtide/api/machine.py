@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
@@ -21,9 +21,9 @@ from lowtide.ir.graph import Graph, Node
 from lowtide.plan.plan import Provenance
 from lowtide.planning.algebra import Rewriting, rewritings
 from lowtide.planning.candidate import Candidate, equal_graphs
-from lowtide.planning.fission.search import split_graphs
+from lowtide.planning.fission.again import found_like
+from lowtide.planning.fission.found import Found, Measured, found_graphs, prepared
 
-_SPLIT_MOST = 3  # of what algebra has made: split as far as that pays, and into fewer parts
 _CUDA_GRANULE_BYTES = 512  # torch's caching allocator rounds every request up to this
 
 
@@ -67,18 +67,47 @@ class Machine:
         device = self.simulated or device_here(self.name(captured))
         return device if device.can_swap else None
 
-    def candidates(self, captured: Captured, laboratory: Laboratory, *, exact: bool, limited: bool) -> tuple[Candidate, ...]:
+    def candidates(
+        self, captured: Captured, laboratory: Laboratory, *, exact: bool, limited: bool, like: Sequence[Candidate] = ()
+    ) -> tuple[Candidate, ...]:
         """The captured graph and those that compute the same, with what each operator needs beside its arguments and results.
 
         Unless they are to be `exact`, those are among them that compute the same up to rounding; where there will be a limit (`limited`),
-        also part by part, and what takes longer.
+        also part by part, and what takes longer. `like` are the candidates of a program that begins alike: what runs in parts there does
+        so here.
         """
         graphs, held = equal_graphs(captured.graph), captured.gradients
+        plain = {graph: Rewriting(graph, (), exact=True) for graph in graphs}
         algebra = {each.graph: each for each in self.rewritings(graphs[-1], captured, laboratory, exact=exact, limited=limited)}
-        rounded = _split(graphs[-1], algebra.values()) if limited and not exact else {}
-        first, *others = self._with_workspaces([*graphs, *algebra, *rounded], laboratory)
-        known = algebra | rounded
-        return replace(first, held_by_eager=held), *(_knowing(each, known.get(each.graph)) for each in others)
+        known, roots = plain | algebra, dict[Graph, int]()
+        if limited and not exact:
+            known, roots = self._in_parts(captured, known, laboratory, like)
+        first, *others = self._with_workspaces(list(known), laboratory)
+        made = (_knowing(each, known.get(each.graph)) for each in others)
+        return replace(first, held_by_eager=held), *(replace(each, root=roots.get(each.graph, -1)) for each in made)
+
+    def _in_parts(
+        self, captured: Captured, known: Mapping[Graph, Rewriting], laboratory: Laboratory, like: Sequence[Candidate]
+    ) -> tuple[dict[Graph, Rewriting], dict[Graph, int]]:
+        """Of all that compute the same up to rounding, also part by part, what is worth a search, which shares its effort among all."""
+        ruled = [each for each in known.values() if each.deeds]
+        leanest = [next((each for each in ruled if each.exact is exact), None) for exact in (True, False)]  # rules wherever they fit
+        last = [[each for each in known.values() if not each.deeds][-1], *(each for each in leanest if each is not None)]
+        whole = {prepared(each.graph): each for each in last}
+        unsplit = {graph: replace(each, graph=graph, exact=False) for graph, each in whole.items()} | dict(known)
+        graphs = [*known, *(graph for graph in whole if graph not in known)]
+        found = found_like(graphs, like) or self._found(captured, graphs, whole, laboratory)
+        made = {each.graph: unsplit.get(each.graph) or replace(unsplit[graphs[each.of]], graph=each.graph, exact=False) for each in found}
+        return {graphs[0]: known[graphs[0]]} | made, {each.graph: each.of for each in found}
+
+    def _found(self, captured: Captured, graphs: Sequence[Graph], whole: Collection[Graph], laboratory: Laboratory) -> list[Found]:
+        """What a search over graphs finds, of which some may be split."""
+        measured = self.timed(captured, self._with_workspaces(graphs, laboratory), laboratory)
+        of = {each.graph: each for each in measured}  # without those that are no equal graph after all
+        given = [Measured(graph, of[graph].node_us, of[graph].workspace_bytes, graph in whole) for graph in graphs if graph in of]
+        with self.stages.stage("split", f"looking for what of {len(graphs[0].nodes)} operators to run in parts"):
+            found = found_graphs(given, self._rates(captured)(), self.granule_bytes(captured), self.links(captured))
+        return [replace(each, of=graphs.index(given[each.of].graph)) for each in found]
 
     def rewritings(self, graph: Graph, captured: Captured, laboratory: Laboratory, *, exact: bool, limited: bool) -> Iterator[Rewriting]:
         """The graph as algebra rewrites it, where it is known what that costs in time."""
@@ -119,15 +148,6 @@ class Machine:
             if not self.tries:
                 return tuple(each.timed(rates().graph_us(each.graph)) for each in candidates)
             return tuple(each.timed(measure_timings(each.graph.nodes, rates, laboratory=laboratory).us) for each in candidates)
-
-
-def _split(graph: Graph, algebra: Iterable[Rewriting]) -> dict[Graph, Rewriting]:
-    """Few graphs that are split, as a search shares its effort: of what exact rules made, which is the leanest, and the quickest."""
-    plain = Rewriting(graph, (), exact=False)
-    ruled = next((each for each in algebra if each.exact), None)
-    chosen = [(plain, each) for each in split_graphs(graph)[-(_SPLIT_MOST if ruled is None else 1) :]]
-    chosen += [(ruled, each) for each in split_graphs(ruled.graph)[-_SPLIT_MOST:]] if ruled is not None else []
-    return {each: replace(of, graph=each, exact=False) for of, each in chosen}
 
 
 def _knowing(candidate: Candidate, rewriting: Rewriting | None) -> Candidate:

@@ -84,7 +84,7 @@ class Maker:
             captured, granted = self.capturing.as_it_is(args, kwargs, laboratory)
             if as_saved:
                 self._check_saved(captured)
-            programs = tuple(self._program(each, laboratory) for each in captured)
+            programs = self._programs(captured, laboratory)
         return self._planned(Family(programs, granted, _planner(programs)))
 
     def at(self, limit: Limit, family: Family, sweeps: tuple[Sweep, ...] = ()) -> tuple[Maker, Family]:
@@ -97,7 +97,7 @@ class Maker:
         other = Maker(capturing, machine, replace(self.asked, limit=limit, sweeps=sweeps or self.asked.sweeps), None, stages)
         if not all(program.answers(limit) for program in family.programs):
             with machine.laboratory(capturing.trains) as laboratory:
-                programs = tuple(other._program(each.captured, laboratory) for each in family.programs)
+                programs = other._programs([each.captured for each in family.programs], laboratory)
             family = Family(programs, family.granted, _planner(programs))
         return other, other._planned(family)
 
@@ -122,11 +122,16 @@ class Maker:
         budget = self.asked.limit.budget(program.eager_peak_bytes)
         return program.candidates[0], self._asked(_planner([program]), program.captured, budget)[-1]
 
-    def _program(self, captured: Captured, laboratory: Laboratory) -> Program:
+    def _programs(self, captured: Sequence[Captured], laboratory: Laboratory) -> tuple[Program, ...]:
+        """Programs of one step, with what planning has to know: the others run in parts what the last does, which most steps run."""
+        main = self._program(captured[-1], laboratory)
+        return *(self._program(each, laboratory, main.candidates) for each in captured[:-1]), main
+
+    def _program(self, captured: Captured, laboratory: Laboratory, like: Sequence[Candidate] = ()) -> Program:
         """A captured program with what planning has to know of it; of one that a saved plan is for, that plan."""
         if (saved := self._saved_for(captured)) is not None:
             return Program(captured, self.machine.granule_bytes(captured), (), as_saved(saved, captured.graph, exact=self.asked.exact))
-        candidates = self.machine.candidates(captured, laboratory, exact=self.asked.exact, limited=self._is_limited)
+        candidates = self.machine.candidates(captured, laboratory, exact=self.asked.exact, limited=self._is_limited, like=like)
         if self._is_limited:
             candidates = self.machine.timed(captured, candidates, laboratory)
         return Program(captured, self.machine.granule_bytes(captured), candidates)

@@ -19,7 +19,6 @@ from lowtide.fission.dimensions import Dimensions
 from lowtide.fission.heat import Dominators, Heat, hot_bytes
 from lowtide.fission.regions import Region, Regions
 from lowtide.ir.graph import Graph, Kind, Storage, Value
-from lowtide.ir.operators.axes.axis import cut_by
 
 _HALVINGS = 8  # below the lowest interval
 _MOST_VISITS = 1_000_000  # of nodes, for all sets together but the first: each visits those between its ends, four times
@@ -48,8 +47,11 @@ def candidates(graph: Graph, order: Sequence[int] | None = None, *, levels: int 
 
     Raises CheckError for symbolic sizes, or an order that is none.
     """
-    hot = hot_bytes(graph, order)
-    regions = Regions(Dimensions.of(graph))
+    return candidates_of(Regions(Dimensions.of(graph)), hot_bytes(graph, order), levels=levels, most=most)
+
+
+def candidates_of(regions: Regions, hot: Mapping[Storage, int], *, levels: int = 4, most: int = 512) -> tuple[Candidate, ...]:
+    """Sets to split where so many bytes of these storages stand at a peak. Raises CheckError for symbolic sizes."""
     found: dict[tuple[int, int], Candidate] = {}
     visits = 0
     for score, anchor, dim, places in sorted(_wanted(regions, hot, levels), key=lambda each: (-each[0], len(each[3]), each[3][:1]))[:most]:
@@ -113,18 +115,7 @@ def _phases(bounds: Sequence[tuple[int, int]], places: Sequence[int]) -> Iterato
 
 
 def _phased(regions: Regions, part: int, places: Sequence[int], made: Mapping[int, list[Value]], hot: Mapping[Storage, int]) -> _Phased:
-    tree, number = Dominators(), {place: index + 1 for index, place in enumerate(places)}
-    given: dict[Value, list[int]] = {}
-    for place in places:
-        node, before = regions.graph.nodes[place], set[int]()
-        cut = {value for axis, its in zip(regions.dimensions.axes[place], regions.dimensions.axis_parts[place], strict=True)
-               for value, _ in cut_by(node, axis) if its == part}  # fmt: skip
-        for value in node.inputs:
-            maker = number.get(regions.makers.get(value, -1))
-            if maker is not None and maker < number[place] and value in cut:
-                before.add(maker)
-            given.setdefault(value, []).append(number[place])
-        tree.add(sorted(before))
+    tree, number, given = _dominators(regions, part, places)
     amounts = [0, *(sum(hot[value.storage] for value in made.get(place, ())) for place in places)]
     borders: dict[tuple[int, ...], int] = {}
     for value, readers in given.items():
@@ -133,6 +124,26 @@ def _phased(regions: Regions, part: int, places: Sequence[int], made: Mapping[in
             key = (number.get(regions.makers.get(value, -1), -1), *readers)
             borders[key] = borders.get(key, 0) + nbytes
     return _Phased(places, tree, Heat.of(tree, amounts, borders))
+
+
+def _dominators(regions: Regions, part: int, places: Sequence[int]) -> tuple[Dominators, Mapping[int, int], Mapping[Value, list[int]]]:
+    """The tree of what one part runs through, the number of each place in it, and by value the numbers of its readers."""
+    key = part, places[0], len(places)
+    if key in regions.trees:
+        return regions.trees[key]
+    tree, number = Dominators(), {place: index + 1 for index, place in enumerate(places)}
+    given: dict[Value, list[int]] = {}
+    for place in places:
+        before = set[int]()
+        cut = {value for each in regions.cuts[place].get(part, ()) for value in each.pairs}
+        for value in regions.graph.nodes[place].inputs:
+            maker = number.get(regions.makers.get(value, -1))
+            if maker is not None and maker < number[place] and value in cut:
+                before.add(maker)
+            given.setdefault(value, []).append(number[place])
+        tree.add(sorted(before))
+    regions.trees[key] = tree, number, given
+    return regions.trees[key]
 
 
 def _chosen(phased: _Phased, levels: int) -> list[int]:

@@ -21,6 +21,7 @@ from functools import cached_property
 from math import gcd
 
 from lowtide.fission.dimensions import Dimensions
+from lowtide.fission.heat import Dominators
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.operators.axes.axis import Axis, Reduced, cut_by, tensor_paths
@@ -54,6 +55,26 @@ class Region:
         return int.from_bytes(found, "little")
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Cut:
+    """A node along one of its axes."""
+
+    axis: Axis
+    pairs: Mapping[Value, int]  # the values that are cut, and where
+    reads: tuple[Value, ...]
+    whole: tuple[Value, ...]  # of these, tensors that are not cut
+    merged: tuple[Value, ...]  # results that parts put together
+    fits: bool  # each value is cut along one dimension, none stands among the arguments cut and whole, and what is written is cut
+
+    @classmethod
+    def of(cls, node: Node, axis: Axis) -> _Cut:
+        pairs, reads = dict(cut_by(node, axis)), _reads(node)
+        alone = all(len(dims) == 1 for dims in _dims_by_value(node, axis).values())
+        fits = alone and not _mixed(node, axis) and all(before in pairs for before, _ in node.writes)
+        whole = tuple(value for value in reads if value not in pairs and value.dtype != "scalar")
+        return cls(axis, pairs, reads, whole, tuple(value for value, _ in _roles(node, axis)), fits)
+
+
 @dataclass(eq=False)
 class _Growing:
     """A set while it grows."""
@@ -63,28 +84,23 @@ class _Growing:
     whole: set[Value] = field(default_factory=set)
     merged: set[Value] = field(default_factory=set)
 
-    def takes(self, node: Node, axis: Axis) -> bool:
+    def takes(self, node: _Cut) -> bool:
         """Whether a node fits along an axis."""
-        pairs = dict(cut_by(node, axis))
-        reads = _reads(node)
-        if not any(value in self.cut for value in pairs) or any(len(dims) > 1 for dims in _dims_by_value(node, axis).values()):
+        cut, pairs = self.cut, node.pairs
+        if not node.fits or not any(value in cut for value in pairs):
             return False
-        if any(value in self.whole or self.cut.get(value, dim) != dim for value, dim in pairs.items()):
+        if any(value in self.whole or cut.get(value, dim) != dim for value, dim in pairs.items()):
             return False
-        if any(value in self.merged or (value in self.cut and value not in pairs) for value in reads):
+        if any(value in self.merged or (value in cut and value not in pairs) for value in node.reads):
             return False
-        put_together = _merged(node, axis)
-        if any(value in self.cut or value in self.whole for value in put_together):
-            return False
-        return all(before in pairs for before, _ in node.writes) and not _mixed(node, axis)
+        return not any(value in cut or value in self.whole for value in node.merged)
 
-    def add(self, place: int, node: Node, axis: Axis) -> None:
+    def add(self, place: int, node: _Cut) -> None:
         """A node that fits."""
-        pairs = dict(cut_by(node, axis))
-        self.axes[place] = axis
-        self.cut.update(pairs)
-        self.whole.update(value for value in _reads(node) if value not in pairs and value.dtype != "scalar")
-        self.merged.update(_merged(node, axis))
+        self.axes[place] = node.axis
+        self.cut.update(node.pairs)
+        self.whole.update(node.whole)
+        self.merged.update(node.merged)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +142,26 @@ class Regions:
                 found.setdefault(value, []).append(place)
         return found
 
+    @cached_property
+    def cuts(self) -> tuple[Mapping[int, tuple[_Cut, ...]], ...]:
+        """By place and part of the dimension graph, the node along its axes of that part."""
+        found = []
+        for node, axes, parts in zip(self.graph.nodes, self.dimensions.axes, self.dimensions.axis_parts, strict=True):
+            mine: dict[int, tuple[_Cut, ...]] = {}
+            for axis, part in zip(axes, parts, strict=True):
+                mine[part] = (*mine.get(part, ()), _Cut.of(node, axis))
+            found.append(mine)
+        return tuple(found)
+
+    @cached_property
+    def trees(self) -> dict[tuple[int, int, int], tuple[Dominators, Mapping[int, int], Mapping[Value, list[int]]]]:
+        """What `candidates` has found of parts and phases: whatever stands at a peak, their dominators are the same."""
+        return {}
+
+    @cached_property
+    def _known(self) -> dict[tuple[Value, int, tuple[int, ...], bool], Region | None]:
+        return {}
+
     def around(self, anchor: Value, dim: int, wanted: Sequence[int], *, fine: bool = False) -> Region | None:
         """The region of nodes at some of these places, in program order, around a value along one of its dimensions.
 
@@ -133,6 +169,12 @@ class Regions:
         merged batch and tokens can be cut between tokens as long as no node sees them apart. Takes time linear in the nodes between the
         first and the last.
         """
+        key = anchor, dim, tuple(wanted), fine
+        if key not in self._known:
+            self._known[key] = self._around(anchor, dim, wanted, fine)
+        return self._known[key]
+
+    def _around(self, anchor: Value, dim: int, wanted: Sequence[int], fine: bool) -> Region | None:
         start = self.makers.get(anchor)
         if start is None or not wanted:
             return None
@@ -172,14 +214,13 @@ class Regions:
                 early.add(place)
 
     def _is_fine(self, place: int, part: int, extent: Size) -> bool:
-        axes = zip(self.dimensions.axes[place], self.dimensions.axis_parts[place], strict=True)
-        return all(isinstance(axis.extent, int) and axis.extent % extent == 0 for axis, its_part in axes if its_part == part)
+        extents = (node.axis.extent for node in self.cuts[place].get(part, ()))
+        return all(isinstance(mine, int) and mine % extent == 0 for mine in extents)
 
     def _joins(self, growing: _Growing, place: int, part: int) -> bool:
-        node = self.graph.nodes[place]
-        for axis, its_part in zip(self.dimensions.axes[place], self.dimensions.axis_parts[place], strict=True):
-            if its_part == part and isinstance(axis.extent, int) and growing.takes(node, axis):
-                growing.add(place, node, axis)
+        for node in self.cuts[place].get(part, ()):
+            if isinstance(node.axis.extent, int) and growing.takes(node):
+                growing.add(place, node)
                 return True
         return False
 
@@ -212,10 +253,6 @@ def _reads(node: Node) -> tuple[Value, ...]:
 
 def _roles(node: Node, axis: Axis) -> list[tuple[Value, Reduced]]:
     return [(value, role) for value, role in zip(node.results, axis.results, strict=True) if isinstance(role, Reduced)]
-
-
-def _merged(node: Node, axis: Axis) -> list[Value]:
-    return [value for value, _ in _roles(node, axis)]
 
 
 def _dims_by_value(node: Node, axis: Axis) -> dict[Value, set[int]]:

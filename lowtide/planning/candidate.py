@@ -49,6 +49,7 @@ class Candidate:
     held_by_eager: tuple[Value, ...] = ()  # of the captured graph: eager PyTorch keeps gradients until after the step
     costs_time: bool = False  # it takes longer than the captured graph
     deeds: tuple[Deed, ...] = ()  # what algebra did to it
+    root: int = -1  # which of the graphs, in the order in which they are made, it is or was split of; -1 where nothing was split
     _known: list[tuple[tuple[object, ...], Any]] = field(default_factory=list, repr=False)  # what was asked, and the answer
 
     @property

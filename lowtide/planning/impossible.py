@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowtide.base.units import bytes_text, op_text
+from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.memory import resident_storages, storage_bytes
 from lowtide.errors import BudgetError
 from lowtide.ir.graph import Graph, Kind, Node
 from lowtide.plan.kinds import kinds_text
 from lowtide.plan.where import source_text
 from lowtide.planning.candidate import Candidate
+from lowtide.planning.fission.loss import loss_in_parts
 from lowtide.planning.request import Request
 from lowtide.problems.order import Bytes, OrderProblem
 
@@ -58,24 +60,42 @@ def refuse_impossible(programs: Sequence[Sequence[Candidate]], request: Request)
     floors = [min((Floor.of(each, request) for each in program), key=lambda floor: floor.nbytes) for program in programs]
     highest = max(floors, key=lambda floor: floor.nbytes)
     if highest.nbytes > memory_bytes:
-        raise _refusal(highest, memory_bytes, request.granule_bytes)
+        tried = max(map(len, programs))
+        raise _refusal(highest, memory_bytes, request, _ANY if request.exact else _TRIED.format(tried) if tried > 1 else _ONE)
 
 
-def _refusal(floor: Floor, memory_bytes: int, granule_bytes: int) -> BudgetError:
+def _refusal(floor: Floor, memory_bytes: int, request: Request, who: str) -> BudgetError:
     lines = [
-        f"memory: expected at least {floor.nbytes} bytes ({bytes_text(floor.nbytes)}), which any plan takes; "
+        f"memory: expected at least {floor.nbytes} bytes ({bytes_text(floor.nbytes)}), which {who}; "
         f"got {memory_bytes} bytes ({bytes_text(memory_bytes)}); nothing was searched",
-        f"resident throughout: {bytes_text(floor.resident_bytes)}: {kinds_text(_by_kind(floor.graph, granule_bytes))}",
+        f"resident throughout: {bytes_text(floor.resident_bytes)}: {kinds_text(_by_kind(floor.graph, request.granule_bytes))}",
     ]
     if floor.node is not None:
         where = source_text(floor.node.source)
         what = f"{op_text(floor.node.op)}{f' of {where}' if where else ''}"
         lines.append(f"beside it: {bytes_text(floor.node_bytes)}, arguments, results and workspace of {what}")
     own = floor.resident_bytes >= memory_bytes
-    lines.append(f"what would help: {_OWN if own else _OPERATOR}; lowtide.explain(...) says how much memory buys what")
+    help_text = _OWN if own else f"{_OPERATOR}{split_loss_text(floor.graph, memory_bytes, request)}"
+    lines.append(f"what would help: {help_text}; lowtide.explain(...) says how much memory buys what")
     return BudgetError("\n".join(lines), smallest_peak_bytes=floor.nbytes, searched=False)
 
 
+def split_loss_text(graph: Graph, memory_bytes: int, request: Request) -> str:
+    """What else would help where eager's numbers were asked for: the loss in parts, if that needs so much less that it fits; else ""."""
+    split = loss_in_parts(graph) if request.exact else None
+    if split is None:
+        return ""
+    least = Floor.of(Candidate(split.graph, workspaces_within(split.graph.nodes), exact=False), request).nbytes
+    return (
+        f", or to split the loss over {split.over} (`exact=False`), which needs {bytes_text(least)} or more"
+        if least <= memory_bytes
+        else ""
+    )
+
+
+_ANY = "any plan takes that leaves every number as it is"
+_ONE = "this program takes at least; nothing in it was found that could run in parts"
+_TRIED = "each of the {} graphs takes that were tried; more or other parts might take less"
 _OWN = "more memory, or to hold less: a smaller model, a smaller data type, an optimizer with less state, a smaller batch"
 _OPERATOR = "more memory, a smaller batch, or micro-batches (`accumulate`)"
 

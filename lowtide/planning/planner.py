@@ -10,7 +10,7 @@ from lowtide.errors import BudgetError
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.checked import checked
-from lowtide.planning.impossible import refuse_impossible
+from lowtide.planning.impossible import refuse_impossible, split_loss_text
 from lowtide.planning.ordered import ordered
 from lowtide.planning.progress import Watched
 from lowtide.planning.refusal import refusal
@@ -72,7 +72,8 @@ class Planner:
         point = searched.within(request.budget)
         if point is None:
             assert request.budget.memory_bytes is not None, "the fastest point of all is within any limit of time"
-            raise refusal(searched.plan(searched.leanest, by_order), request.budget.memory_bytes)
+            more = split_loss_text(self.programs[which][0].graph, request.budget.memory_bytes, request)
+            raise refusal(searched.plan(searched.leanest, by_order), request.budget.memory_bytes, more)
         return checked(searched.plan(point, by_order))
 
     def _candidates(self, which: int, request: Request) -> list[Candidate]:

@@ -16,8 +16,8 @@ _NAMED = 4  # lines of tensors
 _OFFERED = 3  # points of the frontier
 
 
-def refusal(leanest: Plan, memory_bytes: int) -> BudgetError:
-    """The error where `leanest`, a plan with its peak and cost report, still takes more than `memory_bytes`."""
+def refusal(leanest: Plan, memory_bytes: int, more: str = "") -> BudgetError:
+    """The error where `leanest`, a plan with its peak and cost report, still takes more than `memory_bytes`; `more` would help, too."""
     assert leanest.peak is not None, "what stands in the way is known"
     assert leanest.cost_report is not None, "and what would fit"
     lines = [
@@ -25,7 +25,7 @@ def refusal(leanest: Plan, memory_bytes: int) -> BudgetError:
         f"{_share(leanest.peak_bytes, leanest.eager_peak_bytes)}; got {memory_bytes} bytes ({bytes_text(memory_bytes)})",
         f"resident throughout: {bytes_text(leanest.resident_bytes)}: {kinds_text(_own(leanest.peak))}",
         *snapshot_lines(_made(leanest.peak), most=_NAMED),
-        f"what would help: {_offers(leanest.cost_report)}; or a smaller batch{_accumulate(leanest)}",
+        f"what would help: {_offers(leanest.cost_report)}; or a smaller batch{_accumulate(leanest)}{more}",
     ]
     if leanest.cost_report.stopped:
         lines.append(f"the search was ended early ({leanest.cost_report.stopped}): with more time it may find a smaller peak")

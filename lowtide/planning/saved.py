@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from lowtide.errors import CheckError, FormatError
 from lowtide.ir.graph import Graph
@@ -12,7 +12,8 @@ from lowtide.plan.plan import Plan
 from lowtide.planning.algebra import rewritten_as
 from lowtide.planning.candidate import equal_graphs
 from lowtide.planning.checked import checked
-from lowtide.planning.fission.search import split_graphs
+from lowtide.planning.fission.again import split_as
+from lowtide.planning.fission.found import prepared
 from lowtide.remat.write_out import rematerialise
 
 
@@ -31,7 +32,7 @@ def as_saved(saved: Plan, graph: Graph, *, exact: bool) -> Plan:
     found = _of_one(saved, [*equal, ruled.graph] if ruled.exact else equal)
     if found is None:
         graphs = [] if ruled.exact else [ruled.graph]
-        found = _of_one(saved, [*graphs, *split_graphs(ruled.graph if saved.algebra else equal[-1])])
+        found = _of_one(saved, [*graphs, *_in_parts(ruled.graph if saved.algebra else equal[-1], saved)])
         if found is not None and exact:
             raise FormatError("the saved plan rounds otherwise than eager: say exact=False, or leave `plan` out to make a new one")
     if found is None:
@@ -39,6 +40,15 @@ def as_saved(saved: Plan, graph: Graph, *, exact: bool) -> Plan:
             "the saved plan was changed: its graph is not what the program was rewritten to; leave `plan` out to make a new one"
         )
     return found
+
+
+def _in_parts(graph: Graph, saved: Plan) -> Iterator[Graph]:
+    """What a graph is prepared to for splits, and in the parts of the saved plan."""
+    whole = prepared(graph)
+    yield whole
+    in_parts = split_as(whole, saved.graph)
+    if in_parts is not None:
+        yield in_parts
 
 
 def _of_one(saved: Plan, graphs: Sequence[Graph]) -> Plan | None:

@@ -42,6 +42,7 @@ _LOSSES = (
     _Loss("aten.smooth_l1_loss.default", "aten.smooth_l1_loss_backward.default", 2),
     _Loss("aten.huber_loss.default", "aten.huber_loss_backward.default", 2),
 )
+LOSSES = frozenset(loss.forward for loss in _LOSSES)
 
 
 def sum_losses(graph: Graph) -> Rewritten:

@@ -69,18 +69,28 @@ def test_memory_is_told_by_kind_and_by_module(gpt):
 
 def test_remedies_get_leaner_and_hold_what_they_say(gpt):
     told, plan = gpt
-    order, *letting_go, smaller = told.remedies
+    order, *letting_go, split, smaller = told.remedies
     assert (order.what, order.peak_bytes) == ("order alone", plan.peak_bytes)
     peaks = [remedy.peak_bytes for remedy in (order, *letting_go)]
     assert peaks == sorted(set(peaks), reverse=True)
     for remedy, limit in zip(letting_go, (0.05, 0.10, 0.30), strict=False):
         assert 0 <= remedy.slower <= limit
     assert letting_go[-1].peak_bytes == told.frontier[0][0]
+    assert split.what == "the loss split over tokens"
+    assert split.arguments == f"exact=False, memory={split.peak_bytes}"
+    assert split.peak_bytes < order.peak_bytes
     assert smaller.arguments == "accumulate=2"
     model, batch, loss, optimizer = char_gpt()
     options = {"accumulate": 2, "solver": lowtide.schedule.Best(), "workspaces": False, "progress": False}
     halved = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, **options).plan
     assert smaller.peak_bytes == halved.peak_bytes < order.peak_bytes
+
+
+def test_what_splitting_the_loss_promises_is_kept(gpt):
+    split = gpt[0].remedies[-2]
+    model, batch, loss, optimizer = char_gpt()
+    settings = {"exact": False, "memory": split.peak_bytes, "effort": "quick", "workspaces": False, "progress": False}
+    assert lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, **settings).plan.peak_bytes <= split.peak_bytes
 
 
 def test_it_prints_in_few_lines_and_as_json(gpt):

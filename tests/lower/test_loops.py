@@ -15,7 +15,8 @@ from lowtide.lower.python import lower, positions
 from lowtide.plan.plan import Plan
 from lowtide.plan.promises import untrue_promise
 from lowtide.planning.checked import checked as checked_plan
-from lowtide.planning.fission.search import with_ordered_body
+from lowtide.planning.fission.loops import with_ordered_body
+from lowtide.rewrite.base import replace_nodes
 from lowtide.rewrite.fission.along import along
 from lowtide.rewrite.fission.split import split
 from lowtide.rewrite.losses import sum_losses
@@ -34,7 +35,8 @@ def logits_in_parts(parts: int):
     graph = sum_losses(make_anew(program.graph).graph).graph
     nodes = sorted([*nodes_of(graph, *LOGITS), nodes_of(graph, "t")[-1]], key=graph.nodes.index)
     done = split(graph, along(nodes, made(graph, "mm"), 0), parts)
-    return program, planned(program.plan, with_ordered_body(done.graph, done.forward[nodes[0]][0]))
+    loop = done.forward[nodes[0]][0]
+    return program, planned(program.plan, replace_nodes(done.graph, {loop: (with_ordered_body(loop),)}).graph)
 
 
 def test_the_program_of_a_loop(golden):

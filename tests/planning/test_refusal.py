@@ -83,7 +83,8 @@ def test_below_what_the_caller_holds_nothing_is_searched(monkeypatch):
     with pytest.raises(BudgetError) as told:
         plan([candidate], replace(REQUEST, budget=Budget(MIB // 2)))
     assert str(told.value).startswith(
-        "memory: expected at least 5242880 bytes (5.00 MiB), which any plan takes; got 524288 bytes (512.00 KiB)"
+        "memory: expected at least 5242880 bytes (5.00 MiB), which any plan takes that leaves every number as it is; "
+        "got 524288 bytes (512.00 KiB)"
     )
     assert "resident throughout: 1.00 MiB: batch 1.00 MiB" in str(told.value)
     assert "4.00 MiB, arguments, results and workspace of make" in str(told.value)

@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lowtide.problems.order import Ints
+from lowtide.remat.bound import time_bound_us
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.evict.eviction import evict
 from lowtide.remat.problem import RematProblem
@@ -62,6 +63,26 @@ def test_the_sweep_answers_every_limit_in_the_least_time_but_for_few(optima) -> 
             point = archive.within(limit_bytes)
             ratios.append(np.inf if point is None else point.time_us / us)
     hold(ratios, found=1.0, exact=0.97, mean=1.001, worst=1.05)
+
+
+def test_the_proven_bound_is_never_above_the_least_time_and_mostly_near_it(optima) -> None:
+    ratios = []
+    for problem, order, least in optima:
+        assert time_bound_us(problem, cost_of(problem, order).peak_bytes) == cost_of(problem, order).time_us
+        for limit_bytes, us in least.items():
+            ratios.append(us / time_bound_us(problem, limit_bytes))
+    hold(ratios, found=1.0, exact=0.1, mean=1.25, worst=2.0)
+
+
+@settings(unhurried, max_examples=60)
+@given(repeating(), st.floats(0, 1))
+def test_no_sequence_beats_the_proven_bound(made, share: float) -> None:
+    """Workspaces, reuses, kept and donated tensors, deadlines."""
+    case, problem, order, _ = made
+    assume(order)
+    plain = cost_of(problem, np.array(order, np.int32))
+    limit_bytes = int(case.resident_bytes + share * (plain.peak_bytes - case.resident_bytes))
+    assert time_bound_us(problem, limit_bytes) <= least_us(problem, list(order), limit_bytes) * (1 + 1e-9)
 
 
 def hold(ratios: list[float], *, found: float, exact: float, mean: float, worst: float) -> None:

@@ -1,230 +1,258 @@
-"""Splits that lower what no recomputation can: the arguments, results and workspace of single nodes (after MAGIS, sections 4.3 and 5.1).
+"""One search over graphs: which sets run in parts, and in how many (MAGIS, section 6.2, Algorithm 3).
 
-Whatever is computed again or swapped, each node needs what it reads and makes at once. So the node that needs the most is the floor of
-every plan, and its largest tensors are the heat: around each of them sets are grown, along each of its dimensions, and split into as few
-parts as bring the set below the next floor. The best of them is taken, if it lowers the floor by more than a little; then the next node is
-the highest. What stands in the same place of repeated blocks comes next, one after the other.
+A state is a graph: one that computes what the captured one does, or what a tree of splits makes of that. Few evictions tell what it
+takes within each of some limits (`judge`). A state that is best within some limit is on the frontier, and is gone on from: what stands
+where its sequences are highest is the heat, whose dominators give new sets to split (`fission.candidates`), and every mutation of its tree
+is a neighbour. Which neighbour is judged next is told by an estimate: its parent's times, within as much more memory as it spares, and what
+its loops cost. States are known by what they split, so that none is judged twice.
 
-The same graph always gives the same splits: nothing is measured here, and nothing reads a clock. Planning compares what comes of them.
+Nothing here knows a limit that is asked for, reads a clock or measures: the same graph at the same prices always gives the same graphs.
+Effort is counted in states. Planning searches what is chosen in earnest, and compares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.cost.bodies import inner_peak_bytes, workspaces_within
-from lowtide.cost.memory import counted_storages, order_problem, resident_storages, simulate
 from lowtide.errors import CheckError
-from lowtide.ir.graph import Graph, Node, Value
-from lowtide.ir.loops import Loop, is_loop
-from lowtide.ir.operators.names import COPY
-from lowtide.planning.fission.around import Surroundings, bytes_of
-from lowtide.planning.impossible import needs_bytes
-from lowtide.problems.order import OrderProblem
-from lowtide.rewrite.base import replace_nodes
-from lowtide.rewrite.fission.roles import Split
-from lowtide.rewrite.fission.split import split
-from lowtide.rewrite.into_sums import add_into_sums
-from lowtide.rewrite.losses import sum_losses
-from lowtide.rewrite.made_anew import make_anew
-from lowtide.schedule import Best, schedule
+from lowtide.fission.candidates import candidates_of
+from lowtide.fission.tree import FissionTree
+from lowtide.ir.graph import Graph
+from lowtide.planning.fission.alike import Alike, groups_of
+from lowtide.planning.fission.judge import Judge, Judged
+from lowtide.planning.fission.loops import Loops
+from lowtide.planning.fission.prices import Prices
 
-_PARTS = (2, 4, 8, 16, 32, 64)
-_SHARES = (0.5, 0.1)  # of a large tensor's bytes: what a set grows over
-_TENSORS = 2  # of a node, the largest first, around which sets are grown
-_FLOORS, _PEAKS = 24, 2  # splits at most, for the floor and for the peak of an order
-_WIDE = (0.1, 0.0)  # shares that a set for that peak grows over
-_WORTH = 0.95  # of a peak: what a split, or twice as many parts, has to lower it to
-_FEWER = (4, 16)  # times larger parts, of which there are fewer: what is taken and what it costs, compared by planning
-_ENOUGH = 0.9  # of the floor: what a split has to lower it to
-_SLACK = 0.1  # of what a loop is given and makes: what its parts may take beside that, if the next floor is no higher
+_PARTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_SAME = 1 + 1e-4  # times this near are as good as one another
+_WORTH = 1e-3  # of the time, over all limits: what a neighbour has to promise
+_KEPT, _DOUBT = 0.25, 0.5  # of what was hoped for: from there on a set is not doubted; else what it promises counts so much less
+_MOST = 4.0  # of the time: what counts for more within a limit, and where nothing fits
+
+Times: TypeAlias = "NDArray[np.float64]"  # [limits]
+Key: TypeAlias = "tuple[int, frozenset[tuple[int, int, int]]]"
+Splits: TypeAlias = "frozenset[tuple[Alike, int]]"  # sets that are alike, and into how many parts each of them is cut
 
 
 @dataclass(frozen=True)
-class _Tried:
-    """One split into some parts."""
+class Outer:
+    """How far to look for what to split.
+
+    states: graphs that are judged. nodes: these have together, so that large graphs do not take longer. levels: of the scores of sets (the
+    paper's L). sets: that are tried at a peak. peaks: states at whose peaks sets are looked for. chosen: graphs in the end.
+    """
+
+    states: int = 96
+    nodes: int = 120_000
+    levels: int = 4
+    sets: int = 8
+    peaks: int = 8
+    chosen: int = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Root:
+    """A graph that nothing is split of yet, and at what prices."""
 
     graph: Graph
-    loop: Node
-    needs_bytes: int  # of the loop
-    extent: int
-    nodes: int
+    prices: Prices
+    loops: Loops | None = None  # None for one that is not to be split
 
 
-def split_graphs(graph: Graph) -> tuple[Graph, ...]:
-    """Graphs that compute what this one does up to rounding, split more and more; none where nothing is to be had.
+@dataclass(frozen=True, eq=False)
+class State:
+    """A graph, of which sets may run in parts."""
 
-    One row of them is split for the floor alone, another one for the peak of an order first, as long as that pays.
-    """
-    base = add_into_sums(sum_losses(make_anew(graph).graph).graph).graph
-    leaner = _row(_row([base], _lowered, _FLOORS), _flattened, _PEAKS)
-    flatter = _row([base], _flattened, _PEAKS)
-    rows = [leaner, _row(flatter, _lowered, _FLOORS)] if len(flatter) > 1 else [leaner]
-    found = [each for row in rows for each in _thinned(row[1:])]
-    return tuple([base, *found] if base is not graph or found else ())
+    root: int
+    splits: Splits
+    judged: Judged
 
-
-def _row(graphs: list[Graph], lower: Callable[[Graph], _Tried | None], rounds: int) -> list[Graph]:
-    """These, and those that come of splitting the last one more and more."""
-    row = list(graphs)
-    for _ in range(rounds):
-        best = lower(row[-1])
-        if best is None:
-            break
-        row.append(with_ordered_body(best.graph, best.loop))
-    return row
+    @property
+    def us(self) -> Times:
+        """What it takes within each limit."""
+        return self.judged.us
 
 
-def _thinned(row: Sequence[Graph]) -> list[Graph]:
-    """The first split, all splits, and these with fewer parts: those between differ in one of many blocks."""
-    return [*row[:1], *row[1:][-1:], *(_with_fewer(row[-1], by) for by in _FEWER)] if row else []
+@dataclass(frozen=True, eq=False)
+class _Neighbour:
+    """Splits that nobody has judged yet, and what they may come to."""
+
+    splits: Splits
+    parent: State
+    us: Times
 
 
-def _with_fewer(graph: Graph, by: int) -> Graph:
-    """The graph with fewer and larger parts, which take more and cost less."""
-    return replace_nodes(graph, {node: (_larger(node, by),) for node in graph.nodes if is_loop(node)}).graph
+@dataclass(eq=False)
+class FissionSearch:
+    """The states that were found of some graphs that compute the same. The first of them sets the limits."""
 
+    roots: Sequence[Root]
+    judge: Judge
+    outer: Outer = Outer()
+    states: list[State] = field(default_factory=list)
+    _seen: set[Key] = field(default_factory=set)
+    _open: list[_Neighbour] = field(default_factory=list)
+    _groups: dict[tuple[int, tuple[tuple[int, int], ...]], Alike] = field(default_factory=dict)
+    _trust: dict[Alike, float] = field(default_factory=dict)
+    peaks: int = 0
 
-def _larger(node: Node, by: int) -> Node:
-    """A loop whose parts are so many times as large, but two at least."""
-    loop = Loop.of(node)
-    assert isinstance(loop.extent, int)
-    return _divided(node, min(loop.part * by, -(-loop.extent // 2)))
+    def run(self) -> None:
+        """Judges the neighbours that promise the most, until none does or the effort is spent."""
+        for root in range(len(self.roots)):
+            self._judged(root, frozenset(), None)
+        due = list(self.states)
+        while not self._over():
+            self._open += [neighbour for state in due for neighbour in self._neighbours(state)]
+            chosen, before = self._most_promising(), self.best
+            if chosen is None:
+                return
+            found = self._judged(chosen.parent.root, chosen.splits, chosen.parent)
+            self._learn(chosen, before)
+            due = [found] if found is not None and self._is_best(found) else []
 
+    def _learn(self, neighbour: _Neighbour, before: Times) -> None:
+        """Trust new sets less that did not do what was hoped of them."""
+        hoped, came = _gain(before, neighbour.us), _gain(before, self.best)
+        for group, _ in neighbour.splits - neighbour.parent.splits:
+            self._trust[group] = self._trust.get(group, 1.0) * (1.0 if came > _KEPT * hoped else _DOUBT)
 
-def _divided(node: Node, part: int) -> Node:
-    """A loop with parts of so many units."""
-    body = Loop.of(node).body
-    dimension = replace(body.dimensions[0], most=part)
-    return replace(node, kwargs=tuple((dict(node.kwargs) | {"part": part}).items()), body=replace(body, dimensions=(dimension,)))
+    def _is_best(self, state: State) -> bool:
+        """Whether a state is on the frontier: best within some limit."""
+        best = self.best
+        return bool((state.us <= best * _SAME)[np.isfinite(best)].any())
 
-
-def _lowered(graph: Graph) -> _Tried | None:
-    """The split that lowers the floor the most; None where there is none worth it."""
-    problem = order_problem(graph, workspaces_within(graph.nodes))
-    needs = needs_bytes(problem)
-    if not len(needs):
-        return None
-    highest = int(needs.argmax())
-    node, floor = graph.nodes[highest], int(needs[highest])
-    around = Surroundings(graph)
-    tried = [each for value in _hot(node, around) for each in _tries(around, value, needs)]
-    tried = [each for each in tried if each.needs_bytes <= _ENOUGH * floor]
-    return min(tried, key=lambda each: (each.needs_bytes, each.nodes), default=None)
-
-
-def _flattened(graph: Graph) -> _Tried | None:
-    """The split that lowers the peak of an order the most, around what stands there; None where there is none worth it."""
-    problem = order_problem(graph, workspaces_within(graph.nodes))
-    found = schedule(problem, Best())
-    around, above = Surroundings(graph), problem.resident_bytes
-    tried: list[_Tried] = []
-    for value in _standing(graph, problem, found.order, around):
-        for wanted in around.splits(value, _WIDE):
-            tried += _while_lower(graph, wanted, found.peak_bytes - above)
-    tried = [each for each in tried if each.needs_bytes <= _WORTH * (found.peak_bytes - above)]
-    return min(tried, key=lambda each: (each.needs_bytes, each.nodes), default=None)
-
-
-def _standing(graph: Graph, problem: OrderProblem, order: Sequence[int], around: Surroundings) -> list[Value]:
-    """The largest tensors that stand at the peak of an order, one of each size."""
-    played = simulate(problem, order)
-    start, end = played.lifetimes
-    alive = {storage for index, storage in enumerate(counted_storages(graph)) if start[index] <= played.peak_step < end[index]}
-    first: dict[int, Value] = {}
-    for node in graph.nodes:
-        for value in () if is_loop(node) else node.outputs:
-            if value is not None and value.storage in alive and value in around.made:
-                first.setdefault(bytes_of(value), value)
-    return [first[nbytes] for nbytes in sorted(first, reverse=True)[:_TENSORS]]
-
-
-def _while_lower(graph: Graph, wanted: Split, peak_bytes: int) -> Iterator[_Tried]:
-    """A split into more and more parts, while the order's peak gets lower; `peak_bytes` are above what is resident."""
-    for parts in _PARTS:
-        if parts > wanted.extent:
-            return
-        try:
-            done = split(graph, wanted, parts)
-        except CheckError:
-            return
-        loop = next(node for node in done.forward[wanted.nodes[0]] if is_loop(node))
-        if _spared_bytes(Loop.of(loop)) < (1 - _WORTH) * peak_bytes:
-            return
-        ordered = with_ordered_body(done.graph, loop)
-        problem = order_problem(ordered, workspaces_within(ordered.nodes))
-        lower = schedule(problem, Best()).peak_bytes - problem.resident_bytes
-        if lower > _WORTH * peak_bytes:
-            return
-        peak_bytes = lower
-        yield _Tried(done.graph, loop, lower, wanted.extent, len(wanted.nodes))
-
-
-def _spared_bytes(loop: Loop) -> int:
-    """What is not there at once because of a loop: of what its nodes make and nobody else reads."""
-    assert isinstance(loop.extent, int)
-    whole, part = (sum(_made_bytes(body)) for body in (loop.at_any(loop.extent), loop.at(loop.part)))
-    return whole - part
-
-
-def _made_bytes(body: Graph) -> Iterator[int]:
-    given = {value.storage for value in body.inputs}
-    copied = {value.storage for node in body.nodes if node.op == COPY for value in node.inputs[1:]}
-    made = {value.storage for node in body.nodes for value in node.results} - given - copied
-    return (int(storage.nbytes) for storage in made)
-
-
-def _hot(node: Node, around: Surroundings) -> list[Value]:
-    """The largest tensors of a node that nodes make."""
-    values = [value for value in dict.fromkeys((*node.results, *node.inputs)) if value in around.made and value.dtype != "scalar"]
-    return sorted(values, key=lambda value: -bytes_of(value))[:_TENSORS]
-
-
-def _tries(around: Surroundings, value: Value, needs: NDArray[np.int64]) -> Iterator[_Tried]:
-    """The splits around a tensor, each into as few parts as serve."""
-    for wanted in around.splits(value, _SHARES):
-        outside = [place for place, node in enumerate(around.graph.nodes) if node not in wanted.axes]
-        best = _fewest(around.graph, wanted, int(needs[outside].max(initial=0)))
-        if best is not None:
-            yield best
-
-
-def _fewest(graph: Graph, wanted: Split, next_bytes: int) -> _Tried | None:
-    """A split into as few parts as bring it below the next floor, or near to what it is given and makes."""
-    try:
-        done = split(graph, wanted, _PARTS[0])
-        loop = next(node for node in done.forward[wanted.nodes[0]] if is_loop(node))
-        outer = _outer_bytes(done.graph, loop)
-        for parts in _PARTS:
-            divided = _divided(loop, -(-wanted.extent // parts))
-            inner = inner_peak_bytes(Loop.of(divided).at(Loop.of(divided).part))
-            if outer + inner <= next_bytes or inner <= _SLACK * outer or parts >= wanted.extent:
+    def chosen(self) -> list[State]:
+        """The states that together lose least against all, over all limits; the one that gains most first."""
+        best, found = self.best, list[State]()
+        regret = np.full(len(best), 2 * _MOST)
+        while len(found) < self.outer.chosen:
+            losses = [float(np.minimum(regret, _regret(each, best)).sum()) for each in self.states]
+            at = int(np.argmin(losses))
+            if losses[at] >= regret.sum() - _WORTH:
                 break
-    except CheckError:
-        return None
-    return _Tried(replace_nodes(done.graph, {loop: (divided,)}).graph, divided, outer + inner, wanted.extent, len(wanted.nodes))
+            found.append(self.states[at])
+            regret = np.minimum(regret, _regret(self.states[at], best))
+        return found
+
+    @property
+    def best(self) -> Times:
+        """What any state takes."""
+        found: Times = np.min([state.us for state in self.states], axis=0)
+        return found
+
+    def _over(self) -> bool:
+        nodes = sum(len(state.judged.graph.nodes) for state in self.states)
+        return len(self._seen) >= self.outer.states or nodes >= self.outer.nodes
+
+    def _judged(self, which: int, splits: Splits, parent: State | None) -> State | None:
+        """A state; None where it cannot be."""
+        root = self.roots[which]
+        self._seen.add(_key(which, splits))
+        try:
+            graph = root.graph if root.loops is None else root.loops.graph_of(_tree(splits))
+        except CheckError:
+            return None
+        found = State(which, splits, self.judge.of(graph, root.prices, parent.judged if parent is not None else None))
+        self.states.append(found)
+        return found
+
+    def _most_promising(self) -> _Neighbour | None:
+        """The neighbour that may gain the most over what is known."""
+        best = self.best
+        self._open = [each for each in self._open if _key(each.parent.root, each.splits) not in self._seen]
+        gains = [_gain(best, each.us) * self._trusted(each) for each in self._open]
+        if not gains or max(gains) < _WORTH:
+            return None
+        return self._open.pop(int(np.argmax(gains)))
+
+    def _trusted(self, neighbour: _Neighbour) -> float:
+        return min((self._trust.get(group, 1.0) for group, _ in neighbour.splits - neighbour.parent.splits), default=1.0)
+
+    def _neighbours(self, state: State) -> Iterator[_Neighbour]:
+        """What is one mutation away: other numbers of parts, one set less, and sets around what stands where the state peaks."""
+        loops = self.roots[state.root].loops
+        if loops is None:
+            return
+        for group, parts in sorted(state.splits, key=lambda each: (-each[0].saved_bytes, each[0].bits)):
+            for count in (0, *_PARTS):
+                if count != parts and count <= group.regions[0].units:
+                    yield self._neighbour(state, loops, {group: parts}, {group: count} if count else {})
+        for group in self._proposed(state, loops):
+            within = {other: parts for other, parts in state.splits if other.bits & group.bits}
+            if all(other.bits & ~group.bits == 0 for other in within):  # else some would cross
+                for parts in (each for each in _PARTS if each <= group.regions[0].units):
+                    yield self._neighbour(state, loops, within, {group: parts})
+
+    def _neighbour(self, state: State, loops: Loops, without: dict[Alike, int], instead: dict[Alike, int]) -> _Neighbour:
+        """A state with some sets in the place of others."""
+        splits = (state.splits - without.items()) | instead.items()
+        spared = sum(map(_spared_bytes, instead.items())) - sum(map(_spared_bytes, without.items()))
+        prices = self.roots[state.root].prices
+        extra_us = sum(_extra_us(each, loops, prices) for each in instead.items())
+        extra_us -= sum(_extra_us(each, loops, prices) for each in without.items())
+        limits = self.judge.limits
+        there = np.isfinite(state.us)
+        moved = np.interp(limits + spared, limits[there][::-1], state.us[there][::-1], left=np.inf)
+        return _Neighbour(frozenset(splits), state, np.asarray(moved + extra_us, np.float64))
+
+    def _proposed(self, state: State, loops: Loops) -> list[Alike]:
+        """Sets around what stands where the state's sequences are highest: without a limit, within the least, and between."""
+        if self.peaks >= self.outer.peaks:
+            return []
+        self.peaks += 1
+        found: dict[Alike, None] = {}
+        limits = sorted(state.judged.sequences)
+        for limit in dict.fromkeys((limits[0], limits[-1], limits[len(limits) // 2])):
+            candidates = candidates_of(loops.regions, state.judged.standing(limit), levels=self.outer.levels, most=16 * self.outer.sets)
+            groups = [each for each in groups_of(loops.graph, candidates) if each.saved_bytes > 0][: self.outer.sets]
+            found |= dict.fromkeys(self._known(state.root, each) for each in groups if loops.looped(each.regions[0]) is not None)
+        return list(found)
+
+    def _known(self, root: int, group: Alike) -> Alike:
+        """The same group as before, where it is."""
+        return self._groups.setdefault((root, tuple((each.part, each.bits) for each in group.regions)), group)
 
 
-def _outer_bytes(graph: Graph, loop: Node) -> int:
-    """What a loop is given and makes, without what is resident."""
-    resident = set(resident_storages(graph))
-    storages = {value.storage for value in (*loop.inputs, *loop.results)} - resident
-    return sum(int(storage.nbytes) for storage in storages)
+def _key(root: int, splits: Splits) -> Key:
+    """What a state is known by."""
+    return root, frozenset((region.part, region.bits, parts) for group, parts in splits for region in group.regions)
 
 
-def with_ordered_body(graph: Graph, loop: Node) -> Graph:
-    """The graph with the nodes of a loop's body in an order of low peak."""
-    assert loop.body is not None
-    body = Loop.of(loop).at(Loop.of(loop).part)
-    problem = order_problem(body, workspaces_within(body.nodes))
-    order = min((schedule(problem, Best()).order, tuple(range(len(body.nodes)))), key=lambda each: _peak(problem, each))
-    ordered = replace(loop, body=replace(loop.body, nodes=tuple(loop.body.nodes[index] for index in order)))
-    return replace_nodes(graph, {loop: (ordered,)}).graph
+def _extra_us(split: tuple[Alike, int], loops: Loops, prices: Prices) -> float:
+    """What it costs to cut alike sets into so many parts: as often as the first of them."""
+    group, parts = split
+    made = loops.divided(group.regions[0], parts)
+    return len(group.regions) * prices.extra_us(made.nodes, made.loop)
 
 
-def _peak(problem: OrderProblem, order: Sequence[int]) -> int:
-    return simulate(problem, order).peak_bytes
+def _spared_bytes(split: tuple[Alike, int]) -> float:
+    """What parts spare of what two parts would: nearly twice that, where they are many."""
+    group, parts = split
+    return 2 * group.saved_bytes * (1 - 1 / parts)
+
+
+def _tree(splits: Splits) -> FissionTree:
+    """The tree of some splits. Raises CheckError where they cross."""
+    parts = {id(region): count for group, count in splits for region in group.regions}
+    tree = FissionTree.of([region for group, _ in splits for region in group.regions])
+    for number, region in enumerate(tree.regions):
+        tree = tree.enable(number, parts[id(region)])
+    return tree
+
+
+def _gain(best: Times, us: Times) -> float:
+    """What times gain over the best, as shares of the least time, over all limits."""
+    known = np.minimum(best, float(best[0]) * (1 + _MOST))
+    return float((known - np.minimum(us, known)).sum() / best[0])
+
+
+def _regret(state: State, best: Times) -> Times:
+    """[limits] what a state takes longer than the best, as a share of that; 0 where nothing is known to fit."""
+    with np.errstate(invalid="ignore"):
+        found: Times = np.where(np.isfinite(best), np.minimum(_MOST, state.us / best - 1), 0.0)
+    return found

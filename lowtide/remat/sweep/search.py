@@ -3,7 +3,7 @@
 Each point is a whole schedule with recomputation and swapping. The sweep does not know the limit that will be asked for, so that two
 limits are answered from the same points: less memory never gives a higher peak, more memory never a slower program.
 
-The sweep goes down from the peak of the best order without recomputation, in even steps, until eviction finds nothing any more. At each
+The sweep goes down from the peak of the fastest order without recomputation, in even steps, until eviction finds nothing any more. At each
 level it evicts under several rules, from every order given and from the best schedules seen so far. Then it climbs at each level: another
 rule, some of what is repeated left out, exceptions from the rule for single tensors; eviction makes a whole right schedule of whatever that
 is (large neighbourhood search), and what is no slower goes on. Effort is counted in states, schedules built and costed, and in the runs
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -26,13 +26,14 @@ from numpy.typing import NDArray
 from lowtide.problems.order import Ints
 from lowtide.remat.blocks.seeds import Seeds
 from lowtide.remat.cost import cost_of
-from lowtide.remat.evict.eviction import evict
+from lowtide.remat.evict.eviction import Weights, evict
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.archive import Archive, Point, Recipe
 from lowtide.remat.sweep.neighbours import RULES, Neighbours
 
 _STATES, _FEW = 100, 8  # a level wants so many states at least; and so many levels there are in any case
 _RULES = 9  # that are tried at each level from each order
+_FIRST, _SLOW = 3, 1.03  # rules that show whether a problem is worth the others: one that takes so many times longer is not
 _NEAR = 6  # points on either side of a limit whose recipes are tried there
 _STALE = 50  # neighbours in a row that were all tried before: a level is done
 _HEARD_EVERY = 100  # states: whoever listens to a search hears of so many at once
@@ -137,8 +138,8 @@ class _Search:
                     self.see(which, sequence, Recipe(sequence, RULES[0]))
 
     def levels(self) -> list[int]:
-        """Limits from just under the least peak seen down to what is resident."""
-        top, floor = self.archive.points[0].peak_bytes, min(problem.problem.resident_bytes for problem in self.problems)
+        """Limits from just under the peak of the fastest order seen down to what is resident."""
+        top, floor = self.archive.points[-1].peak_bytes, min(problem.problem.resident_bytes for problem in self.problems)
         count = min(self.sweep.levels, max(_FEW, self.sweep.max_states // _STATES))
         return [top - (top - floor) * step // count for step in range(1, count)]
 
@@ -159,15 +160,25 @@ class _Search:
                 low = middle
 
     def seed(self, limit: int) -> bool:
-        """Evict from every order, and from the leanest schedule seen, under many rules."""
+        """Evict from every order, and from the leanest schedule seen, under many rules; under few where others are much faster."""
         near = self.archive.points[0]
         bases = [(which, order) for which, orders in enumerate(self.orders) for order in orders]
         bases.append((near.problem, self.problems[near.problem].codes.runs_in(near.sequence)))
-        found = False
-        for which, base in bases:
-            for weights in self.neighbours.rules(self.problems[which], _RULES):
-                found |= self.attempt(which, Recipe(base, weights), limit) is not None
-        return found | self.repeat_near(limit)
+        drawn = [(which, base, self.neighbours.rules(self.problems[which], _RULES)) for which, base in bases]
+        least = self.seeded(limit, ((which, base, rules[:_FIRST]) for which, base, rules in drawn))
+        slow_us = min(least.values(), default=math.inf) * _SLOW
+        more = self.seeded(limit, ((which, base, rules[_FIRST:]) for which, base, rules in drawn if least.get(which, math.inf) <= slow_us))
+        return bool(least or more) | self.repeat_near(limit)
+
+    def seeded(self, limit: int, drawn: Iterable[tuple[int, Ints, Sequence[Weights]]]) -> dict[int, float]:
+        """Evict from orders under rules: by problem the least time that was found."""
+        least: dict[int, float] = {}
+        for which, base, rules in drawn:
+            for weights in rules:
+                found = self.attempt(which, Recipe(base, weights), limit)
+                if found is not None:
+                    least[which] = min(least.get(which, math.inf), found.time_us)
+        return least
 
     def repeat_near(self, limit: int) -> bool:
         """What made the best schedules of limits nearby, done at this one."""

@@ -38,6 +38,7 @@ class Parts:
     nodes: dict[Node, Node] = field(default_factory=dict)
     dense: dict[Value, Value] = field(default_factory=dict)  # copies of slices with gaps
     copies: list[Node] = field(default_factory=list)  # of these, what the next node waits for
+    shares: dict[Size, Size] = field(default_factory=dict)  # of what all units have together, each expression once
 
     @classmethod
     def of(cls, split: Split, roles: Roles, most: int) -> Parts:
@@ -175,10 +176,11 @@ class Parts:
 
     def _share(self, number: Arg) -> Size:
         """A part's share of an extent, of strides, of bytes."""
-        each = _quotient(number, self.split.extent) if isinstance(number, (int, sympy.Expr)) else None
-        if each is None:
+        if not isinstance(number, (int, sympy.Expr)) or (each := _quotient(number, self.split.extent)) is None:
             raise CheckError(f"fission: expected what {self.split.extent} units share evenly, got {number}")
-        return each * self.dimension.symbol
+        if number not in self.shares:
+            self.shares[number] = each * self.dimension.symbol
+        return self.shares[number]
 
     def _given(self, value: Value) -> Value:
         """An argument: a part of it, laid out as it lies, or all of it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import gcd
 from typing import NoReturn
 
@@ -29,7 +30,7 @@ class Split:
         """The set, in program order."""
         return tuple(self.axes)
 
-    @property
+    @cached_property
     def extent(self) -> int:
         """The units that parts are made of: as many as all its axes have. Raises CheckError where those are no numbers."""
         extents = [axis.extent for axis in self.axes.values() if axis is not None]

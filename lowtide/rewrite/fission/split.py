@@ -15,7 +15,9 @@ Views are free. Those of what is shared are taken in each part, and those that o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+from typing import TypeAlias
 
 from lowtide.errors import CheckError
 from lowtide.ir.edges import predecessors
@@ -29,30 +31,125 @@ from lowtide.rewrite.fission.legal import check_set
 from lowtide.rewrite.fission.parts import Parts
 from lowtide.rewrite.fission.roles import MERGES, Roles, Split, refuse
 
+Before: TypeAlias = "Sequence[Sequence[int]]"  # by place in a graph, the places of the nodes that must come before
+
+
+@dataclass(frozen=True, eq=False)
+class Looped:
+    """A set as a loop: what takes its place in a graph."""
+
+    nodes: tuple[Node, ...]  # the set, in program order
+    loop: Node
+    ends: tuple[Node, ...]  # what makes means of weighted sums, behind the loop
+    views: frozenset[Node]  # of the set, those that others read: they are taken again, of the whole result
+
+    def with_loop(self, loop: Node) -> Looped:
+        """The same set as another loop, which is given and makes the same."""
+        return replace(self, loop=loop)
+
 
 def split(graph: Graph, wanted: Split, parts: int) -> Rewritten:
     """The graph with a loop of so many parts, of which the last may be smaller; fewer where there are fewer units.
 
     Raises CheckError saying what is in the way, for a set that cannot be split so.
     """
+    return with_loops(graph, [looped(graph, wanted, parts)])
+
+
+def looped(graph: Graph, wanted: Split, parts: int, before: Before | None = None) -> Looped:
+    """A set of a graph as a loop of so many parts. `before` are the graph's predecessors, if the caller has them.
+
+    Raises CheckError as `split` does.
+    """
     inside = set(wanted.nodes)
     wanted = _named(graph, wanted)
-    first, last = _span(graph, inside)
-    behind = _behind(graph, inside, first)
+    _check_convex(graph, inside, before or predecessors(graph))
     roles = Roles.of(wanted)
     check_set(wanted, roles)
     views = _views_for_others(graph, inside)
     loop, *ends = _loop(graph, wanted, roles, parts, views)
-    early = [node for index, node in enumerate(graph.nodes[: last + 1]) if node not in inside and index not in behind]
-    late = [node for index, node in enumerate(graph.nodes) if node in views or index in behind or (index > last and node not in inside)]
-    forward: dict[Node, tuple[Node, ...]] = dict.fromkeys(wanted.nodes, (loop, *ends))
-    nodes = [*early, loop, *ends]
-    for node in late:
-        new = following(node, forward) if node not in inside else replace(node, after=())
-        if new is not node:
-            forward[node] = (new,) if node not in inside else (loop, new)
-        nodes.append(new)
+    return Looped(wanted.nodes, loop, tuple(ends), frozenset(views))
+
+
+def with_loops(graph: Graph, loops: Sequence[Looped], before: Before | None = None) -> Rewritten:
+    """The graph with loops in the places of their sets, which lie apart. `before` as for `looped`.
+
+    A loop stands where the last node of its set did, or later; nothing else moves further than it has to. Raises CheckError where two of
+    them wait for one another.
+    """
+    owner = {node: which for which, each in enumerate(loops) for node in each.nodes}
+    if len(owner) < sum(len(each.nodes) for each in loops):
+        raise CheckError("fission: expected sets that lie apart, got some that have nodes in common")
+    forward: dict[Node, tuple[Node, ...]] = {node: (each.loop, *each.ends) for each in loops for node in each.nodes}
+    forward |= {view: (each.loop, replace(view, after=())) for each in loops for view in each.views}
+    nodes: list[Node] = []
+    for which, place in _in_turn(graph, loops, owner, before or predecessors(graph)):
+        if place < 0:
+            nodes += _put(loops[which], forward)
+        elif which >= 0:
+            nodes.append(forward[graph.nodes[place]][-1])
+        else:
+            node = graph.nodes[place]
+            new = _following(node, forward)
+            if new is not node:
+                forward[node] = (new,)
+            nodes.append(new)
     return Rewritten(replace(graph, nodes=tuple(nodes)), forward)
+
+
+def _put(each: Looped, forward: dict[Node, tuple[Node, ...]]) -> tuple[Node, ...]:
+    """The nodes in the place of a set, behind what others became."""
+    loop = _following(each.loop, forward)
+    if loop is not each.loop:
+        forward |= {node: tuple(loop if new is each.loop else new for new in forward[node]) for node in each.nodes}
+    return loop, *each.ends
+
+
+def _following(node: Node, forward: dict[Node, tuple[Node, ...]]) -> Node:
+    """The node behind what the nodes became that it has to come after, itself aside."""
+    return following(node, {before: forward[before] for before in node.after if before in forward}) if node.after else node
+
+
+def _in_turn(graph: Graph, loops: Sequence[Looped], owner: dict[Node, int], preds: Before) -> Iterator[tuple[int, int]]:
+    """Loops as (number, -1), views of theirs for others as (number, place), and other nodes as (-1, place), in an order that is right."""
+    count = len(graph.nodes)
+    views = {node for each in loops for node in each.views}
+    own = [owner.get(node, -1) for node in graph.nodes]  # by place the loop; a view for others is an item beside it
+    item = [place if which < 0 or graph.nodes[place] in views else count + which for place, which in enumerate(own)]
+    turn = [*range(count), *(max(place for place, which in enumerate(own) if which == number) for number in range(len(loops)))]
+    waits: list[set[int]] = [set() for _ in turn]
+    for place, before in enumerate(preds):
+        for other in before:
+            if own[place] >= 0 and own[other] != own[place]:
+                waits[count + own[place]].add(item[other])
+            if item[place] == place and item[other] != item[place]:
+                waits[place].add(item[other])
+        if own[place] >= 0 and item[place] == place:
+            waits[place].add(count + own[place])
+    there = [*(place for place in range(count) if item[place] == place), *range(count, len(turn))]
+    yield from ((own[each], each) if each < count else (each - count, -1) for each in _sorted(there, turn, waits))
+
+
+def _sorted(items: Sequence[int], turn: Sequence[int], waits: Sequence[set[int]]) -> Iterator[int]:
+    """Items behind what they wait for, otherwise by their turns."""
+    left = {each: len(waits[each]) for each in items}
+    then: dict[int, list[int]] = {}
+    for each in items:
+        for other in waits[each]:
+            then.setdefault(other, []).append(each)
+    ready = [(turn[each], each) for each in items if not left[each]]
+    heapify(ready)
+    done = 0
+    while ready:
+        each = heappop(ready)[1]
+        done += 1
+        yield each
+        for other in then.get(each, ()):
+            left[other] -= 1
+            if not left[other]:
+                heappush(ready, (turn[other], other))
+    if done < len(items):
+        raise CheckError("fission: expected sets that come one after another, got some that wait for one another")
 
 
 def _named(graph: Graph, wanted: Split) -> Split:
@@ -63,24 +160,18 @@ def _named(graph: Graph, wanted: Split) -> Split:
     return replace(wanted, part_name=name)
 
 
-def _span(graph: Graph, inside: set[Node]) -> tuple[int, int]:
-    """The places of the set's first and last node."""
+def _check_convex(graph: Graph, inside: set[Node], before: Before) -> None:
+    """Raises CheckError where one of the set comes after a node outside that comes after one of the set, or a node is not of this graph."""
     places = [index for index, node in enumerate(graph.nodes) if node in inside]
     if not places or len(places) < len(inside):
         raise CheckError("fission: expected nodes of this graph, at least one")
-    return places[0], places[-1]
-
-
-def _behind(graph: Graph, inside: set[Node], first: int) -> set[int]:
-    """The places of other nodes that come after any of the set. Raises CheckError where one of the set comes after such a node."""
-    before, found = predecessors(graph), set[int]()
-    for index in range(first, len(graph.nodes)):
-        node, waits = graph.nodes[index], any(each in found for each in before[index])
+    behind = set[int]()
+    for index in range(places[0], places[-1] + 1):
+        node, waits = graph.nodes[index], any(each in behind for each in before[index])
         if node in inside and waits:
             refuse(node, "a convex set, got one that a path leaves and comes back to")
         if node not in inside and (waits or any(graph.nodes[each] in inside for each in before[index])):
-            found.add(index)
-    return found
+            behind.add(index)
 
 
 def _views_for_others(graph: Graph, inside: set[Node]) -> set[Node]:

@@ -1,0 +1,70 @@
+"""Would it help to split the loss? Logits, their loss and its gradient part by part: what to tell who asks for eager's numbers.
+
+The logits of a language model are as large as its vocabulary is, and there are several such tensors at once. Run in parts they need little,
+at hardly any cost in time; but sums are rounded otherwise, so that it is done with `exact=False` alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lowtide.errors import CheckError
+from lowtide.fission.candidates import Candidate, candidates_of
+from lowtide.fission.dimensions import Dimensions
+from lowtide.fission.tree import FissionTree
+from lowtide.ir.graph import Graph, Node, Storage, Value
+from lowtide.ir.loops import Loop, is_loop
+from lowtide.planning.fission.found import prepared
+from lowtide.planning.fission.loops import Loops
+from lowtide.rewrite.losses import LOSSES
+
+_PARTS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class LossInParts:
+    """A graph whose loss runs in parts."""
+
+    graph: Graph
+    over: str  # "tokens"
+
+
+def loss_in_parts(graph: Graph) -> LossInParts | None:
+    """The graph with its loss split, together with what makes its scores and takes their gradient; None where there is none to split."""
+    if any(is_loop(node) for node in graph.nodes):
+        return None
+    base = prepared(graph)
+    losses = {place: node for place, node in enumerate(base.nodes) if node.op in LOSSES}
+    if not losses:
+        return None
+    try:
+        loops = Loops(base)
+        hot = {storage: nbytes for node in losses.values() for storage, nbytes in _like_scores(loops.regions.dimensions, node).items()}
+        sets = [each for each in candidates_of(loops.regions, hot) if not losses.keys().isdisjoint(each.region.axes)]
+        chosen = max(sets, key=_worth, default=None)
+        if chosen is None or chosen.saved_bytes <= 0:
+            return None
+        tree = FissionTree.of([chosen.region]).enable(0, min(_PARTS, chosen.region.units))
+        found = loops.graph_of(tree)
+    except CheckError:  # symbolic sizes, or a set that cannot run in parts
+        return None
+    return LossInParts(found, next(Loop.of(node).body.dimensions[0].name for node in found.nodes if is_loop(node)))
+
+
+def _worth(candidate: Candidate) -> tuple[int, int]:
+    """What it spares, with as few operators as that takes."""
+    return candidate.saved_bytes, -len(candidate.region.axes)
+
+
+def _like_scores(dimensions: Dimensions, loss: Node) -> dict[Storage, int]:
+    """What is made over classes and as large as the scores."""
+    scores = loss.args[0]
+    assert isinstance(scores, Value)
+    nbytes = scores.storage.nbytes
+    classes = dimensions.part(scores, 1 if len(scores.shape) > 1 else 0) if scores.shape else -1
+    found: dict[Storage, int] = {}
+    for value in (value for node in dimensions.graph.nodes for value in node.results):
+        over_classes = any(dimensions.part(value, dim) == classes for dim in range(len(value.shape)))
+        if over_classes and value.storage.nbytes == nbytes and isinstance(nbytes, int) and not value.storage.kind.caller_owned:
+            found[value.storage] = nbytes
+    return found
