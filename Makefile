@@ -2,7 +2,7 @@
 # Another Python: `make demo PYTHON=python3.12`. Nothing is written outside this folder but caches.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test clean
+.PHONY: help demo test gpu clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -17,6 +17,7 @@ export PYTHONDONTWRITEBYTECODE =
 help:
 	@echo "make demo    train a small GPT twice, by eager PyTorch and by lowtide, and compare"
 	@echo "make test    lint, types, layers, tests: all that CI runs"
+	@echo "make gpu     all that is to be measured on a GPU, by the Python at hand; without a GPU a dry run"
 	@echo "make clean   remove what the other two made"
 
 demo: $(READY)
@@ -28,6 +29,10 @@ test: $(READY)
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/mypy --no-error-summary
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
+
+# Nothing is installed for it: .venv where there is one, else PYTHON with what it has.
+gpu:
+	@$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) -m bench.on_gpu --minutes 40
 
 # torch goes first and by itself: whatever else is asked for then has to live with this build of it.
 $(READY): pyproject.toml constraints.txt Makefile

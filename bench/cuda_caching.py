@@ -26,8 +26,8 @@ import numpy as np
 
 from lowtide.problems.placement import PlaceProblem
 
-_GRANULE_BYTES = 512
-_SMALL_BYTES = 2**20  # the largest request of the small pool
+GRANULE_BYTES = 512
+SMALL_BYTES = 2**20  # the largest request of the small pool
 _SMALL_SEGMENT_BYTES = 2 * 2**20
 _LARGE_SEGMENT_BYTES = 20 * 2**20
 _HUGE_BYTES = 10 * 2**20  # a request from here on gets a segment of its own size
@@ -36,12 +36,12 @@ _HUGE_GRANULE_BYTES = 2 * 2**20
 
 def rounded_bytes(nbytes: int) -> int:
     """What a request for `nbytes` takes at least."""
-    return max(1, -(-nbytes // _GRANULE_BYTES)) * _GRANULE_BYTES
+    return max(1, -(-nbytes // GRANULE_BYTES)) * GRANULE_BYTES
 
 
 def segment_bytes(size_bytes: int) -> int:
     """What the device is asked for, to serve a rounded request that no free block can."""
-    if size_bytes <= _SMALL_BYTES:
+    if size_bytes <= SMALL_BYTES:
         return _SMALL_SEGMENT_BYTES
     if size_bytes < _HUGE_BYTES:
         return _LARGE_SEGMENT_BYTES
@@ -84,7 +84,7 @@ class CachingAllocator:
         size = rounded_bytes(nbytes)
         block = self._fitting(size) or self._segment(size)
         remaining = block.size_bytes - size
-        if remaining >= _GRANULE_BYTES if block.small else remaining > _SMALL_BYTES:
+        if self._splits(block, remaining):
             self._split(block, size)
         block.rounded_bytes = size
         self.allocated_bytes += block.size_bytes
@@ -119,15 +119,19 @@ class CachingAllocator:
         """Every block as (address, size, rounded request or 0), by address: two equal layouts go on alike."""
         return tuple((block.address, block.size_bytes, block.rounded_bytes) for _, block in sorted(self.blocks.items()))
 
+    def _splits(self, block: Block, remaining: int) -> bool:
+        """Whether what a request leaves of a block is split off."""
+        return remaining >= GRANULE_BYTES if block.small else remaining > SMALL_BYTES
+
     def _fitting(self, size: int) -> Block | None:
         """The best fit, no longer among the free ones."""
-        pool = self._free[size <= _SMALL_BYTES]
-        place = bisect_left(pool, (size, 0))
-        return self.blocks[pool.pop(place)[1]] if place < len(pool) else None
+        pool = self._free[size <= SMALL_BYTES]
+        position = bisect_left(pool, (size, 0))
+        return self.blocks[pool.pop(position)[1]] if position < len(pool) else None
 
     def _segment(self, size: int) -> Block:
         """A new one, as one block."""
-        block = Block(self._next_address, segment_bytes(size), size <= _SMALL_BYTES)
+        block = Block(self._next_address, segment_bytes(size), size <= SMALL_BYTES)
         self.blocks[block.address] = block
         self.reserved_bytes += block.size_bytes
         self._next_address += block.size_bytes

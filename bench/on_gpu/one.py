@@ -1,0 +1,35 @@
+"""One part in this process: each row that it finds as a line of JSON, at once.
+
+python -m bench.on_gpu.one "exact: gpt2, bf16"
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+
+import lowtide
+from bench.on_gpu.ground import Ground
+from bench.on_gpu.parts import PARTS
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    part = next(each for each in PARTS if each.name == sys.argv[1])
+    ground = Ground.here()
+    try:
+        for row in part.rows(ground):
+            print(json.dumps({"device": ground.name} | row), flush=True)
+    except lowtide.LowtideError as error:
+        print(json.dumps({"device": ground.name, "verdict": "refused", "why": _told(error)}), flush=True)
+    except Exception as error:
+        print(json.dumps({"device": ground.name, "verdict": "raised", "why": _told(error)}), flush=True)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+
+
+if __name__ == "__main__":
+    main()
