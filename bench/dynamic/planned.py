@@ -18,7 +18,7 @@ import torch
 
 from bench.dynamic.paper import InBothOrders
 from bench.dynamic.task import LLAMA_2_7B, adamw, loss, model
-from bench.results import Cell, Results
+from bench.results import Cell, Results, with_kept
 from lowtide.cost.presets import preset
 from lowtide.errors import BudgetError
 from lowtide.ir.graph import Graph
@@ -45,14 +45,16 @@ def main() -> None:
     )
     parser.add_argument("--sizes", type=int, nargs="+", default=[20, 30, 40])
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 375, 750])
+    parser.add_argument("--keep", action="store_true", help="keep the rows of the saved table that are not planned now")
     asked = parser.parse_args()
     rows: list[dict[str, Cell]] = []
     for size in asked.sizes:
         for row in rows_of(size, asked.lengths):
             rows.append(row)
             print(row, flush=True)
-    results = Results("dynamic_planned", "Planned for an A100 at points of the range", COLUMNS, tuple(rows), NOTES)
-    results.save()
+        all_rows = with_kept("dynamic_planned", rows, ("batch_size", "length")) if asked.keep else tuple(rows)
+        results = Results("dynamic_planned", "Planned for an A100 at points of the range", COLUMNS, all_rows, NOTES)
+        results.save()
     results.print()
 
 

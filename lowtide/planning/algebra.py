@@ -8,8 +8,9 @@ no longer together than what they replace. Where nothing may cost time, a graph 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TypeAlias
 
 import numpy as np
@@ -85,6 +86,12 @@ def over_dimensions(graph: Graph, at_point: Rewriting) -> Rewriting | None:
     cost_us = {(deed.rule, deed.held.name): deed.cost_us for deed in at_point.deeds}
     found = _of(_rewritten_at(graph, cost_us), cost_us)
     return found if len(found.deeds) == len(at_point.deeds) else None
+
+
+def cost_of_deeds(deeds: Sequence[Deed], elsewhere: Iterable[Rewriting]) -> float:
+    """What the same deeds cost where a graph was rewritten at another point, in microseconds; without end where one was not done there."""
+    cost_us = {(deed.rule, deed.held.name): deed.cost_us for each in elsewhere for deed in each.deeds}
+    return sum(cost_us.get((deed.rule, deed.held.name), inf) for deed in deeds)
 
 
 def rewritten_as(graph: Graph, reports: Sequence[RuleReport]) -> Rewriting:

@@ -17,8 +17,9 @@ from lowtide.errors import CaptureError
 from lowtide.ir.graph import Graph
 from lowtide.ir.shapes.at import AtPoint
 from lowtide.ir.shapes.dimension import Dimensions
-from lowtide.planning.algebra import over_dimensions
+from lowtide.planning.algebra import cost_of_deeds, over_dimensions
 from lowtide.planning.candidate import equal_graphs
+from lowtide.planning.ranges.points import largest, smallest
 from lowtide.planning.ranges.ranged import Ranged
 from lowtide.schedule.points import Point, sample_points
 
@@ -50,17 +51,23 @@ def _ranged(
     """The same for one of them."""
     found: list[Ranged] = []
     equal = equal_graphs(captured.graph)
-    largest = max(range(len(points)), key=lambda place: tuple(points[place].values()))
-    at_largest = machine.rewritings(written[largest].graph(equal[-1]), captured, laboratory, exact=exact, limited=timed)
-    algebra = [each for there in at_largest if (each := over_dimensions(equal[-1], there)) is not None]
-    for graph, rewriting in (*((each, None) for each in equal), *((each.graph, each) for each in algebra)):
+
+    def measures(graph: Graph) -> Measures | None:
         numbers = [each.graph(graph) for each in written]
-        spaces = _workspaces(numbers, points, machine, laboratory, is_captured=not found)
+        spaces = _workspaces(numbers, points, machine, laboratory, is_captured=graph is equal[0])
         if spaces is None:
-            continue  # an equal graph whose operators give results that lie otherwise than it says is none
-        times = _times(numbers, points, captured, machine, laboratory) if timed else ()
-        measures = Measures.of(graph, points, spaces, times)
-        found.append(Ranged.of(graph, measures, rewriting, held_by_eager=() if found else captured.gradients))
+            return None  # an equal graph whose operators give results that lie otherwise than it says is none
+        return Measures.of(graph, points, spaces, _times(numbers, points, captured, machine, laboratory) if timed else ())
+
+    for graph in equal:
+        if (measured := measures(graph)) is not None:
+            found.append(Ranged.of(graph, measured, held_by_eager=() if found else captured.gradients))
+    ends = [written[points.index(point)].graph(equal[-1]) for point in (largest(equal[-1].dimensions), smallest(equal[-1].dimensions))]
+    rewritings = [*machine.rewritings(ends[0], captured, laboratory, exact=exact, limited=timed)]
+    at_smallest = [*machine.rewritings(ends[1], captured, laboratory, exact=exact, limited=True)] if rewritings else []
+    for over in (over_dimensions(equal[-1], each) for each in rewritings):
+        if over is not None and (measured := measures(over.graph)) is not None:
+            found.append(Ranged.by_algebra(over, measured, cost_of_deeds(over.deeds, at_smallest)))
     return tuple(found)
 
 

@@ -119,15 +119,20 @@ class PlanFamily:
     def _best(self, point: Mapping[str, int]) -> Member | None:
         """The fastest within the memory, the leanest within the time, the leanest without a limit; None where nothing fits."""
         budget = self.request.budget
-        peaks: list[int] = self._peaks(point).tolist()
         if not budget.is_limit:
-            return self.members[peaks.index(min(peaks))]
+            return self._leanest_order(point)
+        peaks: list[int] = self._peaks(point).tolist()
         times: list[float] = self._times(point).tolist()
         if budget.memory_bytes is not None:
             fitting = [(us, peak, place) for place, (us, peak) in enumerate(zip(times, peaks, strict=True)) if peak <= budget.memory_bytes]
             return self.members[min(fitting)[2]] if fitting else None
         most_us = max((budget.latency or 1.0) * self.order_us(point) * SAME, min(times))
         return self.members[min((peak, us, place) for place, (us, peak) in enumerate(zip(times, peaks, strict=True)) if us <= most_us)[2]]
+
+    def _leanest_order(self, point: Mapping[str, int]) -> Member:
+        """Of those without recomputation that take no longer than the captured graph."""
+        free = [each for each in self.orders if each.ranged.is_free_at(point)]
+        return min(free, key=lambda each: each.peak_bytes(point))
 
     def _peaks(self, point: Mapping[str, int]) -> Bytes:
         """By member; workspaces are looked up once for each candidate."""
@@ -155,7 +160,7 @@ class PlanFamily:
         """A member at a point, not yet checked."""
         if member.sequence is None:
             return self._in_order(member, point)
-        by_order = self._in_order(min(self.orders, key=lambda each: each.peak_bytes(point)), point)
+        by_order = self._in_order(self._leanest_order(point), point)
         candidate = self.candidates[member.candidate].at(point)
         problem = candidate.remat_problem(self.request.granule_bytes, self.request.links, self.request.swap_state)
         archive = Archive()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -20,25 +20,30 @@ from lowtide.schedule.points import Point, sample_points
 
 _TOLERANCE, _NEAR = 0.01, 0.005  # of the least peak: of what is kept, and of what is not searched
 _SOLVED, _JUDGED = 9, 64  # points
+_NEVER = 2**62  # bytes: what a member counts where it takes longer than the captured graph
 
 
 def order_members(candidates: Sequence[Ranged], request: Request) -> tuple[Member, ...]:
     """Candidates in orders of which at each sampled point one has at most 1 % more than the least peak that was found there.
 
-    A point at which what was found before comes near the bound of its cuts is not solved.
+    A point at which what was found before comes near the bound of its cuts is not solved. Where a candidate takes longer than the captured
+    graph it is none.
     """
     dimensions = candidates[0].dimensions
     found: dict[tuple[int, tuple[int, ...]], Member] = {}
     for point in _points(candidates):
-        problems = [each.order_problem_at(point, request.granule_bytes) for each in candidates]
-        least = min((member.peak_bytes(point) for member in found.values()), default=None)
-        if least is None or least > _bound_bytes(problems, list(found.values())) * (1 + _NEAR):
+        problems = {
+            which: each.order_problem_at(point, request.granule_bytes) for which, each in enumerate(candidates) if each.is_free_at(point)
+        }
+        there = [member for member in found.values() if member.candidate in problems]
+        least = min((member.peak_bytes(point) for member in there), default=None)
+        if least is None or least > _bound_bytes(problems, there) * (1 + _NEAR):
             which, order = _solved(problems, request) if found else _largest_solved(candidates, point, request)
             if (which, order) not in found:
                 found[which, order] = in_order(candidates, which, order, request)
     members = list(found.values())
     samples = (largest(dimensions), *sample_points(dimensions, _JUDGED))
-    peaks = np.array([[member.peak_bytes(point) for point in samples] for member in members], np.int64)
+    peaks = np.array([[member.peak_bytes(point) if member.ranged.is_free_at(point) else _NEVER for point in samples] for member in members])
     return tuple(members[place] for place in fewest(peaks <= peaks.min(axis=0) * (1 + _TOLERANCE), peaks))
 
 
@@ -53,23 +58,23 @@ def _largest_solved(candidates: Sequence[Ranged], point: Point, request: Request
     """The same at the first point, where the search under a limit begins with these orders."""
     numeric = [each.at(point) for each in candidates]
     order_together(numeric, request.solver, request.granule_bytes)
-    return _least([each.ordered(request.solver, request.granule_bytes) for each in numeric])
+    return _least({which: each.ordered(request.solver, request.granule_bytes) for which, each in enumerate(numeric)})
 
 
-def _solved(problems: Sequence[OrderProblem], request: Request) -> tuple[int, tuple[int, ...]]:
+def _solved(problems: Mapping[int, OrderProblem], request: Request) -> tuple[int, tuple[int, ...]]:
     """The candidate and order of least peak; of equal ones the first."""
-    return _least(schedule_all(problems, request.solver))
+    return _least(dict(zip(problems, schedule_all(list(problems.values()), request.solver), strict=True)))
 
 
-def _least(orders: Sequence[Schedule]) -> tuple[int, tuple[int, ...]]:
-    which = min(range(len(orders)), key=lambda place: orders[place].peak_bytes)
+def _least(orders: Mapping[int, Schedule]) -> tuple[int, tuple[int, ...]]:
+    which = min(orders, key=lambda each: orders[each].peak_bytes)
     return which, tuple(map(int, orders[which].order))
 
 
-def _bound_bytes(problems: Sequence[OrderProblem], members: Sequence[Member]) -> int:
+def _bound_bytes(problems: Mapping[int, OrderProblem], members: Sequence[Member]) -> int:
     """What no order of any candidate is below at a point. One whose orders were never the best is bound by how its nodes are written."""
     bounds = []
-    for which, problem in enumerate(problems):
+    for which, problem in problems.items():
         orders = [member.own_order for member in members if member.candidate == which] or [tuple(range(problem.node_count))]
         best = min(orders, key=lambda order: simulate(problem, order).peak_bytes)
         bounds.append(cut_bound_bytes(problem, best).bound_bytes)

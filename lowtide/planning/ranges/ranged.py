@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from lowtide.ir.shapes.dimension import Dimensions
 from lowtide.ir.shapes.evaluate import size_at
 from lowtide.planning.algebra import Deed, Rewriting
 from lowtide.planning.candidate import Candidate
-from lowtide.planning.ranges.points import largest
+from lowtide.planning.ranges.points import largest, smallest
 from lowtide.planning.request import Request
 from lowtide.problems.order import OrderProblem
 from lowtide.remat.ranged import RangedProblem
@@ -39,16 +40,32 @@ class Ranged:
     held_by_eager: tuple[Value, ...] = ()  # of the captured graph: eager PyTorch keeps gradients until after the step
     costs_time: bool = False  # it takes longer than the captured graph
     deeds: tuple[Deed, ...] = ()  # what algebra did to it
+    extra_us: tuple[float, float] = (0.0, 0.0)  # by how much longer it takes, at the smallest and at the largest point
     _known: dict[tuple[int, ...], Candidate] = field(default_factory=dict, repr=False)
     _orders: dict[int, SymbolicProblem] = field(default_factory=dict, repr=False)  # by granule
     _problems: list[tuple[tuple[object, ...], RangedProblem]] = field(default_factory=list, repr=False)
 
     @classmethod
-    def of(cls, graph: Graph, measures: Measures, rewriting: Rewriting | None = None, *, held_by_eager: tuple[Value, ...] = ()) -> Ranged:
-        """Of a graph over dimensions and the measures of its nodes; of one that algebra has made, what that did."""
-        if rewriting is None:
-            return cls(same_everywhere(graph), measures, held_by_eager=held_by_eager)
-        return cls(same_everywhere(graph), measures, rewriting.exact, held_by_eager, rewriting.costs_time, rewriting.deeds)
+    def of(cls, graph: Graph, measures: Measures, *, held_by_eager: tuple[Value, ...] = ()) -> Ranged:
+        """Of a graph over dimensions and the measures of its nodes."""
+        return cls(same_everywhere(graph), measures, held_by_eager=held_by_eager)
+
+    @classmethod
+    def by_algebra(cls, rewriting: Rewriting, measures: Measures, smallest_us: float) -> Ranged:
+        """Of a graph that algebra has made, which takes so much longer at the smallest point; its deeds tell of the largest."""
+        extra_us = smallest_us, sum(deed.cost_us for deed in rewriting.deeds)
+        made = cls.of(rewriting.graph, measures)
+        return replace(made, exact=rewriting.exact, costs_time=rewriting.costs_time, deeds=rewriting.deeds, extra_us=extra_us)
+
+    def is_free_at(self, point: Mapping[str, int]) -> bool:
+        """Whether it takes no longer than the captured graph at a point: its operators' times grow with their elements, evenly."""
+        first, last = self.extra_us
+        if first <= 0 >= last:
+            return True
+        least, most, here = (prod(each.values()) for each in (smallest(self.dimensions), largest(self.dimensions), point))
+        if here == most:
+            return last <= 0
+        return first + (here - least) / (most - least) * (last - first) <= 0  # without end where nobody knows of the smallest
 
     @property
     def dimensions(self) -> Dimensions:
@@ -107,7 +124,7 @@ class Ranged:
         values = (value for node in graph.nodes for value in node.results if value.name in held)
         deeds = tuple(deed.at(partial(size_at, dimensions=self.dimensions, point=point)) for deed in self.deeds)
         spaces, times = self.measures.workspaces_at(point), self.measures.times_at(point)
-        return Candidate(graph, spaces, times, self.exact, tuple(values), self.costs_time, deeds)
+        return Candidate(graph, spaces, times, self.exact, tuple(values), self.costs_time or not self.is_free_at(point), deeds)
 
 
 def same_everywhere(graph: Graph) -> Graph:
