@@ -66,7 +66,8 @@ def main() -> None:
     for size in settings.sizes:
         rows += rows_of(size, settings, limit_bytes)
         all_rows = with_kept("dynamic", rows, ("batch_size", "variant")) if settings.keep else tuple(rows)
-        results = Results("dynamic", "Training on batches of varying lengths, under a limit", COLUMNS, all_rows, NOTES)
+        notes = (*NOTES, f"{settings.steps} batches of each size")
+        results = Results("dynamic", "Training on batches of varying lengths, under a limit", COLUMNS, all_rows, notes)
         if not settings.quick:
             results.save()
     results.print()
