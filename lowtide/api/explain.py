@@ -141,7 +141,7 @@ def _loss_split(captured: Candidate, plan: Plan) -> list[Remedy]:
     split = loss_in_parts(captured.graph)
     if split is None or plan.cost_report is None:
         return []
-    problem = order_problem(split.graph, workspaces_within(split.graph.nodes), round_to=plan.granule_bytes)
+    problem = order_problem(split.graph, workspaces_within(split.graph.nodes, round_to=plan.granule_bytes), round_to=plan.granule_bytes)
     peak_bytes = schedule(problem, Best()).peak_bytes
     if peak_bytes > _LEANER * plan.cost_report.order_peak_bytes:
         return []

@@ -82,7 +82,7 @@ class Machine:
         known, roots = plain | algebra, dict[Graph, int]()
         if limited and not exact:
             known, roots = self._in_parts(captured, known, laboratory, like)
-        first, *others = self._with_workspaces(list(known), laboratory)
+        first, *others = self._with_workspaces(captured, list(known), laboratory)
         made = (_knowing(each, known.get(each.graph)) for each in others)
         return replace(first, held_by_eager=held), *(replace(each, root=roots.get(each.graph, -1)) for each in made)
 
@@ -102,7 +102,7 @@ class Machine:
 
     def _found(self, captured: Captured, graphs: Sequence[Graph], whole: Collection[Graph], laboratory: Laboratory) -> list[Found]:
         """What a search over graphs finds, of which some may be split."""
-        measured = self.timed(captured, self._with_workspaces(graphs, laboratory), laboratory)
+        measured = self.timed(captured, self._with_workspaces(captured, graphs, laboratory), laboratory)
         of = {each.graph: each for each in measured}  # without those that are no equal graph after all
         given = [Measured(graph, of[graph].node_us, of[graph].workspace_bytes, graph in whole) for graph in graphs if graph in of]
         with self.stages.stage("split", f"looking for what of {len(graphs[0].nodes)} operators to run in parts"):
@@ -125,9 +125,10 @@ class Machine:
 
         yield from (each for each in rewritings(graph, times_of, exact=exact) if limited or not each.costs_time)
 
-    def _with_workspaces(self, graphs: Sequence[Graph], laboratory: Laboratory) -> list[Candidate]:
+    def _with_workspaces(self, captured: Captured, graphs: Sequence[Graph], laboratory: Laboratory) -> list[Candidate]:
         if not self.tries or self.simulated is not None:
-            return [Candidate(graph, workspaces_within(graph.nodes)) for graph in graphs]
+            granule_bytes = self.granule_bytes(captured)
+            return [Candidate(graph, workspaces_within(graph.nodes, round_to=granule_bytes)) for graph in graphs]
         with self.stages.stage("measure", "measuring operators' temporaries") as say:
             laboratory.listener = _share(say)
             found = {graph: measure_workspaces(graph.nodes, laboratory=laboratory) for graph in graphs}

@@ -52,9 +52,11 @@ def inner_peak_bytes(body: Graph, workspace_bytes: Sequence[int] | None = None, 
     return simulate(problem, range(len(body.nodes))).peak_bytes - problem.resident_bytes
 
 
-def workspaces_within(nodes: Sequence[Node]) -> tuple[int, ...]:
+def workspaces_within(nodes: Sequence[Node], *, round_to: int = 1) -> tuple[int, ...]:
     """By node: what its body takes; 0 for one that has none. The operators' own workspaces are not known."""
-    return tuple(
-        max((inner_peak_bytes(body, workspaces_within(body.nodes)) for body in bodies(node)), default=0) if is_loop(node) else 0
-        for node in nodes
-    )
+
+    def within(node: Node) -> int:
+        parts = (inner_peak_bytes(body, workspaces_within(body.nodes, round_to=round_to), round_to=round_to) for body in bodies(node))
+        return max(parts, default=0)
+
+    return tuple(within(node) if is_loop(node) else 0 for node in nodes)

@@ -85,7 +85,9 @@ def split_loss_text(graph: Graph, memory_bytes: int, request: Request) -> str:
     split = loss_in_parts(graph) if request.exact else None
     if split is None:
         return ""
-    least = Floor.of(Candidate(split.graph, workspaces_within(split.graph.nodes), exact=False), request).nbytes
+    least = Floor.of(
+        Candidate(split.graph, workspaces_within(split.graph.nodes, round_to=request.granule_bytes), exact=False), request
+    ).nbytes
     return (
         f", or to split the loss over {split.over} (`exact=False`), which needs {bytes_text(least)} or more"
         if least <= memory_bytes

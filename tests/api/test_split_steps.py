@@ -84,3 +84,14 @@ def test_nothing_is_split_unless_rounding_may_differ():
         assert loops(step) == 0
     twin = copy.deepcopy(model)
     assert torch.equal(step(WORDS), loss(twin, WORDS))
+
+
+def test_sizes_are_rounded_within_parts_too():
+    """On a machine whose allocator rounds up to 512 bytes, what a part takes is promised so."""
+    model = Language()
+    step = lowtide.optimize(
+        model, (WORDS[:, :41],), loss=loss, optimizer=torch.optim.SGD(model.parameters(), lr=1e-2), exact=False, memory="40%",
+        simulate="rtx3090", swap=False, effort="quick", progress=False,
+    )  # fmt: skip
+    assert loops(step)
+    assert step.plan.granule_bytes == 512
