@@ -90,9 +90,8 @@ class Machine:
         self, captured: Captured, known: Mapping[Graph, Rewriting], laboratory: Laboratory, like: Sequence[Candidate]
     ) -> tuple[dict[Graph, Rewriting], dict[Graph, int]]:
         """Of all that compute the same up to rounding, also part by part, what is worth a search, which shares its effort among all."""
-        ruled = [each for each in known.values() if each.deeds]
-        leanest = [next((each for each in ruled if each.exact is exact), None) for exact in (True, False)]  # rules wherever they fit
-        last = [[each for each in known.values() if not each.deeds][-1], *(each for each in leanest if each is not None)]
+        exact = [each for each in known.values() if each.exact]  # other rules may hold together what sets would part
+        last = [each for each in exact if not each.deeds][-1:] + [each for each in exact if each.deeds][:1]
         whole = {prepared(each.graph): each for each in last}
         unsplit = {graph: replace(each, graph=graph, exact=False) for graph, each in whole.items()} | dict(known)
         graphs = [*known, *(graph for graph in whole if graph not in known)]

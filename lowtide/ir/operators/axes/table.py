@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 
 from lowtide.ir.graph import Node
-from lowtide.ir.operators.axes import attention, convolutions, elementwise, layers, lookups, products, reductions, views
+from lowtide.ir.operators.axes import attention, convolutions, elementwise, layers, lookups, own, products, reductions, views
 from lowtide.ir.operators.axes.axis import Axis
 from lowtide.ir.operators.axes.making import Rule
 from lowtide.ir.operators.nodes import is_random
 from lowtide.ir.operators.table import functional_base
 
-_PARTS = (elementwise, products, convolutions, attention, reductions, layers, lookups, views)
+_PARTS = (elementwise, products, convolutions, attention, reductions, layers, lookups, own, views)
 
 RULES: dict[str, Rule] = {name: rule for part in _PARTS for name, rule in part.RULES.items()}
 
