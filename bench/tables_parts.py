@@ -29,7 +29,9 @@ _SINCE = {
     "step_time": "rules of algebra are tried without a limit, too; other work ran beside some of the pairs",
     "planning_time": "operators are tried while the program is captured, and graphs rewritten by algebra are planned, too",
     "dynamic_planned": "the members of a range have changed",
-    "dynamic_equal": "nothing has changed for U-Net and BERT; the rows of GPT-2 and Llama are of commit 587350c, and members have changed",
+    "dynamic_equal": "algebra serves ranges, too, and members are chosen otherwise; the rows of GPT-2 and Llama are of commit 587350c",
+    "dynamic_near": "without a limit algebra is used only where it takes no longer at the shape at hand",
+    "dynamic_foreign": "without a limit algebra is used only where it takes no longer at the shape at hand",
 }
 
 
