@@ -30,6 +30,7 @@ _SINCE = {
     "planning_time": "operators are tried while the program is captured, and graphs rewritten by algebra are planned, too",
     "dynamic_planned": "the members of a range have changed",
     "dynamic_equal": "algebra serves ranges, too, and members are chosen otherwise; the rows of GPT-2 and Llama are of commit 587350c",
+    "dynamic_overhead": "nothing has changed; much other work ran beside it, so that its microseconds are upper bounds",
     "dynamic_near": "without a limit algebra is used only where it takes no longer at the shape at hand",
     "dynamic_foreign": "without a limit algebra is used only where it takes no longer at the shape at hand",
 }

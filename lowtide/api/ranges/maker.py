@@ -138,10 +138,10 @@ class RangeMaker:
         """
         leaves = _leaves(args, kwargs)
         point = self._varying.point(_shapes(leaves))
-        for served in self._served:
-            if served.region.takes(point, leaves) and served.region.granted.holds():
-                return _family(served, point, self.capturing.caller.state_entries)
-        return None
+        there = [served for served in self._served if served.region.takes(point, leaves)]
+        if len(there) > 1:
+            there = [served for served in there if served.region.granted.holds()]
+        return _family(there[0], point, self.capturing.caller.state_entries) if there else None
 
     def at(self, limit: Limit, family: Family, sweeps: tuple[Sweep, ...] = ()) -> tuple[RangeMaker, RangeFamily]:
         """The same under another limit, for the shape of a family's batches; what was captured and searched is kept."""
