@@ -14,7 +14,7 @@ The loss is rounded otherwise, by one part in two to the number of its bits, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -22,6 +22,7 @@ from lowtide.ir.graph import Arg, Atom, Graph, Node, Storage, Value
 from lowtide.ir.sizes import ITEM_BYTES
 from lowtide.rewrite.base import Rewritten, replace_nodes
 
+_CAST = "aten._to_copy.default"
 _MEAN, _SUM = 1, 2  # as torch numbers reductions
 
 
@@ -47,11 +48,14 @@ LOSSES = frozenset(loss.forward for loss in _LOSSES)
 
 def sum_losses(graph: Graph) -> Rewritten:
     """Every mean loss of these as a sum, where nothing else reads what it divides by."""
+    origins = _origins(graph)
     means = {node: loss for loss in _LOSSES for node in graph.nodes if node.op == loss.forward and _is_mean(node, loss, 0)}
     counts: dict[tuple[Arg, ...], Value] = {}
     instead: dict[Node, tuple[Node, ...]] = {}
     for node, loss in means.items():
-        backward = [other for other in graph.nodes if other.op == loss.backward and _same(node, other) and _is_mean(other, loss, 1)]
+        backward = [
+            other for other in graph.nodes if other.op == loss.backward and _same(node, other, origins) and _is_mean(other, loss, 1)
+        ]
         if _can_be(graph, node, loss, backward):
             instead[node] = tuple(_forward(node, loss, counts))
             instead |= {other: tuple(_backward(other, loss, counts[_key(node, loss)] if loss.ignored else None)) for other in backward}
@@ -63,9 +67,20 @@ def _is_mean(node: Node, loss: _Loss, later: int) -> bool:
     return (node.args[place] if len(node.args) > place else _MEAN) == _MEAN and not node.kwargs
 
 
-def _same(forward: Node, backward: Node) -> bool:
-    """Whether a backward operator is of the same scores and labels."""
-    return backward.args[1:3] == forward.args[:2]
+def _same(forward: Node, backward: Node, origins: Mapping[Arg, Arg]) -> bool:
+    """Whether a backward operator is of the same scores and labels, which may have been held as int32 in between."""
+    return backward.args[1] == forward.args[0] and origins.get(backward.args[2], backward.args[2]) == forward.args[1]
+
+
+def _origins(graph: Graph) -> dict[Arg, Arg]:
+    """By what was int64, then int32, and is int64 again: what it was, as labels and those that do not count fit into int32."""
+    held = {node.outputs[0]: node.args[0] for node in graph.nodes if node.op == _CAST and node.outputs[0] is not None}
+    found: dict[Arg, Arg] = {}
+    for again, between in held.items():
+        first = held.get(between) if isinstance(between, Value) and between.dtype == "int32" else None
+        if isinstance(first, Value) and again is not None and first.dtype == again.dtype == "int64":
+            found[again] = first
+    return found
 
 
 def _can_be(graph: Graph, node: Node, loss: _Loss, backward: list[Node]) -> bool:
