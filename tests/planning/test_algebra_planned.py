@@ -157,7 +157,7 @@ def test_a_graph_over_dimensions_is_rewritten_as_at_one_point():
     whole = over_dimensions(graph, found)
     assert whole is not None
     zeros = np.zeros((len(points), len(whole.graph.nodes)), np.int64)
-    ranged = Ranged.of(whole.graph, Measures.of(whole.graph, points, zeros), whole)
+    ranged = Ranged.by_algebra(whole, Measures.of(whole.graph, points, zeros), 0.0)
     for point in points:
         candidate = ranged.at(point)
         check_graph(candidate.graph)
