@@ -92,6 +92,17 @@ def test_a_family_without_a_limit_is_about_as_lean_as_each_shapes_own_plan():
         assert family.plan(point).peak_bytes == family.peak_bytes(point)
 
 
+def test_where_the_order_as_written_is_as_lean_it_is_run():
+    (family,) = RangePlanner([[ranged(branches())]]).families(REQUEST)
+    written = tuple(range(4))
+    found = {length: family.choose({"length": length}) for length in range(16, 513, 8)}
+    assert {member.own_order == written for member in found.values()} == {True, False}
+    for length, member in found.items():
+        problem = member.ranged.order_problem_at({"length": length}, 1)
+        as_written, least = simulate(problem, written).peak_bytes, member.peak_bytes({"length": length})
+        assert member.own_order == written if as_written <= least else as_written > least
+
+
 @pytest.mark.parametrize("without", ["_searched_alone", "_carried"])
 def test_programs_of_one_step_fit_where_the_last_does(without, monkeypatch):
     """By what was found for the last one alone; where that does not do, by a search of their own."""

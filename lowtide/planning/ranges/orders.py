@@ -12,7 +12,7 @@ from lowtide.planning.ranges.member import Member, in_order
 from lowtide.planning.ranges.points import largest
 from lowtide.planning.ranges.ranged import Ranged
 from lowtide.planning.request import Request
-from lowtide.problems.order import OrderProblem
+from lowtide.problems.order import Bytes, OrderProblem
 from lowtide.schedule import Schedule, schedule_all
 from lowtide.schedule.cuts import cut_bound_bytes
 from lowtide.schedule.family import fewest
@@ -43,8 +43,26 @@ def order_members(candidates: Sequence[Ranged], request: Request) -> tuple[Membe
                 found[which, order] = in_order(candidates, which, order, request)
     members = list(found.values())
     samples = (largest(dimensions), *sample_points(dimensions, _JUDGED))
-    peaks = np.array([[member.peak_bytes(point) if member.ranged.is_free_at(point) else _NEVER for point in samples] for member in members])
-    return tuple(members[place] for place in fewest(peaks <= peaks.min(axis=0) * (1 + _TOLERANCE), peaks))
+    peaks = np.array([_peaks(member, samples) for member in members])
+    kept = fewest(peaks <= peaks.min(axis=0) * (1 + _TOLERANCE), peaks)
+    return (*_as_written(candidates, [members[place] for place in kept], samples, request), *(members[place] for place in kept))
+
+
+def _as_written(candidates: Sequence[Ranged], kept: Sequence[Member], samples: Sequence[Point], request: Request) -> list[Member]:
+    """The same candidates in the order in which they are written, as far as that is as lean at some point.
+
+    There it is run: a plan for one shape alone keeps that order, too, and it holds what it needs in a processor's caches best.
+    """
+    least = np.array([_peaks(member, samples) for member in kept]).min(axis=0)
+    known = {(member.candidate, member.own_order) for member in kept}
+    which = sorted({member.candidate for member in kept})
+    written = [in_order(candidates, each, range(len(candidates[each].graph.nodes)), request) for each in which]
+    return [each for each in written if (each.candidate, each.own_order) not in known and (_peaks(each, samples) <= least).any()]
+
+
+def _peaks(member: Member, samples: Sequence[Point]) -> Bytes:
+    """[points] bytes; `_NEVER` where its candidate takes longer than the captured graph."""
+    return np.array([member.peak_bytes(point) if member.ranged.is_free_at(point) else _NEVER for point in samples], np.int64)
 
 
 def _points(candidates: Sequence[Ranged]) -> list[Point]:
