@@ -1,0 +1,132 @@
+"""Inference of one example on a CPU, side by side: lowtide, its ablations, and what people deploy.
+
+    python -m bench.ago --prepare                                  # export the networks once, fill compilers' caches
+    python -m bench.ago --threads 1 2                              # all contenders, in turns
+    python -m bench.ago --contenders lowtide openvino --cases mobilenet_v2 --rounds 8
+
+Each contender is a process of its own that lives through all networks; on each network they take turns of some 60 ms. A time is the median
+over turns of a turn's median, a ratio the median over turns of lowtide's time to the best peer's. Results are compared with float64's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.ago.contenders import OURS, PEERS, reference
+from bench.ago.export import deviation, export
+from bench.ago.networks import other_cases, paper_cases
+from bench.ago.worker import Worker
+from bench.results import Results, with_kept
+
+COLUMNS = ("case", "threads", "contender", "time_us", "spread_us", "to_best_peer", "deviation", "ready_s", "failed")
+_PAUSE_S = 0.02  # the pools of the last contender stop spinning
+_PATIENCE_S = 300.0
+
+
+def main() -> None:
+    options = _options()
+    names = [each.name for each in (*paper_cases(), *other_cases()) if any(each.name.startswith(wanted) for wanted in options.cases)]
+    names = names or [each.name for each in paper_cases()]
+    for name in names:
+        export(name, options.folder)
+    if options.prepare:
+        _fill_caches(names, options)
+        return
+    for threads in options.threads:
+        rows = _measured(names, threads, options)
+        kept = with_kept(options.save, rows, ("case", "threads", "contender"))
+        Results(options.save, "Inference of one example on a CPU", COLUMNS, kept, (__doc__ or "").strip().split("\n\n")[-1:][0].split("\n")).save()
+    print(f"geometric mean of lowtide over the best peer: {_summary(options.save)}")
+
+
+def _measured(names: Sequence[str], threads: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    workers = [Worker(contender, threads, options.folder) for contender in options.contenders]
+    rows = []
+    try:
+        for name in names:
+            rows += _case(name, threads, workers, options.rounds, options.folder)
+            for row in rows[-len(workers) :]:
+                shown = f"{row['time_us']:10,.0f} us" if row.get("time_us") else row.get("failed", "")
+                print(f"{name:24} {threads} {row['contender']:12} {shown}  {row.get('to_best_peer') or '':.5}", flush=True)
+    finally:
+        for worker in workers:
+            worker.close()
+    return rows
+
+
+def _case(name: str, threads: int, workers: Sequence[Worker], rounds: int, folder: Path) -> list[dict[str, Any]]:
+    expected, first = reference(name, folder), {}
+    for worker in workers:
+        worker.begin_load(name)
+    for worker in workers:
+        first[worker] = worker.loaded(_PATIENCE_S)
+    for _ in range(rounds):
+        for worker in workers:
+            if not worker.failed:
+                time.sleep(_PAUSE_S)
+                worker.burst()
+    best = _best_peer(workers)
+    rows = []
+    for worker in workers:
+        row: dict[str, Any] = {"case": name, "threads": threads, "contender": worker.contender, "failed": worker.failed}
+        if not worker.failed:
+            quartiles = statistics.quantiles(worker.bursts_us, n=4)
+            row |= {"time_us": worker.median_us(), "spread_us": (quartiles[2] - quartiles[0]) / 2, "ready_s": first[worker]["ready_s"]}
+            row["deviation"] = deviation(first[worker]["output"], expected)
+            if best is not None:
+                row["to_best_peer"] = statistics.median(a / b for a, b in zip(worker.bursts_us, best.bursts_us, strict=True))
+        rows.append(row)
+    return rows
+
+
+def _best_peer(workers: Sequence[Worker]) -> Worker | None:
+    peers = [worker for worker in workers if worker.contender in PEERS and not worker.failed]
+    return min(peers, key=Worker.median_us, default=None)
+
+
+def _summary(name: str) -> str:
+    """By threads, the geometric mean over the paper's cases, and the greatest."""
+    rows = with_kept(name, (), ())
+    wanted, said = {each.name for each in paper_cases()}, []
+    for threads in sorted({row["threads"] for row in rows}):
+        ratios = [row["to_best_peer"] for row in rows if row["threads"] == threads and row["contender"] == "lowtide" and row["case"] in wanted]
+        found = [float(ratio) for ratio in ratios if ratio is not None]
+        if found:
+            said.append(f"{threads}: {statistics.geometric_mean(found):.3f} of {len(found)} (greatest {max(found):.2f})")
+    return "; ".join(said) or "not measured"
+
+
+def _fill_caches(names: Sequence[str], options: argparse.Namespace) -> None:
+    """Compilers keep what they made on disk: later processes are ready sooner. Each contender in a process of its own."""
+    code = (
+        "import sys; from pathlib import Path; from bench.ago.contenders import make\n"
+        "for name in sys.argv[4:]:\n"
+        "    make(sys.argv[1], name, int(sys.argv[2]), Path(sys.argv[3]))(); print(*sys.argv[1:3], name, flush=True)"
+    )
+    for threads in options.threads:
+        for contender in (each for each in options.contenders if each not in ("eager", "onnxruntime", "openvino")):
+            subprocess.run([sys.executable, "-W", "ignore", "-c", code, contender, str(threads), str(options.folder), *names], check=False)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.ago", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--cases", nargs="*", default=[], help="names, or how they begin; without, the paper's fourteen")
+    parser.add_argument("--contenders", nargs="*", default=[*PEERS, "lowtide"], choices=(*PEERS, *OURS))
+    parser.add_argument("--threads", nargs="*", type=int, default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "lowtide-ago", help="where exported networks lie")
+    parser.add_argument("--save", default="ago", help="the name of the table")
+    parser.add_argument("--prepare", action="store_true")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

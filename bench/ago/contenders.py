@@ -1,0 +1,122 @@
+"""Ways to run a network: each makes a function without arguments that runs it once and gives its result as an array.
+
+All get the same example each time, contiguous, as a user has it, and as many threads as are said. What they may do beforehand is theirs:
+compile, fold, pack. float32 throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.ago.networks import case
+
+Run = Callable[[], np.ndarray]
+PEERS = ("eager", "inductor", "onnxruntime", "openvino")
+OURS = ("lowtide", "lowtide NI", "lowtide NR")  # NI: no intensive fusion, NR: no reformer
+
+
+def make(contender: str, name: str, threads: int, folder: Path) -> Run:
+    """The function. What was exported lies in `folder`. Raises whatever the contender raises."""
+    return _MAKERS[contender](name, threads, folder)
+
+
+def onnx_file(name: str, folder: Path) -> Path:
+    """Where the exported network lies."""
+    return folder / f"{name.replace(' ', '_')}.onnx"
+
+
+def _eager(name: str, threads: int, folder: Path) -> Run:
+    import torch
+
+    torch.set_num_threads(threads)
+    model, args = case(name).built()
+    model = model.to(memory_format=torch.channels_last)
+    args = tuple(arg.to(memory_format=torch.channels_last) if arg.dim() == 4 else arg for arg in args)
+    return _torch(model, args)
+
+
+def _inductor(name: str, threads: int, folder: Path) -> Run:
+    import torch
+    import torch._inductor.config
+
+    torch.set_num_threads(threads)
+    torch._inductor.config.freezing = True
+    torch._inductor.config.compile_threads = 1
+    model, args = case(name).built()
+    return _torch(torch.compile(model, dynamic=False), args)
+
+
+def _torch(model: Callable[..., Any], args: tuple[Any, ...]) -> Run:
+    import torch
+
+    def run() -> np.ndarray:
+        with torch.no_grad():
+            found: np.ndarray = model(*args).numpy()
+            return found
+
+    return run
+
+
+def _onnxruntime(name: str, threads: int, folder: Path) -> Run:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(onnx_file(name, folder), options, providers=["CPUExecutionProvider"])
+    given = _given(name, folder)
+    feed = dict(zip((each.name for each in session.get_inputs()), given, strict=True))
+    return lambda: session.run(None, feed)[0]
+
+
+def _openvino(name: str, threads: int, folder: Path) -> Run:
+    import openvino
+
+    settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(onnx_file(name, folder), "CPU", settings)
+    request, given = compiled.create_infer_request(), dict(enumerate(_given(name, folder)))
+
+    def run() -> np.ndarray:
+        found: np.ndarray = request.infer(given, share_inputs=True, share_outputs=True)[0]
+        return found
+
+    return run
+
+
+def _lowtide(**settings: Any) -> Callable[[str, int, Path], Run]:
+    def made(name: str, threads: int, folder: Path) -> Run:
+        import torch
+
+        import lowtide
+
+        torch.set_num_threads(threads)
+        model, args = case(name).built()
+        return _torch(lowtide.optimize(model, args, exact=False, **settings), args)
+
+    return made
+
+
+def _given(name: str, folder: Path) -> list[np.ndarray]:
+    """The example, which an exporter saved: a peer's process need not import torch."""
+    with np.load(onnx_file(name, folder).with_suffix(".npz")) as found:
+        return [found[key] for key in sorted(found.files) if key != "reference"]
+
+
+def reference(name: str, folder: Path) -> np.ndarray:
+    """What float64 gives."""
+    with np.load(onnx_file(name, folder).with_suffix(".npz")) as found:
+        result: np.ndarray = found["reference"]
+        return result
+
+
+_MAKERS: Mapping[str, Callable[[str, int, Path], Run]] = {
+    "eager": _eager,
+    "inductor": _inductor,
+    "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
+    "lowtide": _lowtide(),
+}
