@@ -43,7 +43,9 @@ def main() -> None:
     for threads in options.threads:
         rows = _measured(names, threads, options)
         kept = with_kept(options.save, rows, ("case", "threads", "contender"))
-        Results(options.save, "Inference of one example on a CPU", COLUMNS, kept, (__doc__ or "").strip().split("\n\n")[-1:][0].split("\n")).save()
+        Results(
+            options.save, "Inference of one example on a CPU", COLUMNS, kept, (__doc__ or "").strip().split("\n\n")[-1:][0].split("\n")
+        ).save()
     print(f"geometric mean of lowtide over the best peer: {_summary(options.save)}")
 
 
@@ -97,7 +99,9 @@ def _summary(name: str) -> str:
     rows = with_kept(name, (), ())
     wanted, said = {each.name for each in paper_cases()}, []
     for threads in sorted({row["threads"] for row in rows}):
-        ratios = [row["to_best_peer"] for row in rows if row["threads"] == threads and row["contender"] == "lowtide" and row["case"] in wanted]
+        ratios = [
+            row["to_best_peer"] for row in rows if row["threads"] == threads and row["contender"] == "lowtide" and row["case"] in wanted
+        ]
         found = [float(ratio) for ratio in ratios if ratio is not None]
         if found:
             said.append(f"{threads}: {statistics.geometric_mean(found):.3f} of {len(found)} (greatest {max(found):.2f})")

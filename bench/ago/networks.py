@@ -100,6 +100,7 @@ def _timm(name: str) -> Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]:
 
 
 def _bert_tiny() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    torchvision_shim.install()  # transformers imports torchvision where it is
     from transformers import BertConfig, BertModel
 
     config = BertConfig(hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512)

@@ -100,7 +100,7 @@ def _burst(run: Callable[[], Any]) -> float:
         run()
     taken: list[float] = []
     end = time.perf_counter() + _BURST_S
-    while time.perf_counter() < end and len(taken) < _MOST_RUNS or len(taken) < 3:
+    while (time.perf_counter() < end and len(taken) < _MOST_RUNS) or len(taken) < 3:
         start = time.perf_counter()
         run()
         taken.append(time.perf_counter() - start)

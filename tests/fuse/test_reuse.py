@@ -107,7 +107,9 @@ def test_weights_are_linear_in_extents_and_fitted():
     node, _ = convolution(4, 6, 8, 3)
     extents = [loop.extent for loop in nest_of(node).loops]
     assert Weights(2.0, 3.0).of(node) == 2.0 * sum(extents) + 3.0 * len(extents)
-    nests: list[list[Nest]] = [[nest_of(convolution(4, out, side, size)[0])] for out, side, size in ((2, 8, 3), (9, 5, 1), (4, 20, 3), (30, 6, 1))]
+    nests: list[list[Nest]] = [
+        [nest_of(convolution(4, out, side, size)[0])] for out, side, size in ((2, 8, 3), (9, 5, 1), (4, 20, 3), (30, 6, 1))
+    ]
     wanted = Weights(0.25, 4.0)
     found = fitted(nests, [sum(map(wanted.of_nest, each)) for each in nests])
     assert (found.slope, found.bias) == pytest.approx((0.25, 4.0))

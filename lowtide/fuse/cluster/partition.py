@@ -11,7 +11,7 @@ from lowtide.fuse.cluster.weights import Weights
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Kind, Node, Value
 
-_CONSTANT = {Kind.PARAMETER, Kind.BUFFER, Kind.CONSTANT}
+CONSTANT = {Kind.PARAMETER, Kind.BUFFER, Kind.CONSTANT}
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ def from_sets(graph: Graph, sets: Iterable[Iterable[int]], weights: Weights) -> 
 def constant_nodes(graph: Graph) -> frozenset[Node]:
     """Nodes that depend on parameters, buffers and constants alone, none of which is written, and write nothing."""
     written = {before.storage for node in graph.nodes for before, _ in node.writes}
-    fixed = {value for value in graph.inputs if value.storage.kind in _CONSTANT and value.storage not in written}
+    fixed = {value for value in graph.inputs if value.storage.kind in CONSTANT and value.storage not in written}
     found = set[Node]()
     for node in graph.nodes:
         if node.inputs and not node.writes and not node.after and fixed.issuperset(node.inputs):

@@ -1,0 +1,49 @@
+"""What is worth measuring: kernels whose prediction is so near to the alternative's that the model cannot tell them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from lowtide.fuse.cluster.partition import Partition
+from lowtide.fuse.reform.chains import Part, chains_of, parts_of
+from lowtide.fuse.reform.join import MOST_PARTS, Costs
+from lowtide.fuse.reform.schemes import Scheme, schemes_of
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """Parts that could be one kernel, and what that would take by prediction, against each alone."""
+
+    parts: tuple[Part, ...]
+    scheme: Scheme
+    joined_us: float
+    apart_us: float
+
+    @property
+    def gain(self) -> float:
+        """By how much joined would be faster, as a share of apart."""
+        return 1.0 - self.joined_us / self.apart_us if self.apart_us else 0.0
+
+
+def candidates(partition: Partition, costs: Costs) -> Iterator[Candidate]:
+    """All that could be joined."""
+    for parts in parts_of(partition):
+        for chain in chains_of(parts, partition):
+            yield from _of_chain(chain, costs)
+
+
+def _of_chain(chain: Sequence[Part], costs: Costs) -> Iterator[Candidate]:
+    for start in range(len(chain)):
+        for end in range(start + 2, min(start + MOST_PARTS, len(chain)) + 1):
+            run = tuple(chain[start:end])
+            for shape in schemes_of(run, costs.threads):
+                joined = costs.joined_us(run, shape)
+                if joined is not None:
+                    yield Candidate(run, shape.scheme, joined, sum(map(costs.alone_us, run)))
+
+
+def close(found: Sequence[Candidate], margin: float = 0.25, most: int = 24) -> tuple[Candidate, ...]:
+    """At most so many whose prediction is within `margin` of the alternative's, those that weigh most first. Ties keep their order."""
+    near = [each for each in found if abs(each.gain) <= margin]
+    return tuple(sorted(near, key=lambda each: -each.apart_us)[:most])

@@ -1,0 +1,78 @@
+"""The time of a kernel before it exists: arithmetic or moved bytes, whichever takes longer, by the level that holds what is moved.
+
+A part by itself reads what another stage has written some time ago, and its result is read some time later: both come from where they fit.
+Joined, what is between the operators comes from where the ring or the tile fits, and what goes in and out from where it fits by itself;
+but all weights pass once for each row of a ring, and inputs and results once for each tile of channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from lowtide.cost.flops import node_flops
+from lowtide.fuse.cluster.partition import CONSTANT
+from lowtide.fuse.reform.chains import Part
+from lowtide.fuse.reform.schemes import Scheme, Shape
+from lowtide.fuse.tune.machine import Machine
+from lowtide.ir.graph import Node, Value
+from lowtide.ir.operators.shapes import ints
+from lowtide.ir.sizes import ITEM_BYTES
+
+_SIMPLE_FLOPS = 2.0  # an element of a simple operator, by the count of arithmetic
+
+
+@dataclass(frozen=True)
+class Model:
+    """Predicted times, in microseconds. A `Costs` of `reform`."""
+
+    machine: Machine
+    threads: int = 1
+
+    def alone_us(self, part: Part) -> float:
+        """The time of a part by itself. Raises CheckError where a shape is symbolic."""
+        weights, given, made = _bytes(part)
+        footprint = weights + given + made
+        moved = self.machine.moving_us(weights, footprint) + self.machine.moving_us(given + made, given + made)
+        return max(self._arithmetic_us(part), moved / self.threads) + self._barrier_us
+
+    def joined_us(self, parts: Sequence[Part], shape: Shape) -> float:
+        """The time of parts as one kernel."""
+        weights = sum(_bytes(part)[0] for part in parts)
+        given, made = _bytes(parts[0])[1], _bytes(parts[-1])[2]
+        beside = sum(_bytes(part)[1] for part in parts[1:]) - sum(_bytes(part)[2] for part in parts[:-1])
+        between = 2 * sum(_bytes(part)[2] for part in parts[:-1])
+        near = shape.ring_bytes + weights if shape.scheme is Scheme.ROWS else shape.ring_bytes
+        moved = self.machine.moving_us(between, near)
+        moved += self.machine.moving_us((given + max(0, beside) + made * (2 * shape.passes - 1)) * 1.0, given + made)
+        moved += self.machine.moving_us(given * (shape.passes - 1), given + made)
+        moved += self.machine.moving_us(weights * shape.rows * self.threads, near)
+        *first, last = [self._arithmetic_us(part) for part in parts]
+        return max(sum(first) * shape.repeated + last, moved / self.threads) + self._barrier_us
+
+    @property
+    def _barrier_us(self) -> float:
+        return self.machine.barrier_us if self.threads > 1 else 0.0
+
+    def _arithmetic_us(self, part: Part) -> float:
+        return sum(map(_flops, part.nodes)) / self.machine.flops_per_us / self.threads
+
+
+def _flops(node: Node) -> float:
+    counted = node_flops(node)
+    return counted or _SIMPLE_FLOPS * sum(prod(ints(node, value)) for value in node.outputs if value is not None)
+
+
+def _bytes(part: Part) -> tuple[int, int, int]:
+    """(weights, other arguments from outside, results that leave) of a part."""
+    mine = part.makes
+    read = dict.fromkeys(value for node in part.nodes for value in node.inputs if value not in mine)
+    weights = sum(_nbytes(part.nodes[0], value) for value in read if value.storage.kind in CONSTANT)
+    given = sum(_nbytes(part.nodes[0], value) for value in read if value.storage.kind not in CONSTANT)
+    last = next((value for node in reversed(part.nodes) for value in node.outputs if value is not None), None)
+    return weights, given, 0 if last is None else _nbytes(part.nodes[0], last)
+
+
+def _nbytes(node: Node, value: Value) -> int:
+    return prod(ints(node, value)) * ITEM_BYTES[value.dtype]
