@@ -18,7 +18,7 @@ ROWS = (
     {"remat", "report"},
     {"planning", "reference"},
     {"api"},
-    {"cli"},
+    {"cli", "integrations"},
     {"__init__"},  # the public names: nobody within imports the package itself
 )
 TESTS = Path(__file__).parent
@@ -29,7 +29,7 @@ ROW_OF = {member: row for row, members in enumerate(ROWS) for member in members}
 # What only some may import: folders and files of the package.
 PLACES = {
     "torch": {
-        "kernels", "capture", "cost/lab", "cost/profiler.py", "cost/timings.py", "runtime", "lower", "api",
+        "kernels", "capture", "cost/lab", "cost/profiler.py", "cost/timings.py", "runtime", "lower", "api", "integrations",
     },
     "ortools": {
         "reference/cp_sat.py", "reference/orders/ilp.py", "reference/orders/cp_sat.py", "reference/addresses/ilp.py",
@@ -37,6 +37,9 @@ PLACES = {
     },
     "matplotlib": {"place/picture.py", "report/picture.py"},
     "numba": {"base/kernels.py"},
+    "transformers": {"integrations/transformers.py"},
+    "accelerate": {"integrations"},
+    "lightning": {"integrations/lightning.py"},
 }  # fmt: skip
 PRIVATE_TORCH = {"capture", "cost/lab/definers.py", "cost/lab/operators.py", "cost/profiler.py", "runtime", "lower"}
 

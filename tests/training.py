@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import lowtide
-from lowtide.capture.program import positional_and_keyword
+from lowtide.capture.batches import positional_and_keyword
 from lowtide.ir import tree
 
 Make = Callable[[], tuple[nn.Module, Any, Callable[..., Any], torch.optim.Optimizer]]  # model, batch, loss, optimizer

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from lowtide.capture.batches import BATCHES
 from lowtide.capture.optimizers.wrapped import scalers_within
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 
 
-def check_arguments(model: Any, loss: Any, optimizer: Any, after_backward: Any, accumulate: int) -> None:
+def check_arguments(model: Any, loss: Any, optimizer: Any, after_backward: Any, accumulate: int | str) -> None:
     """Refuse what cannot be meant."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got a {type(model).__name__}")
@@ -25,8 +26,8 @@ def check_arguments(model: Any, loss: Any, optimizer: Any, after_backward: Any, 
         raise TypeError(f"loss: expected a function loss(model, *batch), got a {type(loss).__name__}")
     if loss is None and (after_backward is not None or accumulate != 1):
         raise TypeError("after_backward and accumulate belong to training: give `loss` and `optimizer` too")
-    if not isinstance(accumulate, int) or accumulate < 1:
-        raise ValueError(f"accumulate: expected a positive number of micro-batches, got {accumulate!r}")
+    if accumulate != BATCHES and (not isinstance(accumulate, int) or accumulate < 1):
+        raise ValueError(f'accumulate: expected a positive number of micro-batches, or "{BATCHES}" that are given; got {accumulate!r}')
 
 
 def check_scaler(scaler: Any, optimizer: Any, swap_state: bool) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lowtide.api.step import Step
-from lowtide.capture.program import positional_and_keyword
+from lowtide.capture.batches import positional_and_keyword
 from lowtide.cost.profiler import interleaved_us, measure_memory
 from lowtide.errors import LowtideError
 

@@ -17,8 +17,9 @@ from lowtide.api.maker import Asked, Maker
 from lowtide.api.ranges.said import varying_of
 from lowtide.api.ranges.stretched import largest
 from lowtide.api.stages import Callback, Stages, wants_progress
+from lowtide.capture.batches import positional_and_keyword
 from lowtide.capture.optimizers.wrapped import torch_optimizer
-from lowtide.capture.program import TrainingProgram, positional_and_keyword
+from lowtide.capture.program import TrainingProgram
 from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.device import Device
 from lowtide.cost.memory import order_problem
@@ -47,7 +48,7 @@ def explain(
     loss: Callable[..., Any] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     after_backward: Callable[[nn.Module], Any] | None = None,
-    accumulate: int = 1,
+    accumulate: int | str = 1,
     scaler: torch.amp.GradScaler | None = None,
     memory: int | str | None = None,
     swap: bool = True,
@@ -178,7 +179,7 @@ def _halved(maker: Maker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_
     By order alone; where that does not do for `memory_bytes`, by evicting what does, or to the least that was found.
     """
     program = maker.capturing.program
-    if program is None:
+    if program is None or isinstance(program.accumulate, str):
         return None
     count = 2 * program.accumulate
     # Twice as many operators: exact search would take most of the time, to make an estimate a little better.

@@ -21,8 +21,9 @@ from lowtide.api.ranges.said import check_uncut, varying_of
 from lowtide.api.running.shapes import checked_policy
 from lowtide.api.stages import Callback, Stages, wants_progress
 from lowtide.api.step import Step
+from lowtide.capture.batches import positional_and_keyword
 from lowtide.capture.optimizers.wrapped import torch_optimizer
-from lowtide.capture.program import TrainingProgram, positional_and_keyword
+from lowtide.capture.program import TrainingProgram
 from lowtide.cost.device import Device
 from lowtide.cost.presets import preset
 from lowtide.place import Placer
@@ -46,7 +47,7 @@ def optimize(
     loss: Callable[..., Any] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     after_backward: Callable[[nn.Module], Any] | None = None,
-    accumulate: int = 1,
+    accumulate: int | str = 1,
     scaler: torch.amp.GradScaler | None = None,
     memory: int | str | None = None,
     latency: float | None = None,
@@ -85,6 +86,8 @@ def optimize(
         clip them. Where it returns tensors or numbers (`.item()` of a tensor is one), each call returns them beside the loss:
         `value, norm = step(*batch)`.
     accumulate: micro-batches per step. The batch is cut along dimension 0 into this many equal parts, whose losses are averaged.
+        "batches": the batch is a list of micro-batches, each passed to `loss` as a batch would be, of whatever length it has. The sum of
+        their losses is differentiated (divide in `loss` where a mean is wanted), and each call, `step(*micro_batches)`, returns a list.
     scaler: scales the loss, unscales the gradients before after_backward, skips the optimizer's step where one is not finite, and is
         updated; all within the step. Every gradient then exists before the first parameter is updated, which costs memory.
     memory: the most that the step may take at its peak, with all that the caller holds: bytes, "8GiB", or "60%" of the peak of the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,20 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lowtide.errors import BatchError, CaptureError
 from lowtide.ir import tree
+
+BATCHES = "batches"  # in place of a number of micro-batches: they are given, not cut
+
+
+def positional_and_keyword(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How a batch is passed on:
+
+    a tuple or list as positional arguments, a mapping as keyword arguments, anything else as the one argument.
+    """
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    if isinstance(batch, (tuple, list)) and not hasattr(batch, "_fields"):
+        return tuple(batch), {}
+    return (batch,), {}
 
 
 def objects_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -44,8 +58,14 @@ def refuse_changed_batch(batch: Any, before: list[tree.Leaf]) -> None:
     )
 
 
-def micro_batches(args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The batch cut along the first dimension of its tensors into `count` equal parts; what has no such dimension goes to every part."""
+def micro_batches(args: tuple[Any, ...], kwargs: dict[str, Any], count: int | str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The batch cut along the first dimension of its tensors into `count` equal parts; what has no such dimension goes to every part.
+
+    With BATCHES each argument is a micro-batch.
+    """
+    if isinstance(count, str):
+        yield from (positional_and_keyword(each) for each in (*args, *kwargs.values()))
+        return
     if count == 1:
         yield args, kwargs
         return

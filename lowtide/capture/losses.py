@@ -51,8 +51,20 @@ def _detached(item: Any) -> Any:
     return item.detach() if isinstance(item, torch.Tensor) else item
 
 
-def summed(results: list[Any]) -> torch.Tensor:
-    """The loss of the whole batch. Other results of micro-batches would need a rule for joining them, which only the user knows."""
+def share_of(loss: torch.Tensor, accumulate: int | str) -> torch.Tensor:
+    """What is differentiated of a micro-batch's loss: its share of their mean, or all of it where micro-batches are given."""
+    return loss / accumulate if isinstance(accumulate, int) and accumulate > 1 else loss
+
+
+def joined(results: list[Any], accumulate: int | str) -> Any:
+    """What a call returns of its micro-batches: what each has given where they are given, else the loss of the whole batch.
+
+    Other results of parts that were cut would need a rule for joining them, which only the user knows.
+    """
+    if isinstance(accumulate, str):
+        return results
+    if len(results) == 1:
+        return results[0]
     if not all(isinstance(result, torch.Tensor) for result in results):
         raise CaptureError(
             "with accumulate > 1, loss() must return the loss alone: results of several micro-batches cannot be joined for you"

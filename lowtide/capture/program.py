@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +26,7 @@ from lowtide.capture.data.reader import Reader
 from lowtide.capture.draft import Draft
 from lowtide.capture.fakes import FakeModel, ModuleTensors, fake_batch_leaf, fake_model, swapped
 from lowtide.capture.formulas import as_eager
-from lowtide.capture.losses import checked_loss, summed, with_loss
+from lowtide.capture.losses import checked_loss, joined, share_of, with_loss
 from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle, same_program
 from lowtide.capture.optimizers.scalars import Fact, UndecidedError
 from lowtide.capture.optimizers.scaler import ScalerTrace, scalers_refused, stop_if
@@ -85,20 +85,8 @@ class TrainingProgram:
     loss: Callable[..., Any]
     optimizer: torch.optim.Optimizer
     after_backward: Callable[[nn.Module], Any] | None = None
-    accumulate: int = 1  # micro-batches
+    accumulate: int | str = 1  # micro-batches into which the batch is cut; BATCHES where it consists of them
     scaler: torch.amp.GradScaler | None = None
-
-
-def positional_and_keyword(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How a batch is passed on:
-
-    a tuple or list as positional arguments, a mapping as keyword arguments, anything else as the one argument.
-    """
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    if isinstance(batch, (tuple, list)) and not hasattr(batch, "_fields"):
-        return tuple(batch), {}
-    return (batch,), {}
 
 
 @dataclass(frozen=True)
@@ -187,7 +175,7 @@ def _forward_and_backward(trace: _Trace, program: TrainingProgram, args: tuple[A
             with raised_in("loss(model, ...)"):
                 result = program.loss(program.model, *micro_args, **micro_kwargs)
             loss = checked_loss(result)
-            scaled = loss / program.accumulate if program.accumulate > 1 else loss
+            scaled = share_of(loss, program.accumulate)
             recorder.note_loss()
             recorder.draft.kind = Kind.GRADIENT
             with raised_in("the backward pass"):
@@ -199,7 +187,7 @@ def _forward_and_backward(trace: _Trace, program: TrainingProgram, args: tuple[A
         if program.after_backward is not None:
             with torch.no_grad(), raised_in("after_backward(model)"), NumbersLater(recorder.draft):
                 returned = program.after_backward(program.model)
-        result = beside(results[0] if program.accumulate == 1 else summed(results), returned)
+        result = beside(joined(results, program.accumulate), returned)
         if trace.scaler is not None and found is not None:
             trace.scaler.update(found)
             recorder.stop = stop_if(found, trace.values_of(result), recorder.draft)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 from lowtide.api.ranges.said import AUTO, name_of, shown
-from lowtide.capture.program import positional_and_keyword
+from lowtide.capture.batches import positional_and_keyword
 from lowtide.errors import ShapeError
 from lowtide.ir import tree
 from lowtide.ir.shapes.dimension import Dimension

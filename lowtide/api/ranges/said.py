@@ -48,13 +48,13 @@ def varying_of(said: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> V
     return varying
 
 
-def check_uncut(varying: Varying, accumulate: int) -> None:
+def check_uncut(varying: Varying, accumulate: int | str) -> None:
     """Refuse dimensions that would be cut into micro-batches, whose sizes nobody could say for all of a range."""
     cut = next((axis for axis in varying.axes if axis.dim == 0), None)
-    if accumulate > 1 and cut is not None:
+    if isinstance(accumulate, int) and accumulate > 1 and cut is not None:
         raise ShapeError(
             f"dynamic: {cut.name} is the dimension of batch {cut.where} that accumulate={accumulate} cuts into equal parts: leave it out, "
-            "or sum the losses of micro-batches in `loss`"
+            'or give micro-batches of their own (accumulate="batches")'
         )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from lowtide.capture.batches import micro_batches
-from lowtide.capture.losses import checked_loss, summed, with_loss
+from lowtide.capture.losses import checked_loss, joined, share_of, with_loss
 from lowtide.capture.program import TrainingProgram
 from lowtide.capture.returned import beside
 
@@ -40,17 +39,13 @@ def _trained(program: TrainingProgram, args: tuple[Any, ...], kwargs: dict[str, 
         scaler.step(optimizer)
         scaler.update()
     optimizer.zero_grad()  # a captured step leaves no gradients, either
-    return beside(_joined(results), returned)
+    return beside(joined(results, program.accumulate), returned)
 
 
 def _differentiated(program: TrainingProgram, scaler: torch.amp.GradScaler | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The loss of one micro-batch, and its backward pass."""
     result = program.loss(program.model, *args, **kwargs)
     loss = checked_loss(result)
-    part = loss / program.accumulate if program.accumulate > 1 else loss
+    part = share_of(loss, program.accumulate)
     (part if scaler is None else scaler.scale(part)).backward()
     return with_loss(result, part)
-
-
-def _joined(results: Sequence[Any]) -> Any:
-    return results[0] if len(results) == 1 else summed(list(results))

@@ -1,0 +1,1 @@
+"""Where people train: adapters to training frameworks, each imported by its users alone. They call `optimize`, and decide nothing."""

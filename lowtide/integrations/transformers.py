@@ -1,0 +1,174 @@
+"""transformers' Trainer, each of whose updates is one step of lowtide.
+
+    trainer = LowtideTrainer(model, arguments, train_dataset=data, memory="60%")
+    class MyTrainer(LowtideMixin, SFTTrainer): ...
+
+Trainer collects the batches of an update (`get_batch_samples`) and asks for each by itself (`training_step`): the first is answered by the
+whole update, forward to optimizer, the others by what that found for them. What Trainer does besides is Trainer's: it logs, evaluates,
+saves, and steps the scheduler. Accelerate takes the step of its optimizer for one that is not due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Trainer, TrainerCallback
+
+from lowtide.api.step import Step
+from lowtide.errors import CaptureError
+from lowtide.integrations.windows import Options, Steps
+
+_COUNT = "num_items_in_batch"  # beside what the model gets of a batch
+
+
+class LowtideMixin(Trainer):
+    """For Trainers of one's own: name it first among the bases."""
+
+    _batches: Sequence[Any] = ()  # of this update
+    _losses: Iterator[torch.Tensor] = iter(())  # of those that Trainer has not asked for yet
+    _norm: Any = None  # of this update's gradients
+    _steps: Steps | None = None
+
+    def __init__(
+        self,
+        *args: Any,
+        memory: int | str | None = None,
+        dynamic: Mapping[Any, Any] | str | None = None,
+        optimize: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """As the Trainer. `memory` and `dynamic` (of one batch) are those of `lowtide.optimize`, `optimize` is what else it is to be given.
+
+        Raises CaptureError for what has no way into a step.
+        """
+        super().__init__(*args, **kwargs)
+        self._options = Options(memory, dynamic, dict(optimize or {}))
+        _refuse_other_steps(self)
+        _refuse_arguments(self)
+
+    @property
+    def lowtide_step(self) -> Step | None:
+        """The step of the latest update, with its plan; None before the first one."""
+        return None if self._steps is None else self._steps.latest
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer; the batches of the update that follows are kept."""
+        batches, count = super().get_batch_samples(*args, **kwargs)
+        self._batches, self._losses = batches, iter(())
+        return batches, count
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None) -> torch.Tensor:
+        """The loss of one batch. At the first batch of an update all of it is done."""
+        if not self._batches or inputs is self._batches[0]:
+            self._losses = iter(self._update(model, self._batches or [inputs], num_items_in_batch))
+        loss = next(self._losses)
+        self.accelerator.gradient_state._set_sync_gradients(False)  # as Trainer does itself: no step of the optimizer is due
+        return loss
+
+    def _update(self, model: nn.Module, batches: Sequence[Any], count: torch.Tensor | int | None) -> list[torch.Tensor]:
+        """Forward, backward, clipping and the optimizer's step; the loss of each batch."""
+        _refuse_callbacks(self)
+        model.train()
+        if callable(switch := getattr(self.optimizer, "train", None)):
+            switch()
+        model = self.accelerator.unwrap_model(model)
+        if self._steps is None or not self._steps.are_of(model, self.optimizer):
+            self._steps = Steps.of(model, self.optimizer, self._options)
+        scaler = self.accelerator.scaler
+        scale = None if scaler is None else scaler.get_scale()
+        window = [{**self._prepare_inputs(each), _COUNT: count} for each in batches]
+        losses, self._norm = self._steps.run(window, loss=_loss_of(self), after_backward=_clip(self.args.max_grad_norm), scaler=scaler)
+        if scaler is not None:
+            self.optimizer._is_overflow = scaler.get_scale() < scale  # what its own step would have found
+        return losses
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        """The norm of the gradients, which the step has clipped."""
+        return self._norm
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        """The norm of the gradients that the step has used."""
+        return self._norm
+
+
+class LowtideTrainer(LowtideMixin):
+    """transformers' Trainer in less memory: `LowtideTrainer(model, arguments, train_dataset=data, memory="60%")`."""
+
+
+def _loss_of(trainer: Any) -> Callable[..., torch.Tensor]:
+    """What Trainer differentiates for one batch."""
+
+    def loss(model: nn.Module, **inputs: Any) -> torch.Tensor:
+        count = inputs.pop(_COUNT)
+        with trainer.compute_loss_context_manager():
+            value = trainer.compute_loss(model, inputs, num_items_in_batch=count)
+        if not _is_scaled(trainer, count):
+            value = value / trainer.current_gradient_accumulation_steps
+        share: torch.Tensor = value / trainer.accelerator.gradient_accumulation_steps
+        return share
+
+    return loss
+
+
+def _is_scaled(trainer: Any, count: torch.Tensor | int | None) -> bool:
+    """Whether the loss of a batch is its share of the update's already."""
+    said = getattr(trainer, "loss_is_scaled_for_ga", None)
+    if said is not None:
+        return bool(said)
+    return (trainer.model_accepts_loss_kwargs and count is not None) or trainer.compute_loss_func is not None
+
+
+def _clip(most: float) -> Callable[[nn.Module], torch.Tensor]:
+    """Clips the gradients by their norm, and tells that."""
+
+    def clip(model: nn.Module) -> torch.Tensor:
+        if most > 0:
+            return nn.utils.clip_grad_norm_(model.parameters(), most)
+        return nn.utils.get_total_norm([each.grad for each in model.parameters() if each.grad is not None])
+
+    return clip
+
+
+def _refuse_other_steps(trainer: Trainer) -> None:
+    """Raise CaptureError for a Trainer whose own `training_step` would be passed over."""
+    bases = type(trainer).__mro__
+    within = next(base for base in bases[bases.index(LowtideMixin) + 1 :] if "training_step" in vars(base))
+    if within is not Trainer:
+        raise CaptureError(
+            f"{within.__name__}.training_step is its own, and a step of lowtide would not call it: override `compute_loss` instead, "
+            "or call lowtide.optimize in a loop of your own"
+        )
+
+
+def _refuse_arguments(trainer: Trainer) -> None:
+    """Raise CaptureError for what Trainer would do around or within the step that a captured one does not."""
+    args, accelerator = trainer.args, trainer.accelerator
+    reasons = {
+        "activation checkpointing": _recomputes(args) and "`memory` says what is to be computed again: leave it out",
+        "torch_compile": args.torch_compile and "the step runs as one program already: leave it out",
+        "deepspeed": trainer.is_deepspeed_enabled and "it has an engine of its own: use one or the other",
+        "fsdp": trainer.is_fsdp_enabled and "its parameters are held in shards: use one or the other",
+        "several GPUs in one process": args.n_gpu > 1 and "start a process for each by torchrun, or set CUDA_VISIBLE_DEVICES to one",
+        "several processes": accelerator.num_processes > 1 and "lowtide.optimize in a loop of your own may take them",
+    }
+    for name, reason in reasons.items():
+        if reason:
+            raise CaptureError(f"{name} does not go with a LowtideTrainer: {reason}")
+
+
+def _recomputes(args: Any) -> bool:
+    """Whether activations are to be computed again, by either of the argument's names."""
+    return bool(getattr(args, "activation_checkpointing", False) or getattr(args, "gradient_checkpointing", False))
+
+
+def _refuse_callbacks(trainer: Trainer) -> None:
+    """Raise CaptureError for a callback that would look at gradients which are gone by then."""
+    for callback in trainer.callback_handler.callbacks:
+        if type(callback).on_pre_optimizer_step is not TrainerCallback.on_pre_optimizer_step:
+            raise CaptureError(
+                f"{type(callback).__name__}.on_pre_optimizer_step is to run between the backward pass and the optimizer, which are one "
+                "step here: remove the callback"
+            )

@@ -1,0 +1,89 @@
+"""The batches between two updates of the parameters, and the steps that serve them: one for each number of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowtide.api.optimize import optimize
+from lowtide.api.step import Step
+from lowtide.capture.batches import BATCHES
+from lowtide.capture.optimizers.wrapped import torch_optimizer
+from lowtide.planning.limits import Memory
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user asks of `lowtide.optimize` by way of a framework."""
+
+    memory: int | str | None = None
+    dynamic: Mapping[Any, Any] | str | None = None  # of one batch, as `optimize` takes it
+    further: Mapping[str, Any] = field(default_factory=dict)
+
+    def for_count(self, count: int) -> dict[str, Any]:
+        """The arguments for a step over so many batches: each has lengths of its own."""
+        said = self.dynamic
+        dynamic = said if not isinstance(said, Mapping) else {key: axes for at in range(count) for key, axes in _of_batch(said, at)}
+        return {**self.further, "memory": self.memory, "dynamic": dynamic}
+
+    def within_bytes_of(self, step: Step) -> Options:
+        """The same with as many bytes as a share is of this step's own peak: every other step keeps to them, too."""
+        if self.memory is None:
+            return self
+        return replace(self, memory=Memory.of(self.memory).of_peak(step.plan.eager_peak_bytes))
+
+
+def _of_batch(said: Mapping[Any, Any], at: int) -> list[tuple[str, dict[Any, Any]]]:
+    """What is said of a batch, for the one at this position of a window: its dimensions get names of their own."""
+    found = []
+    for argument, axes in said.items():
+        path = f"[{at}][{argument!r}]"
+        found.append((path, {dim: _named(extents, f"{argument}_{dim}", at) for dim, extents in axes.items()}))
+    return found
+
+
+def _named(extents: Any, name: str, at: int) -> Any:
+    if isinstance(extents, str):
+        return f"{extents}_{at}"
+    given = list(extents)
+    own = given.pop(0) if given and isinstance(given[0], str) else name
+    return (f"{own}_{at}", *given)
+
+
+@dataclass
+class Steps:
+    """The steps of one model and one optimizer."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    options: Options
+    made: dict[int, Step] = field(default_factory=dict)  # by number of batches
+    latest: Step | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizer: Any, options: Options) -> Steps:
+        """No step yet; `optimizer` may be a framework's wrapper."""
+        return cls(model, torch_optimizer(optimizer), options)
+
+    def are_of(self, model: nn.Module, optimizer: Any) -> bool:
+        """Whether they work on these very objects."""
+        return self.model is model and self.optimizer is torch_optimizer(optimizer)
+
+    def run(self, batches: Sequence[Any], **program: Any) -> tuple[list[Any], Any]:
+        """One update of the parameters: what `loss` returned for each batch, and what `after_backward` did, or None.
+
+        `program` are `loss`, `after_backward` and `scaler` as `optimize` takes them; they count when the first such window comes.
+        """
+        count = len(batches)
+        if count not in self.made:
+            further = self.options.for_count(count)
+            self.made[count] = optimize(self.model, list(batches), optimizer=self.optimizer, accumulate=BATCHES, **program, **further)
+            if len(self.made) == 1:
+                self.options = self.options.within_bytes_of(self.made[count])
+        self.latest = self.made[count]
+        returned = self.latest(*batches)
+        return (returned[0], returned[1]) if isinstance(returned, tuple) else (returned, None)

@@ -1,0 +1,155 @@
+"""transformers' Trainer with lowtide's step: losses, norms, weights, optimizer state and schedules are Trainer's own, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lowtide.errors import CaptureError
+from tests.trainers import llama, outcome, rows, trainer
+from tests.training import differences
+
+pytest.importorskip("accelerate")
+transformers = pytest.importorskip("transformers")
+
+from lowtide.integrations.transformers import LowtideMixin, LowtideTrainer  # noqa: E402
+
+PLAIN = {"optimize": {"workspaces": False}}
+
+
+def both(folder: Path, said: dict[str, Any], given: dict[str, Any] | None = None, **setting: Any) -> Any:
+    """Train by Trainer, and by lowtide's; fail unless they end alike."""
+    expected = trainer(transformers.Trainer, llama(), folder / "own", said, **setting)
+    expected.train()
+    kept = outcome(expected)
+    found = trainer(LowtideTrainer, llama(), folder / "lowtide", said, **{**PLAIN, **(given or {})}, **setting)
+    found.train()
+    assert not (told := differences(kept, outcome(found))), "\n".join(told[:8])
+    return found
+
+
+def test_accumulates_clips_and_schedules_as_trainer(tmp_path: Path):
+    """Five batches in threes: the last update has two."""
+    done = both(tmp_path, {"gradient_accumulation_steps": 3, "num_train_epochs": 2, "lr_scheduler_type": "cosine"})
+    assert done.state.global_step == 4
+    assert sorted(done._steps.made) == [2, 3]
+
+
+def test_lengths_that_vary_in_bfloat16(tmp_path: Path):
+    done = both(tmp_path, {"gradient_accumulation_steps": 2, "bf16": True}, {"dynamic": "auto"}, varying=True)
+    assert done.lowtide_step is not None
+
+
+def test_ranges_that_are_said_once_for_every_batch(tmp_path: Path):
+    said = {"input_ids": {1: ("length", 2, 16)}, "labels": {1: "length"}, "attention_mask": {1: "length"}}
+    done = both(tmp_path, {"gradient_accumulation_steps": 2}, {"dynamic": said}, varying=True)
+    assert any("length_1" in line for line in done._steps.made[2].ranges)
+
+
+def test_a_limit_holds_for_every_update(tmp_path: Path):
+    done = both(tmp_path, {"gradient_accumulation_steps": 2, "max_grad_norm": 0.0}, {"memory": "80%"})
+    two = done._steps.made
+    most = int(0.8 * two[2].plan.eager_peak_bytes)
+    assert [step.plan.peak_bytes <= most for step in two.values()] == [True, True]
+
+
+def test_losses_of_ones_own_and_label_smoothing(tmp_path: Path):
+    def summed(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten(), reduction="sum") / num_items_in_batch
+
+    both(tmp_path, {"gradient_accumulation_steps": 2}, compute_loss_func=summed)
+    both(tmp_path, {"label_smoothing_factor": 0.1})
+
+
+def test_evaluates_saves_and_resumes(tmp_path: Path):
+    said = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 3, "per_device_eval_batch_size": 4}
+    done = both(tmp_path, said, eval_dataset=rows(count=6))
+    again = trainer(LowtideTrainer, llama(), tmp_path / "again", said, eval_dataset=rows(count=6), **PLAIN)
+    again.train(resume_from_checkpoint=str(tmp_path / "own" / "checkpoint-3"))  # which Trainer itself has written
+    kept, found = outcome(done), outcome(again)
+    assert found["logs"][:-1] == kept["logs"][:-1]  # the last is of the whole run
+    assert not differences({**kept, "logs": []}, {**found, "logs": []})
+
+
+class Scaled:
+    """fp16 with a gradient scaler on a CPU, which accelerate offers on GPUs alone; its first scale is too large."""
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()  # type: ignore[misc]
+        self.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=2)  # type: ignore[attr-defined]
+        self.accelerator.native_amp = True  # type: ignore[attr-defined]
+        self.accelerator.state._mixed_precision = "fp16"  # type: ignore[attr-defined]
+
+
+def test_a_scaler_that_skips_steps(tmp_path: Path):
+    found = []
+    for bases, given in (((Scaled, transformers.Trainer), {}), ((Scaled, LowtideMixin), PLAIN)):
+        done = trainer(type("Trained", bases, {}), llama(), tmp_path, {"num_train_epochs": 5}, **given)
+        done.train()
+        found.append({**outcome(done), "scale": done.accelerator.scaler.state_dict()})
+        transformers.trainer.AcceleratorState._reset_state(True)
+    assert found[0]["scale"]["scale"] < 2.0**40
+    assert found[0]["scheduler"] < found[0]["steps"]  # skipped ones are not counted
+    assert not (told := differences(*found)), "\n".join(told[:8])
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_lora(tmp_path: Path):
+    peft = pytest.importorskip("peft")
+    found = []
+    for kind, given in ((transformers.Trainer, {}), (LowtideTrainer, {**PLAIN, "memory": "95%"})):
+        torch.manual_seed(3)
+        model = peft.get_peft_model(llama(), peft.LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.1))
+        done = trainer(kind, model, tmp_path, {"gradient_accumulation_steps": 2}, **given)
+        done.train()
+        found.append(outcome(done))
+    assert not (told := differences(*found)), "\n".join(told[:8])
+
+
+def test_trains_twice(tmp_path: Path):
+    """A second call of train() makes another optimizer."""
+    found = []
+    for kind, given in ((transformers.Trainer, {}), (LowtideTrainer, PLAIN)):
+        done = trainer(kind, llama(), tmp_path, {"max_steps": 2}, **given)
+        done.train()
+        done.train()
+        found.append(outcome(done))
+    assert not (told := differences(*found)), "\n".join(told[:8])
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [({"gradient_checkpointing": True}, "`memory` says what is to be computed again"), ({"torch_compile": True}, "leave it out")],
+)
+def test_refuses_what_does_not_go_with_a_step(tmp_path: Path, said: dict[str, Any], why: str):
+    with pytest.raises(CaptureError, match=why):
+        trainer(LowtideTrainer, llama(), tmp_path, said)
+
+
+def test_refuses_another_training_step(tmp_path: Path):
+    class Own(transformers.Trainer):
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            return super().training_step(*args, **kwargs)
+
+    with pytest.raises(CaptureError, match=r"Own\.training_step is its own"):
+        trainer(type("Mixed", (LowtideMixin, Own), {}), llama(), tmp_path)
+
+
+def test_refuses_a_callback_that_would_miss_the_gradients(tmp_path: Path):
+    class Looks(transformers.TrainerCallback):
+        def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+            return None
+
+    made = trainer(LowtideTrainer, llama(), tmp_path, callbacks=[Looks()])
+    with pytest.raises(CaptureError, match=r"Looks\.on_pre_optimizer_step"):
+        made.train()
+
+
+def test_trainer_still_has_what_the_adapter_overrides():
+    for name in ("get_batch_samples", "training_step", "_clip_grad_norm", "_get_grad_norm", "_prepare_inputs"):
+        assert callable(getattr(transformers.Trainer, name))
