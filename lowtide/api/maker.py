@@ -19,7 +19,7 @@ from lowtide.planning.limits import Limit, Memory
 from lowtide.planning.planner import Planner
 from lowtide.planning.request import Budget, Request
 from lowtide.planning.saved import as_saved
-from lowtide.planning.warm_up import warm_up_planning
+from lowtide.planning.warm_up import compile_ahead, warm_up_planning
 from lowtide.remat.sweep.search import Sweep
 from lowtide.runtime.unchanged.granted import Granted
 from lowtide.schedule import Solver
@@ -80,6 +80,8 @@ class Maker:
 
         Raises FormatError where it has to be `as_saved` and is not.
         """
+        if self.saved is None:
+            compile_ahead(self.asked.solver, limited=self._is_limited)
         with self.machine.laboratory(self.capturing.trains) as laboratory:
             captured, granted = self.capturing.as_it_is(args, kwargs, laboratory)
             if as_saved:
@@ -117,6 +119,7 @@ class Maker:
 
     def plan_of_most_steps(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Candidate, Plan]:
         """The program that most steps run, and its plan; nothing is made ready to run."""
+        compile_ahead(self.asked.solver, limited=self._is_limited)
         with self.machine.laboratory(self.capturing.trains) as laboratory:
             program = self._program(self.capturing.programs(args, kwargs, laboratory)[-1], laboratory)
         budget = self.asked.limit.budget(program.eager_peak_bytes)

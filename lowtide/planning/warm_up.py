@@ -5,13 +5,13 @@ numba compiles in Python, so that threads would not help: a second process compi
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from lowtide.base.kernels import can_be_cached, is_at_hand
@@ -28,6 +28,14 @@ _CODE = (
 )
 _LIMIT_S = 300.0  # a busy machine may take long; what is missing then is compiled here
 _LOGGER = logging.getLogger("lowtide")
+_SENTENCE = "lowtide compiles its kernels for this machine and version, once: this takes some 20 seconds"
+
+
+def compile_ahead(solver: Solver, *, limited: bool) -> None:
+    """Have a second process begin with its half, where kernels have to be compiled: whatever else comes before a search runs beside it."""
+    if not is_at_hand(search) and isinstance(solver, Auto) and can_be_cached() and _processors() > 1:
+        _LOGGER.warning(_SENTENCE)
+        _BESIDE.start(limited)
 
 
 def warm_up_planning(solver: Solver, *, limited: bool) -> None:
@@ -35,13 +43,16 @@ def warm_up_planning(solver: Solver, *, limited: bool) -> None:
 
     Where they have to be compiled, one line on the logger "lowtide" says so.
     """
-    is_new = not is_at_hand(search)
-    if is_new or (limited and not is_at_hand(make_room)):
-        _LOGGER.warning("lowtide compiles its kernels for this machine and version, once: this takes some 20 seconds")
-        if is_new and isinstance(solver, Auto) and can_be_cached() and _processors() > 1:
-            with _beside(limited):
-                warm_up(Exact(first=ProgramOrder(), max_cuts=0))
-                warm_up(Beam())
+    if not _BESIDE.is_running:
+        compile_ahead(solver, limited=limited)
+    if _BESIDE.is_running:
+        try:
+            warm_up(Exact(first=ProgramOrder(), max_cuts=0))
+            _BESIDE.wait()
+        finally:
+            _BESIDE.end()
+    elif limited and not is_at_hand(make_room):
+        _LOGGER.warning(_SENTENCE)
     warm_up(solver)
     if limited:
         warm_up_eviction()
@@ -49,34 +60,52 @@ def warm_up_planning(solver: Solver, *, limited: bool) -> None:
 
 
 def compile_beside(limited: bool) -> None:
-    """What the other process compiles: all but the exact engine and beams, which take as long as all the rest."""
+    """What the other process compiles: all but the exact engine, which takes as long as all the rest."""
+    warm_up(Beam())
     warm_up_beside_search()
     if limited:
         warm_up_eviction()
         warm_up_seeds()
 
 
-@contextlib.contextmanager
-def _beside(limited: bool) -> Iterator[None]:
-    """A second process compiles its part while this one compiles its own; both are done in the end, whatever became of the other."""
-    silent: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    try:
-        process = subprocess.Popen([sys.executable, "-c", _CODE], stdin=subprocess.PIPE, text=True, start_new_session=True, **silent)
-    except (OSError, ValueError):  # this process does it all, then
-        yield
-        return
-    try:
-        with contextlib.suppress(OSError):
+class _Beside:
+    """The second process, which ends with this one at the latest."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started, and nobody has waited for it yet."""
+        return self._process is not None
+
+    def start(self, limited: bool) -> None:
+        """Let it begin; where no process can be had, this one does it all."""
+        silent: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        with contextlib.suppress(OSError, ValueError):
+            process = subprocess.Popen([sys.executable, "-c", _CODE], stdin=subprocess.PIPE, text=True, start_new_session=True, **silent)
+            self._process = process
             assert process.stdin is not None
             process.stdin.write(json.dumps({"path": sys.path, "limited": limited}) + "\n")
             process.stdin.close()
-        yield
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_LIMIT_S)
-    finally:
-        with contextlib.suppress(OSError):
-            process.kill()
-        process.wait()
+
+    def wait(self) -> None:
+        """Until it has done its half, or takes too long."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LIMIT_S)
+
+    def end(self) -> None:
+        """It is there no longer."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(OSError):
+                process.kill()
+            process.wait()
+
+
+_BESIDE = _Beside()
+atexit.register(_BESIDE.end)
 
 
 def _processors() -> int:

@@ -42,8 +42,10 @@ def prompt(problem: RematProblem, order: Ints) -> Ints:
 @kernel
 def _ready(position_of: Any, pred_ptr: Any, _pred_ids: Any, succ_ptr: Any, succ_ids: Any) -> Any:
     """By node its position, or where it has none, the last position of the nodes before it."""
-    ready, waits, stack, top = position_of.copy(), np.diff(pred_ptr), np.empty(len(position_of), np.int64), 0
+    ready, stack, top = position_of.copy(), np.empty(len(position_of), np.int64), 0
+    waits = np.empty(len(position_of), np.int64)
     for node in range(len(position_of)):
+        waits[node] = pred_ptr[node + 1] - pred_ptr[node]
         if waits[node] == 0:
             stack[top] = node
             top += 1

@@ -143,7 +143,7 @@ def _search(
                         if added <= 0 and live[state] + need <= peak[state]:
                             _run(node, done[state], ready[state], pred_ptr, pred_ids, succ_ptr, succ_ids)
                             live[state], left[state], moved = live[state] + added, left[state] - 1, True
-                            hashes[state] ^= words[node]
+                            _add(hashes[state], words[node])
                             trail.append((np.int64(node), last[state]))
                             last[state] = len(trail) - 1
             if left[state] == 0:
@@ -155,7 +155,9 @@ def _search(
                 continue  # states come in ascending order of peak: the one seen was no worse
             seen.add(key)
             if alive < state:
-                done[alive], ready[alive], hashes[alive] = done[state], ready[state], hashes[state]
+                _copy(done[state], done[alive])
+                _copy(ready[state], ready[alive])
+                _copy(hashes[state], hashes[alive])
                 live[alive], peak[alive], left[alive], last[alive] = live[state], peak[state], left[state], last[state]
             alive += 1
         if best_peak <= bound_bytes:
@@ -193,10 +195,12 @@ def _search(
         count = len(picked)
         for state in range(count):
             reached, after, parent, node = picked[state]
-            next_done[state], next_ready[state] = done[parent], ready[parent]
+            _copy(done[parent], next_done[state])
+            _copy(ready[parent], next_ready[state])
             _run(node, next_done[state], next_ready[state], pred_ptr, pred_ids, succ_ptr, succ_ids)
             peak[state], live[state], left[state] = reached, after, old_left[parent] - 1
-            hashes[state] = old_hashes[parent] ^ words[node]
+            _copy(old_hashes[parent], hashes[state])
+            _add(hashes[state], words[node])
             trail.append((node, old_last[parent]))
             last[state] = len(trail) - 1
         done, next_done, ready, next_ready = next_done, done, next_ready, ready
@@ -206,6 +210,20 @@ def _search(
         step -= 1
         order[step] = node
     return order, is_complete or best_peak <= bound_bytes, states
+
+
+@kernel(inner=True)
+def _copy(source: Any, target: Any) -> None:
+    """One row to another; an assignment of slices takes numba long to compile."""
+    for position in range(len(source)):
+        target[position] = source[position]
+
+
+@kernel(inner=True)
+def _add(key: Any, words: Any) -> None:
+    """Puts a node into a key, or takes it out."""
+    for position in range(len(key)):
+        key[position] ^= words[position]
 
 
 @kernel(inner=True)

@@ -32,7 +32,7 @@ from lowtide.ir.varying import FIXED, Varying
 from lowtide.plan.plan import Plan
 from lowtide.planning.limits import Limit, Memory
 from lowtide.planning.planner import Planner
-from lowtide.planning.warm_up import warm_up_planning
+from lowtide.planning.warm_up import compile_ahead, warm_up_planning
 from lowtide.remat.sweep.search import Sweep
 from lowtide.runtime.unchanged.granted import Granted
 
@@ -119,6 +119,7 @@ class RangeMaker:
     def make(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, as_saved: bool = False) -> RangeFamily:
         """The programs for a batch's shape and the caller's objects as they are now. Raises BudgetError where the shape does not fit."""
         if self._example is not None:
+            compile_ahead(self.asked.solver, limited=self.asked.limit.is_limit)
             self._begin(*self._example)
             self._example = None
         leaves = _leaves(args, kwargs)

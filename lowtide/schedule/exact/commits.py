@@ -171,7 +171,8 @@ def _roll_out(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
     """Runs what adds least among `nodes` and what they make ready, until memory is back where it was; takes all back if it never is."""
     done, live = walk.registers[DONE], walk.registers[LIVE]
     open_nodes = np.empty(len(nodes) + 4 * VALLEY, np.int32)
-    open_nodes[: len(nodes)] = nodes
+    for position in range(len(nodes)):
+        open_nodes[position] = nodes[position]
     count = len(nodes)
     for _ in range(VALLEY):
         best, best_added, best_need = -1, np.int64(0), np.int64(0)
@@ -228,11 +229,13 @@ def _cheapest(net: Net, walk: Walk, reached: Any, fallen: Any) -> Any:
                 if position_of[net.pred_ids[entry]] >= 0:
                     _arc(position, position_of[net.pred_ids[entry]], ptr, ids, is_filling)
         if not is_filling:
-            ids = np.empty(ptr.sum(), np.int32)
-            ptr[1:] = np.cumsum(ptr)[:-1]  # from counts to where rows start; filling moves each start to its end
-            ptr[0] = 0
+            total = np.int32(0)
+            for row in range(len(ptr)):  # from counts to where rows start; filling moves each start to its end
+                total, ptr[row] = total + ptr[row], total
+            ids = np.empty(total, np.int32)
     _forgotten(net, walk, reached)
-    ptr[1:] = ptr[:-1].copy()
+    for row in range(len(ptr) - 1, 0, -1):
+        ptr[row] = ptr[row - 1]
     ptr[0] = 0
     most = gain.sum()
     flow, chosen = select(ptr, ids, cost, gain, len(ptr))
