@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from bench.models import MODELS
 from bench.models.explicit import GPT_NEO_13
 from bench.models.language import language_model
 from bench.models.workload import Batch, Entry, keyword_loss, labels, plain_sgd
-from bench.results import Results
+from bench.results import Results, with_kept
 
 _LENGTH = 256
 _SHARES = ("80%", "60%", "40%")
@@ -85,14 +85,15 @@ def main() -> None:
         what, name = options.one
         print(json.dumps(_TASKS[what](CASES[name])))
         return
-    rows = []
     for name in options.only:
-        rows.append(row(name, overheads=not options.no_overheads))
-        print(rows[-1], flush=True)
-    results = Results("planning_time", "From the model to the step", COLUMNS, tuple(rows), NOTES)
-    if options.only == list(CASES):
+        rows = sorted(with_kept("planning_time", [row(name, overheads=not options.no_overheads)], ["network"]), key=_position)
+        results = Results("planning_time", "From the model to the step", COLUMNS, tuple(rows), NOTES)
         results.save()
     results.print()
+
+
+def _position(found: Mapping[str, Any]) -> int:
+    return list(CASES).index(found["network"])
 
 
 def row(name: str, *, overheads: bool) -> dict[str, Any]:

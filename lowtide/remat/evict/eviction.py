@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from lowtide.base.kernels import kernel
 from lowtide.problems.order import Ints, OrderProblem, Rows
 from lowtide.problems.order_check import Task
-from lowtide.remat.cost import cost_of
+from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.evict.links import better_loaded, load, load_ahead, load_is_due, restore_offloaded, store_ahead, weigh
 from lowtide.remat.evict.state import (
     ENTRY,
@@ -144,6 +144,7 @@ def warm_up_eviction() -> None:
     order = remat.sequence_of(np.arange(2))
     cost_of(remat, order)
     evict(remat, order, 16)
+    first_wrong(remat, order)
 
 
 @kernel(nogil=True)
