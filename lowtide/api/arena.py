@@ -46,14 +46,14 @@ class ArenaReport:
         if not self.served_steps:
             return "arena: no step was served yet; the first of each kind is recorded"
         last = self.last
-        parts = [
+        pieces = [
             f"arena of {self.planned_bytes / _MIB:.2f} MiB (bound {self.lower_bound_bytes / _MIB:.2f} MiB)",
             f"{last.served} of {last.asked + last.elsewhere} requests and {self.served_share:.2%} of the bytes of the last step",
             *(f"{count} requests {why}" for count, why in self._missed() if count),
             *(f"{count} steps without: {why}" for why, count in self.steps_without.items()),
             *([f"{self.held} tensors held"] if self.held else []),
         ]
-        return "; ".join(parts)
+        return "; ".join(pieces)
 
     def _missed(self) -> tuple[tuple[int, str], ...]:
         last = self.last

@@ -70,9 +70,9 @@ def micro_batches(args: tuple[Any, ...], kwargs: dict[str, Any], count: int | st
         yield args, kwargs
         return
     leaves, rebuild = tree.flatten((args, kwargs))
-    parts = [_cut(leaf, count) for leaf in leaves]
+    pieces = [_cut(leaf, count) for leaf in leaves]
     for index in range(count):
-        yield tree.unflatten(rebuild, [part[index] for part in parts])
+        yield tree.unflatten(rebuild, [piece[index] for piece in pieces])
 
 
 def _cut(leaf: tree.Leaf, count: int) -> Sequence[Any]:

@@ -50,12 +50,12 @@ def results_of(func: OpOverload, out: Any) -> list[torch.Tensor | None]:
 
     A real tensor among them is a constant from there on, not made by the operator.
     """
-    parts = out if isinstance(out, (list, tuple)) else (out,)
-    if any(isinstance(part, (list, tuple)) for part in parts):
+    pieces = out if isinstance(out, (list, tuple)) else (out,)
+    if any(isinstance(piece, (list, tuple)) for piece in pieces):
         raise CaptureError(f"{operators.name_of(func)} at {users_line()} returns lists within a tuple, which a graph cannot hold")
     if len(func._schema.returns) == 0:
         return []
-    return [part if isinstance(part, FakeTensor) else None for part in parts]
+    return [piece if isinstance(piece, FakeTensor) else None for piece in pieces]
 
 
 def may_take(func: OpOverload, recorded: Any, outputs: tuple[Value | None, ...]) -> tuple[tuple[Value, str], ...]:

@@ -285,7 +285,7 @@ class Draft:
         if isinstance(item, torch.SymFloat):
             return fraction_of(item, self.emit_scalar)
         if isinstance(item, (list, tuple)):
-            return tuple(self._argument(func, part) for part in item)
+            return tuple(self._argument(func, piece) for piece in item)
         if (atom := atom_of(item)) is not None:
             return atom
         name = operators.name_of(func) if func is not None else "an operator"

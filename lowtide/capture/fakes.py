@@ -160,17 +160,17 @@ def _swap(module: nn.Module, replace: dict[torch.Tensor, torch.Tensor]) -> None:
         if isinstance(item, torch.Tensor) and item in replace:
             module.__dict__[name] = replace[item]
         elif isinstance(item, list):
-            parts = [_swapped_part(part, replace) for part in item]
-            if any(new is not old for new, old in zip(parts, item, strict=True)):
-                module.__dict__[name] = parts
+            pieces = [_swapped_piece(piece, replace) for piece in item]
+            if any(new is not old for new, old in zip(pieces, item, strict=True)):
+                module.__dict__[name] = pieces
 
 
-def _swapped_part(part: Any, replace: dict[torch.Tensor, torch.Tensor]) -> Any:
+def _swapped_piece(piece: Any, replace: dict[torch.Tensor, torch.Tensor]) -> Any:
     """The fake for a tensor, a weak reference to it for one to a tensor; anything else as it is."""
-    if isinstance(part, weakref.ref):
-        held = part()
-        return weakref.ref(replace[held]) if isinstance(held, torch.Tensor) and held in replace else part
-    return replace.get(part, part) if isinstance(part, torch.Tensor) else part
+    if isinstance(piece, weakref.ref):
+        held = piece()
+        return weakref.ref(replace[held]) if isinstance(held, torch.Tensor) and held in replace else piece
+    return replace.get(piece, piece) if isinstance(piece, torch.Tensor) else piece
 
 
 def _joined(path: str, name: str) -> str:

@@ -14,5 +14,5 @@ def registered(item: Any) -> tree.Opened | None:
     """An object whose class is in torch's registry, opened as its owner has said there."""
     if type(item) not in pytree.SUPPORTED_NODES:
         return None
-    found, spec = pytree.tree_flatten(item, is_leaf=lambda part: part is not item)
-    return tree.Opened([(f"[{index}]", part) for index, part in enumerate(found)], lambda items: pytree.tree_unflatten(items, spec))
+    found, spec = pytree.tree_flatten(item, is_leaf=lambda piece: piece is not item)
+    return tree.Opened([(f"[{index}]", piece) for index, piece in enumerate(found)], lambda items: pytree.tree_unflatten(items, spec))

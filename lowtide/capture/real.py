@@ -95,19 +95,19 @@ def _asked(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], symb
 
 def _put_right(out: Any, given: Sequence[torch.Tensor], ask: _Ask) -> Any:
     """Results with new fakes for those that look otherwise than real ones. Views of arguments, and what shares a storage, are left."""
-    parts, addresses = list(out) if isinstance(out, (list, tuple)) else [out], set(map(address, given))
-    fresh = [isinstance(part, torch.Tensor) and _lies_in_memory(part) and address(part) not in addresses for part in parts]
+    pieces, addresses = list(out) if isinstance(out, (list, tuple)) else [out], set(map(address, given))
+    fresh = [isinstance(piece, torch.Tensor) and _lies_in_memory(piece) and address(piece) not in addresses for piece in pieces]
     if not any(fresh):
         return out
-    made = [part for part, is_fresh in zip(parts, fresh, strict=True) if is_fresh]
-    shared = len({address(part) for part in made}) < len(made)
-    thought = [_look(part) if is_fresh and not shared else None for part, is_fresh in zip(parts, fresh, strict=True)]
-    real = ask(sum(hint(part.untyped_storage().nbytes()) for part in made), tuple(thought))
+    made = [piece for piece, is_fresh in zip(pieces, fresh, strict=True) if is_fresh]
+    shared = len({address(piece) for piece in made}) < len(made)
+    thought = [_look(piece) if is_fresh and not shared else None for piece, is_fresh in zip(pieces, fresh, strict=True)]
+    real = ask(sum(hint(piece.untyped_storage().nbytes()) for piece in made), tuple(thought))
     if real is None or not differ(tuple(thought), real):
         return out
     right = [
-        part if mine is None or look is None or look == mine else _instead(look, part, given)
-        for part, mine, look in zip(parts, thought, real, strict=True)
+        piece if mine is None or look is None or look == mine else _instead(look, piece, given)
+        for piece, mine, look in zip(pieces, thought, real, strict=True)
     ]
     return type(out)(right) if isinstance(out, (list, tuple)) else right[0]
 
@@ -117,12 +117,12 @@ def _lies_in_memory(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.device.type != "meta"
 
 
-def _structured(func: OpOverload, parts: list[torch.Tensor]) -> Any:
+def _structured(func: OpOverload, pieces: list[torch.Tensor]) -> Any:
     """Results as the operator returns them: one, several, or a list."""
     returns = func._schema.returns
     if len(returns) == 1 and isinstance(returns[0].type, torch.TensorType):
-        return parts[0]
-    return parts if len(returns) == 1 else tuple(parts)
+        return pieces[0]
+    return pieces if len(returns) == 1 else tuple(pieces)
 
 
 def _look(tensor: torch.Tensor) -> Made:

@@ -62,11 +62,11 @@ def _measured(nodes: Sequence[Node], laboratory: Laboratory, limit_bytes: int | 
     for position, node in enumerate(nodes):
         laboratory.tell(position / len(nodes))
         if is_loop(node):
-            parts = [(body, _measured(body.nodes, laboratory, limit_bytes)) for body in bodies(node)]
-            sizes.append(max((inner_peak_bytes(body, each.nbytes, round_to=_granule(node)) for body, each in parts), default=0))
-            lacking += any(each.unknown_nodes for _, each in parts)
-            unknown |= {inner.call: inner for _, each in parts for inner in each.unknown}
-            unlike += [node] if any(each.unlike for _, each in parts) else []
+            pieces = [(body, _measured(body.nodes, laboratory, limit_bytes)) for body in bodies(node)]
+            sizes.append(max((inner_peak_bytes(body, each.nbytes, round_to=_granule(node)) for body, each in pieces), default=0))
+            lacking += any(each.unknown_nodes for _, each in pieces)
+            unknown |= {inner.call: inner for _, each in pieces for inner in each.unknown}
+            unlike += [node] if any(each.unlike for _, each in pieces) else []
             continue
         call = None if needs_none(node) else call_of(node, nodes, limit_bytes)
         level_bytes = 0 if call is None else laboratory.level_bytes(call)

@@ -1,12 +1,12 @@
-"""Which sets are worth a try: Algorithm 1 of MAGIS (section 4.3) over the parts of the dimension graph.
+"""Which sets are worth a try: Algorithm 1 of MAGIS (section 4.3) over the components of the dimension graph.
 
-For each part and each phase, the nodes that the part runs through make a graph of their own; its dominators are scored by what stands at
+For each component and each phase, the nodes that it runs through make a graph of their own; its dominators are scored by what stands at
 the peak. Scores are put into levels, and of each level the deepest nodes give a set each: what they dominate, as far as it is legal
 (`regions`), around the largest value at the peak that is made within.
 
 Otherwise than the paper: below its L equal intervals of the score come halvings of the lowest, since a block's share of a deep network's
-heat is small; phases stand beside the whole step, for which what an earlier phase left is given as weights are: the backward part of a
-block is dominated by nothing but the entry of the forward part otherwise; all of a part is a candidate, too; and of each set
+heat is small; phases stand beside the whole step, for which what an earlier phase left is given as weights are: the backward half of a
+block is dominated by nothing but the entry of the forward half otherwise; all of a component is a candidate, too; and of each set
 also what comes before the last reader of its heat, and what can be cut as fine as the value at its heart.
 """
 
@@ -35,7 +35,7 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class _Phased:
-    """The nodes of one part in one phase, as a graph of their own: node i + 1 of the tree is the one at places[i]."""
+    """The nodes of one component in one phase, as a graph of their own: node i + 1 of the tree is the one at places[i]."""
 
     places: Sequence[int]
     tree: Dominators
@@ -61,20 +61,20 @@ def candidates_of(regions: Regions, hot: Mapping[Storage, int], *, levels: int =
         visits += cost
         for fine in (False, True):
             region = regions.around(anchor, dim, places, fine=fine)
-            if region is not None and (region.part, region.bits) not in found:
-                found[region.part, region.bits] = Candidate(region, score, _saved_bytes(regions, region, hot))
+            if region is not None and (region.component, region.bits) not in found:
+                found[region.component, region.bits] = Candidate(region, score, _saved_bytes(regions, region, hot))
     return tuple(found.values())
 
 
 def _wanted(regions: Regions, hot: Mapping[Storage, int], levels: int) -> Iterator[tuple[float, Value, int, tuple[int, ...]]]:
     """The score of each dominated set, a value to cut and where, and the places of the set's nodes."""
     made, bounds = _made(regions, hot), _bounds(regions.graph)
-    for part, places in enumerate(regions.dimensions.nodes_by_part()):
+    for component, places in enumerate(regions.dimensions.nodes_by_component()):
         for phase in _phases(bounds, places) if any(place in made for place in places) else ():
-            phased = _phased(regions, part, phase, made, hot)
+            phased = _phased(regions, component, phase, made, hot)
             for node, dominated in _dominated(phased, _chosen(phased, levels)):
                 for wanted in dict.fromkeys((dominated, _until_read(regions, dominated, made))):
-                    for value, dim in _anchors(regions, part, wanted, made):
+                    for value, dim in _anchors(regions, component, wanted, made):
                         yield phased.heat.score[node], value, dim, wanted
 
 
@@ -114,8 +114,10 @@ def _phases(bounds: Sequence[tuple[int, int]], places: Sequence[int]) -> Iterato
             yield phase
 
 
-def _phased(regions: Regions, part: int, places: Sequence[int], made: Mapping[int, list[Value]], hot: Mapping[Storage, int]) -> _Phased:
-    tree, number, given = _dominators(regions, part, places)
+def _phased(
+    regions: Regions, component: int, places: Sequence[int], made: Mapping[int, list[Value]], hot: Mapping[Storage, int]
+) -> _Phased:
+    tree, number, given = _dominators(regions, component, places)
     amounts = [0, *(sum(hot[value.storage] for value in made.get(place, ())) for place in places)]
     borders: dict[tuple[int, ...], int] = {}
     for value, readers in given.items():
@@ -126,16 +128,16 @@ def _phased(regions: Regions, part: int, places: Sequence[int], made: Mapping[in
     return _Phased(places, tree, Heat.of(tree, amounts, borders))
 
 
-def _dominators(regions: Regions, part: int, places: Sequence[int]) -> tuple[Dominators, Mapping[int, int], Mapping[Value, list[int]]]:
+def _dominators(regions: Regions, component: int, places: Sequence[int]) -> tuple[Dominators, Mapping[int, int], Mapping[Value, list[int]]]:
     """The tree of what one part runs through, the number of each place in it, and by value the numbers of its readers."""
-    key = part, places[0], len(places)
+    key = component, places[0], len(places)
     if key in regions.trees:
         return regions.trees[key]
     tree, number = Dominators(), {place: index + 1 for index, place in enumerate(places)}
     given: dict[Value, list[int]] = {}
     for place in places:
         before = set[int]()
-        cut = {value for each in regions.cuts[place].get(part, ()) for value in each.pairs}
+        cut = {value for each in regions.cuts[place].get(component, ()) for value in each.pairs}
         for value in regions.graph.nodes[place].inputs:
             maker = number.get(regions.makers.get(value, -1))
             if maker is not None and maker < number[place] and value in cut:
@@ -181,11 +183,11 @@ def _dominated(phased: _Phased, nodes: Sequence[int]) -> Iterator[tuple[int, tup
         yield node, tuple(phased.places[other - 1] for other in sorted(order[first:end]))
 
 
-def _anchors(regions: Regions, part: int, places: Sequence[int], made: Mapping[int, list[Value]]) -> Iterator[tuple[Value, int]]:
+def _anchors(regions: Regions, component: int, places: Sequence[int], made: Mapping[int, list[Value]]) -> Iterator[tuple[Value, int]]:
     """The largest hot value that is made at one of these places and has the dimension, and where it has it."""
     values = [value for place in places for value in made.get(place, ())]
     for value in sorted(values, key=lambda each: -_nbytes(each)):
-        dims = [dim for dim, extent in enumerate(value.shape) if extent != 1 and regions.dimensions.part(value, dim) == part]
+        dims = [dim for dim, extent in enumerate(value.shape) if extent != 1 and regions.dimensions.component(value, dim) == component]
         if dims:
             yield from ((value, dim) for dim in dims)
             return

@@ -1,8 +1,8 @@
-"""What is one dimension through a whole graph: the dimension graph of MAGIS (section 4.1) and its connected parts.
+"""What is one dimension through a whole graph: the dimension graph of MAGIS (section 4.1) and its connected components.
 
 A node of it is a dimension of a value; operators tie together what each of their axes runs through. So the batch of a training step is one
-part, from the inputs to the gradients of the weights, which are summed over it; what a batch and its tokens were merged into belongs to it,
-too, since a reshape is cut along the outermost of the merged. Time and memory are linear in the graph.
+component, from the inputs to the gradients of the weights, which are summed over it; what a batch and its tokens were merged into belongs
+to it, too, since a reshape is cut along the outermost of the merged. Time and memory are linear in the graph.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Dimensions:
 
     graph: Graph
     axes: tuple[tuple[Axis, ...], ...]  # by node
-    axis_parts: tuple[tuple[int, ...], ...]  # by node, by axis: the part that it belongs to
+    axis_components: tuple[tuple[int, ...], ...]  # by node, by axis: the component that it belongs to
     first: Mapping[Value, int]  # where the dimensions of a value begin in `part_of`
-    part_of: tuple[int, ...]
-    count: int  # of parts
+    component_of: tuple[int, ...]
+    count: int  # of components
 
     @classmethod
     def of(cls, graph: Graph) -> Dimensions:
@@ -38,23 +38,23 @@ class Dimensions:
             for before, after in node.writes:
                 for dim in range(len(before.shape)):
                     sets.join([first[before] + dim, first[after] + dim])
-        part_of, count = sets.numbered()
-        parts = tuple(
-            tuple(next(part_of[first[value] + dim] for value, dim in cut_by(node, axis)) for axis in mine)
+        component_of, count = sets.numbered()
+        components = tuple(
+            tuple(next(component_of[first[value] + dim] for value, dim in cut_by(node, axis)) for axis in mine)
             for node, mine in zip(graph.nodes, axes, strict=True)
         )
-        return cls(graph, axes, parts, first, part_of, count)
+        return cls(graph, axes, components, first, component_of, count)
 
-    def part(self, value: Value, dim: int) -> int:
-        """The part that a dimension of a value belongs to."""
-        return self.part_of[self.first[value] + dim % len(value.shape)]
+    def component(self, value: Value, dim: int) -> int:
+        """The component that a dimension of a value belongs to."""
+        return self.component_of[self.first[value] + dim % len(value.shape)]
 
-    def nodes_by_part(self) -> list[list[int]]:
-        """By part, the places of the nodes that it runs through, in program order."""
+    def nodes_by_component(self) -> list[list[int]]:
+        """By component, the places of the nodes that it runs through, in program order."""
         found: list[list[int]] = [[] for _ in range(self.count)]
-        for index, parts in enumerate(self.axis_parts):
-            for part in dict.fromkeys(parts):
-                found[part].append(index)
+        for index, components in enumerate(self.axis_components):
+            for component in dict.fromkeys(components):
+                found[component].append(index)
         return found
 
 

@@ -1,9 +1,9 @@
-"""What the parts of a dimension graph are called, and how they are told: `print(Table.of(dimensions))`.
+"""What the components of a dimension graph are called, and how they are told: `print(Table.of(dimensions))`.
 
-A part is named by the strongest of its signs: a named dimension of the example's shapes; its place in the batch ("batch", "tokens",
+A component is named by the strongest of its signs: a named dimension of the example's shapes; its place in the batch ("batch", "tokens",
 "channels", "height", "width"); heads of an attention, classes of a loss; channels of a convolution. One without signs is called after
 what it was before an operator that closed it, or after the place in the batch of the same extent, unless a parameter has it; else
-"features". To the name comes the module within which all of it lies, by which parts that repeated blocks have alike make one line.
+"features". To the name comes the module within which all of it lies, by which components that repeated blocks have alike make one line.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Line:
     """Parts that are alike."""
 
     name: str  # "heads of h.*.attn"
-    parts: tuple[int, ...]
+    components: tuple[int, ...]
     least: Size  # extent along it
     most: Size
     operators: int  # that can be run in parts along it
@@ -46,13 +46,13 @@ class Line:
 
     def __str__(self) -> str:
         extent = f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
-        count = f"{len(self.parts)} x " if len(self.parts) > 1 else ""
+        count = f"{len(self.components)} x " if len(self.components) > 1 else ""
         return f"{count + self.name:<48}{extent:>16}{self.operators:>8}{self.sums:>8}{bytes_text(self.made_bytes):>14}"
 
 
 @dataclass(frozen=True)
 class Table:
-    """The parts of a dimension graph, those that make the most bytes first."""
+    """The components of a dimension graph, those that make the most bytes first."""
 
     lines: tuple[Line, ...]
 
@@ -62,9 +62,9 @@ class Table:
         facts = _facts(dimensions)
         names = _named(dimensions, facts)
         groups: defaultdict[str, list[int]] = defaultdict(list)
-        for part, name in names.items():
-            groups[name].append(part)
-        lines = [_line(name, parts, [facts[part] for part in parts]) for name, parts in groups.items()]
+        for component, name in names.items():
+            groups[name].append(component)
+        lines = [_line(name, components, [facts[component] for component in components]) for name, components in groups.items()]
         return cls(tuple(sorted(lines, key=lambda line: -line.made_bytes)))
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ def _extent(line: Line) -> str:
 
 @dataclass(eq=False)
 class _Facts:
-    """What is gathered of one part."""
+    """What is gathered of one component."""
 
     least: Size = 0
     most: Size = 0
@@ -113,19 +113,19 @@ class _Facts:
 
 
 def _facts(dimensions: Dimensions) -> dict[int, _Facts]:
-    """By part, those along which some operator can run."""
+    """By component, those along which some operator can run."""
     found: defaultdict[int, _Facts] = defaultdict(_Facts)
-    for node, axes, parts in zip(dimensions.graph.nodes, dimensions.axes, dimensions.axis_parts, strict=True):
-        for axis, part in zip(axes, parts, strict=True):
-            found[part].meet(node, axis)
+    for node, axes, components in zip(dimensions.graph.nodes, dimensions.axes, dimensions.axis_components, strict=True):
+        for axis, component in zip(axes, components, strict=True):
+            found[component].meet(node, axis)
     for value, first in dimensions.first.items():
         for dim, extent in enumerate(value.shape):
-            part = dimensions.part_of[first + dim]
-            if part in found:
-                found[part].extend(extent)
-    for part, sign in _signs(dimensions):
-        if part in found:
-            found[part].signs.add(sign)
+            component = dimensions.component_of[first + dim]
+            if component in found:
+                found[component].extend(extent)
+    for component, sign in _signs(dimensions):
+        if component in found:
+            found[component].signs.add(sign)
     for one, two in _kept(dimensions):
         if one in found and two in found and not found[two].signs:
             found[two].signs |= found[one].signs
@@ -134,32 +134,32 @@ def _facts(dimensions: Dimensions) -> dict[int, _Facts]:
 
 
 def _called_by_extent(dimensions: Dimensions, found: dict[int, _Facts]) -> None:
-    """Names parts that nothing else tells, and that no parameter has, by the batch's extents."""
+    """Names components that nothing else tells, and that no parameter has, by the batch's extents."""
     parameters = (value for value in dimensions.graph.inputs if value.storage.kind is Kind.PARAMETER)
-    taken = {dimensions.part(value, dim) for value in parameters for dim in range(len(value.shape))}
+    taken = {dimensions.component(value, dim) for value in parameters for dim in range(len(value.shape))}
     places: dict[Size, str] = {}
     for value, dim, place in _batch_places(dimensions.graph):
         places.setdefault(value.shape[dim], place)
-    for part, facts in found.items():
-        if not facts.signs and part not in taken and facts.least == facts.most and facts.least in places:
+    for component, facts in found.items():
+        if not facts.signs and component not in taken and facts.least == facts.most and facts.least in places:
             facts.signs.add(places[facts.least])
 
 
 def _signs(dimensions: Dimensions) -> Iterator[tuple[int, str]]:
-    """What tells the name of a part."""
+    """What tells the name of a component."""
     symbols = {dimension.symbol: dimension.name for dimension in dimensions.graph.dimensions}
     for value, dim, place in _batch_places(dimensions.graph):
-        yield dimensions.part(value, dim), symbols.get(value.shape[dim], place)
+        yield dimensions.component(value, dim), symbols.get(value.shape[dim], place)
     for node in dimensions.graph.nodes:
         tensor = next((arg for arg in node.args if isinstance(arg, Value)), None)
         if tensor is None:
             continue
         if "attention" in node.op or ("softmax." in node.op and len(tensor.shape) == 4):
-            yield dimensions.part(tensor, 1), "heads"
+            yield dimensions.component(tensor, 1), "heads"
         elif node.op.startswith("aten.nll_loss_forward.") and len(tensor.shape) == 2:
-            yield dimensions.part(tensor, 1), "classes"
+            yield dimensions.component(tensor, 1), "classes"
         elif node.op.startswith("aten.convolution.") and len(tensor.shape) > 2:
-            yield dimensions.part(tensor, 1), "channels"
+            yield dimensions.component(tensor, 1), "channels"
 
 
 def _kept(dimensions: Dimensions) -> Iterator[tuple[int, int]]:
@@ -172,7 +172,7 @@ def _kept(dimensions: Dimensions) -> Iterator[tuple[int, int]]:
         for after in node.outputs:
             if after is not None and len(after.shape) == len(before.shape):
                 closed = (dim for dim in range(len(after.shape)) if dim not in cut)
-                yield from ((dimensions.part(before, dim), dimensions.part(after, dim)) for dim in closed)
+                yield from ((dimensions.component(before, dim), dimensions.component(after, dim)) for dim in closed)
 
 
 def _batch_places(graph: Graph) -> Iterator[tuple[Value, int, str]]:
@@ -188,14 +188,14 @@ def _places(value: Value) -> Sequence[str]:
 
 
 def _named(dimensions: Dimensions, facts: dict[int, _Facts]) -> dict[int, str]:
-    """The name of each part."""
+    """The name of each component."""
     known = {dimension.name for dimension in dimensions.graph.dimensions}
     names: dict[int, str] = {}
-    for part, mine in facts.items():
+    for component, mine in facts.items():
         own = sorted(mine.signs & known)
         sign = own[0] if own else next((each for each in _STRENGTH if each in mine.signs), "features")
         module = pattern(".".join(mine.module or ()))
-        names[part] = f"{sign} of {module}" if module else sign
+        names[component] = f"{sign} of {module}" if module else sign
     return names
 
 
@@ -205,7 +205,7 @@ def _shared(one: list[str], two: list[str]) -> list[str]:
     return one[:count]
 
 
-def _line(name: str, parts: list[int], facts: list[_Facts]) -> Line:
+def _line(name: str, components: list[int], facts: list[_Facts]) -> Line:
     storages = {storage for each in facts for storage in each.storages}
     least, most = facts[0].least, facts[0].most
     for each in facts[1:]:
@@ -213,7 +213,7 @@ def _line(name: str, parts: list[int], facts: list[_Facts]) -> Line:
             least, most = min(least, each.least), max(most, each.most)
     return Line(
         name,
-        tuple(parts),
+        tuple(components),
         least,
         most,
         sum(each.operators for each in facts),

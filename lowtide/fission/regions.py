@@ -1,7 +1,7 @@
 """From nodes that one dimension runs through to a set that may run in parts: an F-Trans without its number (MAGIS, section 4.2).
 
 A set is grown around an anchor, a value that is to be cut: first over the nodes from its maker on, in program order, then over all others
-in reverse. A node joins along an axis of the wanted part of the dimension graph if
+in reverse. A node joins along an axis of the wanted component of the dimension graph if
 
     all nodes of the set cut a value along one dimension, or none does: what one reads as a whole no other makes or cuts,
     nobody in the set reads what parts put together,
@@ -33,7 +33,7 @@ from lowtide.ir.sizes import Size
 class Region:
     """A legal set, along which axis each node is cut, and what becomes of the values at its border."""
 
-    part: int  # of the dimension graph
+    component: int  # of the dimension graph
     axes: Mapping[int, Axis]  # by the node's place in the graph, in program order
     units: int  # at most so many parts: a part takes whole units
     sliced: Mapping[Value, int]  # arguments from outside that parts take slices of, and along which dimension
@@ -144,18 +144,18 @@ class Regions:
 
     @cached_property
     def cuts(self) -> tuple[Mapping[int, tuple[_Cut, ...]], ...]:
-        """By place and part of the dimension graph, the node along its axes of that part."""
+        """By place and component of the dimension graph, the node along its axes of that component."""
         found = []
-        for node, axes, parts in zip(self.graph.nodes, self.dimensions.axes, self.dimensions.axis_parts, strict=True):
+        for node, axes, components in zip(self.graph.nodes, self.dimensions.axes, self.dimensions.axis_components, strict=True):
             mine: dict[int, tuple[_Cut, ...]] = {}
-            for axis, part in zip(axes, parts, strict=True):
-                mine[part] = (*mine.get(part, ()), _Cut.of(node, axis))
+            for axis, component in zip(axes, components, strict=True):
+                mine[component] = (*mine.get(component, ()), _Cut.of(node, axis))
             found.append(mine)
         return tuple(found)
 
     @cached_property
     def trees(self) -> dict[tuple[int, int, int], tuple[Dominators, Mapping[int, int], Mapping[Value, list[int]]]]:
-        """What `candidates` has found of parts and phases: whatever stands at a peak, their dominators are the same."""
+        """What `candidates` has found of components and phases: whatever stands at a peak, their dominators are the same."""
         return {}
 
     @cached_property
@@ -178,29 +178,29 @@ class Regions:
         start = self.makers.get(anchor)
         if start is None or not wanted:
             return None
-        allowed, part = set(wanted), self.dimensions.part(anchor, dim)
+        allowed, component = set(wanted), self.dimensions.component(anchor, dim)
         if fine:
-            allowed = {place for place in allowed if self._is_fine(place, part, anchor.shape[dim])}
+            allowed = {place for place in allowed if self._is_fine(place, component, anchor.shape[dim])}
         growing = _Growing(cut={anchor: dim})
-        late = self._onwards(growing, start, wanted[-1], allowed, part)
-        self._back(growing, range(wanted[-1], wanted[0] - 1, -1), allowed - late, part)
+        late = self._onwards(growing, start, wanted[-1], allowed, component)
+        self._back(growing, range(wanted[-1], wanted[0] - 1, -1), allowed - late, component)
         if start not in growing.axes or all(is_view(self.graph.nodes[place]) for place in growing.axes):
             return None
-        return self._region(growing, part)
+        return self._region(growing, component)
 
-    def _onwards(self, growing: _Growing, start: int, last: int, allowed: set[int], part: int) -> set[int]:
+    def _onwards(self, growing: _Growing, start: int, last: int, allowed: set[int], component: int) -> set[int]:
         """Nodes from the anchor's maker on. The places outside of the set that come after it."""
         late: set[int] = set()
         for place in range(start, last + 1):
             before = self.before[place]
             behind = not late.isdisjoint(before)
-            if not behind and place in allowed and self._joins(growing, place, part):
+            if not behind and place in allowed and self._joins(growing, place, component):
                 continue
             if behind or any(other in growing.axes for other in before):
                 late.add(place)
         return late
 
-    def _back(self, growing: _Growing, places: Iterable[int], allowed: set[int], part: int) -> None:
+    def _back(self, growing: _Growing, places: Iterable[int], allowed: set[int], component: int) -> None:
         """All others that no path through what stays outside leads back into the set."""
         early: set[int] = set()
         for place in places:
@@ -208,23 +208,23 @@ class Regions:
                 continue
             after = self.after[place]
             ahead = not early.isdisjoint(after)
-            if not ahead and place in allowed and self._joins(growing, place, part):
+            if not ahead and place in allowed and self._joins(growing, place, component):
                 continue
             if ahead or any(other in growing.axes for other in after):
                 early.add(place)
 
-    def _is_fine(self, place: int, part: int, extent: Size) -> bool:
-        extents = (node.axis.extent for node in self.cuts[place].get(part, ()))
+    def _is_fine(self, place: int, component: int, extent: Size) -> bool:
+        extents = (node.axis.extent for node in self.cuts[place].get(component, ()))
         return all(isinstance(mine, int) and mine % extent == 0 for mine in extents)
 
-    def _joins(self, growing: _Growing, place: int, part: int) -> bool:
-        for node in self.cuts[place].get(part, ()):
+    def _joins(self, growing: _Growing, place: int, component: int) -> bool:
+        for node in self.cuts[place].get(component, ()):
             if isinstance(node.axis.extent, int) and growing.takes(node):
                 growing.add(place, node)
                 return True
         return False
 
-    def _region(self, growing: _Growing, part: int) -> Region | None:
+    def _region(self, growing: _Growing, component: int) -> Region | None:
         axes = dict(sorted(growing.axes.items()))
         units = gcd(*(axis.extent for axis in axes.values() if isinstance(axis.extent, int)))
         if units < 2:
@@ -237,7 +237,7 @@ class Regions:
         over = [after for node in nodes for _, after in node.writes]
         merges = {value: role for node, axis in zip(nodes, axes.values(), strict=True) for value, role in _roles(node, axis)}
         return Region(
-            part,
+            component,
             axes,
             units,
             sliced={value: growing.cut[value] for value in given if value in growing.cut},

@@ -33,7 +33,7 @@ class FissionTree:
     @classmethod
     def of(cls, regions: Sequence[Region]) -> FissionTree:
         """A tree of these sets, of which none is split."""
-        ordered = sorted(regions, key=lambda region: (-len(region.axes), region.bits, region.part))
+        ordered = sorted(regions, key=lambda region: (-len(region.axes), region.bits, region.component))
         parents = tuple(_parent(ordered, number) for number in range(len(ordered)))
         return cls(tuple(ordered), parents, (1,) * len(ordered))
 
@@ -92,7 +92,7 @@ class FissionTree:
                     self._refuse(number, "split", "sets that lie apart or within one another")
             together = self.parts[number]
             for other in self._around(number):
-                together *= self.parts[other] if self.regions[other].part == region.part else 1
+                together *= self.parts[other] if self.regions[other].component == region.component else 1
             if not 1 < together <= region.units:
                 self._refuse(number, f"split into {together}", f"2 to {region.units} parts")
 

@@ -67,7 +67,7 @@ def holds_tensors(item: Any) -> bool:
             return True
         if type(found) not in _PLAIN and id(found) not in seen:
             seen.add(id(found))
-            waiting.extend(_parts(found))
+            waiting.extend(_pieces(found))
     return False
 
 
@@ -78,9 +78,9 @@ def _flatten(tree: Any, where: str, above: frozenset[int]) -> tuple[list[Leaf], 
     if id(tree) in above:
         raise CaptureError(f"the {type(tree).__name__} at {where or 'the root'} holds itself: pass and return structures without circles")
     within, make = above | {id(tree)}, opened.make
-    parts = [_flatten(child, f"{where}{step}", within) for step, child in opened.children]
-    leaves = [leaf for part, _ in parts for leaf in part]
-    rebuilds = [rebuild for _, rebuild in parts]
+    pieces = [_flatten(child, f"{where}{step}", within) for step, child in opened.children]
+    leaves = [leaf for piece, _ in pieces for leaf in piece]
+    rebuilds = [rebuild for _, rebuild in pieces]
     return leaves, lambda items: make([rebuild(items) for rebuild in rebuilds])
 
 
@@ -99,7 +99,7 @@ def _is_closed(item: Any) -> bool:
     return kind in _PLAIN or isinstance(item, _CLOSED) or _is_tensor(item) or any(hasattr(kind, name) for name in _PLACES)
 
 
-def _parts(item: Any) -> list[Any]:
+def _pieces(item: Any) -> list[Any]:
     """What an object refers to by items and attributes."""
     if _is_closed(item):
         return []

@@ -46,7 +46,7 @@ def pack_positive(x: torch.Tensor) -> torch.Tensor:
         out = torch.empty(-(-x.numel() // 8), dtype=torch.uint8)
         _collect_positive(out.numpy(), _flat(x).numpy())
         return out
-    return _packed(x, lambda part: part.le(0).logical_not_())
+    return _packed(x, lambda chunk: chunk.le(0).logical_not_())
 
 
 def unpack_bits(bits: torch.Tensor, size: list[int], stride: list[int]) -> torch.Tensor:
@@ -55,8 +55,8 @@ def unpack_bits(bits: torch.Tensor, size: list[int], stride: list[int]) -> torch
     if _by_kernels(bits):
         _spread(bits.numpy(), np.ones(1, np.uint8), _words(_flat(out)))
     else:
-        for rows, part in _parts(_flat(out)):
-            part.copy_(_flags(bits[rows], part.numel()))
+        for rows, chunk in _chunks(_flat(out)):
+            chunk.copy_(_flags(bits[rows], chunk.numel()))
     return out
 
 
@@ -72,8 +72,8 @@ def masked_out(x: torch.Tensor, bits: torch.Tensor, *, out: torch.Tensor) -> tor
         _select(bits.numpy(), _words(given), _words(made))
         return out
     none = torch.zeros((), dtype=x.dtype, device=x.device)
-    for rows, part in _parts(given):
-        torch.where(_flags(bits[rows], part.numel()), part, none, out=made[8 * rows.start :][: part.numel()])
+    for rows, chunk in _chunks(given):
+        torch.where(_flags(bits[rows], chunk.numel()), chunk, none, out=made[8 * rows.start :][: chunk.numel()])
     return out
 
 
@@ -90,9 +90,9 @@ def masked_mul_out(x: torch.Tensor, bits: torch.Tensor, keep: float, *, out: tor
         _multiply(bits.numpy(), given.numpy(), factor.numpy(), made.numpy())
         return out
     factors = x.new_empty(min(x.numel(), _at_once(x)))
-    for rows, part in _parts(given):
-        _fill(bits[rows], factor, factors[: part.numel()])
-        torch.mul(part, factors[: part.numel()], out=made[8 * rows.start :][: part.numel()])
+    for rows, chunk in _chunks(given):
+        _fill(bits[rows], factor, factors[: chunk.numel()])
+        torch.mul(chunk, factors[: chunk.numel()], out=made[8 * rows.start :][: chunk.numel()])
     return out
 
 
@@ -105,8 +105,8 @@ def _packed(x: torch.Tensor, flags: Callable[[torch.Tensor], torch.Tensor] | Non
         _collect_whole(out[: whole // 8].numpy(), _words(flat[:whole]))
         _collect(out[whole // 8 :].numpy(), _words(flat[whole:]))
         return out
-    for rows, part in _parts(flat):
-        given = part.ne(0) if flags is None else flags(part)
+    for rows, chunk in _chunks(flat):
+        given = chunk.ne(0) if flags is None else flags(chunk)
         if _by_kernels(x):
             _collect(out[rows].numpy(), _words(given))
         else:
@@ -146,7 +146,7 @@ def _weights(device: torch.device) -> torch.Tensor:
     return torch.ones_like(planes).bitwise_left_shift_(planes).view(8, 1)
 
 
-def _parts(flat: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+def _chunks(flat: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
     """Stretches of elements that are whole blocks, and at last the one that is smaller, with the bytes of their flags."""
     count = flat.numel()
     begin, whole = 0, count // _BLOCK * _BLOCK
@@ -184,10 +184,10 @@ def _collect(bits: Any, words: Any) -> None:
         block, plane = bits[first : first + _ROWS], np.uint8(0)
         block[:] = np.uint8(0)
         for begin in range(8 * first, min(count, 8 * (first + len(block))), len(block)):
-            part = words[begin : min(begin + len(block), count)]
-            flags = block[: len(part)]
-            for at in range(len(part)):
-                flags[at] |= np.uint8((part[at] << one) != 0) << plane
+            chunk = words[begin : min(begin + len(block), count)]
+            flags = block[: len(chunk)]
+            for at in range(len(chunk)):
+                flags[at] |= np.uint8((chunk[at] << one) != 0) << plane
             plane += np.uint8(1)
 
 
@@ -215,10 +215,10 @@ def _collect_positive(bits: Any, numbers: Any) -> None:
         block, plane = bits[first : first + _ROWS], np.uint8(0)
         block[:] = np.uint8(0)
         for begin in range(8 * first, min(count, 8 * (first + len(block))), len(block)):
-            part = numbers[begin : min(begin + len(block), count)]
-            flags = block[: len(part)]
-            for at in range(len(part)):
-                flags[at] |= np.uint8(not (part[at] <= none)) << plane
+            chunk = numbers[begin : min(begin + len(block), count)]
+            flags = block[: len(chunk)]
+            for at in range(len(chunk)):
+                flags[at] |= np.uint8(not (chunk[at] <= none)) << plane
             plane += np.uint8(1)
 
 
@@ -229,10 +229,10 @@ def _spread(bits: Any, value: Any, out: Any) -> None:
     for first in range(0, len(bits), _ROWS):
         block, mask = bits[first : first + _ROWS], np.uint8(1)
         for begin in range(8 * first, min(count, 8 * (first + len(block))), len(block)):
-            part = out[begin : min(begin + len(block), count)]
-            flags = block[: len(part)]
-            for at in range(len(part)):
-                part[at] = word if flags[at] & mask else none
+            chunk = out[begin : min(begin + len(block), count)]
+            flags = block[: len(chunk)]
+            for at in range(len(chunk)):
+                chunk[at] = word if flags[at] & mask else none
             mask <<= np.uint8(1)
 
 
@@ -243,10 +243,10 @@ def _select(bits: Any, words: Any, out: Any) -> None:
     for first in range(0, len(bits), _ROWS):
         block, mask = bits[first : first + _ROWS], np.uint8(1)
         for begin in range(8 * first, min(count, 8 * (first + len(block))), len(block)):
-            part = words[begin : min(begin + len(block), count)]
-            written, flags = out[begin : begin + len(part)], block[: len(part)]
-            for at in range(len(part)):
-                written[at] = part[at] if flags[at] & mask else none
+            chunk = words[begin : min(begin + len(block), count)]
+            written, flags = out[begin : begin + len(chunk)], block[: len(chunk)]
+            for at in range(len(chunk)):
+                written[at] = chunk[at] if flags[at] & mask else none
             mask <<= np.uint8(1)
 
 
@@ -257,10 +257,10 @@ def _multiply(bits: Any, numbers: Any, factor: Any, out: Any) -> None:
     for first in range(0, len(bits), _ROWS):
         block, mask = bits[first : first + _ROWS], np.uint8(1)
         for begin in range(8 * first, min(count, 8 * (first + len(block))), len(block)):
-            part = numbers[begin : min(begin + len(block), count)]
-            written, flags = out[begin : begin + len(part)], block[: len(part)]
-            for at in range(len(part)):
-                written[at] = part[at] * (one if flags[at] & mask else none)
+            chunk = numbers[begin : min(begin + len(block), count)]
+            written, flags = out[begin : begin + len(chunk)], block[: len(chunk)]
+            for at in range(len(chunk)):
+                written[at] = chunk[at] * (one if flags[at] & mask else none)
             mask <<= np.uint8(1)
 
 

@@ -29,12 +29,12 @@ def layer_norm_backward(grad: torch.Tensor, y: torch.Tensor, rstd: torch.Tensor)
     step = max(1, _AT_ONCE // max(1, made.shape[1])) if y.device.type == "cpu" else rows
     none, one = torch.zeros_like(scale[:step]), torch.ones_like(scale[:step])
     for begin in range(0, rows, step):
-        part = slice(begin, begin + step)
-        count, width = len(scale[part]), made.shape[1]
+        chunk = slice(begin, begin + step)
+        count, width = len(scale[chunk]), made.shape[1]
         found = torch.ops.aten.native_layer_norm_backward(
-            given[part], made[part], [width], none[:count], one[:count], None, None, [True, False, False]
+            given[chunk], made[chunk], [width], none[:count], one[:count], None, None, [True, False, False]
         )[0]
-        torch.mul(found, scale[part], out=into[part])
+        torch.mul(found, scale[chunk], out=into[chunk])
     return out
 
 

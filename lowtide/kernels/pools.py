@@ -24,8 +24,8 @@ def pool_places(indices: torch.Tensor, extents: list[int], stride: list[int], pa
     """What `indices` [..., spatial] of planes of these extents are behind the beginnings of their windows."""
     places = torch.empty_like(indices, dtype=dtype)
     begins = _begins(indices.shape[-len(extents) :], extents, stride, padding, indices.device)
-    for part in _parts(indices, len(extents)):
-        given, made = _planes(indices, part, len(extents)), _planes(places, part, len(extents))
+    for chunk in _chunks(indices, len(extents)):
+        given, made = _planes(indices, chunk, len(extents)), _planes(places, chunk, len(extents))
         if _by_kernels(indices):
             _behind(given.reshape(-1).numpy(), begins.reshape(-1).numpy(), made.view(-1).numpy())
         else:
@@ -43,9 +43,9 @@ def max_pool2d_backward(
     if _by_kernels(grad) and grad.dtype in _NUMBERS:
         _add_up(grad.view(-1).numpy(), places.view(-1).numpy(), begins.reshape(-1).numpy(), out.view(-1).numpy())
         return out
-    for part in _parts(places, 2):
-        gradient, made = _planes(grad, part, 2), _planes(out, part, 2)
-        indices = _indices(_planes(places, part, 2), begins)
+    for chunk in _chunks(places, 2):
+        gradient, made = _planes(grad, chunk, 2), _planes(out, chunk, 2)
+        indices = _indices(_planes(places, chunk, 2), begins)
         like = grad.new_empty(()).expand(made.shape)  # only its shape is asked for
         torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
             gradient, like, kernel_size, stride, padding, dilation, ceil_mode, indices, grad_input=made
@@ -71,7 +71,7 @@ def _begins(counts: torch.Size, extents: list[int], stride: list[int], padding: 
     return found
 
 
-def _parts(indices: torch.Tensor, spatial: int) -> Iterator[slice]:
+def _chunks(indices: torch.Tensor, spatial: int) -> Iterator[slice]:
     """Stretches of planes."""
     at_once = _AT_ONCE if indices.device.type == "cpu" else _AT_ONCE_ELSEWHERE
     each, count = indices.shape[-spatial:].numel(), indices.shape[:-spatial].numel()
@@ -79,8 +79,8 @@ def _parts(indices: torch.Tensor, spatial: int) -> Iterator[slice]:
     yield from (slice(begin, begin + step) for begin in range(0, count, step))
 
 
-def _planes(x: torch.Tensor, part: slice, spatial: int) -> torch.Tensor:
-    return x.view(-1, *x.shape[-spatial:])[part]
+def _planes(x: torch.Tensor, chunk: slice, spatial: int) -> torch.Tensor:
+    return x.view(-1, *x.shape[-spatial:])[chunk]
 
 
 def _by_kernels(x: torch.Tensor) -> bool:

@@ -73,10 +73,10 @@ class Carrier:
         entries = self.entries[runs]
         entries = entries[entries >= 0]
         after = self._own(entries)
-        parts = [after.get(-1, [])]
+        pieces = [after.get(-1, [])]
         for place, entry in enumerate(entries.tolist()):
-            parts += [[entry], after.get(place, [])]
-        return np.array([entry for part in parts for entry in part], np.int32)
+            pieces += [[entry], after.get(place, [])]
+        return np.array([entry for piece in pieces for entry in piece], np.int32)
 
     def _own(self, entries: Ints) -> dict[int, list[int]]:
         """The sibling's own nodes by the place after which they run."""

@@ -46,7 +46,7 @@ def _made(peak: Snapshot) -> Snapshot:
 def _offers(report: CostReport) -> str:
     """What was planned, as arguments: the least, the one in the middle of the frontier, and the one without recomputation."""
     points = report.frontier
-    places = sorted({round(part * (len(points) - 1) / (_OFFERED - 1)) for part in range(_OFFERED)})
+    places = sorted({round(piece * (len(points) - 1) / (_OFFERED - 1)) for piece in range(_OFFERED)})
     offers = ((peak, us / report.order_us - 1) for peak, us in (points[place] for place in places))
     return ", ".join(f"memory={peak} ({bytes_text(peak)}) at {slower:+.1%} time" for peak, slower in offers)
 

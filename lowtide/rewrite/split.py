@@ -17,20 +17,20 @@ from lowtide.rewrite.base import Rewritten, replace_nodes
 
 def split_results(graph: Graph) -> Rewritten:
     """Every operator of the table that makes results of more than one group becomes a node for each group."""
-    return replace_nodes(graph, {node: parts for node in graph.nodes if len(parts := _parts(node)) > 1})
+    return replace_nodes(graph, {node: pieces for node in graph.nodes if len(pieces := _pieces(node)) > 1})
 
 
-def _parts(node: Node) -> tuple[Node, ...]:
+def _pieces(node: Node) -> tuple[Node, ...]:
     """The nodes that `node` can be split into; itself alone if it cannot."""
     split = row_of(node.op).split
     if split is None:
         return (node,)
     mask = node.args[split.mask]
     wanted = [group for group in split.groups if isinstance(mask, tuple) and any(mask[index] for index in group)]
-    return tuple(_part(node, split.mask, mask, group) for group in wanted) if len(wanted) > 1 else (node,)
+    return tuple(_piece(node, split.mask, mask, group) for group in wanted) if len(wanted) > 1 else (node,)
 
 
-def _part(node: Node, position: int, mask: Arg, group: tuple[int, ...]) -> Node:
+def _piece(node: Node, position: int, mask: Arg, group: tuple[int, ...]) -> Node:
     """The node that computes the results of one group."""
     assert isinstance(mask, tuple)
     chosen = tuple(bool(flag) and index in group for index, flag in enumerate(mask))

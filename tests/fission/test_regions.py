@@ -151,7 +151,7 @@ def test_queries_are_cut_and_keys_stay_whole():
     weights = program.run("aten._softmax.default", scores, 1, False)
     graph = program.graph(program.run("aten.mm.default", weights, x))
     dimensions = Dimensions.of(graph)
-    assert dimensions.part(scores, 0) == dimensions.part(scores, 1)
+    assert dimensions.component(scores, 0) == dimensions.component(scores, 1)
     region = Regions(dimensions).around(weights, 0, range(6))
     assert region.places == {3, 4, 5}
     assert k in region.shared

@@ -26,7 +26,7 @@ def _trained(program: TrainingProgram, args: tuple[Any, ...], kwargs: dict[str, 
     model, optimizer = program.model, program.optimizer
     scaler = program.scaler if program.scaler is not None and program.scaler.is_enabled() else None
     optimizer.zero_grad()
-    results = [_differentiated(program, scaler, *part) for part in micro_batches(args, kwargs, program.accumulate)]
+    results = [_differentiated(program, scaler, *piece) for piece in micro_batches(args, kwargs, program.accumulate)]
     returned = None
     if program.after_backward is not None:
         if scaler is not None:
@@ -46,6 +46,6 @@ def _differentiated(program: TrainingProgram, scaler: torch.amp.GradScaler | Non
     """The loss of one micro-batch, and its backward pass."""
     result = program.loss(program.model, *args, **kwargs)
     loss = checked_loss(result)
-    part = share_of(loss, program.accumulate)
-    (part if scaler is None else scaler.scale(part)).backward()
-    return with_loss(result, part)
+    piece = share_of(loss, program.accumulate)
+    (piece if scaler is None else scaler.scale(piece)).backward()
+    return with_loss(result, piece)

@@ -78,11 +78,11 @@ def _same_items(one: Any, two: Any) -> bool:
     if len(one) != len(two):
         return False
     ones, twos = (list(x.items()) if isinstance(x, dict) else list(x) for x in (one, two))
-    flat = zip((part for item in ones for part in _parts(item)), (part for item in twos for part in _parts(item)), strict=False)
+    flat = zip((piece for item in ones for piece in _pieces(item)), (piece for item in twos for piece in _pieces(item)), strict=False)
     return all(a is b or (isinstance(a, (int, float, str)) and type(a) is type(b) and a == b) for a, b in flat)
 
 
-def _parts(item: Any) -> tuple[Any, ...]:
+def _pieces(item: Any) -> tuple[Any, ...]:
     return item if isinstance(item, tuple) else (item,)
 
 

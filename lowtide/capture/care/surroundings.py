@@ -91,7 +91,7 @@ def _of_function(function: types.FunctionType, waiting: collections.deque[Any]) 
 
 
 def _names(code: types.CodeType) -> set[str]:
-    inner = [part for part in code.co_consts if isinstance(part, types.CodeType)]
+    inner = [piece for piece in code.co_consts if isinstance(piece, types.CodeType)]
     return set(code.co_names).union(*map(_names, inner))
 
 

@@ -209,7 +209,7 @@ def refuse_idle(optimizer: torch.optim.Optimizer, graphs: Sequence[Graph]) -> No
 
 def _traced(item: Any, slot: Slot, scalars: Scalars) -> Any:
     if isinstance(item, (tuple, list)):
-        return type(item)(_traced(part, Slot(slot.table, (*slot.path, index)), scalars) for index, part in enumerate(item))
+        return type(item)(_traced(piece, Slot(slot.table, (*slot.path, index)), scalars) for index, piece in enumerate(item))
     if isinstance(item, torch.Tensor):
         fake = item if isinstance(item, FakeTensor) else scalars.draft.fake_mode.from_tensor(item)
         scalars.learn(scalars.draft.add_input(fake, slot, Kind.STATE, ".".join(map(str, slot.path))), item)

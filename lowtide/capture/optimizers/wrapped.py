@@ -69,5 +69,5 @@ def _passes_on(optimizer: Any) -> bool:
 
 
 def _holds_optimizer(item: Any) -> bool:
-    parts = item if isinstance(item, (list, tuple)) else item.values() if type(item) is dict else (item,)
-    return any(isinstance(part, torch.optim.Optimizer) for part in parts)
+    pieces = item if isinstance(item, (list, tuple)) else item.values() if type(item) is dict else (item,)
+    return any(isinstance(piece, torch.optim.Optimizer) for piece in pieces)

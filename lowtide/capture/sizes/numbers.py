@@ -29,17 +29,17 @@ def fraction_of(item: torch.SymFloat, emit: EmitScalar) -> Arg:
     return found if isinstance(found, (Value, float)) else emit("py.truediv", (found, 1))
 
 
-def _written(part: Any, emit: EmitScalar) -> Arg:
-    if part.is_Float:
-        return float(part)
-    if isinstance(part, functions.ToFloat):
-        return normal(part.args[0])
-    if part.is_integer:
-        return normal(part)
-    op = _BINARY.get(type(part)) or _UNARY.get(type(part).__name__)
+def _written(expr: Any, emit: EmitScalar) -> Arg:
+    if expr.is_Float:
+        return float(expr)
+    if isinstance(expr, functions.ToFloat):
+        return normal(expr.args[0])
+    if expr.is_integer:
+        return normal(expr)
+    op = _BINARY.get(type(expr)) or _UNARY.get(type(expr).__name__)
     if op is None:
         raise CaptureError(
-            f"a number at {users_line()} follows from the batch's dimensions by {part}, whose last bits a graph cannot promise: compute it "
+            f"a number at {users_line()} follows from the batch's dimensions by {expr}, whose last bits a graph cannot promise: compute it "
             "with tensors, or leave its dimension out of `dynamic`"
         )
-    return emit(op, tuple(_written(each, emit) for each in part.args))
+    return emit(op, tuple(_written(each, emit) for each in expr.args))

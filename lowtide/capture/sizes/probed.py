@@ -43,9 +43,9 @@ def probed(symbols: Symbols, func: OpOverload, args: tuple[Any, ...], kwargs: di
         raise UnprobedError
     if isinstance(answers[0], torch.Tensor):
         return seen.result(answers)
-    if not all(isinstance(part, torch.Tensor) for answer in answers for part in answer):
+    if not all(isinstance(expr, torch.Tensor) for answer in answers for expr in answer):
         raise UnprobedError
-    return type(answers[0])(seen.result(parts) for parts in zip(*answers, strict=True))
+    return type(answers[0])(seen.result(exprs) for exprs in zip(*answers, strict=True))
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class _Kitchen:
 
     def run(self, step: dict[str, Any]) -> None:
         """Run one step and keep what it gives."""
-        self._results.append(_parts(self.ready(step)()))
+        self._results.append(_pieces(self.ready(step)()))
 
     def ready(self, step: dict[str, Any]) -> Callable[[], Any]:
         """A step with its arguments."""
@@ -121,23 +121,23 @@ class _Kitchen:
 
 def _noted(out: Any, seen: list[Any]) -> Any:
     """Note what results look like, and hand them on."""
-    seen += [_look(part) for part in _parts(out)]
+    seen += [_look(piece) for piece in _pieces(out)]
     return out
 
 
-def _parts(out: Any) -> list[Any]:
+def _pieces(out: Any) -> list[Any]:
     """Results in order: a list of tensors counts as its items."""
     if out is None:
         return []
     return list(out) if isinstance(out, (list, tuple)) else [out]
 
 
-def _look(part: Any) -> Any:
+def _look(piece: Any) -> Any:
     """[dtype, shape, stride, offset, bytes of the storage, device]; None for what is no dense tensor."""
-    if not isinstance(part, torch.Tensor) or part.layout is not torch.strided:
+    if not isinstance(piece, torch.Tensor) or piece.layout is not torch.strided:
         return None
-    nbytes = part.untyped_storage().nbytes()
-    return [dtype_name(part.dtype), list(part.shape), list(part.stride()), part.storage_offset(), nbytes, str(part.device)]
+    nbytes = piece.untyped_storage().nbytes()
+    return [dtype_name(piece.dtype), list(piece.shape), list(piece.stride()), piece.storage_offset(), nbytes, str(piece.device)]
 
 
 @contextmanager

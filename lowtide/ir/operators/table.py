@@ -15,7 +15,7 @@ from dataclasses import replace
 from lowtide.ir.operators import draws, layers, memory, own, products
 from lowtide.ir.operators.row import Draws, Operator
 
-ROWS: dict[str, Operator] = {row.name: row for part in (products, draws, memory, layers, own) for row in part.ROWS}
+ROWS: dict[str, Operator] = {row.name: row for piece in (products, draws, memory, layers, own) for row in piece.ROWS}
 
 _OWN = ("aten", "py", "host", "fission", "lowtide")
 

@@ -107,26 +107,26 @@ def _divides(name: str, polynomial: Polynomial) -> bool:
 @lru_cache(maxsize=4096)
 def _meanings(name: str, dimensions: Dimensions) -> tuple[_Case, ...] | None:
     """What a generator may be, one of several; None where nothing is known of it. Raises ShapeError for an unknown dimension."""
-    part: Any = parse_size(name)
-    if part.is_Symbol:
+    expr: Any = parse_size(name)
+    if expr.is_Symbol:
         known = ", ".join(map(str, dimensions)) or "no dimensions"
         raise ShapeError(f"expected sizes over {known}, got one over {name!r}: give it a range")
-    if isinstance(part, (sympy.Max, sympy.Min)):
-        return _extremes(part, dimensions)
-    if isinstance(part, sympy.floor):
-        return _divided(Polynomial.of(part.args[0]), 1)
-    if isinstance(part, sympy.ceiling):
-        return _divided(Polynomial.of(part.args[0]).scaled(-1), -1)
-    if isinstance(part, sympy.Mod):
-        return _remainder(Polynomial.of(part.args[0]), Polynomial.of(part.args[1]).constant)
+    if isinstance(expr, (sympy.Max, sympy.Min)):
+        return _extremes(expr, dimensions)
+    if isinstance(expr, sympy.floor):
+        return _divided(Polynomial.of(expr.args[0]), 1)
+    if isinstance(expr, sympy.ceiling):
+        return _divided(Polynomial.of(expr.args[0]).scaled(-1), -1)
+    if isinstance(expr, sympy.Mod):
+        return _remainder(Polynomial.of(expr.args[0]), Polynomial.of(expr.args[1]).constant)
     return None
 
 
-def _extremes(part: Any, dimensions: Dimensions) -> tuple[_Case, ...]:
+def _extremes(expr: Any, dimensions: Dimensions) -> tuple[_Case, ...]:
     """The arguments of a Max or Min, less those that another one is never behind."""
-    last = Sign.NOT_NEGATIVE if isinstance(part, sympy.Max) else Sign.NOT_POSITIVE
+    last = Sign.NOT_NEGATIVE if isinstance(expr, sympy.Max) else Sign.NOT_POSITIVE
     kept: list[Polynomial] = []
-    for each in map(Polynomial.of, part.args):
+    for each in map(Polynomial.of, expr.args):
         if any(sign_of(other - each, dimensions) in (last, Sign.ZERO) for other in kept):
             continue
         kept = [other for other in kept if sign_of(each - other, dimensions) not in (last, Sign.ZERO)]
@@ -134,13 +134,13 @@ def _extremes(part: Any, dimensions: Dimensions) -> tuple[_Case, ...]:
     return tuple(_Case(each, {}) for each in kept)
 
 
-def _divided(part: Polynomial, factor: int) -> tuple[_Case, ...]:
+def _divided(expr: Polynomial, factor: int) -> tuple[_Case, ...]:
     """`factor` times floor of a polynomial: what is left of it once the remainder is gone."""
-    top = part.whole()
+    top = expr.whole()
     if not _is_whole(top):
-        name = f"{FRACTION}{part}"
-        return (_Case((part - generator(name)).scaled(factor), {name: (0, 1)}),)
-    divisor = int(top.terms[0][1] / part.terms[0][1])
+        name = f"{FRACTION}{expr}"
+        return (_Case((expr - generator(name)).scaled(factor), {name: (0, 1)}),)
+    divisor = int(top.terms[0][1] / expr.terms[0][1])
     name = f"remainder of {top} by {divisor}"
     return (_Case((top - generator(name)).scaled(Fraction(factor, divisor)), {name: (0, divisor - 1)}),)
 
@@ -153,7 +153,7 @@ def _remainder(top: Polynomial, by: Number | None) -> tuple[_Case, ...] | None:
     return (_Case(generator(name), {name: (0, by - 1)}),)
 
 
-def _is_whole(part: Polynomial) -> bool:
+def _is_whole(expr: Polynomial) -> bool:
     """Whether a polynomial is a whole number at every point."""
-    known = all(parse_size(name).is_integer is True for name in part.generators)  # type: ignore[union-attr]
-    return known and all(each.denominator == 1 and all(power > 0 for _, power in monomial) for monomial, each in part.terms)
+    known = all(parse_size(name).is_integer is True for name in expr.generators)  # type: ignore[union-attr]
+    return known and all(each.denominator == 1 and all(power > 0 for _, power in monomial) for monomial, each in expr.terms)

@@ -79,10 +79,10 @@ def steps_of_range(conditions: Sequence[Condition], dimensions: Dimensions, hold
 
 def _divisors(relation: Any) -> set[Any]:
     """Whole numbers from 2 on by which something is divided within a relation."""
-    sides = [sympy.sympify(canonical(side)) for part in relation.atoms(*_SIGNS) for side in part.args]  # without torch's own functions
-    mods = {part.args[1] for side in sides for part in side.atoms(sympy.Mod)}
-    rounded = (part for side in sides for part in side.atoms(sympy.floor, sympy.ceiling))
-    quotients = {number.q for part in rounded for number in part.atoms(sympy.Rational)}
+    sides = [sympy.sympify(canonical(side)) for expr in relation.atoms(*_SIGNS) for side in expr.args]  # without torch's own functions
+    mods = {expr.args[1] for side in sides for expr in side.atoms(sympy.Mod)}
+    rounded = (expr for side in sides for expr in side.atoms(sympy.floor, sympy.ceiling))
+    quotients = {number.q for expr in rounded for number in expr.atoms(sympy.Rational)}
     return {each for each in (*mods, *quotients) if sympy.sympify(each).is_Integer and 2 <= each <= _LARGEST_STEP}
 
 

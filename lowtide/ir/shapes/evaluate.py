@@ -64,9 +64,9 @@ def python_text(size: Size, names: Mapping[str, str]) -> str:
     return _whole_text(size, names)
 
 
-def _whole_text(part: Any, names: Mapping[str, str]) -> str:
-    top, bottom = _fraction(part, names)
-    return top if bottom == "1" else f"whole({top}, {bottom}, {str(part)[:80]!r})"
+def _whole_text(expr: Any, names: Mapping[str, str]) -> str:
+    top, bottom = _fraction(expr, names)
+    return top if bottom == "1" else f"whole({top}, {bottom}, {str(expr)[:80]!r})"
 
 
 def _check_names(size: Any, names: Mapping[str, str]) -> None:
@@ -76,41 +76,41 @@ def _check_names(size: Any, names: Mapping[str, str]) -> None:
         raise ShapeError(f"size {size}: expected dimensions that have a range ({known}), got {unknown[0]}: give it one")
 
 
-def _fraction(part: Any, names: Mapping[str, str]) -> tuple[str, str]:
+def _fraction(expr: Any, names: Mapping[str, str]) -> tuple[str, str]:
     """Numerator and denominator, "1" where there is none."""
-    top, bottom = sympy.fraction(sympy.together(part))
+    top, bottom = sympy.fraction(sympy.together(expr))
     return _text(top, names), _text(bottom, names)
 
 
-def _text(part: Any, names: Mapping[str, str]) -> str:
+def _text(expr: Any, names: Mapping[str, str]) -> str:
     """A sum of products without quotients, but within functions."""
-    if part.is_Integer:
-        return f"({int(part)})" if part < 0 else str(int(part))
-    if part.is_Symbol:
-        return names[str(part)]
-    if part.is_Add:
-        return f"({' + '.join(_text(each, names) for each in part.args)})"
-    if part.is_Mul:
-        return "*".join(_text(each, names) for each in part.args)
-    if part.is_Pow and part.exp.is_Integer and part.exp > 0:
-        return f"({_text(part.base, names)})**{int(part.exp)}"
-    return _function(part, names)
+    if expr.is_Integer:
+        return f"({int(expr)})" if expr < 0 else str(int(expr))
+    if expr.is_Symbol:
+        return names[str(expr)]
+    if expr.is_Add:
+        return f"({' + '.join(_text(each, names) for each in expr.args)})"
+    if expr.is_Mul:
+        return "*".join(_text(each, names) for each in expr.args)
+    if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
+        return f"({_text(expr.base, names)})**{int(expr.exp)}"
+    return _function(expr, names)
 
 
-def _function(part: Any, names: Mapping[str, str]) -> str:
+def _function(expr: Any, names: Mapping[str, str]) -> str:
     """One of the functions of the grammar of sizes."""
-    if isinstance(part, sympy.floor):
-        return "divided({}, {})".format(*_fraction(part.args[0], names))
-    if isinstance(part, sympy.ceiling):
-        return "(-divided(-({}), {}))".format(*_fraction(part.args[0], names))
-    if isinstance(part, (sympy.Mod, sympy.Max, sympy.Min)):
-        texts = [_whole_text(each, names) for each in part.args]
-        if isinstance(part, sympy.Mod):
+    if isinstance(expr, sympy.floor):
+        return "divided({}, {})".format(*_fraction(expr.args[0], names))
+    if isinstance(expr, sympy.ceiling):
+        return "(-divided(-({}), {}))".format(*_fraction(expr.args[0], names))
+    if isinstance(expr, (sympy.Mod, sympy.Max, sympy.Min)):
+        texts = [_whole_text(each, names) for each in expr.args]
+        if isinstance(expr, sympy.Mod):
             return f"({texts[0]} - {texts[1]}*divided({texts[0]}, {texts[1]}))"
-        return f"{'max' if isinstance(part, sympy.Max) else 'min'}({', '.join(texts)})"
-    read = canonical(part)  # such as torch's own functions, which read back as these
-    if type(read) is type(part):
-        raise FormatError(f"expected a size of whole numbers, floor, ceiling, Mod, Max and Min; got {part}")
+        return f"{'max' if isinstance(expr, sympy.Max) else 'min'}({', '.join(texts)})"
+    read = canonical(expr)  # such as torch's own functions, which read back as these
+    if type(read) is type(expr):
+        raise FormatError(f"expected a size of whole numbers, floor, ceiling, Mod, Max and Min; got {expr}")
     return _text(sympy.sympify(read), names)
 
 

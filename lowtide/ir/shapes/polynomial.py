@@ -61,8 +61,8 @@ class Polynomial:
     @cached_property
     def size(self) -> Size:
         """As the graph's own noun: an int, or an expression."""
-        parts = (sympy.Mul(*(sympy.sympify(parse_size(name)) ** power for name, power in monomial), each) for monomial, each in self.terms)
-        whole = sympy.Add(*parts)
+        pieces = (sympy.Mul(*(sympy.sympify(parse_size(name)) ** power for name, power in monomial), each) for monomial, each in self.terms)
+        whole = sympy.Add(*pieces)
         return int(whole) if whole.is_Integer else whole
 
     def __add__(self, other: Polynomial) -> Polynomial:
@@ -113,33 +113,33 @@ def generator(name: str) -> Polynomial:
     return Polynomial(((((name, 1),), 1),))
 
 
-def total(parts: Iterable[Polynomial]) -> Polynomial:
+def total(pieces: Iterable[Polynomial]) -> Polynomial:
     """The sum of polynomials."""
-    return _collected(term for part in parts for term in part.terms)
+    return _collected(term for piece in pieces for term in piece.terms)
 
 
 @lru_cache(maxsize=65536)
 def _of_expression(size: Any) -> Polynomial:
     read = canonical(size)
-    return number(read) if isinstance(read, int) else _of_parts(read)
+    return number(read) if isinstance(read, int) else _of_pieces(read)
 
 
-def _of_parts(part: Any) -> Polynomial:
+def _of_pieces(piece: Any) -> Polynomial:
     """A canonical expression, taken apart as far as it is sums, products and powers."""
-    if part.is_Rational:
-        return number(Fraction(int(part.p), int(part.q)))
-    if part.is_Add:
-        return total(map(_of_parts, part.args))
-    if part.is_Mul:
+    if piece.is_Rational:
+        return number(Fraction(int(piece.p), int(piece.q)))
+    if piece.is_Add:
+        return total(map(_of_pieces, piece.args))
+    if piece.is_Mul:
         result = number(1)
-        for factor in part.args:
-            result = result * _of_parts(factor)
+        for factor in piece.args:
+            result = result * _of_pieces(factor)
         return result
-    if part.is_Pow and part.exp.is_Integer:
-        base = _of_parts(part.base)
-        if part.exp > 0 or len(base.terms) == 1:
-            return base ** int(part.exp)
-    return generator(str(part))
+    if piece.is_Pow and piece.exp.is_Integer:
+        base = _of_pieces(piece.base)
+        if piece.exp > 0 or len(base.terms) == 1:
+            return base ** int(piece.exp)
+    return generator(str(piece))
 
 
 def _collected(terms: Iterable[tuple[Monomial, Number]]) -> Polynomial:

@@ -96,13 +96,13 @@ def _permuted(node: Node, known: ShapeGraph) -> Iterator[Pair]:
 
 def _joined(node: Node, known: ShapeGraph) -> Iterator[Pair]:
     """Tensors end to end: one extent is the sum, the others are equal."""
-    parts, made = [each for each in _tuple(node.args[0]) if isinstance(each, Value)], node.outputs[0]
-    if made is None or not made.shape or any(len(each.shape) != len(made.shape) for each in parts):
+    exprs, made = [each for each in _tuple(node.args[0]) if isinstance(each, Value)], node.outputs[0]
+    if made is None or not made.shape or any(len(each.shape) != len(made.shape) for each in exprs):
         return
     said = node.args[1] if len(node.args) > 1 else 0
     axis = said % len(made.shape) if isinstance(said, int) else 0
-    yield sum((each.shape[axis] for each in parts[1:]), start=parts[0].shape[axis]), made.shape[axis]
-    for each in parts:
+    yield sum((each.shape[axis] for each in exprs[1:]), start=exprs[0].shape[axis]), made.shape[axis]
+    for each in exprs:
         yield from ((each.shape[position], extent) for position, extent in enumerate(made.shape) if position != axis)
 
 

@@ -124,8 +124,8 @@ def _by_boxes(polynomial: Polynomial, box: Mapping[str, Range]) -> Sign:
     """What holds in all of smaller and smaller boxes. Neighbours share no whole number: what lies between two is nobody's."""
     pending, seen, boxes = [dict(box)], {Sign.ZERO}, 0
     while pending:
-        part, boxes = pending.pop(), boxes + 1
-        found = coefficients(polynomial, part)
+        expr, boxes = pending.pop(), boxes + 1
+        found = coefficients(polynomial, expr)
         if found is None or boxes > _MOST_BOXES:
             return Sign.UNKNOWN
         sign, exact = _sign_of_numbers(found.flat), _sign_of_numbers(corners(found))
@@ -134,7 +134,7 @@ def _by_boxes(polynomial: Polynomial, box: Mapping[str, Range]) -> Sign:
             return Sign.UNKNOWN
         if sign is exact:
             continue
-        halves = _halves(part, polynomial.generators)
+        halves = _halves(expr, polynomial.generators)
         if not halves:
             return Sign.UNKNOWN
         pending += halves

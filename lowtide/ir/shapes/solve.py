@@ -65,9 +65,9 @@ def substituted(polynomial: Polynomial, meanings: Mapping[str, Polynomial]) -> P
 
 def _within(name: str, meanings: Mapping[str, Polynomial]) -> Polynomial:
     """A function of dimensions with what they mean in their places."""
-    part = sympy.sympify(parse_size(name))
-    instead = {symbol: meanings[str(symbol)].size for symbol in part.free_symbols if str(symbol) in meanings}
-    return Polynomial.of(part.subs(instead, simultaneous=True))
+    expr = sympy.sympify(parse_size(name))
+    instead = {symbol: meanings[str(symbol)].size for symbol in expr.free_symbols if str(symbol) in meanings}
+    return Polynomial.of(expr.subs(instead, simultaneous=True))
 
 
 @lru_cache(maxsize=4096)
@@ -132,7 +132,7 @@ class _Solver:
         """The dimension to solve for: one that stands by itself in one term, and in no other."""
         positions: defaultdict[str, list[Monomial]] = defaultdict(list)
         for monomial, _ in difference.terms:
-            for name in {each for part, _ in monomial for each in _symbols(part)}:
+            for name in {each for expr, _ in monomial for each in _symbols(expr)}:
                 positions[name].append(monomial)
         alone = [name for name, monomials in positions.items() if name in self._ranges and monomials == [((name, 1),)]]
         return max(alone, key=lambda name: (_is_plain(_solution(name, difference)), self._rank[name]), default=None)
@@ -157,7 +157,7 @@ class _Solver:
 
 
 def _names(polynomial: Polynomial) -> set[str]:
-    return {name for part in polynomial.generators for name in _symbols(part)}
+    return {name for expr in polynomial.generators for name in _symbols(expr)}
 
 
 def _solution(name: str, difference: Polynomial) -> Polynomial:

@@ -176,15 +176,15 @@ class ArgumentReader:
         if name == "float":
             result = self._special_float()
         elif name == "complex":
-            real = self._part()
+            real = self._piece()
             self._expect(",")
-            result = complex(real, self._part())
+            result = complex(real, self._piece())
         else:
             result = parse_size(self._string()) if name == "size" else Atom(name, self._string())
         self._expect(")")
         return result
 
-    def _part(self) -> float:
+    def _piece(self) -> float:
         """One of the two floats of a complex number."""
         if self._accept_name("float"):
             self._expect("(")

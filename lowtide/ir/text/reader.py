@@ -203,7 +203,7 @@ class _Scope:
 
 def _dimensions(text: str) -> tuple[Dimension, ...]:
     """The dimensions of a graph, each with its range."""
-    matches = [_DIMENSION.fullmatch(part) for part in text.split(", ")] if text else []
+    matches = [_DIMENSION.fullmatch(piece) for piece in text.split(", ")] if text else []
     if None in matches:
         raise FormatError(f"expected dimensions such as 'batch in 1..64, length in 16..2048', got {text[:80]!r}")
     try:

@@ -145,10 +145,10 @@ def _parse_sizes(text: str) -> tuple[Size, ...]:
     """Sizes between commas, less those within parentheses, which belong to functions."""
     if not text:
         return ()
-    parts, depth, start = [], 0, 0
+    pieces, depth, start = [], 0, 0
     for at, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
         if letter == "," and depth == 0:
-            parts.append(text[start:at])
+            pieces.append(text[start:at])
             start = at + 1
-    return tuple(map(parse_size, [*parts, text[start:]]))
+    return tuple(map(parse_size, [*pieces, text[start:]]))

@@ -48,7 +48,7 @@ class Loops:
 
     def looped(self, region: Region) -> Looped | None:
         """A region as a loop of some parts; None where it cannot be one."""
-        key = region.part, region.bits
+        key = region.component, region.bits
         if key not in self._known:
             axes = {self.graph.nodes[place]: axis for place, axis in region.axes.items()}
             name = self._name(region)
@@ -61,7 +61,7 @@ class Loops:
 
     def _name(self, region: Region) -> str:
         """What people call what a region is cut along: "batch", and "tokens" where it is cut between those, too."""
-        line = self._lines.get(region.part)
+        line = self._lines.get(region.component)
         if line is None:
             return "part"
         name = line.name.split(" ")[0]
@@ -71,7 +71,7 @@ class Loops:
     def _lines(self) -> dict[int, Line]:
         """By part of the dimension graph, how it is told."""
         lines = Table.of(self.regions.dimensions).lines
-        return {part: line for line in lines for part in line.parts}
+        return {component: line for line in lines for component in line.components}
 
 
 def divided(node: Node, parts: int) -> Node:

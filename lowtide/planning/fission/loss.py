@@ -61,10 +61,10 @@ def _like_scores(dimensions: Dimensions, loss: Node) -> dict[Storage, int]:
     scores = loss.args[0]
     assert isinstance(scores, Value)
     nbytes = scores.storage.nbytes
-    classes = dimensions.part(scores, 1 if len(scores.shape) > 1 else 0) if scores.shape else -1
+    classes = dimensions.component(scores, 1 if len(scores.shape) > 1 else 0) if scores.shape else -1
     found: dict[Storage, int] = {}
     for value in (value for node in dimensions.graph.nodes for value in node.results):
-        over_classes = any(dimensions.part(value, dim) == classes for dim in range(len(value.shape)))
+        over_classes = any(dimensions.component(value, dim) == classes for dim in range(len(value.shape)))
         if over_classes and value.storage.nbytes == nbytes and isinstance(nbytes, int) and not value.storage.kind.caller_owned:
             found[value.storage] = nbytes
     return found

@@ -215,12 +215,12 @@ class FissionSearch:
 
     def _known(self, root: int, group: Alike) -> Alike:
         """The same group as before, where it is."""
-        return self._groups.setdefault((root, tuple((each.part, each.bits) for each in group.regions)), group)
+        return self._groups.setdefault((root, tuple((each.component, each.bits) for each in group.regions)), group)
 
 
 def _key(root: int, splits: Splits) -> Key:
     """What a state is known by."""
-    return root, frozenset((region.part, region.bits, parts) for group, parts in splits for region in group.regions)
+    return root, frozenset((region.component, region.bits, parts) for group, parts in splits for region in group.regions)
 
 
 def _extra_us(split: tuple[Alike, int], loops: Loops, prices: Prices) -> float:

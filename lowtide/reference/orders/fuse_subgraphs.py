@@ -72,19 +72,19 @@ class FuseSubgraphs:
 
     def _legal_run(self, web: _Web, inside: list[int]) -> tuple[list[int], int] | None:
         """The best order of a region's nodes and what it needs, where it may run in one go; its last node is the exit."""
-        part = web.part(inside)
-        if part is None:
+        piece = web.piece(inside)
+        if piece is None:
             return None
-        start_bytes = part.resident_bytes + part.start_bytes
-        end_bytes = part.resident_bytes + int(part.tensor_bytes[part.kept].sum())
+        start_bytes = piece.resident_bytes + piece.start_bytes
+        end_bytes = piece.resident_bytes + int(piece.tensor_bytes[piece.kept].sum())
         later = np.zeros(len(inside), np.bool_)
         later[-1] = True
-        for source in np.flatnonzero(np.diff(part.pred_ptr) == 0):
+        for source in np.flatnonzero(np.diff(piece.pred_ptr) == 0):
             done = np.zeros(len(inside), np.bool_)
             done[source] = True
-            if least_live(part, done, later).need_bytes < max(start_bytes, end_bytes):
+            if least_live(piece, done, later).need_bytes < max(start_bytes, end_bytes):
                 return None
-        found = self.inner.solve(part)
+        found = self.inner.solve(piece)
         if found.status is not Status.OPTIMAL:
             return None
         return [inside[node] for node in found.order], found.peak_bytes - start_bytes
@@ -174,7 +174,7 @@ class _Web:
                     order.append(succ)
         return {node: position for position, node in enumerate(order)}
 
-    def part(self, inside: list[int]) -> OrderProblem | None:
+    def piece(self, inside: list[int]) -> OrderProblem | None:
         """The problem of a region alone, its exit last, or None where a tensor may die within it or elsewhere, as it happens."""
         members = set(inside)
         before = set().union(*(self.preds[node] for node in inside)) - members

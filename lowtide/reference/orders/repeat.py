@@ -28,15 +28,15 @@ class Form(NamedTuple):
     nodes: NDArray[np.intp]  # [n] the problem's nodes in the order of the form
 
 
-def solve_once(parts: Iterable[OrderProblem], inner: Solver) -> list[Schedule]:
+def solve_once(pieces: Iterable[OrderProblem], inner: Solver) -> list[Schedule]:
     """The answers of `inner` to all parts, those to equal parts carried over from the first of them."""
     known: dict[bytes, tuple[OrderProblem, Form, Schedule]] = {}
     answers = []
-    for part in parts:
-        form = form_of(part)
+    for piece in pieces:
+        form = form_of(piece)
         if form.key not in known:
-            known[form.key] = (part, form, inner.solve(part))
-        answers.append(_carried(part, form, *known[form.key]))
+            known[form.key] = (piece, form, inner.solve(piece))
+        answers.append(_carried(piece, form, *known[form.key]))
     return answers
 
 
@@ -46,26 +46,26 @@ def form_of(problem: OrderProblem) -> Form:
     nodes = np.argsort(node_words, kind="stable")
     tensors = np.argsort(tensor_words, kind="stable")
     node_place, tensor_place = np.argsort(nodes), np.argsort(tensors)
-    parts = [
+    pieces = [
         problem.tensor_bytes[tensors], problem.kept[tensors], np.append(node_place, -1)[problem.producer][tensors],
         problem.workspace_bytes[nodes], np.append(tensor_place, -1)[problem.take_output][nodes],
         *(_placed(rows, nodes, position) for rows, position in
           ((problem.reads, tensor_place), (problem.preds, node_place), (problem.takes, tensor_place))),
     ]  # fmt: skip
     digest = hashlib.sha256(f"{problem.node_count} {problem.tensor_count}".encode())
-    for part in parts:
-        digest.update(np.ascontiguousarray(part, np.int64).tobytes())
+    for piece in pieces:
+        digest.update(np.ascontiguousarray(piece, np.int64).tobytes())
         digest.update(b"/")
     return Form(digest.digest(), nodes)
 
 
-def _carried(part: OrderProblem, form: Form, first: OrderProblem, first_form: Form, found: Schedule) -> Schedule:
+def _carried(piece: OrderProblem, form: Form, first: OrderProblem, first_form: Form, found: Schedule) -> Schedule:
     """The answer to `first` as one to `part`, which has the same form."""
-    if part is first:
+    if piece is first:
         return found
-    node_of = np.empty(part.node_count, np.intp)
+    node_of = np.empty(piece.node_count, np.intp)
     node_of[first_form.nodes] = form.nodes
-    more_bytes = part.resident_bytes - first.resident_bytes
+    more_bytes = piece.resident_bytes - first.resident_bytes
     return replace(
         found,
         order=tuple(node_of[list(found.order)].tolist()),

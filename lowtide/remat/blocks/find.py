@@ -102,7 +102,7 @@ def find_blocks(
     idle = _alive(made_at, np.where(near & (read_at < boundary), forward_at, -1), sizes, boundary)[begin:]
     cuts = begin + _low(_valleys(alive, idle, _RISE), alive)
     starts = np.unique(np.concatenate([[begin], cuts, [boundary]])).astype(np.int64)
-    starts = _with_backward_parts(starts, made_at, read_at, forward_at, end)
+    starts = _with_backward_pieces(starts, made_at, read_at, forward_at, end)
     while len(starts) - 1 > most:
         starts = np.append(starts[:-1:2], boundary)
     inside = (made_at >= begin) & (made_at < boundary) & (read_at >= boundary)
@@ -161,7 +161,7 @@ def _low(cuts: Positions, alive: Bytes) -> Positions:
     return found
 
 
-def _with_backward_parts(starts: Positions, made_at: Positions, read_at: Positions, forward_at: Positions, end: int) -> Positions:
+def _with_backward_pieces(starts: Positions, made_at: Positions, read_at: Positions, forward_at: Positions, end: int) -> Positions:
     """The starts without those of blocks whose backward part is empty: they are one with the block before."""
     ends = _ends(starts, made_at, read_at, forward_at, end)
     empty = ends[1:-1] == ends[2:]  # of every block but the first

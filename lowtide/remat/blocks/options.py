@@ -70,12 +70,12 @@ REPEATED = Effort()  # for a block that stands for several
 SINGLE = Effort(weights=(Weights(), Weights(1.0, 1.0, 0.0)), rounds=1)
 
 
-def options_of(block: BlockProblem, parts: Sequence[Sequence[Option]] = (), effort: Effort = REPEATED) -> list[Option]:
+def options_of(block: BlockProblem, pieces: Sequence[Sequence[Option]] = (), effort: Effort = REPEATED) -> list[Option]:
     """The options that no other beats, the fastest first: that one keeps all.
 
     Where the block is made of smaller ones, `parts` are their options, and each combination of them is one of this block.
     """
-    best = _unbeaten([*_distinct(_sequences(block, effort), block), *_combined(block, parts)])
+    best = _unbeaten([*_distinct(_sequences(block, effort), block), *_combined(block, pieces)])
     random, most = np.random.default_rng(0), effort.most
     for _ in range(effort.rounds):
         every = -(-len(best) * effort.rounds // effort.calls(block))
@@ -144,10 +144,10 @@ def _improved(block: BlockProblem, option: Option, random: np.random.Generator, 
     return None if found is None else found.sequence
 
 
-def _combined(block: BlockProblem, parts: Sequence[Sequence[Option]]) -> list[Option]:
+def _combined(block: BlockProblem, pieces: Sequence[Sequence[Option]]) -> list[Option]:
     """Each choice of one option for each part, as options of the whole: those that no other seems to beat."""
     found = [_Whole((), 0, 0, 0, 0.0)]
-    for options in parts:
+    for options in pieces:
         found = _unbeaten_wholes([whole.then(option) for whole in found for option in options])
     return [option_of(block, _joined(block, whole.options)) for whole in found if whole.options]
 

@@ -118,16 +118,16 @@ class BlockPlan:
     def written(self, steps: Sequence[Step]) -> Ints:
         """The sequence of a plan, some of its runs needless."""
         for step in steps:
-            if step not in self._parts:
-                self._parts[step] = self.part(*step)
-        return np.concatenate([self._parts[step] for step in steps])
+            if step not in self._pieces:
+                self._pieces[step] = self.piece(*step)
+        return np.concatenate([self._pieces[step] for step in steps])
 
     @cached_property
-    def _parts(self) -> dict[Step, Ints]:
+    def _pieces(self) -> dict[Step, Ints]:
         """The nodes of each step that some plan took."""
         return {}
 
-    def part(self, deed: int, block: int, option: int) -> Ints:
+    def piece(self, deed: int, block: int, option: int) -> Ints:
         """The nodes of one step of a plan."""
         if deed == HAND_ON:
             return self.blocks.forward_of(block).astype(np.int32)

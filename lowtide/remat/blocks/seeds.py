@@ -166,8 +166,8 @@ class Plans:
 
     def written(self, plans: Sequence[Sequence[Step]]) -> Ints:
         """The sequence of one plan for each segment."""
-        parts, position = [], 0
+        pieces, position = [], 0
         for segment, steps in zip(self.segments, plans, strict=True):
-            parts += [self.order[position : segment.blocks.begin], segment.written(steps)]
+            pieces += [self.order[position : segment.blocks.begin], segment.written(steps)]
             position = segment.blocks.end
-        return pruned(self.problem, np.concatenate([*parts, self.order[position:]]))
+        return pruned(self.problem, np.concatenate([*pieces, self.order[position:]]))

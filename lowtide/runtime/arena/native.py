@@ -124,8 +124,8 @@ def _build(folder: Path | None, name: str) -> Any:
     if folder is not None and not _can_build_in(folder):
         warn_not_cached(f"{folder} has no room for the planned allocator, or does not let it run")
         folder = None
-    with tempfile.TemporaryDirectory(prefix="building-", dir=folder, ignore_cleanup_errors=True) as part:
-        made = Path(part) / name
+    with tempfile.TemporaryDirectory(prefix="building-", dir=folder, ignore_cleanup_errors=True) as piece:
+        made = Path(piece) / name
         compile_library(_SOURCE, made)
         _check_is_whole(made.read_bytes())
         library = _opened(made)

@@ -77,7 +77,7 @@ class Tokens:
         if isinstance(item, types.MethodType):
             return kind, Identity(item.__func__), self._of(item.__self__, _DEEPEST)
         if isinstance(item, functools.partial):
-            return kind, self._of(item.func, _DEEPEST), self._parts(item.args, depth), self._entries(item.keywords, depth)
+            return kind, self._of(item.func, _DEEPEST), self._pieces(item.args, depth), self._entries(item.keywords, depth)
         if isinstance(item, (*_SEQUENCES, set, frozenset, dict)):
             return self._container(item, kind, depth)
         return self._object(item, depth)
@@ -91,8 +91,8 @@ class Tokens:
         if isinstance(item, dict):
             return kind, self._entries(item, depth)
         if isinstance(item, (set, frozenset)):
-            return kind, frozenset(self._of(part, _DEEPEST) for part in item)
-        return kind, self._parts(item, depth)
+            return kind, frozenset(self._of(piece, _DEEPEST) for piece in item)
+        return kind, self._pieces(item, depth)
 
     def _object(self, item: Any, depth: int) -> Token:
         """An object is itself, with its attributes as they are."""
@@ -106,8 +106,8 @@ class Tokens:
         self._watch.container(attributes)
         return Identity(item), self._entries(attributes, depth)
 
-    def _parts(self, items: Any, depth: int) -> Token:
-        return tuple([self._of(part, depth + 1) for part in items])
+    def _pieces(self, items: Any, depth: int) -> Token:
+        return tuple([self._of(piece, depth + 1) for piece in items])
 
     def _entries(self, items: Mapping[Any, Any], depth: int) -> Token:
-        return tuple([(self._of(key, _DEEPEST), self._of(part, depth + 1)) for key, part in items.items()])
+        return tuple([(self._of(key, _DEEPEST), self._of(piece, depth + 1)) for key, piece in items.items()])
