@@ -48,7 +48,7 @@ def _check(tree: FissionTree) -> None:
             if other != number:
                 assert not mine.places & theirs.places or mine.places <= theirs.places or theirs.places <= mine.places
                 inside = mine.places < theirs.places or (mine.places == theirs.places and other < number)
-                total *= tree.parts[other] if inside and mine.part == theirs.part else 1
+                total *= tree.parts[other] if inside and mine.component == theirs.component else 1
         assert 1 < total <= mine.units
 
 
