@@ -10,11 +10,20 @@ import pytest
 import torch
 
 import lowtide
+from bench import torchvision_shim
 from bench.tables import page as results_page
 from lowtide.cost.profiler import measure_memory
 
 ROOT = Path(__file__).parents[1]
+torchvision_shim.install()  # transformers and torchmetrics import torchvision
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*(num_workers|LeafSpec|isinstance|pin_memory|log_every_n_steps).*")
+def test_the_recipes_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for framework in ("transformers", "accelerate", "lightning", "peft"):
+        pytest.importorskip(framework, exc_type=ImportError)
+    test_the_code_runs("docs/recipes.md", tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
