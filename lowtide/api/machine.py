@@ -10,6 +10,7 @@ from importlib.metadata import version
 
 import torch
 
+from lowtide.api.networks.made import networked
 from lowtide.api.stages import Say, Stages
 from lowtide.capture.program import Captured
 from lowtide.cost.bodies import workspaces_within
@@ -82,9 +83,17 @@ class Machine:
         known, roots = plain | algebra, dict[Graph, int]()
         if limited and not exact:
             known, roots = self._in_parts(captured, known, laboratory, like)
-        first, *others = self._with_workspaces(captured, list(known), laboratory)
-        made = (_knowing(each, known.get(each.graph)) for each in others)
+        generated = None if exact or limited else self.networked(captured)
+        first, *others = self._with_workspaces(captured, [*known, *(() if generated is None else (generated,))], laboratory)
+        made = (_knowing(each, known.get(each.graph), each.graph is generated) for each in others)
         return replace(first, held_by_eager=held), *(replace(each, root=roots.get(each.graph, -1)) for each in made)
+
+    def networked(self, captured: Captured) -> Graph | None:
+        """The captured graph with what this machine's compiler makes kernels for, where it can run here."""
+        if self.simulated is not None or not self.tries or self.name(captured) != "cpu":
+            return None
+        with self.stages.stage("kernels", "generating and compiling kernels, or loading them"):
+            return networked(captured.graph)
 
     def _in_parts(
         self, captured: Captured, known: Mapping[Graph, Rewriting], laboratory: Laboratory, like: Sequence[Candidate]
@@ -150,10 +159,10 @@ class Machine:
             return tuple(each.timed(measure_timings(each.graph.nodes, rates, laboratory=laboratory).us) for each in candidates)
 
 
-def _knowing(candidate: Candidate, rewriting: Rewriting | None) -> Candidate:
-    """The candidate with what algebra did to it."""
+def _knowing(candidate: Candidate, rewriting: Rewriting | None, generated: bool = False) -> Candidate:
+    """The candidate with what algebra did to it, or that its kernels are generated."""
     if rewriting is None:
-        return candidate
+        return replace(candidate, exact=not generated, generated=generated)
     return replace(candidate, exact=rewriting.exact, costs_time=rewriting.costs_time, deeds=rewriting.deeds)
 
 

@@ -13,6 +13,7 @@ from lowtide.api.stages import Stages
 from lowtide.capture.program import Captured
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.errors import BudgetError, FormatError
+from lowtide.ir.regions import is_region
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.limits import Limit, Memory
@@ -133,7 +134,9 @@ class Maker:
     def _program(self, captured: Captured, laboratory: Laboratory, like: Sequence[Candidate] = ()) -> Program:
         """A captured program with what planning has to know of it; of one that a saved plan is for, that plan."""
         if (saved := self._saved_for(captured)) is not None:
-            return Program(captured, self.machine.granule_bytes(captured), (), as_saved(saved, captured.graph, exact=self.asked.exact))
+            generated = self.machine.networked(captured) if any(is_region(node) for node in saved.graph.nodes) else None
+            plan = as_saved(saved, captured.graph, exact=self.asked.exact, generated=generated)
+            return Program(captured, self.machine.granule_bytes(captured), (), plan)
         candidates = self.machine.candidates(captured, laboratory, exact=self.asked.exact, limited=self._is_limited, like=like)
         if self._is_limited:
             candidates = self.machine.timed(captured, candidates, laboratory)

@@ -18,6 +18,7 @@ from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.running.eager import run_eagerly
 from lowtide.api.running.recaptures import Recaptures
 from lowtide.api.running.shapes import Shapes
+from lowtide.api.running.steady import Steady
 from lowtide.api.running.variant import Variant
 from lowtide.api.running.verify import Verification, verified
 from lowtide.api.stages import Stages
@@ -83,6 +84,7 @@ class Step:
         self._recaptures = Recaptures()
         self._measured: MeasuredStep | None = None
         self._shapes = Shapes[Step](on_new_shape, limited=maker.asked.limit.is_limit or maker.saved is not None)
+        self._steady: Steady | None = None  # the short way, once a call has gone the long one
         self._range = maker if isinstance(maker, RangeMaker) else None
         self._seen = list(seen)
         self._ranged: OrderedDict[Shape, Step] = OrderedDict()  # steps for shapes of the range
@@ -163,6 +165,8 @@ class Step:
         CaptureError where it has to be captured anew and cannot be; BudgetError where nothing within the limit is found for that shape;
         what the program itself raises where it checks its data and finds them wrong: nothing has been changed then.
         """
+        if self._steady is not None and (steadily := self._steady.inputs(args, kwargs)) is not None:
+            return self._steady.run(steadily)
         known = self._ranged.get(shape_of(args, kwargs)) if self._ranged else None
         if known is not None:
             return known(*args, **kwargs)
@@ -173,6 +177,7 @@ class Step:
         else:
             result, stepped = self._run(variant, inputs, now)
             self._caller.end_step(stepped)
+            self._steady = Steady.of(variant, inputs, now, args, kwargs) if self._arena is None else None
             return result
         other = self._other(reshaped, args, kwargs)
         if other is None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from lowtide.cost.memory import Footprint, order_problem, simulate
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.loops import Loop, is_loop
+from lowtide.ir.regions import Region, is_region
 
 
 class Run(NamedTuple):
@@ -31,6 +32,10 @@ def bodies(node: Node) -> tuple[Graph, ...]:
 
 def runs_of(node: Node, beside: Sequence[Node] = (), count: int = 1) -> Iterator[Run]:
     """What running a node comes to: itself, or all runs of what is in its body."""
+    if is_region(node):
+        assert node.body is not None
+        yield from (Run(inner, node.body.nodes, count) for inner in node.body.nodes)
+        return
     if not is_loop(node):
         yield Run(node, beside, count)
         return
@@ -56,7 +61,11 @@ def workspaces_within(nodes: Sequence[Node], *, round_to: int = 1) -> tuple[int,
     """By node: what its body takes; 0 for one that has none. The operators' own workspaces are not known."""
 
     def within(node: Node) -> int:
+        if is_region(node):
+            return Region.of(node).arena_bytes
+        if not is_loop(node):
+            return 0
         parts = (inner_peak_bytes(body, workspaces_within(body.nodes, round_to=round_to), round_to=round_to) for body in bodies(node))
         return max(parts, default=0)
 
-    return tuple(within(node) if is_loop(node) else 0 for node in nodes)
+    return tuple(map(within, nodes))

@@ -15,6 +15,7 @@ from lowtide.ir.graph import Graph, Node
 from lowtide.ir.loops import is_loop
 from lowtide.ir.operators.nodes import is_arithmetic, is_transfer, is_view
 from lowtide.ir.operators.table import row_of
+from lowtide.ir.regions import is_region
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Device:
 
         That of a loop is that of all its parts, which are small, and so take more than their share.
         """
-        if is_loop(node):
+        if is_loop(node) or is_region(node):
             return sum(run.times * self.node_us(run.node) for run in runs_of(node))
         if is_view(node) or is_transfer(node) or is_arithmetic(node):
             return 0.0

@@ -24,6 +24,7 @@ from lowtide.ir.graph import Node, Storage
 from lowtide.ir.loops import is_loop
 from lowtide.ir.made import Results, made_as
 from lowtide.ir.operators.nodes import is_arithmetic
+from lowtide.ir.regions import Region, is_region
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,9 @@ def _measured(nodes: Sequence[Node], laboratory: Laboratory, limit_bytes: int | 
             lacking += any(each.unknown_nodes for _, each in pieces)
             unknown |= {inner.call: inner for _, each in pieces for inner in each.unknown}
             unlike += [node] if any(each.unlike for _, each in pieces) else []
+            continue
+        if is_region(node):
+            sizes.append(Region.of(node).arena_bytes)
             continue
         call = None if needs_none(node) else call_of(node, nodes, limit_bytes)
         level_bytes = 0 if call is None else laboratory.level_bytes(call)

@@ -9,7 +9,8 @@ A graph over dimensions becomes one program for all their numbers: its head read
 
 The program calls operators directly; whoever runs it turns autograd and autocast off. Nothing in it comes from a file unchecked:
 operators are names of three identifiers, variables are made here, everything else is a literal. A node with a body is a Python loop, see
-`loops`. `out=` forms are called only to work in the
+`loops`; a region is called by its first result's name, from the `regions` that the program is given.
+`out=` forms are called only to work in the
 memory of an input that dies, or of a loop's result: for what is allocated, PyTorch's allocator or the arena stands.
 """
 
@@ -25,15 +26,32 @@ from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.loops import is_loop
 from lowtide.ir.operators.names import STOP
 from lowtide.ir.operators.nodes import is_arithmetic, is_transfer
+from lowtide.ir.regions import is_region
 from lowtide.ir.shapes import evaluate
 from lowtide.lower import loops, transfers
 from lowtide.lower.sizes import CALLED, Sizes
-from lowtide.lower.statements import Names, deaths, releases, statements, text_of
+from lowtide.lower.statements import Names, deaths, region_lines, releases, statements, text_of
 from lowtide.plan.contents import Contents, Decision
 from lowtide.plan.summary import bytes_text
 
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_RESERVED = {*keyword.kwlist, "_", "inputs", "host", "step", "torch", "device", "inf", "nan", "abs", "max", "min", "math", "range"}
+_RESERVED = {
+    *keyword.kwlist,
+    "_",
+    "inputs",
+    "host",
+    "step",
+    "torch",
+    "device",
+    "inf",
+    "nan",
+    "abs",
+    "max",
+    "min",
+    "math",
+    "range",
+    "regions",
+}
 
 
 def lower(plan: Decision) -> str:
@@ -78,7 +96,9 @@ def _lines(plan: Decision) -> Iterator[tuple[str, int]]:
 
 def _run(node: Node, reuse: int, names: Names, offloaded: transfers.Offloaded, fresh: Callable[[str], str]) -> Iterator[str]:
     """The lines that run one node."""
-    return loops.lines(node, names, fresh) if is_loop(node) else statements(node, reuse, names, offloaded)
+    if is_loop(node):
+        return loops.lines(node, names, fresh)
+    return region_lines(node, names) if is_region(node) else statements(node, reuse, names, offloaded)
 
 
 def _stop(node: Node, graph: Graph, made: set[Value], names: Names) -> Iterator[str]:
@@ -89,14 +109,14 @@ def _stop(node: Node, graph: Graph, made: set[Value], names: Names) -> Iterator[
 
 def namespaces(graph: Graph) -> tuple[str, ...]:
     """The operator libraries that a graph's program calls, by name."""
-    called = (node for node in _all_nodes(graph) if not (is_arithmetic(node) or is_transfer(node) or is_loop(node)))
+    called = (node for node in _all_nodes(graph) if not (is_arithmetic(node) or is_transfer(node) or is_loop(node) or is_region(node)))
     return tuple(sorted({"aten"} | {node.op.split(".")[0] for node in called}))
 
 
 def _all_nodes(graph: Graph) -> Iterator[Node]:
     for node in graph.nodes:
         yield node
-        if node.body is not None:
+        if node.body is not None and not is_region(node):  # that is compiled
             yield from _all_nodes(node.body)
 
 

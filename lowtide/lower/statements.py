@@ -72,6 +72,12 @@ def statements(node: Node, reuse: int, names: Names, offloaded: transfers.Offloa
         yield from _assign(node, call, names)
 
 
+def region_lines(node: Node, names: Names) -> Iterator[str]:
+    """The lines that have generated kernels run a node's body: `regions` has them by the name of the first result."""
+    results = ", ".join(names[value] for value in node.results)
+    yield f"{results}, = regions[{node.results[0].name!r}]({', '.join(text_of(arg, names) for arg in node.args)})"
+
+
 def _assign(node: Node, call: str, names: Names) -> Iterator[str]:
     """Bind a call's results. What nobody wants must not stay bound, or it would stay alive."""
     if not any(output is not None for output in node.outputs):

@@ -50,6 +50,7 @@ class Candidate:
     costs_time: bool = False  # it takes longer than the captured graph
     deeds: tuple[Deed, ...] = ()  # what algebra did to it
     root: int = -1  # which of the graphs, in the order in which they are made, it is or was split of; -1 where nothing was split
+    generated: bool = False  # it runs generated kernels, which are faster than any order of torch's
     _known: list[tuple[tuple[object, ...], Any]] = field(default_factory=list, repr=False)  # what was asked, and the answer
 
     @property

@@ -16,11 +16,13 @@ from lowtide.planning.request import Request
 def ordered(candidates: Sequence[Candidate], request: Request) -> Plan:
     """The captured graph or one that computes the same, in the order of least peak that the solver finds for any.
 
-    Of those that need no more the one that algebra has made quickest, and of equal ones the first.
+    What runs generated kernels goes first. Of those that need no more the one that algebra has made quickest, and of equal ones the first.
     Not yet checked. `eager_peak_bytes` is the peak of the captured program, the first candidate, as it stands.
     """
     order_together(candidates, request.solver, request.granule_bytes)
-    best = min(candidates, key=lambda each: (each.ordered(request.solver, request.granule_bytes).peak_bytes, each.deeds_us))
+    best = min(
+        candidates, key=lambda each: (not each.generated, each.ordered(request.solver, request.granule_bytes).peak_bytes, each.deeds_us)
+    )
     return in_its_order(candidates[0], best, request)
 
 

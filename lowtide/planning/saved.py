@@ -22,8 +22,8 @@ def replan(saved: Plan, graph: Graph) -> Plan:
     return checked(dataclasses.replace(saved, graph=graph))
 
 
-def as_saved(saved: Plan, graph: Graph, *, exact: bool) -> Plan:
-    """The saved plan for the captured graph, or the one that was made of it, that it is of.
+def as_saved(saved: Plan, graph: Graph, *, exact: bool, generated: Graph | None = None) -> Plan:
+    """The saved plan for the captured graph, or the one that was made of it, that it is of; `generated` is that with regions.
 
     Raises FormatError where it is of none, and where its numbers are rounded otherwise although they are to be eager's (`exact`).
     """
@@ -31,7 +31,7 @@ def as_saved(saved: Plan, graph: Graph, *, exact: bool) -> Plan:
     ruled = rewritten_as(equal[-1], saved.algebra)
     found = _of_one(saved, [*equal, ruled.graph] if ruled.exact else equal)
     if found is None:
-        graphs = [] if ruled.exact else [ruled.graph]
+        graphs = [each for each in (generated, None if ruled.exact else ruled.graph) if each is not None]
         found = _of_one(saved, [*graphs, *_in_parts(ruled.graph if saved.algebra else equal[-1], saved)])
         if found is not None and exact:
             raise FormatError("the saved plan rounds otherwise than eager: say exact=False, or leave `plan` out to make a new one")

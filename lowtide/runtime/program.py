@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -31,11 +31,14 @@ class Program:
     gradients: bool = True
     autocast_devices: tuple[str, ...] = ("cpu",)  # where autocast would otherwise reach into the operators
     host: HostMemory | None = None
+    regions: Mapping[str, Callable[..., Sequence[Any]]] = field(
+        default_factory=dict, compare=False
+    )  # runs generated kernels, by first result
     _step: Callable[..., list[Any]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         filename = f"<lowtide step {next(_serial)}>"
-        namespace: dict[str, Any] = {}
+        namespace: dict[str, Any] = {"regions": self.regions}
         exec(compile(self.source, filename, "exec"), namespace)
         # Tracebacks and debuggers find the program's lines here, for as long as there is a program.
         weakref.finalize(self, linecache.cache.pop, filename, None)

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from lowtide.base import folders
-from lowtide.runtime.arena import compiler as compiler_module
+from lowtide.runtime import compiler as compiler_module
+from lowtide.runtime import libraries
 from lowtide.runtime.arena import native
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the planned allocator is for Linux")
@@ -214,7 +215,7 @@ def test_a_kept_library_that_is_not_ours_is_built_again(tmp_path: Path, compiler
     (tmp_path / "other.cpp").write_text("int other() { return 0; }")
     subprocess.run([_THERE, "-shared", "-fPIC", tmp_path / "other.cpp", "-o", tmp_path / "other.so"], check=True)
     for library in ((tmp_path / "other.so").read_bytes(), b"no library"):
-        path.write_bytes(library + native._seal(library))
+        path.write_bytes(library + libraries.seal(library))
         calls = compiler.read_text().count("call")
         assert native._works(native._library(tmp_path))
         assert compiler.read_text().count("call") == calls + 1

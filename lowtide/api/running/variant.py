@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from lowtide.api.networks.made import runners
 from lowtide.api.running.harm import tell_harm
 from lowtide.capture.data.facts import Facts
 from lowtide.capture.program import Captured
@@ -46,7 +47,7 @@ class Variant:
         devices = tuple(sorted({torch.device(value.storage.device).type for value in inputs}))
         host = host_memory(max((value.storage.device for value in inputs), default="cpu")) if swaps(decision) else None
         check = InputCheck.of(captured.graph, captured.slots)
-        program = Program(lower(decision), gradients, devices, host)
+        program = Program(lower(decision), gradients, devices, host, runners(decision.graph))
         return cls(captured, decision, planned, program, granted, check, SettingsCheck.of(captured.graph, captured.slots))
 
     @cached_property

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field, replace
 
 from lowtide.ir.check.host import check_host_copies
 from lowtide.ir.check.loops import check_loop, is_loop
+from lowtide.ir.check.regions import check_region
 from lowtide.ir.check.reuse import check_reuses
 from lowtide.ir.check.verdict import Verdict, Where, refuse
 from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.operators.names import LOAD
 from lowtide.ir.operators.table import row_of
+from lowtide.ir.regions import is_region
 from lowtide.ir.sizes import ITEM_BYTES, Size
 
 __all__ = ["Verdict", "check_graph", "check_order", "check_reuses"]
@@ -28,7 +30,7 @@ def check_graph(graph: Graph) -> None:
 
     Raises CheckError: verdict, node, operator, source line.
     """
-    pending, loops = [(graph, "")], list[tuple[Node, Where]]()
+    pending, loops, regions = [(graph, "")], list[tuple[Node, Where]](), list[tuple[Node, Where]]()
     while pending:
         current, within = pending.pop()
         _check_one(current, within)
@@ -37,8 +39,12 @@ def check_graph(graph: Graph) -> None:
                 pending.append((node.body, f", in the body of {Where(index, node, within)}"))
             if is_loop(node):
                 loops.append((node, Where(index, node, within)))
+            if is_region(node):
+                regions.append((node, Where(index, node, within)))
     for node, where in loops:  # their bodies are right graphs
         check_loop(node, where)
+    for node, where in regions:
+        check_region(node, where)
 
 
 def check_order(graph: Graph, order: Sequence[int]) -> None:

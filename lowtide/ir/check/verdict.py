@@ -51,6 +51,10 @@ class Verdict(enum.Enum):
     LOOP_ONCE = "a loop repeats what may run only once: random numbers, statistics, decisions, copies to the host"
     LOOP_AGAIN = "a loop computes the same in every part"
 
+    REGION_FORM = "a region does not say fixed, arena_bytes and packed_bytes, or has no body"
+    REGION_ENDS = "what a region is given or makes is not what its body takes or gives"
+    REGION_PURE = "a region's body writes, draws, or has a body itself"
+
     NOT_A_PERMUTATION = "the order does not name every node once"
     ORDER_DATA = "the order runs a node before one that makes what it reads"
     ORDER_HAZARD = "the order runs a node while a storage is at another version than the one it reads"

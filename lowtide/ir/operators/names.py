@@ -8,6 +8,9 @@ STORE, DROP, LOAD = "host.store", "host.drop", "host.load"
 # Runs its body once for each part of an extent, see `ir.loops`.
 LOOP = "fission.loop"
 
+# Runs its body by generated kernels, see `ir.regions`.
+REGION = "fuse.region"
+
 # Arithmetic on Python numbers starts with this: "py.mul".
 ARITHMETIC = "py."
 

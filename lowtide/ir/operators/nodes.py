@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Graph, Node, Value
-from lowtide.ir.operators.names import ARITHMETIC, DROP, LOAD, LOOP, STORE
+from lowtide.ir.operators.names import ARITHMETIC, DROP, LOAD, LOOP, REGION, STORE
 from lowtide.ir.operators.row import Draws, Operator
 from lowtide.ir.operators.table import row_of
 
 # A library's operator and its overload, or arithmetic on Python numbers: nothing that Python could look up by such a name.
-_OPERATOR = re.compile(r"(?!py\.|host\.|fission\.)[A-Za-z_]\w*(\.[A-Za-z_]\w*){2}|py\.[a-z_]+", re.ASCII)
+_OPERATOR = re.compile(r"(?!py\.|host\.|fission\.|fuse\.)[A-Za-z_]\w*(\.[A-Za-z_]\w*){2}|py\.[a-z_]+", re.ASCII)
 
 
 def check_operators(graph: Graph) -> None:
@@ -22,7 +22,7 @@ def check_operators(graph: Graph) -> None:
     while pending:
         for index, node in enumerate(pending.pop().nodes):
             for name in (node.op, *(overload for _, overload in node.inplace)):
-                if not _OPERATOR.fullmatch(name) and name not in (STORE, DROP, LOAD, LOOP):
+                if not _OPERATOR.fullmatch(name) and name not in (STORE, DROP, LOAD, LOOP, REGION):
                     raise FormatError(f"node {index}: expected the name of an operator such as 'aten.add.Tensor', got {name!r}")
             if node.body is not None:
                 pending.append(node.body)

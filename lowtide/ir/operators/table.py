@@ -17,7 +17,7 @@ from lowtide.ir.operators.row import Draws, Operator
 
 ROWS: dict[str, Operator] = {row.name: row for piece in (products, draws, memory, layers, own) for row in piece.ROWS}
 
-_OWN = ("aten", "py", "host", "fission", "lowtide")
+_OWN = ("aten", "py", "host", "fission", "fuse", "lowtide")
 
 
 @functools.cache

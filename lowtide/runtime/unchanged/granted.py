@@ -33,6 +33,10 @@ class Granted:
         self._watch = look.watched()
         return True
 
+    def unmoved(self) -> bool:
+        """Whether nothing was put elsewhere since it was last asked; False may also be said of what only looks alike."""
+        return self._watch is not None and self._watch.same()
+
     def change(self) -> str:
         """What does not hold any more, in words; empty where all does."""
         return first_difference(self._locations, Look(self._caller, self._reads).locations)

@@ -15,8 +15,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC")
 _COMPILERS = ("c++", "g++", "clang++")
 _PATIENCE_SECONDS = 300  # for a compiler that takes two
@@ -24,13 +22,12 @@ _HEARD_BYTES = 2**16  # of what it says: its first complaint is among them
 
 
 class NativeError(Exception):
-    """Why there is no planned allocator here, in words that go on after "runs without an arena: "."""
+    """Why there is no such library here, in words that go on after "runs without an arena: "."""
 
 
-def compile_library(source: Path, target: Path) -> None:
-    """Make the library `target`, which uses torch's. Raises NativeError."""
-    root = Path(torch.__file__).parent
-    command = [*_compiler(), *FLAGS, f"-I{root / 'include'}", str(source), "-o", str(target), f"-L{root / 'lib'}", "-lc10"]
+def compile_library(source: Path, target: Path, options: Sequence[str] = FLAGS, linked: Sequence[str] = ()) -> None:
+    """Make the library `target`. Raises NativeError."""
+    command = [*compiler(), *options, str(source), "-o", str(target), *linked]
     try:
         status, said = _run(command, target.parent)
     except subprocess.TimeoutExpired as error:
@@ -63,7 +60,7 @@ def _run(command: Sequence[str], folder: Path) -> tuple[int, str]:
         return status, said.read(_HEARD_BYTES).decode(errors="replace")
 
 
-def _compiler() -> list[str]:
+def compiler() -> list[str]:
     """$CXX with its options, or the first compiler that is there. Raises NativeError."""
     chosen = os.environ.get("CXX", "")
     try:

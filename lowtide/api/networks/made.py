@@ -1,0 +1,83 @@
+"""A graph with regions, compiled for this machine, and what runs them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from functools import lru_cache
+
+from lowtide.fuse.network import Network, network_of
+from lowtide.fuse.regions import with_regions
+from lowtide.ir.graph import Graph
+from lowtide.ir.regions import Region, is_region
+from lowtide.lower.python import lower
+from lowtide.place import Portfolio, place
+from lowtide.problems.placement import PlaceProblem
+from lowtide.runtime.compiler import NativeError
+from lowtide.runtime.networks.built import network, team
+from lowtide.runtime.networks.running import Described, Running
+from lowtide.runtime.program import Program
+
+_MOST = 64  # networks whose libraries are kept open for other steps
+
+
+def networked(graph: Graph) -> Graph | None:
+    """The graph with regions that have been compiled; None where nothing is generated, with a warning where nothing can be."""
+    try:
+        found = with_regions(graph, _described)
+    except NativeError as error:
+        _warn(error)
+        return None
+    return found
+
+
+def runners(graph: Graph) -> Mapping[str, Running]:
+    """What runs a graph's regions, by the name of the first result. Raises NativeError."""
+    regions = [Region.of(node) for node in graph.nodes if is_region(node)]
+    return {region.node.results[0].name: _running(region) for region in regions}
+
+
+def _running(region: Region) -> Running:
+    its, address, library = _built(region.body, region.fixed)
+    constants = Program(lower(_InOrder(its.constants)), gradients=False)
+    described = Described(
+        address, library, its.arena_bytes, its.kept_elements, its.recipes, its.live, region.fixed, its.constants.outputs, constants,
+        its.results,
+    )  # fmt: skip
+    return Running(described, team())
+
+
+def _described(body: Graph, fixed: tuple[int, ...]) -> tuple[int, int]:
+    its, *_ = _built(body, fixed)
+    return its.arena_bytes, its.kept_elements * 4
+
+
+@lru_cache(_MOST)
+def _built(body: Graph, fixed: tuple[int, ...]) -> tuple[Network, int, object]:
+    """A body's network, its function and the library that has it. Raises NativeError."""
+    its = network_of(body, fixed, team().target, _placed)
+    address, library = network(its.source)
+    return its, address, library
+
+
+def _placed(problem: PlaceProblem) -> tuple[list[int], int]:
+    found = place(problem, Portfolio())
+    return [int(offset) for offset in found.offsets], int(found.arena_bytes)
+
+
+class _InOrder:
+    """A graph that runs as it is written."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.order = tuple(range(len(graph.nodes)))
+        self.reuses = (-1,) * len(graph.nodes)
+
+
+@lru_cache
+def _warn_once(sentence: str) -> None:
+    warnings.warn(sentence, RuntimeWarning, stacklevel=8)
+
+
+def _warn(error: NativeError) -> None:
+    _warn_once(f"lowtide generates no kernels, torch's operators run: {error}")

@@ -1,0 +1,1 @@
+"""Stages as C++: one source for a network, made of the templates in kernels.hpp."""

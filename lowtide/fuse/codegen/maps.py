@@ -1,0 +1,78 @@
+"""Element-wise stages as loops: dimensions that lie in one run are one, the last is that along which results lie side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lowtide.fuse.layout import Lay
+from lowtide.fuse.stages import Map
+from lowtide.ir.packed import Packed
+
+
+def map_body(stage: Map, address: Callable[[Lay | Packed], str]) -> list[str]:
+    """The lines of the stage's function."""
+    shape, steps = _collapsed(stage)
+    *outer, inner = shape
+    count = 1
+    for size in outer:
+        count *= size
+    lines = [f"  const float* q{at} = {address(place)};" for at, place in enumerate(stage.inputs)]
+    lines.append(f"  float* out = {address(stage.out)};")
+    if count == 1:  # one run: threads share its vectors
+        lines += [f"  Share share = share_of(({inner} + L - 1) / L, run.id, run.count);", "  long begin = share.begin * L;"]
+        lines += [f"  long end = share.end * L < {inner} ? share.end * L : {inner};", "  long to = 0;"]
+        lines += [f"  long at{at} = 0;" for at in range(len(stage.inputs))]
+        return [*lines, *_inner(stage, steps, "begin", "end")]
+    lines += [f"  Share share = share_of({count}, run.id, run.count);", "  for (long i = share.begin; i < share.end; i++) {"]
+    lines += _offsets(outer, steps)
+    return [*lines, *(f"  {line}" for line in _inner(stage, steps, "0", str(inner))), "  }"]
+
+
+def _collapsed(stage: Map) -> tuple[list[int], list[list[int]]]:
+    """Extents and, for the result and each input, strides: in the order in which the result lies, runs put together."""
+    strides = (stage.out.stride, *stage.strides)
+    dims = [dim for dim in range(len(stage.out.shape)) if stage.out.shape[dim] != 1]
+    dims.sort(key=lambda dim: -stage.out.stride[dim])
+    shape, steps = [1], [[0] for _ in strides]
+    for dim in dims:
+        size = stage.out.shape[dim]
+        if all(mine[-1] == its[dim] * size for mine, its in zip(steps, strides, strict=True)) and shape[-1] != 1:
+            shape[-1] *= size
+            for mine, its in zip(steps, strides, strict=True):
+                mine[-1] = its[dim]
+            continue
+        shape.append(size)
+        for mine, its in zip(steps, strides, strict=True):
+            mine.append(its[dim])
+    return shape, steps
+
+
+def _offsets(outer: list[int], steps: list[list[int]]) -> list[str]:
+    """Where each tensor's run begins."""
+    index, below = [], 1
+    for size in reversed(outer):
+        index.append(f"i / {below} % {size}" if below > 1 else f"i % {size}")
+        below *= size
+    index.reverse()
+    names = ["to", *(f"at{at}" for at in range(len(steps) - 1))]
+    lines = []
+    for name, its in zip(names, steps, strict=True):
+        terms = [f"{where} * {step}" for where, step, size in zip(index, its, outer, strict=False) if step and size != 1]
+        lines.append(f"    long {name} = {' + '.join(terms) or '0'};")
+    return lines
+
+
+def _inner(stage: Map, steps: list[list[int]], begin: str, end: str) -> list[str]:
+    lines = [f"  along({end} - {begin}, [&]<int N>(long some) __attribute__((always_inline)) {{", f"    long j = {begin} + some;"]
+    for at, its in enumerate(steps[1:]):
+        lines.append(f"    vec<N> x{at} = {_loaded(at, its[-1])};")
+    lines += [f"    {line}" for line in stage.lines]
+    to = f"out + to + j * {steps[0][-1]}"
+    lines.append(f"    store<N>({to}, {stage.result});" if steps[0][-1] == 1 else f"    spread<N>({to}, {steps[0][-1]}, {stage.result});")
+    return [*lines, "  });"]
+
+
+def _loaded(at: int, step: int) -> str:
+    if step == 0:
+        return f"all<N>(q{at}[at{at}])"
+    return f"load<N>(q{at} + at{at} + j)" if step == 1 else f"every<N>(q{at} + at{at} + j * {step}, {step})"

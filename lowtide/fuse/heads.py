@@ -1,0 +1,207 @@
+"""The operators that begin chains: convolutions, products, windows, means and norms of rows, each with the stage that does it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from math import prod
+
+from lowtide.fuse.known import name_of
+from lowtide.fuse.layout import Buffer, Lay, fresh, stepped
+from lowtide.fuse.stages import Convolution, Epilogue, Geometry, Operand, Pad, Product, Rows, Stage, Windows
+from lowtide.fuse.staging import Head, Staging
+from lowtide.fuse.tiles import tile_of
+from lowtide.ir.graph import Arg, Node, Value
+from lowtide.ir.packed import Norm, Panels, Plain, Taps
+
+_FEW = 4  # input channels up to which an image is padded plane by plane
+
+
+def head_of(staging: Staging, node: Node) -> Head | None:
+    """The head that a node is; None for what is element-wise."""
+    maker = {
+        "convolution": _convolution, "addmm": _product, "mm": _product, "mean": _mean, "native_layer_norm": _layer_norm,
+        "max_pool2d_with_indices": _pool, "avg_pool2d": _pool, "_adaptive_avg_pool2d": _mean,
+    }.get(name_of(node))  # fmt: skip
+    return None if maker is None else maker(staging, node)
+
+
+def _result(node: Node) -> tuple[Value, Lay]:
+    made = node.outputs[0]
+    assert made is not None
+    return made, fresh(made.name, [int(size) for size in made.shape])
+
+
+def _pair(arg: Arg) -> tuple[int, int]:
+    if isinstance(arg, int):
+        return arg, arg
+    assert isinstance(arg, tuple)
+    ints = [each for each in arg if isinstance(each, int)]
+    return (ints[0], ints[-1]) if ints else (1, 1)
+
+
+def _value(arg: Arg) -> Value | None:
+    return arg if isinstance(arg, Value) else None
+
+
+def _image(staging: Staging, value: Value) -> Lay:
+    """An image as kernels read it: channels side by side, pixels in one run of rows, in the arena."""
+    lay = staging.lays[value]
+    step = lay.stride[3] if lay.shape[3] != 1 else stepped(lay.shape[1])
+    dense = lay.rows() is not None and lay.channel == 1 and lay.buffer.is_own and step >= lay.shape[1] and _is_lined(lay, step)
+    return lay if dense else staging.copied(lay, fresh(f"{value.name}_copied", lay.shape))
+
+
+def _is_lined(lay: Lay, step: int) -> bool:
+    n, _, h, w = lay.shape
+    return (h == 1 or lay.stride[2] == w * step) and (n == 1 or lay.stride[0] == h * w * step)
+
+
+def _convolution(staging: Staging, node: Node) -> Head:
+    a, weight, bias, stride, padding, dilation, _, _, groups = node.args
+    assert isinstance(a, Value)
+    assert isinstance(weight, Value)
+    assert isinstance(groups, int)
+    columns, inner, kh, kw = (int(size) for size in weight.shape)
+    geometry = Geometry((kh, kw), _pair(stride), _pair(padding), _pair(dilation))
+    made, lay = _result(node)
+    if groups == columns == a.shape[1] and inner == 1:
+        return _depthwise(staging, node, geometry)
+    plain = geometry == Geometry((1, 1), (1, 1), (0, 0), geometry.dilation) and groups == 1
+    image = None if plain else _padded(staging, a, geometry.padding)
+
+    def make(out: Lay, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
+        step = out.rows() or stepped(columns)
+        rows = prod(out.shape) // columns
+        tile = tile_of(rows if plain else out.shape[3], columns // groups, staging.target)
+        panels = Panels(weight, _value(bias), norm, groups, columns // groups, kh * kw * inner, tile.vectors, staging.target)
+        staging.pack(panels)
+        if image is None:
+            read = _image(staging, a)
+            return Product(read, read.rows() or 0, rows, inner, panels, out, step, epilogue, nodes)
+        return Convolution(image, geometry, panels, out, step, epilogue, nodes)
+
+    return Head(node, made, lay, make, folds=True)
+
+
+def _padded(staging: Staging, value: Value, padding: tuple[int, int]) -> Lay:
+    """An image with zeros around it; one of few channels plane by plane."""
+    lay = staging.lays[value]
+    n, c, h, w = lay.shape
+    if padding == (0, 0):
+        return _image(staging, value)
+    shape = (n, c, h + 2 * padding[0], w + 2 * padding[1])
+    out = fresh(f"{value.name}_padded", shape)
+    if c <= _FEW:
+        stride = (c * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1)
+        out = Lay(Buffer(f"{value.name}_padded", prod(shape)), shape, stride)
+    staging.stages.append(Pad(lay, padding, out))
+    return out
+
+
+def _depthwise(staging: Staging, node: Node, geometry: Geometry) -> Head:
+    a, weight, bias = node.args[:3]
+    assert isinstance(a, Value)
+    assert isinstance(weight, Value)
+    made, lay = _result(node)
+    image = _image(staging, a)
+
+    def make(out: Lay, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
+        taps = Taps(weight, _value(bias), norm, out.shape[1], prod(geometry.kernel), staging.target)
+        staging.pack(taps)
+        return Windows("Weighted", image, geometry, taps, out, out.rows() or stepped(out.shape[1]), epilogue, nodes)
+
+    return Head(node, made, lay, make, folds=True)
+
+
+def _pool(staging: Staging, node: Node) -> Head:
+    args = [*node.args, None, None, None, None][:7]
+    a, kernel, stride, padding = args[:4]
+    assert isinstance(a, Value)
+    size = _pair(kernel)
+    largest = name_of(node) == "max_pool2d_with_indices"
+    dilation = _pair(args[4]) if largest and args[4] is not None else (1, 1)
+    pads = _pair(padding) if padding not in (None, ()) else (0, 0)
+    geometry = Geometry(size, _pair(stride) if stride not in (None, ()) else size, pads, dilation)
+    divisor = args[6] if not largest else 0
+    counted = len(node.args) < 6 or node.args[5] is not False
+    kind = "Largest" if largest else f"Average<{divisor if isinstance(divisor, int) and divisor else prod(size) if counted else 0}>"
+    made, lay = _result(node)
+    image = _image(staging, a)
+
+    def make(out: Lay, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
+        return Windows(kind, image, geometry, None, out, out.rows() or stepped(out.shape[1]), epilogue, nodes)
+
+    return Head(node, made, lay, make)
+
+
+def _product(staging: Staging, node: Node) -> Head:
+    bias, a, weight = node.args if name_of(node) == "addmm" else (None, *node.args)
+    assert isinstance(a, Value)
+    assert isinstance(weight, Value)
+    made, lay = _result(node)
+    rows, columns = lay.shape
+    k = int(weight.shape[0])
+    read = staging.lays[a] if staging.lays[a].rows() is not None else staging.copied(staging.lays[a], fresh(f"{a.name}_rows", (rows, k)))
+    if read.channel != 1 and k != 1:
+        read = staging.copied(read, fresh(f"{a.name}_rows", (rows, k)))
+
+    def make(out: Lay, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
+        tile = tile_of(rows, columns, staging.target)
+        panels = Panels(weight, _value(bias), norm, 1, columns, k, tile.vectors, staging.target)
+        staging.pack(panels)
+        return Product(read, read.rows() or 0, rows, k, panels, out, out.rows() or stepped(columns), epilogue, nodes)
+
+    return Head(node, made, lay, make, folds=False)
+
+
+def _mean(staging: Staging, node: Node) -> Head:
+    a = node.args[0]
+    assert isinstance(a, Value)
+    made, _ = _result(node)
+    image = staging.lays[a]
+    if image.rows() is None or image.channel != 1 or not _is_lined(image, image.stride[3] if image.shape[3] != 1 else 0):
+        image = staging.copied(image, fresh(f"{a.name}_copied", image.shape))
+    n, c, h, w = image.shape
+    lay = fresh(made.name, (n, c)).viewed([int(size) for size in made.shape])
+    assert lay is not None
+
+    def make(out: Lay, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
+        return Rows("mean", image, image.rows() or 0, n, h * w, out, out.rows() or stepped(c), epilogue, nodes=nodes)
+
+    return Head(node, made, lay, make)
+
+
+def _layer_norm(staging: Staging, node: Node) -> Head:
+    a, _, gamma, beta, eps = node.args
+    assert isinstance(a, Value)
+    assert isinstance(eps, float)
+    made, lay = _result(node)
+    read = staging.lays[a]
+    columns, last = read.shape[-1], len(read.shape) - 1
+    if read.rows() is None or read.channel != last:
+        stepwise = fresh(f"{a.name}_rows", (prod(read.shape[:-1]), columns)).viewed(read.shape)
+        assert stepwise is not None
+        read = staging.copied(read, stepwise)
+    whole = fresh(made.name, (prod(read.shape[:-1]), columns)).viewed(read.shape)
+    assert whole is not None
+    lay = whole
+
+    def make(out: Lay, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
+        full = _scaled(staging, epilogue, _value(gamma), _value(beta), columns)
+        rows = prod(read.shape[:-1])
+        return Rows("norm", read, read.rows() or 0, 1, rows, out, out.rows() or stepped(columns), full, eps, nodes)
+
+    return Head(node, made, lay, make)
+
+
+def _scaled(staging: Staging, epilogue: Epilogue, gamma: Value | None, beta: Value | None, columns: int) -> Epilogue:
+    """An epilogue that begins with a layer norm's factor and summand."""
+    operands, text = list(epilogue.operands), "v"
+    for value, sign in ((gamma, "*"), (beta, "+")):
+        if value is not None:
+            text = f"{text} {sign} o{len(operands)}"
+            operands.append(Operand(staging.pack(Plain(value, 1, columns, stepped(columns))), 0, 1))
+    renamed = [re.sub(r"\bv\b", "scaled", line) for line in epilogue.lines]
+    result = "scaled" if epilogue.result == "v" else epilogue.result
+    return replace(epilogue, lines=(f"vec<N> scaled = {text};", *renamed), result=result, operands=tuple(operands))

@@ -1,0 +1,168 @@
+"""Where values lie: strided views of buffers, in elements. Views are arithmetic on strides, and tell where that does not do.
+
+Images [N, C, H, W] lie with channels side by side, matrices [.., C] row by row; the step from pixel to pixel, or from row to row, is the
+number of channels rounded up to a vector, so that kernels may store whole vectors.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+LANES = 16  # of the widest vector that code is generated for: steps are multiples of it
+SLACK = 64  # elements behind a buffer that may be read, not used
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Buffer:
+    """Memory of one value or of several: of the arena, or an argument or result, which is then exactly as long as it says."""
+
+    name: str
+    elements: int
+    position: int | None = None  # among the arguments and results; None in the arena
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it lies in the arena, so that reading behind it does no harm."""
+        return self.position is None
+
+
+@dataclass(frozen=True, slots=True)
+class Lay:
+    """A value's place: shape and strides over a buffer."""
+
+    buffer: Buffer
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+
+    def viewed(self, shape: Sequence[int]) -> Lay | None:
+        """The same elements in the same order by another shape; None where they do not lie so."""
+        old = [(size, step) for size, step in zip(self.shape, self.stride, strict=True) if size != 1]
+        if 0 in self.shape or prod(shape) != prod(self.shape):
+            return None
+        stride: list[int] = []
+        for size in reversed(shape):
+            if size == 1:
+                stride.append(old[-1][1] * old[-1][0] if old else 1)
+                continue
+            taken = 1
+            step = old[-1][1]
+            while taken < size:  # merge as many as it takes, then split what is too much
+                have, its = old.pop()
+                if its != step * taken:
+                    return None
+                need = size // taken
+                if have <= need:
+                    if need % have or size % (taken * have):
+                        return None
+                    taken *= have
+                else:
+                    if have % need or size % taken:
+                        return None
+                    old.append((have // need, its * need))
+                    taken = size
+            stride.append(step)
+        return replace(self, shape=tuple(shape), stride=tuple(reversed(stride)))
+
+    def permuted(self, dims: Sequence[int]) -> Lay:
+        """Dimensions in another order."""
+        return replace(self, shape=tuple(self.shape[dim] for dim in dims), stride=tuple(self.stride[dim] for dim in dims))
+
+    def narrowed(self, dim: int, start: int, length: int, step: int = 1) -> Lay:
+        """A part along a dimension."""
+        shape, stride = list(self.shape), list(self.stride)
+        shape[dim], offset = length, self.offset + start * stride[dim]
+        stride[dim] *= step
+        return replace(self, shape=tuple(shape), stride=tuple(stride), offset=offset)
+
+    def without(self, dim: int, at: int = 0) -> Lay:
+        """One place along a dimension, which is gone then."""
+        shape, stride = list(self.shape), list(self.stride)
+        del shape[dim]
+        return replace(self, shape=tuple(shape), stride=(*stride[:dim], *stride[dim + 1 :]), offset=self.offset + at * self.stride[dim])
+
+    def with_one(self, dim: int) -> Lay:
+        """A further dimension of extent 1."""
+        shape, stride = list(self.shape), list(self.stride)
+        shape.insert(dim, 1)
+        stride.insert(dim, 0)
+        return replace(self, shape=tuple(shape), stride=tuple(stride))
+
+    def broadcast(self, shape: Sequence[int]) -> Lay | None:
+        """Repeated along dimensions of extent 1, as torch broadcasts; None where it cannot be."""
+        lacking = len(shape) - len(self.shape)
+        if lacking < 0:
+            return None
+        own, steps = (1,) * lacking + self.shape, (0,) * lacking + self.stride
+        if any(mine not in (1, wanted) for mine, wanted in zip(own, shape, strict=True)):
+            return None
+        stride = tuple(0 if mine == 1 else step for mine, step in zip(own, steps, strict=True))
+        return replace(self, shape=tuple(shape), stride=stride)
+
+    @property
+    def channel(self) -> int:
+        """The dimension that lies side by side."""
+        usual = channel_of(self.shape) if self.shape else 0
+        dims = [dim for dim, step in enumerate(self.stride) if step == 1 and self.shape[dim] != 1]
+        return usual if usual in dims or not dims else dims[-1]
+
+    def rows(self) -> int | None:
+        """The step from row to row where all dimensions but the channels are one run of rows and channels lie side by side; else None."""
+        channel = self.channel
+        if self.shape[channel] != 1 and self.stride[channel] != 1:
+            return None
+        dims = [dim for dim in range(len(self.shape)) if dim != channel and self.shape[dim] != 1]
+        if any(self.stride[one] != self.stride[two] * self.shape[two] for one, two in itertools.pairwise(dims)):
+            return None
+        return self.stride[dims[-1]] if dims else stepped(self.shape[channel])
+
+    def against(self, out: Lay, step: int) -> tuple[int, int] | None:
+        """(step from row to row, from channel to channel) of these elements, where those of `out` are rows `step` apart; else None."""
+        along, across = set[int](), set[int]()
+        for size, mine, its in zip(self.shape, self.stride, out.stride, strict=True):
+            if size == 1:
+                continue
+            if its < step:
+                if its != 1:
+                    return None
+                across.add(mine)
+            elif its % step or mine % (its // step):
+                return None
+            else:
+                along.add(mine // (its // step))
+        if len(along) > 1 or len(across) > 1 or not across <= {0, 1}:
+            return None
+        return next(iter(along), 0), next(iter(across), 0)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether whole vectors may be stored: the channels are all that a row of an own buffer has."""
+        step, channel = stepped(self.shape[self.channel]), self.channel
+        dims = [dim for dim in range(len(self.shape)) if dim != channel and self.shape[dim] != 1]
+        return self.buffer.is_own and self.offset % step == 0 and all(self.stride[dim] % step == 0 and self.stride[dim] for dim in dims)
+
+
+def channel_of(shape: Sequence[int]) -> int:
+    """The dimension that lies side by side: that of images is 1, that of matrices the last."""
+    return 1 if len(shape) == 4 else len(shape) - 1
+
+
+def stepped(channels: int) -> int:
+    """The step from row to row."""
+    return -(-channels // LANES) * LANES
+
+
+def fresh(name: str, shape: Sequence[int]) -> Lay:
+    """A new buffer of the arena, laid out as kernels like it."""
+    channel = channel_of(shape) if shape else 0
+    order = [*(dim for dim in range(len(shape)) if dim != channel), *([channel] if shape else [])]
+    stride, step = [1] * len(shape), 1
+    for dim in reversed(order):
+        stride[dim] = step
+        step = stepped(shape[dim]) if dim == channel else step * shape[dim]
+    rows = prod(shape[dim] for dim in order[:-1]) if shape else 1
+    elements = rows * stepped(shape[channel]) if shape else LANES
+    return Lay(Buffer(name, elements), tuple(shape), tuple(stride))

@@ -1,0 +1,171 @@
+"""Which nodes are generated, and a graph in which these are regions.
+
+    takes   a graph, and what describes a body: how many bytes its arena and its constants take
+    leaves  the graph with a `fuse.region` in the place of each group of known nodes, or None where there is nothing to generate
+
+Groups are convex: a node's number grows by one wherever a path passes from generated nodes to torch's or back, so that no path leaves a
+group and comes back. What follows from parameters and constants alone is in the bodies of those regions that read it, and prepared once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+
+from lowtide.fuse.known import is_known
+from lowtide.fuse.prune import pruned
+from lowtide.ir.edges import predecessors
+from lowtide.ir.graph import Arg, Graph, Kind, Node, Storage, Value
+from lowtide.ir.operators.fusion import Fusion, fusion_of
+from lowtide.ir.operators.names import REGION
+from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_transfer
+from lowtide.ir.sizes import ITEM_BYTES
+
+_CONSTANT = (Kind.PARAMETER, Kind.BUFFER, Kind.CONSTANT)
+Described = Callable[[Graph, tuple[int, ...]], tuple[int, int]]  # of a body and its fixed inputs: bytes of arena and constants
+
+
+def with_regions(graph: Graph, described: Described) -> Graph | None:
+    """The graph with all groups as regions."""
+    if graph.dimensions or any(node.body is not None or node.writes or node.after or is_transfer(node) for node in graph.nodes):
+        return None
+    graph = pruned(graph)
+    fixed = fixed_values(graph)
+    groups = [group for group in _groups(graph, fixed) if any(fusion_of(node.op) is Fusion.COMPLEX for node in group)]
+    for group in groups:
+        graph = _replaced(graph, group, fixed, described)
+    return _without_unread(graph) if groups else None
+
+
+def fixed_values(graph: Graph) -> set[Value]:
+    """What follows from parameters, buffers and constants alone, none of which the graph writes."""
+    written = {before.storage for node in graph.nodes for before, _ in node.writes}
+    fixed = {value for value in graph.inputs if value.storage.kind in _CONSTANT and value.storage not in written}
+    for node in graph.nodes:
+        plain = node.op.startswith(("aten.", "lowtide.")) and not (node.writes or is_random(node) or is_arithmetic(node) or node.after)
+        if plain and all(value in fixed for value in node.inputs) and not any(value.dtype == "scalar" for value in node.results):
+            fixed.update(node.results)
+    return fixed
+
+
+def _groups(graph: Graph, fixed: Collection[Value]) -> list[list[Node]]:
+    number: list[int] = []
+    mine: list[bool | None] = []  # generated; None for what is fixed
+    for node, before in zip(graph.nodes, predecessors(graph), strict=True):
+        if node.results and all(value in fixed for value in node.results):
+            mine.append(None)
+            number.append(0)
+            continue
+        generated = is_known(node, fixed) and any(value not in fixed for value in node.inputs)
+        number.append(max((number[at] + (mine[at] is not generated) for at in before if mine[at] is not None), default=0))
+        mine.append(generated)
+    found: dict[int, list[Node]] = {}
+    for node, at, is_mine in zip(graph.nodes, number, mine, strict=True):
+        if is_mine:
+            found.setdefault(at, []).append(node)
+    return [found[at] for at in sorted(found)]
+
+
+def _replaced(graph: Graph, group: Sequence[Node], fixed: Collection[Value], described: Described) -> Graph:
+    """The graph with one group as a region, which stands where the last of the group stood, and what reads it further down."""
+    inside = set(group)
+    members = [node for node in graph.nodes if node in inside or node in _constants(graph, inside, fixed)]
+    made = {value for node in members for value in node.results}
+    given = list(dict.fromkeys(value for node in members for value in node.inputs if value not in made))
+    kept = set(graph.outputs) | {value for node in graph.nodes if node not in inside for value in node.inputs}
+    results = [value for node in group for value in node.results if value in kept]
+    names = {value.storage.name for value in (*graph.inputs, *(each for node in graph.nodes for each in node.results))}
+    new = {value: _own(value, names) for value in results}
+    body, places = _body(members, given, results), tuple(at for at, value in enumerate(given) if value in fixed)
+    arena_bytes, packed_bytes = described(body, places)
+    region = Node(
+        REGION, tuple(given), tuple(new[value] for value in results),
+        (("fixed", places), ("arena_bytes", arena_bytes), ("packed_bytes", packed_bytes)), body=body, source=group[-1].source,
+    )  # fmt: skip
+    nodes = _placed([node for node in graph.nodes if node not in inside], region, new)
+    return replace(graph, nodes=tuple(nodes), outputs=tuple(new.get(value, value) for value in graph.outputs))
+
+
+def _constants(graph: Graph, inside: Collection[Node], fixed: Collection[Value]) -> set[Node]:
+    """The nodes that make the constants which a group reads."""
+    wanted = {value for node in inside for value in node.inputs if value in fixed}
+    found: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node.results and all(value in fixed for value in node.results) and any(value in wanted for value in node.results):
+            found.add(node)
+            wanted.update(node.inputs)
+    return found
+
+
+def _placed(others: Sequence[Node], region: Node, new: dict[Value, Value]) -> Iterator[Node]:
+    """Nodes in an order that is right: first what the region does not need to wait for, then the region, then what reads it."""
+    later: set[Value] = set()
+    late: set[Node] = set()
+    for node in others:
+        if any(value in new or value in later for value in node.inputs) or any(before in late for before in node.after):
+            late.add(node)
+            later.update(node.results)
+    yield from (node for node in others if node not in late)
+    yield region
+    yield from (_with(node, new) for node in others if node in late)
+
+
+def _own(value: Value, names: set[str]) -> Value:
+    """A result of a region: like a value, on a storage of its own."""
+    elements = 1 + sum((int(size) - 1) * int(step) for size, step in zip(value.shape, value.stride, strict=True))
+    name = value.name if value.storage.name == value.name or value.name not in names else f"{value.name}_out"
+    storage = Storage(name, elements * ITEM_BYTES[value.dtype], value.storage.device, value.storage.kind)
+    return replace(value, storage=storage, offset=0, version=0)
+
+
+def _body(members: Sequence[Node], given: Sequence[Value], results: Sequence[Value]) -> Graph:
+    """The nodes on values of the body's own."""
+    storages: dict[Storage, Storage] = {}
+    mine: dict[Value, Value] = {}
+
+    def take(value: Value, kind: Kind) -> None:
+        storage = storages.setdefault(value.storage, replace(value.storage, kind=kind))
+        mine[value] = replace(value, storage=storage)
+
+    for value in given:
+        take(value, Kind.ARGUMENT)
+    nodes = []
+    for node in members:
+        for value in node.results:
+            take(value, Kind.ACTIVATION)
+        nodes.append(
+            replace(_with(node, mine), outputs=tuple(None if each is None else mine[each] for each in node.outputs), inplace=(), after=())
+        )
+    return Graph(tuple(mine[value] for value in given), tuple(nodes), tuple(mine[value] for value in results))
+
+
+def _with(node: Node, new: dict[Value, Value]) -> Node:
+    """A node that reads other values."""
+    if not any(value in new for value in node.inputs):
+        return node
+    inplace = tuple((new.get(value, value), op) for value, op in node.inplace)
+    args, kwargs = tuple(_arg(arg, new) for arg in node.args), tuple((key, _arg(arg, new)) for key, arg in node.kwargs)
+    return replace(node, args=args, kwargs=kwargs, inplace=inplace)
+
+
+def _arg(arg: Arg, new: dict[Value, Value]) -> Arg:
+    if isinstance(arg, Value):
+        return new.get(arg, arg)
+    return tuple(_arg(each, new) for each in arg) if isinstance(arg, tuple) else arg
+
+
+def _without_unread(graph: Graph) -> Graph:
+    """The graph without constants that only regions read."""
+    read = set(graph.outputs)
+    nodes: list[Node] = []
+    for node in reversed(graph.nodes):
+        if (
+            node.writes
+            or not node.results
+            or node.op == REGION
+            or any(value in read for value in node.results)
+            or not node.op.startswith("aten.")
+        ):
+            nodes.append(node)
+            read.update(node.inputs)
+    return replace(graph, nodes=tuple(reversed(nodes)))

@@ -1,0 +1,161 @@
+"""What a generated network does, one stage after the other: each is split among threads, and ends where all have ended.
+
+A stage reads and writes places (`layout.Lay`) and packed constants; its epilogue is what becomes of a result before it is stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from lowtide.fuse.layout import Lay
+from lowtide.ir.graph import Node
+from lowtide.ir.packed import Packed, Panels, Taps
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor that an epilogue reads: at row * step + channel * across."""
+
+    place: Lay | Packed
+    step: int
+    across: int  # 1, or 0 for one number a row
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """C++ on the vector `v`; `o0`, `o1`, .. are the operands' vectors there."""
+
+    lines: tuple[str, ...] = ()
+    result: str = "v"
+    operands: tuple[Operand, ...] = ()
+
+    @property
+    def reads(self) -> tuple[Lay, ...]:
+        """The places among its operands."""
+        return tuple(operand.place for operand in self.operands if isinstance(operand.place, Lay))
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """A window over an image."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Product:
+    """out[rows, n] = a[rows, k] by a packed weight."""
+
+    a: Lay
+    a_step: int
+    rows: int
+    k: int
+    weight: Panels
+    out: Lay
+    out_step: int
+    epilogue: Epilogue
+    nodes: tuple[Node, ...] = ()
+
+    @property
+    def reads(self) -> tuple[Lay, ...]:
+        """What it reads but constants."""
+        return self.a, *self.epilogue.reads
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Convolution:
+    """A convolution of a whole image that has its padding around it."""
+
+    a: Lay  # [N, C, H, W], padded
+    geometry: Geometry
+    weight: Panels
+    out: Lay
+    out_step: int
+    epilogue: Epilogue
+    nodes: tuple[Node, ...] = ()
+
+    @property
+    def reads(self) -> tuple[Lay, ...]:
+        """What it reads but constants."""
+        return self.a, *self.epilogue.reads
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Pad:
+    """Zeros put around an image."""
+
+    a: Lay
+    padding: tuple[int, int]
+    out: Lay
+    nodes: tuple[Node, ...] = ()
+    epilogue: Epilogue = field(default=Epilogue())
+
+    @property
+    def reads(self) -> tuple[Lay, ...]:
+        """What it reads."""
+        return (self.a,)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Windows:
+    """A depthwise convolution, or pooling: channel by channel over a window."""
+
+    kind: str  # the C++ name of what is done in a window
+    a: Lay
+    geometry: Geometry
+    weight: Taps | None
+    out: Lay
+    out_step: int
+    epilogue: Epilogue
+    nodes: tuple[Node, ...] = ()
+
+    @property
+    def reads(self) -> tuple[Lay, ...]:
+        """What it reads but constants."""
+        return self.a, *self.epilogue.reads
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Rows:
+    """A reduction: the mean of all rows of each image, or each row normed by itself."""
+
+    kind: str  # "mean" or "norm"
+    a: Lay
+    a_step: int
+    images: int
+    rows: int  # of an image
+    out: Lay
+    out_step: int
+    epilogue: Epilogue
+    eps: float = 0.0
+    nodes: tuple[Node, ...] = ()
+
+    @property
+    def reads(self) -> tuple[Lay, ...]:
+        """What it reads but constants."""
+        return self.a, *self.epilogue.reads
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Map:
+    """Element by element: `lines` on the vectors `x0`, `x1`, .. of the inputs, which have the shape of the result."""
+
+    inputs: tuple[Lay | Packed, ...]
+    strides: tuple[tuple[int, ...], ...]  # by input
+    lines: tuple[str, ...]
+    result: str
+    out: Lay
+    nodes: tuple[Node, ...] = ()
+    epilogue: Epilogue = field(default=Epilogue())
+
+    @property
+    def reads(self) -> tuple[Lay, ...]:
+        """What it reads but constants."""
+        return tuple(each for each in self.inputs if isinstance(each, Lay))
+
+
+Stage: TypeAlias = Product | Convolution | Pad | Windows | Rows | Map

@@ -1,0 +1,57 @@
+"""Regions: a node whose body is run by generated kernels as one (AGO).
+
+    out = fuse.region(x, w1, w2, .., fixed=(1, 2, ..), arena_bytes=.., packed_bytes=..)
+        def body(x, w1, w2, ..):  # as torch would compute it
+            ..
+
+What is `fixed` are constants: the positions of arguments that are prepared once, and again where they have changed. Nothing that the body
+makes but its results exists outside; the arena is the region's workspace, and stays. What is kept are the constants as kernels read them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lowtide.errors import CheckError
+from lowtide.ir.graph import Graph, Node, Value
+from lowtide.ir.operators.names import REGION
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """What a node of `fuse.region` says."""
+
+    node: Node
+    body: Graph
+    fixed: tuple[int, ...]
+    arena_bytes: int
+    packed_bytes: int
+
+    @classmethod
+    def of(cls, node: Node) -> Region:
+        """Raises CheckError for a node that does not have the form of one."""
+        said = dict(node.kwargs)
+        fixed, arena_bytes, packed_bytes = (said.pop(name, None) for name in ("fixed", "arena_bytes", "packed_bytes"))
+        ints = [each for each in fixed if isinstance(each, int)] if isinstance(fixed, tuple) else None
+        if (
+            node.op != REGION
+            or node.body is None
+            or said
+            or ints is None
+            or not isinstance(arena_bytes, int)
+            or not isinstance(packed_bytes, int)
+        ):
+            raise CheckError(f"{node.op}: expected a region with a body, fixed=, arena_bytes= and packed_bytes=, got another node")
+        if any(not 0 <= each < len(node.args) for each in ints) or arena_bytes < 0 or packed_bytes < 0:
+            raise CheckError(f"{node.op}: expected positions of arguments and numbers of bytes, got {dict(node.kwargs)}")
+        return cls(node, node.body, tuple(ints), arena_bytes, packed_bytes)
+
+    @property
+    def constants(self) -> tuple[Value, ...]:
+        """What the body calls its constants."""
+        return tuple(self.body.inputs[at] for at in self.fixed)
+
+
+def is_region(node: Node) -> bool:
+    """Whether a node is run by generated kernels."""
+    return node.op == REGION

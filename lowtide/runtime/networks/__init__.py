@@ -1,0 +1,1 @@
+"""Generated networks at run time: built once, their constants packed, run by a team of threads."""

@@ -1,0 +1,92 @@
+"""Follows the recipes of `ir.packed`: constants as kernels read them, in one aligned block. Norms are folded in double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from lowtide.ir.graph import Value
+from lowtide.ir.packed import ALIGN_ELEMENTS, Norm, Packed, Panels, Plain, Taps, offsets_of
+
+Tensors = Mapping[Value, torch.Tensor]
+
+
+def aligned(elements: int) -> torch.Tensor:
+    """Zeros, on a boundary of 64 bytes."""
+    block = torch.zeros(elements + ALIGN_ELEMENTS, dtype=torch.float32)
+    skip = -block.data_ptr() // 4 % ALIGN_ELEMENTS
+    return block[skip : skip + elements]
+
+
+def pack(recipes: Sequence[Packed], tensors: Tensors, block: torch.Tensor) -> None:
+    """Write all constants into a block as long as `offsets_of` says."""
+    for recipe, at in offsets_of(recipes)[0].items():
+        _write(recipe, tensors, block[at : at + recipe.elements])
+
+
+def _write(recipe: Packed, tensors: Tensors, into: torch.Tensor) -> None:
+    if isinstance(recipe, Plain):
+        _write_plain(recipe, tensors, into)
+        return
+    weight, bias = tensors[recipe.weight], None if recipe.bias is None else tensors[recipe.bias]
+    rows = weight.reshape(weight.shape[0], -1).T if weight.dim() == 4 else weight  # [.., columns], as the weight lies
+    if isinstance(recipe, Panels) and weight.dim() == 4:
+        rows = weight.permute(2, 3, 1, 0).reshape(-1, weight.shape[0])
+    count = rows.shape[1]
+    both = torch.cat([torch.zeros(1, count) if bias is None else bias.reshape(1, count), rows])
+    if recipe.norm is not None:
+        both = _folded(both, recipe.norm, tensors)
+    if isinstance(recipe, Taps):
+        _write_parts(both, [recipe.target.lanes] * recipe.target.whole(count), recipe, into)
+        return
+    groups = both.reshape(both.shape[0], recipe.groups, recipe.columns)
+    share = into.numel() // recipe.groups
+    for group in range(recipe.groups):
+        _write_parts(groups[:, group], _panels(recipe), recipe, into[group * share : (group + 1) * share])
+
+
+def _panels(recipe: Panels) -> list[int]:
+    """The columns of each panel, but for half a vector at the end."""
+    whole, lanes = recipe.target.whole(recipe.columns), recipe.target.lanes
+    return [min(recipe.vectors, whole - at) * lanes for at in range(0, whole, recipe.vectors)]
+
+
+def _write_parts(both: torch.Tensor, widths: Sequence[int], recipe: Panels | Taps, into: torch.Tensor) -> None:
+    """[rows, columns] part by part, with zeros behind the last column."""
+    columns, target = both.shape[1], recipe.target
+    wide = torch.zeros(both.shape[0], target.width(columns))
+    wide[:, :columns] = both
+    widths = list(widths)
+    if target.half(columns):
+        half = target.lanes // 2
+        joins = isinstance(recipe, Panels) and bool(widths)
+        widths = [*widths[:-1], widths[-1] + half] if joins else [*widths, half]
+    column = at = 0
+    for width in widths:
+        size = both.shape[0] * width
+        into[at : at + size] = wide[:, column : column + width].reshape(-1)
+        column, at = column + width, at + size
+
+
+def _folded(both: torch.Tensor, norm: Norm, tensors: Tensors) -> torch.Tensor:
+    """A bias and a weight, whose columns are channels, with a norm behind them."""
+    scale, shift = _affine(norm, tensors)
+    wide = both.double() * scale
+    wide[0] += shift
+    return wide.float()
+
+
+def _affine(norm: Norm, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+    scale = (tensors[norm.var].double() + norm.eps).rsqrt()
+    if norm.gamma is not None:
+        scale = scale * tensors[norm.gamma].double()
+    shift = -tensors[norm.mean].double() * scale
+    return scale, shift if norm.beta is None else shift + tensors[norm.beta].double()
+
+
+def _write_plain(recipe: Plain, tensors: Tensors, into: torch.Tensor) -> None:
+    value = tensors[recipe.value]
+    if recipe.norm is not None:
+        value = _affine(recipe.norm, tensors)[recipe.part == "shift"]
+    into.view(recipe.rows, recipe.step)[:, : recipe.columns] = value.reshape(recipe.rows, recipe.columns)

@@ -1,0 +1,105 @@
+"""A network that can be called: with tensors in, tensors out, its arena and its packed constants held from call to call.
+
+Constants are packed at the first call, and again where a call brings others or changed ones: other tensors, other memory, a write that
+torch counts, or another number at the one place of each that is looked at.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, is_
+from typing import Any
+
+import torch
+
+from lowtide.ir.graph import Value
+from lowtide.ir.packed import Packed
+from lowtide.runtime.networks.built import Team
+from lowtide.runtime.networks.pack import aligned, pack
+
+SPIN_US = 200  # how long threads wait awake for the next run
+_SLACK_ELEMENTS = 64  # behind the arena, which kernels may read
+_version = attrgetter("_version")
+_address = torch.Tensor.data_ptr
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a network needs to run."""
+
+    address: int  # of its function
+    library: Any  # that has it
+    arena_bytes: int
+    kept_elements: int
+    recipes: tuple[Packed, ...]
+    live: tuple[int, ...]  # the arguments that differ from call to call
+    fixed: tuple[int, ...]  # the constants among the arguments
+    wanted: tuple[Value, ...]  # what the recipes read
+    constants: Callable[[Sequence[Any]], list[Any]]  # that from the fixed arguments
+    results: tuple[Value, ...]
+
+
+class Running:
+    """Calls a network."""
+
+    def __init__(self, described: Described, team: Team) -> None:
+        self._its, self._team = described, team
+        self._lock = threading.Lock()
+        self._arena = aligned(described.arena_bytes // 4 + _SLACK_ELEMENTS)
+        self._kept: torch.Tensor | None = None
+        self._fixed: list[torch.Tensor] = []
+        self._versions: list[int] = []
+        self._addresses: list[int] = []
+        self._mark = 0
+        self._looks = [([int(size) for size in value.shape], [int(step) for step in value.stride]) for value in described.results]
+        count = 2 + len(described.live) + len(described.results)
+        self._at = (ctypes.c_void_p * count)()
+        self._at[0] = self._arena.data_ptr()
+
+    @property
+    def packed_bytes(self) -> int:
+        """What is held from call to call: the arena, and constants as kernels read them."""
+        return self._arena.nbytes + 4 * self._its.kept_elements
+
+    def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
+        """The body's results."""
+        live = [given[at] for at in self._its.live]
+        fixed = [given[at] for at in self._its.fixed]
+        results = [torch.empty_strided(shape, stride, dtype=torch.float32) for shape, stride in self._looks]
+        with self._lock:
+            if not self._is_packed(fixed):
+                self._pack(fixed)
+            at = self._at
+            for place, tensor in enumerate((*live, *results), 2):
+                at[place] = tensor.data_ptr()
+            self._team.run(self._its.address, at, torch.get_num_threads(), SPIN_US)
+        return results
+
+    def _is_packed(self, fixed: Sequence[torch.Tensor]) -> bool:
+        if self._kept is None or not all(map(is_, fixed, self._fixed)) or [*map(_version, fixed)] != self._versions:
+            return False
+        return [*map(_address, fixed)] == self._addresses and self._marked() == self._mark
+
+    def _pack(self, fixed: Sequence[torch.Tensor]) -> None:
+        its = self._its
+        kept = aligned(its.kept_elements)
+        values = its.constants(fixed)
+        pack(its.recipes, dict(zip(its.wanted, values, strict=True)), kept)
+        self._fixed, self._versions, self._addresses = list(fixed), [*map(_version, fixed)], [*map(_address, fixed)]
+        marked = [tensor for tensor in fixed if tensor.dtype == torch.float32 and tensor.numel()]
+        self._marks = (ctypes.c_void_p * len(marked))(*map(_address, marked))
+        self._places = (ctypes.c_int64 * len(marked))(*map(_middle, marked))
+        self._mark = self._marked()
+        self._at[1], self._kept = kept.data_ptr(), kept
+
+    def _marked(self) -> int:
+        return int(self._team.mark(self._marks, self._places, len(self._marks)))
+
+
+def _middle(tensor: torch.Tensor) -> int:
+    """The position in memory of an element in the middle of a tensor."""
+    index = [size // 2 for size in tensor.shape]
+    return sum(at * step for at, step in zip(index, tensor.stride(), strict=True))

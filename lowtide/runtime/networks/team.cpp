@@ -1,0 +1,130 @@
+// A team of threads that runs one network at a time. Its members spin for a while after each run, then sleep until the next.
+#include <atomic>
+#include <cstdint>
+#include <ctime>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "kernels.hpp"
+
+typedef void (*Network)(const Run*);
+
+namespace {
+
+constexpr int MOST = 255;
+pthread_mutex_t running = PTHREAD_MUTEX_INITIALIZER;
+std::atomic<int> epoch{0}, left{0}, asleep{0};  // an epoch is the number of a run, and in its last byte how many take part
+Team team;
+Network network;
+float* const* addresses;
+int made = 1;
+long patience_ns = 0;
+
+long now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1000000000L + t.tv_nsec;
+}
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Waits until `epoch` is no longer `seen`: awake for a while, then asleep.
+void wait(int seen) {
+  long until = now_ns() + patience_ns;
+  for (int spins = 1; epoch.load(std::memory_order_acquire) == seen; spins++) {
+    relax();
+    if (spins % 64 || now_ns() < until) continue;
+    asleep.fetch_add(1);
+    while (epoch.load() == seen) syscall(SYS_futex, &epoch, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+    asleep.fetch_sub(1);
+    return;
+  }
+}
+
+struct Member { int id, seen; };
+Member members[MOST];
+
+void* work(void* given) {
+  Member* me = (Member*)given;
+  for (int seen = me->seen;;) {
+    wait(seen);
+    seen = epoch.load(std::memory_order_acquire);
+    int count = seen & 255;
+    if (me->id >= count) continue;
+    Run run{&team, me->id, count, addresses};
+    network(&run);
+    left.fetch_sub(1, std::memory_order_release);
+  }
+  return nullptr;
+}
+
+// So many threads, or as many as the system gives; all begin with the epoch to come.
+int grown(int count) {
+  for (; made < count && made < MOST; made++) {
+    members[made] = {made, epoch.load()};
+    pthread_attr_t attributes;
+    pthread_t thread;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    int failed = pthread_create(&thread, &attributes, work, &members[made]);
+    pthread_attr_destroy(&attributes);
+    if (failed) break;
+  }
+  return made < count ? made : count;
+}
+
+// In a forked process there are no other threads, and what they held is free.
+void forked() {
+  made = 1;
+  pthread_mutex_init(&running, nullptr);
+  left.store(0);
+  asleep.store(0);
+  team.arrived.store(0);
+}
+
+__attribute__((constructor)) void loaded() { pthread_atfork(nullptr, nullptr, forked); }
+
+}  // namespace
+
+extern "C" {
+
+int lowtide_lanes() { return L; }
+int lowtide_registers() { return REGISTERS; }
+
+// Runs a network on `count` threads, the caller's among them; one run at a time.
+void lowtide_run(Network given, float* const* at, int count, long spin_us) {
+  pthread_mutex_lock(&running);
+  patience_ns = spin_us * 1000;
+  count = count > 1 ? grown(count) : 1;
+  network = given;
+  addresses = at;
+  if (count > 1) {
+    left.store(count - 1);
+    epoch.store((((unsigned)epoch.load() >> 8) + 1) << 8 | count);
+    if (asleep.load()) syscall(SYS_futex, &epoch, FUTEX_WAKE_PRIVATE, MOST, nullptr, nullptr, 0);
+  }
+  Run run{&team, 0, count, at};
+  given(&run);
+  for (int spins = 1; count > 1 && left.load(std::memory_order_acquire); spins++) {
+    relax();
+    if (spins % 4096 == 0) sched_yield();
+  }
+  pthread_mutex_unlock(&running);
+}
+
+// A number that tells whether constants are what they were, most likely: of one element of each.
+uint64_t lowtide_mark(const uint32_t* const* at, const int64_t* place, int count) {
+  uint64_t mark = 1469598103934665603ull;
+  for (int i = 0; i < count; i++) mark = (mark ^ at[i][place[i]]) * 1099511628211ull;
+  return mark;
+}
+}
