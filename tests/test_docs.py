@@ -4,6 +4,8 @@ import re
 import runpy
 import subprocess
 import sys
+from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,8 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 def test_the_recipes_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for framework in ("transformers", "accelerate", "lightning", "peft"):
         pytest.importorskip(framework, exc_type=ImportError)
+    if "lowtide" not in {each.name for each in entry_points(group="torch_dynamo_backends")}:  # of an installation older than the name
+        torch._dynamo.register_backend(import_module("lowtide.integrations.dynamo").lowtide, name="lowtide")
     test_the_code_runs("docs/recipes.md", tmp_path, monkeypatch)
 
 

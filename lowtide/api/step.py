@@ -35,6 +35,7 @@ from lowtide.report import save as save_report
 from lowtide.report import save_picture
 from lowtide.runtime.batch import BatchSpec, NewShapeError, Shape, shape_of
 from lowtide.runtime.caller import ChangedError, View
+from lowtide.runtime.undisturbed import undisturbed
 
 MOST_PROGRAMS = 32  # that differ in nothing but what they read from the data
 _MOST_RANGED = 4096  # shapes of a range whose steps are kept
@@ -158,6 +159,7 @@ class Step:
         """Write the program's text, to be read."""
         write_whole(path, self.source)
 
+    @undisturbed
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run once on a batch like the one given to `optimize`; one of another shape goes the way that `on_new_shape` says.
 

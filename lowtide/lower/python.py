@@ -30,7 +30,7 @@ from lowtide.ir.regions import is_region
 from lowtide.ir.shapes import evaluate
 from lowtide.lower import loops, transfers
 from lowtide.lower.sizes import CALLED, Sizes
-from lowtide.lower.statements import Names, deaths, region_lines, releases, statements, text_of
+from lowtide.lower.statements import Names, deaths, donated, region_lines, releases, statements, text_of
 from lowtide.plan.contents import Contents, Decision
 from lowtide.plan.summary import bytes_text
 
@@ -77,6 +77,8 @@ def _lines(plan: Decision) -> Iterator[tuple[str, int]]:
     for line in (*_header(plan, sizes), "def step(inputs, host):" if transfers.swaps(plan) else "def step(inputs):"):
         yield line, -1
     yield f"    ({''.join(names[value] + ', ' for value in graph.inputs)}) = inputs" if graph.inputs else "    () = inputs", -1
+    if donated(graph):
+        yield "    inputs.clear()  # some are given away", -1
     for line in sizes.lines:
         yield f"    {line}", -1
     made = set(graph.inputs)

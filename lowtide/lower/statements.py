@@ -21,14 +21,19 @@ _OPERATOR = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _BINARY = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"}
 
+_MADE = (Kind.ACTIVATION, Kind.GRADIENT, Kind.TEMPORARY)  # by programs; as inputs they are given away
+
 Names: TypeAlias = dict[Any, str]  # the variable of each value, and of each expression among the arguments
 
 
 def deaths(graph: Graph, order: Sequence[int], offloaded: Container[Storage] = ()) -> list[list[tuple[Storage, list[Value]]]]:
     """By position in the order: the storages whose last use that is, with the values on them that exist by then."""
-    kept = {value.storage for value in (*graph.inputs, *graph.outputs)}
+    given_away = donated(graph)
+    kept = {value.storage for value in (*graph.inputs, *graph.outputs) if value not in given_away}
     last: dict[Storage, int] = {}
     on: dict[Storage, list[Value]] = {}
+    for value in given_away:
+        on.setdefault(value.storage, []).append(value)
     for position, index in enumerate(order):
         node = graph.nodes[index]
         for value in (*node.inputs, *node.results):
@@ -41,6 +46,12 @@ def deaths(graph: Graph, order: Sequence[int], offloaded: Container[Storage] = (
         if storage not in kept and storage not in offloaded:
             dying[position].append((storage, on[storage]))
     return dying
+
+
+def donated(graph: Graph) -> tuple[Value, ...]:
+    """The inputs that the caller gives away: nobody holds them but the program."""
+    kept = {value.storage for value in graph.outputs}
+    return tuple(each for each in graph.inputs if each.storage.kind in _MADE and each.storage not in kept)
 
 
 def releases(dying: list[tuple[Storage, list[Value]]], names: Names, node: Node, reuse: int) -> Iterator[str]:

@@ -1,0 +1,271 @@
+"""A backend of torch.compile: `torch.compile(model, backend="lowtide", options={"memory": "60%"})`.
+
+AOTAutograd traces forward and backward pass as one graph. That graph is planned as a whole, like any program: in which order its operators
+run, what is saved for the backward pass and what is computed again. The plan is then cut where the forward pass ends. Numbers are those of
+the backend "aot_eager", to the last bit. What this cannot have is what a step has beside: gradients that are used as soon as they exist.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from functorch.compile import aot_module_simplified
+from torch import fx
+
+from lowtide.api.capturing import Capturing
+from lowtide.api.machine import Machine
+from lowtide.api.maker import Asked, Maker
+from lowtide.api.stages import Stages
+from lowtide.capture.program import Captured
+from lowtide.cost.lab.laboratory import Laboratory
+from lowtide.errors import BudgetError, CaptureError
+from lowtide.integrations.halves import Half, forward_first, halves
+from lowtide.ir.graph import Value
+from lowtide.lower.python import lower
+from lowtide.plan.plan import Plan
+from lowtide.planning.effort import sweeps_of
+from lowtide.planning.limits import Limit, Memory
+from lowtide.runtime.program import Program
+from lowtide.schedule import Auto
+
+_log = logging.getLogger("lowtide")
+_TANGENT = "tangents"  # as AOTAutograd calls what the backward pass starts from
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `torch.compile(..., options=...)` may hold; all but `told` as for `lowtide.optimize`."""
+
+    memory: int | str | None = None  # of each graph that is trained, forward and backward pass, with all that they are given
+    latency: float | None = None
+    effort: str | None = None
+    workspaces: bool = True
+    told: Callable[[Plan], Any] | None = None  # is given each plan
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any] | None) -> Options:
+        """What a user wrote. Raises TypeError for what is no option."""
+        known = [each.name for each in fields(cls)]
+        if unknown := [name for name in given or {} if name not in known]:
+            raise TypeError(f'options: backend="lowtide" expects {", ".join(known)}; got {unknown[0]!r}')
+        return cls(**(given or {}))
+
+    @property
+    def for_inference(self) -> Options:
+        """The same where there is no backward pass, and so nothing to compute again: a share is of what trains, bytes are bytes."""
+        limited = self.memory is not None and Memory.of(self.memory).share is None
+        return replace(self, memory=self.memory if limited else None, latency=None)
+
+
+def lowtide(module: fx.GraphModule, example: Sequence[Any], options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+    """The backend. Raises CaptureError for sizes that vary, BudgetError where nothing fits in so many bytes."""
+    said, made = Options.of(options), list[Callable[..., Any]]()
+
+    def partition(joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **further: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        found = _Joint.of(joint, num_fwd_outputs, said)
+        made.extend(found.programs())
+        return found.modules()
+
+    return aot_module_simplified(  # type: ignore[no-any-return]
+        module,
+        list(example),
+        fw_compiler=lambda module, inputs: made[0],
+        bw_compiler=lambda module, inputs: made[1],
+        inference_compiler=lambda module, inputs: _Joint.of(module, len(_outputs(module)), said.for_inference).programs()[0],
+        partition_fn=partition,
+    )
+
+
+@dataclass(frozen=True)
+class _Joint:
+    """A traced module with its plan, cut in two."""
+
+    module: fx.GraphModule
+    count: int  # of the forward pass's results
+    values: Mapping[str, Value]  # by name of a placeholder
+    results: tuple[Value | None, ...]  # by output of the module
+    first: Half
+    second: Half
+    held: Mapping[Value, torch.Tensor]  # tensors that the module itself holds
+
+    @classmethod
+    def of(cls, module: fx.GraphModule, count: int, said: Options) -> _Joint:
+        """Capture and plan it."""
+        module = _flat(module)
+        placeholders = _placeholders(module)
+        fakes = [_described(node) for node in placeholders]
+        device = next((each.device for each in fakes), torch.device("cpu"))
+        meta = tuple(torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta") for each in fakes)
+        stages = Stages(None, False)
+        capturing = _Capturing(module.eval(), None, device, stages, names=tuple(node.name for node in placeholders), count=count)
+        machine = Machine(device, None, said.workspaces, False, stages)
+        asked = Asked(Limit.of(said.memory, said.latency), False, Auto(), sweeps_of(said.effort, None))
+        with torch.no_grad():
+            plan = _planned(Maker(capturing, machine, asked, None, stages), meta)
+        if said.told is not None:
+            said.told(plan)
+        captured = capturing.seen[-1]
+        values = {capturing.names[int(slot.path[0])]: value for value, slot in _pairs(captured) if slot.table == "batch"}
+        held = {value: _held(module, captured, slot) for value, slot in _pairs(captured) if slot.table != "batch"}
+        results = _by_output(module, plan.graph.outputs)
+        tangents = [value for name, value in values.items() if name.startswith(_TANGENT)]
+        there = [value for value in results[:count] if value is not None], [value for value in results[count:] if value is not None]
+        return cls(module, count, values, results, *halves(plan, there[0], tangents, there[1]), held)
+
+    @property
+    def saved(self) -> tuple[Value, ...]:
+        """What the backward pass is given of the forward pass, without what the module holds."""
+        given = {value for name, value in self.values.items() if name.startswith(_TANGENT)}
+        return tuple(value for value in self.second.graph.inputs if value not in given and value not in self.held)
+
+    def programs(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """What runs for the two modules, called as AOTAutograd calls what is compiled: with a list that it may empty."""
+        names = [node.name for node in _placeholders(self.module)]
+        primals = [self.values.get(name) for name in names if not name.startswith(_TANGENT)]
+        tangents = [self.values.get(name) for name in names if name.startswith(_TANGENT)]
+        results = [*self.results[: self.count], *self.saved]
+        return self._runs(self.first, primals, results), self._runs(self.second, [*self.saved, *tangents], self.results[self.count :])
+
+    def _runs(self, half: Half, given: Sequence[Value | None], asked: Sequence[Value | None]) -> Callable[..., Any]:
+        """A half as a function from what it is given to what is asked of it."""
+        program = Program(lower(half), gradients=False, autocast_devices=("cpu",))
+        at = {value: position for position, value in enumerate(given) if value is not None}
+        out = {value: position for position, value in reversed(list(enumerate(half.graph.outputs)))}
+
+        def run(inputs: list[Any]) -> list[Any]:
+            ordered = [self.held[value] if value in self.held else inputs[at[value]] for value in half.graph.inputs]
+            inputs.clear()
+            made = program(ordered)
+            return [None if value is None else made[out[value]] for value in asked]
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    def modules(self) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Two modules that say what goes in and comes out; nothing runs them."""
+        by_value: dict[Value, Any] = {}
+        forward, backward = fx.Graph(), fx.Graph()
+        primals = [node for node in _placeholders(self.module) if not node.name.startswith(_TANGENT)]
+        given = [_placeholder(forward, node.name, node.meta["val"]) for node in primals]
+        by_value.update((self.values[node.name], new) for node, new in zip(primals, given, strict=True) if node.name in self.values)
+        described = [node.meta["val"] if isinstance(node, fx.Node) else None for node in _outputs(self.module)]
+        fake = next(each for each in described if isinstance(each, torch.Tensor))
+        call = forward.call_function(_not_run, tuple(given))
+        outputs = [_item(forward, call, at, each) for at, each in enumerate(described[: self.count])]
+        saved = [by_value.get(value) or _item(forward, call, value.name, _fake_of(fake, value)) for value in self.saved]
+        forward.output((*outputs, *saved))
+        taken = [_placeholder(backward, f"saved_{at}", node.meta["val"]) for at, node in enumerate(saved) if node is not None]
+        tangents = [node for node in _placeholders(self.module) if node.name.startswith(_TANGENT)]
+        taken += [_placeholder(backward, node.name, node.meta["val"]) for node in tangents]
+        call = backward.call_function(_not_run, tuple(taken))
+        backward.output(tuple(_item(backward, call, at, each) for at, each in enumerate(described[self.count :])))
+        return fx.GraphModule(self.module, forward), fx.GraphModule(self.module, backward)
+
+
+def _planned(maker: Maker, batch: tuple[Any, ...], warned: bool = False) -> Plan:
+    """The plan of a traced module. A share that one of several graphs cannot keep to is as little as was found for it."""
+    try:
+        return maker.plan_of_most_steps(batch, {})[1]
+    except BudgetError as error:
+        memory = maker.asked.limit.memory
+        if memory is None or (memory.share is None and not warned):
+            raise
+        if not warned:
+            _log.warning("a graph of torch.compile cannot keep to %.0f%% of its own peak; the least is used", 100 * (memory.share or 0))
+        least = replace(maker.asked, limit=Limit(Memory(error.smallest_peak_bytes)))
+        return _planned(replace(maker, asked=least), batch, warned=True)
+
+
+@dataclass(frozen=True)
+class _Capturing(Capturing):
+    """Captures a traced module; nothing of its backward pass runs before the forward pass is over."""
+
+    names: tuple[str, ...] = ()  # of its placeholders
+    count: int = 0  # of the forward pass's results
+    seen: list[Captured] = field(default_factory=list)
+
+    def programs(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[Captured, ...]:
+        """The one program."""
+        (captured,) = super().programs(args, kwargs, laboratory)
+        tangents = {
+            value for value, slot in _pairs(captured) if slot.table == "batch" and self.names[int(slot.path[0])].startswith(_TANGENT)
+        }
+        results = {value for value in _by_output(self.model, captured.graph.outputs)[: self.count] if value is not None}
+        ordered = replace(captured, graph=forward_first(captured.graph, results, tangents))
+        self.seen.append(ordered)
+        return (ordered,)
+
+
+def _pairs(captured: Captured) -> list[tuple[Value, Any]]:
+    return list(zip(captured.graph.inputs, captured.slots, strict=True))
+
+
+def _held(module: fx.GraphModule, captured: Captured, slot: Any) -> torch.Tensor:
+    """A tensor that the traced module holds, or closes over."""
+    if slot.table == "constant":
+        return captured.constants[int(slot.path[0])]
+    path, _, name = str(slot.path[0]).rpartition(".")
+    tensor: torch.Tensor = getattr(module.get_submodule(path), name)
+    return tensor
+
+
+def _by_output(module: Any, values: Sequence[Value]) -> tuple[Value | None, ...]:
+    """By output of a traced module the value that it is; None where it is none."""
+    left = iter(values)
+    return tuple(next(left) if isinstance(node, fx.Node) else None for node in _outputs(module))
+
+
+def _flat(module: fx.GraphModule) -> fx.GraphModule:
+    """The same module, called with as many arguments as it has placeholders."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return fx.GraphModule(module, graph)
+
+
+def _outputs(module: fx.GraphModule) -> list[Any]:
+    (output,) = [node for node in module.graph.nodes if node.op == "output"]
+    return list(output.args[0])
+
+
+def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in module.graph.nodes if node.op == "placeholder"]
+
+
+def _described(node: fx.Node) -> torch.Tensor:
+    """What a placeholder stands for. Raises CaptureError for what is no tensor of known sizes."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or any(isinstance(each, torch.SymInt) for each in (*value.shape, *value.stride())):
+        raise CaptureError(
+            'backend="lowtide" plans for one shape at a time, and torch.compile has met several: torch.compile(..., dynamic=False) makes a '
+            "program for each; lowtide.optimize(..., dynamic=...) one for all"
+        )
+    return value
+
+
+def _fake_of(like: torch.Tensor, value: Value) -> torch.Tensor:
+    """A fake tensor in the mode of another one, that looks like a value."""
+    return like.new_empty_strided(value.shape, value.stride, dtype=getattr(torch, value.dtype), device=value.storage.device)
+
+
+def _placeholder(graph: fx.Graph, name: str, value: Any) -> fx.Node:
+    node = graph.placeholder(name)
+    node.meta["val"] = value
+    return node
+
+
+def _item(graph: fx.Graph, call: fx.Node, key: Any, value: Any) -> fx.Node | None:
+    """One result of a call; None where there is none."""
+    if value is None:
+        return None
+    node = graph.call_function(operator.getitem, (call, key))
+    node.meta["val"] = value
+    return node
+
+
+def _not_run(*args: Any) -> Any:
+    raise AssertionError("a program runs in its place")

@@ -1,0 +1,147 @@
+"""torch.compile with lowtide's backend: what "aot_eager" computes, bit for bit, within a limit; steps that it leaves alone."""
+
+from __future__ import annotations
+
+import copy
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lowtide
+from lowtide.integrations.dynamo import lowtide as backend
+from lowtide.plan.plan import Plan
+from tests.training import differences
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning")
+
+
+class Net(nn.Module):
+    """Blocks, dropout, statistics; several results, one of them a view, one none at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(32, 32) for _ in range(6)])
+        self.drop, self.norm = nn.Dropout(0.1), nn.BatchNorm1d(32)
+
+    def forward(self, x: Tensor) -> Any:
+        for layer in self.layers:
+            x = self.drop(torch.tanh(layer(x))) + x
+        return self.norm(x).square().mean(), x.mT, None, 3
+
+
+class Loss(Net):
+    """Nothing but the loss."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[0]
+
+
+class Broken(Net):
+    """Two graphs, with something between them that is none."""
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.layers[0](x)
+        torch._dynamo.graph_break()
+        return super().forward(x)
+
+
+def trained(kind: Any, with_backend: Any, twice: bool = False, **options: Any) -> Any:
+    """All that three steps leave."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = kind()
+    compiled = torch.compile(model, backend=with_backend, dynamic=False, **({"options": options} if options else {}))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    results = []
+    for _ in range(3):
+        x = torch.randn(64, 32, requires_grad=True)
+        loss, other, nothing, number = compiled(x)
+        (loss + other.mean()).backward(retain_graph=twice)
+        if twice:
+            loss.backward()
+        results.append((loss.detach(), other.detach(), nothing, number, x.grad))
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    with torch.no_grad():
+        results.append(compiled(torch.ones(64, 32)))
+    return copy.deepcopy((results, dict(model.state_dict()), torch.get_rng_state()))
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": "80%"}])
+@pytest.mark.parametrize(("kind", "twice"), [(Net, True), (Broken, False)])
+def test_computes_what_aot_eager_does(kind: Any, twice: bool, options: dict[str, Any]):
+    plans: list[Plan] = []
+    expected = trained(kind, "aot_eager", twice)
+    found = trained(kind, backend, twice, workspaces=False, told=plans.append, **options)
+    assert not (told := differences(expected, found)), "\n".join(told[:8])
+    assert plans
+
+
+def test_the_peak_is_within_the_limit():
+    torch._dynamo.reset()
+    model, plans, x = Loss(), list[Plan](), torch.randn(512, 32)
+    compiled = torch.compile(model, backend=backend, dynamic=False, options={"memory": "70%", "told": plans.append})
+
+    def step() -> None:
+        compiled(x).backward()
+        model.zero_grad()
+
+    step()
+    promised_bytes = plans[-1].peak_bytes - plans[-1].resident_bytes
+    assert plans[-1].peak_bytes <= 0.7 * plans[-1].eager_peak_bytes
+    assert lowtide.measure(step).above_bytes == pytest.approx(promised_bytes, rel=0.02)
+
+
+def test_sizes_that_vary_are_refused():
+    torch._dynamo.reset()
+    compiled = torch.compile(Net(), backend=backend, dynamic=True)
+    with pytest.raises(Exception, match=r"torch.compile\(..., dynamic=False\)"):
+        compiled(torch.randn(8, 32))
+
+
+def test_an_option_that_is_none_is_refused():
+    torch._dynamo.reset()
+    compiled = torch.compile(Net(), backend=backend, options={"budget": "60%"})
+    with pytest.raises(Exception, match="expects memory, latency, effort, workspaces, told; got 'budget'"):
+        compiled(torch.randn(8, 32))
+
+
+def test_the_backend_has_its_name():
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    _, _, said = text.partition("[project.entry-points.torch_dynamo_backends]\nlowtide = ")
+    module, _, name = said.splitlines()[0].strip('"').partition(":")
+    assert getattr(import_module(module), name) is backend
+
+
+def test_a_step_is_left_alone_by_dynamo():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.ones(2, 4)
+    step = lowtide.optimize(model, x, loss=lambda model, x: model(x).square().mean(), optimizer=optimizer, workspaces=False)
+    seen = []
+
+    def counting(module: Any, example: Any) -> Any:
+        seen.append([node.name for node in module.graph.nodes if node.op == "call_function"])
+        return module
+
+    @torch.compile(backend=counting)
+    def loop(x: Tensor) -> Tensor:
+        y = x * 2
+        return step(y) + y.sum()
+
+    expected = copy.deepcopy(model)
+    loop(x), loop(x)
+    twin = torch.optim.AdamW(expected.parameters())
+    for _ in range(2):
+        expected(x * 2).square().mean().backward()
+        twin.step()
+        twin.zero_grad()
+    assert not differences(dict(expected.state_dict()), dict(model.state_dict()))
+    assert sorted(names for graph in seen for names in graph) == ["add", "mul", "sum_1"] or len(seen) <= 3
