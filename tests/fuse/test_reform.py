@@ -21,7 +21,7 @@ from lowtide.fuse.tune.store import Measured, Store, key_of
 from lowtide.ir.graph import Graph, Node, Value
 from tests.fuse.networks import Builder, inverted_residuals, mixed
 
-MACHINE = Machine(100e3, (Level(32 * 2**10, 50e3), Level(2**20, 25e3), Level(2**24, 13e3), Level(2**62, 8e3)))
+MACHINE = Machine(100e3, (Level(32 * 2**10, 200e3), Level(2**20, 110e3), Level(2**24, 55e3), Level(2**62, 8e3)))
 
 
 class Said:

@@ -1,4 +1,4 @@
-"""The time of a kernel before it exists: arithmetic or moved bytes, whichever takes longer, by the level that holds what is moved.
+"""The time of a kernel before it exists: its arithmetic, and what it moves by the level that holds that; a core does not do both at once.
 
 A part by itself reads what another stage has written some time ago, and its result is read some time later: both come from where they fit.
 Joined, what is between the operators comes from where the ring or the tile fits, and what goes in and out from where it fits by itself;
@@ -35,7 +35,7 @@ class Model:
         weights, given, made = _bytes(part)
         footprint = weights + given + made
         moved = self.machine.moving_us(weights, footprint) + self.machine.moving_us(given + made, given + made)
-        return max(self._arithmetic_us(part), moved / self.threads) + self._barrier_us
+        return self._arithmetic_us(part) + moved / self.threads + self._barrier_us
 
     def joined_us(self, parts: Sequence[Part], shape: Shape) -> float:
         """The time of parts as one kernel."""
@@ -45,11 +45,11 @@ class Model:
         between = 2 * sum(_bytes(part)[2] for part in parts[:-1])
         near = shape.ring_bytes + weights if shape.scheme is Scheme.ROWS else shape.ring_bytes
         moved = self.machine.moving_us(between, near)
-        moved += self.machine.moving_us((given + max(0, beside) + made * (2 * shape.passes - 1)) * 1.0, given + made)
+        moved += self.machine.moving_us(given + max(0, beside) + made * (2 * shape.passes - 1), given + made)
         moved += self.machine.moving_us(given * (shape.passes - 1), given + made)
         moved += self.machine.moving_us(weights * shape.rows * self.threads, near)
         *first, last = [self._arithmetic_us(part) for part in parts]
-        return max(sum(first) * shape.repeated + last, moved / self.threads) + self._barrier_us
+        return sum(first) * shape.repeated + last + moved / self.threads + self._barrier_us
 
     @property
     def _barrier_us(self) -> float:
