@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from lowtide.fuse.codegen.source import Addresses, source_of
+from lowtide.fuse.blocks import with_blocks
+from lowtide.fuse.codegen.source import source_of
+from lowtide.fuse.codegen.text import Addresses
 from lowtide.fuse.heads import head_of
 from lowtide.fuse.memory import ITEM_BYTES, buffers, problem_of
 from lowtide.fuse.stages import Stage
@@ -36,14 +38,15 @@ def network_of(body: Graph, fixed: Sequence[int], target: Target, placing: Placi
     given = [body.inputs[at] for at in fixed]
     known = _following(body, given)
     staged = Staging(body, known, target).staged(head_of)
-    offsets, arena_bytes = placing(problem_of(staged.stages))
-    addresses = {buffer: int(offset) // ITEM_BYTES for buffer, offset in zip(buffers(staged.stages), offsets, strict=True)}
+    stages = with_blocks(staged.stages, body, known)
+    offsets, arena_bytes = placing(problem_of(stages))
+    addresses = {buffer: int(offset) // ITEM_BYTES for buffer, offset in zip(buffers(stages), offsets, strict=True)}
     packed, elements = offsets_of(staged.constants)
-    source = source_of(staged.stages, Addresses(addresses, packed), target)
+    source = source_of(stages, Addresses(addresses, packed), target)
     wanted = tuple(dict.fromkeys(value for recipe in staged.constants for value in read_by(recipe)))
     constants = Graph(tuple(given), _makers(body, known, wanted), wanted)
     live = tuple(at for at in range(len(body.inputs)) if at not in set(fixed))
-    return Network(source, staged.stages, arena_bytes, elements, staged.constants, live, constants, body.outputs)
+    return Network(source, stages, arena_bytes, elements, staged.constants, live, constants, body.outputs)
 
 
 def read_by(recipe: Packed) -> list[Value]:

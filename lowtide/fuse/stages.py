@@ -158,4 +158,35 @@ class Map:
         return tuple(each for each in self.inputs if isinstance(each, Lay))
 
 
-Stage: TypeAlias = Product | Convolution | Pad | Windows | Rows | Map
+@dataclass(frozen=True, eq=False, slots=True)
+class Block:
+    """Several operators as one, row by row: what comes first, a window over that, and a product; one of first and last may be missing."""
+
+    first: Product | Convolution | None
+    windows: Windows
+    last: Product | None
+    epilogue: Epilogue = field(default=Epilogue())
+
+    @property
+    def parts(self) -> tuple[Product | Convolution | Windows, ...]:
+        """What there is of them, in order."""
+        return tuple(each for each in (self.first, self.windows, self.last) if each is not None)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """All their operators."""
+        return tuple(node for each in self.parts for node in each.nodes)
+
+    @property
+    def out(self) -> Lay:
+        """What it makes."""
+        return self.parts[-1].out
+
+    @property
+    def reads(self) -> tuple[Lay, ...]:
+        """What it reads but constants, and what is between its parts."""
+        between = {each.out.buffer for each in self.parts[:-1]}
+        return tuple(lay for each in self.parts for lay in each.reads if lay.buffer not in between)
+
+
+Stage: TypeAlias = Product | Convolution | Pad | Windows | Rows | Map | Block

@@ -21,6 +21,11 @@ def tile_of(rows: int, columns: int, target: Target) -> Tile:
     return min((_cost(tile, rows, columns, target), -tile.vectors, tile) for tile in _tiles(rows, target))[2]
 
 
+def rows_beside(rows: int, columns: int, vectors: int, target: Target) -> Tile:
+    """The best tile of so many vectors, for a product of few rows whose weight is packed already."""
+    return min((_cost(tile, rows, columns, target), tile) for tile in _tiles(rows, target) if tile.vectors == vectors)[1]
+
+
 def _tiles(rows: int, target: Target) -> list[Tile]:
     most = min(16, rows)
     found = [Tile(mr, nv) for nv in range(1, 7) for mr in range(1, most + 1) if mr * nv + nv + 1 <= target.registers]

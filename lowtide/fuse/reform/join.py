@@ -17,7 +17,9 @@ MOST_PARTS = 3  # of a group: pointwise, depthwise, pointwise
 class Costs(Protocol):
     """What kernels take: measured, or predicted."""
 
-    threads: int
+    @property
+    def threads(self) -> int:
+        """That share the work."""
 
     def alone_us(self, part: Part) -> float:
         """The time of a part by itself."""

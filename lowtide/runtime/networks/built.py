@@ -19,6 +19,7 @@ from lowtide.runtime.libraries import Making, library, processor
 ENTRY = "lowtide_network"
 _HERE = Path(__file__).parent
 _TEAM = _HERE / "team.cpp"
+_TEMPLATES = ("kernels.hpp", "blocks.hpp")
 _NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 # NaN and infinities are as in IEEE 754; only that nobody looks at errno or at traps is taken for granted.
 FLAGS = ("-O3", "-std=c++20", _NATIVE, "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-pthread", f"-I{_HERE}")
@@ -84,4 +85,5 @@ def _network_of(path: Path) -> tuple[int, Any]:
 def _key(source: bytes) -> str:
     """All that a library depends on: its source, the templates, the options, the machine and the compiler that is asked for."""
     circumstances = "\0".join((*FLAGS[:-1], platform.machine(), *platform.libc_ver(), processor(), os.environ.get("CXX", "")))
-    return hashlib.sha256(source + (_HERE / "kernels.hpp").read_bytes() + circumstances.encode(errors="surrogateescape")).hexdigest()[:24]
+    templates = b"".join((_HERE / name).read_bytes() for name in _TEMPLATES)
+    return hashlib.sha256(source + templates + circumstances.encode(errors="surrogateescape")).hexdigest()[:24]

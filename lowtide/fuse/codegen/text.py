@@ -1,0 +1,76 @@
+"""Pieces of source that every kind of stage needs: addresses, epilogues as functors, lists of template arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lowtide.fuse.layout import Buffer, Lay
+from lowtide.fuse.stages import Convolution, Epilogue, Product, Windows
+from lowtide.ir.packed import Packed, Panels, Plain, Taps, Target
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where things are, in elements."""
+
+    buffers: Mapping[Buffer, int]
+    packed: Mapping[Packed, int]
+
+    def of(self, place: Lay | Packed) -> str:
+        """A pointer to the first element."""
+        if isinstance(place, (Panels, Taps, Plain)):
+            return f"run.at[1] + {self.packed[place]}"
+        if place.buffer.position is not None:
+            return f"run.at[{2 + place.buffer.position}] + {place.offset}"
+        return f"run.at[0] + {self.buffers[place.buffer] + place.offset}"
+
+
+def functor(at: str, epilogue: Epilogue) -> list[str]:
+    """What becomes of a vector before it is stored."""
+    pointers = [f"  const float* p{each};" for each in range(len(epilogue.operands))]
+    loads = [
+        f"    vec<N> o{each} = load<N>(p{each} + row * {operand.step} + column);"
+        if operand.across
+        else f"    vec<N> o{each} = all<N>(p{each}[row * {operand.step}]);"
+        for each, operand in enumerate(epilogue.operands)
+    ]
+    lines = [f"    {line}" for line in epilogue.lines]
+    head = "  template <int N> ALWAYS vec<N> operator()(vec<N> v, long row, int column) const {"
+    return [f"struct E{at} {{", *pointers, head, *loads, *lines, f"    return {epilogue.result};", "  }", "};"]
+
+
+def filled(at: str, name: str, epilogue: Epilogue, addresses: Addresses) -> list[str]:
+    """Its functor with what it reads."""
+    pointers = ", ".join(addresses.of(operand.place) for operand in epilogue.operands)
+    return [f"  E{at} {name}{{{pointers}}};"]
+
+
+def flag(value: object) -> str:
+    """As C++ says it."""
+    return "true" if value else "false"
+
+
+def exact(stage: Product | Convolution | Windows) -> str:
+    """Whether a row's last vector is stored in part."""
+    return flag(not stage.out.has_room)
+
+
+def window_of(stage: Windows, target: Target) -> tuple[str, int]:
+    """A window's type, and how many of its results are made side by side."""
+    its = stage.geometry
+    ih, iw, oh, ow = *stage.a.shape[2:], *stage.out.shape[2:]
+    window = f"Window<{listed((*its.kernel, *its.stride, *its.dilation, *its.padding, ih, iw, oh, ow, stage.a.rows() or 0))}>"
+    return window, _beside(ow, its.kernel[1], target)
+
+
+def _beside(ow: int, kw: int, target: Target) -> int:
+    """How many results of a row are made at once."""
+    most = max(1, min(8 if target.registers >= 32 else 4, target.registers - kw - 2))
+    inner = max(1, ow - (kw - 1))
+    return min(range(1, min(most, inner) + 1), key=lambda beside: (-(-inner // beside), beside))
+
+
+def listed(arguments: Sequence[object]) -> str:
+    """Template arguments."""
+    return ", ".join(str(each) for each in arguments)

@@ -1,0 +1,77 @@
+"""Several operators as one kernel: all shapes of blocks against float64, by one and by three threads."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lowtide
+from lowtide.api.networks import made
+from lowtide.fuse import network
+from lowtide.fuse.blocks import Joins, with_blocks
+from lowtide.fuse.stages import Block
+
+BLOCKS: list[tuple[int, tuple[int, ...]]] = []  # parts of each block that was made, and the shape that its window reads
+
+
+class Blocks(nn.Module):
+    """Convolution and pooling, pointwise and depthwise operators with tails of channels, strides, dilation, operators read twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 20, 3, stride=2, padding=1)
+        self.pool = nn.MaxPool2d(3, 2, ceil_mode=True)
+        self.wide = nn.Sequential(nn.Conv2d(20, 52, 1, bias=False), nn.BatchNorm2d(52), nn.ReLU6())
+        self.deep = nn.Sequential(nn.Conv2d(52, 52, 5, stride=2, padding=2, groups=52, bias=False), nn.BatchNorm2d(52), nn.SiLU())
+        self.flat = nn.Conv2d(52, 24, 1)
+        self.spread = nn.Conv2d(24, 24, 3, padding=2, dilation=2, groups=24)
+        self.last = nn.Conv2d(24, 24, 1)
+        self.again = nn.Sequential(nn.Conv2d(24, 40, 1), nn.Conv2d(40, 40, 3, padding=1, groups=40), nn.Conv2d(40, 24, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(torch.relu(self.stem(x)))
+        x = self.flat(self.deep(self.wide(x)))
+        x = self.last(self.spread(x)) + x
+        return torch.sigmoid(self.again(x)) * x
+
+
+@pytest.fixture
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All blocks that are legal are made."""
+
+    def joined(stages, body, fixed):
+        found = with_blocks(stages, body, fixed, Joins.ALL)
+        BLOCKS[:] = [(len(each.parts), each.windows.a.shape) for each in found if isinstance(each, Block)]
+        return found
+
+    monkeypatch.setattr(network, "with_blocks", joined)
+    made._built.cache_clear()
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.filterwarnings("error")
+def test_blocks_compute_what_their_operators_do():
+    torch.manual_seed(0)
+    model = Blocks().eval().requires_grad_(False)
+    for norm in (model.wide[1], model.deep[1]):
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2.0)
+    x = torch.randn(1, 3, 61, 45)
+    expected = copy.deepcopy(model).double()(x.double())
+    fn = lowtide.optimize(model, (x,), exact=False)
+    assert [parts for parts, _ in BLOCKS] == [3, 2, 2, 3]
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 3, 2):
+            torch.set_num_threads(count)
+            with torch.no_grad():
+                found = fn(x)
+            assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+        bad = x.clone()
+        bad[0, 1, 30, 20] = float("nan")
+        with torch.no_grad():
+            assert torch.equal(fn(bad).isnan(), model(bad).isnan())
+    finally:
+        torch.set_num_threads(threads)
+        made._built.cache_clear()
