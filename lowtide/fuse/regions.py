@@ -27,12 +27,12 @@ Described = Callable[[Graph, tuple[int, ...]], tuple[int, int]]  # of a body and
 
 def with_regions(graph: Graph, described: Described) -> Graph | None:
     """The graph with all groups as regions."""
-    if graph.dimensions or any(node.body is not None or node.writes or node.after or is_transfer(node) for node in graph.nodes):
+    if graph.dimensions or any(node.body is not None or node.writes or is_transfer(node) for node in graph.nodes):
         return None
     graph = pruned(graph)
     fixed = fixed_values(graph)
     groups = [group for group in _groups(graph, fixed) if any(fusion_of(node.op) is Fusion.COMPLEX for node in group)]
-    for group in groups:
+    for group in reversed(groups):  # what comes before a group stays as it is
         graph = _replaced(graph, group, fixed, described)
     return _without_unread(graph) if groups else None
 
@@ -82,7 +82,7 @@ def _replaced(graph: Graph, group: Sequence[Node], fixed: Collection[Value], des
         REGION, tuple(given), tuple(new[value] for value in results),
         (("fixed", places), ("arena_bytes", arena_bytes), ("packed_bytes", packed_bytes)), body=body, source=group[-1].source,
     )  # fmt: skip
-    nodes = _placed([node for node in graph.nodes if node not in inside], region, new)
+    nodes = _placed([node for node in graph.nodes if node not in inside], inside, region, new)
     return replace(graph, nodes=tuple(nodes), outputs=tuple(new.get(value, value) for value in graph.outputs))
 
 
@@ -97,17 +97,22 @@ def _constants(graph: Graph, inside: Collection[Node], fixed: Collection[Value])
     return found
 
 
-def _placed(others: Sequence[Node], region: Node, new: dict[Value, Value]) -> Iterator[Node]:
-    """Nodes in an order that is right: first what the region does not need to wait for, then the region, then what reads it."""
+def _placed(others: Sequence[Node], inside: Collection[Node], region: Node, new: dict[Value, Value]) -> Iterator[Node]:
+    """Nodes in an order that is right: first what need not wait for the region, then the region, then what reads it, or comes after it."""
     later: set[Value] = set()
     late: set[Node] = set()
     for node in others:
-        if any(value in new or value in later for value in node.inputs) or any(before in late for before in node.after):
+        if any(value in new or value in later for value in node.inputs) or any(before in late or before in inside for before in node.after):
             late.add(node)
             later.update(node.results)
     yield from (node for node in others if node not in late)
     yield region
-    yield from (_with(node, new) for node in others if node in late)
+    forward = dict.fromkeys(inside, region)
+    for node in (node for node in others if node in late):
+        after = tuple(dict.fromkeys(forward.get(before, before) for before in node.after))
+        found = _with(node, new)
+        forward[node] = found if after == node.after else replace(found, after=after)
+        yield forward[node]
 
 
 def _own(value: Value, names: set[str]) -> Value:

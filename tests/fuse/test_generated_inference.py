@@ -159,6 +159,31 @@ def test_a_plan_is_saved_and_used(net, tmp_path: Path):
         lowtide.optimize(model, (x,), plan=tmp_path / "plan.json")
 
 
+class Words(nn.Module):
+    """Tables looked up, torch's operators between products, and a sum over one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, 24), nn.Embedding(9, 24)
+        self.one, self.two, self.three = nn.Linear(24, 40), nn.Linear(40, 40), nn.Linear(40, 7)
+        self.norm = nn.LayerNorm(40)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        held = torch.relu(self.one(self.words(x) + self.places(torch.arange(9))))
+        return self.three(self.norm(held + self.two(torch.softmax(torch.sort(held, 1)[0], 2).cumsum(1))))
+
+
+def test_what_reads_a_region_over_torchs_operators():
+    torch.manual_seed(0)
+    model, x = Words().eval(), torch.randint(0, 50, (3, 9))
+    step = lowtide.optimize(model, (x,), exact=False)
+    assert sum(map(is_region, step.plan.graph.nodes)) == 2
+    with torch.no_grad():
+        want = model.double()(x)
+        model.float()
+    assert (step(x).double() - want).abs().max() <= TOLERANCE * want.abs().max()
+
+
 def test_exact_means_eagers_bits(net):
     model, x, _ = net
     step = lowtide.optimize(model, (x,))
