@@ -62,7 +62,7 @@ def workspaces_within(nodes: Sequence[Node], *, round_to: int = 1) -> tuple[int,
 
     def within(node: Node) -> int:
         if is_region(node):
-            return Region.of(node).arena_bytes
+            return Region.of(node).workspace_bytes
         if not is_loop(node):
             return 0
         parts = (inner_peak_bytes(body, workspaces_within(body.nodes, round_to=round_to), round_to=round_to) for body in bodies(node))

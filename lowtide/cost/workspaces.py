@@ -70,7 +70,7 @@ def _measured(nodes: Sequence[Node], laboratory: Laboratory, limit_bytes: int | 
             unlike += [node] if any(each.unlike for _, each in pieces) else []
             continue
         if is_region(node):
-            sizes.append(Region.of(node).arena_bytes)
+            sizes.append(Region.of(node).workspace_bytes)
             continue
         call = None if needs_none(node) else call_of(node, nodes, limit_bytes)
         level_bytes = 0 if call is None else laboratory.level_bytes(call)

@@ -5,7 +5,7 @@
             ..
 
 What is `fixed` are constants: the positions of arguments that are prepared once, and again where they have changed. Nothing that the body
-makes but its results exists outside; the arena is the region's workspace, and stays. What is kept are the constants as kernels read them.
+makes but its results exists outside; the arena is the region's workspace, and stays; What is kept are the constants as kernels read them.
 """
 
 from __future__ import annotations
@@ -45,6 +45,11 @@ class Region:
         if any(not 0 <= each < len(node.args) for each in ints) or arena_bytes < 0 or packed_bytes < 0:
             raise CheckError(f"{node.op}: expected positions of arguments and numbers of bytes, got {dict(node.kwargs)}")
         return cls(node, node.body, tuple(ints), arena_bytes, packed_bytes)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What it takes beside arguments and results, and holds from call to call: the arena, and the constants as kernels read them."""
+        return self.arena_bytes + self.packed_bytes
 
     @property
     def constants(self) -> tuple[Value, ...]:

@@ -159,6 +159,16 @@ def test_a_plan_is_saved_and_used(net, tmp_path: Path):
         lowtide.optimize(model, (x,), plan=tmp_path / "plan.json")
 
 
+def test_memory_is_as_promised(net):
+    """What networks hold is promised, and is there from the first call on."""
+    _, x, step = net
+    step(x)
+    assert step.measure(x).above_bytes <= step.plan.peak_bytes - step.plan.resident_bytes
+    for node in filter(is_region, step.plan.graph.nodes):
+        held = sum(said for name, said in node.kwargs if name in ("arena_bytes", "packed_bytes"))
+        assert held <= step.plan.workspace_bytes[step.plan.graph.nodes.index(node)]
+
+
 class Words(nn.Module):
     """Tables looked up, torch's operators between products, and a sum over one of them."""
 
