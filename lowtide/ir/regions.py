@@ -5,7 +5,7 @@
             ..
 
 What is `fixed` are constants: the positions of arguments that are prepared once, and again where they have changed. Nothing that the body
-makes but its results exists outside; the arena is the region's workspace, and stays; What is kept are the constants as kernels read them.
+makes but its results exists outside; the arena, and the constants as kernels read them, are its workspace, and stay.
 """
 
 from __future__ import annotations
