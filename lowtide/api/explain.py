@@ -188,11 +188,11 @@ def _halved(maker: Maker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_
     capturing = dataclasses.replace(maker.capturing, program=dataclasses.replace(program, accumulate=count))
     halved = dataclasses.replace(maker, capturing=capturing, asked=asked)
     try:
-        _, plan = halved.plan_of_most_steps(args, kwargs)
+        by_order_bytes = halved.peak_by_order_bytes(args, kwargs)
     except (BatchError, CaptureError):
         return None
-    ordered = Remedy("smaller micro-batches", plan.peak_bytes, None, f"accumulate={count}")
-    if memory_bytes is None or plan.peak_bytes <= memory_bytes:
+    ordered = Remedy("smaller micro-batches", by_order_bytes, None, f"accumulate={count}")
+    if memory_bytes is None or by_order_bytes <= memory_bytes:
         return ordered
     peak_bytes = _within_or_least(halved, args, kwargs, memory_bytes)
     return Remedy("smaller micro-batches, eviction", peak_bytes, None, f"accumulate={count}, memory={max(peak_bytes, memory_bytes)}")

@@ -126,6 +126,12 @@ class Maker:
         budget = self.asked.limit.budget(program.eager_peak_bytes)
         return program.candidates[0], self._asked(_planner([program]), program.captured, budget)[-1]
 
+    def peak_by_order_bytes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """The peak of the program that most steps run, by order alone; no plan is made."""
+        with self.machine.laboratory(self.capturing.trains) as laboratory:
+            program = self._program(self.capturing.programs(args, kwargs, laboratory)[-1], laboratory)
+        return _planner([program]).peak_by_order_bytes(self.request(program.captured, Budget()))
+
     def _programs(self, captured: Sequence[Captured], laboratory: Laboratory) -> tuple[Program, ...]:
         """Programs of one step, with what planning has to know: the others run in parts what the last does, which most steps run."""
         main = self._program(captured[-1], laboratory)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from lowtide.errors import BudgetError
 from lowtide.plan.plan import Plan
-from lowtide.planning.candidate import Candidate
+from lowtide.planning.candidate import Candidate, order_together
 from lowtide.planning.checked import checked
 from lowtide.planning.impossible import refuse_impossible, split_loss_text
 from lowtide.planning.ordered import ordered
@@ -57,6 +57,12 @@ class Planner:
         if refused:
             raise max(refused, key=lambda error: error.smallest_peak_bytes)
         return [*found[:-1], replace(found[-1], first_steps=tuple(found[:-1]))]
+
+    def peak_by_order_bytes(self, request: Request) -> int:
+        """What the last program takes in the best order found for any of its graphs that cost no time; no plan is made of it."""
+        candidates = self._candidates(len(self.programs) - 1, replace(request, budget=Budget()))
+        order_together(candidates, request.solver, request.granule_bytes)
+        return min(each.ordered(request.solver, request.granule_bytes).peak_bytes for each in candidates)
 
     def searched(self, request: Request) -> Searched:
         """All that is known of the last program after the request's search, whatever its limit."""
