@@ -8,12 +8,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lowtide.problems.order import Ints
+from lowtide.remat.blocks.seeds import Seeds
 from lowtide.remat.bound import time_bound_us
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.evict.eviction import evict
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.neighbours import RULES
-from lowtide.remat.sweep.search import Sweep
+from lowtide.remat.sweep.search import Sweep, _Search
 from tests.chains import in_order
 from tests.optimum import least_us, levels, small_steps
 from tests.problems import unhurried
@@ -63,6 +64,19 @@ def test_the_sweep_answers_every_limit_in_the_least_time_but_for_few(optima) -> 
             point = archive.within(limit_bytes)
             ratios.append(np.inf if point is None else point.time_us / us)
     hold(ratios, found=1.0, exact=0.97, mean=1.001, worst=1.05)
+
+
+def test_changes_of_the_leanest_schedule_lead_to_leaner_ones(optima) -> None:
+    """From the order alone, without any rule's help, to less than it takes wherever less can be had."""
+    for problem, order, least in optima:
+        if least:
+            search = _Search(Sweep(max_states=3000), [problem], [[order]], Seeds(), None)
+            search.see(0, order)
+            search.deepen(1)
+            leanest = search.archive.points[0]
+            assert leanest.peak_bytes < cost_of(problem, order).peak_bytes
+            assert first_wrong(problem, leanest.sequence) < 0
+            assert cost_of(problem, leanest.sequence).peak_bytes == leanest.peak_bytes
 
 
 def test_the_proven_bound_is_never_above_the_least_time_and_mostly_near_it(optima) -> None:

@@ -35,6 +35,7 @@ _STATES, _FEW = 100, 8  # a level wants so many states at least; and so many lev
 _RULES = 9  # that are tried at each level from each order
 _FIRST, _SLOW = 3, 1.03  # rules that show whether a problem is worth the others: one that takes so many times longer is not
 _NEAR = 6  # points on either side of a limit whose recipes are tried there
+_DEEPER, _FINE = 30, 4  # a share of the states goes on below the smallest limit that has an answer, in steps so much finer than a level
 _STALE = 50  # neighbours in a row that were all tried before: a level is done
 _HEARD_EVERY = 100  # states: whoever listens to a search hears of so many at once
 
@@ -120,6 +121,7 @@ class _Search:
         levels = self.levels()
         self.plant(levels)
         self.descend(levels)
+        self.deepen(levels[0] - levels[1] if len(levels) > 1 else 1)
         for point in () if other is None else other.result().points:
             self.archive.add(point.padded(self.problems[point.problem].problem.tensor_count))
         reached = [limit for limit in levels if self.archive.within(limit) is not None]
@@ -158,6 +160,16 @@ class _Search:
                 high = min(middle, self.archive.points[0].peak_bytes)
             else:
                 low = middle
+
+    def deepen(self, step: int) -> None:
+        """Change the leanest schedule, again and again, for ones that are leaner: where rules end, exceptions may still lead on."""
+        until, stale = self.archive.states + self.sweep.max_states // _DEEPER, 0
+        while self.archive.states < until and stale < _STALE and not self.over():
+            point = self.archive.points[0]
+            limit = point.peak_bytes - max(1, step // _FINE)
+            before = self.archive.states
+            self.attempt(point.problem, self.neighbours.neighbour(self.problems[point.problem], point), limit)
+            stale = stale + 1 if self.archive.states == before else 0
 
     def seed(self, limit: int) -> bool:
         """Evict from every order, and from the leanest schedule seen, under many rules; under few where others are much faster."""
