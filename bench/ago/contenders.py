@@ -7,6 +7,7 @@ compile, fold, pack. float32 throughout.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +88,17 @@ def _openvino(name: str, threads: int, folder: Path) -> Run:
     return run
 
 
-def _lowtide(**settings: Any) -> Callable[[str, int, Path], Run]:
+def _lowtide(joins: str) -> Callable[[str, int, Path], Run]:
     def made(name: str, threads: int, folder: Path) -> Run:
         import torch
 
         import lowtide
+        from lowtide.fuse import blocks, network
 
         torch.set_num_threads(threads)
+        network.with_blocks = partial(blocks.with_blocks, joins=blocks.Joins[joins])  # type: ignore[attr-defined]
         model, args = case(name).built()
-        return _torch(lowtide.optimize(model, args, exact=False, **settings), args)
+        return _torch(lowtide.optimize(model, args, exact=False), args)
 
     return made
 
@@ -118,5 +121,7 @@ _MAKERS: Mapping[str, Callable[[str, int, Path], Run]] = {
     "inductor": _inductor,
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
-    "lowtide": _lowtide(),
+    "lowtide": _lowtide("BEST"),
+    "lowtide NI": _lowtide("NONE"),
+    "lowtide NR": _lowtide("ALL"),
 }

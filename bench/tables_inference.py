@@ -1,0 +1,71 @@
+"""The sections of the results page on inference by generated kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bench.tables_parts import Row, rows_of, section
+
+_PEERS = ("onnxruntime", "openvino", "inductor", "eager")
+
+
+def inference() -> tuple[str, ...]:
+    """Times beside peers, and partitions."""
+    return _times(), _partitions()
+
+
+def _times() -> str:
+    by_case: dict[tuple[str, int], dict[str, Row]] = {}
+    for row in rows_of("ago"):
+        by_case.setdefault((row["case"], row["threads"]), {})[row["contender"]] = row
+    names = ("lowtide", "lowtide NI", "lowtide NR", *_PEERS)
+    lines = [
+        [f"{case}, {threads}", *(_ms(found.get(name)) for name in names), _ratio(found.get("lowtide"))]
+        for (case, threads), found in by_case.items()
+    ]
+    return section(
+        "Inference of one example",
+        "ago",
+        "python -m bench.ago",
+        "float32, random weights, milliseconds, with 1 thread and 2; each contender is a process of its own, and they take turns. NI is\n"
+        "lowtide without intensive fusion, NR with all of it that is legal. A ratio is to the best peer that ran beside it. Other work\n"
+        "was held off meanwhile, but not the host's: what differs by more than a fifth from turn to turn is marked with ~.",
+        ("network, pixels or tokens, threads", *names, "lowtide over the best peer"),
+        lines,
+    )
+
+
+def _ms(row: Row | None) -> str:
+    if row is None or row["time_us"] is None:
+        return ""
+    return f"{'~' if row['spread_us'] > 0.2 * row['time_us'] else ''}{row['time_us'] / 1e3:.2f}"
+
+
+def _ratio(row: Row | None) -> str:
+    return "" if row is None or row["to_best_peer"] is None else f"{row['to_best_peer']:.2f}"
+
+
+def _partitions() -> str:
+    rows = rows_of("ago_partitions")
+    lines: Iterable[list[str]] = (
+        [
+            row["network"],
+            row["rule"],
+            str(row["clusters"]),
+            f"{row['mean']:.0f}",
+            f"{row['median']:.0f}",
+            f"{row['jain']:.2f}",
+            str(row["trivial"]),
+        ]
+        for row in rows
+    )
+    return section(
+        "Partitions of networks",
+        "ago_partitions",
+        "python -m bench.ago.partitions",
+        "AGO's Algorithm 1 over operators, over units (an operator with the simple ones around it), and a rule like Relay's. Weights are\n"
+        "linear in the extents of loops, as in the paper; its slope and bias are not published. The paper has, for MobileViT: 82 clusters\n"
+        "of weight 437 on average, median 350, Jain's index 0.55; Relay 259, 138, 23, 0.19, of which 105 are trivial.",
+        ("network", "rule", "clusters", "mean weight", "median", "Jain's index", "trivial"),
+        lines,
+    )
