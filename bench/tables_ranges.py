@@ -30,6 +30,7 @@ def _trained_on_varying_lengths() -> str:
         [
             f"{row['batch_size']}, {row['variant']}",
             f"{row['tokens_per_s']:,.0f}",
+            "" if row["against_eager"] is None else f"{row['against_eager']:.2f}",
             f"{mib(row['peak_bytes'])}, {row['within']}",
             f"{row['compilations']}",
             f"{row['first_step_s']:.1f}",
@@ -47,7 +48,7 @@ def _trained_on_varying_lengths() -> str:
         f"histogram made by hand), in {mib(rows[0]['limit_bytes'])} MiB. Tokens that are padding do not count. A CPU's allocator has no\n"
         "limit: who passes it is said to be over. Seconds until the first step, and for the first time through all batches, hold all\n"
         "that is compiled, captured, measured and planned. BladeDISC++'s method is this project's own implementation of it.",
-        ("batch size, way", "tokens a second", "peak, MiB", "compilations", "first step, s", "first pass, s"),
+        ("batch size, way", "tokens a second", "over eager's", "peak, MiB", "compilations", "first step, s", "first pass, s"),
         lines,
         after=f"Failed: {failed}." if failed else "",
     )

@@ -23,7 +23,7 @@ from bench.memory import touch_memory
 from bench.results import Cell, Results, with_kept
 
 COLUMNS = (
-    "batch_size", "variant", "tokens_per_s", "peak_bytes", "limit_bytes", "within",
+    "batch_size", "variant", "tokens_per_s", "against_eager", "peak_bytes", "limit_bytes", "within",
     "compilations", "first_step_s", "first_pass_s", "failed",
 )  # fmt: skip
 _EAGER, *_OTHERS = VARIANTS
@@ -32,6 +32,7 @@ NOTES = (
     f"Llama of 4 layers, hidden 256, vocabulary 4,000, float32, AdamW; samples of {SHORTEST} to {LONGEST} tokens, drawn from a histogram"
     f" in the shape of CodeAlpaca-20K's, made by hand, one token for {CHARACTERS_A_TOKEN} characters",
     "tokens_per_s: of tokens that count, padding does not; a second time through all batches, ways in turns",
+    "against_eager: tokens a second over eager's of the same run; where ways are measured in several runs, eager takes its turns in each",
     "peak_bytes: allocator-measured, for the heaviest batch, with parameters and optimizer state; limit_bytes: a share of eager's at the"
     " largest batch size; a CPU has no allocator limit, so `within` compares the two",
     "first_step_s, first_pass_s: with all that is compiled, captured, measured and planned; own caches, empty at first",
@@ -82,7 +83,7 @@ def _settings() -> Settings:
     parser.add_argument("--share", type=float, default=0.6, help="the limit, as a share of eager's peak at the largest batch size")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--patience", type=float, default=600.0, help="seconds that a way may take for its first time through")
-    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="WAY", help="some alone")
     parser.add_argument("--keep", action="store_true", help="keep the rows of the saved table that are not measured now")
     parser.add_argument("--limit-bytes", type=int, help="the limit, where it was found in an earlier run")
     asked = parser.parse_args()
@@ -113,7 +114,7 @@ def rows_of(size: int, settings: Settings, limit_bytes: int) -> list[dict[str, C
             workers[-1].start(settings.patience_s)
             print(f"batch size {size}: {name}: {workers[-1].failed or workers[-1].started}", flush=True)
         _take_turns([each for each in workers if not each.failed], settings)
-        return [_row(worker, task, limit_bytes) for worker in workers]
+        return _against_eager([_row(worker, task, limit_bytes) for worker in workers])
     finally:
         for worker in workers:
             worker.close()
@@ -128,6 +129,15 @@ def _take_turns(workers: Sequence[Worker], settings: Settings) -> None:
             first = (turn + index) % max(1, len(workers))
             for worker in (*workers[first:], *workers[:first]):
                 worker.seconds[-1].append(worker.step(index))
+
+
+def _against_eager(rows: list[dict[str, Cell]]) -> list[dict[str, Cell]]:
+    """With tokens a second over eager's, where eager is one of the ways."""
+    own = next((row.get("tokens_per_s") for row in rows if row["variant"] == _EAGER), None)
+    for row in rows:
+        mine = row.get("tokens_per_s")
+        row["against_eager"] = mine / own if isinstance(own, float) and isinstance(mine, float) else None
+    return rows
 
 
 def _row(worker: Worker, task: Task, limit_bytes: int) -> dict[str, Cell]:
