@@ -127,7 +127,12 @@ def _near_each_shapes_own() -> str:
 
 def _what_a_range_costs() -> str:
     lines = [
-        [row["question"], f"{row['operators']:,}", *(f"{row[key]:,.3g}" for key in ("static", "ranged", "difference", "ratio")), row["bar"]]
+        [
+            f"{row['question']}, {row['layers']} layers",
+            f"{row['operators']:,}",
+            *(f"{row[key]:,.3g}" for key in ("static", "ranged", "difference", "ratio")),
+            row["bar"],
+        ]
         for row in rows_of("dynamic_overhead")
     ]
     return section(

@@ -68,7 +68,7 @@ def networks() -> dict[str, Trained]:
         "llama": _text(lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**small, num_key_value_heads=2))),
         "bert": _text(lambda: hf.BertForMaskedLM(hf.BertConfig(**small))),
         "t5": _text(lambda: hf.T5ForConditionalGeneration(t5)),
-        "resnet50": _pictures(lambda: torchvision.models.resnet50(num_classes=10), {0: ("rows", 2, 24)}, ((2, 24, 1),)),
+        "resnet50": _pictures(lambda: torchvision.models.resnet50(num_classes=10), {0: ("rows", 2, 24)}, ((2, 24, 1),), ("85%", "75%")),
         "whisper": _spectra(lambda: hf.WhisperForConditionalGeneration(hf.WhisperConfig(**WHISPER))),
         "unet": _pictures(_UNet, {0: ("rows", 2, 8), 2: ("side", 32, 96, 4), 3: "side"}, ((2, 8, 1), (32, 96, 4)), ("90%", "80%")),
     }

@@ -1,6 +1,6 @@
 """What a step for a range of shapes costs beside one that was captured for a single shape.
 
-    python -m bench.dynamic.overhead [--layers 12] [--shapes 40] [--turns 15] [--capture-turns 3]
+    python -m bench.dynamic.overhead [--layers 12] [--shapes 40] [--turns 15] [--capture-turns 3] [--only calls steps captures] [--keep]
 
 GPT-2 in training mode with AdamW. Three questions: what choosing and preparing takes for a shape that is new and for one that is known,
 with the program itself taken out; how much longer a whole step runs; and what capture and planning of the range take beside those of its
@@ -25,10 +25,10 @@ import torch
 
 import lowtide
 from bench import torchvision_shim
-from bench.results import Results
+from bench.results import Results, with_kept
 from lowtide.api.running.variant import Variant
 
-COLUMNS = ("question", "operators", "static", "ranged", "ratio", "difference", "bar", "repeats")
+COLUMNS = ("layers", "question", "operators", "static", "ranged", "ratio", "difference", "bar", "repeats")
 NOTES = (
     "new shape, known shape (microseconds): a whole call but for the program, median; static is a step for that shape alone; the bars are"
     " 1,000 and 50 microseconds more than static's",
@@ -38,6 +38,7 @@ NOTES = (
     " time, kernels compiled; the bar is a ratio of 2",
 )
 _ROWS, _LENGTHS = (2, 8), (16, 128)
+_QUESTIONS = ("calls", "steps", "captures")
 
 
 def main() -> None:
@@ -46,6 +47,8 @@ def main() -> None:
     parser.add_argument("--shapes", type=int, default=40)
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--capture-turns", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=_QUESTIONS, default=list(_QUESTIONS))
+    parser.add_argument("--keep", action="store_true", help="keep the rows of the saved table that are not measured now")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LOWTIDE_CACHE"] = folder  # its searches are forgotten before each capture
@@ -54,17 +57,18 @@ def main() -> None:
 
 def _run(options: argparse.Namespace) -> None:
     gpt2 = _Gpt2(options.layers)
-    questions = (
-        lambda: _calls(gpt2, options.shapes),
-        *(lambda shape=shape: [_steps(gpt2, options.turns, *shape)] for shape in ((_ROWS[1], _LENGTHS[1]), (4, 100))),
-        *(lambda memory=memory: [_captures(gpt2, memory, options.capture_turns)] for memory in (None, "60%")),
-    )
+    questions = {
+        "calls": [lambda: _calls(gpt2, options.shapes)],
+        "steps": [lambda shape=shape: [_steps(gpt2, options.turns, *shape)] for shape in ((_ROWS[1], _LENGTHS[1]), (4, 100))],
+        "captures": [lambda memory=memory: [_captures(gpt2, memory, options.capture_turns)] for memory in (None, "60%")],
+    }
     rows: list[dict[str, Any]] = []
-    for question in questions:
+    for question in (each for name in options.only for each in questions[name]):
         for row in question():
-            rows.append(row)
-            print(row, flush=True)
-        results = Results("dynamic_overhead", "What a range costs beside one shape", COLUMNS, tuple(rows), NOTES)
+            rows.append({"layers": options.layers} | row)
+            print(rows[-1], flush=True)
+        all_rows = with_kept("dynamic_overhead", rows, ("layers", "question")) if options.keep else tuple(rows)
+        results = Results("dynamic_overhead", "What a range costs beside one shape", COLUMNS, all_rows, NOTES)
         results.save()
     results.print()
 
