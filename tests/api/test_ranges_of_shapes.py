@@ -202,6 +202,19 @@ def test_what_cannot_be_meant_is_refused(dynamic, error, message):
         lowtide.optimize(model, batch_of(4, 32), loss=token_loss, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), dynamic=dynamic)
 
 
+def test_an_extent_that_varies_with_another_but_is_not_named_is_told():
+    model = Tokens()
+    settings = {"loss": token_loss, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "dynamic": {0: {1: ("length", 8, 64)}}}
+    tied = r"in the example dimension 1 of batch \[1\] is 32, as length is: \{1: \"length\"\} ties them"
+    with pytest.raises(CaptureError, match=f"Note: what `dynamic` does not name is fixed; {tied}"):
+        lowtide.optimize(model, batch_of(4, 32), **settings)
+
+
+def test_a_range_of_batches_that_no_machine_holds_is_refused():
+    with pytest.raises(ShapeError, match=r"a batch of length = 1099511627776 cannot be made on this machine .*: let the ranges end lower"):
+        lowtide.optimize(Tokens().eval(), batch_of(4, 32)[:1], dynamic={0: {1: ("length", 8, 2**40)}})
+
+
 def test_a_program_that_fixes_a_dimension_is_refused(pair):
     class Loop(nn.Module):
         def forward(self, tokens):

@@ -19,6 +19,7 @@ from lowtide.api.capturing import Capturing
 from lowtide.api.maker import Asked, Family, Maker
 from lowtide.api.ranges.guessed import Shapes, guessed, shapes_of
 from lowtide.api.ranges.region import Region, Served, bounded, in_steps, narrowed, what_on
+from lowtide.api.ranges.said import fixed_beside
 from lowtide.api.ranges.stretched import largest
 from lowtide.api.stages import Stages
 from lowtide.capture.data.facts import Facts
@@ -170,7 +171,13 @@ class RangeMaker:
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Capture and plan for the largest shapes."""
         with self._maker.machine.laboratory(self.capturing.trains) as laboratory:
-            self._plan(self._region(self._first(args, kwargs, laboratory), laboratory))
+            try:
+                traced = self._first(args, kwargs, laboratory)
+            except CaptureError as error:
+                if not (fixed := fixed_beside(self._varying, tree.flatten((args, kwargs))[0])):
+                    raise
+                raise CaptureError(f"{error}. Note: {fixed}") from error.__cause__
+            self._plan(self._region(traced, laboratory))
 
     def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> Traced:
         """The program for the largest shapes. Where it is for a part of the range alone, the range is that from here on."""

@@ -48,6 +48,19 @@ def varying_of(said: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> V
     return varying
 
 
+def fixed_beside(varying: Varying, leaves: Sequence[Leaf]) -> str:
+    """Which extents of the example are equal to one that varies and are said to be fixed, for a program that failed; "" for none."""
+    shapes = [tuple(leaf.value.shape) if isinstance(leaf.value, torch.Tensor) else None for leaf in leaves]
+    names = {extent: name for name, extent in varying.extents(shapes).items() if extent > 1}
+    found = [
+        f'dimension {dim} of batch {shown(leaf.where)} is {extent}, as {names[extent]} is: {{{dim}: "{names[extent]}"}} ties them'
+        for index, (leaf, shape) in enumerate(zip(leaves, shapes, strict=True))
+        for dim, extent in enumerate(shape or ())
+        if extent in names and dim not in varying.of_leaf(index)
+    ]
+    return f"what `dynamic` does not name is fixed; in the example {'; '.join(found)}" if found else ""
+
+
 def check_uncut(varying: Varying, accumulate: int | str) -> None:
     """Refuse dimensions that would be cut into micro-batches, whose sizes nobody could say for all of a range."""
     cut = next((axis for axis in varying.axes if axis.dim == 0), None)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from lowtide.capture.sizes.strides import memory_order
+from lowtide.errors import ShapeError
 from lowtide.ir import tree
 from lowtide.ir.varying import Varying
 
@@ -20,10 +21,17 @@ def largest(args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying) -> 
 def stretched(
     args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying, wanted: Mapping[str, int]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The batch with these extents, by name; tensors that have that shape already are passed on."""
+    """The batch with these extents, by name; tensors that have that shape already are passed on.
+
+    Raises ShapeError where there is no memory for it.
+    """
     leaves, rebuild = tree.flatten((args, kwargs))
     extents = [{dim: wanted[name] for dim, name in varying.of_leaf(index).items()} for index in range(len(leaves))]
-    found = [_stretched(leaf.value, own) for leaf, own in zip(leaves, extents, strict=True)]
+    try:
+        found = [_stretched(leaf.value, own) for leaf, own in zip(leaves, extents, strict=True)]
+    except RuntimeError as error:  # torch's own for memory that there is not, and for more elements than it can count
+        where = ", ".join(f"{name} = {extent}" for name, extent in wanted.items())
+        raise ShapeError(f"dynamic: a batch of {where} cannot be made on this machine ({error}): let the ranges end lower") from error
     made: tuple[tuple[Any, ...], dict[str, Any]] = tree.unflatten(rebuild, found)
     return made
 
