@@ -211,7 +211,7 @@ def test_an_extent_that_varies_with_another_but_is_not_named_is_told():
 
 
 def test_a_range_of_batches_that_no_machine_holds_is_refused():
-    with pytest.raises(ShapeError, match=r"a batch of length = 100000000000000000 cannot be made on this machine .*: let the ranges end lower"):
+    with pytest.raises(ShapeError, match=r"a batch of length = 1\d+ cannot be made .*: let the ranges end lower"):
         lowtide.optimize(Tokens().eval(), batch_of(4, 32)[:1], dynamic={0: {1: ("length", 8, 10**17)}})
 
 
