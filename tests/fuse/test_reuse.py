@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.cost.flops import node_flops
-from lowtide.fuse.cluster.nests import Nest, nest_of
 from lowtide.fuse.cluster.reuse import Intensive, category, repeated, reuse_of
 from lowtide.fuse.cluster.weights import Weights, fitted
 from lowtide.ir.graph import Node, Value
+from lowtide.ir.operators.nests import Nest, nest_of
 from tests.fuse.networks import Builder
 
 

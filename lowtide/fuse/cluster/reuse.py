@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from math import prod
 
-from lowtide.fuse.cluster.nests import Index, Nest, nest_of
 from lowtide.ir.graph import Node, Value
+from lowtide.ir.operators.nests import Index, Nest, nest_of
 from lowtide.ir.operators.shapes import ints
 
 

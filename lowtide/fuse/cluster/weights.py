@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowtide.fuse.cluster.nests import Nest, nest_of
 from lowtide.ir.graph import Node
+from lowtide.ir.operators.nests import Nest, nest_of
 
 
 @dataclass(frozen=True, slots=True)

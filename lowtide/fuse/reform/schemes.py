@@ -13,9 +13,9 @@ from enum import Enum
 from itertools import pairwise
 from math import prod
 
-from lowtide.fuse.cluster.nests import Nest, nest_of
 from lowtide.fuse.reform.chains import Part
 from lowtide.ir.graph import Node, Value
+from lowtide.ir.operators.nests import Nest, nest_of
 from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.operators.shapes import ints
 from lowtide.ir.sizes import ITEM_BYTES
