@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from lowtide.base.identity import Held
 from lowtide.runtime.unchanged.switches import switches
 
 _values = methodcaller("values")
 _flags = attrgetter("requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
 _BUILT_IN = {dict, list, set, OrderedDict, deque}
-_MAPPINGS = (dict, MappingProxyType)
 
 
 class Watch:
@@ -26,6 +26,7 @@ class Watch:
     def __init__(self) -> None:
         self._known: set[int] = set()
         self._empty: list[Any] = []
+        self._dictionaries: list[dict[Any, Any]] = []
         self._full: list[Any] = []
         self._mappings: list[Any] = []
         self._modules: list[nn.Module] = []
@@ -40,8 +41,11 @@ class Watch:
         if type(item) in _BUILT_IN and not item:
             self._empty.append(item)
             return
+        if isinstance(item, dict):
+            self._dictionaries.append(item)
+            return
         self._full.append(item)
-        if isinstance(item, _MAPPINGS):
+        if isinstance(item, MappingProxyType):
             self._mappings.append(item)
 
     def module(self, module: nn.Module) -> None:
@@ -58,7 +62,7 @@ class Watch:
 
     def sealed(self) -> Watch:
         """Itself, with everything as it is now."""
-        self._lengths = [*map(len, self._full)]
+        self._in_dictionaries, self._lengths = Held(self._dictionaries), [*map(len, self._full)]
         self._items, self._held = [*chain.from_iterable(self._full)], [*chain.from_iterable(map(_values, self._mappings))]
         self._types, self._flags = [*map(type, self._modules)], [*map(_flags, self._parameters)]
         self._lists, self._switches = self._groups(), switches()
@@ -68,6 +72,7 @@ class Watch:
         """Whether all of it is as it was. False may also be said of what only looks alike."""
         return (
             not any(self._empty)
+            and self._in_dictionaries.same()
             and [*map(len, self._full)] == self._lengths
             and all(map(is_, chain.from_iterable(self._full), self._items))
             and all(map(is_, chain.from_iterable(map(_values, self._mappings)), self._held))

@@ -1,0 +1,53 @@
+"""Whether dictionaries hold what they held: keys and values by identity, in some nanoseconds each and without a look at what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+from operator import is_
+from typing import Any
+
+import numpy as np
+
+from lowtide.base.kernels import SWITCHED_OFF, kernel, python_function
+
+_NEXT = python_function("PyDict_Next", "int32", "uintp", "uintp", "uintp", "uintp")  # dictionary, position, key and value: addresses
+
+
+class Held:
+    """What dictionaries hold when this is made; it is kept alive, so that nothing else can lie at its address."""
+
+    def __init__(self, dictionaries: Iterable[dict[Any, Any]]) -> None:
+        self._dictionaries = tuple(dictionaries)
+        self._keys = [*chain.from_iterable(self._dictionaries)]
+        self._values = [*chain.from_iterable(map(dict.values, self._dictionaries))]
+        self._lengths = np.array([*map(len, self._dictionaries)], np.int64)
+        self._addresses = tuple(np.array([*map(id, each)], np.uintp) for each in (self._dictionaries, self._keys, self._values))
+        self._cell = np.zeros(3, np.uintp)  # position, key, value
+
+    def same(self) -> bool:
+        """Whether they hold the same objects in the same order."""
+        if SWITCHED_OFF:
+            return self._same()
+        dictionaries, keys, values = self._addresses
+        return bool(_same(dictionaries, self._lengths, keys, values, self._cell, self._cell.ctypes.data))
+
+    def _same(self) -> bool:
+        lengths = [*map(len, self._dictionaries)] == self._lengths.tolist()
+        values = chain.from_iterable(map(dict.values, self._dictionaries))
+        return lengths and all(map(is_, chain.from_iterable(self._dictionaries), self._keys)) and all(map(is_, values, self._values))
+
+
+@kernel
+def _same(dictionaries: Any, lengths: Any, keys: Any, values: Any, cell: Any, at: Any) -> Any:
+    entry = 0
+    for which in range(len(dictionaries)):
+        end = entry + lengths[which]
+        cell[0] = 0
+        while _NEXT(dictionaries[which], at, at + 8, at + 16):
+            if entry == end or cell[1] != keys[entry] or cell[2] != values[entry]:
+                return False
+            entry += 1
+        if entry != end:
+            return False
+    return True
