@@ -3,9 +3,11 @@
 import ast
 import statistics
 from collections.abc import Iterator
+from pathlib import Path
 
 from tests.imports import PACKAGE
 
+TESTS = Path(__file__).parent
 MOST_LINES = 60  # of a function
 MOST_PARAMETERS = 8
 MEDIAN_LINES = 120  # of a file
@@ -60,3 +62,9 @@ def test_a_long_function_and_one_of_many_parameters_are_found():
 def test_files_are_small():
     lines = [len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"]
     assert statistics.median(lines) <= MEDIAN_LINES
+
+
+def test_test_files_have_names_of_their_own():
+    """pytest imports them by name: of two that are called alike it collects one."""
+    names = [path.name for path in TESTS.rglob("test_*.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
