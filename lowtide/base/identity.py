@@ -1,4 +1,7 @@
-"""Whether dictionaries hold what they held: keys and values by identity, in some nanoseconds each and without a look at what they are."""
+"""Whether dictionaries hold what they held: keys and values by identity, in some nanoseconds each and without a look at what they are.
+
+For plain dictionaries and subclasses that iterate as these do: an `OrderedDict` keeps an order beside, which is not looked at.
+"""
 
 from __future__ import annotations
 

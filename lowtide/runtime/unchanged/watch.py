@@ -18,6 +18,7 @@ from lowtide.runtime.unchanged.switches import switches
 _values = methodcaller("values")
 _flags = attrgetter("requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
 _BUILT_IN = {dict, list, set, OrderedDict, deque}
+_MAPPINGS = (dict, MappingProxyType)
 
 
 class Watch:
@@ -41,11 +42,11 @@ class Watch:
         if type(item) in _BUILT_IN and not item:
             self._empty.append(item)
             return
-        if isinstance(item, dict):
+        if isinstance(item, dict) and type(item).__iter__ is dict.__iter__:
             self._dictionaries.append(item)
             return
-        self._full.append(item)
-        if isinstance(item, MappingProxyType):
+        self._full.append(item)  # an OrderedDict has an order of its own
+        if isinstance(item, _MAPPINGS):
             self._mappings.append(item)
 
     def module(self, module: nn.Module) -> None:
