@@ -1,5 +1,6 @@
 """What the pages say runs: Python of the README and the guide, block after block, and the optimizer from scratch."""
 
+import os
 import re
 import runpy
 import subprocess
@@ -18,6 +19,7 @@ from lowtide.cost.profiler import measure_memory
 
 ROOT = Path(__file__).parents[1]
 torchvision_shim.install()  # transformers and torchmetrics import torchvision
+_SCRIPT = re.compile(r"^```python torchrun\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -40,6 +42,17 @@ def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for block in blocks:
         first_line = text.count("\n", 0, block.start(1))
         exec(compile("\n" * first_line + block[1], page, "exec"), names)  # so that a traceback names the page's own line
+
+
+def test_the_script_for_several_processes_runs(tmp_path: Path):
+    script = _SCRIPT.search((ROOT / "docs/recipes.md").read_text(encoding="utf-8"))
+    assert script is not None
+    (tmp_path / "train.py").write_text(script[1], encoding="utf-8")
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    done = subprocess.run(start, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "promised peak" in done.stdout
+    assert (tmp_path / "model.pt").exists()
 
 
 def test_the_readme_is_short_and_shows_what_is_printed():

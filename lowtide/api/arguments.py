@@ -19,8 +19,8 @@ def check_arguments(model: Any, loss: Any, optimizer: Any, after_backward: Any, 
         raise TypeError(f"model: expected a torch.nn.Module, got a {type(model).__name__}")
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         raise CaptureError(
-            f"the sums of gradients over processes or devices that {type(model).__name__} makes are no part of a step: give the module "
-            "within (`model.module`) to train it in this process alone, or keep the plain loop"
+            f"what {type(model).__name__} does over processes or devices is no part of this: give the module within (`model.module`); "
+            "lowtide.optimize takes a DistributedDataParallel to train it"
         )
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer: expected a torch.optim.Optimizer, got a {type(optimizer).__name__}")

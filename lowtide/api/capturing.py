@@ -17,6 +17,7 @@ from lowtide.errors import CaptureError
 from lowtide.ir.made import Really
 from lowtide.ir.varying import FIXED, Varying
 from lowtide.runtime.caller import Caller
+from lowtide.runtime.ranks.peers import ALONE, Alone
 from lowtide.runtime.unchanged.granted import Granted, first_difference
 from lowtide.runtime.unchanged.look import Look, Reads
 
@@ -30,6 +31,7 @@ class Capturing:
     device: torch.device
     stages: Stages
     varying: Varying = FIXED  # which extents of its batches are dimensions
+    peers: Alone = ALONE  # the processes that do the same at the same time
 
     @property
     def caller(self) -> Caller:

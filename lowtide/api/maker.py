@@ -8,6 +8,7 @@ from typing import Any
 
 from lowtide.api.capturing import Capturing
 from lowtide.api.machine import Machine
+from lowtide.api.ranks.agreed import agreed_plans, compare_programs
 from lowtide.api.running.variant import Variant
 from lowtide.api.stages import Stages
 from lowtide.capture.program import Captured
@@ -22,6 +23,7 @@ from lowtide.planning.request import Budget, Request
 from lowtide.planning.saved import as_saved
 from lowtide.planning.warm_up import compile_ahead, warm_up_planning
 from lowtide.remat.sweep.search import Sweep
+from lowtide.runtime.ranks.peers import Alone
 from lowtide.runtime.unchanged.granted import Granted
 from lowtide.schedule import Solver
 
@@ -84,10 +86,11 @@ class Maker:
         if self.saved is None:
             compile_ahead(self.asked.solver, limited=self._is_limited)
         with self.machine.laboratory(self.capturing.trains) as laboratory:
-            captured, granted = self.capturing.as_it_is(args, kwargs, laboratory)
+            captured, granted = self.peers.together(lambda: self.capturing.as_it_is(args, kwargs, laboratory))
+            compare_programs(self.peers, [each.graph for each in captured])
             if as_saved:
                 self._check_saved(captured)
-            programs = self._programs(captured, laboratory)
+            programs = self.peers.together(lambda: self._programs(captured, laboratory))
         return self._planned(Family(programs, granted, _planner(programs)))
 
     def at(self, limit: Limit, family: Family, sweeps: tuple[Sweep, ...] = ()) -> tuple[Maker, Family]:
@@ -100,7 +103,7 @@ class Maker:
         other = Maker(capturing, machine, replace(self.asked, limit=limit, sweeps=sweeps or self.asked.sweeps), None, stages)
         if not all(program.answers(limit) for program in family.programs):
             with machine.laboratory(capturing.trains) as laboratory:
-                programs = other._programs([each.captured for each in family.programs], laboratory)
+                programs = self.peers.together(lambda: other._programs([each.captured for each in family.programs], laboratory))
             family = Family(programs, family.granted, _planner(programs))
         return other, other._planned(family)
 
@@ -114,7 +117,11 @@ class Maker:
 
     def _planned(self, family: Family) -> Family:
         """The programs with what runs them."""
-        plans, trains = self._plans(family), self.capturing.trains
+        graphs, trains = [program.captured.graph for program in family.programs], self.capturing.trains
+        plans = agreed_plans(self.peers, lambda: self._plans(family), graphs, exact=self.asked.exact)
+        if not self.peers.leads:
+            programs = tuple(replace(each, saved=plan) for each, plan in zip(family.programs, plans, strict=True))
+            family = replace(family, programs=programs)
         pairs = zip(family.programs, plans, strict=True)
         return replace(family, variants=[_variant(program.captured, plan, family.granted, trains) for program, plan in pairs])
 
@@ -139,6 +146,8 @@ class Maker:
 
     def _program(self, captured: Captured, laboratory: Laboratory, like: Sequence[Candidate] = ()) -> Program:
         """A captured program with what planning has to know of it; of one that a saved plan is for, that plan."""
+        if not self.peers.leads:
+            return Program(captured, self.machine.granule_bytes(captured), ())  # what rank 0 plans
         if (saved := self._saved_for(captured)) is not None:
             generated = self.machine.networked(captured) if any(is_region(node) for node in saved.graph.nodes) else None
             plan = as_saved(saved, captured.graph, exact=self.asked.exact, generated=generated)
@@ -147,6 +156,11 @@ class Maker:
         if self._is_limited:
             candidates = self.machine.timed(captured, candidates, laboratory)
         return Program(captured, self.machine.granule_bytes(captured), candidates)
+
+    @property
+    def peers(self) -> Alone:
+        """The processes that it plans for."""
+        return self.capturing.peers
 
     @property
     def _is_limited(self) -> bool:

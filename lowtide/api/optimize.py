@@ -18,6 +18,7 @@ from lowtide.api.maker import Asked, Maker
 from lowtide.api.ranges.guessed import met_so_far
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.ranges.said import check_uncut, varying_of
+from lowtide.api.ranks.group import Trainers
 from lowtide.api.running.shapes import checked_policy
 from lowtide.api.stages import Callback, Stages, wants_progress
 from lowtide.api.step import Step
@@ -49,6 +50,7 @@ def optimize(
     after_backward: Callable[[nn.Module], Any] | None = None,
     accumulate: int | str = 1,
     scaler: torch.amp.GradScaler | None = None,
+    process_group: torch.distributed.ProcessGroup | None = None,
     memory: int | str | None = None,
     latency: float | None = None,
     exact: bool = True,
@@ -75,7 +77,8 @@ def optimize(
     `model(*batch)` without gradients. Nothing is run here but, once for each distinct operator, a trial on made-up data, on a CPU in a
     process of its own; the model, the optimizer and the random generators are as before, also when an error is raised.
 
-    model: lies where it is to run. On the meta device its step can be planned (as if on `device`) but not run.
+    model: lies where it is to run. On the meta device its step can be planned (as if on `device`) but not run. Within
+        DistributedDataParallel its module is captured, and the means of gradients and the broadcast of buffers are operators of the step.
     batch: an example of what each call will get, same shapes, strides and dtypes. A tuple or list is passed on as positional arguments,
         a mapping as keyword arguments, anything else as the one argument; also in the calls: `step(*batch)`, `step(**batch)`,
         `step(batch)`.
@@ -90,6 +93,9 @@ def optimize(
         their losses is differentiated (divide in `loss` where a mean is wanted), and each call, `step(*micro_batches)`, returns a list.
     scaler: scales the loss, unscales the gradients before after_backward, skips the optimizer's step where one is not finite, and is
         updated; all within the step. Every gradient then exists before the first parameter is updated, which costs memory.
+    process_group: processes that train this model together, each on its own batches, as DistributedDataParallel would: all ranks begin with
+        the numbers of rank 0, and each step takes the mean of their gradients, once, after all micro-batches. Rank 0 plans, all ranks run
+        the same program at each call; where one fails, or comes with a batch of another shape, all raise. A wrapped model brings its own.
     memory: the most that the step may take at its peak, with all that the caller holds: bytes, "8GiB", or "60%" of the peak of the
         program as it stands. Where order alone is not enough, tensors are evicted and restored, as little as was found to do: computed
         again, or copied to the host and back (see `swap`);
@@ -137,9 +143,11 @@ def optimize(
     Raises CaptureError where the program cannot be one graph, BatchError where the batch cannot be cut as asked, BudgetError where no
     plan within `memory` was found, FormatError for a `plan` that is of another program.
     """
+    checked_policy(on_new_shape)
+    trainers = Trainers.of(model, process_group, trains=loss is not None, varies=dynamic is not None, policy=on_new_shape)
+    model = trainers.model
     check_arguments(model, loss, optimizer, after_backward, accumulate)
     check_scaler(scaler, optimizer, swap_state)
-    checked_policy(on_new_shape)
     optimizer = torch_optimizer(optimizer)
     check_swapping(model, optimizer, swap, swap_state)
     if plan is not None and (memory is not None or latency is not None):
@@ -156,7 +164,7 @@ def optimize(
     spec = BatchSpec.of(args, kwargs, target, training=loss is not None)
     program = None
     if loss is not None and optimizer is not None:
-        program = TrainingProgram(model, loss, optimizer, after_backward, accumulate, scaler)
+        program = TrainingProgram(model, loss, optimizer, after_backward, accumulate, scaler, trainers.ranks, trainers.wrapper)
     saved = Plan.load(plan) if isinstance(plan, (str, os.PathLike)) else plan
     machine = preset(simulate) if isinstance(simulate, str) else simulate
     obstacle = _ON_META if on_meta else "" if machine is None else _ELSEWHERE.format(machine.name)  # why the step can only be planned
@@ -165,10 +173,11 @@ def optimize(
     asked = Asked(limit, swap_state, solver or Auto(), sweeps_of(effort, search), exact)
     varying, seen = varying_of(dynamic, args, kwargs), met_so_far(dynamic, batches, args, kwargs)
     check_uncut(varying, accumulate)
-    capturing = Capturing(model, program, target, stages, varying)
+    capturing = Capturing(model, program, target, stages, varying, trainers.peers)
     of_shapes = Maker(capturing, Machine(target, machine, tries, swap, stages), asked, saved, stages)
     guessing = RangeMaker.guessing(of_shapes, seen, args, kwargs) if seen else None
     maker = RangeMaker(of_shapes, varying, (args, kwargs)) if varying else guessing or of_shapes
     family = maker.make(args, kwargs, as_saved=saved is not None)
+    trainers.begin()
     new_arena = partial(StepArena.of, target, placer) if arena and not obstacle else None
     return Step(maker, spec, family, obstacle, new_arena, on_new_shape, seen)

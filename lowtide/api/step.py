@@ -33,7 +33,7 @@ from lowtide.planning.effort import sweeps_of
 from lowtide.planning.limits import Limit
 from lowtide.report import save as save_report
 from lowtide.report import save_picture
-from lowtide.runtime.batch import BatchSpec, NewShapeError, Shape, shape_of
+from lowtide.runtime.batch import BatchSpec, NewShapeError, Shape, described, shape_of
 from lowtide.runtime.caller import ChangedError, View
 from lowtide.runtime.undisturbed import undisturbed
 
@@ -78,13 +78,13 @@ class Step:
     ) -> None:
         """`seen` are the shapes from which ranges are guessed, as other batches come; none where nothing is guessed."""
         self._maker, self._batch, self._obstacle, self._new_arena = maker, batch, obstacle, arena
-        self._caller = maker.capturing.caller
+        self._caller, self._peers = maker.capturing.caller, maker.capturing.peers
         self._arena = None if arena is None else arena(maker.stages)
         self._families = [family]  # newest first
         self._current = family.variants[-1]
         self._recaptures = Recaptures()
         self._measured: MeasuredStep | None = None
-        self._shapes = Shapes[Step](on_new_shape, limited=maker.asked.limit.is_limit or maker.saved is not None)
+        self._shapes = Shapes[Step](on_new_shape, limited=maker.asked.limit.is_limit or maker.saved is not None or self._peers.several)
         self._steady: Steady | None = None  # the short way, once a call has gone the long one
         self._range = maker if isinstance(maker, RangeMaker) else None
         self._seen = list(seen)
@@ -217,6 +217,8 @@ class Step:
         call would draw. Raises as a call does, and StepError where the step would have to be captured anew first, as at an optimizer's
         first step after its state was replaced.
         """
+        if self._peers.several:
+            raise StepError("verify: a step of several processes has no eager run in one of them to be compared with")
         try:
             leaves = self._batch.leaves_of(args, kwargs)
         except NewShapeError as error:
@@ -307,12 +309,7 @@ class Step:
         return Step(maker, spec, family, self._obstacle, None if held is None else lambda _: held, "error")
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, list[Any], View]:
-        leaves = self._batch.leaves_of(args, kwargs)
-        if self._obstacle:
-            raise StepError(self._obstacle)
-        self._caller.begin_step()
-        now = self._caller.look(leaves)
-        found = self._find(now)
+        now, found = self._looked_up(args, kwargs)
         if isinstance(found, tuple):
             self._recaptures.none()
         else:
@@ -326,6 +323,31 @@ class Step:
             raise StepError(f"the step was captured anew, but not for what the model and the optimizer hold now: {why}")
         self._current = found[0]
         return *found, now
+
+    def _looked_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[View, tuple[Variant, list[Any]] | str]:
+        """What the caller holds now, and what `_find` finds for it; processes that train together go on only where all go the same way."""
+        try:
+            leaves = self._batch.leaves_of(args, kwargs)
+            if self._obstacle:
+                raise StepError(self._obstacle)
+            self._caller.begin_step()
+            now = self._caller.look(leaves)
+            found = self._find(now)
+        except NewShapeError as error:
+            self._peers.meet(f"a new program for {described(error.shape)}")
+            raise
+        except Exception as error:
+            self._peers.refuse(error)
+            raise
+        if self._peers.several:
+            which = "a new program" if isinstance(found, str) else f"program {self._number(found[0])}"
+            self._peers.meet(f"{which} for {described(shape_of(args, kwargs))}")
+        return now, found
+
+    def _number(self, variant: Variant) -> str:
+        """Which of the programs a variant is, as on all ranks."""
+        families = (family.variants for family in self._families)
+        return next(f"{at}.{variants.index(variant)}" for at, variants in enumerate(families) if variant in variants)
 
     def _find(self, now: View) -> tuple[Variant, list[Any]] | str:
         """The program for what the caller holds now, and its inputs; its family becomes the first. Else what looks otherwise."""

@@ -126,6 +126,11 @@ class Draft:
         self._makers_of = len(self.nodes)
         return self._makers
 
+    def age(self) -> Callable[[torch.Tensor], int]:
+        """How many nodes had been recorded when a tensor was made; -1 of what was there before."""
+        made = {value: number for number, node in enumerate(self.nodes) for value in node.results}
+        return lambda tensor: made.get(self.value(tensor), -1)
+
     def made(self) -> list[tuple[StorageWeakRef, Storage]]:
         """The storages seen here, held by none, and what they are in the graph."""
         return [(block.ref, block.storage) for block in self._blocks.values()]

@@ -124,9 +124,12 @@ def _overload_with(packet: Any, wanted: list[str]) -> OpOverload | None:
 def out_form(op: OpOverload) -> str | None:
     """The overload of an element-wise operator that writes its result into a given tensor, "aten.add.out"; None if there is none.
 
-    Element-wise kernels read each element before they write it, so that the given tensor may be one of the inputs. Overloads that
-    torch generates for completeness compute elsewhere and copy: of no use here.
+    So do those collectives that leave their result where their argument lay. Element-wise kernels read each element before they write it,
+    so that the given tensor may be one of the inputs. Overloads that torch generates for completeness compute elsewhere and copy: of no
+    use here.
     """
+    if row(op).in_memory_of:
+        return row(op).in_memory_of
     if torch.Tag.pointwise not in op.tags and not row(op).elementwise:
         return None
     if len(op._schema.returns) != 1 or op._schema.is_mutable:

@@ -30,6 +30,9 @@ from lowtide.capture.losses import checked_loss, joined, share_of, with_loss
 from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle, same_program
 from lowtide.capture.optimizers.scalars import Fact, UndecidedError
 from lowtide.capture.optimizers.scaler import ScalerTrace, scalers_refused, stop_if
+from lowtide.capture.ranks.exchange import average_gradients, broadcast_buffers
+from lowtide.capture.ranks.ranks import Ranks
+from lowtide.capture.ranks.wrapped import passing_on
 from lowtide.capture.recorder import Recorder
 from lowtide.capture.returned import Number, NumbersLater, beside, is_result
 from lowtide.capture.sizes.symbols import Symbols, nothing_twice
@@ -87,6 +90,13 @@ class TrainingProgram:
     after_backward: Callable[[nn.Module], Any] | None = None
     accumulate: int | str = 1  # micro-batches into which the batch is cut; BATCHES where it consists of them
     scaler: torch.amp.GradScaler | None = None
+    ranks: Ranks | None = None  # where several processes train it together
+    wrapper: nn.Module | None = None  # around the model, where there is one: what the user's functions are given
+
+    @property
+    def given(self) -> nn.Module:
+        """What the user's functions are given."""
+        return self.wrapper or self.model
 
 
 @dataclass(frozen=True)
@@ -117,7 +127,7 @@ def capture_inference(model: nn.Module, given: Given) -> Captured:
 
 
 def _captured_inference(watch: Watch, model: nn.Module, given: Given) -> Captured:
-    with _tracing(watch, model, given, training=False) as trace, torch.no_grad():
+    with _tracing(watch, model, given, training=False) as trace, passing_on(None), torch.no_grad():
         fake_args, fake_kwargs = trace.declare_batch(given.args, given.kwargs)
         with trace.recording(), raised_in(f"{type(model).__name__}()"):
             result = model(*fake_args, **fake_kwargs)
@@ -140,7 +150,7 @@ def capture_training(program: TrainingProgram, given: Given) -> tuple[Captured, 
 def _captured_training(watch: Watch, program: TrainingProgram, given: Given) -> tuple[Captured, ...]:
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
         raise CaptureError("torch's anomaly detection is on, which looks at the values of all gradients: switch it off for the capture")
-    with _tracing(watch, program.model, given, training=True) as trace, torch.enable_grad():
+    with _tracing(watch, program.model, given, training=True) as trace, passing_on(program.wrapper), torch.enable_grad():
         fake_args, fake_kwargs = trace.declare_batch(given.args, given.kwargs)
         shadow = Shadow.of(program.optimizer, trace.fakes.names, trace.fakes.parameters, trace.recorder.draft)
         if program.scaler is not None and program.scaler.is_enabled():
@@ -170,10 +180,13 @@ def _forward_and_backward(trace: _Trace, program: TrainingProgram, args: tuple[A
     """Record everything up to the optimizer; gradients are left on the fake parameters, as eager would."""
     results, recorder = [], trace.recorder
     with trace.recording(), torch.autograd.set_multithreading_enabled(False):
+        if program.ranks is not None and program.ranks.broadcasts_buffers:
+            with torch.no_grad():
+                broadcast_buffers(trace.fakes.buffers.values(), program.ranks)
         for micro_args, micro_kwargs in micro_batches(args, kwargs, program.accumulate):
             recorder.draft.kind = Kind.ACTIVATION
             with raised_in("loss(model, ...)"):
-                result = program.loss(program.model, *micro_args, **micro_kwargs)
+                result = program.loss(program.given, *micro_args, **micro_kwargs)
             loss = checked_loss(result)
             scaled = share_of(loss, program.accumulate)
             recorder.note_loss()
@@ -182,11 +195,14 @@ def _forward_and_backward(trace: _Trace, program: TrainingProgram, args: tuple[A
                 (scaled if trace.scaler is None else trace.scaler.scaled(scaled)).backward()
             results.append(with_loss(result, scaled))
         _refuse_sparse(trace.fakes)
+        if program.ranks is not None:
+            with torch.no_grad():
+                average_gradients(list(trace.fakes.parameters.values()), program.ranks, recorder.draft.age())
         found = None if trace.scaler is None else trace.scaler.unscale(_trained(program.optimizer, trace.fakes))
         returned = None
         if program.after_backward is not None:
             with torch.no_grad(), raised_in("after_backward(model)"), NumbersLater(recorder.draft):
-                returned = program.after_backward(program.model)
+                returned = program.after_backward(program.given)
         result = beside(joined(results, program.accumulate), returned)
         if trace.scaler is not None and found is not None:
             trace.scaler.update(found)

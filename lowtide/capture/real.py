@@ -29,6 +29,7 @@ from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node
 from lowtide.ir.made import Made, Really, Results, differ, unknown
+from lowtide.ir.operators.collectives.nodes import is_collective
 
 _Ask = Callable[[int, "Results | None"], "Results | None"]  # of the bytes that a call is thought to make, and what it is thought to give
 
@@ -54,6 +55,8 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], call: N
     """
 
     def ask(makes_bytes: int, thought: Results | None) -> Results | None:
+        if is_collective(call):  # nobody takes part but the processes of the running program
+            return None
         with _disable_current_modes():  # what a trial runs is no part of the program
             return _really.get()(symbols.node(call), symbols.nodes(before), makes_bytes, thought)
 

@@ -31,10 +31,12 @@ from lowtide.capture.data import shaped
 from lowtide.capture.data.reader import Reader
 from lowtide.capture.draft import Draft
 from lowtide.capture.prune import needed
+from lowtide.capture.ranks.chain import CALLED_BY_LAYERS, REFUSED, Chain
 from lowtide.capture.real import run
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, LowtideError
 from lowtide.ir.graph import Graph, Node, Source, Value
+from lowtide.ir.operators.collectives.nodes import is_collective
 from lowtide.ir.operators.nodes import is_random
 from lowtide.ir.slots import Slot
 
@@ -51,6 +53,7 @@ class Recorder(TorchDispatchMode):
         self.refusals: list[LowtideError] = []  # errors that were raised from here
         self.stop: Node | None = None  # that ends the program early: what acts after it in the program does so in every order
         self._last_random: Node | None = None
+        self._collectives = Chain()
         self._before_loss: frozenset[Node] | None = None  # what the program runs before its last loss exists; None where it has none
 
     def fork(self) -> Recorder:
@@ -58,6 +61,7 @@ class Recorder(TorchDispatchMode):
         twin = Recorder(self.draft.fork(), self.reader.fork())
         twin.refusals, twin.stop = self.refusals, self.stop
         twin._last_random, twin._before_loss = self._last_random, self._before_loss
+        twin._collectives = self._collectives.fork()
         return twin
 
     def graph(self, outputs: Iterable[Value]) -> tuple[Graph, tuple[Slot, ...]]:
@@ -98,6 +102,8 @@ class Recorder(TorchDispatchMode):
             raise CaptureError(f"operator {func} at {users_line()} has no schema: it cannot be part of a graph")
         if func.namespace in _IGNORED_NAMESPACES:
             return func(*args, **kwargs)
+        if func.namespace in CALLED_BY_LAYERS:
+            raise CaptureError(f"operator {operators.name_of(func)} at {users_line()} {REFUSED}")
         if func is torch.ops.aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self.draft.literal(args[0])
         if operators.row(func).view and isinstance(args[0], (bool, int, float, complex)):
@@ -273,7 +279,7 @@ class Recorder(TorchDispatchMode):
                 self.draft.scatter(tensor, update, source)
 
     def _append(self, node: Node, random: bool) -> None:
-        """Add a node; random ones in the order in which they draw."""
+        """Add a node; random ones in the order in which they draw, collectives in that in which they begin."""
         if random:
             refuse_seeded(node.op)
             if torch._C._current_autograd_node() is not None:
@@ -286,7 +292,7 @@ class Recorder(TorchDispatchMode):
                     node.op, node.args, node.outputs, node.kwargs, node.writes, (self._last_random,), node.inplace, None, node.source
                 )
             self._last_random = node
-        self.draft.nodes.append(node)
+        self.draft.nodes.append(self._collectives.next(node))
 
 
 def _behind(stop: Node | None, nodes: list[Node]) -> list[Node]:
@@ -294,4 +300,9 @@ def _behind(stop: Node | None, nodes: list[Node]) -> list[Node]:
     if stop is None:
         return nodes
     at = nodes.index(stop) + 1
-    return nodes[:at] + [replace(node, after=(*node.after, stop)) if node.writes or is_random(node) else node for node in nodes[at:]]
+    return nodes[:at] + [replace(node, after=(*node.after, stop)) if _is_noticed(node) else node for node in nodes[at:]]
+
+
+def _is_noticed(node: Node) -> bool:
+    """Whether a node acts beyond its results: on what the caller owns, on the generator, on other processes."""
+    return bool(node.writes) or is_random(node) or is_collective(node)

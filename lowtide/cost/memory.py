@@ -175,7 +175,7 @@ class _Tasks:
             return ()
         slots: dict[int, int] = {}  # by tensor: two candidates may be views of one storage
         for slot, (value, overload) in enumerate(node.inplace):
-            if self._may_take(node, value, output) and (not self.eager or writes_in_place(overload)):
+            if self._may_take(node, value, output) and (not self.eager or overload == node.op or writes_in_place(overload)):
                 slots.setdefault(self.tensor_of[value.storage], slot)
         return tuple(slots.items())
 

@@ -5,8 +5,8 @@
 
 The workspace of a node is the highest allocator level during its call above the level at its start, less the bytes of the storages that it
 makes in the graph. Results that nobody reads are not in the graph, hence part of the workspace. Each distinct call is tried once, as
-`laboratory` says. Only views and arithmetic on numbers are not. Element-wise operators are: they convert mixed types in temporaries, and a
-few (native_dropout_backward, ldexp) hold one as large as their result.
+`laboratory` says. Only views, arithmetic on numbers and collectives are not. Element-wise operators are: they convert mixed types in
+temporaries, and a few (native_dropout_backward, ldexp) hold one as large as their result.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from lowtide.errors import FormatError
 from lowtide.ir.graph import Node, Storage
 from lowtide.ir.loops import is_loop
 from lowtide.ir.made import Results, made_as
+from lowtide.ir.operators.collectives.nodes import is_collective
 from lowtide.ir.operators.nodes import is_arithmetic
 from lowtide.ir.regions import Region, is_region
 
@@ -103,8 +104,8 @@ def warn_of_memory(unknown: Sequence[Unknown], consequence: str) -> None:
 
 
 def needs_none(node: Node) -> bool:
-    """Whether a node surely needs no workspace: it computes with numbers, or makes nothing but views."""
-    if is_arithmetic(node):
+    """Whether a node surely needs no workspace: it computes with numbers, or makes nothing but views. A collective is tried nowhere."""
+    if is_arithmetic(node) or is_collective(node):
         return True
     made = [value for value in node.outputs if value is not None]
     if made and not node.writes and all(value.dtype == "scalar" for value in made):

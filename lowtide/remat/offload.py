@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from lowtide.cost.memory import counted_storages
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
+from lowtide.ir.operators.collectives.nodes import begins_collective
 from lowtide.ir.operators.names import DROP, LOAD, STORE
 from lowtide.ir.operators.nodes import is_view
 
@@ -51,7 +52,8 @@ def bases(graph: Graph) -> dict[Storage, Base]:
     """The storages that can be stored, and what stands for each.
 
     A storage that the graph returns has to be there in the end, a donated one is the caller's to free, one without bytes or off the
-    device gains nothing. And where a storage has other values than the maker's one and views of it, nobody could take those anew.
+    device gains nothing, and what a collective has begun is not whole. And where a storage has other values than the maker's one and views
+    of it, nobody could take those anew.
     """
     device = _device(graph)
     found: dict[Storage, Base] = {}
@@ -60,7 +62,7 @@ def bases(graph: Graph) -> dict[Storage, Base]:
         for value in () if is_view(node) else node.outputs:
             if value is None:
                 continue
-            if value.storage in found:
+            if value.storage in found or begins_collective(node):
                 fixed.add(value.storage)
             found[value.storage] = Base(value, node.source)
     offloadable = set(offloadable_storages(graph))

@@ -32,6 +32,11 @@ def _shape(items: Sequence[Any]) -> Shape:
     return tuple((tuple(item.shape), item.stride()) for item in items if isinstance(item, torch.Tensor))
 
 
+def described(shape: Shape) -> str:
+    """Shapes in words: "a batch of [8, 3], [8]"."""
+    return f"a batch of {', '.join(str(list(extents)) for extents, _ in shape)}"
+
+
 class NewShapeError(BatchError):
     """A batch that is unlike the captured one in nothing but shapes or strides."""
 

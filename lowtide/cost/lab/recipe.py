@@ -16,6 +16,7 @@ from typing import Any
 
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Atom, Node, Value
+from lowtide.ir.operators.collectives.nodes import is_collective
 from lowtide.ir.operators.nodes import is_arithmetic, is_transfer
 from lowtide.ir.sizes import ITEM_BYTES, Size
 
@@ -64,12 +65,17 @@ def _collect(node: Node, makers: Makers, steps: list[Node], all_makers: bool, de
     """The steps that a call needs, each after what it needs itself."""
     for value in node.inputs:
         maker = makers.get(value)
-        if maker is None or maker in steps or depth == _DEEPEST or is_arithmetic(maker) or is_transfer(maker) or maker.body is not None:
+        if maker is None or maker in steps or depth == _DEEPEST or _is_untried(maker):
             continue
         makes_view = any(value.storage is given.storage for given in maker.inputs)
         if all_makers or is_opaque(value, makers) or (makes_view and _is_opaque_below(maker, value, makers)):
             _collect(maker, makers, steps, makes_view and all_makers, depth + 1)
     steps.append(node)
+
+
+def _is_untried(maker: Node) -> bool:
+    """Whether a node cannot run in a trial."""
+    return is_arithmetic(maker) or is_transfer(maker) or is_collective(maker) or maker.body is not None
 
 
 def _is_opaque_below(maker: Node, value: Value, makers: Makers) -> bool:

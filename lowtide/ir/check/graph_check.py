@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from lowtide.ir.check.collectives import check_collectives
 from lowtide.ir.check.host import check_host_copies
 from lowtide.ir.check.loops import check_loop, is_loop
 from lowtide.ir.check.regions import check_region
@@ -136,6 +137,7 @@ def _check_one(graph: Graph, within: str) -> None:
         if value not in machine.made:
             refuse(Verdict.READ_BEFORE_MADE, f"the graph returns {value.name}{within}")
     check_host_copies(graph, within)
+    check_collectives(graph, within)
 
 
 def _check_names(graph: Graph, within: str) -> None:

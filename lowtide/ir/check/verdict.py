@@ -43,6 +43,9 @@ class Verdict(enum.Enum):
     OFFLOADED_STILL_THERE = "what the caller lends is loaded without a drop that comes before"
     OFFLOADED_NOT_RESTORED = "what the caller lends is not there in the end"
 
+    COLLECTIVE_FREE = "a collective has no fixed place among those of the program, which meet in one order on all ranks"
+    COLLECTIVE_TOUCHED = "what a collective has begun to make is used by something else than the wait for its end"
+
     LOOP_FORM = "a loop does not say along, into, extent and part, or has no body over one dimension, its part"
     LOOP_ENDS = "what a loop is given or makes is not what its body takes"
     LOOP_RESULT = "a loop's result is not written once, by what puts parts together as said, and left alone otherwise"

@@ -36,6 +36,14 @@ class Fake(Enum):
     FIXES_SIZES = "it takes symbolic sizes for numbers"
 
 
+class Collective(Enum):
+    """Which part an operator has in what the processes of a group do together."""
+
+    NONE = "none: it is one process's own"
+    BEGINS = "it begins; what it makes is whole only when it has ended"
+    ENDS = "it waits for the end"
+
+
 @dataclass(frozen=True, slots=True)
 class Statistics:
     """Running statistics that an operator updates on the side although its schema does not say so."""
@@ -97,4 +105,6 @@ class Operator:
     moved_bytes: Count | None = None  # bytes read and written, each once; None: all arguments but the unread, and all results
     unread: tuple[int, ...] = ()  # arguments that are asked for their shapes alone, or written over as a whole
     untouched: bool = False  # its memory is had, not touched
+    collective: Collective = Collective.NONE
+    in_memory_of: str = ""  # the overload that leaves its result in the memory of its first argument, where torch's tags name none
     launches: int = 1  # kernels that one run starts on a device

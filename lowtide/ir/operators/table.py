@@ -13,9 +13,10 @@ import functools
 from dataclasses import replace
 
 from lowtide.ir.operators import draws, layers, memory, own, products
+from lowtide.ir.operators.collectives import rows as collectives
 from lowtide.ir.operators.row import Draws, Operator
 
-ROWS: dict[str, Operator] = {row.name: row for piece in (products, draws, memory, layers, own) for row in piece.ROWS}
+ROWS: dict[str, Operator] = {row.name: row for piece in (products, draws, memory, layers, own, collectives) for row in piece.ROWS}
 
 _OWN = ("aten", "py", "host", "fission", "fuse", "lowtide")
 

@@ -1,0 +1,1 @@
+"""Steps that several processes run together."""

@@ -1,0 +1,45 @@
+"""One plan for all ranks: rank 0 makes it, the others put it on what they have captured themselves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from lowtide.errors import FormatError
+from lowtide.ir.graph import Graph
+from lowtide.ir.text.graph_text import to_text
+from lowtide.plan.plan import Plan
+from lowtide.planning.saved import as_saved
+from lowtide.runtime.ranks.peers import Alone
+
+_GPU = re.compile(r"cuda:\d+")
+
+
+def compare_programs(peers: Alone, graphs: Sequence[Graph]) -> None:
+    """Raises CaptureError on all ranks, naming the first operator that differs, unless they have captured the same."""
+    if peers.several:
+        peers.compare([_GPU.sub("cuda", to_text(graph, sources=False)) for graph in graphs])
+
+
+def agreed_plans(peers: Alone, make: Callable[[], list[Plan]], graphs: Sequence[Graph], *, exact: bool) -> list[Plan]:
+    """What `make` gives on rank 0, for the graphs captured here. Raises on all ranks what it raises there."""
+    if not peers.several:
+        return make()
+    made: list[Plan] = []
+
+    def as_text() -> str:
+        made.extend(make())
+        return made[-1].to_json()
+
+    text = peers.from_leader(as_text)
+    return peers.together(lambda: made or _here(text, graphs, exact))
+
+
+def _here(text: str, graphs: Sequence[Graph], exact: bool) -> list[Plan]:
+    """Rank 0's plans for this rank's graphs, which differ from its own in the number of the GPU alone."""
+    device = next((value.storage.device for graph in graphs for value in graph.inputs if value.storage.device.startswith("cuda")), "")
+    last = Plan.from_json(_GPU.sub(device, text) if device else text)
+    plans = [*last.first_steps, last]
+    if len(plans) != len(graphs):
+        raise FormatError(f"expected as many plans as programs, got {len(plans)} for {len(graphs)}")
+    return [as_saved(plan, graph, exact=exact) for plan, graph in zip(plans, graphs, strict=True)]

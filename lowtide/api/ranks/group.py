@@ -1,0 +1,62 @@
+"""What is given to `optimize` for several processes, checked: which of them train together, and the module that they train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lowtide.capture.ranks.ranks import Ranks
+from lowtide.capture.ranks.wrapped import group_of, module_of, ranks_of
+from lowtide.errors import CaptureError
+from lowtide.runtime.ranks.peers import ALONE, Alone, Peers
+
+
+@dataclass(frozen=True)
+class Trainers:
+    """The processes that train a model together, or the one that does so by itself."""
+
+    model: nn.Module  # the module that is captured
+    wrapper: nn.Module | None = None  # around it: what the user's functions are given
+    ranks: Ranks | None = None
+    peers: Alone = ALONE
+
+    @classmethod
+    def of(cls, model: Any, group: dist.ProcessGroup | None, *, trains: bool, varies: bool, policy: str | None) -> Trainers:
+        """Raises CaptureError, TypeError or ValueError for what cannot be meant, or cannot be done by several processes."""
+        if not isinstance(model, nn.Module):
+            return cls(model)
+        _check_sharded(model)
+        ranks, found = ranks_of(model, group), group_of(model, group)
+        if ranks is None or found is None:
+            return cls(model)
+        if not trains:
+            raise CaptureError("without a loss each process runs by itself: give the module within (`model.module`), and no process_group")
+        if varies:
+            raise ValueError("dynamic: several processes cannot share a range of shapes yet: leave it out, each shape gets a program")
+        if policy == "eager":
+            raise ValueError('on_new_shape: "eager" runs on one process by itself: expected "extend" or "error" where several train')
+        module = module_of(model)
+        return cls(module, None if module is model else model, ranks, Peers.of(found))
+
+    def begin(self) -> None:
+        """Give all ranks the numbers of rank 0, where no wrapper did when it was made."""
+        if self.wrapper is not None or not isinstance(self.peers, Peers) or self.ranks is None:
+            return
+        source = dist.get_process_group_ranks(self.peers.group)[0]
+        with torch.no_grad():
+            for tensor in (*self.model.parameters(), *self.model.buffers()):
+                dist.broadcast(tensor.detach(), source, group=self.peers.main)
+
+
+def _check_sharded(model: nn.Module) -> None:
+    """Refuse parameters that are spread over devices."""
+    name = next((name for name, parameter in model.named_parameters() if hasattr(parameter, "device_mesh")), None)
+    if name is not None:
+        raise CaptureError(
+            f"{name} is a DTensor, spread over devices by fully_shard or parallelize_module, which a step cannot hold: give the plain "
+            "module with `process_group=` (or within DistributedDataParallel), under a limit of memory"
+        )

@@ -1,0 +1,28 @@
+"""Do the processes of a group meet? Collectives begin in one order, and nobody touches what one of them still fills."""
+
+from __future__ import annotations
+
+from lowtide.ir.check.verdict import Verdict, Where, refuse
+from lowtide.ir.graph import Graph, Node, Storage
+from lowtide.ir.operators.row import Collective
+from lowtide.ir.operators.table import row_of
+
+
+def check_collectives(graph: Graph, within: str) -> None:
+    """Raises CheckError for a collective whose place among the others is free, and for one whose result is used before it is whole."""
+    last: Node | None = None
+    filled: dict[Storage, Where] = {}  # storages that a collective fills, and where it began
+    for index, node in enumerate(graph.nodes):
+        where, part = Where(index, node, within), row_of(node.op).collective
+        for value in (*node.inputs, *(before for before, _ in node.writes)):
+            if value.storage in filled and part is not Collective.ENDS:
+                refuse(Verdict.COLLECTIVE_TOUCHED, f"{where} uses {value.name}, which {filled[value.storage]} makes")
+        if part is not Collective.BEGINS:
+            continue
+        if last is not None and last not in node.after:
+            refuse(Verdict.COLLECTIVE_FREE, f"{where} does not come after {last.op}")
+        last = node
+        filled.update((value.storage, where) for value in node.outputs if value is not None)
+    for value in graph.outputs:
+        if value.storage in filled:
+            refuse(Verdict.COLLECTIVE_TOUCHED, f"the graph returns {value.name}{within}")

@@ -1,0 +1,24 @@
+"""Rows of what processes do together: sums, broadcasts and gathers over a group, by torch's functional collectives.
+
+One that begins (`all_reduce`) is given a tensor and the group's name, and goes on beside what follows; what it makes may be touched by
+nobody but the `wait_tensor` that ends it, which hands the same memory on.
+"""
+
+from __future__ import annotations
+
+from lowtide.ir.operators.row import Collective, Operator
+
+NAMESPACE = "_c10d_functional"
+WAIT = f"{NAMESPACE}.wait_tensor.default"
+
+_IN_PLACE = ("all_reduce", "broadcast")
+_APART = ("reduce_scatter_tensor", "all_gather_into_tensor")
+
+ROWS = (
+    *(
+        Operator(name=f"{NAMESPACE}.{name}", collective=Collective.BEGINS, in_memory_of=f"{NAMESPACE}.{name}_.default")
+        for name in _IN_PLACE
+    ),
+    *(Operator(name=f"{NAMESPACE}.{name}", collective=Collective.BEGINS) for name in _APART),
+    Operator(name=f"{NAMESPACE}.wait_tensor", collective=Collective.ENDS, in_memory_of=WAIT),
+)

@@ -1,0 +1,1 @@
+"""Several processes that train one model: what they tell one another beside their gradients."""

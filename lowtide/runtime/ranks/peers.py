@@ -1,0 +1,179 @@
+"""The processes that train together, seen from one of them: they do what they do in one order, or all of them end with an error.
+
+What is told travels as pickled objects of lowtide's own between the processes of one job, over the group that it trains by: on a GPU over
+one beside it on the host, so that nothing waits for kernels. No message waits longer than the group's time limit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from lowtide.errors import CaptureError, LowtideError, StepError
+
+T = TypeVar("T")
+
+
+class Alone:
+    """One process by itself: it leads, and there is nobody to agree with."""
+
+    leads = True
+    several = False
+
+    def together(self, run: Callable[[], T]) -> T:
+        """What `run` gives."""
+        return run()
+
+    def compare(self, texts: Sequence[str]) -> None:
+        """Nobody has another text."""
+
+    def from_leader(self, run: Callable[[], str]) -> str:
+        """What `run` gives."""
+        return run()
+
+    def meet(self, doing: str) -> None:
+        """Nobody does anything else."""
+
+    def refuse(self, error: Exception) -> None:
+        """Nobody waits."""
+
+
+ALONE = Alone()
+
+
+@dataclass(frozen=True)
+class Peers(Alone):
+    """One process among several."""
+
+    main: dist.ProcessGroup  # by which they train
+    group: dist.ProcessGroup  # over which they tell one another
+    several = True
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup) -> Peers:
+        """The processes of a group; all of them have to come here."""
+        if dist.get_backend(group) == dist.Backend.GLOO:
+            return cls(group, group)
+        limit: timedelta = group._get_backend(torch.device("cuda"))._timeout  # type: ignore[attr-defined]
+        ranks = dist.get_process_group_ranks(group)
+        return cls(group, dist.new_group(ranks, limit, backend="gloo", use_local_synchronization=True))
+
+    @property
+    def leads(self) -> bool:  # type: ignore[override]
+        """Whether this is the process that plans for all."""
+        return self.group.rank() == 0
+
+    def together(self, run: Callable[[], T]) -> T:
+        """What `run` gives here. Where it raises on one rank, all of them raise."""
+        try:
+            found = run()
+        except Exception as error:
+            self._all(_said(error))
+            raise
+        self._check(self._all(None))
+        return found
+
+    def compare(self, texts: Sequence[str]) -> None:
+        """Raises CaptureError on all ranks, naming the first line that differs, unless these texts are the same on all of them."""
+        digests = self._all(tuple(_digest(text) for text in texts))
+        if all(each == digests[0] for each in digests):
+            return
+        other = next(rank for rank, each in enumerate(digests) if each != digests[0])
+        lines = [text.splitlines() for text in texts]
+        first, second = (self._of_rank(rank, lines) for rank in (0, other))
+        raise CaptureError(f"the program is not the same on all ranks: {_first_difference(first, second, other)}")
+
+    def from_leader(self, run: Callable[[], str]) -> str:
+        """What `run` gives on rank 0, which alone runs it. Where it raises there, all raise."""
+        if not self.leads:
+            heard = self._of_rank(0, None)
+            if isinstance(heard, Exception):
+                raise heard
+            return str(heard)
+        try:
+            text = run()
+        except Exception as error:
+            self._of_rank(0, _sent(error))
+            raise
+        return str(self._of_rank(0, text))
+
+    def meet(self, doing: str) -> None:
+        """Go on where all ranks are about to do the same; else StepError on all, saying what each of two would do.
+
+        One message of two numbers: all have the same one where its greatest is its least.
+        """
+        if not self._are_one(doing):
+            self._differ(doing)
+
+    def refuse(self, error: Exception) -> None:
+        """Tell the others, who meet, that this rank cannot go on."""
+        if not self._are_one(f"{_UNLIKE}{self.group.rank()}"):
+            self._all(_said(error))
+
+    def _are_one(self, doing: str) -> bool:
+        number = int(_digest(doing)[:15], 16)
+        both = torch.tensor([number, -number])
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
+        return int(both[0]) == -int(both[1])
+
+    def _differ(self, doing: str) -> None:
+        said = self._all(doing)
+        self._check([each if isinstance(each, tuple) else None for each in said])
+        other = next(rank for rank, each in enumerate(said) if each != said[0])
+        raise StepError(
+            f"ranks do not do the same: rank 0 is about to run {said[0]}, rank {other} {said[other]}. All ranks run the same program at "
+            "each step: give all of them batches of one shape (a loader with drop_last=True) and take the same decisions on all"
+        )
+
+    def _check(self, failures: Sequence[tuple[str, str] | None]) -> None:
+        """Raises what another rank has failed of."""
+        for rank, failure in enumerate(failures):
+            if failure is not None:
+                kind, text = failure
+                raise StepError(f"rank {rank} failed, so this one cannot go on: {kind}: {text}")
+
+    def _of_rank(self, rank: int, item: Any) -> Any:
+        """What one rank tells all others; `item` is what this one would."""
+        source = dist.get_process_group_ranks(self.group)[rank]
+        items = [item]
+        dist.broadcast_object_list(items, src=source, group=self.group)
+        return items[0]
+
+    def _all(self, item: Any) -> list[Any]:
+        """What every rank tells."""
+        found: list[Any] = [None] * self.group.size()
+        dist.all_gather_object(found, item, group=self.group)
+        return found
+
+
+_UNLIKE = "failed on rank "
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _said(error: Exception) -> tuple[str, str]:
+    return type(error).__name__, str(error)
+
+
+def _sent(error: Exception) -> Exception:
+    """An error as another process raises it."""
+    return error if isinstance(error, LowtideError) else StepError(f"rank 0 failed: {type(error).__name__}: {error}")
+
+
+def _first_difference(first: Sequence[Sequence[str]], other: Sequence[Sequence[str]], rank: int) -> str:
+    """Where two ranks' texts part."""
+    for mine, theirs in zip(first, other, strict=False):
+        for one, two in zip(mine, theirs, strict=False):
+            if one != two:
+                return f"rank 0 has {one.strip()!r} where rank {rank} has {two.strip()!r}"
+        if len(mine) != len(theirs):
+            return f"rank 0 has {len(mine)} lines, rank {rank} {len(theirs)}"
+    return f"rank 0 has {len(first)} programs, rank {rank} {len(other)}"

@@ -1,0 +1,172 @@
+"""Several processes train one model: equal to DistributedDataParallel to the last bit, by one plan, and all of them end where one does."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import lowtide
+from lowtide.capture.ranks.exchange import buckets
+from tests.ranks import on_ranks, raised
+
+
+def network(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.1), nn.Flatten(), nn.Linear(8 * 36, 50), nn.Linear(50, 10)
+    return nn.Sequential(*layers).to(memory_format=torch.channels_last)
+
+
+def entropy(model: nn.Module, pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(pixels), labels)
+
+
+def clip(model: nn.Module) -> torch.Tensor:
+    return nn.utils.clip_grad_norm_(model.parameters(), 0.5, foreach=False)
+
+
+def batches(seed: int, count: int = 20, size: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    pixels = [torch.randn(size, 3, 8, 8, generator=generator).to(memory_format=torch.channels_last) for _ in range(count)]
+    return [(each, torch.randint(0, 10, (size,), generator=generator)) for each in pixels]
+
+
+def plain_loop(model: Any, optimizer: Any, data: Any) -> list[Any]:
+    """Two micro-batches a step, the first without a sum over ranks."""
+    found = []
+    for pixels, labels in data:
+        optimizer.zero_grad()
+        (first, second), (ones, twos) = pixels.chunk(2), labels.chunk(2)
+        with model.no_sync():
+            one = entropy(model, first, ones) / 2
+            one.backward()
+        two = entropy(model, second, twos) / 2
+        two.backward()
+        norm = clip(model)
+        optimizer.step()
+        found.append(((one + two).item(), norm.item()))
+    return found
+
+
+def equal_to_the_plain_loop(wrapped: bool) -> tuple[bool, bool]:
+    """Whether losses, norms, weights and statistics are DistributedDataParallel's after 20 steps; and another optimizer state's step."""
+    rank = dist.get_rank()
+    eager, model = DistributedDataParallel(network(rank)), network(rank)
+    data = batches(rank + 10)
+    given = DistributedDataParallel(model, bucket_cap_mb=0.02) if wrapped else model
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01, foreach=False) for each in (eager, model)]
+    group = None if wrapped else dist.group.WORLD
+    step = lowtide.optimize(
+        given, data[0], loss=entropy, optimizer=optimizers[1], after_backward=clip, accumulate=2, process_group=group, memory="100%"
+    )
+    torch.manual_seed(rank)
+    expected = plain_loop(eager, optimizers[0], data)
+    torch.manual_seed(rank)
+    got = [tuple(each.item() for each in step(*batch)) for batch in data]
+    lowtide.Plan.from_json(step.plan.to_json())
+    pairs = zip(eager.module.state_dict().values(), model.state_dict().values(), strict=True)
+    return got == expected, all(torch.equal(one, two) for one, two in pairs)
+
+
+def refusals() -> list[str]:
+    """What is raised here where one rank is unlike the other."""
+    rank = dist.get_rank()
+
+    def optimized(model: nn.Module, batch: Any, loss: Any = entropy, **more: Any) -> lowtide.Step:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, process_group=dist.group.WORLD, **more)
+
+    def fails(model: nn.Module, pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if rank == 1:
+            raise ValueError("no such label")
+        return entropy(model, pixels, labels)
+
+    (batch,), (larger,) = batches(rank, 1), batches(rank, 1, size=6)
+    other = network(0)
+    if rank == 1:
+        other[2] = nn.GELU()
+    found = [
+        raised(lambda: optimized(network(0), larger if rank else batch)),
+        raised(lambda: optimized(other, batch)),
+        raised(lambda: optimized(network(0), batch, fails)),
+        raised(lambda: optimized(network(0), batch, memory=1000)),
+        raised(lambda: optimized(nn.SyncBatchNorm.convert_sync_batchnorm(network(0)), batch)),
+    ]
+    step = optimized(network(0), batch)
+    step(*batch)
+    found += [raised(lambda: step(*(larger if rank else batch))), raised(lambda: step("no batch") if rank else step(*batch))]
+    step(*larger)  # on all ranks: they have a program for that together
+    return [*found, raised(lambda: step(*batch)), raised(lambda: step.verify(*batch))]
+
+
+def trained_together() -> Any:
+    return equal_to_the_plain_loop(wrapped=True), equal_to_the_plain_loop(wrapped=False), refusals()
+
+
+def left_alone() -> str:
+    """What a rank is told whose peer dies."""
+    batch = batches(0, 1)[0]
+    model = network(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = lowtide.optimize(model, batch, loss=entropy, optimizer=optimizer, process_group=dist.group.WORLD)
+    step(*batch)
+    if dist.get_rank() == 1:
+        os._exit(0)
+    return raised(lambda: step(*batch))
+
+
+def test_two_processes():
+    trained, alone = on_ranks(trained_together, left_alone)
+    assert "Error" in alone[0], "the other rank died"
+    for rank, (wrapped, bare, refused) in enumerate(trained):
+        assert wrapped == bare == (True, True)
+        shape, operator, failure, limit, layers, reshaped, malformed, goes_on, verified = refused
+        assert shape.startswith("CaptureError: the program is not the same on all ranks: rank 0 has 'batch_0,  # float32[4, 3, 8, 8]")
+        assert "rank 0 has 'relu = aten.relu.default" in operator
+        assert "where rank 1 has 'gelu = aten.gelu.default" in operator
+        assert failure.startswith("StepError: rank 1 failed" if rank == 0 else "CaptureError")
+        assert "no such label" in failure
+        assert limit.startswith("BudgetError")
+        assert "SyncBatchNorm" in layers
+        assert "rank 0 is about to run program 0.0 for a batch of [4, 3, 8, 8], [4], rank 1 a new program for a batch of [6" in reshaped
+        assert malformed.startswith("StepError: rank 1 failed" if rank == 0 else "BatchError")
+        assert goes_on == "nothing"
+        assert verified.startswith("StepError: verify")
+
+
+def test_what_several_processes_cannot_do_is_refused_before_they_meet():
+    plain = network(0)
+    for given, sentence in (
+        ({"dynamic": "auto"}, "dynamic: several"),
+        ({"on_new_shape": "eager"}, "on one process"),
+        ({"loss": None, "optimizer": None}, "each process runs by itself"),
+    ):
+        arguments = {"loss": entropy, "optimizer": torch.optim.SGD(plain.parameters()), "process_group": _Group()} | given
+        with pytest.raises((lowtide.CaptureError, ValueError), match=sentence):
+            lowtide.optimize(plain, batches(0, 1)[0], **arguments)
+
+
+class _Group:
+    """As much of a process group as is looked at before anything is sent."""
+
+    group_name = "none"
+
+    def size(self) -> int:
+        return 2
+
+
+def test_gradients_travel_in_order_up_to_the_size_of_a_bucket():
+    def parameter(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        made = torch.zeros(count, dtype=dtype, requires_grad=True)
+        made.grad = torch.zeros_like(made)
+        return made
+
+    sizes = [parameter(10), parameter(200), parameter(20), parameter(5, torch.float64), parameter(60), parameter(30)]
+    found = buckets(sizes, 300)
+    assert [[each.numel() for each in bucket] for bucket in found] == [[200], [10, 20, 60], [5], [30]]
