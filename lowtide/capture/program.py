@@ -30,8 +30,9 @@ from lowtide.capture.losses import checked_loss, joined, share_of, with_loss
 from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle, same_program
 from lowtide.capture.optimizers.scalars import Fact, UndecidedError
 from lowtide.capture.optimizers.scaler import ScalerTrace, scalers_refused, stop_if
-from lowtide.capture.ranks.exchange import average_gradients, broadcast_buffers
+from lowtide.capture.ranks.exchange import broadcast_buffers
 from lowtide.capture.ranks.ranks import Ranks
+from lowtide.capture.ranks.shards import Shards, exchanged, gather, own_shards, refuse_mixing, refuse_whole_state, scattered
 from lowtide.capture.ranks.wrapped import passing_on
 from lowtide.capture.recorder import Recorder
 from lowtide.capture.returned import Number, NumbersLater, beside, is_result
@@ -156,6 +157,8 @@ def _captured_training(watch: Watch, program: TrainingProgram, given: Given) -> 
         if program.scaler is not None and program.scaler.is_enabled():
             trace.scaler = ScalerTrace.of(program.scaler, trace.recorder.draft, trace.mode, given.device)
         result = _forward_and_backward(trace, program, fake_args, fake_kwargs)
+        if program.ranks is not None and program.ranks.shard:
+            shadow = _sharded(trace, shadow, program.ranks)
         first, following = _optimizer_step(trace, shadow, result)
         if not any(slot.table in ("state", "group") for slot in (*first.assigned, *(slot for _, slot, _ in first.constants_assigned))):
             captured: tuple[Captured, ...] = (first,)
@@ -197,7 +200,7 @@ def _forward_and_backward(trace: _Trace, program: TrainingProgram, args: tuple[A
         _refuse_sparse(trace.fakes)
         if program.ranks is not None:
             with torch.no_grad():
-                average_gradients(list(trace.fakes.parameters.values()), program.ranks, recorder.draft.age())
+                exchanged(list(trace.fakes.parameters.values()), program.ranks, recorder.draft.age())
         found = None if trace.scaler is None else trace.scaler.unscale(_trained(program.optimizer, trace.fakes))
         returned = None
         if program.after_backward is not None:
@@ -217,7 +220,12 @@ def _optimizer_step(trace: _Trace, shadow: Shadow, result: Any) -> tuple[Capture
         tail = trace.recorder.fork()
         tail.draft.kind = Kind.TEMPORARY
         with trace.recording(tail), raised_in(f"{type(shadow.optimizer).__name__}.step()"):
+            before = len(tail.draft.nodes)
             tails.append((tail, *shadow.step(tail.draft, seed)))
+            if trace.sharded is not None:
+                refuse_mixing(shadow.optimizer, tail.draft.nodes[before:])
+                with torch.no_grad():
+                    gather(*trace.sharded)
     (tail, update, following), (other, _, _) = tails
     if not same_program(tail.draft, other.draft):
         name = type(shadow.optimizer).__name__
@@ -226,6 +234,17 @@ def _optimizer_step(trace: _Trace, shadow: Shadow, result: Any) -> tuple[Capture
             "of it would go unseen: it cannot be captured"
         )
     return trace.finish(tail, result, update), following
+
+
+def _sharded(trace: _Trace, shadow: Shadow, ranks: Ranks) -> Shadow:
+    """The shadow of an optimizer that updates this rank's part of each parameter."""
+    refuse_whole_state(shadow.optimizer, shadow.names, ranks)
+    fakes = [fake for fake in shadow.fakes.values() if fake.grad is not None]
+    with trace.recording(), torch.no_grad():
+        draft = trace.recorder.draft
+        shards = scattered(fakes, ranks, draft.age()) if ranks.shard == "gradients" else own_shards(fakes, ranks)
+    trace.sharded = shards, ranks
+    return replace(shadow, fakes={real: shards.get(fake, fake) for real, fake in shadow.fakes.items()})
 
 
 def _trained(optimizer: torch.optim.Optimizer, fakes: FakeModel) -> Iterator[torch.Tensor]:
@@ -238,6 +257,7 @@ class _Trace:
     """One capture under way."""
 
     scaler: ScalerTrace | None = None
+    sharded: tuple[Shards, Ranks] | None = None  # what of the parameters this rank updates, where it is not all
 
     def __init__(self, watch: Watch, model: nn.Module, given: Given, training: bool) -> None:
         self.model, self.device, self.varying = model, given.device, given.varying

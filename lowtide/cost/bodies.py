@@ -13,6 +13,7 @@ from typing import NamedTuple
 from lowtide.cost.memory import Footprint, order_problem, simulate
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.loops import Loop, is_loop
+from lowtide.ir.operators.collectives.memory import collective_bytes
 from lowtide.ir.regions import Region, is_region
 
 
@@ -58,13 +59,15 @@ def inner_peak_bytes(body: Graph, workspace_bytes: Sequence[int] | None = None, 
 
 
 def workspaces_within(nodes: Sequence[Node], *, round_to: int = 1) -> tuple[int, ...]:
-    """By node: what its body takes; 0 for one that has none. The operators' own workspaces are not known."""
+    """By node: what its body takes; 0 for one that has none, and is no collective. The operators' own workspaces are not known."""
+
+    of_collectives = collective_bytes(nodes)
 
     def within(node: Node) -> int:
         if is_region(node):
             return Region.of(node).workspace_bytes
         if not is_loop(node):
-            return 0
+            return of_collectives.get(node, 0)
         parts = (inner_peak_bytes(body, workspaces_within(body.nodes, round_to=round_to), round_to=round_to) for body in bodies(node))
         return max(parts, default=0)
 

@@ -23,6 +23,7 @@ from lowtide.errors import FormatError
 from lowtide.ir.graph import Node, Storage
 from lowtide.ir.loops import is_loop
 from lowtide.ir.made import Results, made_as
+from lowtide.ir.operators.collectives.memory import collective_bytes
 from lowtide.ir.operators.collectives.nodes import is_collective
 from lowtide.ir.operators.nodes import is_arithmetic
 from lowtide.ir.regions import Region, is_region
@@ -60,7 +61,7 @@ def _measured(nodes: Sequence[Node], laboratory: Laboratory, limit_bytes: int | 
     unknown: dict[str, Unknown] = {}
     unlike: list[Node] = []
     sizes: list[int] = []
-    lacking = 0
+    lacking, of_collectives = 0, collective_bytes(nodes)
     for position, node in enumerate(nodes):
         laboratory.tell(position / len(nodes))
         if is_loop(node):
@@ -69,6 +70,9 @@ def _measured(nodes: Sequence[Node], laboratory: Laboratory, limit_bytes: int | 
             lacking += any(each.unknown_nodes for _, each in pieces)
             unknown |= {inner.call: inner for _, each in pieces for inner in each.unknown}
             unlike += [node] if any(each.unlike for _, each in pieces) else []
+            continue
+        if node in of_collectives:
+            sizes.append(of_collectives[node])
             continue
         if is_region(node):
             sizes.append(Region.of(node).workspace_bytes)

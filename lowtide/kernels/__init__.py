@@ -9,9 +9,9 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-from lowtide.kernels import bits, norms, pools, shaped
+from lowtide.kernels import bits, norms, parts, pools, shaped
 
-__all__ = ["bits", "made_of", "norms", "pools", "shaped"]
+__all__ = ["bits", "made_of", "norms", "parts", "pools", "shaped"]
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import pytest
@@ -63,7 +64,7 @@ def equal_to_the_plain_loop(wrapped: bool) -> tuple[bool, bool]:
     optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01, foreach=False) for each in (eager, model)]
     group = None if wrapped else dist.group.WORLD
     step = lowtide.optimize(
-        given, data[0], loss=entropy, optimizer=optimizers[1], after_backward=clip, accumulate=2, process_group=group, memory="100%"
+        given, data[0], loss=entropy, optimizer=optimizers[1], after_backward=clip, accumulate=2, process_group=group, workspaces=wrapped
     )
     torch.manual_seed(rank)
     expected = plain_loop(eager, optimizers[0], data)
@@ -74,13 +75,38 @@ def equal_to_the_plain_loop(wrapped: bool) -> tuple[bool, bool]:
     return got == expected, all(torch.equal(one, two) for one, two in pairs)
 
 
+def in_shards(shard: str, optimizer: Any) -> tuple[bool, bool, float, float]:
+    """Whether losses and weights are those without shards; the peak without and with, and what was measured, by what was promised."""
+    rank, data, found = dist.get_rank(), batches(dist.get_rank() + 10, 4), []
+    for given in (None, shard):
+        model = network(0)
+        step = lowtide.optimize(
+            model, data[0], loss=entropy, optimizer=optimizer(model.parameters()), process_group=dist.group.WORLD, shard=given
+        )
+        torch.manual_seed(rank)
+        losses = [step(*batch).item() for batch in data]
+        weights = [parameter.detach().clone() for parameter in model.parameters()]
+        with warnings.catch_warnings(action="ignore"):
+            found.append((losses, weights, step.plan.peak_bytes, step.measure(*data[0]).peak_bytes))
+    (losses, weights, peak_bytes, _), (others, sharded, promised_bytes, measured_bytes) = found
+    return losses == others, all(map(torch.equal, weights, sharded)), promised_bytes / peak_bytes, measured_bytes / promised_bytes
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
 def refusals() -> list[str]:
     """What is raised here where one rank is unlike the other."""
     rank = dist.get_rank()
 
     def optimized(model: nn.Module, batch: Any, loss: Any = entropy, **more: Any) -> lowtide.Step:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        return lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, process_group=dist.group.WORLD, **more)
+        return lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, process_group=dist.group.WORLD, workspaces=False, **more)
+
+    def whole(model: nn.Module) -> lowtide.Step:
+        optimizer = torch.optim.Adafactor(model.parameters())
+        return lowtide.optimize(model, batch, loss=entropy, optimizer=optimizer, process_group=dist.group.WORLD, shard="optimizer")
 
     def fails(model: nn.Module, pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         if rank == 1:
@@ -101,12 +127,14 @@ def refusals() -> list[str]:
     step = optimized(network(0), batch)
     step(*batch)
     found += [raised(lambda: step(*(larger if rank else batch))), raised(lambda: step("no batch") if rank else step(*batch))]
+    found.append(raised(lambda: whole(network(0))))
     step(*larger)  # on all ranks: they have a program for that together
     return [*found, raised(lambda: step(*batch)), raised(lambda: step.verify(*batch))]
 
 
 def trained_together() -> Any:
-    return equal_to_the_plain_loop(wrapped=True), equal_to_the_plain_loop(wrapped=False), refusals()
+    sharded = [in_shards(shard, adam) for shard in ("optimizer", "gradients")]
+    return equal_to_the_plain_loop(wrapped=True), equal_to_the_plain_loop(wrapped=False), sharded, refusals()
 
 
 def left_alone() -> str:
@@ -124,9 +152,14 @@ def left_alone() -> str:
 def test_two_processes():
     trained, alone = on_ranks(trained_together, left_alone)
     assert "Error" in alone[0], "the other rank died"
-    for rank, (wrapped, bare, refused) in enumerate(trained):
+    for rank, (wrapped, bare, sharded, refused) in enumerate(trained):
         assert wrapped == bare == (True, True)
-        shape, operator, failure, limit, layers, reshaped, malformed, goes_on, verified = refused
+        for equal_losses, equal_weights, less, exact in sharded:
+            assert (equal_losses, equal_weights) == (True, True)
+            assert less < 0.95
+            assert exact == pytest.approx(1, abs=0.02)
+        shape, operator, failure, limit, layers, reshaped, malformed, whole, goes_on, verified = refused
+        assert "Adafactor computes with whole parameters" in whole
         assert shape.startswith("CaptureError: the program is not the same on all ranks: rank 0 has 'batch_0,  # float32[4, 3, 8, 8]")
         assert "rank 0 has 'relu = aten.relu.default" in operator
         assert "where rank 1 has 'gelu = aten.gelu.default" in operator
@@ -145,6 +178,9 @@ def test_what_several_processes_cannot_do_is_refused_before_they_meet():
     for given, sentence in (
         ({"dynamic": "auto"}, "dynamic: several"),
         ({"on_new_shape": "eager"}, "on one process"),
+        ({"shard": "parameters"}, "shard: expected 'optimizer' or 'gradients'"),
+        ({"shard": "gradients", "after_backward": clip}, "after_backward: expected none"),
+        ({"shard": "optimizer", "process_group": None}, "shard: expected several processes"),
         ({"loss": None, "optimizer": None}, "each process runs by itself"),
     ):
         arguments = {"loss": entropy, "optimizer": torch.optim.SGD(plain.parameters()), "process_group": _Group()} | given
@@ -168,5 +204,5 @@ def test_gradients_travel_in_order_up_to_the_size_of_a_bucket():
         return made
 
     sizes = [parameter(10), parameter(200), parameter(20), parameter(5, torch.float64), parameter(60), parameter(30)]
-    found = buckets(sizes, 300)
+    found = buckets(sizes, {each: each.grad for each in sizes}, 300)
     assert [[each.numel() for each in bucket] for bucket in found] == [[200], [10, 20, 60], [5], [30]]

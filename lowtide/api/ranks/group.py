@@ -14,6 +14,8 @@ from lowtide.capture.ranks.wrapped import group_of, module_of, ranks_of
 from lowtide.errors import CaptureError
 from lowtide.runtime.ranks.peers import ALONE, Alone, Peers
 
+SHARDS = ("optimizer", "gradients")  # what may be in shards; the second holds the first
+
 
 @dataclass(frozen=True)
 class Trainers:
@@ -25,13 +27,19 @@ class Trainers:
     peers: Alone = ALONE
 
     @classmethod
-    def of(cls, model: Any, group: dist.ProcessGroup | None, *, trains: bool, varies: bool, policy: str | None) -> Trainers:
+    def of(
+        cls, model: Any, group: dist.ProcessGroup | None, shard: str | None, *, trains: bool, varies: bool, policy: str | None
+    ) -> Trainers:
         """Raises CaptureError, TypeError or ValueError for what cannot be meant, or cannot be done by several processes."""
         if not isinstance(model, nn.Module):
             return cls(model)
         _check_sharded(model)
-        ranks, found = ranks_of(model, group), group_of(model, group)
+        if shard not in (None, *SHARDS):
+            raise ValueError(f"shard: expected {' or '.join(map(repr, SHARDS))}, or None, got {shard!r}")
+        ranks, found = ranks_of(model, group, shard or ""), group_of(model, group)
         if ranks is None or found is None:
+            if shard is not None:
+                raise ValueError("shard: expected several processes: a model in DistributedDataParallel, or `process_group`")
             return cls(model)
         if not trains:
             raise CaptureError("without a loss each process runs by itself: give the module within (`model.module`), and no process_group")
@@ -50,6 +58,13 @@ class Trainers:
         with torch.no_grad():
             for tensor in (*self.model.parameters(), *self.model.buffers()):
                 dist.broadcast(tensor.detach(), source, group=self.peers.main)
+
+
+def check_shards(shard: str | None, after_backward: object, scaler: object) -> None:
+    """Refuse what would look at whole gradients where nobody has them."""
+    for name, given in (("after_backward", after_backward), ("scaler", scaler)):
+        if shard == "gradients" and given is not None:
+            raise ValueError(f'{name}: expected none with shard="gradients", where no rank has a whole gradient; say shard="optimizer"')
 
 
 def _check_sharded(model: nn.Module) -> None:

@@ -13,7 +13,7 @@ bucket: it travels in its own memory. Small ones are put together in the order i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -42,24 +42,24 @@ def broadcast_buffers(buffers: Iterable[torch.Tensor], ranks: Ranks) -> None:
 
 def average_gradients(parameters: Sequence[torch.Tensor], ranks: Ranks, age: Age) -> None:
     """Put the mean over all ranks in the place of each gradient."""
-    trained = [parameter for parameter in parameters if parameter.grad is not None and parameter.grad.numel()]
-    for bucket in buckets(sorted(trained, key=lambda each: age(_gradient(each))), ranks.bucket_bytes):
+    gradients = {each: each.grad for each in parameters if each.grad is not None and each.grad.numel()}
+    for bucket in buckets(sorted(gradients, key=lambda each: age(gradients[each])), gradients, ranks.bucket_bytes):
         _average(bucket, ranks)
 
 
-def buckets(parameters: Iterable[torch.Tensor], most_bytes: int) -> list[list[torch.Tensor]]:
-    """Parameters whose gradients travel together, each bucket behind those that are full before it."""
+def buckets(parameters: Iterable[torch.Tensor], content: Mapping[torch.Tensor, torch.Tensor], most_bytes: int) -> list[list[torch.Tensor]]:
+    """Parameters whose contents, a tensor each, travel together: each bucket behind those that are full before it."""
     full: list[list[torch.Tensor]] = []
     open_: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for parameter in parameters:
-        gradient = _gradient(parameter)
-        if gradient.nbytes >= min(ALONE_BYTES, most_bytes):
+        tensor = content[parameter]
+        if tensor.nbytes >= min(ALONE_BYTES, most_bytes):
             full.append([parameter])
             continue
-        kind = gradient.dtype, gradient.device
+        kind = tensor.dtype, tensor.device
         bucket = open_.setdefault(kind, [])
         bucket.append(parameter)
-        if sum(_gradient(each).nbytes for each in bucket) >= most_bytes:
+        if sum(content[each].nbytes for each in bucket) >= most_bytes:
             full.append(open_.pop(kind))
     return [*full, *open_.values()]
 

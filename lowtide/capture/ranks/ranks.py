@@ -13,3 +13,4 @@ class Ranks:
     size: int
     bucket_bytes: int  # gradients travel together up to this size
     broadcasts_buffers: bool  # those of rank 0 count, at the start of each step
+    shard: str = ""  # what each rank holds its own part of: "optimizer", "gradients"

@@ -24,19 +24,19 @@ def module_of(model: nn.Module) -> nn.Module:
     return within
 
 
-def ranks_of(model: nn.Module, group: dist.ProcessGroup | None) -> Ranks | None:
+def ranks_of(model: nn.Module, group: dist.ProcessGroup | None, shard: str = "") -> Ranks | None:
     """What the processes exchange that train this model together; None where there is one process by itself.
 
     Raises CaptureError for what a wrapper was set to do and a step would not.
     """
     if not isinstance(model, DistributedDataParallel):
-        return None if group is None else Ranks(group.group_name, group.size(), _BUCKET_BYTES, True)
+        return None if group is None else Ranks(group.group_name, group.size(), _BUCKET_BYTES, True, shard)
     for found, what in _unlike(model):
         if found:
             raise CaptureError(f"this DistributedDataParallel {what}, which a step would not do: make one without, or keep the loop")
     own: dist.ProcessGroup = model.process_group
     sends = bool(model.broadcast_buffers)
-    return Ranks(own.group_name, own.size(), int(model.bucket_bytes_cap), sends)
+    return Ranks(own.group_name, own.size(), int(model.bucket_bytes_cap), sends, shard)
 
 
 def group_of(model: nn.Module, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:

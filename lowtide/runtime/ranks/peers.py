@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from lowtide.errors import CaptureError, LowtideError, StepError
+from lowtide.kernels.parts import RANK_OF
 
 T = TypeVar("T")
 
@@ -58,6 +59,7 @@ class Peers(Alone):
     @classmethod
     def of(cls, group: dist.ProcessGroup) -> Peers:
         """The processes of a group; all of them have to come here."""
+        RANK_OF[group.group_name] = group.rank()
         if dist.get_backend(group) == dist.Backend.GLOO:
             return cls(group, group)
         limit: timedelta = group._get_backend(torch.device("cuda"))._timeout  # type: ignore[attr-defined]

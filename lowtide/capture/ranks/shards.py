@@ -1,0 +1,108 @@
+"""Optimizer state in shards: each rank updates its own part of every parameter, and all gather what came of it.
+
+ZeRO (Rajbhandari et al., SC 2020), section 5: stage 1 sums whole gradients, so that whoever looks at them finds what
+DistributedDataParallel has; stage 2 leaves each rank its part of the sums alone, in half the traffic. Every parameter is cut into as many
+equal parts as there are ranks, the last one filled up with zeros: the program is the same on all ranks, and so is what they hold. An
+optimizer that computes each element by itself gives the same numbers part by part; any other is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+
+import lowtide.kernels  # noqa: F401  (defines the operators of lowtide's own)
+from lowtide.capture import operators
+from lowtide.capture.ranks.exchange import Age, average_gradients, buckets
+from lowtide.capture.ranks.ranks import Ranks
+from lowtide.errors import CaptureError
+from lowtide.ir.graph import Node
+
+Shards: TypeAlias = Mapping[torch.Tensor, torch.Tensor]  # by fake parameter: this rank's part, with its gradient
+
+_COLLECTIVES = torch.ops._c10d_functional
+_MAKING = frozenset({"zeros_like", "ones_like", "full_like", "empty_like", "clone", "copy", "fill", "zero", "detach", "alias", "view"})
+
+
+def own_shards(parameters: Iterable[torch.Tensor], ranks: Ranks) -> Shards:
+    """This rank's parts, of parameters whose gradients are the means over all ranks."""
+    return {each: _shard(each, _own(each.grad, ranks), ranks) for each in parameters if each.grad is not None and each.grad.numel()}
+
+
+def scattered(parameters: Sequence[torch.Tensor], ranks: Ranks, age: Age) -> Shards:
+    """This rank's parts, each with its part of the mean; nobody has the whole."""
+    gradients = {each: each.grad for each in parameters if each.grad is not None and each.grad.numel()}
+    shards: dict[torch.Tensor, torch.Tensor] = {}
+    for bucket in buckets(sorted(gradients, key=lambda each: age(gradients[each])), gradients, ranks.bucket_bytes):
+        rows = [_rows(gradients[each], ranks.size) for each in bucket]
+        share = (rows[0] if len(rows) == 1 else torch.cat(rows, 1)).view(-1) * (1.0 / ranks.size)
+        mine = _COLLECTIVES.wait_tensor(_COLLECTIVES.reduce_scatter_tensor(share, "sum", ranks.size, ranks.group))
+        pieces = mine.split([row.shape[1] for row in rows])
+        shards |= {each: _shard(each, piece, ranks) for each, piece in zip(bucket, pieces, strict=True)}
+    return shards
+
+
+def gather(shards: Shards, ranks: Ranks) -> None:
+    """Write what all ranks have made of their parts over the parameters."""
+    for bucket in buckets(shards, {each: each for each in shards}, ranks.bucket_bytes):
+        parts = [shards[each] for each in bucket]
+        sent = parts[0] if len(parts) == 1 else torch.cat(parts)
+        whole = _COLLECTIVES.wait_tensor(_COLLECTIVES.all_gather_into_tensor(sent, ranks.size, ranks.group)).view(ranks.size, -1)
+        for parameter, part in zip(bucket, whole.split([each.numel() for each in parts], 1), strict=True):
+            parameter.copy_(part.reshape(-1)[: parameter.numel()].view(parameter.shape))
+
+
+def refuse_whole_state(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str], ranks: Ranks) -> None:
+    """Raise CaptureError for state that is not in shards."""
+    for parameter, entries in optimizer.state.items():
+        for key, item in entries.items():
+            if isinstance(item, torch.Tensor) and item.dim() and item.shape != (-(-parameter.numel() // ranks.size),):
+                raise CaptureError(
+                    f"the optimizer's {key} of {names.get(parameter, 'a parameter')} is not in {ranks.size} shards: its shape is "
+                    f"{tuple(item.shape)}; give `shard` an optimizer without state, or load shards into it"
+                )
+
+
+def refuse_mixing(optimizer: torch.optim.Optimizer, nodes: Iterable[Node]) -> None:
+    """Raise CaptureError for an optimizer that lets elements of a parameter know of one another."""
+    for node in nodes:
+        if any(prod(value.shape) > 1 for value in node.inputs) and not _is_elementwise(node):
+            raise CaptureError(
+                f"{type(optimizer).__name__} computes with whole parameters ({node.op}), of which each rank has a part: `shard` needs an "
+                "optimizer that updates each element by itself, as SGD and AdamW do"
+            )
+
+
+def exchanged(parameters: Sequence[torch.Tensor], ranks: Ranks, age: Age) -> None:
+    """What happens to gradients before anybody looks at them."""
+    if ranks.shard != "gradients":
+        average_gradients(parameters, ranks, age)
+
+
+def _is_elementwise(node: Node) -> bool:
+    if not node.op.startswith("aten."):
+        return False
+    op: Any = operators.resolve(node.op)
+    base = node.op.split(".")[1].removesuffix("_")
+    return torch.Tag.pointwise in op.tags or operators.row(op).elementwise or operators.row(op).view or base in _MAKING
+
+
+def _shard(parameter: torch.Tensor, gradient: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    part = _own(parameter, ranks)
+    part.grad = gradient
+    return part
+
+
+def _own(whole: torch.Tensor | None, ranks: Ranks) -> torch.Tensor:
+    assert whole is not None, "asked for what has a gradient"
+    part: torch.Tensor = torch.ops.lowtide.own_part(whole.detach(), ranks.size, ranks.group)
+    return part
+
+
+def _rows(gradient: torch.Tensor, size: int) -> torch.Tensor:
+    """[size, ceil(n / size)] all parts of a gradient, one a row."""
+    flat, missing = gradient.reshape(-1), -gradient.numel() % size
+    return (torch.nn.functional.pad(flat, (0, missing)) if missing else flat).view(size, -1)

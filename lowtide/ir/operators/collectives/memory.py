@@ -1,0 +1,35 @@
+"""What collectives need beside what they are given and make, by the library that carries them out.
+
+On a CPU that is gloo: it gathers into one block and copies that out, and a reduced part is cut out of the sum of all. Both blocks are held
+from the begin to the wait; they are counted at either. On a GPU nccl works in what it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lowtide.ir.graph import Node, Value
+from lowtide.ir.operators.collectives.nodes import begins_collective, is_collective
+from lowtide.ir.operators.collectives.rows import GATHER, SCATTER
+from lowtide.ir.operators.shapes import bytes_of
+
+
+def collective_bytes(nodes: Sequence[Node]) -> Mapping[Node, int]:
+    """The workspaces of those of these nodes that begin or end a collective."""
+    begun: dict[Value, int] = {}
+    found: dict[Node, int] = {}
+    for node in nodes:
+        if begins_collective(node):
+            found[node] = _of_gloo(node)
+            begun |= dict.fromkeys(node.results, found[node])
+        elif is_collective(node):
+            found[node] = max((begun.get(value, 0) for value in node.inputs), default=0)
+    return found
+
+
+def _of_gloo(node: Node) -> int:
+    if any(value.storage.device != "cpu" for value in node.results):
+        return 0
+    if node.op == GATHER:
+        return bytes_of(node.results)
+    return bytes_of(node.inputs) if node.op == SCATTER else 0

@@ -1,0 +1,27 @@
+"""The part of a tensor that this process keeps, of as many as there are processes: one operator on all ranks, each gets its own."""
+
+from __future__ import annotations
+
+import torch
+
+from lowtide.kernels.library import LIBRARY, define
+
+RANK_OF: dict[str, int] = {}  # of this process, by the name of the group; in a trial there is none, and the first part stands for all
+
+
+def own_part(whole: torch.Tensor, parts: int, group: str) -> torch.Tensor:
+    """[ceil(n / parts)] the elements of this rank, counted as they are indexed; behind the last one, zeros."""
+    count = -(-whole.numel() // parts)
+    begin = RANK_OF.get(group, 0) * count
+    mine = whole.new_zeros(count) if whole.numel() % parts else whole.new_empty(count)
+    found = whole.reshape(-1)[begin : begin + count]
+    mine[: len(found)] = found
+    return mine
+
+
+def _own_part(whole: torch.Tensor, parts: int, group: str) -> torch.Tensor:
+    return whole.new_empty((whole.numel() + parts - 1) // parts)
+
+
+define("own_part(Tensor whole, int parts, str group) -> Tensor", own_part)
+torch.library.register_fake("lowtide::own_part", _own_part, lib=LIBRARY)
