@@ -6,8 +6,9 @@ import re
 from dataclasses import replace
 from math import prod
 
-from lowtide.fuse.known import name_of
-from lowtide.fuse.layout import Buffer, Lay, fresh, stepped
+from lowtide.fuse.attention import attention, batched, softmax
+from lowtide.fuse.known import ATTENTION, name_of
+from lowtide.fuse.layout import Buffer, Lay, fresh, in_rows, stepped
 from lowtide.fuse.stages import Convolution, Epilogue, Geometry, Operand, Pad, Product, Rows, Stage, Windows
 from lowtide.fuse.staging import Head, Staging
 from lowtide.fuse.tiles import tile_of
@@ -22,6 +23,7 @@ def head_of(staging: Staging, node: Node) -> Head | None:
     maker = {
         "convolution": _convolution, "addmm": _product, "mm": _product, "mean": _mean, "native_layer_norm": _layer_norm,
         "max_pool2d_with_indices": _pool, "avg_pool2d": _pool, "_adaptive_avg_pool2d": _mean,
+        "bmm": batched, "_softmax": softmax, "_safe_softmax": softmax, ATTENTION: attention,
     }.get(name_of(node))  # fmt: skip
     return None if maker is None else maker(staging, node)
 
@@ -176,16 +178,9 @@ def _layer_norm(staging: Staging, node: Node) -> Head:
     a, _, gamma, beta, eps = node.args
     assert isinstance(a, Value)
     assert isinstance(eps, float)
-    made, lay = _result(node)
-    read = staging.lays[a]
-    columns, last = read.shape[-1], len(read.shape) - 1
-    if read.rows() is None or read.channel != last:
-        stepwise = fresh(f"{a.name}_rows", (prod(read.shape[:-1]), columns)).viewed(read.shape)
-        assert stepwise is not None
-        read = staging.copied(read, stepwise)
-    whole = fresh(made.name, (prod(read.shape[:-1]), columns)).viewed(read.shape)
-    assert whole is not None
-    lay = whole
+    made, _ = _result(node)
+    read = staging.in_rows(a)
+    columns, lay = read.shape[-1], in_rows(made.name, read.shape)
 
     def make(out: Lay, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
         full = _scaled(staging, epilogue, _value(gamma), _value(beta), columns)

@@ -11,6 +11,8 @@ from lowtide.ir.operators.table import functional_base
 
 _NORMS = ("native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm")
 _MOST_DIMENSIONS = 6
+_MOST_KEYS = 2**14  # of a softmax: a few rows of them lie on a thread's stack
+ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 def name_of(node: Node) -> str:
@@ -102,6 +104,30 @@ def _global_pool(node: Node, fixed: Collection[Value]) -> bool:
     return _pool(node, fixed) and node.args[1] == (1, 1)
 
 
+def _batched(node: Node, fixed: Collection[Value]) -> bool:
+    return not node.kwargs and all(isinstance(arg, Value) for arg in node.args)
+
+
+def _softmax(node: Node, fixed: Collection[Value]) -> bool:
+    a, dim = node.args[:2]
+    if not isinstance(a, Value) or not isinstance(dim, int) or node.kwargs or any(node.args[2:]):
+        return False
+    return dim % len(a.shape) == len(a.shape) - 1 and int(a.shape[-1]) <= _MOST_KEYS
+
+
+def _attention(node: Node, fixed: Collection[Value]) -> bool:
+    """Without dropout, without the logarithms that only a gradient reads."""
+    args, said = [*node.args, 0.0, False][:5], dict(node.kwargs)
+    mask, alone = said.get("attn_mask"), not any(value is not None for value in node.outputs[1:])
+    if not set(said) <= {"attn_mask", "scale", "is_causal"} or args[3] != 0.0 or not alone:
+        return False
+    tensors = [*args[:3], *(() if mask is None else (mask,))]
+    if not all(isinstance(each, Value) and len(each.shape) in (2, 4) for each in tensors):
+        return False
+    query, key, value = (each for each in args[:3] if isinstance(each, Value))
+    return query.shape[1] == key.shape[1] == value.shape[1] and int(key.shape[2]) <= _MOST_KEYS
+
+
 _KNOWN: dict[str, Callable[[Node, Collection[Value]], bool]] = {
     "convolution": _convolution,
     "addmm": _product,
@@ -111,5 +137,9 @@ _KNOWN: dict[str, Callable[[Node, Collection[Value]], bool]] = {
     **dict.fromkeys(_NORMS, _batch_norm),
     "max_pool2d_with_indices": _pool,
     "avg_pool2d": _pool,
+    "bmm": _batched,
+    "_softmax": _softmax,
+    "_safe_softmax": _softmax,
+    ATTENTION: _attention,
     "_adaptive_avg_pool2d": _global_pool,
 }

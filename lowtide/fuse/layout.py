@@ -166,3 +166,10 @@ def fresh(name: str, shape: Sequence[int]) -> Lay:
     rows = prod(shape[dim] for dim in order[:-1]) if shape else 1
     elements = rows * stepped(shape[channel]) if shape else LANES
     return Lay(Buffer(name, elements), tuple(shape), tuple(stride))
+
+
+def in_rows(name: str, shape: Sequence[int]) -> Lay:
+    """A new buffer whose last dimension lies side by side, all others as one run of rows."""
+    found = fresh(name, (prod(shape[:-1]), shape[-1])).viewed(shape)
+    assert found is not None, "a matrix can be seen in any shape of as many rows"
+    return found

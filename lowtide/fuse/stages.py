@@ -121,9 +121,9 @@ class Windows:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Rows:
-    """A reduction: the mean of all rows of each image, or each row normed by itself."""
+    """A reduction: the mean of all rows of each image, or each row normed by itself, or its softmax."""
 
-    kind: str  # "mean" or "norm"
+    kind: str  # "mean", "norm", "softmax", or "safe" for a softmax that is 0 where all is masked
     a: Lay
     a_step: int
     images: int
@@ -138,6 +138,43 @@ class Rows:
     def reads(self) -> tuple[Lay, ...]:
         """What it reads but constants."""
         return self.a, *self.epilogue.reads
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Batched:
+    """out[b, m, n] = a[b, m, k] by other[b, k, n], both from other stages."""
+
+    a: Lay
+    other: Lay  # whose columns lie side by side
+    out: Lay
+    out_step: int
+    epilogue: Epilogue
+    nodes: tuple[Node, ...] = ()
+
+    @property
+    def reads(self) -> tuple[Lay, ...]:
+        """What it reads but constants."""
+        return self.a, self.other, *self.epilogue.reads
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Attention:
+    """softmax(scale * query by key + mask) by value, a few rows of scores at a time; no scores are in a buffer."""
+
+    query: Lay  # [B, H, queries, features]
+    key: Lay  # [B, H, features, keys], keys side by side
+    value: Lay  # [B, H, keys, features]
+    mask: Lay | None  # [B, H, queries, keys]
+    is_causal: bool
+    scale: float
+    out: Lay
+    nodes: tuple[Node, ...] = ()
+    epilogue: Epilogue = field(default=Epilogue())
+
+    @property
+    def reads(self) -> tuple[Lay, ...]:
+        """What it reads."""
+        return self.query, self.key, self.value, *(() if self.mask is None else (self.mask,))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -189,4 +226,4 @@ class Block:
         return tuple(lay for each in self.parts for lay in each.reads if lay.buffer not in between)
 
 
-Stage: TypeAlias = Product | Convolution | Pad | Windows | Rows | Map | Block
+Stage: TypeAlias = Product | Convolution | Pad | Windows | Rows | Batched | Attention | Map | Block

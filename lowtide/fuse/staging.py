@@ -14,9 +14,9 @@ from math import prod
 from typing import TypeAlias
 
 from lowtide.fuse import expressions
-from lowtide.fuse.chains import Link, Uses, norm_of
+from lowtide.fuse.chains import Chain, Link, Uses, norm_of
 from lowtide.fuse.known import is_given_norm, name_of
-from lowtide.fuse.layout import Buffer, Lay, fresh, stepped
+from lowtide.fuse.layout import Buffer, Lay, fresh, in_rows, stepped
 from lowtide.fuse.stages import Epilogue, Map, Operand, Stage
 from lowtide.fuse.views import VIEWS, seen
 from lowtide.ir.graph import Graph, Node, Value
@@ -45,6 +45,7 @@ class Head:
     lay: Lay  # where that goes if nothing else is wanted
     make: Make
     folds: bool = False  # whether a norm right behind it is folded into its weight
+    alone: bool = False  # whether nothing is done on the way
 
 
 class Staging:
@@ -121,7 +122,7 @@ class Staging:
 
     def _start(self, head: Head) -> None:
         """Begin a chain; its stage is made when all that it reads is there."""
-        chain = self.uses.chain(head.value, head.lay, self._done)
+        chain = Chain((), head.value, head.lay) if head.alone else self.uses.chain(head.value, head.lay, self._done)
         first = head.value
         norm, links = None, chain.links
         if head.folds and links and is_given_norm(links[0].node):
@@ -253,6 +254,12 @@ class Staging:
         if len(shape) > 4:
             return _contiguous(made.name, shape)
         return fresh(made.name, shape)
+
+    def in_rows(self, value: Value) -> Lay:
+        """Where a value lies in rows of its last dimension: copied there unless it does already."""
+        lay = self.place(value)
+        lies_so = lay.rows() is not None and lay.channel == len(lay.shape) - 1
+        return lay if lies_so else self.copied(lay, in_rows(f"{value.name}_rows", lay.shape))
 
     def place(self, value: Value) -> Lay:
         """Where a value lies; a constant is copied there."""

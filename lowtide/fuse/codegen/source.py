@@ -7,15 +7,18 @@ leaves  text that needs nothing but kernels.hpp; all names in it are made here
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
+from lowtide.fuse.codegen.attention import attention, batched, softmax
 from lowtide.fuse.codegen.blocks import block
 from lowtide.fuse.codegen.maps import map_body
 from lowtide.fuse.codegen.text import Addresses, exact, filled, flag, functor, listed, window_of
-from lowtide.fuse.stages import Block, Convolution, Map, Pad, Product, Rows, Stage, Windows
+from lowtide.fuse.stages import Attention, Batched, Block, Convolution, Map, Pad, Product, Rows, Stage, Windows
 from lowtide.fuse.tiles import tile_of
 from lowtide.ir.packed import Target
 
 ENTRY = "lowtide_network"
+Alone: TypeAlias = Product | Convolution | Pad | Windows | Rows | Batched | Attention | Map  # all but blocks
 _CACHED_BYTES = 128 * 1024  # of rows that stay near while all panels pass them
 _NEAR_BYTES = 24 * 1024  # of panels that stay nearest while all rows pass them
 _WEIGHTS_BYTES = 256 * 1024  # beyond that panels are passed once, and rows again and again
@@ -23,7 +26,7 @@ _WEIGHTS_BYTES = 256 * 1024  # beyond that panels are passed once, and rows agai
 
 def source_of(stages: Sequence[Stage], addresses: Addresses, target: Target) -> str:
     """The whole text."""
-    parts = ['#include "blocks.hpp"', f'static_assert(L == {target.lanes}, "made for other vectors");']
+    parts = ['#include "blocks.hpp"', '#include "attention.hpp"', f'static_assert(L == {target.lanes}, "made for other vectors");']
     for at, stage in enumerate(stages):
         parts += _stage(at, stage, addresses, target)
     parts += [f'extern "C" void {ENTRY}(const Run* its) {{', "  const Run& run = *its;"]
@@ -34,16 +37,16 @@ def source_of(stages: Sequence[Stage], addresses: Addresses, target: Target) -> 
 def _stage(at: int, stage: Stage, addresses: Addresses, target: Target) -> list[str]:
     if isinstance(stage, Block):
         return block(at, stage, addresses, target)
-    lines = [] if isinstance(stage, (Map, Pad)) else functor(str(at), stage.epilogue)
+    lines = [] if isinstance(stage, (Map, Pad, Attention)) else functor(str(at), stage.epilogue)
     names = ", ".join(node.op.removeprefix("aten.").split(".")[0] for node in stage.nodes)
     call = _call(stage, addresses, target)
     body = call if isinstance(call, list) else [*filled(str(at), "e", stage.epilogue, addresses), f"  {call};"]
-    if isinstance(stage, Pad):
+    if isinstance(stage, (Pad, Attention)):
         body = [f"  {call};"]
     return [*lines, f"static void stage{at}(const Run& run) {{  // {names}", *body, "}"]
 
 
-def _call(stage: Product | Convolution | Pad | Windows | Rows | Map, addresses: Addresses, target: Target) -> str | list[str]:
+def _call(stage: Alone, addresses: Addresses, target: Target) -> str | list[str]:
     if isinstance(stage, Map):
         return map_body(stage, addresses.of)
     if isinstance(stage, Product):
@@ -52,6 +55,10 @@ def _call(stage: Product | Convolution | Pad | Windows | Rows | Map, addresses: 
         return _convolution(stage, addresses, target)
     if isinstance(stage, Windows):
         return _windows(stage, addresses, target)
+    if isinstance(stage, Batched):
+        return batched(stage, addresses)
+    if isinstance(stage, Attention):
+        return attention(stage, addresses)
     return _pad(stage, addresses) if isinstance(stage, Pad) else _rows(stage, addresses)
 
 
@@ -96,6 +103,8 @@ def _windows(stage: Windows, addresses: Addresses, target: Target) -> str:
 
 
 def _rows(stage: Rows, addresses: Addresses) -> str:
+    if stage.kind in ("softmax", "safe"):
+        return softmax(stage, addresses)
     columns = stage.out.shape[1] if stage.kind == "mean" else stage.a.shape[-1]
     arguments: tuple[object, ...] = (stage.rows, columns, stage.a_step)
     name, more = "norm_rows", f", {stage.eps!r}f"
