@@ -88,12 +88,12 @@ class Machine:
         made = (_knowing(each, known.get(each.graph), each.graph is generated) for each in others)
         return replace(first, held_by_eager=held), *(replace(each, root=roots.get(each.graph, -1)) for each in made)
 
-    def networked(self, captured: Captured) -> Graph | None:
-        """The captured graph with what this machine's compiler makes kernels for, where it can run here."""
+    def networked(self, captured: Captured, chosen: Graph | None = None) -> Graph | None:
+        """The captured graph with what this machine's compiler makes kernels for, where it can run here; the same as were `chosen` before."""
         if self.simulated is not None or not self.tries or self.name(captured) != "cpu":
             return None
         with self.stages.stage("kernels", "generating and compiling kernels, or loading them"):
-            return networked(captured.graph)
+            return networked(captured.graph, chosen)
 
     def _in_parts(
         self, captured: Captured, known: Mapping[Graph, Rewriting], laboratory: Laboratory, like: Sequence[Candidate]

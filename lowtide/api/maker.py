@@ -149,7 +149,7 @@ class Maker:
         if not self.peers.leads:
             return Program(captured, self.machine.granule_bytes(captured), ())  # what rank 0 plans
         if (saved := self._saved_for(captured)) is not None:
-            generated = self.machine.networked(captured) if any(is_region(node) for node in saved.graph.nodes) else None
+            generated = self.machine.networked(captured, saved.graph) if any(is_region(node) for node in saved.graph.nodes) else None
             plan = as_saved(saved, captured.graph, exact=self.asked.exact, generated=generated)
             return Program(captured, self.machine.granule_bytes(captured), (), plan)
         candidates = self.machine.candidates(captured, laboratory, exact=self.asked.exact, limited=self._is_limited, like=like)

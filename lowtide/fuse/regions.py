@@ -1,7 +1,7 @@
 """Which nodes are generated, and a graph in which these are regions.
 
     takes   a graph, and what describes a body: how many bytes its arena and its constants take
-    leaves  the graph with a `fuse.region` in the place of each group of known nodes, or None where there is nothing to generate
+    leaves  the graph with a `fuse.region` in the place of each group of known nodes, or None where nothing is generated
 
 Groups are convex: a node's number grows by one wherever a path passes from generated nodes to torch's or back, so that no path leaves a
 group and comes back. What follows from parameters and constants alone is in the bodies of those regions that read it, and prepared once.
@@ -22,7 +22,8 @@ from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_transfer
 from lowtide.ir.sizes import ITEM_BYTES
 
 _CONSTANT = (Kind.PARAMETER, Kind.BUFFER, Kind.CONSTANT)
-Described = Callable[[Graph, tuple[int, ...]], tuple[int, int]]  # of a body and its fixed inputs: bytes of arena and constants
+# Of a body and its fixed inputs: bytes of arena and constants; None where torch's operators are to run.
+Described = Callable[[Graph, tuple[int, ...]], tuple[int, int] | None]
 
 
 def with_regions(graph: Graph, described: Described) -> Graph | None:
@@ -32,9 +33,10 @@ def with_regions(graph: Graph, described: Described) -> Graph | None:
     graph = pruned(graph)
     fixed = fixed_values(graph)
     groups = [group for group in _groups(graph, fixed) if any(fusion_of(node.op) is Fusion.COMPLEX for node in group)]
+    whole = graph
     for group in reversed(groups):  # what comes before a group stays as it is
         graph = _replaced(graph, group, fixed, described)
-    return _without_unread(graph) if groups else None
+    return None if graph is whole else _without_unread(graph)
 
 
 def fixed_values(graph: Graph) -> set[Value]:
@@ -67,17 +69,23 @@ def _groups(graph: Graph, fixed: Collection[Value]) -> list[list[Node]]:
 
 
 def _replaced(graph: Graph, group: Sequence[Node], fixed: Collection[Value], described: Described) -> Graph:
-    """The graph with one group as a region, which stands where the last of the group stood, and what reads it further down."""
+    """The graph with one group as a region, which stands where the last of the group stood, and what reads it further down.
+
+    The same graph where the group's body is not to be generated.
+    """
     inside = set(group)
     members = [node for node in graph.nodes if node in inside or node in _constants(graph, inside, fixed)]
     made = {value for node in members for value in node.results}
     given = list(dict.fromkeys(value for node in members for value in node.inputs if value not in made))
     kept = set(graph.outputs) | {value for node in graph.nodes if node not in inside for value in node.inputs}
     results = [value for node in group for value in node.results if value in kept]
+    body, places = _body(members, given, results), tuple(at for at, value in enumerate(given) if value in fixed)
+    found = described(body, places)
+    if found is None:
+        return graph
     names = {value.storage.name for value in (*graph.inputs, *(each for node in graph.nodes for each in node.results))}
     new = {value: _own(value, names) for value in results}
-    body, places = _body(members, given, results), tuple(at for at, value in enumerate(given) if value in fixed)
-    arena_bytes, packed_bytes = described(body, places)
+    arena_bytes, packed_bytes = found
     region = Node(
         REGION, tuple(given), tuple(new[value] for value in results),
         (("fixed", places), ("arena_bytes", arena_bytes), ("packed_bytes", packed_bytes)), body=body, source=group[-1].source,

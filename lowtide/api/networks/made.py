@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Collection, Mapping
+from functools import lru_cache, partial
 
+from lowtide.api.networks.faster import is_faster
 from lowtide.fuse.network import Network, network_of
 from lowtide.fuse.regions import with_regions
 from lowtide.ir.graph import Graph
@@ -21,35 +22,48 @@ from lowtide.runtime.program import Program
 _MOST = 64  # networks whose libraries are kept open for other steps
 
 
-def networked(graph: Graph) -> Graph | None:
-    """The graph with regions that have been compiled; None where nothing is generated, with a warning where nothing can be."""
+def networked(graph: Graph, chosen: Graph | None = None) -> Graph | None:
+    """The graph with regions that have been compiled; None where nothing is generated, with a warning where nothing can be.
+
+    A region is generated where that is faster than torch's operators; where there is a graph that was `chosen` before, as it says.
+    """
+    regions = None if chosen is None else {node.body.outputs[0].name for node in chosen.nodes if is_region(node) and node.body is not None}
     try:
-        found = with_regions(graph, _described)
+        return with_regions(graph, partial(_described, regions))
     except NativeError as error:
         _warn(error)
         return None
-    return found
 
 
 def runners(graph: Graph) -> Mapping[str, Running]:
     """What runs a graph's regions, by the name of the first result. Raises NativeError."""
     regions = [Region.of(node) for node in graph.nodes if is_region(node)]
-    return {region.node.results[0].name: _running(region) for region in regions}
+    return {region.node.results[0].name: _running(region.body, region.fixed) for region in regions}
 
 
-def _running(region: Region) -> Running:
-    its, address, library = _built(region.body, region.fixed)
+def _running(body: Graph, fixed: tuple[int, ...]) -> Running:
+    its, address, library = _built(body, fixed)
     constants = Program(lower(_InOrder(its.constants)), gradients=False)
     described = Described(
-        address, library, its.arena_bytes, its.kept_elements, its.recipes, its.live, region.fixed, its.constants.outputs, constants,
+        address, library, its.arena_bytes, its.kept_elements, its.recipes, its.live, fixed, its.constants.outputs, constants,
         its.results,
     )  # fmt: skip
     return Running(described, team())
 
 
-def _described(body: Graph, fixed: tuple[int, ...]) -> tuple[int, int]:
+def _described(chosen: Collection[str] | None, body: Graph, fixed: tuple[int, ...]) -> tuple[int, int] | None:
+    if chosen is not None and body.outputs[0].name not in chosen:
+        return None
     its, *_ = _built(body, fixed)
+    if chosen is None and not _is_faster(body, fixed, its):
+        return None
     return its.arena_bytes, its.kept_elements * 4
+
+
+def _is_faster(body: Graph, fixed: tuple[int, ...], its: Network) -> bool:
+    torchs = Program(lower(_InOrder(body)), gradients=False)
+    running = _running(body, fixed)
+    return is_faster(body, its.source, lambda given: running(*given), torchs)
 
 
 @lru_cache(_MOST)

@@ -5,10 +5,13 @@
 // last vector is stored in part. Sums run over k in order within each accumulator.
 #pragma once
 #include <atomic>
+#include <climits>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <sched.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -97,25 +100,42 @@ template <int N> static ALWAYS vec<N> erf_of(vec<N> x) {
 }
 
 // Threads: one team runs the whole network; stages are split statically and parted by barriers.
-struct Team { std::atomic<int> arrived{0}; std::atomic<int> round{0}; };
+struct Team { std::atomic<int> arrived{0}, round{0}, asleep{0}; };
 struct Run { Team* team; int id, count; float* const* at; };  // at[0] the arena, at[1] packed weights, then arguments and results
+
+static inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Waits until `word` is no longer `seen`: awake for some microseconds, then asleep, so that whoever it waits for can have the processor.
+static inline void wait_for(std::atomic<int>& word, int seen, std::atomic<int>& asleep) {
+  for (int spins = 0; spins < 4000; spins++) {
+    if (word.load(std::memory_order_acquire) != seen) return;
+    relax();
+  }
+  asleep.fetch_add(1);
+  while (word.load() == seen) syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+  asleep.fetch_sub(1);
+}
+static inline void wake(std::atomic<int>& word, std::atomic<int>& asleep) {
+  if (asleep.load()) syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
 
 static inline void barrier(const Run& run) {
   if (run.count == 1) return;
-  int round = run.team->round.load(std::memory_order_relaxed);
-  if (run.team->arrived.fetch_add(1, std::memory_order_acq_rel) == run.count - 1) {
-    run.team->arrived.store(0, std::memory_order_relaxed);
-    run.team->round.store(round + 1, std::memory_order_release);
+  Team& team = *run.team;
+  int round = team.round.load(std::memory_order_relaxed);
+  if (team.arrived.fetch_add(1, std::memory_order_acq_rel) == run.count - 1) {
+    team.arrived.store(0, std::memory_order_relaxed);
+    team.round.store(round + 1);
+    wake(team.round, team.asleep);
     return;
   }
-  for (long spins = 0; run.team->round.load(std::memory_order_acquire) == round; spins++) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-    if (spins > 20000) sched_yield();  // more threads than processors
-  }
+  wait_for(team.round, round, team.asleep);
 }
 struct Share { long begin, end; };
 static ALWAYS Share share_of(long n, int id, int count) { return {n * id / count, n * (id + 1) / count}; }

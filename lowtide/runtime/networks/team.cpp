@@ -2,11 +2,8 @@
 #include <atomic>
 #include <cstdint>
 #include <ctime>
-#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "kernels.hpp"
 
@@ -16,7 +13,7 @@ namespace {
 
 constexpr int MOST = 255;
 pthread_mutex_t running = PTHREAD_MUTEX_INITIALIZER;
-std::atomic<int> epoch{0}, left{0}, asleep{0};  // an epoch is the number of a run, and in its last byte how many take part
+std::atomic<int> epoch{0}, left{0}, asleep{0}, waiting{0};  // an epoch is the number of a run, and in its last byte how many take part
 Team team;
 Network network;
 float* const* addresses;
@@ -27,14 +24,6 @@ long now_ns() {
   timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return t.tv_sec * 1000000000L + t.tv_nsec;
-}
-
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
 }
 
 // Waits until `epoch` is no longer `seen`: awake for a while, then asleep.
@@ -62,7 +51,8 @@ void* work(void* given) {
     if (me->id >= count) continue;
     Run run{&team, me->id, count, addresses};
     network(&run);
-    left.fetch_sub(1, std::memory_order_release);
+    left.fetch_sub(1);
+    wake(left, waiting);
   }
   return nullptr;
 }
@@ -82,13 +72,22 @@ int grown(int count) {
   return made < count ? made : count;
 }
 
+int fewer(int count) {
+  cpu_set_t mine;
+  if (sched_getaffinity(0, sizeof mine, &mine)) return count;
+  int processors = CPU_COUNT(&mine);
+  return count < processors ? count : processors;
+}
+
 // In a forked process there are no other threads, and what they held is free.
 void forked() {
   made = 1;
   pthread_mutex_init(&running, nullptr);
   left.store(0);
   asleep.store(0);
+  waiting.store(0);
   team.arrived.store(0);
+  team.asleep.store(0);
 }
 
 __attribute__((constructor)) void loaded() { pthread_atfork(nullptr, nullptr, forked); }
@@ -100,24 +99,21 @@ extern "C" {
 int lowtide_lanes() { return L; }
 int lowtide_registers() { return REGISTERS; }
 
-// Runs a network on `count` threads, the caller's among them; one run at a time.
+// Runs a network on `count` threads, the caller's among them, or as many as there are processors for; one run at a time.
 void lowtide_run(Network given, float* const* at, int count, long spin_us) {
   pthread_mutex_lock(&running);
   patience_ns = spin_us * 1000;
-  count = count > 1 ? grown(count) : 1;
+  count = count > 1 ? grown(fewer(count)) : 1;
   network = given;
   addresses = at;
   if (count > 1) {
     left.store(count - 1);
     epoch.store((((unsigned)epoch.load() >> 8) + 1) << 8 | count);
-    if (asleep.load()) syscall(SYS_futex, &epoch, FUTEX_WAKE_PRIVATE, MOST, nullptr, nullptr, 0);
+    wake(epoch, asleep);
   }
   Run run{&team, 0, count, at};
   given(&run);
-  for (int spins = 1; count > 1 && left.load(std::memory_order_acquire); spins++) {
-    relax();
-    if (spins % 4096 == 0) sched_yield();
-  }
+  for (int now; count > 1 && (now = left.load(std::memory_order_acquire));) wait_for(left, now, waiting);
   pthread_mutex_unlock(&running);
 }
 

@@ -1,0 +1,92 @@
+"""Whether generated kernels are faster than torch's own operators for a body: measured side by side, once, and kept on disk.
+
+    takes   a body, what runs it generated, its source
+    leaves  yes or no; the same for as long as the file of measurements is there
+
+Both run on the same made-up tensors, in turns; the least time of each counts, as all that disturbs only adds. The file is by machine,
+compiler, torch and library version, an entry by what is computed, the source and the threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from math import prod
+from typing import Any
+
+import torch
+
+from lowtide.cost.cache import Cache
+from lowtide.ir.graph import Graph, Value
+from lowtide.ir.sizes import ITEM_BYTES
+from lowtide.ir.text.graph_text import to_text
+from lowtide.runtime.libraries import processor
+
+_NOISE = 1.02  # generated kernels stay where they are within this of torch's
+_TURNS, _FEWEST = 25, 5
+_PATIENCE_NS = 400_000_000  # for all turns, but for the fewest
+_MOST_NS = 3600 * 10**9
+_MOST_BYTES = 2**30  # of made-up tensors: larger bodies are believed to win, as work on them hides what a call costs
+Runs = Callable[[Sequence[torch.Tensor]], object]
+
+
+def is_faster(body: Graph, source: str, generated: Runs, torchs: Runs) -> bool:
+    """Whether a body is to be generated. Raises what the two raise."""
+    if _bytes_of(body) > _MOST_BYTES:
+        return True
+    key = hashlib.sha256(f"{to_text(body, sources=False)}\0{source}\0{torch.get_num_threads()}".encode()).hexdigest()[:32]
+    cache, names = _cache(), (f"{key} generated", f"{key} torch")
+    known = cache.load()
+    if not all(name in known for name in names):
+        known = cache.merge(dict(zip(names, _times_ns(generated, torchs, _made_up(body)), strict=True)))
+    mine, its = (known[name] for name in names)
+    return bool(mine <= _NOISE * its)
+
+
+def _cache() -> Cache:
+    """The file for this machine, as it is now."""
+    circumstances = (platform.machine(), hashlib.sha256(processor().encode()).hexdigest(), os.environ.get("CXX", ""))
+    return Cache("generated_times", (*circumstances, torch.__version__, version("lowtide")), 1, _MOST_NS)
+
+
+def _times_ns(one: Runs, two: Runs, given: Sequence[torch.Tensor]) -> tuple[int, int]:
+    """The least time of each, in turns."""
+    best = [_MOST_NS, _MOST_NS]
+    one(given), two(given)  # what comes first packs weights and fills caches
+    end = time.perf_counter_ns() + _PATIENCE_NS
+    for turn in range(_TURNS):
+        for at, runs in enumerate((one, two)):
+            begin = time.perf_counter_ns()
+            runs(given)
+            best[at] = min(best[at], max(1, time.perf_counter_ns() - begin))
+        if turn + 1 >= _FEWEST and time.perf_counter_ns() > end:
+            break
+    return best[0], best[1]
+
+
+def _made_up(body: Graph) -> list[torch.Tensor]:
+    """Tensors as a body takes them; the caller's random numbers stay as they are."""
+    draws = torch.Generator().manual_seed(0)
+    return [_tensor(value, draws) for value in body.inputs]
+
+
+def _tensor(value: Value, draws: torch.Generator) -> torch.Tensor:
+    """Near one where there is one dimension, as norms have it; of a size that sums keep where there are more. Indices are zeros."""
+    shape, stride = [int(size) for size in value.shape], [int(step) for step in value.stride]
+    dtype: Any = getattr(torch, value.dtype)
+    made = torch.empty_strided(shape, stride, dtype=dtype)
+    if not dtype.is_floating_point:
+        return made.zero_()
+    wide = torch.rand(shape, generator=draws) + 0.5
+    if len(shape) > 1:
+        wide = torch.randn(shape, generator=draws) / max(1.0, prod(shape[1:]) ** 0.5 if len(shape) == 4 else shape[0] ** 0.5)
+    return made.copy_(wide)
+
+
+def _bytes_of(body: Graph) -> int:
+    """What made-up tensors take."""
+    return sum(prod(int(size) for size in value.shape) * ITEM_BYTES[value.dtype] for value in body.inputs)
