@@ -89,7 +89,7 @@ class Machine:
         return replace(first, held_by_eager=held), *(replace(each, root=roots.get(each.graph, -1)) for each in made)
 
     def networked(self, captured: Captured, chosen: Graph | None = None) -> Graph | None:
-        """The captured graph with what this machine's compiler makes kernels for, where it can run here; the same as were `chosen` before."""
+        """The captured graph with what this machine's compiler makes kernels for, where it can run here; as `chosen` before."""
         if self.simulated is not None or not self.tries or self.name(captured) != "cpu":
             return None
         with self.stages.stage("kernels", "generating and compiling kernels, or loading them"):

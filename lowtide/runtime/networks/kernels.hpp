@@ -100,7 +100,7 @@ template <int N> static ALWAYS vec<N> erf_of(vec<N> x) {
 }
 
 // Threads: one team runs the whole network; stages are split statically and parted by barriers.
-struct Team { std::atomic<int> arrived{0}, round{0}, asleep{0}; };
+struct Team { std::atomic<int> arrived{0}, round{0}, asleep{0}; int spins = 0; };  // `spins`: how long to wait awake
 struct Run { Team* team; int id, count; float* const* at; };  // at[0] the arena, at[1] packed weights, then arguments and results
 
 static inline void relax() {
@@ -112,8 +112,8 @@ static inline void relax() {
 }
 
 // Waits until `word` is no longer `seen`: awake for some microseconds, then asleep, so that whoever it waits for can have the processor.
-static inline void wait_for(std::atomic<int>& word, int seen, std::atomic<int>& asleep) {
-  for (int spins = 0; spins < 4000; spins++) {
+static inline void wait_for(std::atomic<int>& word, int seen, std::atomic<int>& asleep, int most) {
+  for (int spins = 0; spins < most; spins++) {
     if (word.load(std::memory_order_acquire) != seen) return;
     relax();
   }
@@ -135,7 +135,7 @@ static inline void barrier(const Run& run) {
     wake(team.round, team.asleep);
     return;
   }
-  wait_for(team.round, round, team.asleep);
+  wait_for(team.round, round, team.asleep, team.spins);
 }
 struct Share { long begin, end; };
 static ALWAYS Share share_of(long n, int id, int count) { return {n * id / count, n * (id + 1) / count}; }

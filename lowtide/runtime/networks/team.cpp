@@ -72,11 +72,10 @@ int grown(int count) {
   return made < count ? made : count;
 }
 
-int fewer(int count) {
+// How long to wait awake: not at all where there are fewer processors than threads.
+int spins_of(int count) {
   cpu_set_t mine;
-  if (sched_getaffinity(0, sizeof mine, &mine)) return count;
-  int processors = CPU_COUNT(&mine);
-  return count < processors ? count : processors;
+  return sched_getaffinity(0, sizeof mine, &mine) || CPU_COUNT(&mine) >= count ? 4000 : 0;
 }
 
 // In a forked process there are no other threads, and what they held is free.
@@ -99,11 +98,12 @@ extern "C" {
 int lowtide_lanes() { return L; }
 int lowtide_registers() { return REGISTERS; }
 
-// Runs a network on `count` threads, the caller's among them, or as many as there are processors for; one run at a time.
+// Runs a network on `count` threads, the caller's among them; one run at a time.
 void lowtide_run(Network given, float* const* at, int count, long spin_us) {
   pthread_mutex_lock(&running);
-  patience_ns = spin_us * 1000;
-  count = count > 1 ? grown(fewer(count)) : 1;
+  count = count > 1 ? grown(count) : 1;
+  team.spins = spins_of(count);
+  patience_ns = team.spins ? spin_us * 1000 : 0;
   network = given;
   addresses = at;
   if (count > 1) {
@@ -113,7 +113,7 @@ void lowtide_run(Network given, float* const* at, int count, long spin_us) {
   }
   Run run{&team, 0, count, at};
   given(&run);
-  for (int now; count > 1 && (now = left.load(std::memory_order_acquire));) wait_for(left, now, waiting);
+  for (int now; count > 1 && (now = left.load(std::memory_order_acquire));) wait_for(left, now, waiting, team.spins);
   pthread_mutex_unlock(&running);
 }
 
