@@ -23,7 +23,7 @@ from lowtide.capture.ranks.ranks import Ranks
 from lowtide.capture.sizes.strides import is_dense
 from lowtide.errors import CaptureError
 
-ALONE_BYTES = 4 * 2**20  # a message so long takes a link's full rate: a copy into a bucket would gain nothing
+MESSAGE_BYTES = 4 * 2**20  # long enough for a link's rate: a larger bucket would hold more, and be ready later
 
 Age: TypeAlias = Callable[[torch.Tensor], int]  # when a tensor came to exist, as the recording counts
 
@@ -49,11 +49,12 @@ def average_gradients(parameters: Sequence[torch.Tensor], ranks: Ranks, age: Age
 
 def buckets(parameters: Iterable[torch.Tensor], content: Mapping[torch.Tensor, torch.Tensor], most_bytes: int) -> list[list[torch.Tensor]]:
     """Parameters whose contents, a tensor each, travel together: each bucket behind those that are full before it."""
+    most_bytes = min(most_bytes, MESSAGE_BYTES)
     full: list[list[torch.Tensor]] = []
     open_: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for parameter in parameters:
         tensor = content[parameter]
-        if tensor.nbytes >= min(ALONE_BYTES, most_bytes):
+        if tensor.nbytes >= most_bytes:
             full.append([parameter])
             continue
         kind = tensor.dtype, tensor.device

@@ -1,0 +1,78 @@
+"""Collectives run beside computation, at no higher peak."""
+
+import pytest
+import torch
+from torch import nn
+
+from lowtide.capture.program import Captured, Given, TrainingProgram, capture_training
+from lowtide.capture.ranks.ranks import Ranks
+from lowtide.cost.memory import simulate
+from lowtide.ir.operators.collectives.nodes import begins_collective, is_collective
+from lowtide.plan.plan import Plan
+from lowtide.planning.candidate import Candidate
+from lowtide.planning.checked import checked
+from lowtide.planning.ordered import overlapped
+from lowtide.planning.planner import plan
+from lowtide.planning.request import Budget, Request
+from tests.planned import PROVENANCE
+
+
+def captured(shard: str = "", accumulate: int = 1) -> Captured:
+    """A step of two ranks; no other is needed to capture it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())))
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    ranks = Ranks("none", 2, 10_000, broadcasts_buffers=True, shard=shard)
+    program = TrainingProgram(model, lambda model, x: model(x).square().sum(), optimizer, accumulate=accumulate, ranks=ranks)
+    return capture_training(program, Given((torch.ones(256, 64),), {}, torch.device("cpu")))[-1]
+
+
+def waits_and_begins(plan: Plan) -> list[tuple[int, int]]:
+    """Of each collective the steps at which it begins and is waited for, in the order in which they begin."""
+    nodes, step = plan.graph.nodes, {plan.graph.nodes[index]: position for position, index in enumerate(plan.order)}
+    ends = {value: node for node in nodes if is_collective(node) and not begins_collective(node) for value in node.inputs}
+    return sorted((step[node], step[ends[node.results[0]]]) for node in nodes if begins_collective(node))
+
+
+def planned(graph: Captured, memory_bytes: int | None = None) -> Plan:
+    nodes = graph.graph.nodes
+    budget = Budget() if memory_bytes is None else Budget(memory_bytes)
+    return plan([Candidate(graph.graph, (0,) * len(nodes), (1.0,) * len(nodes))], Request(PROVENANCE, budget))
+
+
+@pytest.mark.parametrize("share", [None, 0.9])
+def test_sums_begin_as_gradients_exist_and_are_waited_for_late(share: float | None):
+    step = captured()
+    found = planned(step)
+    if share is not None:
+        found = planned(step, int(share * found.peak_bytes))
+        assert found.cost_report is not None
+        assert found.cost_report.evictions
+    spans = waits_and_begins(found)
+    assert len(spans) == 7
+    assert [wait for _, wait in spans] == sorted(wait for _, wait in spans), "they arrive in the order in which they are sent"
+    assert spans[0][1] - spans[0][0] > 10
+    assert Plan.from_json(found.to_json()).order == found.order
+
+
+def test_no_order_peaks_higher_than_the_one_before():
+    step = captured()
+    candidate = Candidate(step.graph, (0,) * len(step.graph.nodes))
+    problem, found = candidate.order_problem(1), planned(step)
+    again = overlapped(found)
+    assert checked(again).peak_bytes <= found.peak_bytes == simulate(problem, found.order).peak_bytes
+
+
+def test_what_gloo_holds_beside_is_waited_for_at_once():
+    step = captured("optimizer")
+    nodes = step.graph.nodes
+    sizes = tuple(512 if is_collective(node) and not begins_collective(node) else 0 for node in nodes)
+    found = plan([Candidate(step.graph, sizes)], Request(PROVENANCE))
+    assert overlapped(found).order == found.order
+
+
+@pytest.mark.parametrize(
+    ("shard", "op", "count"), [("", "all_reduce", 7), ("optimizer", "all_gather", 7), ("gradients", "reduce_scatter", 7)]
+)
+def test_gradients_travel_once_however_many_micro_batches_there_are(shard: str, op: str, count: int):
+    assert sum(op in node.op for node in captured(shard, accumulate=4).graph.nodes) == count
