@@ -117,7 +117,7 @@ def _depthwise(staging: Staging, node: Node, geometry: Geometry) -> Head:
 
 
 def _pool(staging: Staging, node: Node) -> Head:
-    args = [*node.args, None, None, None, None][:7]
+    args = [*node.args, *[None] * 7][:7]
     a, kernel, stride, padding = args[:4]
     assert isinstance(a, Value)
     size = _pair(kernel)

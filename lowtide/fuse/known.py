@@ -100,6 +100,12 @@ def _pool(node: Node, fixed: Collection[Value]) -> bool:
     return isinstance(a, Value) and len(a.shape) == 4 and not any(value is not None for value in node.outputs[1:]) and not node.kwargs
 
 
+def _average(node: Node, fixed: Collection[Value]) -> bool:
+    """Not where a window that goes beyond the padding (`ceil_mode`) counts places: it counts only some of them."""
+    args = [*node.args, *[None] * 7][:7]
+    return _pool(node, fixed) and (args[4] is not True or args[5] is False or isinstance(args[6], int))
+
+
 def _global_pool(node: Node, fixed: Collection[Value]) -> bool:
     return _pool(node, fixed) and node.args[1] == (1, 1)
 
@@ -136,7 +142,7 @@ _KNOWN: dict[str, Callable[[Node, Collection[Value]], bool]] = {
     "native_layer_norm": _layer_norm,
     **dict.fromkeys(_NORMS, _batch_norm),
     "max_pool2d_with_indices": _pool,
-    "avg_pool2d": _pool,
+    "avg_pool2d": _average,
     "bmm": _batched,
     "_softmax": _softmax,
     "_safe_softmax": _softmax,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,33 @@ def test_memory_is_as_promised(net):
     for node in filter(is_region, step.plan.graph.nodes):
         held = sum(said for name, said in node.kwargs if name in ("arena_bytes", "packed_bytes"))
         assert held <= step.plan.workspace_bytes[step.plan.graph.nodes.index(node)]
+
+
+class Pools(nn.Module):
+    """Windows that go beyond the padding, count it or do not, and have a stride of their own or none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, mean = nn.Conv2d(3, 5, 1), nn.functional.avg_pool2d
+        self.pools = (
+            partial(mean, kernel_size=3, stride=2, padding=1, ceil_mode=True),
+            partial(mean, kernel_size=3, stride=2, ceil_mode=True),
+            partial(mean, kernel_size=3, stride=2, padding=1, ceil_mode=True, count_include_pad=False),
+            partial(mean, kernel_size=3, stride=2, padding=1, ceil_mode=True, divisor_override=5),
+            partial(mean, kernel_size=2),
+            partial(nn.functional.max_pool2d, kernel_size=3, stride=2, dilation=2, ceil_mode=True),
+        )
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        x = self.first(x)
+        return [pool(x) for pool in self.pools]
+
+
+def test_pools_of_all_kinds():
+    torch.manual_seed(0)
+    model, x = Pools().eval(), torch.randn(1, 3, 12, 11)
+    for found, wanted in zip(lowtide.optimize(model, (x,), exact=False)(x), model(x), strict=True):
+        assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 class Words(nn.Module):
