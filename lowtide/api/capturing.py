@@ -11,9 +11,10 @@ from torch import nn
 from lowtide.api.believed import Believed, Known
 from lowtide.api.stages import Stages
 from lowtide.capture.program import Captured, Given, TrainingProgram, capture_inference, capture_training
+from lowtide.capture.ranks.wrapped import unlike_a_step
 from lowtide.capture.real import knowing
 from lowtide.cost.lab.laboratory import Laboratory
-from lowtide.errors import CaptureError
+from lowtide.errors import CaptureError, StepError
 from lowtide.ir.made import Really
 from lowtide.ir.varying import FIXED, Varying
 from lowtide.runtime.caller import Caller
@@ -42,6 +43,11 @@ class Capturing:
     def trains(self) -> bool:
         """Whether there are gradients."""
         return self.program is not None
+
+    def check_wrapper(self) -> None:
+        """Raise StepError where the module around the model is in the middle of what a step would not do."""
+        if self.program is not None and (why := unlike_a_step(self.program.given)):
+            raise StepError(why)
 
     def as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[tuple[Captured, ...], Granted]:
         """The program, and what it takes for granted. A first run may fill in what later ones find (a cache in a configuration)."""

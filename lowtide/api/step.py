@@ -330,6 +330,7 @@ class Step:
             leaves = self._batch.leaves_of(args, kwargs)
             if self._obstacle:
                 raise StepError(self._obstacle)
+            self._maker.capturing.check_wrapper()
             self._caller.begin_step()
             now = self._caller.look(leaves)
             found = self._find(now)

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import lowtide
@@ -102,7 +104,8 @@ def refusals() -> list[str]:
 
     def optimized(model: nn.Module, batch: Any, loss: Any = entropy, **more: Any) -> lowtide.Step:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        return lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, process_group=dist.group.WORLD, workspaces=False, **more)
+        group = None if isinstance(model, DistributedDataParallel) else dist.group.WORLD
+        return lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, process_group=group, workspaces=False, **more)
 
     def whole(model: nn.Module) -> lowtide.Step:
         optimizer = torch.optim.Adafactor(model.parameters())
@@ -128,8 +131,28 @@ def refusals() -> list[str]:
     step(*batch)
     found += [raised(lambda: step(*(larger if rank else batch))), raised(lambda: step("no batch") if rank else step(*batch))]
     found.append(raised(lambda: whole(network(0))))
+    found += around_the_step(optimized, batch)
     step(*larger)  # on all ranks: they have a program for that together
     return [*found, raised(lambda: step(*batch)), raised(lambda: step.verify(*batch))]
+
+
+def around_the_step(optimized: Any, batch: Any) -> list[str]:
+    """What is raised where a wrapper is in the middle of what a step would not do, or parameters lie on several devices."""
+    model = DistributedDataParallel(network(0))
+
+    def without_sums(model: Any, pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        with model.no_sync():
+            return entropy(model, pixels, labels)
+
+    sharded = nn.Linear(4, 4)
+    fully_shard(sharded, mesh=init_device_mesh("cpu", (2,)))
+    step = optimized(model, batch)
+    with model.no_sync():
+        unsummed = raised(lambda: step(*batch))
+    with model.join():
+        uneven = raised(lambda: step(*batch))
+    refused = raised(lambda: optimized(model, batch, without_sums))
+    return [unsummed, uneven, refused, raised(lambda: optimized(sharded, batch))]
 
 
 def trained_together() -> Any:
@@ -151,14 +174,20 @@ def left_alone() -> str:
 
 def test_two_processes():
     trained, alone = on_ranks(trained_together, left_alone)
-    assert "Error" in alone[0], "the other rank died"
+    assert alone[0].startswith("StepError: another rank does not answer"), "it died"
     for rank, (wrapped, bare, sharded, refused) in enumerate(trained):
         assert wrapped == bare == (True, True)
         for equal_losses, equal_weights, less, exact in sharded:
             assert (equal_losses, equal_weights) == (True, True)
             assert less < 0.95
             assert exact == pytest.approx(1, abs=0.02)
-        shape, operator, failure, limit, layers, reshaped, malformed, whole, goes_on, verified = refused
+        shape, operator, failure, limit, layers, reshaped, malformed, whole, *around, goes_on, verified = refused
+        unsummed, uneven, unsummed_within, spread = around
+        assert unsummed.startswith("StepError: within `no_sync` ranks would update by gradients of their own")
+        assert unsummed_within.startswith("CaptureError: within `no_sync`")
+        assert uneven.startswith("StepError: within `join`")
+        assert spread.startswith("CaptureError: weight is a DTensor")
+        assert "give the plain module with `process_group=`" in spread
         assert "Adafactor computes with whole parameters" in whole
         assert shape.startswith("CaptureError: the program is not the same on all ranks: rank 0 has 'batch_0,  # float32[4, 3, 8, 8]")
         assert "rank 0 has 'relu = aten.relu.default" in operator

@@ -12,8 +12,12 @@ from torch import nn
 from lowtide.capture.ranks.ranks import Ranks
 from lowtide.capture.ranks.wrapped import group_of, module_of, ranks_of
 from lowtide.errors import CaptureError
-from lowtide.runtime.ranks.peers import ALONE, Alone, Peers
+from lowtide.runtime.ranks.peers import ALONE, Alone, Peers, heard
 
+_INSTEAD = (
+    "give the plain module with `process_group=`, before it is sharded, and say what is to be in shards by `shard=`; a limit (`memory=`) "
+    "does the rest"
+)
 SHARDS = ("optimizer", "gradients")  # what may be in shards; the second holds the first
 
 
@@ -55,7 +59,7 @@ class Trainers:
         if self.wrapper is not None or not isinstance(self.peers, Peers) or self.ranks is None:
             return
         source = dist.get_process_group_ranks(self.peers.group)[0]
-        with torch.no_grad():
+        with torch.no_grad(), heard():
             for tensor in (*self.model.parameters(), *self.model.buffers()):
                 dist.broadcast(tensor.detach(), source, group=self.peers.main)
 
@@ -69,9 +73,13 @@ def check_shards(shard: str | None, after_backward: object, scaler: object) -> N
 
 def _check_sharded(model: nn.Module) -> None:
     """Refuse parameters that are spread over devices."""
+    for name, module in model.named_modules():
+        if type(module).__name__ == "FullyShardedDataParallel":  # importing it takes two seconds
+            raise CaptureError(
+                f"{name or 'the model'} is a FullyShardedDataParallel, which speaks with other processes on its own: {_INSTEAD}"
+            )
     name = next((name for name, parameter in model.named_parameters() if hasattr(parameter, "device_mesh")), None)
     if name is not None:
         raise CaptureError(
-            f"{name} is a DTensor, spread over devices by fully_shard or parallelize_module, which a step cannot hold: give the plain "
-            "module with `process_group=` (or within DistributedDataParallel), under a limit of memory"
+            f"{name} is a DTensor, spread over devices by fully_shard or parallelize_module, which a step cannot hold: {_INSTEAD}"
         )

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 from lowtide.errors import StepError
 from lowtide.ir.graph import Kind, Node, Storage
+from lowtide.ir.operators.collectives.nodes import is_collective
 from lowtide.ir.operators.nodes import is_transfer
 from lowtide.lower.python import positions
 from lowtide.plan.contents import Decision
 from lowtide.runtime.program import Program
+from lowtide.runtime.ranks.peers import UNANSWERED
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ def tell_harm(error: BaseException, plan: Decision, program: Program) -> None:
         return
     harm = Harm.of(plan, position)
     if not harm.touched:
+        if is_collective(harm.node) and isinstance(error, RuntimeError):
+            raise StepError(f"{UNANSWERED}. No parameter was updated in this step. What failed: {error}") from error
         return
     if isinstance(error, Exception):
         raise StepError(f"{harm}. What failed: {type(error).__name__}: {error}") from error

@@ -59,6 +59,20 @@ def _unlike(model: Any) -> Iterator[tuple[bool, str]]:
     yield bool(model._forward_hooks or model._forward_pre_hooks), "has hooks on its forward"
 
 
+def unlike_a_step(wrapper: Any) -> str:
+    """What a wrapper is in the middle of that a step would not do; nothing where all is as usual."""
+    if not isinstance(wrapper, DistributedDataParallel):
+        return ""
+    if not wrapper.require_backward_grad_sync:
+        return (
+            "within `no_sync` ranks would update by gradients of their own, and a step takes the mean of all: leave it out, and give "
+            "several micro-batches at once (`accumulate=`), which are summed over ranks once"
+        )
+    if wrapper._join_config.enable:
+        return "within `join` ranks may have batches in different number, and all ranks run a step together: give all of them as many"
+    return ""
+
+
 @contextmanager
 def passing_on(wrapper: nn.Module | None) -> Iterator[None]:
     """Calls of the wrapper are calls of its module; those of any other raise CaptureError, as they would speak with other processes."""
@@ -68,6 +82,8 @@ def passing_on(wrapper: nn.Module | None) -> Iterator[None]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if id(self) != id(wrapper):
             raise CaptureError("a DistributedDataParallel is called within the step: give it to lowtide.optimize in place of its module")
+        if why := unlike_a_step(self):
+            raise CaptureError(why)
         return self.module(*args, **kwargs)
 
     cls.forward = forward

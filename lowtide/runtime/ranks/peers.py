@@ -7,7 +7,8 @@ one beside it on the host, so that nothing waits for kernels. No message waits l
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -19,6 +20,11 @@ from lowtide.errors import CaptureError, LowtideError, StepError
 from lowtide.kernels.parts import RANK_OF
 
 T = TypeVar("T")
+
+UNANSWERED = (
+    "another rank does not answer: it has ended, hangs, or makes other calls to its group, or took longer than the group's time limit "
+    "(`init_process_group(timeout=...)`, which has to be longer than rank 0 plans); its own log tells which"
+)
 
 
 class Alone:
@@ -121,7 +127,8 @@ class Peers(Alone):
     def _are_one(self, doing: str) -> bool:
         number = int(_digest(doing)[:15], 16)
         both = torch.tensor([number, -number])
-        dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
+        with heard():
+            dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
         return int(both[0]) == -int(both[1])
 
     def _differ(self, doing: str) -> None:
@@ -144,14 +151,25 @@ class Peers(Alone):
         """What one rank tells all others; `item` is what this one would."""
         source = dist.get_process_group_ranks(self.group)[rank]
         items = [item]
-        dist.broadcast_object_list(items, src=source, group=self.group)
+        with heard():
+            dist.broadcast_object_list(items, src=source, group=self.group)
         return items[0]
 
     def _all(self, item: Any) -> list[Any]:
         """What every rank tells."""
         found: list[Any] = [None] * self.group.size()
-        dist.all_gather_object(found, item, group=self.group)
+        with heard():
+            dist.all_gather_object(found, item, group=self.group)
         return found
+
+
+@contextmanager
+def heard() -> Iterator[None]:
+    """Something is sent to all: where that fails, the others are not there, and StepError says so."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise StepError(f"{UNANSWERED}. What failed: {error}") from error
 
 
 _UNLIKE = "failed on rank "

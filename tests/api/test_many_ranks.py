@@ -1,0 +1,55 @@
+"""Four processes: what may differ from DistributedDataParallel is the order in which the four terms of a sum are added."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import lowtide
+from tests.ranks import on_ranks
+
+
+def gradients_of(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def summed() -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+    """A rank's own gradients, their means by a step, and the weights after five steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 60), nn.Tanh(), nn.Linear(60, 7))
+    torch.manual_seed(dist.get_rank())
+    pixels = torch.randn(5, 40)
+    model(pixels).square().sum().backward()
+    own = [gradient / dist.get_world_size() for gradient in gradients_of(model)]
+    step = lowtide.optimize(
+        model,
+        pixels,
+        loss=lambda model, x: model(x).square().sum(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
+        after_backward=gradients_of,
+        process_group=dist.group.WORLD,
+        workspaces=False,
+    )
+    _, means = step(pixels)
+    for _ in range(4):
+        step(pixels)
+    return own, means, [parameter.detach() for parameter in model.parameters()]
+
+
+def orders_of(terms: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The sums of four terms in every order, one by one and in two pairs."""
+    found = [((one + two) + three) + four for one, two, three, four in permutations(terms)]
+    return [*found, *((one + two) + (three + four) for one, two, three, four in permutations(terms))]
+
+
+def test_means_of_four_are_sums_in_some_order():
+    ranks = on_ranks(summed, size=4)[0]
+    for each in range(4):
+        means = [means[each] for _, means, _ in ranks]
+        assert all(torch.equal(mean, means[0]) for mean in means)
+        sums = orders_of([own[each] for own, _, _ in ranks])
+        assert torch.stack([means[0] == total for total in sums]).any(0).all(), "each element is one of them"
+        assert all(torch.equal(weights[each], ranks[0][2][each]) for _, _, weights in ranks)
