@@ -53,6 +53,7 @@ def test_the_script_for_several_processes_runs(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     assert "promised peak" in done.stdout
     assert (tmp_path / "model.pt").exists()
+    assert (tmp_path / "checkpoint/.metadata").exists()
 
 
 def test_the_readme_is_short_and_shows_what_is_printed():

@@ -7,7 +7,7 @@ import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lowtide.api.arena import ArenaReport, StepArena
 from lowtide.api.arguments import detached
@@ -36,6 +36,9 @@ from lowtide.report import save_picture
 from lowtide.runtime.batch import BatchSpec, NewShapeError, Shape, described, shape_of
 from lowtide.runtime.caller import ChangedError, View
 from lowtide.runtime.undisturbed import undisturbed
+
+if TYPE_CHECKING:
+    from lowtide.api.ranks.checkpoint import Trained
 
 MOST_PROGRAMS = 32  # that differ in nothing but what they read from the data
 _MOST_RANGED = 4096  # shapes of a range whose steps are kept
@@ -155,6 +158,17 @@ class Step:
         """Draw memory over the step (.png, .svg, .pdf). Raises FormatError for another suffix, ImportError without matplotlib, OSError."""
         save_picture(self.plan, path)
 
+    def save_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Write model and optimizer into a folder, as torch.distributed.checkpoint does; of several processes all come here.
+
+        What is in shards is written by those who hold it, and may be loaded by another number of them, or by one alone.
+        """
+        self._trained().save(path)
+
+    def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Read such a folder into model and optimizer. Raises FormatError where it is of others."""
+        self._trained().load(path)
+
     def save_program(self, path: str | os.PathLike[str]) -> None:
         """Write the program's text, to be read."""
         write_whole(path, self.source)
@@ -246,6 +260,13 @@ class Step:
             "a step cannot be pickled or copied: it works on the very model and optimizer that it was made for. Save its plan with "
             "step.plan.save(path), and call lowtide.optimize(model, batch, ..., plan=path) where the copy or the other process has its own"
         )
+
+    def _trained(self) -> Trained:
+        from lowtide.api.ranks.checkpoint import Trained  # importing torch.distributed.checkpoint takes a second
+
+        program = self._maker.capturing.program
+        in_shards = program is not None and program.ranks is not None and bool(program.ranks.shard)
+        return Trained(self._caller.model, self._caller.optimizer, self._peers, in_shards)
 
     def _run(self, variant: Variant, inputs: Sequence[Any], now: View) -> tuple[Any, bool]:
         return variant.run(inputs, now, None if self._arena is None else self._arena.arena)

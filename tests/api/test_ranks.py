@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,6 +162,35 @@ def trained_together() -> Any:
     return equal_to_the_plain_loop(wrapped=True), equal_to_the_plain_loop(wrapped=False), sharded, refusals()
 
 
+def checkpointed(path: str) -> list[Any]:
+    """What four steps give, saved after two with the optimizer's state in shards, and loaded for the last two in four ways."""
+    rank = dist.get_rank()
+    data = batches(rank + 10, 4)
+
+    def made(shard: str | None) -> tuple[Any, nn.Module, torch.optim.Optimizer]:
+        model = network(0)
+        optimizer = adam(model.parameters())
+        given = {"process_group": dist.group.WORLD, "shard": shard, "workspaces": False}
+        return lowtide.optimize(model, data[0], loss=entropy, optimizer=optimizer, **given), model, optimizer
+
+    def last_two(step: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
+        torch.manual_seed(rank)
+        losses = [step(*batch).item() for batch in data[2:]]
+        return losses, *(parameter.detach() for parameter in model.parameters()), model[1].running_mean, optimizer.param_groups[0]["lr"]
+
+    first = made("optimizer")
+    for batch in data[:2]:
+        first[0](*batch)
+    first[2].param_groups[0]["lr"] = 0.003
+    first[0].save_checkpoint(path)
+    found = [last_two(*first)]
+    for shard in ("gradients", None):
+        again = made(shard)
+        again[0].load_checkpoint(path)
+        found.append(last_two(*again))
+    return found
+
+
 def left_alone() -> str:
     """What a rank is told whose peer dies."""
     batch = batches(0, 1)[0]
@@ -172,8 +203,8 @@ def left_alone() -> str:
     return raised(lambda: step(*batch))
 
 
-def test_two_processes():
-    trained, alone = on_ranks(trained_together, left_alone)
+def test_two_processes(tmp_path: Path):
+    trained, checkpoints, alone = on_ranks(trained_together, partial(checkpointed, str(tmp_path / "saved")), left_alone)
     assert alone[0].startswith("StepError: another rank does not answer"), "it died"
     for rank, (wrapped, bare, sharded, refused) in enumerate(trained):
         assert wrapped == bare == (True, True)
@@ -200,6 +231,31 @@ def test_two_processes():
         assert malformed.startswith("StepError: rank 1 failed" if rank == 0 else "BatchError")
         assert goes_on == "nothing"
         assert verified.startswith("StepError: verify")
+
+    for found in checkpoints:
+        for losses, *tensors, rate in found[1:]:
+            assert (losses, rate) == (found[0][0], 0.003)
+            assert all(map(torch.equal, tensors, found[0][1:-1]))
+    alone_again(tmp_path / "saved")
+
+
+def alone_again(path: Path) -> None:
+    """One process loads what two have saved, in shards of its state."""
+    model = network(0)
+    optimizer = adam(model.parameters())
+    step = lowtide.optimize(model, batches(0, 1)[0], loss=entropy, optimizer=optimizer, workspaces=False)
+    step.load_checkpoint(path)
+    assert optimizer.state[model[5].weight]["exp_avg"].shape == model[5].weight.shape
+    assert optimizer.state[model[5].weight]["step"].item() == 2
+    step.save_checkpoint(path.parent / "again")
+    other = nn.Linear(2, 2)
+    step = lowtide.optimize(other, torch.ones(2, 2), loss=_sum, optimizer=adam(other.parameters()), workspaces=False)
+    with pytest.raises(lowtide.FormatError, match=r"expected a checkpoint of this model and optimizer; it has no model\.bias"):
+        step.load_checkpoint(path.parent / "again")
+
+
+def _sum(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).sum()
 
 
 def test_what_several_processes_cannot_do_is_refused_before_they_meet():
