@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, NoReturn, TypeVar, overload
+from typing import Any, NamedTuple, NoReturn, TypeVar, overload
 
 import numba
 import numpy as np
@@ -47,26 +47,41 @@ def kernel(function: Function) -> Function: ...
 
 
 @overload
-def kernel(*, nogil: bool = False, inner: bool = False) -> Callable[[Function], Function]: ...
+def kernel(*, nogil: bool = False, inner: bool = False, borrows: bool = False) -> Callable[[Function], Function]: ...
 
 
-def kernel(function: Any = None, *, nogil: bool = False, inner: bool = False) -> Any:
+def kernel(function: Any = None, *, nogil: bool = False, inner: bool = False, borrows: bool = False) -> Any:
     """Compile a function by numba, and keep what was compiled. `nogil`: other threads run on while it does.
 
     `inner`: only other kernels call it. It is compiled without what Python needs to call it, which takes a quarter of the time off; called
     from Python it raises TypeError.
+    `borrows`: the same, and it makes no arrays: those that it is given outlive the call. It counts no references, which in a short kernel
+    can take more time than the rest. One that does make an array fails to compile.
     """
+    settings = _Settings(nogil, inner or borrows, borrows)
     if function is None:
-        return lambda function: _compiled(function, nogil, inner)
-    return _compiled(function, nogil, inner)
+        return lambda function: _compiled(function, settings)
+    return _compiled(function, settings)
 
 
-def _compiled(function: Any, nogil: bool, inner: bool) -> Any:
-    settings: Any = {"nogil": nogil, "no_cfunc_wrapper": True, "no_cpython_wrapper": inner}  # not all are among its types
-    compiled: Any = numba.njit(**settings)(function)
+class _Settings(NamedTuple):
+    """How a kernel is compiled."""
+
+    nogil: bool = False
+    inner: bool = False
+    borrows: bool = False
+
+    @property
+    def for_numba(self) -> dict[str, bool]:
+        return {"nogil": self.nogil, "no_cfunc_wrapper": True, "no_cpython_wrapper": self.inner, "_nrt": not self.borrows}
+
+
+def _compiled(function: Any, settings: _Settings) -> Any:
+    options: Any = settings.for_numba  # not all are among its types
+    compiled: Any = numba.njit(**options)(function)
     if compiled is not function:  # as it is where numba is switched off
-        compiled._cache = KernelCache(function, inner)
-        compiled.__class__ = _Inner if inner else type(compiled)
+        compiled._cache = KernelCache(function, settings)
+        compiled.__class__ = _Inner if settings.inner else type(compiled)
     return compiled
 
 
@@ -97,9 +112,9 @@ def can_be_cached() -> bool:
 class KernelCache:
     """What was compiled of one function, in the place of numba's own cache."""
 
-    def __init__(self, function: FunctionType, inner: bool = False) -> None:
+    def __init__(self, function: FunctionType, settings: _Settings) -> None:
         self._function = function
-        self._inner = inner
+        self._settings = settings
         self._file = Path(inspect.getfile(function)).absolute()
 
     @property
@@ -151,7 +166,7 @@ class KernelCache:
         return f"{self._made_of()}-{_short(repr((types, codegen.magic_tuple(), numba.__version__, np.__version__)))}.nbc"
 
     def _made_of(self) -> str:
-        return _short("\n".join(["inner"] * self._inner + list(_sources(self._function, set()))))
+        return _short("\n".join([repr(self._settings), *_sources(self._function, set())]))
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -31,10 +31,14 @@ class Cost:
 
 def cost_of(problem: RematProblem, sequence: Ints) -> Cost:
     """The footprint of a sequence, entry by entry, and its time."""
-    footprint = _play(sequence, problem.facts)
-    footprint += problem.problem.resident_bytes
-    peak = int(footprint.max(initial=problem.problem.resident_bytes))
-    return Cost(footprint, peak, float(_time_us(sequence, problem.facts)))
+    footprint, peak, time_us = _costs(sequence, problem.facts, problem.problem.resident_bytes)
+    return Cost(footprint, int(peak), float(time_us))
+
+
+def price_of(problem: RematProblem, sequence: Ints) -> tuple[int, float]:
+    """The peak of a sequence in bytes, with what is resident, and its time in microseconds."""
+    _, peak, time_us = _costs(sequence, problem.facts, problem.problem.resident_bytes)
+    return int(peak), float(time_us)
 
 
 def footprint_of(problem: RematProblem, sequence: Ints, tensor_bytes: Bytes) -> Bytes:
@@ -43,7 +47,8 @@ def footprint_of(problem: RematProblem, sequence: Ints, tensor_bytes: Bytes) -> 
     for array in (sizes, nothing):
         array.setflags(write=False)  # as all that kernels are given
     made = problem.problem.sum_by_row(problem.problem.outputs_of, sizes)
-    found: Bytes = _play(sequence, problem.facts._replace(tensor_bytes=sizes, made_bytes=made, workspace_bytes=nothing))
+    facts = problem.facts._replace(tensor_bytes=sizes, made_bytes=made, workspace_bytes=nothing)
+    found: Bytes = _costs(sequence, facts, 0)[0]
     return found
 
 
@@ -105,7 +110,17 @@ def _first_wrong(sequence: Any, facts: Any) -> int:
 
 
 @kernel(nogil=True)
-def _play(sequence: Any, facts: Any) -> NDArray[np.int64]:
+def _costs(sequence: Any, facts: Any, resident_bytes: Any) -> tuple[NDArray[np.int64], int, float]:
+    """Footprint by entry, its peak, and the time."""
+    footprint, peak = footprint_kernel(sequence, facts), resident_bytes
+    for position in range(len(footprint)):
+        footprint[position] += resident_bytes
+        peak = max(peak, footprint[position])
+    return footprint, peak, time_kernel(sequence, facts)
+
+
+@kernel(inner=True)
+def footprint_kernel(sequence: Any, facts: Any) -> NDArray[np.int64]:
     """Footprint by entry without what is resident. Backwards to find the last reader of each copy, then forwards."""
     count, n, m = len(sequence), len(facts.made_bytes), len(facts.tensor_bytes)
     last = np.full(m, -1, np.int32)  # of the copy that a backward sweep is in: the entry that reads it last
@@ -158,8 +173,8 @@ def _play(sequence: Any, facts: Any) -> NDArray[np.int64]:
     return footprint
 
 
-@kernel(nogil=True)
-def _time_us(sequence: Any, facts: Any) -> float:
+@kernel(inner=True)
+def time_kernel(sequence: Any, facts: Any) -> float:
     """When the last operator is done: three streams side by side."""
     n, m = len(facts.made_bytes), len(facts.tensor_bytes)
     clock, to_host, from_host = 0.0, 0.0, 0.0

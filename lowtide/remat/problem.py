@@ -139,6 +139,16 @@ class RematProblem:
         """The same as eviction takes it: to be copied."""
         return records(self.facts)
 
+    def by_bytes(self, power: float) -> NDArray[np.float64]:
+        """[m] what the bytes of each tensor count for in eviction's scores."""
+        if power not in self._by_bytes:
+            self._by_bytes[power] = np.array([float(max(1, size)) ** power for size in self.problem.tensor_bytes.tolist()])
+        return self._by_bytes[power]
+
+    @cached_property
+    def _by_bytes(self) -> dict[float, NDArray[np.float64]]:
+        return {}
+
 
 def rows_of(rows: Sequence[Sequence[int]]) -> Rows:
     """Lists laid end to end."""

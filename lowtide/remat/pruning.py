@@ -11,21 +11,16 @@ from lowtide.base.kernels import kernel
 from lowtide.problems.order import Ints
 from lowtide.remat.problem import RematProblem
 
-Mask = NDArray[np.bool_]
-
 
 def pruned(problem: RematProblem, sequence: Ints) -> Ints:
     """The sequence without repeated runs that may not be, whose readers find the copy from before, and without those that are not read."""
-    allowed = sequence[_allowed(sequence, problem.repeatable, *problem.limits)]
-    first = np.zeros(len(allowed), np.bool_)
-    first[np.unique(allowed, return_index=True)[1]] = True
-    return allowed[needed(problem, allowed, first)]
+    found: Ints = _pruned(sequence, problem.facts)
+    return found
 
 
-def needed(problem: RematProblem, sequence: Ints, must: Mask) -> Mask:
-    """[runs] those that must be, and those that make what such a run reads, directly or not."""
-    base = problem.problem
-    found: Mask = _needed(sequence, must, *base.reads, *base.outputs_of, base.kept)
+def repeats(sequence: Ints, node_count: int) -> NDArray[np.int64]:
+    """The positions of runs that are not their node's first."""
+    found: NDArray[np.int64] = _repeats(sequence, node_count)
     return found
 
 
@@ -64,30 +59,58 @@ def _ready(position_of: Any, pred_ptr: Any, _pred_ids: Any, succ_ptr: Any, succ_
 
 
 @kernel
-def _allowed(sequence: Any, repeatable: Any, limit_ptr: Any, limit_ids: Any) -> Mask:
-    done, allowed = np.zeros(len(repeatable), np.bool_), np.ones(len(sequence), np.bool_)
+def _pruned(sequence: Any, facts: Any) -> Any:
+    allowed, first = np.empty_like(sequence), np.empty(len(sequence), np.bool_)
+    count = _allowed(sequence, allowed, first, facts)
+    wanted, needed, kept = facts.kept.copy(), 0, np.empty(count, np.bool_)
+    for position in range(count - 1, -1, -1):
+        kept[position] = is_needed(allowed[position], first[position], wanted, facts)
+        needed += kept[position]
+    found, at = np.empty(needed, sequence.dtype), 0
+    for position in range(count):
+        if kept[position]:
+            found[at] = allowed[position]
+            at += 1
+    return found
+
+
+@kernel(inner=True)
+def _allowed(sequence: Any, allowed: Any, first: Any, facts: Any) -> int:
+    """Write down the runs that may be, and which of them are their node's first; how many."""
+    done, count = np.zeros(len(facts.repeatable), np.bool_), 0
     for position in range(len(sequence)):
         node = sequence[position]
-        if done[node]:
-            allowed[position] = repeatable[node]
-            for entry in range(limit_ptr[node], limit_ptr[node + 1]):
-                allowed[position] &= not done[limit_ids[entry]]
+        may = not done[node] or facts.repeatable[node]
+        if done[node] and may:
+            for entry in range(facts.limit_ptr[node], facts.limit_ptr[node + 1]):
+                may = may and not done[facts.limit_ids[entry]]
+        if may:
+            allowed[count], first[count] = node, not done[node]
+            count += 1
         done[node] = True
-    return allowed
+    return count
+
+
+@kernel(borrows=True)
+def is_needed(node: Any, must: Any, wanted: Any, facts: Any) -> bool:
+    """Whether a run must be, or makes what a later one reads. Asked from the last run to the first; `wanted` is what was read so far."""
+    found = must
+    for entry in range(facts.made_ptr[node], facts.made_ptr[node + 1]):
+        found = found or wanted[facts.made_ids[entry]]
+    if found:
+        for entry in range(facts.made_ptr[node], facts.made_ptr[node + 1]):
+            wanted[facts.made_ids[entry]] = False
+        for entry in range(facts.read_ptr[node], facts.read_ptr[node + 1]):
+            wanted[facts.read_ids[entry]] = True
+    return bool(found)
 
 
 @kernel
-def _needed(sequence: Any, must: Any, read_ptr: Any, read_ids: Any, made_ptr: Any, made_ids: Any, kept: Any) -> Mask:
-    wanted = kept.copy()
-    found: Mask = must.copy()
-    for position in range(len(sequence) - 1, -1, -1):
-        node = sequence[position]
-        for entry in range(made_ptr[node], made_ptr[node + 1]):
-            found[position] |= wanted[made_ids[entry]]
-        if not found[position]:
-            continue
-        for entry in range(made_ptr[node], made_ptr[node + 1]):
-            wanted[made_ids[entry]] = False
-        for entry in range(read_ptr[node], read_ptr[node + 1]):
-            wanted[read_ids[entry]] = True
-    return found
+def _repeats(sequence: Any, node_count: Any) -> Any:
+    seen, found, count = np.zeros(node_count, np.bool_), np.empty(len(sequence), np.int64), 0
+    for position in range(len(sequence)):
+        if seen[sequence[position]]:
+            found[count] = position
+            count += 1
+        seen[sequence[position]] = True
+    return found[:count].copy()

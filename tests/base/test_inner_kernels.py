@@ -1,10 +1,13 @@
-"""Kernels marked `inner` have nothing by which Python could call them: only kernels speak of them."""
+"""Kernels marked `inner` or `borrows` have nothing by which Python could call them: only kernels speak of them."""
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from numba.core.errors import TypingError
 
 from lowtide.base import kernels
 
@@ -28,11 +31,50 @@ def test_one_that_python_calls_all_the_same_says_what_is_wrong() -> None:
         _more(3)
 
 
+@kernels.kernel(borrows=True)
+def _first(numbers: Any) -> Any:
+    return numbers[0]
+
+
+@kernels.kernel
+def _first_of_all(rows: Any) -> float:
+    total = 0.0
+    for row in range(len(rows)):
+        total += _first(rows[row])
+    return total
+
+
+@pytest.mark.skipif(kernels.SWITCHED_OFF, reason="kernels are Python")
+def test_what_borrows_counts_no_references() -> None:
+    _first._cache.flush()  # what is read from disk does not show its code
+    _first.compile("float64(float64[::1])")
+    assert not any("NRT_incref" in code for code in _first.inspect_llvm().values())
+    assert _first_of_all(np.arange(6.0).reshape(2, 3)) == 3.0
+    with pytest.raises(TypeError, match="expected _first to be called by kernels only"):
+        _first(np.zeros(1))
+
+
+@kernels.kernel(borrows=True)
+def _two_of(number: Any) -> Any:
+    return np.full(2, number)
+
+
+@kernels.kernel
+def _sum_of_two(number: Any) -> Any:
+    return _two_of(number).sum()
+
+
+@pytest.mark.skipif(kernels.SWITCHED_OFF, reason="kernels are Python")
+def test_what_borrows_makes_no_arrays() -> None:
+    with pytest.raises(TypingError, match="_two_of"):
+        _sum_of_two(3.0)
+
+
 def test_only_kernels_call_inner_kernels() -> None:
     trees = {
         path: ast.parse(path.read_text(encoding="utf-8")) for room in ("lowtide", "tests", "bench") for path in (ROOT / room).rglob("*.py")
     }
-    inner = {(path, name) for path, tree in trees.items() for name, settings in _kernels(tree) if "inner" in settings}
+    inner = {(path, name) for path, tree in trees.items() for name, settings in _kernels(tree) if settings & {"inner", "borrows"}}
     assert len(inner) > 50
     called = []
     for path, tree in trees.items():

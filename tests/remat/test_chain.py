@@ -11,6 +11,7 @@ from lowtide.problems.order import Rows
 from lowtide.remat import pruning as pruning_module
 from lowtide.remat.blocks import chain as chain_module
 from lowtide.remat.blocks import find as blocks_module
+from lowtide.remat.blocks import options as options_module
 from lowtide.remat.blocks.chain import BACKWARD, FORWARD, HAND_ON, Chain, ChainTable
 from lowtide.remat.blocks.find import find_blocks, segments
 from lowtide.remat.blocks.plan import BlockPlan
@@ -179,7 +180,10 @@ def test_same_input_same_seeds():
 
 def test_a_warm_up_compiles_every_kernel():
     warm_up_seeds()
-    kernels = (evict_module._evict, blocks_module._valleys, chain_module._table, chain_module._steps, pruning_module._needed)
+    kernels = (
+        evict_module._evict, blocks_module._valleys, chain_module._table, chain_module._steps, pruning_module._pruned,
+        pruning_module._repeats, options_module._unbeaten_mask, options_module._priced,
+    )  # fmt: skip
     compiled = [len(kernel.signatures) for kernel in kernels]
     assert all(compiled)
     problem = equal_blocks(6)

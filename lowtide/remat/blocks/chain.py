@@ -93,7 +93,7 @@ def _hand_on_units(block: Any, s: Any, t: Any, chain: Any) -> Any:
 @kernel
 def _table(most: Any, chain: Any) -> Any:
     count = len(chain.hand_on)
-    best = np.full((count, count, most + 1), np.inf, np.float32)
+    best, nothing = np.full((count, count, most + 1), np.inf, np.float32), np.zeros(most + 1, np.float32)
     for length in range(count):
         for s in range(count - length):
             t = s + length
@@ -105,17 +105,26 @@ def _table(most: Any, chain: Any) -> Any:
                     for m in range(least, most + 1):
                         row[m] = min(row[m], own_us)
                     continue
-                after, checkpoint = best[s + 1, t], chain.checkpoint[option]
-                for m in range(max(least, checkpoint), most + 1):
-                    row[m] = min(row[m], own_us + after[m - checkpoint])
+                _fill(row, max(least, chain.checkpoint[option]), chain.checkpoint[option], own_us, best[s + 1, t], nothing)
             least, own_us = 0, 0.0
             for middle in range(s + 1, t + 1):
                 least = max(least, _hand_on_units(middle - 1, s, t, chain))
                 own_us += 0.0 if t == count - 1 else chain.hand_on_us[middle - 1]
-                after, before, shift = best[middle, t], best[s, middle - 1], chain.handed[s, middle]
-                for m in range(max(least, shift), most + 1):
-                    row[m] = min(row[m], own_us + after[m - shift] + before[m])
+                shift = chain.handed[s, middle]
+                _fill(row, max(least, shift), shift, own_us, best[middle, t], best[s, middle - 1])
     return best
+
+
+@kernel(inner=True)
+def _fill(row: Any, least: Any, shift: Any, own_us: Any, after: Any, before: Any) -> None:
+    """From `least` units on, what that takes which leaves `shift` units less to what follows, where it is less.
+
+    Slices of one length, so that the compiler sees that it may take several units at once.
+    """
+    if least < len(row):
+        own, later, earlier = row[least:], after[least - shift :], before[least:]
+        for each in range(len(own)):
+            own[each] = min(own[each], own_us + later[each] + earlier[each])
 
 
 @kernel

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from lowtide.base.kernels import kernel
 from lowtide.problems.order import Ints
 from lowtide.remat.blocks.problem import BlockProblem
-from lowtide.remat.cost import cost_of
+from lowtide.remat.cost import footprint_kernel, time_kernel
 from lowtide.remat.evict.eviction import Weights, evict
-from lowtide.remat.pruning import needed, pruned
+from lowtide.remat.pruning import is_needed, pruned, repeats
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,15 +34,6 @@ class Option:
     extra_us: float  # beyond running everything once
     again_us: float  # of running the forward part once more, for what it keeps and hands on
     inner_us: float  # the same where nothing is to be handed on
-
-    def beats(self, other: Option) -> bool:
-        """Whether the other is in no way better."""
-        return (
-            self.extra_us <= other.extra_us
-            and self.checkpoint_bytes <= other.checkpoint_bytes
-            and self.backward_bytes <= other.backward_bytes
-            and self.forward_bytes <= other.forward_bytes
-        )
 
 
 _FEWEST = 8  # calls of eviction for a block, however large it is
@@ -67,7 +61,7 @@ class Effort:
 
 
 REPEATED = Effort()  # for a block that stands for several
-SINGLE = Effort(weights=(Weights(), Weights(1.0, 1.0, 0.0)), rounds=1)
+SINGLE = Effort(checkpoints=8, rooms=(1.0, 0.7, 0.5), weights=(Weights(), Weights(1.0, 1.0, 0.0)), rounds=1)
 
 
 def options_of(block: BlockProblem, pieces: Sequence[Sequence[Option]] = (), effort: Effort = REPEATED) -> list[Option]:
@@ -86,17 +80,34 @@ def options_of(block: BlockProblem, pieces: Sequence[Sequence[Option]] = (), eff
     return best
 
 
-def _unbeaten(options: Iterable[Option]) -> list[Option]:
+def _unbeaten(options: Sequence[Option]) -> list[Option]:
     """Those that no other beats, the fastest first."""
-    best: list[Option] = []
-    for option in sorted(options, key=_by_time):
-        if not any(other.beats(option) for other in best):
-            best.append(option)
-    return best
+    costs = np.array([(each.extra_us, each.checkpoint_bytes, each.backward_bytes, each.forward_bytes) for each in options], np.float64)
+    return [options[index] for index in _unbeaten_rows(costs.reshape(-1, 4))]
 
 
-def _by_time(option: Option) -> tuple[float, int, int, int]:
-    return option.extra_us, option.checkpoint_bytes, option.backward_bytes, option.forward_bytes
+def _unbeaten_rows(costs: NDArray[np.float64]) -> list[int]:
+    """The rows that no other beats or equals in every column, ascending; of equals the first."""
+    order = np.lexsort(costs.T[::-1])
+    found: list[int] = order[_unbeaten_mask(costs[order])].tolist()
+    return found
+
+
+@kernel
+def _unbeaten_mask(costs: Any) -> Any:
+    """By row of an ascending list, whether none before is as good in every column."""
+    best, found, count = np.empty(len(costs), np.int64), np.zeros(len(costs), np.bool_), 0
+    for row in range(len(costs)):
+        beaten = False
+        for each in range(count):
+            as_good = True
+            for column in range(1, costs.shape[1]):  # in the first it is no worse, as rows ascend
+                as_good = as_good and costs[best[each], column] <= costs[row, column]
+            beaten = beaten or as_good
+        if not beaten:
+            best[count], found[row] = row, True
+            count += 1
+    return found
 
 
 def _sequences(block: BlockProblem, effort: Effort) -> Iterator[Ints]:
@@ -108,8 +119,12 @@ def _sequences(block: BlockProblem, effort: Effort) -> Iterator[Ints]:
     full_bytes = _limit_bytes(block, plain)
     checkpoints = np.linspace(handed_bytes, plain.checkpoint_bytes, effort.checkpoints).astype(int).tolist()
     tries = list(product(checkpoints, effort.rooms, effort.weights))
+    known = set()
     for checkpoint_bytes, room, weights in tries[:: -(-len(tries) // effort.calls(block))]:
         limit_bytes = max(int(full_bytes * room), checkpoint_bytes + _beside_bytes(block))
+        if (checkpoint_bytes, limit_bytes, weights) in known:
+            continue
+        known.add((checkpoint_bytes, limit_bytes, weights))
         found = evict(block.problem, block.sequence, limit_bytes, weights, reserve=_room_for(block, checkpoint_bytes, limit_bytes))
         if found is not None:
             yield found.sequence
@@ -133,8 +148,7 @@ def _limit_bytes(block: BlockProblem, option: Option) -> int:
 
 def _improved(block: BlockProblem, option: Option, random: np.random.Generator, effort: Effort) -> Ints | None:
     """What eviction makes of an option without some of its repeated runs, within the same bytes."""
-    first = np.unique(option.sequence, return_index=True)[1]
-    again = np.setdiff1d(np.arange(len(option.sequence)), first)
+    again = repeats(option.sequence, len(block.nodes))
     if len(again) == 0:
         return None
     gone = random.choice(again, min(int(random.integers(1, 5)), len(again)), replace=False)
@@ -173,14 +187,9 @@ class _Whole:
 
 
 def _unbeaten_wholes(wholes: Sequence[_Whole]) -> list[_Whole]:
-    """Those that no other beats; forward bytes decide between equals only."""
+    """Those that no other beats; forward bytes count for nothing."""
     costs = np.array([(each.extra_us, each.checkpoint_bytes, each.backward_bytes) for each in wholes], np.float64)
-    order = np.lexsort((costs[:, 2], costs[:, 1], costs[:, 0]))
-    best: list[int] = []
-    for index in order:
-        if not best or not np.any(np.all(costs[best] <= costs[index], axis=1)):
-            best.append(int(index))
-    return [wholes[index] for index in best]
+    return [wholes[index] for index in _unbeaten_rows(costs)]
 
 
 def _joined(block: BlockProblem, options: Sequence[Option]) -> Ints:
@@ -211,22 +220,39 @@ def _distinct(sequences: Iterable[Ints], block: BlockProblem) -> list[Option]:
 
 def option_of(block: BlockProblem, sequence: Ints) -> Option:
     """A sequence of the block, priced."""
-    cost = cost_of(block.problem, sequence)
-    boundary = int(np.flatnonzero(sequence == block.boundary)[0])
+    forward, checkpoint, backward, time_us, again_us, inner_us = _priced(sequence, block.boundary, block.problem.facts)
     return Option(
         sequence=sequence,
         boundary=block.boundary,
-        forward_bytes=int(cost.footprint_bytes[:boundary].max(initial=0)),
-        checkpoint_bytes=int(cost.footprint_bytes[boundary]) - block.incoming_bytes - block.pinned_bytes,
-        backward_bytes=int(cost.footprint_bytes[boundary + 1 :].max(initial=0)),
-        extra_us=cost.time_us - float(block.problem.cost_us.sum()),
-        again_us=_again_us(block, sequence, boundary, handing_on=True),
-        inner_us=_again_us(block, sequence, boundary, handing_on=False),
+        forward_bytes=int(forward),
+        checkpoint_bytes=int(checkpoint) - block.incoming_bytes - block.pinned_bytes,
+        backward_bytes=int(backward),
+        extra_us=time_us - block.once_us,
+        again_us=again_us,
+        inner_us=inner_us,
     )
 
 
-def _again_us(block: BlockProblem, sequence: Ints, boundary: int, *, handing_on: bool) -> float:
-    must = np.arange(len(sequence)) > boundary
-    must[boundary] = handing_on
-    repeated = needed(block.problem, sequence, must)[:boundary] & block.problem.repeatable[sequence[:boundary]]
-    return float(block.problem.cost_us[sequence[:boundary][repeated]].sum())
+@kernel
+def _priced(sequence: Any, boundary: Any, facts: Any) -> tuple[int, int, int, float, float, float]:
+    """The peaks before, at and after the boundary, the time, and that of running the forward part once more, handing on and not."""
+    footprint, at, forward, backward = footprint_kernel(sequence, facts), 0, 0, 0
+    while sequence[at] != boundary:
+        forward = max(forward, footprint[at])
+        at += 1
+    for position in range(at + 1, len(sequence)):
+        backward = max(backward, footprint[position])
+    again_us, inner_us = _again_us(sequence, at, True, facts), _again_us(sequence, at, False, facts)
+    return forward, footprint[at], backward, time_kernel(sequence, facts), again_us, inner_us
+
+
+@kernel(inner=True)
+def _again_us(sequence: Any, at: Any, handing_on: Any, facts: Any) -> float:
+    """Of running what the forward part keeps once more, and what it hands on or not. The boundary is at position `at`."""
+    wanted, total = facts.kept.copy(), 0.0
+    for position in range(len(sequence) - 1, -1, -1):
+        node = sequence[position]
+        needed = is_needed(node, position > at or (position == at and handing_on), wanted, facts)
+        if needed and position < at and facts.repeatable[node]:
+            total += facts.cost_us[node]
+    return total

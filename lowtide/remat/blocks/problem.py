@@ -35,6 +35,11 @@ class BlockProblem:
     key: bytes  # equal for equal problems
 
     @cached_property
+    def once_us(self) -> float:
+        """Of running everything once."""
+        return float(self.problem.cost_us.sum())
+
+    @cached_property
     def sequence(self) -> Ints:
         """All nodes in the order given."""
         return np.arange(len(self.nodes), dtype=np.int32)
@@ -58,12 +63,11 @@ class _Cut:
         self.boundary = len(forward)
         self.nodes = np.concatenate([forward, [-1], backward]).astype(np.int32)
         base = problem.problem
-        touched = [_row(base.reads, node) for node in (*forward, *backward)] + [
-            _row(base.outputs_of, node) for node in (*forward, *backward)
-        ]
-        _, first = np.unique(np.concatenate(touched), return_index=True)
-        self.tensors = np.concatenate(touched)[np.sort(first)]  # in the order in which they are met
-        self.local = {int(tensor): index for index, tensor in enumerate(self.tensors)}
+        self.reads, self.makes, self.takes = (_gathered(rows, self.nodes) for rows in (base.reads, base.outputs_of, base.takes))
+        touched = np.concatenate([self.reads.ids, self.makes.ids])
+        self.sorted, first = np.unique(touched, return_index=True)
+        self.tensors = touched[np.sort(first)]  # in the order in which they are met
+        self.number = np.argsort(np.argsort(first))  # by tensor in `sorted`, where it is met
         self.made, self.read = blocks.made_at[self.tensors], blocks.read_at[self.tensors]
         self.by_forward = (self.made >= self.begin) & (self.made < self.end)
         self.by_backward = (self.made >= self.late) & (self.made < self.last)
@@ -98,27 +102,26 @@ class _Cut:
 
     def problem(self, sizes: Bytes) -> RematProblem:
         whole, base, own, count = self.whole, self.whole.problem, self.nodes, len(self.nodes)
-        reads, makes, takes = (self.rows(rows) for rows in (base.reads, base.outputs_of, base.takes))
-        reads[self.boundary] = np.flatnonzero(self.outgoing).tolist()
-        makes[self.boundary] = np.flatnonzero(self.incoming).tolist()
+        reads = _with_row(self.local_rows(self.reads), self.boundary, np.flatnonzero(self.outgoing))
+        makes = _with_row(self.local_rows(self.makes), self.boundary, np.flatnonzero(self.incoming))
+        takes = self.local_rows(self.takes)
         producer = np.full(len(self.tensors), -1, np.int32)
-        for index, row in enumerate(makes):
-            producer[row] = index
+        producer[makes.ids] = np.repeat(np.arange(count), np.diff(makes.ptr))
+        taken = np.where(own < 0, -1, base.take_output[own])
         outlives = ~self.by_forward & (self.read >= self.last)
-        read_rows, take_rows = rows_of(reads), rows_of(takes)
         arrays: dict[str, Any] = {
             "tensor_bytes": sizes,
             "producer": producer,
             "kept": ~self.made_here | base.kept[self.tensors] | outlives,
-            "read_ptr": read_rows.ptr,
-            "read_ids": read_rows.ids,
+            "read_ptr": reads.ptr,
+            "read_ids": reads.ids,
             "pred_ptr": np.zeros(count + 1, np.int32),
             "pred_ids": np.zeros(0, np.int32),
             "workspace_bytes": np.where(own < 0, 0, base.workspace_bytes[own]),
-            "take_ptr": take_rows.ptr,
-            "take_ids": take_rows.ids,
-            "take_slots": np.zeros_like(take_rows.ids),
-            "take_output": np.array([self.local.get(int(base.take_output[node]), -1) if node >= 0 else -1 for node in own], np.int32),
+            "take_ptr": takes.ptr,
+            "take_ids": takes.ids,
+            "take_slots": np.zeros_like(takes.ids),
+            "take_output": np.where(taken < 0, -1, self.local(np.maximum(taken, 0))).astype(np.int32),
         }
         for array in arrays.values():
             array.setflags(write=False)  # as of every problem: kernels are compiled for such arrays
@@ -127,18 +130,26 @@ class _Cut:
             cost_us=np.where(own < 0, 0.0, whole.cost_us[own]),
             is_view=np.zeros(count, np.bool_),
             repeatable=(own >= 0) & whole.repeatable[own],
-            limits=rows_of([self.limits_of(node) if node >= 0 else [] for node in own.tolist()]),
+            limits=rows_of([self.limits_of(node) if limited else () for node, limited in zip(own.tolist(), self.limited(), strict=True)]),
         )
 
-    def rows(self, rows: Rows) -> list[list[int]]:
-        """By node of this problem, a row of tensors; nothing for the boundary."""
-        return [[self.local[int(tensor)] for tensor in _row(rows, node)] if node >= 0 else [] for node in self.nodes.tolist()]
+    def local(self, tensors: Ints) -> Ints:
+        """Their numbers in this problem; of those that are not in it, any."""
+        return self.number[np.minimum(np.searchsorted(self.sorted, tensors), len(self.sorted) - 1)].astype(np.int32)
+
+    def local_rows(self, rows: Rows) -> Rows:
+        return Rows(rows.ptr, self.local(rows.ids))
+
+    def limited(self) -> list[bool]:
+        """By node of this problem, whether anything writes over what it reads."""
+        own, ptr = self.nodes, self.whole.limits.ptr
+        found: list[bool] = ((own >= 0) & (ptr[own + 1] > ptr[own])).tolist()
+        return found
 
     def limits_of(self, node: int) -> list[int]:
         """The nodes of this problem once which have run the node may not be repeated; the boundary stands for those of other blocks."""
         found = set()
-        for writer in _row(self.whole.limits, node):
-            position = int(self.position_of[writer])
+        for position in self.position_of[_row(self.whole.limits, node)].tolist():
             if self.begin <= position < self.end:
                 found.add(position - self.begin)
             elif self.late <= position < self.last:
@@ -150,6 +161,20 @@ class _Cut:
 
 def _row(rows: Rows, index: Any) -> Ints:
     return rows.ids[rows.ptr[index] : rows.ptr[index + 1]]
+
+
+def _gathered(rows: Rows, picked: Ints) -> Rows:
+    """Some of the rows, one after another; an empty one for -1."""
+    lengths = np.where(picked < 0, 0, rows.ptr[picked + 1] - rows.ptr[picked])
+    ptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return Rows(ptr, rows.ids[np.repeat(rows.ptr[picked] - ptr[:-1], lengths) + np.arange(ptr[-1])])
+
+
+def _with_row(rows: Rows, index: int, row: NDArray[np.intp]) -> Rows:
+    """The rows with this one in the place of an empty one."""
+    ptr = rows.ptr.copy()
+    ptr[index + 1 :] += len(row)
+    return Rows(ptr, np.insert(rows.ids, rows.ptr[index], row).astype(np.int32))
 
 
 def _key(problem: RematProblem, boundary: int) -> bytes:

@@ -19,7 +19,7 @@ from lowtide.problems.order_check import Task
 from lowtide.remat.blocks.chain import ChainTable, Step
 from lowtide.remat.blocks.find import find_blocks, segments
 from lowtide.remat.blocks.plan import BlockPlan, KnownOptions
-from lowtide.remat.cost import cost_of
+from lowtide.remat.cost import price_of
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt, pruned
 
@@ -64,7 +64,7 @@ def warm_up_seeds() -> None:
     limits = Rows(np.zeros(count + 1, np.int32), np.zeros(0, np.int32))
     problem = RematProblem(OrderProblem.of(sizes, tasks), np.ones(count), np.zeros(count, np.bool_), np.ones(count, np.bool_), limits)
     order = problem.sequence_of(np.arange(count))
-    for _ in Seeds().of(problem, order, [cost_of(problem, order).peak_bytes * 2 // 3]):
+    for _ in Seeds().of(problem, order, [price_of(problem, order)[0] * 2 // 3]):
         pass
 
 
@@ -152,7 +152,7 @@ class Plans:
                     break
                 sequence = self.written(plans)
                 yield sequence
-                missed_bytes = level - cost_of(self.problem, sequence).peak_bytes
+                missed_bytes = level - price_of(self.problem, sequence)[0]
                 if 0 <= missed_bytes < unit_bytes:
                     break
                 aim += missed_bytes
@@ -160,7 +160,7 @@ class Plans:
     @cached_property
     def tables(self) -> tuple[int, list[ChainTable]]:
         """The bytes of a unit, and in such units the best plans of each segment."""
-        top_bytes = cost_of(self.problem, self.order).peak_bytes - self.problem.problem.resident_bytes
+        top_bytes = price_of(self.problem, self.order)[0] - self.problem.problem.resident_bytes
         unit_bytes = max(1, -(-top_bytes // _UNITS))
         return unit_bytes, [ChainTable(segment.chain(unit_bytes), _UNITS) for segment in self.segments]
 

@@ -11,7 +11,7 @@ no cost when room is wanted, and is loaded as much ahead of its reader as the lo
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -24,10 +24,10 @@ from lowtide.problems.order_check import Task
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.evict.links import better_loaded, load, load_ahead, load_is_due, restore_offloaded, store_ahead, weigh
 from lowtide.remat.evict.state import (
+    BYSTANDER,
     ENTRY,
     NOTHING,
     NOW,
-    STEP,
     STORED,
     State,
     blank,
@@ -43,6 +43,7 @@ from lowtide.remat.evict.victims import has_room, make_room
 from lowtide.remat.problem import RematProblem
 
 _LONGEST = 12  # a sequence of more entries than this many times the nodes is no answer
+_CHUNK = 512  # steps: what their distances count for is kept for so many more at once
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Weights:
 
 @dataclass(frozen=True, eq=False)
 class Bias:
-    """Exceptions from the rule, by tensor: factors on its score, and on its worth where something to store is chosen; 1 for none."""
+    """Exceptions from the rule, by tensor [m]: factors on its score, and on its worth where something to store is chosen; 1 for none."""
 
     keep: NDArray[np.float64]
     store: NDArray[np.float64]
@@ -93,47 +94,64 @@ def evict(
     Where `sequence` itself repeats a node, what that makes is freed after its last reader before. None where this rule finds no sequence.
     The limit counts what is resident. `reserve`: a node, and the bytes that it is to find free while it runs, whatever its workspace is.
     """
-    tensors, nodes, ids, out = _fresh(problem)
-    steps, now = blank(len(sequence) + 1, STEP), _rule(weights).copy()
-    now["limit_bytes"] = limit_bytes - problem.problem.resident_bytes
-    if reserve is not None:
-        nodes["workspace_bytes"][reserve[0]] = reserve[1]
-    if bias is not None:
-        tensors["bias"], tensors["store_bias"] = bias.keep, bias.store
-    if not _evict(sequence, now, tensors, nodes, steps, ids, out):
+    work, by_bytes = _work_on(problem), problem.by_bytes(weights.bytes_power)
+    if len(sequence) > len(work.out):
         return None
-    found = out[: int(now["count"][0])]
-    return Evicted(found["code"][found["needed"]], tensors["role"].copy())
+    work.now[:], now = _rule(weights), work.present
+    now["limit_bytes"] = limit_bytes - problem.problem.resident_bytes
+    now["reserve_node"], now["reserve_bytes"] = (-1, 0) if reserve is None else reserve
+    if bias is not None:
+        by_bytes = by_bytes / bias.keep
+    by_steps = _powers(weights.steps_power, len(sequence) // _CHUNK + 1)
+    state = State(
+        sequence, now, work.tensors, work.nodes, work.start_us, by_steps, by_bytes,
+        work.ones if bias is None else bias.store, work.roles, work.scores, work.heap, work.ids, work.no_uses, work.out,
+    )  # fmt: skip
+    found, made = _evict(state, problem.records[0])
+    return Evicted(made, work.roles.copy()) if found else None
+
+
+class _Work:
+    """The arrays in which a thread works on a problem. New ones for each call would cost as much as eviction, in pages that are cleared."""
+
+    def __init__(self, problem: RematProblem) -> None:
+        tensors, nodes, self.ids = problem.records
+        longest = problem.problem.node_count * _LONGEST
+        self.of, self.tensors, self.nodes, self.out = problem, tensors.copy(), nodes.copy(), blank(longest, ENTRY)
+        self.present = blank(1, NOW)
+        self.now = self.present.view(np.uint8)  # as bytes: numpy copies records field by field
+        self.start_us, self.no_uses = np.empty(longest + 1), np.empty(0, np.int64)
+        self.roles, self.scores, self.heap = np.empty(len(tensors), np.int8), np.empty(len(tensors)), np.empty(len(tensors), np.int32)
+        self.ones = np.ones(len(tensors))
 
 
 class _Scratch(threading.local):
-    """The arrays that a thread works in. New ones for each call would cost as much as eviction itself, in pages that the system clears."""
-
-    of: RematProblem | None = None
-    arrays: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+    work: _Work | None = None
 
 
 _scratch = _Scratch()
 
 
-def _fresh(problem: RematProblem) -> tuple[NDArray[Any], NDArray[Any], Ints, NDArray[Any]]:
-    """The problem's records as they are before the first step, and room for a sequence; until the next call in this thread."""
-    tensors, nodes, ids = problem.records
-    if _scratch.of is not problem:
-        _scratch.of, _scratch.arrays = problem, (tensors.copy(), nodes.copy(), blank(problem.problem.node_count * _LONGEST, ENTRY))
-    own_tensors, own_nodes, out = _scratch.arrays
-    for own, blank_ones in ((own_tensors, tensors), (own_nodes, nodes)):
-        own.view(np.uint8)[:] = blank_ones.view(np.uint8)  # as bytes: numpy copies records field by field
-    return own_tensors, own_nodes, ids, out
+def _work_on(problem: RematProblem) -> _Work:
+    """What this thread works in, until its next call."""
+    if _scratch.work is None or _scratch.work.of is not problem:
+        _scratch.work = _Work(problem)
+    return _scratch.work
 
 
 @lru_cache(maxsize=64)
-def _rule(weights: Weights) -> NDArray[Any]:
-    """The present before the first step, with the rule in it: to be copied."""
+def _rule(weights: Weights) -> NDArray[np.uint8]:
+    """The present before the first step, with the rule in it, as bytes."""
     now = blank(1, NOW)
-    for field in fields(weights):
-        now[field.name] = getattr(weights, field.name)
-    return now
+    for name in ("cost_power", "store_above", "store_cap", "load_weight", "lead"):
+        now[name] = getattr(weights, name)
+    return now.view(np.uint8)
+
+
+@lru_cache(maxsize=64)
+def _powers(power: float, chunks: int) -> NDArray[np.float64]:
+    """What distances in steps count for in a score; 1 for none."""
+    return np.array([1.0, *(float(distance) ** power for distance in range(1, chunks * _CHUNK + 1))])
 
 
 def warm_up_eviction() -> None:
@@ -148,18 +166,47 @@ def warm_up_eviction() -> None:
 
 
 @kernel(nogil=True)
-def _evict(base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, out: Any) -> bool:
-    """Whether a sequence was found; it is in `out`."""
-    first_steps(base, nodes, ids)
-    uses = use_rows(base, tensors, nodes, ids)
-    state = State(base, now, tensors, nodes, steps, ids, uses, out)
+def _evict(state: Any, fresh: Any) -> tuple[bool, Any]:
+    """Whether a sequence was found, and that. `fresh`: the tensors before the first step."""
+    for tensor in range(len(fresh)):
+        state.tensors[tensor] = fresh[tensor]
+        state.roles[tensor] = BYSTANDER
+    first_steps(state.base, state.nodes, state.ids)
+    uses = use_rows(state.base, state.tensors, state.nodes, state.ids)
+    ready = State(
+        state.base, state.now, state.tensors, state.nodes, state.start_us, state.by_steps, state.by_bytes, state.by_store,
+        state.roles, state.scores, state.heap, state.ids, uses, state.out,
+    )  # fmt: skip
+    found = _all_steps(ready)
+    return found, _written(state.out, state.now[0].count if found else 0)
+
+
+@kernel(inner=True)
+def _written(out: Any, count: Any) -> Any:
+    """The sequence that was made, without stores that are not needed."""
+    kept = 0
+    for position in range(count):
+        kept += out[position].needed
+    made, kept = np.empty(kept, np.int32), 0
+    for position in range(count):
+        if out[position].needed:
+            made[kept] = out[position].code
+            kept += 1
+    return made
+
+
+@kernel(borrows=True)
+def _all_steps(state: Any) -> bool:
+    """Go through the sequence; False where this rule finds none."""
+    base, now, tensors, nodes, start_us = state.base, state.now, state.tensors, state.nodes, state.start_us
+    ids, uses, out = state.ids, state.uses, state.out
     start(state)
     swaps = now[0].store_above < np.inf
     for step in range(len(base)):
         top = base[step]
         depth = 0 if step == nodes[top].first or _lacks(top, tensors, nodes, ids, uses) else -1
         nodes[0].frame, nodes[0].entry = top, -1
-        if swaps and load_is_due(step, base, now, steps) and not load_ahead(step, state):
+        if swaps and load_is_due(step, base, now, start_us) and not load_ahead(step, state):
             return False
         while depth >= 0:
             node, again = nodes[depth].frame, depth > 0
@@ -179,7 +226,7 @@ def _evict(base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, 
                 depth += 1
                 nodes[depth].frame, nodes[depth].entry = maker, -1
                 continue
-            need = _need(node, step, again, tensors, nodes, ids, uses)
+            need = _need(node, step, again, now, tensors, nodes, ids, uses)
             if not has_room(need, now) and not make_room(need, step, again, np.int64(-1), state):
                 return False
             wanted = ids[nodes[depth - 1].entry] if again else -1
@@ -197,7 +244,7 @@ def _evict(base: Any, now: Any, tensors: Any, nodes: Any, steps: Any, ids: Any, 
     return bool(not swaps or restore_offloaded(len(base), state))
 
 
-@kernel(inner=True)
+@kernel(borrows=True)
 def _missing(node: Any, depth: Any, tensors: Any, nodes: Any, ids: Any) -> int:
     """The next input of a run in progress that is not there, -1 where all are. A run holds on to the inputs that it finds at first."""
     each, frame = nodes[node], nodes[depth]
@@ -213,11 +260,11 @@ def _missing(node: Any, depth: Any, tensors: Any, nodes: Any, ids: Any) -> int:
     return -1
 
 
-@kernel(inner=True)
-def _need(node: Any, step: Any, again: Any, tensors: Any, nodes: Any, ids: Any, uses: Any) -> int:
+@kernel(borrows=True)
+def _need(node: Any, step: Any, again: Any, now: Any, tensors: Any, nodes: Any, ids: Any, uses: Any) -> int:
     """The bytes that a node wants beside what is there, all of whose inputs are there and held."""
     each = nodes[node]
-    need = each.made_bytes + each.workspace_bytes
+    need = each.made_bytes + (now[0].reserve_bytes if node == now[0].reserve_node else each.workspace_bytes)
     for entry in range(each.reuse, each.reuse_end):
         tensor = ids[entry]
         if tensors[tensor].lock == 1 and not tensors[tensor].kept and next_use(tensor, step, again, tensors, uses) < 0:
@@ -225,7 +272,7 @@ def _need(node: Any, step: Any, again: Any, tensors: Any, nodes: Any, ids: Any, 
     return int(need)
 
 
-@kernel
+@kernel(borrows=True)
 def _run(node: Any, step: Any, again: Any, wanted: Any, now: Any, tensors: Any, nodes: Any, ids: Any, uses: Any, out: Any) -> bool:
     """Run a node: its inputs are freed where nobody wants them any more, of its results what is wanted stays."""
     for entry in range(nodes[node].read, nodes[node].read_end):
@@ -253,7 +300,7 @@ def _run(node: Any, step: Any, again: Any, wanted: Any, now: Any, tensors: Any, 
     return emit(node, now, out)
 
 
-@kernel(inner=True)
+@kernel(borrows=True)
 def _lacks(node: Any, tensors: Any, nodes: Any, ids: Any, uses: Any) -> bool:
     """Whether something that a node makes and that is read later is not there."""
     for entry in range(nodes[node].made, nodes[node].made_end):
@@ -264,7 +311,7 @@ def _lacks(node: Any, tensors: Any, nodes: Any, ids: Any, uses: Any) -> bool:
     return False
 
 
-@kernel(inner=True)
+@kernel(borrows=True)
 def _pass(node: Any, step: Any, tensors: Any, nodes: Any, ids: Any) -> None:
     """A step is over: the uses that were its own are behind."""
     for entry in range(nodes[node].read, nodes[node].read_end):

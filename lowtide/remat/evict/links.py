@@ -12,12 +12,12 @@ from lowtide.remat.evict.state import DROPPED, NOTHING, emit, next_use, settle
 from lowtide.remat.evict.victims import has_room, make_room, remake_us, store
 
 
-@kernel(inner=True)
+@kernel(borrows=True)
 def store_ahead(step: Any, state: Any) -> bool:
     """While the link is free: store what is worth most, of equals what is wanted latest. False where the sequence is too long."""
-    now, tensors, nodes, steps, uses, out = state.now, state.tensors, state.nodes, state.steps, state.uses, state.out
+    now, tensors, nodes, out = state.now, state.tensors, state.nodes, state.out
     while now[0].to_host <= now[0].clock:
-        chosen = _to_store(step, now, tensors, steps, uses)
+        chosen = _to_store(step, state)
         if chosen < 0:
             return True
         if not store(chosen, now, tensors, nodes, out):
@@ -25,7 +25,7 @@ def store_ahead(step: Any, state: Any) -> bool:
     return True
 
 
-@kernel(inner=True)
+@kernel(borrows=True)
 def weigh(node: Any, step: Any, now: Any, tensors: Any, nodes: Any, ids: Any, uses: Any) -> None:
     """What it would cost to make again what a node just made, from what stays."""
     for entry in range(nodes[node].made, nodes[node].made_end):
@@ -36,44 +36,45 @@ def weigh(node: Any, step: Any, now: Any, tensors: Any, nodes: Any, ids: Any, us
             tensors[tensor].worth_us = np.inf if worth < 0 else worth
 
 
-@kernel(inner=True)
-def _to_store(step: Any, now: Any, tensors: Any, steps: Any, uses: Any) -> Any:
+@kernel(borrows=True)
+def _to_store(step: Any, state: Any) -> Any:
     """Of what is there and worth it, the tensor that is worth most for its bytes; -1 for none. Worth counts up to `store_cap`."""
+    now, tensors, start_us, by_store = state.now, state.tensors, state.start_us, state.by_store
     chosen, best, latest = -1, 0.0, step
     for position in range(now[0].members):
         tensor = tensors[position].member
         each = tensors[tensor]
         if not each.storable or each.host != NOTHING:
             continue
-        gain = min(each.store_bias * each.worth_us / each.store_us, now[0].store_cap)
+        gain = min(by_store[tensor] * each.worth_us / each.store_us, now[0].store_cap)
         if gain < now[0].store_above or gain < best:
             continue
-        later = next_use(tensor, step, np.bool_(True), tensors, uses)
+        later = next_use(tensor, step, np.bool_(True), tensors, state.uses)
         if later <= step or (gain == best and later <= latest):
             continue
-        if steps[later].start_us - steps[step].start_us < each.store_us + each.load_us:
+        if start_us[later] - start_us[step] < each.store_us + each.load_us:
             continue
         chosen, best, latest = tensor, gain, later
     return chosen
 
 
-@kernel(inner=True)
-def load_is_due(step: Any, base: Any, now: Any, steps: Any) -> bool:
+@kernel(borrows=True)
+def load_is_due(step: Any, base: Any, now: Any, start_us: Any) -> bool:
     """Whether some load of what the coming steps read may have to start before the next step."""
     now[0].ahead = max(now[0].ahead, step)
     if now[0].ahead >= len(base):
         return False
-    until_us = steps[now[0].ahead].start_us - steps[step + 1].start_us  # from when this is asked again
+    until_us = start_us[now[0].ahead] - start_us[step + 1]  # from when this is asked again
     return bool(until_us <= max(now[0].from_host - now[0].clock, 0.0) + now[0].lead * now[0].most_load_us)
 
 
-@kernel(inner=True)
+@kernel(borrows=True)
 def load_ahead(step: Any, state: Any) -> bool:
     """Load what the coming steps read, as early as their loads need; what finds no room waits. False where the sequence is too long."""
-    base, now, tensors, nodes, steps, ids, out = state.base, state.now, state.tensors, state.nodes, state.steps, state.ids, state.out
-    while load_is_due(step, base, now, steps):
+    base, now, tensors, nodes, start_us, ids = state.base, state.now, state.tensors, state.nodes, state.start_us, state.ids
+    while load_is_due(step, base, now, start_us):
         ahead = now[0].ahead
-        until_us = steps[ahead].start_us - steps[step + 1].start_us
+        until_us = start_us[ahead] - start_us[step + 1]
         node = nodes[base[ahead]]
         for entry in range(node.read, node.read_end):
             tensor = ids[entry]
@@ -84,14 +85,14 @@ def load_ahead(step: Any, state: Any) -> bool:
                 return True
             if not has_room(each.bytes, now) and not make_room(each.bytes, step, np.bool_(False), ahead, state):
                 return True
-            if not load(tensor, now, tensors, nodes, out):
+            if not load(tensor, now, tensors, nodes, state.out):
                 return False
             each.fresh = True
         now[0].ahead += 1
     return True
 
 
-@kernel(inner=True)
+@kernel(borrows=True)
 def restore_offloaded(end: Any, state: Any) -> bool:
     """Load what is offloaded and not there, after the last step. False where there is no room, or the sequence is too long."""
     now, tensors, nodes, out = state.now, state.tensors, state.nodes, state.out
@@ -104,7 +105,7 @@ def restore_offloaded(end: Any, state: Any) -> bool:
     return True
 
 
-@kernel
+@kernel(borrows=True)
 def load(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     """Begin to copy a tensor from the host into memory for which there is room."""
     now[0].from_host = max(now[0].from_host, now[0].clock) + tensors[tensor].load_us
@@ -113,7 +114,7 @@ def load(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     return emit(code_of(LOAD, tensor, len(nodes) - 1), now, out)
 
 
-@kernel(inner=True)
+@kernel(borrows=True)
 def better_loaded(tensor: Any, step: Any, now: Any, tensors: Any, nodes: Any, ids: Any) -> bool:
     """Whether what is missing now is restored sooner from the host than by computing it again."""
     each = tensors[tensor]

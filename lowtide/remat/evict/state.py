@@ -35,16 +35,11 @@ TENSOR = np.dtype([
     ("arrived_us", np.float64),  # when its load is done
     ("worth_us", np.float64),  # what it would cost to make it again, as things were when it was made
     ("store_at", np.int64),  # where its store stands in the sequence
-    ("bias", np.float64),  # its score counts so many times: to keep what the rule would evict, or the other way round
-    ("store_bias", np.float64),  # the same of its worth when something to store is chosen
-    ("by_bytes", np.float64),  # what its bytes count for in its score, with its bias
     ("member_at", np.int32),  # where it stands among the members
-    ("role", np.int8),  # in the choices of victims
     # Lists of tensors, by position and not by tensor:
     ("member", np.int32),  # all that are resident, in no order
     ("candidate", np.int32),
     ("way", np.int8),  # how that candidate would be evicted
-    ("score", np.float64),
 ])  # fmt: skip
 
 NODE = np.dtype([
@@ -61,20 +56,17 @@ NODE = np.dtype([
     ("entry", np.int64),
 ])  # fmt: skip
 
-STEP = np.dtype(
-    [("start_us", np.float64), ("by_steps", np.float64)]
-)  # by step when it starts if nothing is repeated; by distance its weight
-
 ENTRY = np.dtype([("code", np.int32), ("needed", np.bool_)])  # of the sequence; a store may turn out not to be needed
 
 NOW = np.dtype([
     ("level", np.int64), ("count", np.int64), ("stamp", np.int64), ("members", np.int64),
     ("ahead", np.int64),  # the step up to which loads have been thought of
     ("clock", np.float64), ("to_host", np.float64), ("from_host", np.float64),  # when operators and either link are free
-    # The rule, see `evict.Weights`:
-    ("limit_bytes", np.int64), ("cost_power", np.float64), ("bytes_power", np.float64), ("steps_power", np.float64),
+    # The rule, see `evict.Weights`; powers of bytes and of steps are in `by_bytes` and `by_steps`:
+    ("limit_bytes", np.int64), ("cost_power", np.float64),
     ("store_above", np.float64), ("store_cap", np.float64), ("load_weight", np.float64), ("lead", np.float64),
     ("most_load_us", np.float64),
+    ("reserve_node", np.int64), ("reserve_bytes", np.int64),  # what a node finds free while it runs, in place of its workspace
 ])  # fmt: skip
 
 
@@ -85,7 +77,13 @@ class State(NamedTuple):
     now: Any  # [1] NOW
     tensors: Any  # [m] TENSOR
     nodes: Any  # [n + 1] NODE; the last is there for the stacks alone
-    steps: Any  # [steps + 1] STEP
+    start_us: Any  # [steps + 1] by step, when it starts if nothing is repeated
+    by_steps: Any  # by distance in steps, what that counts for in a score
+    by_bytes: Any  # [m] what a tensor's bytes count for in its score, with its exception from the rule
+    by_store: Any  # [m] its worth counts so many times when something to store is chosen
+    roles: Any  # [m] in the choices of victims
+    scores: Any  # [m] by position among the candidates
+    heap: Any  # [m] positions of candidates
     ids: Ints  # rows of tensors and nodes, laid end to end
     uses: Any  # by tensor the steps at which it is read, as rows laid end to end, see `use_rows`
     out: Any  # ENTRY: the sequence that is made
@@ -99,7 +97,6 @@ def records(facts: Facts) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int32]
     for name in ("cost_us", "made_bytes", "workspace_bytes", "take_output", "repeatable"):
         nodes[name][:-1] = getattr(facts, name)
     tensors["worth_us"][tensors["offloaded"]] = np.inf  # nobody can make it
-    tensors["bias"] = tensors["store_bias"] = 1.0
     start = 0
     for name, row in (("read", "read"), ("made", "made"), ("reuse", "take"), ("limit", "limit"), ("write", "write")):
         ptr = getattr(facts, f"{row}_ptr").astype(np.int64) + start
@@ -113,27 +110,25 @@ def blank(length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.zeros(length, dtype).view(np.recarray) if SWITCHED_OFF else np.zeros(length, dtype)
 
 
-@kernel
+@kernel(borrows=True)
 def start(state: Any) -> None:
     """Fill in what follows from the sequence."""
-    base, now, tensors, nodes, steps = state.base, state.now, state.tensors, state.nodes, state.steps
+    base, now, tensors, nodes, start_us = state.base, state.now, state.tensors, state.nodes, state.start_us
+    start_us[0] = 0.0
     for step in range(len(base)):
-        steps[step + 1].start_us = steps[step].start_us + nodes[base[step]].cost_us
-        steps[step + 1].by_steps = float(step + 1) ** now[0].steps_power
-    steps[0].by_steps = 1.0
+        start_us[step + 1] = start_us[step] + nodes[base[step]].cost_us
     for tensor in range(len(tensors)):
         each = tensors[tensor]
-        each.by_bytes = float(max(1, each.bytes)) ** now[0].bytes_power / each.bias
         now[0].most_load_us = max(now[0].most_load_us, each.load_us)
         if each.producer < 0 and (each.use_end > each.at or each.kept):
             settle(tensor, now, tensors)
 
 
-@kernel(inner=True)
+@kernel(borrows=True)
 def first_steps(base: Any, nodes: Any, ids: Any) -> None:
     """By node the step at which it first runs, and the first from which on it may not be repeated."""
     for node in range(len(nodes)):
-        nodes[node].first = len(base)
+        nodes[node].first, nodes[node].seen = len(base), 0
     for step in range(len(base) - 1, -1, -1):
         nodes[base[step]].first = step
     for node in range(len(nodes)):
@@ -175,7 +170,7 @@ def use_rows(base: Any, tensors: Any, nodes: Any, ids: Any) -> Any:
     return uses
 
 
-@kernel(inner=True)
+@kernel(borrows=True)
 def next_use(tensor: Any, step: Any, again: Any, tensors: Any, uses: Any) -> int:
     """The step at which what there is of a tensor is read next; -1 for never. The present step counts while it has not run."""
     entry, end = tensors[tensor].at, tensors[tensor].use_end
@@ -184,7 +179,7 @@ def next_use(tensor: Any, step: Any, again: Any, tensors: Any, uses: Any) -> int
     return max(uses[entry], -1) if entry < end else -1
 
 
-@kernel(inner=True)
+@kernel(borrows=True)
 def emit(code: Any, now: Any, out: Any) -> bool:
     """One entry more; False where the sequence has become too long."""
     count = now[0].count
@@ -196,7 +191,7 @@ def emit(code: Any, now: Any, out: Any) -> bool:
     return True
 
 
-@kernel
+@kernel(borrows=True)
 def settle(tensor: Any, now: Any, tensors: Any) -> None:
     """A tensor is there from now on."""
     count = now[0].members
@@ -207,7 +202,7 @@ def settle(tensor: Any, now: Any, tensors: Any) -> None:
     now[0].level += tensors[tensor].bytes
 
 
-@kernel
+@kernel(borrows=True)
 def free(tensor: Any, now: Any, tensors: Any) -> None:
     """A tensor's memory is free again."""
     tensors[tensor].resident = False

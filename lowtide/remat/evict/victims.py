@@ -11,46 +11,50 @@ import numpy as np
 
 from lowtide.base.kernels import kernel
 from lowtide.remat.entries import DROP, STORE, code_of
+from lowtide.remat.evict.heap import heapify, sift_down
 from lowtide.remat.evict.state import CHOSEN, DROPPED, NOTHING, STORED, WEIGHED, emit, free, next_use
 
 _DEAD, _REMAKE, _DROP, _SWAP, _UNKNOWN = 0, 1, 2, 3, 4  # how a tensor is evicted
 _LATE = 1e30  # what was loaded ahead is evicted last
 
 
-@kernel(inner=True)
+@kernel(borrows=True)
 def has_room(need: Any, now: Any) -> bool:
     """Whether so many bytes fit beneath the limit."""
     return bool(now[0].level + need <= now[0].limit_bytes)
 
 
-@kernel(inner=True)
+@kernel(borrows=True)
 def make_room(need: Any, step: Any, again: Any, before: Any, state: Any) -> bool:
     """Evict tensors until `need` bytes fit beneath the limit; none that is read before step `before`. False where that cannot be."""
     if has_room(need, state.now):
         return True
-    now, tensors, nodes, steps, ids, uses, out = state.now, state.tensors, state.nodes, state.steps, state.ids, state.uses, state.out
+    now, tensors, nodes, scores, heap = state.now, state.tensors, state.nodes, state.scores, state.heap
     found = _candidates(step, again, before, state)
+    heapify(heap, found, scores)
     while not has_room(need, now):
-        position = _least(found, tensors)
-        if position < 0:
+        if found == 0 or scores[heap[0]] == np.inf:
             return False
+        position = heap[0]
         tensor = tensors[position].candidate
         if tensors[position].way == _UNKNOWN:
-            later = next_use(tensor, step, again, tensors, uses)
-            cost, way = _price(tensor, later, now, tensors, nodes, ids)
+            later = next_use(tensor, step, again, tensors, state.uses)
+            cost, way = _price(tensor, later, now, tensors, nodes, state.ids)
             tensors[position].way = way
-            tensors[position].score = _score(cost, tensor, later - step, now, tensors, steps) if way != _DEAD else np.inf
-            continue
-        tensors[position].score = np.inf
-        if not _evict(tensor, tensors[position].way, now, tensors, nodes, out):
-            return False
+            scores[position] = _score(cost, tensor, later - step, state) if way != _DEAD else np.inf
+        else:
+            if not _evict(tensor, tensors[position].way, state.roles, now, tensors, nodes, state.out):
+                return False
+            found -= 1
+            heap[0] = heap[found]
+        sift_down(heap, 0, found, scores)
     return True
 
 
-@kernel(inner=True)
+@kernel(borrows=True)
 def _candidates(step: Any, again: Any, before: Any, state: Any) -> int:
     """All that may be evicted, with a bound from below of their scores; how many."""
-    now, tensors, nodes, steps, uses = state.now, state.tensors, state.nodes, state.steps, state.uses
+    now, tensors, nodes, uses, scores, roles = state.now, state.tensors, state.nodes, state.uses, state.scores, state.roles
     found = 0
     for position in range(now[0].members):
         tensor = tensors[position].member
@@ -59,37 +63,27 @@ def _candidates(step: Any, again: Any, before: Any, state: Any) -> int:
             continue
         later = next_use(tensor, step, again, tensors, uses)
         if later < 0:
-            tensors[found].score, tensors[found].candidate, tensors[found].way = -1.0, tensor, _DEAD
+            scores[found], tensors[found].candidate, tensors[found].way = -1.0, tensor, _DEAD
             found += 1
         elif later > before:
             cost = _at_least(tensor, later, now, tensors, nodes)
             if cost < np.inf:
-                tensors[found].score = _score(cost, tensor, later - step, now, tensors, steps)
+                scores[found] = _score(cost, tensor, later - step, state)
                 tensors[found].candidate, tensors[found].way = tensor, _UNKNOWN
-                each.role = max(each.role, WEIGHED)
+                roles[tensor] = max(roles[tensor], WEIGHED)
                 found += 1
     return found
 
 
-@kernel(inner=True)
-def _least(found: Any, tensors: Any) -> int:
-    """The position of the candidate of least score; -1 where none is left."""
-    best, position = np.inf, -1
-    for each in range(found):
-        if tensors[each].score < best:
-            best, position = tensors[each].score, each
-    return position
-
-
-@kernel(inner=True)
-def _score(cost: Any, tensor: Any, distance: Any, now: Any, tensors: Any, steps: Any) -> float:
+@kernel(borrows=True)
+def _score(cost: Any, tensor: Any, distance: Any, state: Any) -> float:
     """The least is evicted first; what was loaded ahead of its reader, last."""
-    powered = cost if now[0].cost_power == 1.0 else cost ** now[0].cost_power
-    score = powered / (tensors[tensor].by_bytes * steps[distance].by_steps)
-    return float(score + _LATE if tensors[tensor].fresh else score)
+    powered = cost if state.now[0].cost_power == 1.0 else cost ** state.now[0].cost_power
+    score = powered / (state.by_bytes[tensor] * state.by_steps[distance])
+    return float(score + _LATE if state.tensors[tensor].fresh else score)
 
 
-@kernel(inner=True)
+@kernel(borrows=True)
 def _at_least(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any) -> float:
     """A bound from below of what it costs to evict and restore a tensor: no walk; inf where there is no way."""
     each = tensors[tensor]
@@ -99,7 +93,7 @@ def _at_least(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any) -> fl
     return float(cost)
 
 
-@kernel(inner=True)
+@kernel(borrows=True)
 def _price(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any, ids: Any) -> tuple[float, int]:
     """What it costs to evict and restore a tensor, and in which way; `_DEAD` where there is none."""
     cost, way = 0.0, _DEAD
@@ -122,8 +116,8 @@ def _price(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any, ids: Any
     return cost, way
 
 
-@kernel
-def _evict(tensor: Any, way: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
+@kernel(borrows=True)
+def _evict(tensor: Any, way: Any, roles: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     """Evict a tensor; False where the sequence has become too long."""
     if way == _SWAP and not store(tensor, now, tensors, nodes, out):
         return False
@@ -136,12 +130,12 @@ def _evict(tensor: Any, way: Any, now: Any, tensors: Any, nodes: Any, out: Any) 
         if not emit(code_of(DROP, tensor, len(nodes) - 1), now, out):
             return False
     if way != _DEAD:
-        tensors[tensor].role = CHOSEN
+        roles[tensor] = CHOSEN
     free(tensor, now, tensors)
     return True
 
 
-@kernel
+@kernel(borrows=True)
 def store(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     """Begin to copy a tensor to the host. The entry stays in the sequence only if the copy is needed."""
     each, position = tensors[tensor], now[0].count
@@ -155,7 +149,7 @@ def store(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     return True
 
 
-@kernel(inner=True)
+@kernel(borrows=True)
 def remake_us(maker: Any, when: Any, now: Any, tensors: Any, nodes: Any, ids: Any) -> float:
     """What it costs to run a node again with all that it misses now; -1 where something could not be run at step `when`."""
     total, top = 0.0, 0

@@ -13,10 +13,10 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.problems.order import Ints
 from lowtide.remat.evict.eviction import Bias, Weights
 from lowtide.remat.evict.state import BYSTANDER, CHOSEN, WEIGHED
 from lowtide.remat.problem import RematProblem
+from lowtide.remat.pruning import repeats
 from lowtide.remat.sweep.archive import Point, Recipe
 
 RULES = tuple(Weights(a, b, c) for a, b, c in product((0.5, 1.0, 1.6), (0.5, 1.0, 1.4), (0.0, 0.4, 1.0)))
@@ -54,7 +54,7 @@ class Neighbours:
         """One change of a schedule's recipe."""
         plain = problem.codes.runs_in(point.sequence)
         recipe = point.recipe or Recipe(plain, RULES[0])
-        again = _repeats(plain, problem.problem.node_count)
+        again = repeats(plain, problem.problem.node_count)
         change = int(self.random.choice(5, p=_PLAIN if problem.links is None else _SWAPPING))
         if change == _FEWER and len(again):
             return replace(recipe, base=np.delete(plain, self._some(again)))
@@ -96,10 +96,3 @@ class Neighbours:
 def _bias(problem: RematProblem, recipe: Recipe) -> Bias:
     ones = np.ones(problem.problem.tensor_count)
     return recipe.bias or Bias(ones, ones)
-
-
-def _repeats(sequence: Ints, node_count: int) -> NDArray[np.intp]:
-    """The positions of runs that are not their node's first."""
-    first = np.full(node_count, len(sequence), np.int64)
-    np.minimum.at(first, sequence, np.arange(len(sequence)))
-    return np.flatnonzero(first[sequence] < np.arange(len(sequence)))

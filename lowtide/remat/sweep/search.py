@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from lowtide.problems.order import Ints
 from lowtide.remat.blocks.seeds import Seeds
-from lowtide.remat.cost import cost_of
+from lowtide.remat.cost import price_of
 from lowtide.remat.evict.eviction import Weights, evict
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.archive import Archive, Point, Recipe
@@ -236,8 +236,7 @@ class _Search:
         return min(1.0, max(self.archive.states / max(1, self.sweep.max_states), self.runs / max(1, self.sweep.max_runs)))
 
     def see(self, which: int, sequence: Ints, recipe: Recipe | None = None, roles: NDArray[np.int8] | None = None) -> Point:
-        cost = cost_of(self.problems[which], sequence)
-        point = Point(cost.peak_bytes, cost.time_us, which, sequence, recipe, roles)
+        point = Point(*price_of(self.problems[which], sequence), which, sequence, recipe, roles)
         self.archive.add(point)
         return point
 
