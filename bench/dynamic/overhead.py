@@ -30,8 +30,8 @@ from lowtide.api.running.variant import Variant
 
 COLUMNS = ("layers", "question", "operators", "static", "ranged", "ratio", "difference", "bar", "repeats")
 NOTES = (
-    "new shape, known shape (microseconds): a whole call but for the program, median; static is a step for that shape alone; the bars are"
-    " 1,000 and 50 microseconds more than static's",
+    "new shape, known shape (processor microseconds of all threads): a whole call but for the program, median; static is a step for that"
+    " shape alone; the bars are 1,000 and 50 microseconds more than static's",
     "step (processor milliseconds): medians of both in turns, without a limit; the bar is a ratio of 1.01; for the largest shape both have"
     " one order, for others the step for that shape alone may have one of its own",
     "to the step (processor seconds): capture and planning, in turns, the median; operators' bytes and times are remembered from a first"
@@ -145,9 +145,9 @@ def _without_programs() -> Iterator[None]:
 
 
 def _us(call: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
+    begun = time.process_time_ns()
     call()
-    return 1e6 * (time.perf_counter() - begun)
+    return 1e-3 * (time.process_time_ns() - begun)
 
 
 def _steps(gpt2: _Gpt2, turns: int, rows: int, length: int) -> dict[str, Any]:

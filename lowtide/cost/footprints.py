@@ -16,7 +16,6 @@ from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lowtide.cost.memory import lifetimes
 from lowtide.cost.symbolic import SymbolicProblem
@@ -68,14 +67,19 @@ class Footprints:
             raise ShapeError(f"at {dict(point)}: expected sizes that add up to at most 2**62 bytes, got more: let the ranges end lower")
         rounded = -(-np.array(found, np.int64) // self.granules) * self.granules
         vector = np.concatenate([rounded, np.asarray(workspace_bytes, np.int64)[: self.matrix.shape[1] - len(rounded)]])
-        if (self._rough @ vector).max(initial=0.0) > LIMIT_BYTES:
+        if self._most_parts * int(vector.max(initial=0)) > LIMIT_BYTES and self._adds_up_beyond(vector):
             raise ShapeError(f"at {dict(point)}: expected sizes that add up to at most 2**62 bytes, got more: let the ranges end lower")
         rows: Bytes = self.matrix @ vector
         return rows
 
+    def _adds_up_beyond(self, vector: Bytes) -> bool:
+        """Whether a row adds up to more than can be counted, by floats: their product may wait for other threads."""
+        return bool((self.matrix.astype(np.float64) @ vector).max(initial=0.0) > LIMIT_BYTES)
+
     @cached_property
-    def _rough(self) -> NDArray[np.float64]:
-        return self.matrix.astype(np.float64)
+    def _most_parts(self) -> int:
+        """Of a row."""
+        return int(self.matrix.sum(axis=1).max(initial=0))
 
     @cached_property
     def _sizes_at(self) -> Compiled:
