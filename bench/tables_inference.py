@@ -10,8 +10,8 @@ _PEERS = ("onnxruntime", "openvino", "inductor", "eager")
 
 
 def inference() -> tuple[str, ...]:
-    """Times beside peers, and partitions."""
-    return _times(), _partitions()
+    """Times beside peers, what it takes to make kernels, and partitions."""
+    return _times(), _compiling(), _partitions()
 
 
 def _times() -> str:
@@ -43,6 +43,35 @@ def _ms(row: Row | None) -> str:
 
 def _ratio(row: Row | None) -> str:
     return "" if row is None or row["to_best_peer"] is None else f"{row['to_best_peer']:.2f}"
+
+
+def _compiling() -> str:
+    by_case: dict[str, dict[str, Row]] = {}
+    for row in rows_of("ago_compiling"):
+        by_case.setdefault(row["case"], {})[row["cache"]] = row
+    lines = [
+        [
+            case,
+            *(_seconds(found.get(cache), column) for cache in ("empty", "filled") for column in ("seconds", "processor_s", "optimize_s")),
+        ]
+        for case, found in by_case.items()
+    ]
+    return section(
+        "What generated kernels take to be made",
+        "ago_compiling",
+        "python -m bench.ago.compiling",
+        "Seconds, with an empty cache, and in the next process, which finds in it what the first one left: what passes while regions are\n"
+        "found, compiled, measured beside torch's operators and loaded; what this process and its compilers compute meanwhile; and all of\n"
+        "`lowtide.optimize`, with capture and plan. Our own kernels, which numba compiles once a machine, are there in both.",
+        ("network", "empty", "processor", "optimize", "filled", "processor", "optimize"),
+        lines,
+    )
+
+
+def _seconds(row: Row | None, column: str) -> str:
+    if row is None or row[column] is None:
+        return ""
+    return f"{row[column]:.2f}" if row[column] < 1 else f"{row[column]:.1f}"
 
 
 def _partitions() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowtide.fuse.codegen.text import Addresses, exact, filled, flag, functor, listed, window_of
+from lowtide.fuse.codegen.text import Addresses, Functors, exact, flag, listed, window_of
 from lowtide.fuse.layout import stepped
 from lowtide.fuse.stages import Block, Convolution, Product, Windows
 from lowtide.fuse.tiles import rows_beside
@@ -16,14 +16,10 @@ def is_possible(windows: Windows) -> bool:
     return windows.kind in _KINDS
 
 
-def block(at: int, stage: Block, addresses: Addresses, target: Target) -> list[str]:
-    """The functors of all epilogues, and the stage's function."""
-    names = ", ".join(node.op.removeprefix("aten.").split(".")[0] for node in stage.nodes)
-    lines = [line for part, each in enumerate(stage.parts) for line in functor(f"{at}_{part}", each.epilogue)]
-    lines.append(f"static void stage{at}(const Run& run) {{  // {names}")
-    for part, each in enumerate(stage.parts):
-        lines += filled(f"{at}_{part}", f"e{part}", each.epilogue, addresses)
-    return [*lines, *_body(stage, addresses, target), "}"]
+def block(stage: Block, addresses: Addresses, target: Target, functors: Functors) -> list[str]:
+    """What the stage's function does."""
+    lines = [line for part, each in enumerate(stage.parts) for line in functors.filled(f"e{part}", each.epilogue, addresses)]
+    return [*lines, *_body(stage, addresses, target)]
 
 
 def _body(stage: Block, addresses: Addresses, target: Target) -> list[str]:

@@ -1,23 +1,31 @@
 """The source of a network: a function for each stage, and one that runs them all, each thread its share, with barriers between.
 
 takes   stages, where the arena's buffers and the packed constants lie
-leaves  text that needs nothing but kernels.hpp; all names in it are made here
+leaves  text that needs nothing but the templates; all names in it are made here
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from lowtide.fuse.codegen.attention import attention, batched, softmax
 from lowtide.fuse.codegen.blocks import block
 from lowtide.fuse.codegen.maps import map_body
-from lowtide.fuse.codegen.text import Addresses, exact, filled, flag, functor, listed, window_of
+from lowtide.fuse.codegen.text import Addresses, Functors, exact, flag, listed, window_of
 from lowtide.fuse.stages import Attention, Batched, Block, Convolution, Map, Pad, Product, Rows, Stage, Windows
 from lowtide.fuse.tiles import tile_of
 from lowtide.ir.packed import Target
 
 ENTRY = "lowtide_network"
+SHARES = 8  # of what a compiler does
+_WEIGHTS: Mapping[type, int] = {Block: 6, Convolution: 3, Product: 3, Attention: 3, Windows: 2}  # what compilers take, roughly
+_HERE = (
+    "#ifndef LOWTIDE_PARTS", "#define LOWTIDE_PARTS 1", "#define LOWTIDE_PART 0", "#endif",
+    "#define HERE(share) ((share) % LOWTIDE_PARTS == LOWTIDE_PART)",
+)  # fmt: skip
+_HIDDEN = '__attribute__((visibility("hidden")))'
 Alone: TypeAlias = Product | Convolution | Pad | Windows | Rows | Batched | Attention | Map  # all but blocks
 _CACHED_BYTES = 128 * 1024  # of rows that stay near while all panels pass them
 _NEAR_BYTES = 24 * 1024  # of panels that stay nearest while all rows pass them
@@ -25,25 +33,43 @@ _WEIGHTS_BYTES = 256 * 1024  # beyond that panels are passed once, and rows agai
 
 
 def source_of(stages: Sequence[Stage], addresses: Addresses, target: Target) -> str:
-    """The whole text."""
-    parts = ['#include "blocks.hpp"', '#include "attention.hpp"', f'static_assert(L == {target.lanes}, "made for other vectors");']
-    for at, stage in enumerate(stages):
-        parts += _stage(at, stage, addresses, target)
-    parts += [f'extern "C" void {ENTRY}(const Run* its) {{', "  const Run& run = *its;"]
+    """The whole text. Compiled with LOWTIDE_PARTS and LOWTIDE_PART defined it is one of several parts, which are linked then."""
+    functors = Functors()
+    functions = [_stage(at, stage, addresses, target, functors) for at, stage in enumerate(stages)]
+    parts = ['#include "blocks.hpp"', '#include "attention.hpp"', f'static_assert(L == {target.lanes}, "made for other vectors");', *_HERE]
+    parts += [*functors.lines, *(f"{_HIDDEN} void stage{at}(const Run& run);" for at in range(len(stages)))]
+    for share, function in zip(shares(stages, functions), functions, strict=True):
+        parts += [f"#if HERE({share})", *function, "#endif"]
+    parts += ["#if HERE(0)", f'extern "C" void {ENTRY}(const Run* its) {{', "  const Run& run = *its;"]
     parts += [f"  stage{at}(run); barrier(run);" for at in range(len(stages))]
-    return "\n".join([*parts, "}", ""])
+    return "\n".join([*parts, "}", "#endif", ""])
 
 
-def _stage(at: int, stage: Stage, addresses: Addresses, target: Target) -> list[str]:
-    if isinstance(stage, Block):
-        return block(at, stage, addresses, target)
-    lines = [] if isinstance(stage, (Map, Pad, Attention)) else functor(str(at), stage.epilogue)
+def shares(stages: Sequence[Stage], functions: Sequence[Sequence[str]]) -> list[int]:
+    """Which share of the compiler's work each stage is of. Stages that are the same but for what they read are of one share."""
+    weights = {_kind(function): _WEIGHTS.get(type(stage), 1) for stage, function in zip(stages, functions, strict=True)}
+    loads, share = [0] * SHARES, dict[str, int]()
+    for kind in sorted(weights, key=lambda kind: -weights[kind]):  # ties stay in program order
+        share[kind] = loads.index(min(loads))
+        loads[share[kind]] += weights[kind]
+    return [share[_kind(function)] for function in functions]
+
+
+def _kind(function: Sequence[str]) -> str:
+    """A stage's function without its name and without addresses."""
+    return re.sub(r"run\.at\[\d+\] \+ \d+", "", "\n".join(function[1:]))
+
+
+def _stage(at: int, stage: Stage, addresses: Addresses, target: Target, functors: Functors) -> list[str]:
     names = ", ".join(node.op.removeprefix("aten.").split(".")[0] for node in stage.nodes)
+    head = f"void stage{at}(const Run& run) {{  // {names}"
+    if isinstance(stage, Block):
+        return [head, *block(stage, addresses, target, functors), "}"]
     call = _call(stage, addresses, target)
-    body = call if isinstance(call, list) else [*filled(str(at), "e", stage.epilogue, addresses), f"  {call};"]
-    if isinstance(stage, (Pad, Attention)):
-        body = [f"  {call};"]
-    return [*lines, f"static void stage{at}(const Run& run) {{  // {names}", *body, "}"]
+    if isinstance(call, list):
+        return [head, *call, "}"]
+    given = [] if isinstance(stage, (Pad, Attention)) else functors.filled("e", stage.epilogue, addresses)
+    return [head, *given, f"  {call};", "}"]
 
 
 def _call(stage: Alone, addresses: Addresses, target: Target) -> str | list[str]:

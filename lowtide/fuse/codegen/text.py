@@ -26,8 +26,25 @@ class Addresses:
         return f"run.at[0] + {self.buffers[place.buffer] + place.offset}"
 
 
-def functor(at: str, epilogue: Epilogue) -> list[str]:
-    """What becomes of a vector before it is stored."""
+class Functors:
+    """What becomes of vectors before they are stored, as C++. Epilogues of the same text share a type, so that a compiler meets it once."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[str, ...], str] = {}
+
+    @property
+    def lines(self) -> list[str]:
+        """All types."""
+        return [line for body, name in self._names.items() for line in (f"struct {name} {{", *body, "};")]
+
+    def filled(self, name: str, epilogue: Epilogue, addresses: Addresses) -> list[str]:
+        """A variable of an epilogue's type, with what it reads."""
+        made = self._names.setdefault(tuple(_functor(epilogue)), f"E{len(self._names)}")
+        pointers = ", ".join(addresses.of(operand.place) for operand in epilogue.operands)
+        return [f"  {made} {name}{{{pointers}}};"]
+
+
+def _functor(epilogue: Epilogue) -> list[str]:
     pointers = [f"  const float* p{each};" for each in range(len(epilogue.operands))]
     loads = [
         f"    vec<N> o{each} = load<N>(p{each} + row * {operand.step} + column);"
@@ -37,13 +54,7 @@ def functor(at: str, epilogue: Epilogue) -> list[str]:
     ]
     lines = [f"    {line}" for line in epilogue.lines]
     head = "  template <int N> ALWAYS vec<N> operator()(vec<N> v, long row, int column) const {"
-    return [f"struct E{at} {{", *pointers, head, *loads, *lines, f"    return {epilogue.result};", "  }", "};"]
-
-
-def filled(at: str, name: str, epilogue: Epilogue, addresses: Addresses) -> list[str]:
-    """Its functor with what it reads."""
-    pointers = ", ".join(addresses.of(operand.place) for operand in epilogue.operands)
-    return [f"  E{at} {name}{{{pointers}}};"]
+    return [*pointers, head, *loads, *lines, f"    return {epilogue.result};", "  }"]
 
 
 def flag(value: object) -> str:

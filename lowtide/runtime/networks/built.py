@@ -23,6 +23,7 @@ _TEMPLATES = ("kernels.hpp", "blocks.hpp", "attention.hpp")
 _NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 # NaN and infinities are as in IEEE 754; only that nobody looks at errno or at traps is taken for granted.
 FLAGS = ("-O3", "-std=c++20", _NATIVE, "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-pthread", f"-I{_HERE}")
+_PART_LETTERS = 6000  # of source, for which a compiler takes longer than to read the templates
 _lock = threading.Lock()
 
 
@@ -69,7 +70,11 @@ def network(source: str) -> Any:
 def _compile(source: str, target: Path) -> None:
     text = target.with_suffix(".cpp")
     text.write_text(source, encoding="utf-8")
-    compile_library(text, target, FLAGS)
+    compile_library(text, target, FLAGS, parts=min(_processors(), 1 + len(source) // _PART_LETTERS))
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def _network_of(path: Path) -> tuple[int, Any]:
