@@ -18,6 +18,7 @@ from lowtide.api.maker import Asked, Maker
 from lowtide.api.ranges.guessed import met_so_far
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.ranges.said import check_uncut, varying_of
+from lowtide.api.ranges.saved import limit_of, loaded
 from lowtide.api.ranks.group import Trainers, check_shards
 from lowtide.api.running.shapes import checked_policy
 from lowtide.api.stages import Callback, Stages, wants_progress
@@ -127,7 +128,8 @@ def optimize(
         What the step returns is never in it. On the CPU under Linux, and with a C++ compiler, which is run once; where there is none, a
         warning says so and the step runs without. `step.arena` tells how much was served.
     placer: how to find those addresses; by default what `lowtide.place` does, with little exact search, as a step waits for it.
-    plan: a plan saved earlier for this very program, to be used instead of solving again.
+    plan: a plan saved earlier for this very program, to be used instead of solving again; with `dynamic` the path of what `step.save`
+        wrote for that range.
     dynamic: which extents of the batch differ from call to call, by argument (its name, or its position in a tuple), dimension and range:
         `{"input_ids": {1: ("length", 16, 2048)}, "labels": {1: "length"}}`; what has one name has one extent. The program is captured
         once and planned for the whole range: each shape runs within the limit, without any further capture, and
@@ -157,12 +159,8 @@ def optimize(
     check_swapping(model, optimizer, swap, swap_state)
     if plan is not None and (memory is not None or latency is not None):
         raise TypeError("plan: a saved plan keeps to the limit that it was made for; leave out `memory` and `latency`, or `plan`")
-    if plan is not None and dynamic is not None:
-        raise TypeError(
-            "plan: a saved plan is for batches of one shape: leave out `dynamic` to use it for these, or `plan` to serve the range, whose "
-            "searches are kept on disk"
-        )
-    limit = Limit.of(memory, latency)
+    saved, ranged = loaded(plan, dynamic)
+    limit = Limit.of(memory, latency) if ranged is None else limit_of(ranged)
     args, kwargs = positional_and_keyword(batch)
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     target = device_of(model, device)
@@ -170,7 +168,6 @@ def optimize(
     program = None
     if loss is not None and optimizer is not None:
         program = TrainingProgram(model, loss, optimizer, after_backward, accumulate, scaler, trainers.ranks, trainers.wrapper)
-    saved = Plan.load(plan) if isinstance(plan, (str, os.PathLike)) else plan
     machine = preset(simulate) if isinstance(simulate, str) else simulate
     obstacle = _ON_META if on_meta else "" if machine is None else _ELSEWHERE.format(machine.name)  # why the step can only be planned
     stages = Stages(callback, wants_progress(progress))
@@ -181,7 +178,7 @@ def optimize(
     capturing = Capturing(model, program, target, stages, varying, trainers.peers)
     of_shapes = Maker(capturing, Machine(target, machine, tries, swap, stages), asked, saved, stages)
     guessing = RangeMaker.guessing(of_shapes, seen, args, kwargs) if seen else None
-    maker = RangeMaker(of_shapes, varying, (args, kwargs)) if varying else guessing or of_shapes
+    maker = RangeMaker(of_shapes, varying, (args, kwargs), ranged) if varying else guessing or of_shapes
     family = maker.make(args, kwargs, as_saved=saved is not None)
     trainers.begin()
     new_arena = partial(StepArena.of, target, placer) if arena and not obstacle else None

@@ -169,6 +169,16 @@ class Step:
         """Read such a folder into model and optimizer. Raises FormatError where it is of others."""
         self._trained().load(path)
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what was planned, for `optimize(..., plan=path)`: the plan; of a step for a range all that was planned for it so far.
+
+        Raises FormatError for a program that text cannot hold, and OSError.
+        """
+        if self._range is None:
+            self.plan.save(path)
+        else:
+            self._range.save(path)
+
     def save_program(self, path: str | os.PathLike[str]) -> None:
         """Write the program's text, to be read."""
         write_whole(path, self.source)

@@ -83,9 +83,13 @@ def rewritings(graph: Graph, times_of: TimesOf, *, exact: bool) -> Iterator[Rewr
 
 def over_dimensions(graph: Graph, at_point: Rewriting) -> Rewriting | None:
     """A graph over dimensions as it was rewritten at a point of them; None where what was done there does not hold for all of them."""
-    cost_us = {(deed.rule, deed.held.name): deed.cost_us for deed in at_point.deeds}
-    found = _of(_rewritten_at(graph, cost_us), cost_us)
+    found = rewritten_with(graph, {(deed.rule, deed.held.name): deed.cost_us for deed in at_point.deeds})
     return found if len(found.deeds) == len(at_point.deeds) else None
+
+
+def rewritten_with(graph: Graph, cost_us: Mapping[tuple[str, str], float]) -> Rewriting:
+    """The graph rewritten by these rules at these places, by the storages that were held there, with what each costs."""
+    return _of(_rewritten_at(graph, cost_us), cost_us)
 
 
 def cost_of_deeds(deeds: Sequence[Deed], elsewhere: Iterable[Rewriting]) -> float:

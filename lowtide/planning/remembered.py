@@ -34,7 +34,7 @@ from lowtide.planning.candidate import Candidate
 from lowtide.planning.request import Request
 from lowtide.planning.searched import Searched
 from lowtide.problems.order import Ints
-from lowtide.remat.cost import cost_of, first_wrong
+from lowtide.remat.cost import cost_of, runs_all
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.archive import Archive, Point
 from lowtide.remat.sweep.search import Sweep
@@ -203,10 +203,7 @@ def _point(problems: Sequence[RematProblem], which: int, sequence: Ints) -> Poin
     if not 0 <= which < len(problems):
         raise FormatError(f"{_WHERE}: expected one of {len(problems)} problems, got {which}")
     problem = problems[which]
-    there = np.zeros(problem.problem.node_count, np.bool_)
-    if first_wrong(problem, sequence) < 0:
-        there[problem.codes.runs_in(sequence)] = True
-    if not (there | problem.is_view).all():
+    if not runs_all(problem, sequence):
         raise FormatError(f"{_WHERE}: expected right sequences of all nodes")
     cost = cost_of(problem, sequence)
     return Point(cost.peak_bytes, cost.time_us, which, sequence)

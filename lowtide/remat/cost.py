@@ -64,6 +64,14 @@ def first_wrong(problem: RematProblem, sequence: Ints) -> int:
     return int(_first_wrong(sequence, problem.facts))
 
 
+def runs_all(problem: RematProblem, sequence: Ints) -> bool:
+    """Whether a sequence, wherever it comes from, is right and runs every node; views need not be run."""
+    there = np.zeros(problem.problem.node_count, np.bool_)
+    if first_wrong(problem, sequence) < 0:
+        there[problem.codes.runs_in(sequence)] = True
+    return bool((there | problem.is_view).all())
+
+
 @kernel
 def _first_wrong(sequence: Any, facts: Any) -> int:
     n, m = len(facts.repeatable), len(facts.producer)

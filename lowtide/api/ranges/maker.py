@@ -7,6 +7,7 @@ leaves  families of variants, one for each shape that is asked for, in microseco
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from lowtide.api.ranges.region import Region, Served, bounded, in_steps, narrowe
 from lowtide.api.ranges.said import fixed_beside
 from lowtide.api.ranges.stretched import largest
 from lowtide.api.stages import Stages
+from lowtide.base.files import write_whole
 from lowtide.capture.data.facts import Facts
 from lowtide.capture.program import Captured
 from lowtide.capture.sizes.strides import is_dense
@@ -33,6 +35,8 @@ from lowtide.ir.varying import FIXED, Varying
 from lowtide.plan.plan import Plan
 from lowtide.planning.limits import Limit, Memory
 from lowtide.planning.planner import Planner
+from lowtide.planning.ranges.saved import part_for, refuse_other, written_range
+from lowtide.planning.ranges.written import WrittenRange
 from lowtide.planning.warm_up import compile_ahead, warm_up_planning
 from lowtide.remat.sweep.search import Sweep
 from lowtide.runtime.unchanged.granted import Granted
@@ -66,9 +70,11 @@ class RangeMaker:
     and other states of the model are captured when the first batch of theirs comes.
     """
 
-    saved: Plan | None = None  # no saved plan is for a range
+    saved: Plan | None = None  # a plan of one shape is for no range
 
-    def __init__(self, maker: Maker, varying: Varying, example: Batch) -> None:
+    def __init__(self, maker: Maker, varying: Varying, example: Batch, saved: WrittenRange | None = None) -> None:
+        """`saved` is what was planned for this range earlier."""
+        self._saved = saved
         self._maker, self._varying, self._shapes = maker, varying, shapes_of(*example)
         self._example: Batch | None = example  # until the range is captured: a step holds on to no batch
         self._served: list[Served] = []  # newest first
@@ -120,7 +126,8 @@ class RangeMaker:
     def make(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, as_saved: bool = False) -> RangeFamily:
         """The programs for a batch's shape and the caller's objects as they are now. Raises BudgetError where the shape does not fit."""
         if self._example is not None:
-            compile_ahead(self.asked.solver, limited=self.asked.limit.is_limit)
+            if self._saved is None:
+                compile_ahead(self.asked.solver, limited=self.asked.limit.is_limit)
             self._begin(*self._example)
             self._example = None
         leaves = _leaves(args, kwargs)
@@ -240,8 +247,29 @@ class RangeMaker:
 
     def _region(self, traced: Traced, laboratory: Laboratory) -> Region:
         part = narrowed(traced.captured, traced.point)
+        if (saved := self._region_saved(part, traced)) is not None:
+            return saved
         settings = {"timed": self.asked.limit.is_limit, "exact": self.asked.exact}
         return Region.of(part, traced.point, traced.granted, self._maker.machine, laboratory, **settings)
+
+    def _region_saved(self, captured: tuple[Captured, ...], traced: Traced) -> Region | None:
+        """The part of the range that was saved; None where that was not. Raises FormatError where it has to be."""
+        saved = self._saved
+        if saved is None or (self.asked.limit.is_limit and not saved.is_limited):
+            return None
+        request, graphs = self._maker.request(captured[-1], self.asked.limit.budget(0)), [each.graph for each in captured]
+        if not self._served:
+            refuse_other(saved, graphs, request)
+        part = part_for(saved, graphs, request)
+        if part is None:
+            return None
+        return Region.of_saved(captured, traced.point, traced.granted, part, request, timed=saved.is_limited)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what was planned for the parts of the range that are captured so far, to be used by `optimize(..., plan=path)`."""
+        served = list(reversed(self._served))
+        parts = [([each.graph for each in one.region.captured], one.families) for one in served]
+        write_whole(path, written_range(parts).to_json())
 
     def _plan(self, region: Region) -> Served:
         """Plan a region within the limit: a share is of eager's peak for the largest shapes, those that came first."""

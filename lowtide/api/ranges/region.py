@@ -23,6 +23,9 @@ from lowtide.ir.sizes import Size
 from lowtide.planning.ranges.family import PlanFamily
 from lowtide.planning.ranges.member import Member
 from lowtide.planning.ranges.planner import RangePlanner
+from lowtide.planning.ranges.saved import planner_of
+from lowtide.planning.ranges.written import WrittenPart
+from lowtide.planning.request import Request
 from lowtide.runtime.unchanged.granted import Granted
 
 _SHOWN = 3  # conditions in a message
@@ -55,6 +58,23 @@ class Region:
         fixed = {name: number for name, number in point.items() if name not in own}
         programs = all_ranged(captured, machine, laboratory, timed=timed, exact=exact)
         return cls(captured, fixed, granted, RangePlanner(programs), timed)
+
+    @classmethod
+    def of_saved(
+        cls,
+        captured: tuple[Captured, ...],
+        point: Mapping[str, int],
+        granted: Granted,
+        saved: WrittenPart,
+        request: Request,
+        *,
+        timed: bool,
+    ) -> Region:
+        """The same with what was saved for these programs: nothing is measured. Raises FormatError where that is not for them."""
+        own = {each.name for each in captured[-1].graph.dimensions}
+        fixed = {name: number for name, number in point.items() if name not in own}
+        planner = planner_of(saved, [(each.graph, each.gradients) for each in captured], request, limited=timed)
+        return cls(captured, fixed, granted, planner, timed)
 
     def timed(self, machine: Machine, trains: bool, *, exact: bool) -> Region:
         """The same, knowing what operators take."""

@@ -47,6 +47,14 @@ class RangePlanner:
         self._planners: dict[tuple[tuple[Ranged, ...], tuple[int, ...]], Planner] = {}  # by candidates and point
         self._orders: list[tuple[Request, list[tuple[Member, ...]]]] = []  # by request without budget and effort, by program
         self._members: list[tuple[Request, list[tuple[Member, ...]]]] = []  # by request without budget, by program
+        self._given: Budget | None = None  # for which all was found earlier
+
+    def know(self, request: Request, orders: list[tuple[Member, ...]], members: list[tuple[Member, ...]] | None) -> None:
+        """Take what was found earlier for a request, by program, in place of finding it again; no members where it had no limit."""
+        self._orders.append((_without_search(request), orders))
+        if members is not None:
+            self._members.append((replace(request, budget=Budget()), members))
+        self._given = request.budget
 
     def eager_peak_bytes(self, granule_bytes: int) -> int:
         """The peak at the largest point of the program that most steps run, as it stands: what a share is of."""
@@ -67,7 +75,8 @@ class RangePlanner:
         members = self._limited(pairs, request)
         families = [PlanFamily(program, few, order, request) for (program, order), few in zip(pairs, members, strict=True)]
         for which, family in enumerate(families[:-1]):
-            if any(families[-1].fits(point) and not family.fits(point) for point in judged_at(self.dimensions)):
+            more = [point for point in judged_at(self.dimensions) if families[-1].fits(point) and not family.fits(point)]
+            if more and request.budget != self._given:
                 members[which] = self._searched_alone(pairs[which], request)
                 families[which] = replace(family, members=members[which], _chosen={})
         refused = [error for family in families if (error := _refusal(family, smallest(self.dimensions))) is not None]
@@ -126,7 +135,7 @@ class RangePlanner:
 
     def _ordered(self, programs: Sequence[tuple[Ranged, ...]], request: Request) -> list[tuple[Member, ...]]:
         """By program the members without recomputation."""
-        asked = replace(request, budget=Budget(), sweeps=(), links=None)
+        asked = _without_search(request)
         for other, known in self._orders:
             if other == asked:
                 return known
@@ -137,6 +146,11 @@ class RangePlanner:
         """By program its candidates, those that take longer than the captured one last: without a limit they are none."""
         found = [[each for each in program if each.exact or not request.exact] for program in self.programs]
         return [tuple(sorted(program, key=lambda each: each.costs_time)) for program in found]
+
+
+def _without_search(request: Request) -> Request:
+    """What orders depend on."""
+    return replace(request, budget=Budget(), sweeps=(), links=None)
 
 
 def _free(program: tuple[Ranged, ...]) -> tuple[Ranged, ...]:
