@@ -17,6 +17,7 @@ from lowtide.api.maker import Asked, Maker
 from lowtide.api.ranges.said import varying_of
 from lowtide.api.ranges.stretched import largest
 from lowtide.api.stages import Callback, Stages, wants_progress
+from lowtide.base.garbage import collected_seldom
 from lowtide.capture.batches import positional_and_keyword
 from lowtide.capture.optimizers.wrapped import torch_optimizer
 from lowtide.capture.program import TrainingProgram
@@ -41,6 +42,7 @@ _LEANER = 0.95  # of the peak by order alone: what splitting the loss has to com
 _SLOWER = (0.05, 0.10, 0.30)  # shares of time that are asked about
 
 
+@collected_seldom()
 def explain(
     model: nn.Module,
     batch: Any,

@@ -11,6 +11,7 @@ from lowtide.api.machine import Machine
 from lowtide.api.ranks.agreed import agreed_plans, compare_programs
 from lowtide.api.running.variant import Variant
 from lowtide.api.stages import Stages
+from lowtide.base.garbage import collected_seldom
 from lowtide.capture.program import Captured
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.errors import BudgetError, FormatError
@@ -78,6 +79,7 @@ class Maker:
     saved: Plan | None
     stages: Stages
 
+    @collected_seldom()
     def make(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, as_saved: bool = False) -> Family:
         """Capture and plan the program as the caller's objects and this batch are now.
 
@@ -93,6 +95,7 @@ class Maker:
             programs = self.peers.together(lambda: self._programs(captured, laboratory))
         return self._planned(Family(programs, granted, _planner(programs)))
 
+    @collected_seldom()
     def at(self, limit: Limit, family: Family, sweeps: tuple[Sweep, ...] = ()) -> tuple[Maker, Family]:
         """The same programs planned under another limit, and the maker that goes on with that; what was searched for them is kept.
 

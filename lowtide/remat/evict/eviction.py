@@ -43,6 +43,7 @@ from lowtide.remat.evict.victims import has_room, make_room
 from lowtide.remat.problem import RematProblem
 
 _LONGEST = 12  # a sequence of more entries than this many times the nodes is no answer
+_WORKS = 4  # problems whose arrays a thread keeps
 _CHUNK = 512  # steps: what their distances count for is kept for so many more at once
 
 
@@ -117,7 +118,7 @@ class _Work:
     def __init__(self, problem: RematProblem) -> None:
         tensors, nodes, self.ids = problem.records
         longest = problem.problem.node_count * _LONGEST
-        self.of, self.tensors, self.nodes, self.out = problem, tensors.copy(), nodes.copy(), blank(longest, ENTRY)
+        self.tensors, self.nodes, self.out = tensors.copy(), nodes.copy(), blank(longest, ENTRY)
         self.present = blank(1, NOW)
         self.now = self.present.view(np.uint8)  # as bytes: numpy copies records field by field
         self.start_us, self.no_uses = np.empty(longest + 1), np.empty(0, np.int64)
@@ -126,17 +127,21 @@ class _Work:
 
 
 class _Scratch(threading.local):
-    work: _Work | None = None
+    def __init__(self) -> None:
+        self.works: dict[RematProblem, _Work] = {}
 
 
 _scratch = _Scratch()
 
 
 def _work_on(problem: RematProblem) -> _Work:
-    """What this thread works in, until its next call."""
-    if _scratch.work is None or _scratch.work.of is not problem:
-        _scratch.work = _Work(problem)
-    return _scratch.work
+    """What this thread works in, until its next call for the problem. A search goes back and forth between few."""
+    works = _scratch.works
+    if problem not in works:
+        while len(works) >= _WORKS:
+            del works[next(iter(works))]
+        works[problem] = _Work(problem)
+    return works[problem]
 
 
 @lru_cache(maxsize=64)

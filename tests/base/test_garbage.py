@@ -1,0 +1,62 @@
+"""The collector looks less often for a while, and then as the caller had it."""
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from lowtide.base.garbage import collected_seldom
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+
+
+@pytest.mark.parametrize("mine", [(700, 10, 10), (0, 10, 10), (10**6, 5, 5)])
+def test_it_is_as_before_afterwards_whatever_happens(mine: tuple[int, int, int]) -> None:
+    def fails() -> None:
+        with collected_seldom(), collected_seldom():
+            assert gc.get_threshold()[0] in (0, max(mine[0], 100_000))
+            raise RuntimeError("mine")
+
+    gc.set_threshold(*mine)
+    with pytest.raises(RuntimeError, match="mine"):
+        fails()
+    assert gc.get_threshold() == mine
+
+
+def test_the_last_of_several_threads_puts_it_back() -> None:
+    gc.set_threshold(700, 10, 10)
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with collected_seldom():
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=other)
+    with collected_seldom():
+        thread.start()
+        assert inside.wait(10)
+    assert gc.get_threshold()[0] > 700
+    leave.set()
+    thread.join()
+    assert gc.get_threshold() == (700, 10, 10)
+
+
+def test_it_looks_less_often() -> None:
+    gc.set_threshold(700, 10, 10)
+    looks = []
+    gc.callbacks.append(lambda phase, _: looks.append(phase))
+    try:
+        with collected_seldom():
+            kept = [[each] for each in range(50_000)]
+        seldom = len(looks)
+        kept += [[each] for each in range(50_000)]
+    finally:
+        gc.callbacks.pop()
+    assert seldom < 10 < len(looks) - seldom
