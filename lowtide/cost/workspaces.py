@@ -41,31 +41,36 @@ class Workspaces:
 
 
 def measure_workspaces(
-    nodes: Sequence[Node], *, limit_bytes: int | None = None, remember: bool = True, laboratory: Laboratory | None = None
+    nodes: Sequence[Node],
+    *,
+    among: Sequence[Node] | None = None,
+    limit_bytes: int | None = None,
+    remember: bool = True,
+    laboratory: Laboratory | None = None,
 ) -> Workspaces:
-    """The workspace of each node, on the device of what it makes.
+    """The workspace of each node, on the device of what it makes; `among` are all of their graph's, where these are some of them.
 
     A call whose arguments and results pass `limit_bytes` (a quarter of the device's free memory, where None) is not run, and one that fails
     is not hidden: both are listed as unknown. `remember=False` neither reads nor writes the disk. A `laboratory` that is given stays open.
     The caller's random state stays as it is.
     """
     with nullcontext(laboratory) if laboratory is not None else Laboratory(remember=remember) as used:
-        found = _measured(nodes, used, limit_bytes)
+        found = _measured(nodes, nodes if among is None else among, used, limit_bytes)
         used.keep()
     warn_of_memory(found.unknown, "their temporaries are taken to be none")
     return found
 
 
-def _measured(nodes: Sequence[Node], laboratory: Laboratory, limit_bytes: int | None) -> Workspaces:
+def _measured(nodes: Sequence[Node], among: Sequence[Node], laboratory: Laboratory, limit_bytes: int | None) -> Workspaces:
     tried_before = laboratory.tried
     unknown: dict[str, Unknown] = {}
     unlike: list[Node] = []
     sizes: list[int] = []
-    lacking, of_collectives = 0, collective_bytes(nodes)
+    lacking, of_collectives = 0, collective_bytes(among)
     for position, node in enumerate(nodes):
         laboratory.tell(position / len(nodes))
         if is_loop(node):
-            pieces = [(body, _measured(body.nodes, laboratory, limit_bytes)) for body in bodies(node)]
+            pieces = [(body, _measured(body.nodes, body.nodes, laboratory, limit_bytes)) for body in bodies(node)]
             sizes.append(max((inner_peak_bytes(body, each.nbytes, round_to=_granule(node)) for body, each in pieces), default=0))
             lacking += any(each.unknown_nodes for _, each in pieces)
             unknown |= {inner.call: inner for _, each in pieces for inner in each.unknown}
@@ -77,7 +82,7 @@ def _measured(nodes: Sequence[Node], laboratory: Laboratory, limit_bytes: int | 
         if is_region(node):
             sizes.append(Region.of(node).workspace_bytes)
             continue
-        call = None if needs_none(node) else call_of(node, nodes, limit_bytes)
+        call = None if needs_none(node) else call_of(node, among, limit_bytes)
         level_bytes = 0 if call is None else laboratory.level_bytes(call)
         if call is not None and level_bytes is not None and not _is_as_written(node, laboratory.results(call)):
             unlike.append(node)

@@ -51,6 +51,7 @@ class Candidate:
     deeds: tuple[Deed, ...] = ()  # what algebra did to it
     root: int = -1  # which of the graphs, in the order in which they are made, it is or was split of; -1 where nothing was split
     generated: bool = False  # it runs generated kernels, which are faster than any order of torch's
+    problem_of: Callable[[int], OrderProblem] | None = field(default=None, repr=False)  # by granule: a shorter way to the ordering problem
     _known: list[tuple[tuple[object, ...], Any]] = field(default_factory=list, repr=False)  # what was asked, and the answer
 
     @property
@@ -64,7 +65,13 @@ class Candidate:
 
     def order_problem(self, granule_bytes: int) -> OrderProblem:
         """The ordering problem, with sizes rounded up to the granule."""
-        return self._once(("problem", granule_bytes), lambda: order_problem(self.graph, self.workspace_bytes, round_to=granule_bytes))
+
+        def problem() -> OrderProblem:
+            if self.problem_of is not None:
+                return self.problem_of(granule_bytes)
+            return order_problem(self.graph, self.workspace_bytes, round_to=granule_bytes)
+
+        return self._once(("problem", granule_bytes), problem)
 
     def bare_problem(self, granule_bytes: int, swap_state: bool) -> OrderProblem:
         """The same; with `swap_state`, what of the caller's may be offloaded is not resident but among its tensors."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional
 
+import lowtide
+from lowtide.api.ranges import measured
 from lowtide.capture.program import Given, TrainingProgram, capture_training
 from lowtide.cost.measures import Measures
+from lowtide.cost.memory import order_problem
 from lowtide.cost.presets import preset
 from lowtide.cost.workspaces import measure_workspaces
 from lowtide.ir.graph import Value
@@ -113,7 +117,27 @@ def test_what_is_promised_in_between_is_near_what_is_measured_there(planner):
     for ranged in planner.programs[0]:
         for length in (13, 50, 77, 120):
             point = {"length": length}
-            measured = measure_workspaces(at(ranged.graph, point).nodes).nbytes
+            spaces = measure_workspaces(at(ranged.graph, point).nodes).nbytes
             (family,) = planner.families(REQUEST)
             said, peak_bytes = ranged.measures.workspaces_at(point), family.peak_bytes(point)
-            assert all(abs(one - other) <= 0.01 * peak_bytes for one, other in zip(said, measured, strict=True))
+            assert all(abs(one - other) <= 0.01 * peak_bytes for one, other in zip(said, spaces, strict=True))
+
+
+def test_the_short_way_to_an_ordering_problem_leads_where_the_long_one_does(planner):
+    for ranged in planner.programs[0]:
+        for length in (13, 64, 128):
+            candidate = ranged.made({"length": length})
+            found, expected = candidate.order_problem(8), order_problem(candidate.graph, candidate.workspace_bytes, round_to=8)
+            for name in (each.name for each in fields(expected)):
+                assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+
+
+def test_what_is_the_same_at_every_point_is_asked_for_once(monkeypatch):
+    model, asked = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 5)), []
+    once = measured.measure_workspaces
+    monkeypatch.setattr(measured, "measure_workspaces", lambda nodes, **more: asked.append(len(nodes)) or once(nodes, **more))
+    optimizer = optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    dynamic = {0: {1: ("length", 2, 64)}, 1: {1: "length"}}
+    lowtide.optimize(model, batch(32), loss=loss, optimizer=optimizer, dynamic=dynamic)
+    assert len(asked) >= 3
+    assert 0 < asked[1] < asked[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from lowtide.cost.measures import Measures
 from lowtide.cost.timings import device_here, measure_timings
 from lowtide.cost.workspaces import measure_workspaces
 from lowtide.errors import CaptureError
-from lowtide.ir.graph import Graph
+from lowtide.ir.graph import Graph, Node
 from lowtide.ir.shapes.at import AtPoint
 from lowtide.ir.shapes.dimension import Dimensions
 from lowtide.planning.algebra import cost_of_deeds, over_dimensions
@@ -34,8 +35,9 @@ def all_ranged(
     And take, where that matters. Raises CaptureError where an operator's real results lie otherwise at some point than the graph says.
     """
     points = measured_at(programs[-1].graph.dimensions)
-    written = [AtPoint(point) for point in points]  # programs share most of their nodes, and equal graphs do
-    return [_ranged(each, points, written, machine, laboratory, timed=timed, exact=exact) for each in programs]
+    written = {tuple(point.values()): AtPoint(point) for point in points}  # programs share most of their nodes, and equal graphs do
+    found = [_ranged(each, points, list(written.values()), machine, laboratory, timed=timed, exact=exact) for each in programs]
+    return [tuple(replace(each, written=written) for each in program) for program in found]
 
 
 def _ranged(
@@ -84,13 +86,16 @@ def _workspaces(
         return [(0,) * len(graph.nodes) for graph in graphs]
     found = []
     with machine.stages.stage("measure", "measuring operators' temporaries"):
+        known: dict[Node, int] = {}  # what has no dimensions is the same node at every point
         for graph, point in zip(graphs, points, strict=True):
-            measured = measure_workspaces(graph.nodes, laboratory=laboratory)
+            nodes = [node for node in graph.nodes if node not in known]
+            measured = measure_workspaces(nodes, among=graph.nodes, laboratory=laboratory)
             if measured.unlike and is_captured:
                 raise _unlike(measured.unlike[0].op, point)
             if measured.unlike:
                 return None
-            found.append(measured.nbytes)
+            known.update(zip(nodes, measured.nbytes, strict=True))
+            found.append(tuple(known[node] for node in graph.nodes))
     return found
 
 

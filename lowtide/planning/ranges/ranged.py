@@ -14,7 +14,7 @@ from lowtide.cost.measures import Measures
 from lowtide.cost.symbolic import SymbolicProblem, fits_everywhere, symbolic_problem
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.operators.nodes import is_view
-from lowtide.ir.shapes.at import at
+from lowtide.ir.shapes.at import AtPoint, at
 from lowtide.ir.shapes.dimension import Dimensions
 from lowtide.ir.shapes.evaluate import size_at
 from lowtide.planning.algebra import Deed, Rewriting
@@ -41,6 +41,7 @@ class Ranged:
     costs_time: bool = False  # it takes longer than the captured graph
     deeds: tuple[Deed, ...] = ()  # what algebra did to it
     extra_us: tuple[float, float] = (0.0, 0.0)  # by how much longer it takes, at the smallest and at the largest point
+    written: Mapping[tuple[int, ...], AtPoint] = field(default_factory=dict, repr=False)  # by point: what is shared with other graphs
     _known: dict[tuple[int, ...], Candidate] = field(default_factory=dict, repr=False)
     _orders: dict[int, SymbolicProblem] = field(default_factory=dict, repr=False)  # by granule
     _problems: list[tuple[tuple[object, ...], RangedProblem]] = field(default_factory=list, repr=False)
@@ -86,7 +87,12 @@ class Ranged:
     @cached_property
     def at_largest(self) -> Graph:
         """The graph at the largest point."""
-        return at(self.graph, largest(self.dimensions))
+        return self._at(largest(self.dimensions))
+
+    def _at(self, point: Mapping[str, int]) -> Graph:
+        """The graph at a point, as far as others have written it."""
+        shared = self.written.get(tuple(point[each.name] for each in self.dimensions if each.name in point))
+        return at(self.graph, point) if shared is None else shared.graph(self.graph)
 
     def at(self, point: Mapping[str, int]) -> Candidate:
         """The candidate of numbers at a point; what follows from it is kept for a while. Raises ShapeError for a wrong point."""
@@ -119,12 +125,13 @@ class Ranged:
 
     def made(self, point: Mapping[str, int]) -> Candidate:
         """The same, of which nothing is known yet. Raises ShapeError for a wrong point."""
-        graph = self.at_largest if dict(point) == largest(self.dimensions) else at(self.graph, point)
+        graph = self.at_largest if dict(point) == largest(self.dimensions) else self._at(point)
         held = {value.name for value in self.held_by_eager}
         values = (value for node in graph.nodes for value in node.results if value.name in held)
         deeds = tuple(deed.at(partial(size_at, dimensions=self.dimensions, point=point)) for deed in self.deeds)
         spaces, times = self.measures.workspaces_at(point), self.measures.times_at(point)
-        return Candidate(graph, spaces, times, self.exact, tuple(values), self.costs_time or not self.is_free_at(point), deeds)
+        costs_time, problem_of = self.costs_time or not self.is_free_at(point), partial(self.order_problem_at, dict(point))
+        return Candidate(graph, spaces, times, self.exact, tuple(values), costs_time, deeds, problem_of=problem_of)
 
 
 def same_everywhere(graph: Graph) -> Graph:
