@@ -32,10 +32,10 @@ COLUMNS = (
 )  # fmt: skip
 NOTES = (
     "ratios: of the member that the range runs to the plan searched for that shape alone; simulated ones of the same operators' bytes and"
-    " times, measured ones of two steps on one model, in turns: the median of each one's processor time",
+    " times, measured ones of two steps on one model, in turns: the median of both's ratios of processor time",
     "worst_peak_ratio is of the bar without a limit (1.02), worst_time_ratio of that within one (1.05)",
 )
-_TURNS = 7
+_TURNS = 21
 
 
 def main() -> None:
@@ -124,7 +124,7 @@ def _measured(step: Any, trained: Trained, shape: tuple[int, ...]) -> tuple[floa
             begun = time.process_time()
             (step, alone)[which](**batch)
             taken[which].append(time.process_time() - begun)
-    return peaks[0] / peaks[1], statistics.median(taken[0]) / statistics.median(taken[1])
+    return peaks[0] / peaks[1], statistics.median(one / other for one, other in zip(*taken, strict=True))
 
 
 if __name__ == "__main__":

@@ -98,6 +98,15 @@ def why_unshaped(name: str, follows_from: str) -> str:
     )
 
 
+def why_unshaped_in_range(name: str) -> str:
+    """The same where batches of a range are asked for, of which each has other data."""
+    return (
+        f"a shape depends on data: how much {name} at {users_line()} finds follows from what a batch of the range holds, and from none of "
+        "its extents, so that `dynamic` cannot bound it; keep all of the tensor and mask it (torch.where, ignore_index of cross_entropy, a "
+        "sum over mask * x), or leave `dynamic` out, so that batches are captured by what they hold"
+    )
+
+
 def why_untraceable(func: OpOverload, error: Exception) -> str:
     """What an operator that has no answer without data means for its user."""
     name, line = operators.name_of(func), users_line()

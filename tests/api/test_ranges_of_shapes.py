@@ -452,3 +452,30 @@ def test_a_step_that_the_program_needs_is_found_and_told(most):
 def test_a_step_that_cannot_be_meant_is_refused(extent, error, message):
     with pytest.raises(error, match=message):
         halving({0: {2: extent, 3: "side"}})
+
+
+def positions_loss(model, tokens, labels):
+    where = torch.nonzero(labels.flatten() > 25).squeeze(1)
+    return model(tokens).flatten(0, 1)[where].square().mean()
+
+
+def experts_loss(model, tokens, labels):
+    found = model(tokens).flatten(0, 1)
+    return found[torch.where(found.argmax(-1) == 3)[0]].square().mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (
+            positions_loss,
+            r"how much aten\.nonzero\.default at .*test_ranges_of_shapes\.py:\d+ finds follows from what a batch .*torch\.where",
+        ),
+        (experts_loss, r"aten\.nonzero\.default at .*test_ranges_of_shapes\.py:\d+ has no fixed shape, .* activations are known only when"),
+    ],
+)
+def test_a_size_that_depends_on_data_is_refused_with_its_line(loss, message):
+    model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(CaptureError, match=message):
+        lowtide.optimize(model, batch_of(4, 32), loss=loss, optimizer=optimizer, dynamic=DYNAMIC)

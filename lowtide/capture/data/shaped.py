@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture import operators
-from lowtide.capture.calls import why_unread, why_unshaped
+from lowtide.capture.calls import why_unread, why_unshaped, why_unshaped_in_range
 from lowtide.capture.data.reader import Reader, UnreadableError
 from lowtide.capture.draft import Draft
 from lowtide.errors import CaptureError
@@ -43,6 +43,7 @@ def number(recorder: Recording, op: OpOverload, args: tuple[Arg, ...], kwargs: t
 def results(recorder: Recording, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Any:
     """Fake results of an operator whose results' shapes follow from data. Raises CaptureError where only the running step knows them."""
     matter = operators.row(op).shaped_by
+    varies = any(_varies(arg) for at, arg in enumerate(args) if matter is None or at in matter)
     if matter is not None:
         args = tuple(arg if at in matter else _made_up(recorder, arg) for at, arg in enumerate(args))
     try:
@@ -55,6 +56,8 @@ def results(recorder: Recording, op: OpOverload, args: tuple[Arg, ...], kwargs: 
             return _fake(found[0]), _constant(found[1])
     except UnreadableError as why:
         raise CaptureError(why_unshaped(operators.name_of(op), str(why))) from None
+    if varies:  # only now: where no batch can say it, that is what is told
+        raise CaptureError(why_unshaped_in_range(operators.name_of(op)))
     return tuple(map(_fake, found)) if isinstance(found, tuple) else _fake(found)
 
 
@@ -76,6 +79,11 @@ def _positions(recorder: Recording, mask: torch.Tensor) -> list[torch.Tensor]:
 
 def _is_mask(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def _varies(arg: Arg) -> bool:
+    """Whether its extents are those of a batch of a range."""
+    return isinstance(arg, Value) and not all(isinstance(extent, int) for extent in arg.shape)
 
 
 def _made_up(recorder: Recording, arg: Arg) -> Arg:
