@@ -14,6 +14,7 @@ from pathlib import Path
 from bench.tables_inference import inference
 from bench.tables_parts import APART, NO_FIGURE, agreed, mib, percent, ratio, rows_of, section
 from bench.tables_ranges import varying_lengths
+from bench.tables_ranks import several_processes
 from lowtide.planning.effort import Effort
 from lowtide.remat.sweep.search import Sweep
 
@@ -42,6 +43,7 @@ def page() -> str:
         _addresses(),
         _model_paper(),
         *varying_lengths(),
+        *several_processes(),
         *inference(),
     )
     return "\n\n".join(parts) + "\n"

@@ -13,7 +13,10 @@ from lowtide.cost.flops import compute_dtype, node_flops, node_moved_bytes
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.loops import is_loop
+from lowtide.ir.operators.collectives.nodes import begins_collective, is_collective
+from lowtide.ir.operators.collectives.rows import SUM
 from lowtide.ir.operators.nodes import is_arithmetic, is_transfer, is_view
+from lowtide.ir.operators.shapes import bytes_of
 from lowtide.ir.operators.table import row_of
 from lowtide.ir.regions import is_region
 
@@ -32,6 +35,7 @@ class Device:
     half_flops: float = 0.0  # an operator of this many operations reaches half of what a large one does
     granule_bytes: int = 1  # its allocator rounds sizes up to this
     memory_bytes: int = 0  # 0 where it has no memory of its own
+    peers_bytes_per_s: float = 0.0  # of its links to the other devices of one machine; 0 where they are not known
 
     def node_us(self, node: Node) -> float:
         """The time of one run by roofline; 0 for views, Python's arithmetic, and copies to the host and back, which run beside.
@@ -42,11 +46,18 @@ class Device:
             return sum(run.times * self.node_us(run.node) for run in runs_of(node))
         if is_view(node) or is_transfer(node) or is_arithmetic(node):
             return 0.0
+        if is_collective(node) and self.peers_bytes_per_s:
+            return self._exchange_us(node) if begins_collective(node) else 0.0
         flops = node_flops(node)
         rate = self.flops_per_s.get(compute_dtype(node), self.flops_per_s["float32"])
         arithmetic_s = (flops + self.half_flops) / (rate * self.efficiency) if flops else 0.0
         moving_s = node_moved_bytes(node) / (self.bandwidth_bytes_per_s * self.efficiency)
         return self.launch_us * row_of(node.op).launches + 1e6 * max(arithmetic_s, moving_s)
+
+    def _exchange_us(self, node: Node) -> float:
+        """What the links take: of a sum each byte goes out twice, else once. Of n ranks (n - 1) / n stay less; that is not taken off."""
+        sent_bytes = max(bytes_of(node.inputs), bytes_of(node.results))
+        return self.launch_us + 1e6 * sent_bytes * (2 if node.op == SUM else 1) / self.peers_bytes_per_s
 
     def graph_us(self, graph: Graph) -> tuple[float, ...]:
         """The times of a graph's nodes."""

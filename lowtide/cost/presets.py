@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from lowtide.cost.device import Device
 
 
-def _gpu(name: str, half: float, tf32: float, bandwidth: float, host: float, gib: int, double: float) -> Device:
-    """A GPU of so many TFLOP/s, GB/s of its memory and of its host link."""
+def _gpu(name: str, half: float, tf32: float, bandwidth: float, host: float, gib: int, double: float, peers: float = 0) -> Device:
+    """A GPU of so many TFLOP/s, GB/s of its memory, of its host link and of its links to other GPUs, one way."""
     rates = {"float16": half * 1e12, "bfloat16": half * 1e12, "float32": tf32 * 1e12, "float64": double * 1e12}
     return Device(
         name=name,
@@ -20,15 +20,16 @@ def _gpu(name: str, half: float, tf32: float, bandwidth: float, host: float, gib
         efficiency=0.6,
         granule_bytes=512,
         memory_bytes=gib * 2**30,
+        peers_bytes_per_s=peers * 1e9,
     )
 
 
 # rtx3090 is the machine of MAGIS's evaluation, as its published code counts; the others are measured by their data sheets alike.
 PRESETS: Sequence[Device] = (
     _gpu("rtx3090", half=71, tf32=35.6, bandwidth=936, host=12, gib=24, double=0.556),
-    _gpu("a100", half=312, tf32=156, bandwidth=2039, host=25, gib=80, double=19.5),
-    _gpu("h100", half=989, tf32=494, bandwidth=3350, host=55, gib=80, double=67),
-    _gpu("h200", half=989, tf32=494, bandwidth=4800, host=55, gib=141, double=67),
+    _gpu("a100", half=312, tf32=156, bandwidth=2039, host=25, gib=80, double=19.5, peers=300),
+    _gpu("h100", half=989, tf32=494, bandwidth=3350, host=55, gib=80, double=67, peers=450),
+    _gpu("h200", half=989, tf32=494, bandwidth=4800, host=55, gib=141, double=67, peers=450),
 )
 
 

@@ -263,7 +263,8 @@ def test_what_several_processes_cannot_do_is_refused_before_they_meet():
     for given, sentence in (
         ({"dynamic": "auto"}, "dynamic: several"),
         ({"on_new_shape": "eager"}, "on one process"),
-        ({"shard": "parameters"}, "shard: expected 'optimizer' or 'gradients'"),
+        ({"shard": "parameters"}, 'each rank of a step holds all parameters.*say "gradients".*fully_shard in a plain loop'),
+        ({"shard": "weights"}, "shard: expected 'optimizer' or 'gradients'"),
         ({"shard": "gradients", "after_backward": clip}, "after_backward: expected none"),
         ({"shard": "optimizer", "process_group": None}, "shard: expected several processes"),
         ({"loss": None, "optimizer": None}, "each process runs by itself"),

@@ -18,6 +18,11 @@ _INSTEAD = (
     "give the plain module with `process_group=`, before it is sharded, and say what is to be in shards by `shard=`; a limit (`memory=`) "
     "does the rest"
 )
+_WHOLE = (
+    'shard: each rank of a step holds all parameters, so that "parameters" (ZeRO 3) is not there yet: say "gradients", which leaves a rank '
+    "its part of gradients and optimizer state, with a limit (`memory=`) for what it holds beside parameters; where parameters alone do "
+    "not fit on a rank, train by fully_shard in a plain loop"
+)
 SHARDS = ("optimizer", "gradients")  # what may be in shards; the second holds the first
 
 
@@ -38,6 +43,8 @@ class Trainers:
         if not isinstance(model, nn.Module):
             return cls(model)
         _check_sharded(model)
+        if shard == "parameters":
+            raise ValueError(_WHOLE)
         if shard not in (None, *SHARDS):
             raise ValueError(f"shard: expected {' or '.join(map(repr, SHARDS))}, or None, got {shard!r}")
         ranks, found = ranks_of(model, group, shard or ""), group_of(model, group)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from lowtide.ir.operators.row import Collective, Operator
 
 NAMESPACE = "_c10d_functional"
-WAIT = f"{NAMESPACE}.wait_tensor.default"
+SUM, WAIT = f"{NAMESPACE}.all_reduce.default", f"{NAMESPACE}.wait_tensor.default"
 GATHER, SCATTER = f"{NAMESPACE}.all_gather_into_tensor.default", f"{NAMESPACE}.reduce_scatter_tensor.default"
 
 _IN_PLACE = ("all_reduce", "broadcast")
