@@ -479,3 +479,14 @@ def test_a_size_that_depends_on_data_is_refused_with_its_line(loss, message):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(CaptureError, match=message):
         lowtide.optimize(model, batch_of(4, 32), loss=loss, optimizer=optimizer, dynamic=DYNAMIC)
+
+
+def test_a_shape_that_is_right_for_the_example_alone_is_told_in_the_users_words(capsys):
+    def loss(model, tokens, labels):
+        return model(tokens.reshape(2, 2, 32)).mean()
+
+    model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(CaptureError, match=r"'\[2, 2, 32\]' is invalid for input of size \S*rows\S*; with `dynamic` .* every batch"):
+        lowtide.optimize(model, batch_of(4, 32), loss=loss, optimizer=optimizer, dynamic={0: {0: ("rows", 2, 8)}})
+    assert "evaluate_expr" not in capsys.readouterr().err

@@ -8,12 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
+from lowtide.capture.sizes.symbols import with_names
 from lowtide.capture.sources import line_of, users_line
 from lowtide.errors import CaptureError, LowtideError
 
 _MARK = "_lowtide_operator"  # on an exception: the operator that raised it, and where it was called
 _AS_EAGER = "_lowtide_as_eager"  # on an exception that an operator raised on real data
 _LONGEST_TEXT = 600  # characters of an exception's own words; torch's can go on for pages
+_IN_A_RANGE = (
+    "with `dynamic` this has to be right for every batch of the range: take sizes from the shapes of tensors, not from numbers that the "
+    "example happens to have, or leave the dimension out"
+)
+_LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 _WHAT_TO_DO = (
     "where plain PyTorch raises this too, the program is at fault; where it does not, the program wants data here, and a capture "
     "has shapes only: compute this before the step and pass it in the batch"
@@ -53,14 +59,16 @@ def mark(error: Exception, operator: str) -> None:
 
 @contextmanager
 def no_tracebacks_logged() -> Iterator[None]:
-    """Keep torch from writing the traceback of an operator's failure to standard error: the error tells it."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.disabled
-    logger.disabled = True
+    """Keep torch from writing to standard error what an operator or a size failed for: the error tells it."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [each.disabled for each in loggers]
+    for each in loggers:
+        each.disabled = True
     try:
         yield
     finally:
-        logger.disabled = before
+        for each, disabled in zip(loggers, before, strict=True):
+            each.disabled = disabled
 
 
 @contextmanager
@@ -75,10 +83,12 @@ def raised_in(called: str) -> Iterator[None]:
 
 
 def _sentence(error: Exception, called: str) -> str:
-    raised = f"raised {type(error).__name__}: {_text_of(error)}"
+    text = _text_of(error)
+    raised = f"raised {type(error).__name__}: {with_names(text)}"
     operator, line = getattr(error, _MARK, ("", ""))
     if operator:
-        return f"{called} failed in operator {operator} at {line}, which {raised}; {_WHAT_TO_DO}"
+        what_to_do = _WHAT_TO_DO if with_names(text) == text else _IN_A_RANGE
+        return f"{called} failed in operator {operator} at {line}, which {raised}; {what_to_do}"
     line = line_of(error)
     if not line and isinstance(error, TypeError) and "argument" in str(error):
         return (

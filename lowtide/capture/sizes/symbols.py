@@ -10,6 +10,7 @@ Private names of torch are used here alone: `ShapeEnv`, its symbols, guards and 
 from __future__ import annotations
 
 import random
+import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -203,6 +204,14 @@ def _once(node: Any, key: Any, plain: Callable[[Any, Any], SymNode], other: Any)
     if found is None:
         found = done[key] = plain(node, other)
     return found
+
+
+def with_names(text: str) -> str:
+    """A text of torch's with the names of dimensions in the places of its own symbols."""
+    for known in list(_known.values()):
+        for theirs, ours in known.names.items():
+            text = re.sub(rf"\b{re.escape(str(theirs))}\b", str(ours), text)
+    return text
 
 
 def expression_of(item: torch.SymFloat) -> Any:
