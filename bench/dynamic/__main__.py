@@ -1,6 +1,6 @@
 """Trains in all ways, each beside eager, and writes the table.
 
-    python -m bench.dynamic [--sizes 16 8 4] [--seconds 600] [--row-seconds 90] [--fresh]
+    python -m bench.dynamic [--sizes 16 8 4] [--seconds 600] [--row-seconds 150] [--fresh]
 
 A row is one way at one batch size: its process and eager's, which step in turns, so that what the machine does meanwhile is in both. It is
 written when it is done, and a run that was stopped, or whose seconds are over, goes on where it ended; `--fresh` begins anew. A way that
@@ -36,6 +36,7 @@ COLUMNS = (
     "compilations", "first_step_s", "first_pass_s", "failed",
 )  # fmt: skip
 _EAGER = next(iter(VARIANTS))
+_SLOW_TO_COMPILE = "torch.compile, powers of two"  # a program for each power: the last rows
 NOTES = (
     f"Llama of 4 layers, hidden 256, vocabulary 4,000, float32, AdamW; samples of {SHORTEST} to {LONGEST} tokens, drawn from a histogram"
     f" in the shape of CodeAlpaca-20K's, made by hand, one token for {CHARACTERS_A_TOKEN} characters",
@@ -75,7 +76,8 @@ def main() -> None:
     limit_bytes = known if isinstance(known, int) else _limit_bytes(settings)
     print(f"limit: {limit_bytes} bytes", flush=True)
     rows = [row for row in saved if row["limit_bytes"] == limit_bytes]
-    for size, name in ((size, name) for size in settings.sizes for name in settings.variants):
+    pairs = [(size, name) for size in settings.sizes for name in settings.variants]
+    for size, name in sorted(pairs, key=lambda pair: pair[1] == _SLOW_TO_COMPILE):
         if any((row["batch_size"], row["variant"]) == (size, name) for row in rows):
             continue
         if time.perf_counter() - begun > settings.seconds:
@@ -99,7 +101,7 @@ def _settings() -> Settings:
     parser.add_argument("--share", type=float, default=0.6, help="the limit, as a share of eager's peak at the largest batch size")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=600.0, help="after which no further row is begun")
-    parser.add_argument("--row-seconds", type=float, default=90.0, help="that a way may take for its first time through")
+    parser.add_argument("--row-seconds", type=float, default=150.0, help="that a way may take for its first time through")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="WAY", help="some alone")
     parser.add_argument("--fresh", action="store_true", help="measure the rows of the saved table again")
     asked = parser.parse_args()
