@@ -62,7 +62,8 @@ def _compiling() -> str:
         "python -m bench.ago.compiling",
         "Seconds, with an empty cache, and in the next process, which finds in it what the first one left: what passes while regions are\n"
         "found, compiled, measured beside torch's operators and loaded; what this process and its compilers compute meanwhile; and all of\n"
-        "`lowtide.optimize`, with capture and plan. Our own kernels, which numba compiles once a machine, are there in both.",
+        "`lowtide.optimize`, with capture and plan. Our own kernels, which numba compiles once a machine, are there in both.\n"
+        "Much other work ran beside these, which processor seconds show less of.",
         ("network", "empty", "processor", "optimize", "filled", "processor", "optimize"),
         lines,
     )

@@ -2,10 +2,12 @@
 
     python -m bench.ago --prepare                                  # export the networks once, fill compilers' caches
     python -m bench.ago --threads 1 2                              # all contenders, in turns
+    python -m bench.ago --resume                                   # what is lacking
     python -m bench.ago --contenders lowtide openvino --cases mobilenet_v2 --rounds 8
 
-Each contender is a process of its own that lives through all networks; on each network they take turns of some 60 ms. A time is the median
-over turns of a turn's median, a ratio the median over turns of lowtide's time to the best peer's. Results are compared with float64's.
+On each network each contender is a process of its own; they take turns of some 60 ms. A time is the median over turns of a turn's median, a
+ratio the median over turns of its time to the best peer's. Results are compared with float64's. A contender that takes longer than --limit
+seconds to be ready has failed on that network. The table is saved after each network; --resume goes on with those that it lacks.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from bench.ago.worker import Worker
 from bench.results import Results, with_kept
 
 COLUMNS = ("case", "threads", "contender", "time_us", "spread_us", "to_best_peer", "deviation", "ready_s", "failed")
+_MOST_S = 240  # to fill caches for one network
 _PAUSE_S = 0.02  # the pools of the last contender stop spinning
-_PATIENCE_S = 300.0
 
 
 def main() -> None:
@@ -41,36 +43,44 @@ def main() -> None:
         _fill_caches(names, options)
         return
     for threads in options.threads:
-        rows = _measured(names, threads, options)
-        kept = with_kept(options.save, rows, ("case", "threads", "contender"))
-        Results(
-            options.save, "Inference of one example on a CPU", COLUMNS, kept, (__doc__ or "").strip().split("\n\n")[-1:][0].split("\n")
-        ).save()
+        for name in names:
+            if not (options.resume and _is_there(options.save, name, threads, options.contenders)):
+                _save(options.save, _measured(name, threads, options))
     print(f"geometric mean of lowtide over the best peer: {_summary(options.save)}")
 
 
-def _measured(names: Sequence[str], threads: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+def _is_there(table: str, name: str, threads: int, contenders: Sequence[str]) -> bool:
+    """Whether a table has all contenders of a network."""
+    found = {row["contender"] for row in with_kept(table, (), ()) if row["case"] == name and row["threads"] == threads}
+    return found >= set(contenders)
+
+
+def _save(table: str, rows: Sequence[dict[str, Any]]) -> None:
+    notes = tuple((__doc__ or "").strip().split("\n\n")[-1].split("\n"))
+    kept = with_kept(table, rows, ("case", "threads", "contender"))
+    Results(table, "Inference of one example on a CPU", COLUMNS, tuple(kept), notes).save()
+
+
+def _measured(name: str, threads: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     workers = [Worker(contender, threads, options.folder) for contender in options.contenders]
-    rows = []
     try:
-        for name in names:
-            rows += _case(name, threads, workers, options.rounds, options.folder)
-            for row in rows[-len(workers) :]:
-                shown = f"{row['time_us']:10,.0f} us" if row.get("time_us") else row.get("failed", "")
-                print(f"{name:24} {threads} {row['contender']:12} {shown}  {row.get('to_best_peer') or '':.5}", flush=True)
+        rows = _case(name, threads, workers, options)
     finally:
         for worker in workers:
             worker.close()
+    for row in rows:
+        shown = f"{row['time_us']:10,.0f} us" if row.get("time_us") else row.get("failed", "")
+        print(f"{name:24} {threads} {row['contender']:12} {shown}  {row.get('to_best_peer') or '':.5}", flush=True)
     return rows
 
 
-def _case(name: str, threads: int, workers: Sequence[Worker], rounds: int, folder: Path) -> list[dict[str, Any]]:
-    expected, first = reference(name, folder), {}
+def _case(name: str, threads: int, workers: Sequence[Worker], options: argparse.Namespace) -> list[dict[str, Any]]:
+    expected, first = reference(name, options.folder), {}
     for worker in workers:
         worker.begin_load(name)
     for worker in workers:
-        first[worker] = worker.loaded(_PATIENCE_S)
-    for _ in range(rounds):
+        first[worker] = worker.loaded(options.limit)
+    for _ in range(options.rounds):
         for worker in workers:
             if not worker.failed:
                 time.sleep(_PAUSE_S)
@@ -117,7 +127,12 @@ def _fill_caches(names: Sequence[str], options: argparse.Namespace) -> None:
     )
     for threads in options.threads:
         for contender in (each for each in options.contenders if each not in ("eager", "onnxruntime", "openvino")):
-            subprocess.run([sys.executable, "-W", "ignore", "-c", code, contender, str(threads), str(options.folder), *names], check=False)
+            for name in names:
+                command = [sys.executable, "-W", "ignore", "-c", code, contender, str(threads), str(options.folder), name]
+                try:
+                    subprocess.run(command, check=False, timeout=_MOST_S)
+                except subprocess.TimeoutExpired:
+                    print(contender, name, f"took more than {_MOST_S} s", flush=True)
 
 
 def _options() -> argparse.Namespace:
@@ -126,6 +141,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--contenders", nargs="*", default=[*PEERS, "lowtide"], choices=(*PEERS, *OURS))
     parser.add_argument("--threads", nargs="*", type=int, default=[1, 2])
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds that a contender may take to be ready")
+    parser.add_argument("--resume", action="store_true", help="leave out what the table has already")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "lowtide-ago", help="where exported networks lie")
     parser.add_argument("--save", default="ago", help="the name of the table")
     parser.add_argument("--prepare", action="store_true")

@@ -58,22 +58,23 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=[], help="names, or how they begin; without, all that bench.ago has")
     options = parser.parse_args()
     names = [each.name for each in (*paper_cases(), *other_cases())]
-    rows = _rows([name for name in names if not options.cases or name.startswith(tuple(options.cases))])
+    for name in names:
+        if not options.cases or name.startswith(tuple(options.cases)):
+            save(_rows(name)).print()
+
+
+def save(rows: Sequence[dict[str, Cell]]) -> Results:
+    """Put rows into the table; it is saved after each network."""
     notes = tuple((__doc__ or "").strip().split("\n\n")[-1].split("\n"))
     kept = with_kept("ago_compiling", rows, ("case", "cache"))
-    found = Results("ago_compiling", "What generated kernels take to be made", COLUMNS, kept, notes)
-    found.save()
-    found.print()
+    Results("ago_compiling", "What generated kernels take to be made", COLUMNS, tuple(kept), notes).save()
+    return Results("ago_compiling", "What generated kernels take to be made", COLUMNS, tuple(rows))
 
 
-def _rows(names: Sequence[str]) -> list[dict[str, Cell]]:
-    rows: list[dict[str, Cell]] = []
-    for name in names:
-        with tempfile.TemporaryDirectory() as folder:
-            environment = {**os.environ, "LOWTIDE_CACHE": folder}
-            rows += [{"case": name, "cache": cache, **_asked(name, environment)} for cache in ("empty", "filled")]
-        print(*rows[-2:], sep="\n", flush=True)
-    return rows
+def _rows(name: str) -> list[dict[str, Cell]]:
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "LOWTIDE_CACHE": folder}
+        return [{"case": name, "cache": cache, **_asked(name, environment)} for cache in ("empty", "filled")]
 
 
 def _asked(name: str, environment: dict[str, str]) -> dict[str, Cell]:

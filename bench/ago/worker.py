@@ -33,11 +33,14 @@ class Worker:
     def begin_load(self, name: str) -> None:
         """Tell it to load a network."""
         self.failed, self.bursts_us = "", []
-        self._pipe.send(("load", name))
+        try:
+            self._pipe.send(("load", name))
+        except (BrokenPipeError, ConnectionError):
+            self.failed = "the process ended"
 
     def loaded(self, patience_s: float) -> dict[str, Any]:
         """Wait for that: its first result ("output") and "ready_s"; nothing where it failed."""
-        return self._answer(patience_s) or {}
+        return {} if self.failed else self._answer(patience_s) or {}
 
     def burst(self) -> None:
         """Run for some 60 ms; the median of a run is added to `bursts_us`."""
@@ -54,7 +57,10 @@ class Worker:
         """End the process."""
         self._pipe.close()
         self._process.terminate()
-        self._process.join()
+        self._process.join(5.0)
+        if self._process.is_alive():  # it hangs where no signal is heard
+            self._process.kill()
+            self._process.join()
 
     def _answer(self, patience_s: float) -> Any:
         if not self._pipe.poll(patience_s):
