@@ -8,6 +8,7 @@ from typing import Any
 
 from lowtide.api.capturing import Capturing
 from lowtide.api.machine import Machine
+from lowtide.api.networks.told import told
 from lowtide.api.ranks.agreed import agreed_plans, compare_programs
 from lowtide.api.running.variant import Variant
 from lowtide.api.stages import Stages
@@ -125,7 +126,7 @@ class Maker:
         if not self.peers.leads:
             programs = tuple(replace(each, saved=plan) for each, plan in zip(family.programs, plans, strict=True))
             family = replace(family, programs=programs)
-        pairs = zip(family.programs, plans, strict=True)
+        pairs = zip(family.programs, map(told, plans), strict=True)
         return replace(family, variants=[_variant(program.captured, plan, family.granted, trains) for program, plan in pairs])
 
     def plan_of_most_steps(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Candidate, Plan]:

@@ -8,6 +8,7 @@ from typing import Protocol
 from lowtide.ir.graph import Graph
 from lowtide.plan.algebra_report import RuleReport
 from lowtide.plan.cost_report import CostReport
+from lowtide.plan.generated import GeneratedRegion
 from lowtide.plan.snapshot import Snapshot
 from lowtide.plan.timeline import Timeline
 
@@ -63,3 +64,4 @@ class Contents:
     first_steps: tuple[Contents, ...] = ()  # plans of the step's other programs: those that make the optimizer's state
     algebra: tuple[RuleReport, ...] = ()  # what rules did to the graph, exact ones or not
     measured_peak_bytes: int | None = None  # of a run of this plan, with what is resident; not saved, since it tells of a run
+    generated: tuple[GeneratedRegion, ...] = ()  # what its regions are on this machine; not saved, since another makes its own

@@ -9,6 +9,7 @@ from lowtide.plan.algebra_report import RuleReport
 from lowtide.plan.alike import Alike, alike
 from lowtide.plan.contents import Contents
 from lowtide.plan.cost_report import CostReport, Eviction
+from lowtide.plan.generated import generated_lines
 from lowtide.plan.snapshot import LiveTensor, Snapshot
 from lowtide.plan.splits import split_lines
 from lowtide.plan.where import source_text
@@ -35,6 +36,7 @@ def summarize(plan: Contents) -> str:
     if plan.peak is not None:
         table += snapshot_lines(plan.peak, again=plan.cost_report is not None and bool(plan.cost_report.evictions))
     table += split_lines(plan)
+    table += generated_lines(plan.generated)
     table += list(map(_rule_line, plan.algebra))
     if plan.cost_report is not None:
         table += eviction_lines(plan.cost_report, plan.provenance.device)

@@ -75,3 +75,19 @@ def test_blocks_compute_what_their_operators_do():
     finally:
         torch.set_num_threads(threads)
         made._built.cache_clear()
+
+
+def test_a_plan_tells_which_operators_share_a_kernel_and_what_that_takes() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(8, 16, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.Conv2d(16, 4, 1)).eval()
+    plan = lowtide.optimize(model, (torch.randn(1, 8, 40, 40),), exact=False).plan
+    regions = [node for node in plan.graph.nodes if node.op == "fuse.region"]
+    assert len(regions) == len(plan.generated) == 1
+    told, said = plan.generated[0], dict(regions[0].kwargs)
+    assert sorted(op for kernel in told.kernels for op in kernel.operators) == ["convolution"] * 3 + ["relu"]
+    assert (told.arena_bytes, told.packed_bytes) == (said["arena_bytes"], said["packed_bytes"])
+    assert told.us is not None
+    assert told.torch_us is not None
+    assert told.us <= told.torch_us * 1.02
+    assert f"4 operators as {len(told.kernels)} kernels" in str(plan)
+    assert lowtide.Plan.from_json(plan.to_json()).generated == ()

@@ -38,13 +38,23 @@ def is_faster(body: Graph, source: str, generated: Runs, torchs: Runs) -> bool:
     """Whether a body is to be generated. Raises what the two raise."""
     if _bytes_of(body) > _MOST_BYTES:
         return True
-    key = hashlib.sha256(f"{to_text(body, sources=False)}\0{source}\0{torch.get_num_threads()}".encode()).hexdigest()[:32]
-    cache, names = _cache(), (f"{key} generated", f"{key} torch")
+    cache, names = _cache(), _names(body, source)
     known = cache.load()
     if not all(name in known for name in names):
         known = cache.merge(dict(zip(names, _times_ns(generated, torchs, _made_up(body)), strict=True)))
     mine, its = (known[name] for name in names)
     return bool(mine <= _NOISE * its)
+
+
+def measured_ns(body: Graph, source: str) -> tuple[int, int] | None:
+    """What a body was measured to take generated, and by torch's operators; None where it was not."""
+    known, (mine, its) = _cache().load(), _names(body, source)
+    return (known[mine], known[its]) if mine in known and its in known else None
+
+
+def _names(body: Graph, source: str) -> tuple[str, str]:
+    key = hashlib.sha256(f"{to_text(body, sources=False)}\0{source}\0{torch.get_num_threads()}".encode()).hexdigest()[:32]
+    return f"{key} generated", f"{key} torch"
 
 
 def _cache() -> Cache:

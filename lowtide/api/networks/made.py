@@ -41,6 +41,12 @@ def runners(graph: Graph) -> Mapping[str, Running]:
     return {region.node.results[0].name: _running(region.body, region.fixed) for region in regions}
 
 
+def networks_of(graph: Graph) -> list[tuple[Region, Network]]:
+    """A graph's regions, each with its network. Raises NativeError."""
+    regions = [Region.of(node) for node in graph.nodes if is_region(node)]
+    return [(region, _built(region.body, region.fixed)[0]) for region in regions]
+
+
 def _running(body: Graph, fixed: tuple[int, ...]) -> Running:
     its, address, library = _built(body, fixed)
     constants = Program(lower(_InOrder(its.constants)), gradients=False)
