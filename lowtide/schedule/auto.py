@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 
 from lowtide.problems.order import OrderProblem
 from lowtide.schedule.base import Schedule, Solver, Status
+from lowtide.schedule.beam import Beam
 from lowtide.schedule.exact.solver import Exact
 from lowtide.schedule.repair import Repair
 
+_WINDOWS = 4  # a window may take a fourth of the states: where the whole is hard, so is a window that is nearly the whole
 _MOVES_A_STATE, _MOVES_A_NODE = 15, 50  # what searches of training steps take at most before they end with a proof
 
 
@@ -24,7 +26,7 @@ class Auto:
     `max_moves` is 15 a state and 50 a node where it is left out. The answer's `solver` is the one that found the order.
     """
 
-    max_states: int = 40_000
+    max_states: int = 24_000
     max_moves: int | None = None
     max_seconds: float = math.inf
 
@@ -42,7 +44,8 @@ class Auto:
         if found.status is not Status.FEASIBLE or time.monotonic() > end:
             return
         searched = found
-        for repaired in Repair(first=Given(searched), max_moves=moves).answers(problem):
+        inner = Exact(max_states=self.max_states // _WINDOWS, first=Beam())
+        for repaired in Repair(inner, Given(searched), max_moves=moves).answers(problem):
             if repaired.peak_bytes < found.peak_bytes or repaired.lower_bound_bytes > found.lower_bound_bytes:
                 found = repaired
             yield replace(found, stats={**searched.stats, **repaired.stats})
