@@ -4,8 +4,8 @@
     leaves  a small matrix: its product with what is known of a point are the bytes at each step that may be the highest
 
 With the order fixed, so is what works in place, and with both what lives at each step: a sum of sizes, and a workspace. Sizes that are
-sums of products of dimensions are added up as such; others, and those that an allocator rounds, count as they are. No such part is ever
-negative, so a step that has at most as much of each part as another one is nowhere above it, and drops out.
+sums of products of dimensions are added up as such; others, and those that an allocator rounds, count as they are. No such term is ever
+negative, so a step that has at most as much of each term as another one is nowhere above it, and drops out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lowtide.ir.sizes import Size
 from lowtide.problems.order import Bytes
 from lowtide.problems.order_check import LIMIT_BYTES
 
-_Part: TypeAlias = "Monomial | Polynomial"  # a product of dimensions, or a whole size
+_Term: TypeAlias = "Monomial | Polynomial"  # a product of dimensions, or a whole size
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,9 +35,9 @@ class Footprints:
     """What an order takes at its highest, at any point of a range."""
 
     dimensions: Dimensions
-    sizes: tuple[Size, ...]  # [parts] products of dimensions, and sizes that are to be rounded or are no sums of such
-    granules: Bytes  # [parts] up to which each is rounded
-    matrix: Bytes  # [rows, parts and columns of workspaces] no row has at most as much of everything as another one
+    sizes: tuple[Size, ...]  # [terms] products of dimensions, and sizes that are to be rounded or are no sums of such
+    granules: Bytes  # [terms] up to which each is rounded
+    matrix: Bytes  # [rows, terms and columns of workspaces] no row has at most as much of everything as another one
 
     @classmethod
     def of(cls, problem: SymbolicProblem, order: Sequence[int], columns: Sequence[int] = ()) -> Footprints:
@@ -47,14 +47,14 @@ class Footprints:
         """
         if len(columns) not in (0, len(order)):
             raise CheckError(f"expected columns of {len(order)} nodes, got {len(columns)}")
-        parts = Parts(problem)
-        spaces = parts.workspaces[np.array(order, np.int64)] if len(order) else 0
-        return cls.of_steps(parts, _live(problem, order, parts) + spaces, [columns[node] for node in order] if len(columns) else ())
+        terms = Terms(problem)
+        spaces = terms.workspaces[np.array(order, np.int64)] if len(order) else 0
+        return cls.of_steps(terms, _live(problem, order, terms) + spaces, [columns[node] for node in order] if len(columns) else ())
 
     @classmethod
-    def of_steps(cls, parts: Parts, live: Bytes, columns: Sequence[int] = ()) -> Footprints:
-        """Of what lives at each step [steps, parts], workspaces of the problem's included; `columns` [steps] of those that are measured."""
-        return cls(parts.dimensions, parts.sizes, parts.granules, _undominated(np.hstack([live, _chosen(columns, len(live))])))
+    def of_steps(cls, terms: Terms, live: Bytes, columns: Sequence[int] = ()) -> Footprints:
+        """Of what lives at each step [steps, terms], workspaces of the problem's included; `columns` [steps] of those that are measured."""
+        return cls(terms.dimensions, terms.sizes, terms.granules, _undominated(np.hstack([live, _chosen(columns, len(live))])))
 
     def at(self, point: Mapping[str, int], workspace_bytes: Sequence[int] | Bytes = ()) -> int:
         """Bytes at a point, with what is resident, where the columns of workspaces are as said. Raises ShapeError for a wrong point."""
@@ -117,14 +117,14 @@ class Several:
         return found
 
 
-class Parts:
-    """The parts that sizes are sums of, numbered as they come, and how much of each there is."""
+class Terms:
+    """The terms that sizes are sums of, numbered as they come, and how much of each there is."""
 
     def __init__(self, problem: SymbolicProblem) -> None:
         self.dimensions = problem.dimensions
         self._names = {each.name for each in problem.dimensions}
         self._round_to = problem.round_to
-        self._number: dict[tuple[_Part, int], int] = {}
+        self._number: dict[tuple[_Term, int], int] = {}
         # All are numbered before any row is made, so that rows are of one length.
         self._known = {
             (size, granule): self._of(Polynomial.of(size), granule)
@@ -135,30 +135,30 @@ class Parts:
             )
             for size in dict.fromkeys(sizes)
         }
-        self.tensors = self._rows(problem.tensor_bytes, problem.round_to)  # [m, parts]
-        self.workspaces = self._rows(problem.workspace_bytes, 1)  # [n, parts]
-        self.resident: Bytes = self._rows(problem.resident_bytes, problem.round_to).sum(axis=0)  # [parts]
+        self.tensors = self._rows(problem.tensor_bytes, problem.round_to)  # [m, terms]
+        self.workspaces = self._rows(problem.workspace_bytes, 1)  # [n, terms]
+        self.resident: Bytes = self._rows(problem.resident_bytes, problem.round_to).sum(axis=0)  # [terms]
 
     @cached_property
     def sizes(self) -> tuple[Size, ...]:
-        """[parts] to be evaluated at a point."""
-        return tuple(part.size if isinstance(part, Polynomial) else Polynomial(((part, 1),)).size for part, _ in self._number)
+        """[terms] to be evaluated at a point."""
+        return tuple(term.size if isinstance(term, Polynomial) else Polynomial(((term, 1),)).size for term, _ in self._number)
 
     @cached_property
     def granules(self) -> Bytes:
-        """[parts] to which these are rounded up."""
+        """[terms] to which these are rounded up."""
         return np.array([granule for _, granule in self._number], np.int64)
 
     def _rows(self, sizes: Sequence[Size], granule: int) -> Bytes:
-        """[sizes, parts] how much of each part they have."""
+        """[sizes, terms] how much of each term they have."""
         found = np.zeros((len(sizes), len(self._number)), np.int64)
         for row, size in zip(found, sizes, strict=True):
-            for part, count in self._known[size, granule]:
-                row[part] = count
+            for term, count in self._known[size, granule]:
+                row[term] = count
         return found
 
     def _of(self, size: Polynomial, granule: int) -> list[tuple[int, int]]:
-        """The parts of one size, and how many of each."""
+        """The terms of one size, and how many of each."""
         if any(each % granule for monomial, each in size.terms if monomial) or not self._is_plain(size):
             return [(self._numbered(size, granule), 1)]
         counts = [(monomial, int(each if monomial else -(-each // granule) * granule)) for monomial, each in size.terms]
@@ -170,21 +170,21 @@ class Parts:
             each.denominator == 1 and all(power > 0 and name in self._names for name, power in monomial) for monomial, each in size.terms
         )
 
-    def _numbered(self, part: _Part, granule: int) -> int:
-        return self._number.setdefault((part, granule), len(self._number))
+    def _numbered(self, term: _Term, granule: int) -> int:
+        return self._number.setdefault((term, granule), len(self._number))
 
 
-def _live(problem: SymbolicProblem, order: Sequence[int], parts: Parts) -> Bytes:
-    """[steps, parts] of all that lives, with what is resident; one row for what is there from the start where there are no steps."""
-    tensors = parts.tensors
+def _live(problem: SymbolicProblem, order: Sequence[int], terms: Terms) -> Bytes:
+    """[steps, terms] of all that lives, with what is resident; one row for what is there from the start where there are no steps."""
+    tensors = terms.tensors
     start, end = lifetimes(problem.structure, order)
     if not len(order):
         given: Bytes = tensors[problem.structure.uses > 0].sum(axis=0)
-        return (parts.resident + given)[np.newaxis]
+        return (terms.resident + given)[np.newaxis]
     change = np.zeros((len(order) + 1, tensors.shape[1]), np.int64)
     np.add.at(change, start, tensors)
     np.subtract.at(change, end, tensors)
-    found: Bytes = np.cumsum(change[:-1], axis=0) + parts.resident
+    found: Bytes = np.cumsum(change[:-1], axis=0) + terms.resident
     return found
 
 

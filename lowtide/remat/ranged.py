@@ -1,6 +1,6 @@
 """The problem of sequences at every point of a range: one structure, of which sizes and times alone differ from point to point.
 
-What a sequence takes is linear in the sizes of tensors, as no lifetime depends on them: played once for each part that sizes are sums of,
+What a sequence takes is linear in the sizes of tensors, as no lifetime depends on them: played once for each term that sizes are sums of,
 it gives what it takes everywhere (`cost.footprints`). No graph is written for that.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.cost.device import Device
-from lowtide.cost.footprints import Footprints, Parts
+from lowtide.cost.footprints import Footprints, Terms
 from lowtide.cost.measures import Measures
 from lowtide.cost.memory import resident_storages
 from lowtide.cost.symbolic import SymbolicProblem
@@ -47,10 +47,10 @@ class RangedProblem:
 
     def footprints(self, sequence: Ints) -> Footprints:
         """What a sequence takes at its highest, at any point."""
-        live = np.stack([footprint_of(self.structure, sequence, part) for part in self._parts.tensors.T], axis=1)
+        live = np.stack([footprint_of(self.structure, sequence, term) for term in self._terms.tensors.T], axis=1)
         nodes = self.structure.problem.node_count
         columns = np.where(sequence < nodes, self.measures.columns[np.minimum(sequence, nodes - 1)], -1).tolist()
-        return Footprints.of_steps(self._parts, live + self._parts.resident, columns)
+        return Footprints.of_steps(self._terms, live + self._terms.resident, columns)
 
     def costs(self, sequences: Sequence[Ints], points: Sequence[Mapping[str, int]]) -> NDArray[np.float64]:
         """[sequences, points, 2] peak in bytes and time in microseconds. Raises ShapeError for a wrong point."""
@@ -71,5 +71,5 @@ class RangedProblem:
         return replace(self.structure, problem=problem, cost_us=times, links=links, plain=None)
 
     @cached_property
-    def _parts(self) -> Parts:
-        return Parts(self.sizes)
+    def _terms(self) -> Terms:
+        return Terms(self.sizes)

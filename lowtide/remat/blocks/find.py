@@ -1,10 +1,10 @@
 """Blocks: where the forward pass of a training step is narrow, found from the integer arrays alone.
 
 A sequence, or a *segment* of it where it has several (one for each micro-batch, say), is taken apart at its *forward-backward boundary*,
-the position across which most bytes wait. What runs before it is the forward part, whatever its nodes are; what runs after it, the backward
-part. Of the bytes alive at a position of the forward part some are read by later forward runs, and some only wait for the backward part. A
+the position across which most bytes wait. What runs before it is the forward pass, whatever its nodes are; what runs after it, the backward
+pass. Of the bytes alive at a position of the forward pass some are read by later forward runs, and some only wait for the backward pass. A
 *cut* is a position where the former are few: what comes after needs little of what came before. Two cuts enclose a block, and the block's
-backward part ends with the last run that reads what was made inside it. What a cut hands on includes shortcuts and skips, as they are read
+backward pass ends with the last run that reads what was made inside it. What a cut hands on includes shortcuts and skips, as they are read
 by later forward runs; a network without narrow places has no cuts.
 """
 

@@ -28,7 +28,7 @@ class BlockProblem:
     problem: RematProblem
     nodes: Ints  # [n] of the whole problem, by node of this one; -1 for the boundary
     tensors: Ints  # [m] of the whole problem, by tensor of this one
-    boundary: int  # the node between the two parts
+    boundary: int  # the node between the two passes
     incoming_bytes: int  # what the boundary makes
     outgoing: NDArray[np.bool_]  # [m] made by the forward part and wanted by the boundary
     pinned_bytes: int  # of masks and all else that is made once and wanted by the backward part: they wait for it whatever is chosen
