@@ -13,6 +13,7 @@ from lowtide.cost.device import Device
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.peak import profile_of
 from lowtide.ir.graph import Graph, Value
+from lowtide.ir.operators.collectives.nodes import serving_collectives
 from lowtide.plan.plan import program_hash
 from lowtide.plan.snapshot import Snapshot
 from lowtide.plan.timeline import Timeline
@@ -105,7 +106,8 @@ class Candidate:
     def orders(self, problem: RematProblem, solver: Solver, granule_bytes: int) -> list[Ints]:
         """The orders from which sequences are searched: as written, with updates as soon as can be, and the one of least peak."""
         least = np.array(self.ordered(solver, granule_bytes).order, np.int32)
-        return [prompt(problem, problem.sequence_of(range(len(self.graph.nodes)))), problem.sequence_of(least)]
+        exchanged = list(serving_collectives(self.graph.nodes))
+        return [prompt(problem, problem.sequence_of(range(len(self.graph.nodes))), exchanged), problem.sequence_of(least)]
 
     def eager(self, granule_bytes: int) -> Eager:
         """The program as it stands: in place only where it works so itself, holding to the end what eager PyTorch holds."""

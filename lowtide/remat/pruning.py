@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,19 @@ def repeats(sequence: Ints, node_count: int) -> NDArray[np.int64]:
     return found
 
 
-def prompt(problem: RematProblem, order: Ints) -> Ints:
-    """The order with every run that makes no bytes right after what it waits for: updates free their gradients at once."""
+def prompt(problem: RematProblem, order: Ints, also: Sequence[int] = ()) -> Ints:
+    """The order with every run that makes no bytes right after what it waits for: updates free their gradients at once.
+
+    `also`: nodes that go there though they make some.
+    """
     base = problem.problem
     position_of = np.full(base.node_count, -1, np.int64)
     position_of[order] = np.arange(len(order))
-    position_of[order[base.made_bytes[order] == 0]] = -1
+    moved = base.made_bytes == 0
+    moved[list(also)] = True
+    position_of[order[moved[order]]] = -1
     ready = _ready(position_of, *base.preds, *base.succs)
-    return order[np.lexsort((base.made_bytes[order] == 0, ready[order]))]
+    return order[np.lexsort((moved[order], ready[order]))]
 
 
 @kernel

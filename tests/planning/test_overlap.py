@@ -14,17 +14,19 @@ from lowtide.planning.checked import checked
 from lowtide.planning.ordered import overlapped
 from lowtide.planning.planner import plan
 from lowtide.planning.request import Budget, Request
+from lowtide.remat.cost import price_of
+from lowtide.schedule import Auto
 from tests.planned import PROVENANCE
 
 
-def captured(shard: str = "", accumulate: int = 1) -> Captured:
+def captured(shard: str = "", accumulate: int = 1, rows: int = 256) -> Captured:
     """A step of two ranks; no other is needed to capture it."""
     torch.manual_seed(0)
     model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())))
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
     ranks = Ranks("none", 2, 10_000, broadcasts_buffers=True, shard=shard)
     program = TrainingProgram(model, lambda model, x: model(x).square().sum(), optimizer, accumulate=accumulate, ranks=ranks)
-    return capture_training(program, Given((torch.ones(256, 64),), {}, torch.device("cpu")))[-1]
+    return capture_training(program, Given((torch.ones(rows, 64),), {}, torch.device("cpu")))[-1]
 
 
 def waits_and_begins(plan: Plan) -> list[tuple[int, int]]:
@@ -76,3 +78,13 @@ def test_what_gloo_holds_beside_is_waited_for_at_once():
 )
 def test_gradients_travel_once_however_many_micro_batches_there_are(shard: str, op: str, count: int):
     assert sum(op in node.op for node in captured(shard, accumulate=4).graph.nodes) == count
+
+
+@pytest.mark.parametrize("shard", ["", "optimizer", "gradients"])
+def test_a_search_begins_where_gradients_leave_at_once(shard: str):
+    graph = captured(shard, rows=4).graph
+    candidate = Candidate(graph, (0,) * len(graph.nodes), (1.0,) * len(graph.nodes))
+    problem = candidate.remat_problem(1)
+    gradients_bytes = 6 * (64 * 64 + 64) * 4
+    written = candidate.orders(problem, Auto(), 1)[0]
+    assert price_of(problem, written)[0] - problem.problem.resident_bytes < gradients_bytes

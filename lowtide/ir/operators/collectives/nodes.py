@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from lowtide.ir.graph import Node
+from collections.abc import Iterator, Sequence
+
+from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.row import Collective
 from lowtide.ir.operators.table import row_of
 
@@ -15,3 +17,23 @@ def is_collective(node: Node) -> bool:
 def begins_collective(node: Node) -> bool:
     """Whether a node begins it: what it makes is whole, and may be read, only behind the node that ends it."""
     return row_of(node.op).collective is Collective.BEGINS
+
+
+def serving_collectives(nodes: Sequence[Node]) -> Iterator[int]:
+    """By index: collectives, what is done to a gradient for one (scaled, put together, filled up), and parts cut out of what came of it.
+
+    Each lets go at least as much as it makes, as soon as it has run: early, as an update is that makes nothing.
+    """
+    makers: dict[Value, int] = {value: index for index, node in enumerate(nodes) for value in node.results}
+    stack = [index for index, node in enumerate(nodes) if is_collective(node) or node.op == _OWN_PART]
+    seen = set(stack)
+    while stack:
+        before = {makers[value] for value in nodes[stack.pop()].inputs if value in makers}
+        found = {index for index in before - seen if nodes[index].op in _PREPARING or row_of(nodes[index].op).view}
+        seen |= found
+        stack.extend(found)
+    yield from sorted(seen)
+
+
+_OWN_PART = "lowtide.own_part.default"
+_PREPARING = frozenset({"aten.mul.Scalar", "aten.mul.Tensor", "aten.cat.default", "aten.constant_pad_nd.default"})
