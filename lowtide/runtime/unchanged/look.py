@@ -73,8 +73,7 @@ class Look:
 
     def __init__(self, caller: Caller, reads: Reads = EVERYTHING) -> None:
         self.locations: dict[Location, Token] = {}
-        self._watch, self._reads = Watch(), reads
-
+        self._watch, self._reads, self._trains = Watch(), reads, caller.optimizer is not None
         self._known: dict[int, Token] = {}  # tensors and modules of the model: which of them, not what is in them
         self._tokens = Tokens(self._watch, self._known)
         self._paths: list[tuple[str, nn.Module]] = []
@@ -140,7 +139,8 @@ class Look:
             self._watch.container(module.__dict__[name])
 
     def _parameter(self, parameter: torch.Tensor) -> Token:
-        self._watch.parameter(parameter)
+        if self._trains:  # where nothing is differentiated, neither matters: a small network's call is short
+            self._watch.parameter(parameter)
         hooks = tuple(self._tokens.of(getattr(parameter, name, None)) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
         return self._known[id(parameter)], type(parameter), parameter.requires_grad, self._groups.get(id(parameter)), hooks
 
