@@ -27,13 +27,9 @@ _SINCE = {
     "order_real": "capture has changed",
     "equal": "capture and planning have changed",
     "equal_limited": "capture and planning have changed",
-    "planning_time": "operators are tried while the program is captured, and graphs rewritten by algebra are planned, too",
     "dynamic_planned": "the members of a range have changed",
-    "dynamic": "nothing has changed; much other work ran beside the rows of batch size 8, so that ways compare within one size alone; the"
-    " first step of size 16, powers of two, has some 20 s of lowtide's own kernels compiled",
     "dynamic_equal": "without a limit the order as written is run where it is as lean; the rows of GPT-2 and Llama are of commit"
     " 587350c, those of BERT without a limit and of the U-Net without one and at 90 % of 10430c9, all of another machine (Intel Xeon)",
-    "dynamic_overhead": "nothing has changed; much other work ran beside it, so that its microseconds are upper bounds",
     "dynamic_near": "nothing has changed; much other work ran beside it",
     "dynamic_foreign": "without a limit algebra is used only where it takes no longer at the shape at hand",
 }
