@@ -1,4 +1,7 @@
-"""Python's garbage collector while much is made that stays: it looks at all of it, again and again, and finds nothing."""
+"""Python's garbage collector while much is made that stays: it looks at all of it, again and again, and finds nothing.
+
+Looking was a fifth of the time of GPT-2's capture and plan.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ _ASKING = _Asking()
 
 @contextmanager
 def collected_seldom() -> Iterator[None]:
-    """Have the collector look less often, which is a fifth of the time in which a program is captured and planned; as before afterwards.
+    """Have the collector look less often while a program is captured and planned, and as before afterwards.
 
     What it would find is found later. A collector that the caller has switched off stays so.
     """

@@ -164,7 +164,7 @@ def test_plans_of_a_plain_chain_cost_what_the_table_says(count):
         cost = cost_of(problem, pruned(problem, plan.written(table.steps(units))))
         assert cost.peak_bytes <= units
         assert cost.time_us <= base_us + table.extra_us(units)
-    # The table counts what a block hands on until its backward part, though here nobody reads it then.
+    # The table counts what a block hands on until its backward pass, though here nobody reads it then.
     assert table.extra_us(peak + count) == 0
     # Blocks that run more than twice reach below one checkpoint a block.
     assert count < 5 or fitting[0] < cost_of(problem, pruned(problem, plan.written(plan.checkpointed(1)))).peak_bytes

@@ -24,7 +24,7 @@ def _is_right(lone, sequence):
 
 
 def _joins(fine, coarse):
-    """(block, options of its parts, their sequence): where each part takes its first option, its last, or runs its forward part twice."""
+    """(block, options of its parts, their sequence): where each part takes its first option, its last, or runs its forward pass twice."""
     for index, lone in enumerate(coarse.block_problems):
         first, last = np.searchsorted(fine.blocks.starts, coarse.blocks.starts[index : index + 2])
         for choice in (0, -1):

@@ -54,10 +54,8 @@ class Region:
         exact: bool,
     ) -> Region:
         """What was captured around a point of the whole range. Raises CaptureError where the programs are not for all of their part."""
-        own = {each.name for each in captured[-1].graph.dimensions}
-        fixed = {name: number for name, number in point.items() if name not in own}
         programs = all_ranged(captured, machine, laboratory, timed=timed, exact=exact)
-        return cls(captured, fixed, granted, RangePlanner(programs), timed)
+        return cls(captured, _fixed(captured, point), granted, RangePlanner(programs), timed)
 
     @classmethod
     def of_saved(
@@ -71,10 +69,8 @@ class Region:
         timed: bool,
     ) -> Region:
         """The same with what was saved for these programs: nothing is measured. Raises FormatError where that is not for them."""
-        own = {each.name for each in captured[-1].graph.dimensions}
-        fixed = {name: number for name, number in point.items() if name not in own}
         planner = planner_of(saved, [(each.graph, each.gradients) for each in captured], request, limited=timed)
-        return cls(captured, fixed, granted, planner, timed)
+        return cls(captured, _fixed(captured, point), granted, planner, timed)
 
     def timed(self, machine: Machine, trains: bool, *, exact: bool) -> Region:
         """The same, knowing what operators take."""
@@ -124,6 +120,12 @@ class Region:
     def own(self, point: Mapping[str, int]) -> dict[str, int]:
         """A point of the whole range as one of its own dimensions."""
         return {each.name: point[each.name] for each in self.dimensions}
+
+
+def _fixed(captured: Sequence[Captured], point: Mapping[str, int]) -> dict[str, int]:
+    """The numbers at a point of what is no dimension of these programs."""
+    own = {each.name for each in captured[-1].graph.dimensions}
+    return {name: number for name, number in point.items() if name not in own}
 
 
 def what_on(programs: Sequence[Captured], name: str | None = None) -> str:

@@ -2,7 +2,7 @@
 
 `best[s, t, m]` is the least time, beyond running everything once, in which blocks s to t run forward and then backward in reverse, while
 what block s reads is there and m units of memory are free. Either block s chooses an option, keeps what that keeps, and the blocks after it
-follow; or some blocks from s on only hand on, and run forward again when their backward part is due. That is the programme of Beaumont
+follow; or some blocks from s on only hand on, and run forward again when their backward pass is due. That is the programme of Beaumont
 et al. for chains ("Optimal checkpointing for heterogeneous chains", 2019), with several options a block as in Rockmate (ICML 2023).
 One table answers all limits.
 """
@@ -27,17 +27,17 @@ class Chain(NamedTuple):
 
     option_ptr: Units  # [blocks + 1]
     checkpoint: Units  # [options] while later blocks run
-    forward: Units  # [options] the peak of the forward part
-    backward: Units  # [options] the peak of the backward part
+    forward: Units  # [options] the peak of the forward pass
+    backward: Units  # [options] the peak of the backward pass
     extra_us: Times  # [options]
-    again_us: Times  # [options] of running the forward part once more, handing on
+    again_us: Times  # [options] of running the forward pass once more, handing on
     inner_us: Times  # [options] the same, handing nothing on
-    hand_on: Units  # [blocks] the peak of a forward part that only hands on
+    hand_on: Units  # [blocks] the peak of a forward pass that only hands on
     hand_on_us: Times  # [blocks] of running that once more
     handed: Units  # [blocks + 1, blocks + 1] made in blocks from the first index on, alive at the start of the block of the second
     rest_forward: Units  # [blocks] alive besides while blocks up to this one run forward once more
     rest_backward: Units  # [blocks] alive besides while this one runs backward
-    pinned: Units  # [blocks + 1] what blocks before each one pin: alive from their first run to their backward part, whatever is chosen
+    pinned: Units  # [blocks + 1] what blocks before each one pin: alive from their first run to their backward pass, whatever is chosen
 
 
 Step = tuple[int, int, int]  # what is done, the block, its option (-1 where it only hands on)
@@ -132,7 +132,7 @@ def _steps(best: Any, units: Any, chain: Any) -> Any:
     """The steps of the best plan: choices are made once more, as the table does not hold them."""
     count = len(chain.hand_on)
     found = [(0, 0, 0) for _ in range(0)]
-    stack = [(0, count - 1, units, -1)]  # blocks s to t in so many units; with an option: the backward part of s
+    stack = [(0, count - 1, units, -1)]  # blocks s to t in so many units; with an option: the backward pass of s
     while len(stack) > 0:
         s, t, m, chosen = stack.pop()
         if chosen >= 0:

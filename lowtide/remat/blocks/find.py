@@ -23,9 +23,9 @@ from lowtide.remat.problem import RematProblem
 
 Positions = NDArray[np.int64]
 
-_RISE = 1.25  # between two cuts, what is alive for the forward part rises by at least this factor over either
+_RISE = 1.25  # between two cuts, what is alive for the forward pass rises by at least this factor over either
 _STEEP = 1.5  # a cut hands on at most this many times what the cut before or after it does
-_FAR = 0.1  # of the forward part: what is handed on further than that is a skip
+_FAR = 0.1  # of the forward pass: what is handed on further than that is a skip
 _SEGMENT = 4.0  # between two segments, at most this part of what waits at either's boundary waits
 _WORTH = 0.02  # of the bytes at the boundary: where less waits inside of blocks, there is nothing to plan
 
@@ -39,7 +39,7 @@ class Blocks:
     ends: Positions  # [blocks + 1] descending from the segment's end to the boundary
     made_at: Positions  # [m] the position of the run that makes a tensor; -1 for none
     read_at: Positions  # [m] the position of the last run that reads it; -1 for none
-    forward_at: Positions  # [m] the same of the forward part alone
+    forward_at: Positions  # [m] the same of the forward pass alone
 
     @property
     def count(self) -> int:
@@ -48,17 +48,17 @@ class Blocks:
 
     @property
     def begin(self) -> int:
-        """The first position of the forward part."""
+        """The first position of the forward pass."""
         return int(self.starts[0])
 
     @property
     def end(self) -> int:
-        """The position behind the backward part."""
+        """The position behind the backward pass."""
         return int(self.ends[0])
 
     @property
     def boundary(self) -> int:
-        """The first position of the backward part."""
+        """The first position of the backward pass."""
         return int(self.starts[-1])
 
     def merged(self, size: int) -> Blocks:
@@ -67,11 +67,11 @@ class Blocks:
         return replace(self, starts=self.starts[chosen], ends=self.ends[chosen])
 
     def forward_of(self, block: int) -> Ints:
-        """The nodes of a block's forward part."""
+        """The nodes of a block's forward pass."""
         return self.sequence[self.starts[block] : self.starts[block + 1]]
 
     def backward_of(self, block: int) -> Ints:
-        """The nodes of a block's backward part."""
+        """The nodes of a block's backward pass."""
         return self.sequence[self.ends[block + 1] : self.ends[block]]
 
 
@@ -88,7 +88,7 @@ def find_blocks(
 ) -> Blocks | None:
     """The blocks of a sequence that runs each node once, or of a segment of it; at most so many, None where no two are worth planning.
 
-    Without `skips`, what is handed on over more than a share of the forward part does not count where cuts are looked for.
+    Without `skips`, what is handed on over more than a share of the forward pass does not count where cuts are looked for.
     """
     begin, end = segment or (0, len(sequence))
     made_at, read_at = _spans(problem, sequence, len(sequence))
@@ -98,7 +98,7 @@ def find_blocks(
     forward_at = _spans(problem, sequence, boundary)[1]
     near = (made_at >= begin) & (skips | (forward_at - made_at <= _FAR * (boundary - begin)))
     alive = _alive(made_at, np.where(near, forward_at, -1), sizes, boundary)[begin:]
-    # What the backward part does not read would be kept only for blocks that run forward again: better to cut where it reads all.
+    # What the backward pass does not read would be kept only for blocks that run forward again: better to cut where it reads all.
     idle = _alive(made_at, np.where(near & (read_at < boundary), forward_at, -1), sizes, boundary)[begin:]
     cuts = begin + _low(_valleys(alive, idle, _RISE), alive)
     starts = np.unique(np.concatenate([[begin], cuts, [boundary]])).astype(np.int64)
@@ -162,7 +162,7 @@ def _low(cuts: Positions, alive: Bytes) -> Positions:
 
 
 def _with_backward_pieces(starts: Positions, made_at: Positions, read_at: Positions, forward_at: Positions, end: int) -> Positions:
-    """The starts without those of blocks whose backward part is empty: they are one with the block before."""
+    """The starts without those of blocks whose backward pass is empty: they are one with the block before."""
     ends = _ends(starts, made_at, read_at, forward_at, end)
     empty = ends[1:-1] == ends[2:]  # of every block but the first
     return np.concatenate([starts[:1], starts[1:-1][~empty], starts[-1:]])

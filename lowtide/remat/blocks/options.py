@@ -1,4 +1,4 @@
-"""What can be done with one block: how much it keeps from its forward to its backward part, and what that costs.
+"""What can be done with one block: how much it keeps from its forward to its backward pass, and what that costs.
 
 Each option is a sequence of the block problem. Eviction finds them: the boundary is given so much to find free that no more than some
 bytes fit beside it, and the whole a limit. A few of either, under a few weights, give the handful of options that no other beats.
@@ -24,15 +24,15 @@ from lowtide.remat.pruning import is_needed, pruned, repeats
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """A sequence of a block problem, and what it costs. Bytes count what the block itself makes, and what flows into its backward part."""
+    """A sequence of a block problem, and what it costs. Bytes count what the block itself makes, and what flows into its backward pass."""
 
-    sequence: Ints  # of the block problem: forward part, boundary, backward part
+    sequence: Ints  # of the block problem: forward pass, boundary, backward pass
     boundary: int  # the node between them
-    forward_bytes: int  # the peak of the forward part
+    forward_bytes: int  # the peak of the forward pass
     checkpoint_bytes: int  # while later blocks run, beside what is pinned
-    backward_bytes: int  # the peak of the backward part
+    backward_bytes: int  # the peak of the backward pass
     extra_us: float  # beyond running everything once
-    again_us: float  # of running the forward part once more, for what it keeps and hands on
+    again_us: float  # of running the forward pass once more, for what it keeps and hands on
     inner_us: float  # the same where nothing is to be handed on
 
 
@@ -111,7 +111,7 @@ def _unbeaten_mask(costs: Any) -> Any:
 
 
 def _sequences(block: BlockProblem, effort: Effort) -> Iterator[Ints]:
-    """Many sequences of the block: the given one, the one that runs the whole forward part once more, and what eviction makes of it."""
+    """Many sequences of the block: the given one, the one that runs the whole forward pass once more, and what eviction makes of it."""
     yield block.sequence
     yield forward_twice(block)
     plain = option_of(block, block.sequence)
@@ -131,7 +131,7 @@ def _sequences(block: BlockProblem, effort: Effort) -> Iterator[Ints]:
 
 
 def forward_twice(block: BlockProblem) -> Ints:
-    """The sequence that keeps nothing for the backward part that can be made again, and then makes all of it."""
+    """The sequence that keeps nothing for the backward pass that can be made again, and then makes all of it."""
     forward, backward = block.sequence[: block.boundary], block.sequence[block.boundary + 1 :]
     return pruned(block.problem, np.concatenate([forward, [block.boundary], forward, backward]).astype(np.int32))
 
@@ -200,7 +200,7 @@ def _joined(block: BlockProblem, options: Sequence[Option]) -> Ints:
         boundary, count = option.boundary, int(option.sequence.max()) + 1
         position = int(np.flatnonzero(option.sequence == boundary)[0])
         end -= count - boundary - 1
-        # A backward part runs nodes of its forward part, too.
+        # A backward pass runs nodes of its forward pass, too.
         sequence = np.where(option.sequence < boundary, option.sequence + begin, option.sequence - (boundary + 1) + end)
         forward.append(sequence[:position])
         backward.append(sequence[position + 1 :])
@@ -235,7 +235,7 @@ def option_of(block: BlockProblem, sequence: Ints) -> Option:
 
 @kernel
 def _priced(sequence: Any, boundary: Any, facts: Any) -> tuple[int, int, int, float, float, float]:
-    """The peaks before, at and after the boundary, the time, and that of running the forward part once more, handing on and not."""
+    """The peaks before, at and after the boundary, the time, and that of running the forward pass once more, handing on and not."""
     footprint, at, forward, backward = footprint_kernel(sequence, facts), 0, 0, 0
     while sequence[at] != boundary:
         forward = max(forward, footprint[at])
@@ -248,7 +248,7 @@ def _priced(sequence: Any, boundary: Any, facts: Any) -> tuple[int, int, int, fl
 
 @kernel(inner=True)
 def _again_us(sequence: Any, at: Any, handing_on: Any, facts: Any) -> float:
-    """Of running what the forward part keeps once more, and what it hands on or not. The boundary is at position `at`."""
+    """Of running what the forward pass keeps once more, and what it hands on or not. The boundary is at position `at`."""
     wanted, total = facts.kept.copy(), 0.0
     for position in range(len(sequence) - 1, -1, -1):
         node = sequence[position]

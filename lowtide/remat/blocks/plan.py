@@ -46,7 +46,7 @@ class BlockPlan:
         return self.options[first:last]
 
     def checkpointed(self, size: int) -> list[Step]:
-        """Blocks in groups of so many: all but the last group only hand on, and run forward again before the group's backward part."""
+        """Blocks in groups of so many: all but the last group only hand on, and run forward again before the group's backward pass."""
         groups = [range(start, min(start + size, self.blocks.count)) for start in range(0, self.blocks.count, size)]
         steps: list[Step] = [(HAND_ON, block, -1) for group in groups[:-1] for block in group]
         for group in reversed(groups):
@@ -80,7 +80,7 @@ class BlockPlan:
         )
 
     def handed(self) -> NDArray[np.int64]:
-        """[blocks + 1, blocks + 1] the bytes made in blocks from s on and alive for the forward part at the start of block k."""
+        """[blocks + 1, blocks + 1] the bytes made in blocks from s on and alive for the forward pass at the start of block k."""
         blocks, count = self.blocks, self.blocks.count
         found = np.zeros((count + 1, count + 1), np.int64)
         sizes = self.problem.problem.tensor_bytes
@@ -95,7 +95,7 @@ class BlockPlan:
         return found
 
     def rest(self) -> tuple[list[int], list[int]]:
-        """By block: bytes that no forward part makes, alive before the backward part, and through it though it does not touch them."""
+        """By block: bytes that no forward pass makes, alive before the backward pass, and through it though it does not touch them."""
         blocks, base = self.blocks, self.problem.problem
         forward, backward = [], []
         late = (blocks.made_at >= blocks.boundary) | base.kept & (blocks.made_at >= 0)

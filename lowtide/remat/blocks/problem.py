@@ -1,7 +1,7 @@
-"""Block problems: the forward and the backward part of one block as a small remat problem of its own.
+"""Block problems: the forward and the backward pass of one block as a small remat problem of its own.
 
-Between the two parts stands one more node, the boundary: the rest of the step in one run. It makes what flows into the backward part from
-there and reads what the forward part hands on. What the block takes from blocks before it is there throughout and counts nothing, as those
+Between the two passes stands one more node, the boundary: the rest of the step in one run. It makes what flows into the backward pass from
+there and reads what the forward pass hands on. What the block takes from blocks before it is there throughout and counts nothing, as those
 blocks answer for it. Blocks whose problems are equal number for number share one plan.
 """
 
@@ -23,15 +23,15 @@ _DIGITS = 3  # of a run's time that have to agree for two blocks to be equal
 
 @dataclass(frozen=True, eq=False)
 class BlockProblem:
-    """A block as a problem: first come the nodes of its forward part, then the boundary, then those of its backward part."""
+    """A block as a problem: first come the nodes of its forward pass, then the boundary, then those of its backward pass."""
 
     problem: RematProblem
     nodes: Ints  # [n] of the whole problem, by node of this one; -1 for the boundary
     tensors: Ints  # [m] of the whole problem, by tensor of this one
     boundary: int  # the node between the two passes
     incoming_bytes: int  # what the boundary makes
-    outgoing: NDArray[np.bool_]  # [m] made by the forward part and wanted by the boundary
-    pinned_bytes: int  # of masks and all else that is made once and wanted by the backward part: they wait for it whatever is chosen
+    outgoing: NDArray[np.bool_]  # [m] made by the forward pass and wanted by the boundary
+    pinned_bytes: int  # of masks and all else that is made once and wanted by the backward pass: they wait for it whatever is chosen
     key: bytes  # equal for equal problems
 
     @cached_property
@@ -57,8 +57,8 @@ class _Cut:
 
     def __init__(self, problem: RematProblem, blocks: Blocks, block: int, position_of: NDArray[np.int64]) -> None:
         self.whole, self.blocks, self.position_of = problem, blocks, position_of
-        self.begin, self.end = int(blocks.starts[block]), int(blocks.starts[block + 1])  # of the forward part
-        self.late, self.last = int(blocks.ends[block + 1]), int(blocks.ends[block])  # of the backward part
+        self.begin, self.end = int(blocks.starts[block]), int(blocks.starts[block + 1])  # of the forward pass
+        self.late, self.last = int(blocks.ends[block + 1]), int(blocks.ends[block])  # of the backward pass
         forward, backward = blocks.forward_of(block), blocks.backward_of(block)
         self.boundary = len(forward)
         self.nodes = np.concatenate([forward, [-1], backward]).astype(np.int32)
