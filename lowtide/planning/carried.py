@@ -8,9 +8,9 @@ repairs.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -72,52 +72,59 @@ class Carrier:
         """A sequence over the sibling's graph: the entries that both know, and the sibling's own nodes among them."""
         entries = self.entries[runs]
         entries = entries[entries >= 0]
-        after = self._own(entries)
-        pieces = [after.get(-1, [])]
-        for place, entry in enumerate(entries.tolist()):
-            pieces += [[entry], after.get(place, [])]
-        return np.array([entry for piece in pieces for entry in piece], np.int32)
+        nodes, places = self._own(self._ready(entries), len(entries) - 1)
+        found: Ints = np.insert(entries, np.array(places, np.int64) + 1, nodes).astype(np.int32)
+        return found
 
-    def _own(self, entries: Ints) -> dict[int, list[int]]:
-        """The sibling's own nodes by the place after which they run."""
-        ready, base = self._ready(entries), self.target.problem
-        preds = [base.pred_ids[base.pred_ptr[node] : base.pred_ptr[node + 1]].tolist() for node in range(base.node_count)]
-        found: defaultdict[int, list[int]] = defaultdict(list)
-        emitted = np.zeros(base.node_count, np.bool_)
-        emitted[: self.common] = True
-        own = range(self.common, base.node_count)
-        last = len(entries) - 1
-        for node in sorted(own, key=lambda each: (ready[each] if ready[each] >= 0 else last, each)):
-            place, stack = int(ready[node]) if ready[node] >= 0 else last, [node]
+    def _own(self, ready: Sequence[int], last: int) -> tuple[list[int], list[int]]:
+        """The sibling's own nodes as they run, and the place after which each does; what waits for nothing runs when it is read."""
+        preds = self._preds
+        emitted = [node < self.common for node in range(len(preds))]
+        found: list[tuple[int, int]] = []
+        for place, node in sorted((ready[each] if ready[each] >= 0 else last, each) for each in range(self.common, len(preds))):
+            stack = [node]
             while stack:
-                waiting = [before for before in preds[stack[-1]] if not emitted[before]]
-                if waiting:
-                    stack.append(waiting[0])
+                waiting = next((before for before in preds[stack[-1]] if not emitted[before]), None)
+                if waiting is not None:
+                    stack.append(waiting)
                     continue
                 done = stack.pop()
                 if not emitted[done] and not self.target.is_view[done]:
-                    found[place].append(done)
+                    found.append((done, place))
                 emitted[done] = True
+        return [node for node, _ in found], [place for _, place in found]
+
+    def _ready(self, entries: Ints) -> list[int]:
+        """[sibling's nodes] the place after which a node can run; -1 where it waits for nothing that both have."""
+        places = np.flatnonzero(entries < self.common)
+        nodes = entries[places]
+        ready, last = np.full((2, len(self._preds)), -1, np.int64)
+        ready[nodes[::-1]], last[nodes] = places[::-1], places
+        read, writers = self._written
+        np.maximum.at(ready, writers, last[read])  # what writes over what a node reads comes after its last run
+        found: list[int] = ready.tolist()
+        for node in self._waiting:
+            found[node] = max(found[node], max((found[each] for each in self._preds[node]), default=-1))
         return found
 
-    def _ready(self, entries: Ints) -> Positions:
-        """[sibling's nodes] the place after which a node can run; -1 where it waits for nothing that both have."""
-        base, common = self.target.problem, self.common
-        first, last = np.full(base.node_count, -1, np.int64), np.full(base.node_count, -1, np.int64)
-        for place, entry in enumerate(entries.tolist()):
-            if entry < common:
-                first[entry], last[entry] = (place if first[entry] < 0 else first[entry]), place
-        ready = first
+    @cached_property
+    def _preds(self) -> list[list[int]]:
+        """By the sibling's nodes those before each."""
+        base = self.target.problem
+        return [base.pred_ids[base.pred_ptr[node] : base.pred_ptr[node + 1]].tolist() for node in range(base.node_count)]
+
+    @cached_property
+    def _waiting(self) -> list[int]:
+        """The sibling's nodes that run when those before them have: its own, and views."""
+        return [node for node in range(len(self._preds)) if node >= self.common or self.target.is_view[node]]
+
+    @cached_property
+    def _written(self) -> tuple[Positions, Positions]:
+        """Nodes that both have, and of the sibling's own each that writes over what the one reads."""
         limits = self.target.limits
-        for node in range(common):  # what writes over what a node reads comes after its last run
-            for writer in limits.ids[limits.ptr[node] : limits.ptr[node + 1]].tolist():
-                if writer >= common:
-                    ready[writer] = max(ready[writer], last[node])
-        for node in range(base.node_count):
-            if node >= common or self.target.is_view[node]:
-                before = base.pred_ids[base.pred_ptr[node] : base.pred_ptr[node + 1]]
-                ready[node] = max(ready[node], ready[before].max(initial=-1))
-        return ready
+        pairs = ((node, each) for node in range(self.common) for each in limits.ids[limits.ptr[node] : limits.ptr[node + 1]].tolist())
+        found = np.array([pair for pair in pairs if pair[1] >= self.common], np.int64).reshape(-1, 2)
+        return found[:, 0], found[:, 1]
 
 
 def common_nodes(one: Graph, other: Graph) -> int:

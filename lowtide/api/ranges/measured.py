@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.api.machine import Machine
 from lowtide.capture.program import Captured
+from lowtide.cost.device import Device
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.cost.measures import Measures
 from lowtide.cost.timings import device_here, measure_timings
 from lowtide.cost.workspaces import measure_workspaces
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Graph, Node
-from lowtide.ir.shapes.at import AtPoint
+from lowtide.ir.shapes.at import AtPoint, at_points
 from lowtide.ir.shapes.dimension import Dimensions
 from lowtide.planning.algebra import cost_of_deeds, over_dimensions
 from lowtide.planning.candidate import equal_graphs
@@ -27,6 +28,28 @@ from lowtide.schedule.points import Point, sample_points
 _OF_ONE, _OF_MANY = 3, 4  # points that are measured, of a range of one dimension and of more
 
 
+@dataclass(frozen=True, eq=False)
+class _Grid:
+    """The points at which operators are tried, what the graphs are there, and with what they are tried."""
+
+    points: tuple[Point, ...]
+    written: list[AtPoint]  # by point: programs share most of their nodes, and equal graphs do
+    machine: Machine
+    laboratory: Laboratory
+    rates_us: dict[Node, float] = field(default_factory=dict)  # of the nodes written so far, by the device's rates
+
+    @classmethod
+    def of(cls, points: tuple[Point, ...], machine: Machine, laboratory: Laboratory) -> _Grid:
+        """Of which nothing is known yet."""
+        return cls(points, at_points(points), machine, laboratory)
+
+    def rated(self, device: Device, node: Node) -> float:
+        """What a node takes by the rates of the device."""
+        if (us := self.rates_us.get(node)) is None:
+            us = self.rates_us[node] = device.node_us(node)
+        return us
+
+
 def all_ranged(
     programs: Sequence[Captured], machine: Machine, laboratory: Laboratory, *, timed: bool, exact: bool
 ) -> list[tuple[Ranged, ...]]:
@@ -34,39 +57,31 @@ def all_ranged(
 
     And take, where that matters. Raises CaptureError where an operator's real results lie otherwise at some point than the graph says.
     """
-    points = measured_at(programs[-1].graph.dimensions)
-    written = {tuple(point.values()): AtPoint(point) for point in points}  # programs share most of their nodes, and equal graphs do
-    found = [_ranged(each, points, list(written.values()), machine, laboratory, timed=timed, exact=exact) for each in programs]
+    grid = _Grid.of(measured_at(programs[-1].graph.dimensions), machine, laboratory)
+    written = {tuple(point.values()): at_point for point, at_point in zip(grid.points, grid.written, strict=True)}
+    found = [_ranged(each, grid, timed=timed, exact=exact) for each in programs]
     return [tuple(replace(each, written=written) for each in program) for program in found]
 
 
-def _ranged(
-    captured: Captured,
-    points: tuple[Point, ...],
-    written: list[AtPoint],
-    machine: Machine,
-    laboratory: Laboratory,
-    *,
-    timed: bool,
-    exact: bool,
-) -> tuple[Ranged, ...]:
+def _ranged(captured: Captured, grid: _Grid, *, timed: bool, exact: bool) -> tuple[Ranged, ...]:
     """The same for one of them."""
     found: list[Ranged] = []
     equal = equal_graphs(captured.graph)
 
     def measures(graph: Graph) -> Measures | None:
-        numbers = [each.graph(graph) for each in written]
-        spaces = _workspaces(numbers, points, machine, laboratory, is_captured=graph is equal[0])
+        numbers = [each.graph(graph) for each in grid.written]
+        spaces = _workspaces(numbers, grid, is_captured=graph is equal[0])
         if spaces is None:
             return None  # an equal graph whose operators give results that lie otherwise than it says is none
-        return Measures.of(graph, points, spaces, _times(numbers, points, captured, machine, laboratory) if timed else ())
+        return Measures.of(graph, grid.points, spaces, _times(numbers, captured, grid) if timed else ())
 
     for graph in equal:
         if (measured := measures(graph)) is not None:
             found.append(Ranged.of(graph, measured, held_by_eager=() if found else captured.gradients))
-    ends = [written[points.index(point)].graph(equal[-1]) for point in (largest(equal[-1].dimensions), smallest(equal[-1].dimensions))]
-    rewritings = [*machine.rewritings(ends[0], captured, laboratory, exact=exact, limited=timed)]
-    at_smallest = [*machine.rewritings(ends[1], captured, laboratory, exact=exact, limited=True)] if rewritings else []
+    corners = largest(equal[-1].dimensions), smallest(equal[-1].dimensions)
+    ends = [grid.written[grid.points.index(each)].graph(equal[-1]) for each in corners]
+    rewritings = [*grid.machine.rewritings(ends[0], captured, grid.laboratory, exact=exact, limited=timed)]
+    at_smallest = [*grid.machine.rewritings(ends[1], captured, grid.laboratory, exact=exact, limited=True)] if rewritings else []
     for over in (over_dimensions(equal[-1], each) for each in rewritings):
         if over is not None and (measured := measures(over.graph)) is not None:
             found.append(Ranged.by_algebra(over, measured, cost_of_deeds(over.deeds, at_smallest)))
@@ -78,18 +93,17 @@ def measured_at(dimensions: Dimensions) -> tuple[Point, ...]:
     return sample_points(dimensions, _OF_ONE if len(dimensions) < 2 else _OF_MANY)
 
 
-def _workspaces(
-    graphs: list[Graph], points: tuple[Point, ...], machine: Machine, laboratory: Laboratory, *, is_captured: bool
-) -> list[tuple[int, ...]] | None:
+def _workspaces(graphs: list[Graph], grid: _Grid, *, is_captured: bool) -> list[tuple[int, ...]] | None:
     """[points, nodes] bytes; None where some result lies otherwise than an equal graph says."""
+    machine = grid.machine
     if not machine.tries or machine.simulated is not None:
         return [(0,) * len(graph.nodes) for graph in graphs]
     found = []
     with machine.stages.stage("measure", "measuring operators' temporaries"):
         known: dict[Node, int] = {}  # what has no dimensions is the same node at every point
-        for graph, point in zip(graphs, points, strict=True):
+        for graph, point in zip(graphs, grid.points, strict=True):
             nodes = [node for node in graph.nodes if node not in known]
-            measured = measure_workspaces(nodes, among=graph.nodes, laboratory=laboratory)
+            measured = measure_workspaces(nodes, among=graph.nodes, laboratory=grid.laboratory)
             if measured.unlike and is_captured:
                 raise _unlike(measured.unlike[0].op, point)
             if measured.unlike:
@@ -107,21 +121,20 @@ def _unlike(op: str, point: Mapping[str, int]) -> CaptureError:
     )
 
 
-def _times(
-    graphs: list[Graph], points: tuple[Point, ...], captured: Captured, machine: Machine, laboratory: Laboratory
-) -> NDArray[np.float64]:
+def _times(graphs: list[Graph], captured: Captured, grid: _Grid) -> NDArray[np.float64]:
     """[points, nodes] microseconds: measured for the largest and the smallest shapes, as a trial takes long.
 
     In between the machine's rates say how a time grows, and what is measured how far they are off: by a factor that goes evenly from one
     end to the other, over the logarithm of the time.
     """
+    machine = grid.machine
     device = machine.simulated or device_here(machine.name(captured))
-    rates = np.array([device.graph_us(graph) for graph in graphs], np.float64)
+    rates = np.array([[grid.rated(device, node) for node in graph.nodes] for graph in graphs], np.float64)
     if machine.simulated is not None or not machine.tries:
         return rates
-    ends = [place for place, point in enumerate(points) if _is_end(point, captured.graph.dimensions)]
+    ends = [place for place, point in enumerate(grid.points) if _is_end(point, captured.graph.dimensions)]
     with machine.stages.stage("measure", "measuring operators' times"):
-        real = np.array([measure_timings(graphs[place].nodes, lambda: device, laboratory=laboratory).us for place in ends])
+        real = np.array([measure_timings(graphs[place].nodes, lambda: device, laboratory=grid.laboratory).us for place in ends])
     tiny = 1e-3  # microseconds: what takes none by one account may take some by the other
     factors = np.log((real + tiny) / (rates[ends] + tiny))
     span = np.log((rates[ends[0]] + tiny) / (rates[ends[-1]] + tiny))

@@ -7,7 +7,7 @@ leaves  a graph of as many nodes in the same order, in which every size is an in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import sympy
@@ -28,11 +28,19 @@ def at(graph: Graph, point: Mapping[str, int]) -> Graph:
     return AtPoint(point).graph(graph)
 
 
+def at_points(points: Iterable[Mapping[str, int]]) -> list[AtPoint]:
+    """For graphs at several points."""
+    symbolic: dict[Graph, tuple[sympy.Expr, ...]] = {}
+    return [AtPoint(point, symbolic) for point in points]
+
+
 class AtPoint:
     """Graphs of the same dimensions at one point; what several of them share is written once."""
 
-    def __init__(self, point: Mapping[str, int]) -> None:
+    def __init__(self, point: Mapping[str, int], symbolic: dict[Graph, tuple[sympy.Expr, ...]] | None = None) -> None:
+        """`symbolic` is what is known of the sizes of graphs, and takes what is found: several points may share it."""
         self._point = point
+        self._symbolic = {} if symbolic is None else symbolic
         self._sizes: dict[Size, Size] = {}
         self._rewriter = Rewriter(self._sizes)
 
@@ -41,7 +49,7 @@ class AtPoint:
         checked_dimensions(graph.dimensions)
         known, nested = {each.name for each in graph.dimensions}, _has_inner(graph)
         symbolic: list[Size] = []
-        found = dict.fromkeys(size for size in sizes_of(graph) if not isinstance(size, int))
+        found = self._symbolic_sizes(graph)
         for size in (size for size in found if size not in self._sizes):
             if _names(size) <= known or not nested:
                 symbolic.append(size)
@@ -50,6 +58,12 @@ class AtPoint:
                 self._sizes[size] = canonical(size.xreplace(numbers))
         self._sizes.update(zip(symbolic, sizes_at(symbolic, graph.dimensions, self._point), strict=True))
         return self._rewriter.graph(graph) if found or graph.dimensions else graph
+
+    def _symbolic_sizes(self, graph: Graph) -> tuple[sympy.Expr, ...]:
+        """The sizes of a graph that are no numbers, each once."""
+        if (found := self._symbolic.get(graph)) is None:
+            found = self._symbolic[graph] = tuple(dict.fromkeys(size for size in sizes_of(graph) if not isinstance(size, int)))
+        return found
 
 
 def _names(size: sympy.Expr) -> set[str]:
