@@ -60,15 +60,17 @@ class Grid:
         """[k] how much each point counts for this one: 1 in all, and exactly that for a point of the grid. Raises ShapeError."""
         return self._weights(point, float)
 
-    def between(self, point: Mapping[str, int], known: Floats) -> Floats:
-        """What is known of each point, [k] or [k, n], at this one: the lower of what both lines say. Raises ShapeError."""
+    def between(self, point: Mapping[str, int], known: Floats, logarithms: Floats | None = None) -> Floats:
+        """What is known of each point, [k] or [k, n], at this one: the lower of what both lines say. Raises ShapeError.
+
+        `logarithms` are those of what is known, where the caller keeps them.
+        """
         weights = self.weights(point)
         if weights.max() == 1.0:
             at_point: Floats = known[int(weights.argmax())]
             return at_point
-        by_number: Floats = weights @ known
-        by_logarithm = np.exp(self._weights(point, _logarithm) @ np.log(np.maximum(known, _LEAST)))
-        lower: Floats = np.minimum(by_number, by_logarithm)
+        logs = logarithms_of(known) if logarithms is None else logarithms
+        lower: Floats = np.minimum(_sum(weights, known), np.exp(_sum(self._weights(point, _logarithm), logs)))
         return lower
 
     def _weights(self, point: Mapping[str, int], scale: Callable[[int], float]) -> Floats:
@@ -76,6 +78,18 @@ class Grid:
         for number, numbers in zip(checked_point(self.dimensions, point).values(), self.numbers, strict=True):
             found = np.multiply.outer(found, _weights(number, numbers, scale)).ravel()
         return found
+
+
+def logarithms_of(known: Floats) -> Floats:
+    """As `between` takes them."""
+    found: Floats = np.log(np.maximum(known, _LEAST))
+    return found
+
+
+def _sum(weights: Floats, known: Floats) -> Floats:
+    """[k] times [k] or [k, n]; a product of floats would wait for other threads."""
+    found: Floats = np.einsum("k,k...->...", weights, known)
+    return found
 
 
 def _logarithm(number: int) -> float:

@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lowtide.cost.grid import Grid
+from lowtide.cost.grid import Grid, logarithms_of
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.shapes.dimension import checked_point
@@ -86,7 +86,20 @@ class Measures:
 
     def times_at(self, point: Mapping[str, int]) -> tuple[float, ...]:
         """[n] the microseconds of each node at any point of the range; empty where they do not matter. Raises ShapeError."""
-        return tuple(self.grid.between(point, self.node_us).tolist())
+        return tuple(self.us_at(point).tolist())
+
+    def us_at(self, point: Mapping[str, int]) -> Times:
+        """The same as an array."""
+        return self.grid.between(point, self.node_us, self._logarithms)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it knows what nodes take."""
+        return self.node_us.size > 0
+
+    @cached_property
+    def _logarithms(self) -> Times:
+        return logarithms_of(self.node_us)
 
     @cached_property
     def _factors(self) -> Times:

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.cost.footprints import Several
-from lowtide.cost.grid import Grid
 from lowtide.errors import BudgetError
 from lowtide.ir.shapes.dimension import Dimensions, checked_point
 from lowtide.plan.plan import Plan
 from lowtide.planning.checked import checked
 from lowtide.planning.ordered import in_its_order
 from lowtide.planning.ranges.member import Member
+from lowtide.planning.ranges.pace import paces_at
 from lowtide.planning.ranges.pool import SAME
 from lowtide.planning.ranges.ranged import Ranged
 from lowtide.planning.refusal import refusal
@@ -148,13 +148,21 @@ class PlanFamily:
 
     def _times(self, point: Mapping[str, int]) -> NDArray[np.float64]:
         """By member."""
-        grid, grid_us = self._grid_us
-        return grid.between(point, grid_us)
+        found = np.zeros(len(self.members))
+        for which, (places, runs, waits_us) in self._paces.items():
+            found[places] = paces_at(self.candidates[which].measures, point, runs, waits_us)
+        return found
 
     @cached_property
-    def _grid_us(self) -> tuple[Grid, NDArray[np.float64]]:
-        """[k, members] at the points that were measured, which are the same for all."""
-        return self.members[0].measures.grid, np.stack([member.grid_us for member in self.members], axis=1)
+    def _paces(self) -> dict[int, tuple[list[int], NDArray[np.float64], NDArray[np.float64]]]:
+        """By candidate the places of its members, and how these run."""
+        found = {}
+        for which in sorted({member.candidate for member in self.members}):
+            paces = {place: each.pace for place, each in enumerate(self.members) if each.candidate == which and each.pace is not None}
+            if paces:
+                runs, waits_us = (np.stack(each) for each in zip(*((pace.runs, pace.waits_us) for pace in paces.values()), strict=True))
+                found[which] = list(paces), runs, waits_us
+        return found
 
     def _plan(self, member: Member, point: Mapping[str, int]) -> Plan:
         """A member at a point, not yet checked."""

@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lowtide.cost.footprints import Footprints
 from lowtide.cost.measures import Measures
 from lowtide.cost.memory import simulate
@@ -16,6 +13,7 @@ from lowtide.cost.symbolic import same_for_all
 from lowtide.ir.check.graph_check import check_graph, check_order, check_reuses
 from lowtide.ir.graph import Graph
 from lowtide.ir.shapes.at import at
+from lowtide.planning.ranges.pace import Pace, paces_at
 from lowtide.planning.ranges.points import largest
 from lowtide.planning.ranges.ranged import Ranged
 from lowtide.planning.request import Request
@@ -42,7 +40,7 @@ class Member:
     sequence: Ints | None
     granule_bytes: int
     footprints: Footprints
-    grid_us: NDArray[np.float64]  # [k] its time at the points of the measures' grid; empty where times do not matter
+    pace: Pace | None = None  # where times matter
 
     @property
     def measures(self) -> Measures:
@@ -69,8 +67,8 @@ class Member:
         return self.footprints.at(point, self.measures.columns_at(point))
 
     def time_us(self, point: Mapping[str, int]) -> float:
-        """What it takes at a point, 0 where times do not matter; in between points that were measured, interpolated. Raises ShapeError."""
-        return float(self.measures.grid.between(point, self.grid_us)) if len(self.grid_us) else 0.0
+        """What it takes at a point, 0 where times do not matter. Raises ShapeError for a wrong point."""
+        return 0.0 if self.pace is None else float(paces_at(self.measures, point, self.pace.runs[None], self.pace.waits_us[None])[0])
 
     @cached_property
     def _written(self) -> Written:
@@ -87,15 +85,15 @@ def in_order(candidates: Sequence[Ranged], which: int, order: Sequence[int], req
     """A candidate's own nodes in an order. Raises CheckError where that is no order of them."""
     ranged = candidates[which]
     footprints = Footprints.of(ranged.order_problem(request.granule_bytes), order, ranged.measures.columns.tolist())
-    return Member(ranged, which, tuple(map(int, order)), None, request.granule_bytes, footprints, np.empty(0))
+    return Member(ranged, which, tuple(map(int, order)), None, request.granule_bytes, footprints)
 
 
 def in_sequence(candidates: Sequence[Ranged], which: int, sequence: Ints, request: Request) -> Member:
     """A candidate's nodes as a sequence says, some of them again."""
     ranged = candidates[which]
-    problem, grid = ranged.remat_problem(request), ranged.measures.grid
-    times = problem.costs([sequence], grid.points)[0, :, 1] if ranged.measures.node_us.size else np.empty(0)
-    return Member(ranged, which, (), sequence, request.granule_bytes, problem.footprints(sequence), times)
+    problem = ranged.remat_problem(request)
+    pace = Pace.of(problem, sequence) if ranged.measures.is_timed else None
+    return Member(ranged, which, (), sequence, request.granule_bytes, problem.footprints(sequence), pace)
 
 
 def _check(written: Written, there: Graph) -> None:

@@ -75,14 +75,11 @@ class Ranged:
 
     def order_us(self, point: Mapping[str, int]) -> float:
         """The time of each node once at a point, 0 where times do not matter. Raises ShapeError for a wrong point."""
-        return float(self.measures.grid.between(point, self._grid_us)) if self.measures.node_us.size else 0.0
+        return float(self.measures.us_at(point)[self._runs].sum()) if self.measures.is_timed else 0.0
 
     @cached_property
-    def _grid_us(self) -> NDArray[np.float64]:
-        """[k]"""
-        runs = np.array([not is_view(node) for node in self.graph.nodes], np.bool_)
-        found: NDArray[np.float64] = self.measures.node_us[:, runs].sum(axis=1)
-        return found
+    def _runs(self) -> NDArray[np.bool_]:
+        return np.array([not is_view(node) for node in self.graph.nodes], np.bool_)
 
     @cached_property
     def at_largest(self) -> Graph:
