@@ -28,7 +28,7 @@ from lowtide.schedule.points import Point
 
 Pool = list[tuple[int, Ints]]  # which candidate, and a sequence of its
 _Pair = tuple[tuple[Ranged, ...], tuple[Member, ...]]  # a program's candidates, and their orders of least peak
-_SEARCHED = (1.0, 0.5)  # on the way from the smallest to the largest point
+_ON_THE_WAY = 0.5  # from the smallest to the largest point: it is searched there, too
 
 
 class RangePlanner:
@@ -91,8 +91,7 @@ class RangePlanner:
             if other == asked:
                 return known
         main, pool = pairs[-1][0], _orders(*pairs[-1], request)
-        for share in _SEARCHED:
-            pool += _pool(self._planner(main, share, request).searched(request))
+        pool += self._searched(main, request)
         members = self._few(main, pool, request)
         found = [
             self._few(program, _orders(program, orders, request) + self._carried(program, members, request), request)
@@ -104,9 +103,14 @@ class RangePlanner:
     def _searched_alone(self, pair: _Pair, request: Request) -> tuple[Member, ...]:
         """The members of a program that with what was found for the last one does not fit everywhere where that does."""
         pool = _orders(*pair, request)
-        for share in _SEARCHED:
-            pool += _pool(self._planner(pair[0], share, request).searched(request))
+        pool += self._searched(pair[0], request)
         return self._few(pair[0], pool, request)
+
+    def _searched(self, program: tuple[Ranged, ...], request: Request) -> Pool:
+        """What is found for a program at the largest point, and on the way there, where one level of effort less finds as much."""
+        less = replace(request, sweeps=request.sweeps[:-1] or request.sweeps)
+        at_largest = self._planner(program, 1.0, request).searched(request)
+        return _pool(at_largest) + _pool(self._planner(program, _ON_THE_WAY, less).searched(less))
 
     def _few(self, program: tuple[Ranged, ...], pool: Pool, request: Request) -> tuple[Member, ...]:
         judged = Judged.of(pool, program, judged_at(self.dimensions), request)
