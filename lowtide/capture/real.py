@@ -10,8 +10,8 @@ is known, the fake is believed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lowtide.capture.blocks import address, dtype_name
 from lowtide.capture.calls import NEEDS_DATA, UNTRACEABLE, tensors_in, why_untraceable
 from lowtide.capture.corrections import corrected, kernel
-from lowtide.capture.sizes.probed import probed
+from lowtide.capture.sizes.probed import UnprobedError, probed
 from lowtide.capture.sizes.strides import dense_stride
 from lowtide.capture.sizes.symbols import FixedError, Symbols, hint, is_symbolic
 from lowtide.capture.sources import users_line
@@ -54,11 +54,17 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], call: N
     `call` is the same call as the graph writes it, `before` the nodes recorded so far.
     """
 
-    def ask(makes_bytes: int, thought: Results | None) -> Results | None:
+    def ask(makes_bytes: int, thought: Results | None, point: Mapping[str, int] | None = None) -> Results | None:
         if is_collective(call):  # nobody takes part but the processes of the running program
             return None
         with _disable_current_modes():  # what a trial runs is no part of the program
-            return _really.get()(symbols.node(call), symbols.nodes(before), makes_bytes, thought)
+            return _really.get()(symbols.node(call, point), symbols.nodes(before, point), makes_bytes, thought)
+
+    def as_real(point: Mapping[str, int] | None = None) -> Any:
+        real = ask(0, None, point)
+        if real is None or None in real:
+            raise UnprobedError
+        return _structured(func, [_fake(each) for each in real if each is not None])
 
     try:
         out = corrected(func, args, _asked(func, args, kwargs, symbols))
@@ -67,14 +73,12 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], call: N
     except UNTRACEABLE as error:
         raise CaptureError(why_untraceable(func, error)) from error
     except Exception:  # whatever a fake stumbles over: where the real operator takes the call its results count, else it is raised
-        real = None if func._schema.is_mutable else ask(0, None)
-        if (
-            real is None
-            or None in real
-            or any(is_symbolic(extent) for each in tensors_in((*args, *kwargs.values())) for extent in each.shape)
-        ):
+        if func._schema.is_mutable:
             raise
-        return _structured(func, [_fake(each) for each in real if each is not None])
+        over_sizes = any(is_symbolic(extent) for each in tensors_in((*args, *kwargs.values())) for extent in each.shape)
+        with suppress(UnprobedError):
+            return probed(symbols, func, args, kwargs, as_real) if over_sizes else as_real()
+        raise
     return _put_right(out, tensors_in((*args, *kwargs.values())), ask)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 
 import pytest
@@ -169,24 +170,48 @@ def test_what_is_remembered_serves_where_nothing_is_tried():
     assert value.stride == (1, 3)
 
 
+class _Grouped(nn.Module):
+    """Its operator's fake asks for sizes, and with symbols for a dtype, that the CPU's kernel does not ask for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.Parameter(torch.randn(2, 8, 4))
+
+    def forward(self, x, ends):
+        return torch._grouped_mm(x, self.experts, ends)
+
+
+def _grouped(tokens):
+    return torch.randn(tokens, 8), torch.tensor([3, tokens], dtype=torch.int32)
+
+
+def _grouped_loss(model, x, ends):
+    return model(x, ends).square().mean()
+
+
 def test_a_fake_that_refuses_what_the_real_operator_takes_is_passed_by():
-    """As torch's fake of `_grouped_mm` does, which asks for sizes that the CPU's kernel does not."""
-
-    class Grouped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.experts = nn.Parameter(torch.randn(2, 8, 4))
-
-        def forward(self, x, ends):
-            return torch._grouped_mm(x, self.experts, ends)
-
     def make():
         torch.manual_seed(0)
-        model = Grouped()
-        batch = (torch.randn(7, 8), torch.tensor([3, 7], dtype=torch.int32))
-        return model, batch, lambda model, x, ends: model(x, ends).square().mean(), torch.optim.SGD(model.parameters(), lr=0.1)
+        model = _Grouped()
+        return model, _grouped(7), _grouped_loss, torch.optim.SGD(model.parameters(), lr=0.1)
 
     check(make)
+
+
+def test_such_a_fake_is_passed_by_in_a_range_too():
+    torch.manual_seed(0)
+    model = _Grouped()
+    eager = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, eager)]
+    step = lowtide.optimize(model, _grouped(7), loss=_grouped_loss, optimizer=optimizers[0], dynamic={0: {0: ("tokens", 4, 40)}})
+    for tokens in (7, 23, 4, 40):
+        batch = _grouped(tokens)
+        loss = _grouped_loss(eager, *batch)
+        loss.backward()
+        optimizers[1].step()
+        optimizers[1].zero_grad()
+        assert torch.equal(step(*batch), loss)
+    assert torch.equal(model.experts, eager.experts)
 
 
 def test_what_the_real_operator_refuses_too_is_still_told():

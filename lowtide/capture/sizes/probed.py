@@ -1,4 +1,4 @@
-"""The results of an operator whose fake kernel takes symbolic sizes for numbers, found by asking it at several points.
+"""The results of an operator whose fake kernel takes symbolic sizes for numbers, or none at all: found by asking at several points.
 
 Each extent of a result has to be one of the sizes that the call was given, or a number: that one which it is at all points that were asked.
 Strides are those of a dense tensor whose dimensions lie in the order that was seen. What follows neither way is refused.
@@ -6,7 +6,7 @@ Strides are those of a dense tensor whose dimensions lie in the order that was s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,15 +25,24 @@ class UnprobedError(Exception):
     """What an operator gives is not known for all batches."""
 
 
-def probed(symbols: Symbols, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the operator gives, over symbolic sizes; the fake mode is on. Raises UnprobedError where that is not known."""
+def probed(
+    symbols: Symbols, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], ask: Callable[[dict[str, int]], Any] | None = None
+) -> Any:
+    """What the operator gives, over symbolic sizes; the fake mode is on. Raises UnprobedError where that is not known.
+
+    `ask` says what it gives at a point; None has the fake kernel asked.
+    """
+
+    def asked(point: dict[str, int]) -> Any:
+        return func(*_at(args, symbols, point), **_at(kwargs, symbols, point)) if ask is None else ask(point)
+
     returns = func._schema.returns
     if any(result.alias_info is not None or "Tensor" not in str(result.type) for result in returns):
         raise UnprobedError
     seen, answers = _Seen(list({size_of(each): each for each in _extents((args, kwargs))}.values()), []), []
     for point in symbols.points(_TRIED):
         try:
-            answers.append(func(*_at(args, symbols, point), **_at(kwargs, symbols, point)))
+            answers.append(asked(point))
         except ShapeError:  # a size that is no whole number there
             continue
         seen.points.append([symbols.at(extent, point) for extent in seen.pool])

@@ -51,7 +51,7 @@ class Symbols:
         for each in dimensions:
             self._add(each, example[each.name])
         self._numbers = _Numbers(self.dimensions, {each.name: example[each.name] for each in self._kept})
-        self._rewriter = Rewriter(self._numbers)
+        self._rewriters = {tuple(self._numbers.point.values()): Rewriter(self._numbers)}
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
@@ -89,13 +89,19 @@ class Symbols:
         """A size in the example."""
         return size if type(size) is int else self._numbers[size]
 
-    def node(self, node: Node) -> Node:
-        """A node as it is in the example."""
-        return self._rewriter.node(node) if self.env is not None else node
+    def node(self, node: Node, point: Mapping[str, int] | None = None) -> Node:
+        """A node as it is in the example, or at a point. Raises ShapeError where a size is no whole number there."""
+        if self.env is None:
+            return node
+        at = self._numbers.point if point is None else point
+        key = tuple(at[each.name] for each in self.dimensions)
+        if key not in self._rewriters:
+            self._rewriters[key] = Rewriter(_Numbers(self.dimensions, at))
+        return self._rewriters[key].node(node)
 
-    def nodes(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        """Nodes as they are in the example, each made when it is asked for."""
-        return _Concrete(nodes, self) if self.env is not None else nodes
+    def nodes(self, nodes: Sequence[Node], point: Mapping[str, int] | None = None) -> Sequence[Node]:
+        """The same of several, each made when it is asked for."""
+        return _Concrete(nodes, self, point) if self.env is not None else nodes
 
     def conditions(self) -> tuple[Condition, ...]:
         """What torch has taken for granted of the dimensions."""
@@ -118,10 +124,10 @@ class _Numbers(dict[Size, int]):
 
 
 class _Concrete(Sequence[Node]):
-    """Nodes as they are in the example."""
+    """Nodes as they are in the example, or at a point."""
 
-    def __init__(self, nodes: Sequence[Node], symbols: Symbols) -> None:
-        self._nodes, self._symbols = nodes, symbols
+    def __init__(self, nodes: Sequence[Node], symbols: Symbols, point: Mapping[str, int] | None) -> None:
+        self._nodes, self._symbols, self._point = nodes, symbols, point
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -131,7 +137,9 @@ class _Concrete(Sequence[Node]):
     @overload
     def __getitem__(self, at: slice) -> Sequence[Node]: ...
     def __getitem__(self, at: int | slice) -> Node | Sequence[Node]:
-        return _Concrete(self._nodes[at], self._symbols) if isinstance(at, slice) else self._symbols.node(self._nodes[at])
+        if isinstance(at, slice):
+            return _Concrete(self._nodes[at], self._symbols, self._point)
+        return self._symbols.node(self._nodes[at], self._point)
 
 
 class _Known:
