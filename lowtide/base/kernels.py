@@ -81,8 +81,21 @@ def _compiled(function: Any, settings: _Settings) -> Any:
     compiled: Any = numba.njit(**options)(function)
     if compiled is not function:  # as it is where numba is switched off
         compiled._cache = KernelCache(function, settings)
-        compiled.__class__ = _Inner if settings.inner else type(compiled)
+        compiled.__class__ = _Inner if settings.inner else _Kernel
     return compiled
+
+
+class _Kernel(_Dispatcher):  # type: ignore[misc]  # numba has no types
+    """A kernel as Python calls it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """An interrupt that comes meanwhile is raised where numba makes Python's objects of the results, which passes it over."""
+        try:
+            return super().__call__(*args, **kwargs)
+        except SystemError as error:
+            if isinstance(error.__cause__, KeyboardInterrupt):
+                raise KeyboardInterrupt from None
+            raise
 
 
 class _Inner(_Dispatcher):  # type: ignore[misc]  # numba has no types
