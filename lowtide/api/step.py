@@ -5,35 +5,31 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lowtide.api.arena import ArenaReport, StepArena
-from lowtide.api.arguments import detached
 from lowtide.api.maker import Family, Maker
+from lowtide.api.others import Others, captured
 from lowtide.api.ranges.guessed import Shapes as Seen
-from lowtide.api.ranges.guessed import shapes_of
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.running.eager import run_eagerly
 from lowtide.api.running.recaptures import Recaptures
-from lowtide.api.running.shapes import Shapes
 from lowtide.api.running.steady import Steady
 from lowtide.api.running.variant import Variant
 from lowtide.api.running.verify import Verification, verified
 from lowtide.api.stages import Stages
 from lowtide.base.files import write_whole
-from lowtide.capture.care.failures import programs_own
 from lowtide.capture.data.facts import Facts, Reading
 from lowtide.cost.profiler import measure_memory
-from lowtide.errors import CaptureError, StepError
+from lowtide.errors import StepError
 from lowtide.plan.plan import Plan
 from lowtide.plan.summary import one_line
 from lowtide.planning.effort import sweeps_of
 from lowtide.planning.limits import Limit
 from lowtide.report import save as save_report
 from lowtide.report import save_picture
-from lowtide.runtime.batch import BatchSpec, NewShapeError, Shape, described, shape_of
+from lowtide.runtime.batch import BatchSpec, NewShapeError, described, shape_of
 from lowtide.runtime.caller import ChangedError, View
 from lowtide.runtime.undisturbed import undisturbed
 
@@ -87,11 +83,8 @@ class Step:
         self._current = family.variants[-1]
         self._recaptures = Recaptures()
         self._measured: MeasuredStep | None = None
-        self._shapes = Shapes[Step](on_new_shape, limited=maker.asked.limit.is_limit or maker.saved is not None or self._peers.several)
+        self._others = Others[Step](maker, on_new_shape, seen, training=batch.training, make=self._on_same)
         self._steady: Steady | None = None  # the short way, once a call has gone the long one
-        self._range = maker if isinstance(maker, RangeMaker) else None
-        self._seen = list(seen)
-        self._ranged: OrderedDict[Shape, Step] = OrderedDict()  # steps for shapes of the range
         self.seconds = maker.stages.seconds  # by stage: "capture", "measure", "compile", "order", "arena"
 
     @property
@@ -112,7 +105,8 @@ class Step:
     @property
     def ranges(self) -> list[str]:
         """Of a step for a range of shapes what it promises at the ends of it, by part that is captured so far; else nothing."""
-        return [] if self._range is None else self._range.told
+        ranged = self._others.range
+        return [] if ranged is None else ranged.told
 
     def at(self, memory: int | str | None = None, *, latency: float | None = None, effort: str | None = None) -> Step:
         """A step of the same program under another limit, or under none; this one stays as it is. Limits are those of `optimize`.
@@ -123,7 +117,7 @@ class Step:
         """
         sweeps = () if effort is None else sweeps_of(effort, None)
         maker, family = self._maker.at(Limit.of(memory, latency), self._families[0], sweeps)
-        return Step(maker, self._batch, family, self._obstacle, self._new_arena, self._shapes.policy, self._seen)
+        return Step(maker, self._batch, family, self._obstacle, self._new_arena, self._others.policy, self._others.seen)
 
     def plan_for(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for batches of this one's shape, which is captured now where it is new: what it promises is known before it runs.
@@ -174,10 +168,10 @@ class Step:
 
         Raises FormatError for a program that text cannot hold, and OSError.
         """
-        if self._range is None:
+        if self._others.range is None:
             self.plan.save(path)
         else:
-            self._range.save(path)
+            self._others.range.save(path)
 
     def save_program(self, path: str | os.PathLike[str]) -> None:
         """Write the program's text, to be read."""
@@ -193,7 +187,7 @@ class Step:
         """
         if self._steady is not None and (steadily := self._steady.inputs(args, kwargs)) is not None:
             return self._steady.run(steadily)
-        known = self._ranged.get(shape_of(args, kwargs)) if self._ranged else None
+        known = self._others.known(lambda: shape_of(args, kwargs))
         if known is not None:
             return known(*args, **kwargs)
         try:
@@ -205,7 +199,9 @@ class Step:
             self._caller.end_step(stepped)
             self._steady = Steady.of(variant, inputs, now, args, kwargs) if self._arena is None else None
             return result
-        other = self._other(reshaped, args, kwargs)
+        if self._obstacle:
+            raise StepError(self._obstacle)
+        other = self._others.find(reshaped, self._families[0], args, kwargs)
         if other is None:
             return run_eagerly(self._caller.model, self._maker.capturing.program, args, kwargs)
         return other(*args, **kwargs)
@@ -281,58 +277,9 @@ class Step:
     def _run(self, variant: Variant, inputs: Sequence[Any], now: View) -> tuple[Any, bool]:
         return variant.run(inputs, now, None if self._arena is None else self._arena.arena)
 
-    def _other(self, error: NewShapeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
-        """The step for a batch of another shape; None where the caller's own loop is to run."""
-        if self._obstacle:
-            raise StepError(self._obstacle)
-        if (found := self._of_range(error, args, kwargs)) is not None:
-            return found
-        beyond = error if self._range is None else error.beyond(self._range.extents)
-        return self._shapes.find(beyond, lambda: self._for_shape(args, kwargs))
-
     def _made_for(self, error: NewShapeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
         """The step for a batch of another shape, whatever the policy says."""
-        return self._of_range(error, args, kwargs) or self._shapes.made(error, lambda: self._for_shape(args, kwargs))
-
-    def _of_range(self, error: NewShapeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
-        """The step for a batch of the range; None where it is none."""
-        if error.shape in self._ranged:
-            return self._ranged[error.shape]
-        if not self._is_in_range(args, kwargs) and not self._guess(args, kwargs):
-            return None
-        assert self._range is not None, "the batch lies in it"
-        if len(self._ranged) >= _MOST_RANGED:
-            self._ranged.popitem(last=False)
-        spec = BatchSpec.of(args, kwargs, self._maker.capturing.device, self._batch.training)
-        family = self._range.known(args, kwargs) or _captured(self._range, args, kwargs)
-        found = self._ranged[error.shape] = self._on_same(self._range, spec, family)
-        return found
-
-    def _is_in_range(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return self._range is not None and self._range.covers(args, kwargs)
-
-    def _guess(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Where ranges are guessed, make one that has this batch, too; whether there is one."""
-        if not self._seen:
-            return False
-        seen, maker = [*self._seen, shapes_of(args, kwargs)], self._maker.for_other_shapes(self._families[0])
-        found = RangeMaker.guessing(maker, seen, args, kwargs)
-        if found is None or not found.covers(args, kwargs):
-            return False
-        try:
-            found.make(*detached(args, kwargs))
-        except CaptureError as error:
-            self._seen = []
-            warnings.warn(f'dynamic="auto": shapes are captured one by one from here on: {error}', stacklevel=4)
-            return False
-        self._seen, self._range = seen, found
-        return True
-
-    def _for_shape(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
-        """A step for batches like this one, on the same objects and in the same arena, within the same bytes."""
-        maker = self._maker.for_other_shapes(self._families[0])
-        spec = BatchSpec.of(args, kwargs, maker.capturing.device, self._batch.training)
-        return self._on_same(maker, spec, _captured(maker, args, kwargs))
+        return self._others.made(error, self._families[0], args, kwargs)
 
     def _on_same(self, maker: Maker | RangeMaker, spec: BatchSpec, family: Family) -> Step:
         """A step for another shape, on the same objects and in the same arena."""
@@ -346,7 +293,7 @@ class Step:
         else:
             if found or not self._is_of_the_data(now):
                 self._recaptures.one_more(found or self._current.granted.change())
-            self._families = [_captured(self._maker, args, kwargs), *self._families[:_MOST_EARLIER]]
+            self._families = [captured(self._maker, args, kwargs), *self._families[:_MOST_EARLIER]]
             self._measured = None
             found = self._find(now)
         if not isinstance(found, tuple):
@@ -412,17 +359,6 @@ class Step:
         if family is not self._families[0]:
             self._measured = None
             self._families = [family, *(other for other in self._families if other is not family)]
-
-
-def _captured(maker: Maker | RangeMaker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Family:
-    """Programs for the caller's objects and this batch as they are now. Where an assertion of the program's own fails, its error."""
-    try:
-        return maker.make(*detached(args, kwargs))
-    except CaptureError as error:
-        own = programs_own(error)
-        if own is None:
-            raise
-    raise own
 
 
 def too_many(readings: Sequence[tuple[Reading, ...]]) -> str:

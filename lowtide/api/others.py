@@ -1,0 +1,111 @@
+"""The steps for batches of other shapes than that which a step was made for: of its range, or captured apart."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from lowtide.api.arguments import detached
+from lowtide.api.maker import Family, Maker
+from lowtide.api.ranges.guessed import Shapes as Seen
+from lowtide.api.ranges.guessed import shapes_of
+from lowtide.api.ranges.maker import RangeMaker
+from lowtide.api.running.shapes import Shapes
+from lowtide.capture.care.failures import programs_own
+from lowtide.errors import CaptureError
+from lowtide.runtime.batch import BatchSpec, NewShapeError, Shape
+
+S = TypeVar("S")
+Make: TypeAlias = "Callable[[Maker | RangeMaker, BatchSpec, Family], S]"
+_MOST_RANGED = 4096  # shapes of a range whose steps are kept
+
+
+class Others(Generic[S]):
+    """Finds and makes them, each by `make`, on the objects that a step works on.
+
+    policy: what becomes of a shape out of the range, as `Shapes` has it. seen: the shapes from which ranges are guessed, as other batches
+    come; none where nothing is guessed.
+    """
+
+    def __init__(self, maker: Maker | RangeMaker, policy: str | None, seen: Sequence[Seen], *, training: bool, make: Make[S]) -> None:
+        self._maker, self._training, self._make = maker, training, make
+        self.range = maker if isinstance(maker, RangeMaker) else None
+        self.seen = list(seen)
+        limited = maker.asked.limit.is_limit or maker.saved is not None or maker.capturing.peers.several
+        self._apart = Shapes[S](policy, limited=limited)
+        self._ranged: OrderedDict[Shape, S] = OrderedDict()
+
+    @property
+    def policy(self) -> str | None:
+        """What becomes of a shape out of the range."""
+        return self._apart.policy
+
+    def known(self, shape_of_batch: Callable[[], Shape]) -> S | None:
+        """The step for a shape of the range that was met before."""
+        return self._ranged.get(shape_of_batch()) if self._ranged else None
+
+    def find(self, error: NewShapeError, newest: Family, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S | None:
+        """The step for a batch of another shape; None where the caller's own loop is to run. `newest` are the programs that run now."""
+        if (found := self._of_range(error, newest, args, kwargs)) is not None:
+            return found
+        beyond = error if self.range is None else error.beyond(self.range.extents)
+        return self._apart.find(beyond, lambda: self._for_shape(newest, args, kwargs))
+
+    def made(self, error: NewShapeError, newest: Family, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S:
+        """The step for a batch of another shape, whatever the policy says."""
+        found = self._of_range(error, newest, args, kwargs)
+        return self._apart.made(error, lambda: self._for_shape(newest, args, kwargs)) if found is None else found
+
+    def _of_range(self, error: NewShapeError, newest: Family, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S | None:
+        """The step for a batch of the range; None where it is none."""
+        if error.shape in self._ranged:
+            return self._ranged[error.shape]
+        if not self._is_in_range(args, kwargs) and not self._guess(newest, args, kwargs):
+            return None
+        assert self.range is not None, "the batch lies in it"
+        if len(self._ranged) >= _MOST_RANGED:
+            self._ranged.popitem(last=False)
+        family = self.range.known(args, kwargs) or captured(self.range, args, kwargs)
+        found = self._ranged[error.shape] = self._make(self.range, self._spec(args, kwargs), family)
+        return found
+
+    def _is_in_range(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return self.range is not None and self.range.covers(args, kwargs)
+
+    def _guess(self, newest: Family, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Where ranges are guessed, make one that has this batch, too; whether there is one."""
+        if not self.seen:
+            return False
+        seen, maker = [*self.seen, shapes_of(args, kwargs)], self._maker.for_other_shapes(newest)
+        found = RangeMaker.guessing(maker, seen, args, kwargs)
+        if found is None or not found.covers(args, kwargs):
+            return False
+        try:
+            found.make(*detached(args, kwargs))
+        except CaptureError as error:
+            self.seen = []
+            warnings.warn(f'dynamic="auto": shapes are captured one by one from here on: {error}', stacklevel=4)
+            return False
+        self.seen, self.range = seen, found
+        return True
+
+    def _for_shape(self, newest: Family, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S:
+        """A step for batches like this one, within the same bytes."""
+        maker = self._maker.for_other_shapes(newest)
+        return self._make(maker, self._spec(args, kwargs), captured(maker, args, kwargs))
+
+    def _spec(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BatchSpec:
+        return BatchSpec.of(args, kwargs, self._maker.capturing.device, self._training)
+
+
+def captured(maker: Maker | RangeMaker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Family:
+    """Programs for the caller's objects and this batch as they are now. Where an assertion of the program's own fails, its error."""
+    try:
+        return maker.make(*detached(args, kwargs))
+    except CaptureError as error:
+        own = programs_own(error)
+        if own is None:
+            raise
+    raise own
