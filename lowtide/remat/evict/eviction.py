@@ -14,6 +14,7 @@ import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,7 +129,7 @@ class _Work:
 
 class _Scratch(threading.local):
     def __init__(self) -> None:
-        self.works: dict[RematProblem, _Work] = {}
+        self.works = WeakKeyDictionary[RematProblem, _Work]()  # gone with their problems
 
 
 _scratch = _Scratch()
