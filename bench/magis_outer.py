@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -23,9 +23,9 @@ from lowtide.capture.program import Given, TrainingProgram, capture_training
 from lowtide.cost.device import Device
 from lowtide.cost.presets import preset
 from lowtide.ir.graph import Graph, Storage
-from lowtide.planning.algebra import rewritings
+from lowtide.planning.algebra import Rewriting, rewritings
 from lowtide.planning.candidate import equal_graphs
-from lowtide.planning.fission.found import prepared
+from lowtide.planning.fission.found import prepared, worth_parting
 from lowtide.planning.fission.judge import Judge, Judged
 from lowtide.planning.fission.loops import Loops
 from lowtide.planning.fission.prices import Prices
@@ -36,7 +36,7 @@ COLUMNS = (
     "least_share",
 )  # fmt: skip
 NOTES = (
-    "overheads of first guesses, over the time without a limit; shares of the peak of the captured graph in program order",
+    "overheads of first guesses, over the least time without a limit; shares of the peak of the captured graph in program order",
     "states: graphs that were judged; peaks: states at whose peaks sets were looked for; seconds of processor time, one thread",
 )
 VARIANTS = ("all", "L = 2", "L = 8", "no heat", "no filter", "no algebra", "no fission")
@@ -72,29 +72,29 @@ def main() -> None:
     table.print()
 
 
-def _graphs(case: Case, device: Device) -> list[tuple[Graph, bool]]:
-    """The graphs that compute the same, and whether algebra made them."""
+def _graphs(case: Case, device: Device) -> list[Rewriting]:
+    """The graphs that compute the same, with what algebra did to them."""
     made = case.published[0].build(case.batch_size, "meta")
     program = TrainingProgram(made.model, made.loss, plain_sgd(made.model), None, 1, None)
     plain = equal_graphs(capture_training(program, Given(tuple(made.batch), {}, torch.device("cpu")))[-1].graph)
     ruled = rewritings(plain[-1], lambda nodes, among: [device.node_us(node) for node in nodes], exact=False)
-    return [*((graph, False) for graph in plain), *((each.graph, True) for each in ruled if each.exact)]
+    return [*(Rewriting(graph, (), exact=True) for graph in plain), *ruled]
 
 
-def _row(workload: str, variant: str, graphs: list[tuple[Graph, bool]], states: int) -> Mapping[str, Cell]:
+def _row(workload: str, variant: str, graphs: Sequence[Rewriting], states: int) -> Mapping[str, Cell]:
     device, begin = preset("rtx3090"), time.process_time()
     search = _search(variant, graphs, device, states)
     search.run()
-    seconds, first, best = time.process_time() - begin, search.states[0], search.best
+    seconds, best = time.process_time() - begin, search.best
     limits = search.judge.limits
     fitting = limits[: int((best < float("inf")).sum())]
 
     def overhead(share: float) -> float | None:
         within = [us for limit, us in zip(limits, best, strict=True) if limit <= share * limits[0] and us < float("inf")]
-        return float(min(within)) / float(first.us[0]) - 1 if within else None
+        return float(min(within)) / float(best[0]) - 1 if within else None
 
     row: Mapping[str, Cell] = {
-        "workload": workload, "variant": variant, "operators": len(graphs[0][0].nodes), "states": len(search.states),
+        "workload": workload, "variant": variant, "operators": len(graphs[0].graph.nodes), "states": len(search.states),
         "peaks": search.peaks, "seconds": seconds, "states_per_minute": 60 * len(search.states) / seconds,
         "overhead_at_80": overhead(0.8), "overhead_at_40": overhead(0.4), "least_share": float(fitting[-1]) / float(limits[0]),
     }  # fmt: skip
@@ -102,16 +102,15 @@ def _row(workload: str, variant: str, graphs: list[tuple[Graph, bool]], states: 
     return row
 
 
-def _search(variant: str, graphs: list[tuple[Graph, bool]], device: Device, states: int) -> FissionSearch:
+def _search(variant: str, graphs: Sequence[Rewriting], device: Device, states: int) -> FissionSearch:
     outer = Outer(states=states, nodes=10**9)
-    given = [graph for graph, ruled in graphs if not (ruled and variant == "no algebra")]
-    last = [graph for graph, ruled in graphs if not ruled][-1:] + [graph for graph, ruled in graphs if ruled and graph in given]
-    split = [] if variant == "no fission" else [prepared(graph) for graph in last]
+    given = [each for each in graphs if not (each.deeds and variant == "no algebra")]
+    split = [] if variant == "no fission" else [prepared(each.graph) for each in worth_parting(given)]
     if variant.startswith("L = "):
         outer = replace(outer, levels=int(variant[4:]))
     if variant == "no filter":
         outer = replace(outer, sets=10**6)
-    roots = [*(_root(graph, device, splits=False) for graph in given), *(_root(graph, device, splits=True) for graph in split)]
+    roots = [*(_root(each.graph, device, splits=False) for each in given), *(_root(graph, device, splits=True) for graph in split)]
     return FissionSearch(roots, (_EverythingIsHot if variant == "no heat" else Judge)(device.granule_bytes, device), outer)
 
 

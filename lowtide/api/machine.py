@@ -23,7 +23,7 @@ from lowtide.plan.plan import Provenance
 from lowtide.planning.algebra import Rewriting, rewritings
 from lowtide.planning.candidate import Candidate, equal_graphs
 from lowtide.planning.fission.again import found_like
-from lowtide.planning.fission.found import Found, Measured, found_graphs, prepared
+from lowtide.planning.fission.found import Found, Measured, found_graphs, prepared, worth_parting
 
 _CUDA_GRANULE_BYTES = 512  # torch's caching allocator rounds every request up to this
 
@@ -99,9 +99,7 @@ class Machine:
         self, captured: Captured, known: Mapping[Graph, Rewriting], laboratory: Laboratory, like: Sequence[Candidate]
     ) -> tuple[dict[Graph, Rewriting], dict[Graph, int]]:
         """Of all that compute the same up to rounding, also part by part, what is worth a search, which shares its effort among all."""
-        exact = [each for each in known.values() if each.exact]  # other rules may hold together what sets would part
-        last = [each for each in exact if not each.deeds][-1:] + [each for each in exact if each.deeds][:1]
-        whole = {prepared(each.graph): each for each in last}
+        whole = {prepared(each.graph): each for each in worth_parting(known.values())}
         unsplit = {graph: replace(each, graph=graph, exact=False) for graph, each in whole.items()} | dict(known)
         graphs = [*known, *(graph for graph in whole if graph not in known)]
         found = found_like(graphs, like) or self._found(captured, graphs, whole, laboratory)

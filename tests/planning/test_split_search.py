@@ -16,10 +16,11 @@ from lowtide.fission.candidates import candidates
 from lowtide.ir.graph import Graph, Kind
 from lowtide.ir.loops import Loop, is_loop
 from lowtide.ir.text.graph_text import to_text
+from lowtide.planning.algebra import Rewriting, rewritings
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.fission.again import found_like, split_as
 from lowtide.planning.fission.alike import groups_of
-from lowtide.planning.fission.found import Measured, found_graphs, prepared
+from lowtide.planning.fission.found import Measured, found_graphs, prepared, worth_parting
 from lowtide.planning.fission.judge import Judge
 from lowtide.planning.fission.loops import Loops
 from lowtide.planning.fission.loss import loss_in_parts
@@ -76,6 +77,32 @@ def test_what_is_found_computes_the_same_and_takes_less(program, base):
     assert split_as(base, base) is base
 
 
+def gated(x: torch.Tensor, labels: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    """Layers of two halves that read the same: its gradient is the sum of two products."""
+    *blocks, table = weights
+    for one, two, narrow in zip(blocks[::3], blocks[1::3], blocks[2::3], strict=True):
+        x = x + (torch.tanh(x @ one) * (x @ two)) @ narrow
+    return F.cross_entropy((x @ table.t()).flatten(0, 1), labels.flatten())
+
+
+def test_rules_that_round_otherwise_hold_in_parts_too():
+    torch.manual_seed(0)
+    shapes = [(16, 64), (16, 64), (64, 16)] * 2 + [(400, 16)]
+    weights = [torch.randn(shape, dtype=torch.float64) / 4 for shape in shapes]
+    program = captured(gated, (torch.randn(6, 8, 16, dtype=torch.float64), torch.randint(0, 400, (6, 8))), weights, SGD)
+    ruled = rewritings(program.graph, lambda nodes, _: [DEVICE.node_us(node) for node in nodes], exact=False)
+    *others, rounded = worth_parting([Rewriting(program.graph, (), exact=True), *ruled])
+    assert others[0].graph is program.graph
+    assert not rounded.exact
+
+    found = found_graphs([measured(program.graph, splits=False), measured(prepared(rounded.graph))], DEVICE, 1, None)
+    loops = {each.graph: [node for node in each.graph.nodes if is_loop(node)] for each in found}
+    inside = {graph: [inner.op for node in made for inner in Loop.of(node).body.nodes] for graph, made in loops.items()}
+    assert any("aten.addmm.default" in ops for ops in inside.values()), "sums of products are made as they are added, part by part"
+    for graph in (graph for graph, made in loops.items() if made):
+        same(program, checked(graph))
+
+
 def test_the_same_graph_gives_the_same_graphs(base):
     one, two = ([to_text(each.graph) for each in found_graphs([measured(base)], DEVICE, 1, None)] for _ in range(2))
     assert one == two
@@ -96,6 +123,14 @@ def test_more_states_are_never_worse(base):
 
 def test_no_more_states_are_judged_than_asked(base):
     assert len(searched(base, Outer(states=7)).states) <= 7
+
+
+def test_the_fastest_graph_is_chosen_however_few_are(base):
+    search = searched(base, Outer(chosen=1))
+    chosen = search.chosen()
+    assert len(chosen) == 2, "one loses least over all limits, another is the fastest without any"
+    assert chosen[0].splits
+    assert chosen[1].us[0] == search.best[0] < chosen[0].us[0]
 
 
 def test_repeated_blocks_are_split_together(base):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lowtide.cost.device import Device
 from lowtide.ir.graph import Graph
+from lowtide.planning.algebra import Rewriting
 from lowtide.planning.fission.judge import Judge
 from lowtide.planning.fission.loops import Loops
 from lowtide.planning.fission.prices import Prices
@@ -40,6 +41,16 @@ def prepared(graph: Graph) -> Graph:
         done = rewrite(graph)
         graph = done.graph if done.forward else graph
     return graph
+
+
+def worth_parting(rewritings: Iterable[Rewriting]) -> list[Rewriting]:
+    """Of equal graphs those that are split: the last one, that by exact rules wherever they fit, and that by all rules in the least time.
+
+    Rules that spare time spare it in every part, too; without them no plan in parts would come near the time of those that have them.
+    """
+    every = list(rewritings)
+    exact, rounded = [each for each in every if each.exact], [each for each in every if not each.exact]
+    return [each for each in exact if not each.deeds][-1:] + [each for each in exact if each.deeds][:1] + rounded[-1:]
 
 
 def found_graphs(
