@@ -1,5 +1,7 @@
 """What the pages say runs: Python of the README and the guide, block after block, and the optimizer from scratch."""
 
+import ast
+import builtins
 import os
 import re
 import runpy
@@ -14,6 +16,7 @@ import torch
 
 import lowtide
 from bench import torchvision_shim
+from bench.installed import recipes
 from bench.tables import page as results_page
 from lowtide.cost.profiler import measure_memory
 
@@ -42,6 +45,18 @@ def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for block in blocks:
         first_line = text.count("\n", 0, block.start(1))
         exec(compile("\n" * first_line + block[1], page, "exec"), names)  # so that a traceback names the page's own line
+
+
+@pytest.mark.parametrize("script", [pytest.param(script, id=title) for title, _, script in recipes((ROOT / "docs/recipes.md").read_text())])
+def test_a_recipe_needs_no_other(script: str):
+    names = [
+        node for node in ast.walk(ast.parse(script)) if isinstance(node, ast.Name | ast.arg | ast.alias | ast.FunctionDef | ast.ClassDef)
+    ]
+    used = {node.id for node in names if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    stored = {node.id for node in names if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    bound = {getattr(node, "asname", None) or getattr(node, "name", "") or getattr(node, "arg", "") for node in names}
+    errors = {node.name for node in ast.walk(ast.parse(script)) if isinstance(node, ast.ExceptHandler)}
+    assert used <= stored | bound | errors | set(dir(builtins)), "each runs by itself"
 
 
 def test_the_script_for_several_processes_runs(tmp_path: Path):
