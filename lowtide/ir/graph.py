@@ -116,15 +116,13 @@ class Node:
     body: Graph | None = None
     source: Source | None = None
     inputs: tuple[Value, ...] = field(init=False, repr=False)  # the values that the node reads, in the order of its arguments, each once
+    results: tuple[Value, ...] = field(init=False, repr=False)  # what exists once it has run: outputs, new versions of what it wrote
 
     def __post_init__(self) -> None:
         found = dict.fromkeys(values_of((*self.args, *(arg for _, arg in self.kwargs))))
         object.__setattr__(self, "inputs", tuple(found))
-
-    @property
-    def results(self) -> tuple[Value, ...]:
-        """The values that exist once the node has run: its outputs and the new versions of what it wrote."""
-        return (*(value for value in self.outputs if value is not None), *(after for _, after in self.writes))
+        made = self.outputs if None not in self.outputs else (value for value in self.outputs if value is not None)
+        object.__setattr__(self, "results", (*made, *(after for _, after in self.writes)))
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -28,6 +28,7 @@ class Prices:
         self._times = {_name(node): us / rated for node, us in zip(graph.nodes, node_us, strict=True) if (rated := rates.node_us(node))}
         self._bodies: dict[tuple[int, int], tuple[float, float]] = {}
         self._priced: list[tuple[Node, ...]] = []  # whose identities are keys
+        self._wholes: dict[int, tuple[Sequence[Node], float]] = {}  # by identity
 
     def us(self, graph: Graph) -> list[float]:
         """By node."""
@@ -39,7 +40,10 @@ class Prices:
 
     def extra_us(self, nodes: Sequence[Node], loop: Node) -> float:
         """What a loop takes longer than its nodes by themselves."""
-        return self._loop(loop)[0] - sum(map(self._of, nodes))
+        key = id(nodes)
+        if key not in self._wholes:
+            self._wholes[key] = nodes, sum(map(self._of, nodes))
+        return self._loop(loop)[0] - self._wholes[key][1]
 
     def _of(self, node: Node) -> float:
         known = self._us.get(_name(node))

@@ -62,7 +62,7 @@ class Parts:
     def _written(self, node: Node, new: Node, places: Mapping[Value, Value]) -> Iterator[Node]:
         """A node of a part, and what brings its results to their places."""
         wanted = [value for value in node.outputs if value is not None and value in places]
-        if len(wanted) == 1 and not any(wanted[0] in other.inputs for other in self.split.nodes):
+        if len(wanted) == 1 and wanted[0] not in self.split.read:
             merges = self.roles.merged.get(wanted[0])
             place = places[wanted[0]]
             direct = straight(new, place) if merges is None else adding(new, place, merges.combine)

@@ -31,6 +31,11 @@ class Split:
         return tuple(self.axes)
 
     @cached_property
+    def read(self) -> frozenset[Value]:
+        """All that nodes of the set read."""
+        return frozenset(value for node in self.axes for value in node.inputs)
+
+    @cached_property
     def extent(self) -> int:
         """The units that parts are made of: as many as all its axes have. Raises CheckError where those are no numbers."""
         extents = [axis.extent for axis in self.axes.values() if axis is not None]
