@@ -10,32 +10,10 @@ import weakref
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 import lowtide
-from lowtide.errors import BatchError, BudgetError, CaptureError, ShapeError
-
-
-class Tokens(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(50, 32)
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True) for _ in range(1))
-        self.head = nn.Linear(32, 50)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden = self.embedding(tokens)
-        for layer in self.layers:
-            hidden = layer(hidden)
-        return self.head(hidden)
-
-
-def token_loss(model, tokens, labels):
-    return functional.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
-
-
-def batch_of(rows, length):
-    return torch.randint(0, 50, (rows, length)), torch.randint(0, 50, (rows, length))
+from lowtide.errors import BatchError, BudgetError, ShapeError
+from tests.api.ranged import DYNAMIC, Tokens, batch_of, halving, token_loss
 
 
 def assert_equal_states(model, optimizer, twin, other):
@@ -43,9 +21,6 @@ def assert_equal_states(model, optimizer, twin, other):
         assert torch.equal(one, two)
     for one, two in zip(model.parameters(), twin.parameters(), strict=True):
         assert all(torch.equal(optimizer.state[one][key], item) for key, item in other.state[two].items() if isinstance(item, torch.Tensor))
-
-
-DYNAMIC = {0: {0: ("rows", 2, 8), 1: ("length", 8, 64)}, 1: {0: "rows", 1: "length"}}
 
 
 @pytest.fixture(scope="module")
@@ -181,49 +156,6 @@ def test_a_frozen_layer_is_noticed_at_every_shape(pair):
         assert torch.equal(loss, eager(*batch))
 
 
-@pytest.mark.parametrize(
-    ("dynamic", "error", "message"),
-    [
-        ({"tokens": {1: (2, 8)}}, ShapeError, r"expected an argument of the batch \(its tensors are \[0\], \[1\]\), got 'tokens'"),
-        ({0: {5: (2, 8)}}, ShapeError, r"expected a dimension of batch \[0\], which has 2 \(shape \(4, 32\)\), got 5"),
-        ({0: {1: (64, 8)}}, ShapeError, "expected a range of numbers"),
-        ({0: {1: (2, 8)}}, ShapeError, "expected a number from 2 to 8, got 32"),
-        ({0: {1: "length"}}, ShapeError, "length has no range"),
-        ({0: {1: ("n", 2, 64)}, 1: {1: ("n", 2, 65)}}, ShapeError, "expected one range for n, got n in 2..64 and n in 2..65"),
-        ({0: {0: ("n", 2, 64), 1: "n"}}, ShapeError, "expected equal extents, got 4 in dimension 0"),
-        ({0: {1: 64}}, TypeError, r"expected a range \(16, 2048\)"),
-        ({0: [1]}, TypeError, "expected {dimension: range} for 0"),
-        ("all", TypeError, "expected a mapping"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(dynamic, error, message):
-    model = Tokens()
-    with pytest.raises(error, match=message):
-        lowtide.optimize(model, batch_of(4, 32), loss=token_loss, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), dynamic=dynamic)
-
-
-def test_an_extent_that_varies_with_another_but_is_not_named_is_told():
-    model = Tokens()
-    settings = {"loss": token_loss, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "dynamic": {0: {1: ("length", 8, 64)}}}
-    tied = r"in the example dimension 1 of batch \[1\] is 32, as length is: \{1: \"length\"\} ties them"
-    with pytest.raises(CaptureError, match=f"Note: what `dynamic` does not name is fixed; {tied}"):
-        lowtide.optimize(model, batch_of(4, 32), **settings)
-
-
-def test_a_range_of_batches_that_no_machine_holds_is_refused():
-    with pytest.raises(ShapeError, match=r"a batch of length = 1\d+ cannot be made .*: let the ranges end lower"):
-        lowtide.optimize(Tokens().eval(), batch_of(4, 32)[:1], dynamic={0: {1: ("length", 8, 10**17)}})
-
-
-def test_a_program_that_fixes_a_dimension_is_refused(pair):
-    class Loop(nn.Module):
-        def forward(self, tokens):
-            return sum(tokens[:, at] * at for at in range(tokens.shape[1]))
-
-    with pytest.raises(CaptureError, match=r"dimension length: .*test_ranges_of_shapes.py:\d+ takes it to be"):
-        lowtide.optimize(Loop(), batch_of(4, 32)[:1], dynamic={0: {1: ("length", 8, 64)}})
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the planned allocator is for Linux")
 def test_addresses_of_larger_shapes_serve_the_smaller_ones():
     model = Tokens()
@@ -246,28 +178,6 @@ def test_a_step_holds_on_to_no_batch():
     gc.collect()
     assert watched() is None
     assert step(batch_of(4, 20)[0]).shape == (4, 20, 50)
-
-
-def test_a_dimension_that_is_cut_into_micro_batches_is_refused():
-    model = Tokens()
-    settings = {"loss": token_loss, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "accumulate": 2}
-    with pytest.raises(ShapeError, match=r"rows is the dimension of batch \[0\] that accumulate=2 cuts into equal parts"):
-        lowtide.optimize(model, batch_of(4, 32), dynamic=DYNAMIC, **settings)
-
-
-class Tangled(nn.Module):
-    def forward(self, tokens):
-        sizes = 0
-        for power in range(1, 9):
-            sizes = (sizes + tokens.shape[0]) * (tokens.shape[1] // (power + 1) + power)
-        return tokens * 2 if sizes % (tokens.shape[1] + 3) else tokens * 3
-
-
-def test_a_condition_that_cannot_be_checked_is_told_with_its_line():
-    with pytest.raises(
-        CaptureError, match=r"rests on a relation of rows, length at .*test_ranges_of_shapes.py.* cannot be checked for each batch"
-    ):
-        lowtide.optimize(Tangled(), batch_of(4, 32)[:1], dynamic={0: DYNAMIC[0]})
 
 
 def test_schedulers_hooks_and_clipping_go_with_every_shape():
@@ -387,39 +297,6 @@ def test_numbers_are_verified_at_every_shape(pair):
         assert len(found.gradients) > 10
 
 
-class Halving(nn.Module):
-    """Two levels down and up, as a U-Net goes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.last = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(8, 1, 1)
-
-    def forward(self, pictures):
-        above = self.first(pictures).relu()
-        below = self.second(functional.max_pool2d(above, 4)).relu()
-        return self.last(torch.cat([functional.interpolate(below, scale_factor=4), above], 1)).square().mean()
-
-
-def halving(dynamic, **settings):
-    torch.manual_seed(0)
-    model = Halving()
-    twin = copy.deepcopy(model)
-    optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, twin))
-    example = (torch.randn(3, 1, 24, 24),)
-    step = lowtide.optimize(model, example, loss=lambda m, x: m(x), optimizer=optimizer, dynamic=dynamic, **settings)
-
-    def same(side):
-        pictures = torch.randn(3, 1, side, side)
-        loss = step(pictures)
-        other.zero_grad()
-        expected = twin(pictures)
-        expected.backward()
-        other.step()
-        return torch.equal(loss, expected.detach()) and all(map(torch.equal, model.parameters(), twin.parameters()))
-
-    return step, same
-
-
 def test_a_range_with_a_step_is_one_part():
     step, same = halving({0: {2: ("side", 16, 64, 4), 3: "side"}}, on_new_shape="error")
     assert all(map(same, (24, 16, 64, 36)))
@@ -435,58 +312,3 @@ def test_a_step_that_the_program_needs_is_found_and_told(most):
         step, same = halving({0: {2: ("side", 15, most), 3: "side"}}, on_new_shape="error")
     assert all(map(same, (24, 16, 64)))
     assert len(step.ranges) == 1
-
-
-@pytest.mark.parametrize(
-    ("extent", "error", "message"),
-    [
-        (("side", 16, 64, 5), ShapeError, "dimension side: expected a number from 16 to 61 in steps of 5, got 24"),
-        (
-            ("side", 16, 64, 0),
-            ShapeError,
-            "dimension side: expected a range of numbers from 0 on, the least first, and a step of 1 or more",
-        ),
-        (("side", 16, 64, "4"), TypeError, 'one with a step \\("side", 64, 256, 8\\)'),
-    ],
-)
-def test_a_step_that_cannot_be_meant_is_refused(extent, error, message):
-    with pytest.raises(error, match=message):
-        halving({0: {2: extent, 3: "side"}})
-
-
-def positions_loss(model, tokens, labels):
-    where = torch.nonzero(labels.flatten() > 25).squeeze(1)
-    return model(tokens).flatten(0, 1)[where].square().mean()
-
-
-def experts_loss(model, tokens, labels):
-    found = model(tokens).flatten(0, 1)
-    return found[torch.where(found.argmax(-1) == 3)[0]].square().mean()
-
-
-@pytest.mark.parametrize(
-    ("loss", "message"),
-    [
-        (
-            positions_loss,
-            r"how much aten\.nonzero\.default at .*test_ranges_of_shapes\.py:\d+ finds follows from what a batch .*torch\.where",
-        ),
-        (experts_loss, r"aten\.nonzero\.default at .*test_ranges_of_shapes\.py:\d+ has no fixed shape, .* activations are known only when"),
-    ],
-)
-def test_a_size_that_depends_on_data_is_refused_with_its_line(loss, message):
-    model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(CaptureError, match=message):
-        lowtide.optimize(model, batch_of(4, 32), loss=loss, optimizer=optimizer, dynamic=DYNAMIC)
-
-
-def test_a_shape_that_is_right_for_the_example_alone_is_told_in_the_users_words(capsys):
-    def loss(model, tokens, labels):
-        return model(tokens.reshape(2, 2, 32)).mean()
-
-    model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(CaptureError, match=r"'\[2, 2, 32\]' is invalid for input of size \S*rows\S*; with `dynamic` .* every batch"):
-        lowtide.optimize(model, batch_of(4, 32), loss=loss, optimizer=optimizer, dynamic={0: {0: ("rows", 2, 8)}})
-    assert "evaluate_expr" not in capsys.readouterr().err
