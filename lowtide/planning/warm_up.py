@@ -33,6 +33,8 @@ _SENTENCE = "lowtide compiles its kernels for this machine and version, once: th
 
 def compile_ahead(solver: Solver, *, limited: bool) -> None:
     """Have a second process begin with its half, where kernels have to be compiled: whatever else comes before a search runs beside it."""
+    if _BESIDE.is_running:  # for an earlier call, which was refused before it got here
+        return
     if not is_at_hand(search) and isinstance(solver, Auto) and can_be_cached() and _processors() > 1:
         _LOGGER.warning(_SENTENCE)
         _BESIDE.start(limited)
@@ -43,8 +45,7 @@ def warm_up_planning(solver: Solver, *, limited: bool) -> None:
 
     Where they have to be compiled, one line on the logger "lowtide" says so.
     """
-    if not _BESIDE.is_running:
-        compile_ahead(solver, limited=limited)
+    compile_ahead(solver, limited=limited)
     if _BESIDE.is_running:
         try:
             warm_up(Exact(first=ProgramOrder(), max_cuts=0))

@@ -1,0 +1,30 @@
+"""The second process that compiles kernels where they were never compiled."""
+
+from __future__ import annotations
+
+import pytest
+
+from lowtide.planning import warm_up
+from lowtide.schedule import Auto
+
+
+def test_calls_that_are_refused_start_no_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = warm_up._Beside()
+    begun: list[object] = []
+    monkeypatch.setattr(warm_up, "_BESIDE", beside)
+    monkeypatch.setattr(warm_up, "is_at_hand", lambda _: False)
+    monkeypatch.setattr(warm_up, "can_be_cached", lambda: True)
+    monkeypatch.setattr(warm_up, "_processors", lambda: 2)
+    monkeypatch.setattr(warm_up, "_CODE", "input()")
+    start = beside.start
+    monkeypatch.setattr(beside, "start", lambda limited: begun.append(limited) or start(limited))
+    try:
+        for _ in range(3):
+            warm_up.compile_ahead(Auto(), limited=True)
+        assert len(begun) == 1
+        assert beside.is_running
+    finally:
+        beside.end()
+    warm_up.compile_ahead(Auto(), limited=True)
+    assert len(begun) == 2
+    beside.end()
