@@ -28,9 +28,6 @@ _SINCE = {
     "equal": "capture and planning have changed",
     "equal_limited": "capture and planning have changed",
     "dynamic_planned": "the members of a range have changed",
-    "dynamic_equal": "without a limit the order as written is run where it is as lean; the rows of GPT-2 and Llama are of commit"
-    " 587350c, those of BERT without a limit and of the U-Net without one and at 90 % of 10430c9, all of another machine (Intel Xeon)",
-    "dynamic_near": "nothing has changed; much other work ran beside it",
     "dynamic_foreign": "without a limit algebra is used only where it takes no longer at the shape at hand",
 }
 
