@@ -109,6 +109,32 @@ def test_a_full_disk_behind_standard_output_is_told():
         )
 
 
+STAYS_FULL = """
+import errno, io, sys
+
+class Full(io.RawIOBase):
+    def writable(self):
+        return True
+
+    def fileno(self):
+        return 1
+
+    def write(self, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+sys.stdout = io.TextIOWrapper(io.BufferedWriter(Full()))
+from lowtide.cli import main
+main()
+"""
+
+
+def test_a_disk_that_stays_full_is_told_once():
+    done = subprocess.run(
+        command("devices", "--no-measure", "--json", "-", program=STAYS_FULL), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (2, "lowtide: standard output: No space left on device\n")
+
+
 @pytest.mark.parametrize("verb", ["optimize", "explain"])
 def test_what_the_users_code_prints_is_no_part_of_the_answer(verb: str, capfd: pytest.CaptureFixture[str]):
     simulate = ["--simulate"] if verb == "optimize" else []

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+REFUSED = 2  # as shells say of wrong usage
 INTERRUPTED = 130  # as shells say of a program that ended by SIGINT
 CLOSED_PIPE = 141  # and of one that ended by SIGPIPE
 _STANDARD_OUTPUT = 1
@@ -64,7 +65,8 @@ def _flush(code: Any) -> None:
     except BrokenPipeError:
         os._exit(CLOSED_PIPE)
     except OSError as error:
-        print(f"lowtide: standard output: {error.strerror}", file=sys.stderr)
-        os._exit(2)
+        if code != REFUSED:  # whoever was refused has been told why
+            print(f"lowtide: standard output: {error.strerror}", file=sys.stderr)
+        os._exit(REFUSED)
     if code == 1:  # what typer and rich say of a closed pipe, and no command of ours of anything
         os._exit(CLOSED_PIPE)

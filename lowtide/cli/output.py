@@ -13,12 +13,11 @@ from typing import Any, NoReturn
 import typer
 
 from lowtide.base.files import check_writable, write_whole
-from lowtide.cli.leaving import CLOSED_PIPE, output_is_closed
+from lowtide.cli.leaving import CLOSED_PIPE, REFUSED, output_is_closed
 from lowtide.errors import FormatError
 from lowtide.plan.summary import bytes_text
 
 STANDARD_OUTPUT = "-"
-_USAGE_ERROR = 2
 _LONGEST_LINE = 2000
 
 
@@ -106,7 +105,7 @@ def refuse(error: object, *lines: str) -> NoReturn:
     typer.echo(f"lowtide: {shortened(printable(_text(error)), _LONGEST_LINE)}", err=True)
     for line in lines:
         typer.echo(f"  {shortened(printable(line), _LONGEST_LINE)}", err=True)
-    raise typer.Exit(_USAGE_ERROR)
+    raise typer.Exit(REFUSED)
 
 
 def printable(text: str) -> str:

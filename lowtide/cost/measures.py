@@ -1,9 +1,10 @@
 """What the nodes of a graph over dimensions need and take: measured on a grid of points, in between interpolated.
 
 A workspace that is the same multiple of the bytes of something that its node reads or makes, at every point that was measured, is taken to
-be that everywhere: most are copies of an argument or of a result. Of the others what lies between two points is on the line between them,
-which is exact for what grows evenly, and above what grows faster. Nothing is ever below what was measured at a point of the grid. Times
-are what `grid` says of both lines.
+be that everywhere: most are copies of an argument or of a result. One that is nearly such a multiple, as a convolution's copies with room
+for each thread beside them, is the multiple and a rest. Of the rest, and of all other workspaces, what lies between two points is on the
+line between them, which is exact for what grows evenly, and above what grows faster. Nothing is ever below what was measured at a point of
+the grid. Times are what `grid` says of both lines.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,6 +26,7 @@ from lowtide.ir.sizes import Size
 from lowtide.problems.order import Bytes, Ints, OrderProblem
 
 _SAME = 1e-3  # what differs by less is the same multiple; it is counted as the largest
+_NEARLY, _ROOM = 0.1, 128 * 2**10  # a rest is at most so much of the workspace, or so many bytes: more may be growth of another kind
 _NONE = 1e-3  # bytes: what sums of numbers may be off by
 
 Times = NDArray[np.float64]
@@ -39,8 +41,8 @@ class Measures:
     workspace_bytes: Bytes  # [k, n] by point of the grid and node
     node_us: Times  # [k, n]; [k, 0] where times do not matter
     columns: Ints  # [n] which workspace a node has: equal ones are one column; -1 where it never needs any
-    scaled: tuple[tuple[Size, float], ...]  # the first columns: so many times the bytes of a size
-    measured: Bytes  # [k, columns behind these] the others, by point of the grid
+    scaled: tuple[tuple[Size, float], ...]  # [columns] so many times the bytes of a size
+    rest: Times  # [k, columns] and so much beside, by point of the grid
 
     @classmethod
     def of(cls, graph: Graph, points: Sequence[Mapping[str, int]], workspace_bytes: ArrayLike, node_us: ArrayLike = ()) -> Measures:
@@ -54,10 +56,10 @@ class Measures:
         sizes = sorted({size for node in graph.nodes for size in _sizes(node)}, key=str)
         numbers = np.array([compiled(tuple(sizes), graph.dimensions)(*point.values()) for point in grid.points], np.float64)
         columns = _Columns(dict(zip(sizes, numbers.T, strict=True)))
-        found = [columns.of(node, spaces[:, position]) for position, node in enumerate(graph.nodes)]
-        measured = np.array(list(columns.measured), np.int64).reshape(len(columns.measured), len(points)).T
-        numbered = [position if is_scaled or position < 0 else position + len(columns.scaled) for is_scaled, position in found]
-        made = cls(grid, spaces, np.empty((len(points), 0)), np.array(numbered, np.int32), tuple(columns.scaled), measured)
+        numbered = np.array([columns.of(node, spaces[:, position]) for position, node in enumerate(graph.nodes)], np.int32)
+        rest = np.array([each.rest for each in columns.found], np.float64).reshape(-1, len(points)).T
+        scaled = tuple((each.size, each.factor) for each in columns.found)
+        made = cls(grid, spaces, np.empty((len(points), 0)), numbered, scaled, rest)
         return made.timed(points, node_us) if np.size(node_us) else made
 
     def timed(self, points: Sequence[Mapping[str, int]], node_us: ArrayLike) -> Measures:
@@ -68,9 +70,8 @@ class Measures:
     def columns_at(self, point: Mapping[str, int]) -> Bytes:
         """[columns] the workspaces that there are, in bytes, at any point of the range. Raises ShapeError for a wrong point."""
         numbers = self._sizes_at(*checked_point(self.grid.dimensions, point).values())
-        scaled = np.array(numbers, np.float64) * self._factors
-        measured = self.grid.weights(point) @ self.measured
-        found: Bytes = np.ceil(np.concatenate([scaled, measured]) - _NONE).astype(np.int64)
+        both = np.array(numbers, np.float64) * self._factors + self.grid.weights(point) @ self.rest
+        found: Bytes = np.ceil(both - _NONE).astype(np.int64)
         return found
 
     def workspaces_at(self, point: Mapping[str, int]) -> tuple[int, ...]:
@@ -110,33 +111,47 @@ class Measures:
         return compiled(tuple(size for size, _ in self.scaled), self.grid.dimensions)
 
 
+class _Column(NamedTuple):
+    """A workspace over the range: so many times the bytes of a size, and the rest by point of the grid."""
+
+    size: Size
+    factor: float
+    rest: tuple[float, ...]
+
+
 class _Columns:
     """The distinct workspaces, numbered as they come."""
 
     def __init__(self, numbers: Mapping[Size, Times]) -> None:
         self._numbers = numbers  # [k] of each size
-        self.scaled: dict[tuple[Size, float], int] = {}
-        self.measured: dict[tuple[int, ...], int] = {}
+        self.found: dict[_Column, int] = {}
 
-    def of(self, node: Node, workspace_bytes: Bytes) -> tuple[bool, int]:
-        """Whether a node's workspace [k] is a multiple of a size, and its number among those that are or are not; -1 for none."""
+    def of(self, node: Node, workspace_bytes: Bytes) -> int:
+        """The number of a node's workspace [k]; -1 for none."""
         if not workspace_bytes.any():
-            return True, -1
-        if len(set(workspace_bytes.tolist())) > 1:
-            for size in _sizes(node):
-                factor = _factor(workspace_bytes, self._numbers[size])
-                if factor is not None:
-                    return True, self.scaled.setdefault((size, factor), len(self.scaled))
-        return False, self.measured.setdefault(tuple(workspace_bytes.tolist()), len(self.measured))
+            return -1
+        column = self._column(node, workspace_bytes)
+        return self.found.setdefault(column, len(self.found))
+
+    def _column(self, node: Node, workspace_bytes: Bytes) -> _Column:
+        alone = _Column(0, 0.0, tuple(workspace_bytes.tolist()))
+        if len(set(alone.rest)) == 1:
+            return alone
+        split = [_split(size, self._numbers[size], workspace_bytes) for size in _sizes(node)]
+        nearest = min(split, key=lambda column: max(map(abs, column.rest)), default=alone)
+        return nearest if bool((np.abs(nearest.rest) <= np.maximum(workspace_bytes * _NEARLY, _ROOM)).all()) else alone
 
 
-def _factor(workspace_bytes: Bytes, numbers: Times) -> float | None:
-    """The multiple of a size that a workspace is at all points; None where it is none. What has no bytes at a point says nothing there."""
+def _split(size: Size, numbers: Times, workspace_bytes: Bytes) -> _Column:
+    """A workspace as a multiple of a size, and the rest. What has no bytes at a point says nothing of multiples there."""
     there = numbers > 0
-    if not there.any() or workspace_bytes[~there].any():
-        return None
     ratios = workspace_bytes[there] / numbers[there]
-    return float(ratios.max()) if ratios.min() >= ratios.max() * (1 - _SAME) else None
+    if not workspace_bytes[~there].any() and (not there.any() or ratios.min() >= ratios.max() * (1 - _SAME)):
+        return _Column(size, float(ratios.max(initial=0.0)), (0.0,) * len(numbers))
+    least, most = numbers.argmin(), numbers.argmax()
+    span = max(float(numbers[most] - numbers[least]), 1.0)
+    factor = float(workspace_bytes[most] - workspace_bytes[least]) / span
+    return _Column(size, factor, tuple((workspace_bytes - factor * numbers).tolist()))
 
 
 def _sizes(node: Node) -> Iterator[Size]:

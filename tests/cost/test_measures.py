@@ -53,7 +53,7 @@ def test_at_a_point_of_the_grid_is_what_was_measured_there(points, data):
 @settings(deadline=None)
 def test_what_grows_evenly_is_exact_everywhere(points, point, factors):
     a, b, c, d = factors
-    bytes_at = lambda at: a + b * at["s0"] + c * at["s1"] + d * at["s0"] * at["s1"]  # noqa: E731
+    bytes_at = lambda at: 2**20 * (a + b * at["s0"] + c * at["s1"] + d * at["s0"] * at["s1"])  # noqa: E731
     found = Measures.of(graph(), points, [[bytes_at(at), 7, 0] for at in points])
     assert found.workspaces_at(point) == (bytes_at(point), 7, 0)
 
@@ -66,6 +66,14 @@ def test_copies_of_what_a_node_makes_or_reads_are_exact_everywhere(points, point
     found = Measures.of(graph(), points, [[made(at), made(at), read(at)] for at in points])
     assert found.workspaces_at(point) == (made(point), made(point), read(point))
     assert len(found.columns_at(point)) == 2
+
+
+@given(grids(), ANY, st.integers(1, 3), st.integers(0, 2**17))
+@settings(deadline=None)
+def test_copies_with_room_for_threads_beside_them_are_exact_everywhere(points, point, times, room):
+    made = lambda at: times * 2**10 * at["s0"] * at["s1"] ** 2 + room  # noqa: E731
+    found = Measures.of(graph(), points, [[made(at), 0, 0] for at in points])
+    assert made(point) <= found.workspaces_at(point)[0] <= made(point) * 1.001 + 1
 
 
 @given(grids(), ANY)
