@@ -129,9 +129,8 @@ main()
 
 
 def test_a_disk_that_stays_full_is_told_once():
-    done = subprocess.run(
-        command("devices", "--no-measure", "--json", "-", program=STAYS_FULL), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, timeout=120
-    )
+    program = command("devices", "--no-measure", "--json", "-", program=STAYS_FULL)
+    done = subprocess.run(program, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, timeout=120)
     assert (done.returncode, done.stderr) == (2, "lowtide: standard output: No space left on device\n")
 
 
