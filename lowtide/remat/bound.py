@@ -1,96 +1,217 @@
-"""A proven lower bound on the time of any sequence within a limit: what every order of the nodes has to do again.
+"""A proven lower bound on the time of any sequence within a limit: what every order of the nodes has to do again, or wait for.
 
 Take any node. When it runs for the first time, all that it follows from has run, and nothing that follows from it has. So whatever was made
-before it and is read after it is there at that moment, or its maker runs once more. What is there fits beside what the node itself needs:
-a knapsack of bytes against time, whose relaxation, filled with what takes longest for its bytes, no sequence beats. The best bound of all
-nodes holds. It is exact where one such moment decides, and says nothing of tensors that are copied to a host.
+before it and is wanted after it is there at that moment, or is made again behind it, or was copied to the host before and is loaded
+behind it. What is there fits beside what the node itself needs. What was copied went over a link that carries no more than fits into the
+time before the node, and as much comes back behind it: whoever copies more waits.
+
+So each byte that is not there costs a share of its maker's time, or of its copy's once the link is full: a knapsack, whose relaxation,
+filled with what costs most for its bytes, no sequence beats. It takes one walk for each node. Where it asks for the most, minimum cuts tell
+what else has to run for what is made again (`trades`), and prove more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lowtide.problems.order import OrderProblem
+from lowtide.base.kernels import kernel
+from lowtide.remat.facts import Times
 from lowtide.remat.problem import RematProblem
+from lowtide.remat.trades import Moment
+
+_MOST_STEPS = 50_000_000  # of walks over all edges: of larger problems fewer nodes are looked at, evenly
+_CUT = 3  # moments whose trades are found
+_HALVINGS = 40  # of the time behind a node in which loads have to come back
+
+
+class TimeBound:
+    """Proves times of one problem, within any limits."""
+
+    def __init__(self, problem: RematProblem) -> None:
+        self._problem = problem
+        self._order_us = float(problem.cost_us[~problem.is_view].sum())
+        self._store_us, self._load_us, self._out_rate, self._in_rate = _links(problem)
+        self._moments: dict[int, Moment] = {}
+
+    def us(self, limit_bytes: int) -> float:
+        """Microseconds that every sequence takes at least whose peak is no more than the limit, what is resident included.
+
+        Infinite where there is none: what a moment has to hold and cannot have again is too much.
+        """
+        base, room = self._problem.problem, limit_bytes - self._problem.problem.resident_bytes
+        steps = base.node_count * (len(base.pred_ids) + len(base.read_ids) + base.tensor_count)
+        rows = (array for each in (base.preds, base.succs, base.readers) for array in each)
+        rates = self._out_rate, self._in_rate
+        every = max(1, steps // _MOST_STEPS)
+        asked = _asked_us(room, every, self._problem.facts, *rows, self._again_us(), self._store_us, self._load_us, *rates)
+        most_us = float(asked.max(initial=0.0))
+        if np.isfinite(most_us) and most_us > 0:
+            most_us = max(most_us, *(self._traded_us(int(node) * every, room) for node in np.argsort(-asked, kind="stable")[:_CUT]))
+        return self._order_us + most_us
+
+    def _again_us(self) -> Times:
+        """[m] what it takes to make a tensor again: a run of its maker, a share of that where it makes several; infinite where nobody can."""
+        base, problem = self._problem.problem, self._problem
+        made = np.maximum(1, np.diff(base.outputs_of.ptr))
+        found = np.full(base.tensor_count, np.inf)
+        share = np.where(problem.repeatable, problem.cost_us / made, np.inf)
+        found[base.producer >= 0] = share[base.producer[base.producer >= 0]]
+        return found
+
+    def _traded_us(self, node: int, room: float) -> float:
+        """What the best trade at a node's moment takes, over the links as far as they carry."""
+        moment = self._moments.get(node) or self._moments.setdefault(node, Moment.of(self._problem, node))
+        room -= moment.needs_bytes
+        costs = self._problem.cost_us
+        others_us = self._order_us - float(costs[node])
+        most_us = moment.least_us(room + self._out_rate * (others_us - float(costs[moment.after].sum())), self._out_rate)
+        if self._in_rate > 0:
+            most_us = max(most_us, self._loaded_us(moment, room, others_us - float(costs[moment.before].sum())))
+        return most_us
+
+    def _loaded_us(self, moment: Moment, room: float, window_us: float) -> float:
+        """The least time more behind a moment in which what is not there comes back; what is made again takes of that time, too."""
+        low, high = 0.0, moment.least_us(room + self._in_rate * window_us, self._in_rate)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            if moment.least_us(room + self._in_rate * (window_us + middle), 0.0) > middle:
+                low = middle
+            else:
+                high = middle
+        return low
 
 
 def time_bound_us(problem: RematProblem, limit_bytes: int) -> float:
-    """Microseconds that every sequence takes at least whose peak is no more than the limit, what is resident included.
-
-    Infinite where there is none: what a moment has to hold and cannot make again is too much. Where tensors may be swapped, those are taken
-    to cost nothing. Time and memory are quadratic in nodes, by bits.
-    """
-    base = problem.problem
-    again = _again_us(problem)
-    extra_us = max((_missing_us(problem, node, alive, again, limit_bytes) for node, alive in _moments(base)), default=0.0)
-    return float(problem.cost_us[~problem.is_view].sum()) + extra_us
+    """Microseconds that every sequence takes at least within a limit: see `TimeBound.us`."""
+    return TimeBound(problem).us(limit_bytes)
 
 
-def _again_us(problem: RematProblem) -> NDArray[np.float64]:
-    """[m] what it takes to have a tensor again: a run of its maker, a share of that where it makes several; infinite where nobody can."""
-    base = problem.problem
-    made = np.maximum(1, np.diff(base.outputs_of.ptr))
-    found = np.full(base.tensor_count, np.inf)
-    makers = base.producer[base.producer >= 0]
-    share = np.where(problem.repeatable, problem.cost_us / made, np.inf)
-    found[base.producer >= 0] = share[makers]
-    if problem.links is not None:
-        found[problem.links.storable] = 0.0
-    return found
+def _links(problem: RematProblem) -> tuple[Times, Times, float, float]:
+    """[m] microseconds to store and to load each tensor, infinite where it may not go; and the most bytes that a link carries in one."""
+    count = problem.problem.tensor_count
+    if problem.links is None or not problem.links.storable.any():
+        return np.full(count, np.inf), np.full(count, np.inf), 0.0, 0.0
+    links, sizes = problem.links, problem.problem.tensor_bytes
+    store_us = np.where(links.storable, links.store_us, np.inf)
+    load_us = np.where(links.storable, links.load_us, np.inf)
+    return store_us, load_us, float((sizes / store_us).max()), float((sizes / load_us).max())
 
 
-def _moments(base: OrderProblem) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-    """Each node, and [m] what was made before it in every order and is read after it."""
-    before, after = _closed(base.preds.ptr, base.preds.ids), _closed(base.succs.ptr, base.succs.ids)
-    readers = [set(base.readers.ids[base.readers.ptr[t] : base.readers.ptr[t + 1]].tolist()) for t in range(base.tensor_count)]
-    bits = [sum(1 << reader for reader in each) for each in readers]
-    for node in range(base.node_count):
-        alive = np.zeros(base.tensor_count, np.bool_)
-        for tensor in range(base.tensor_count):
-            maker = int(base.producer[tensor])
-            alive[tensor] = (maker < 0 or bool(before[node] >> maker & 1)) and bool(bits[tensor] & after[node])
-        yield node, alive
+@kernel(nogil=True)
+def _asked_us(
+    room: Any, every: Any, facts: Any, pred_ptr: Any, pred_ids: Any, succ_ptr: Any, succ_ids: Any, reader_ptr: Any, reader_ids: Any,
+    again: Any, store_us: Any, load_us: Any, out_rate: Any, in_rate: Any,
+) -> Any:  # fmt: skip
+    """[nodes looked at] what each asks for, infinite where it can never run."""
+    n, m = len(facts.cost_us), len(facts.tensor_bytes)
+    out_costs, in_costs = np.minimum(again, store_us), np.minimum(again, load_us)
+    out_order, in_order = _dearest_first(out_costs, facts.tensor_bytes), _dearest_first(in_costs, facts.tensor_bytes)
+    marks, stack = np.zeros(n, np.int8), np.empty(n, np.int32)
+    alive, asked = np.zeros(m, np.bool_), np.zeros((n + every - 1) // every)
+    total_us = facts.cost_us.sum()
+    for at in range(len(asked)):
+        node = at * every
+        marks[:] = 0
+        before_us = _walk(node, np.int8(1), pred_ptr, pred_ids, facts.cost_us, marks, stack)
+        after_us = _walk(node, np.int8(2), succ_ptr, succ_ids, facts.cost_us, marks, stack)
+        left = room - _needs(node, facts) - _alive(node, facts, marks, reader_ptr, reader_ids, out_costs, alive)
+        if left < 0:
+            asked[at] = np.inf
+            continue
+        window_us = total_us - after_us - facts.cost_us[node]
+        asked[at] = _unfit_us(left + out_rate * window_us, out_order, out_costs, facts.tensor_bytes, alive)
+        if in_rate > 0:
+            window_us = total_us - before_us - facts.cost_us[node]
+            asked[at] = _loaded_us(left, window_us, in_rate, in_order, in_costs, facts.tensor_bytes, alive, asked[at])
+    return asked
 
 
-def _closed(ptr: NDArray[np.int32], ids: NDArray[np.int32]) -> list[int]:
-    """By node all that come before it, directly or not, as bits; rows are of those that come right before."""
-    found: dict[int, int] = {}
-    for start in range(len(ptr) - 1):
-        stack = [start]
-        while stack:
-            node = stack[-1]
-            rest = [other for other in ids[ptr[node] : ptr[node + 1]].tolist() if other not in found]
-            if rest:
-                stack += rest
-                continue
-            stack.pop()
-            bits = 0
-            for other in ids[ptr[node] : ptr[node + 1]].tolist():
-                bits |= found[other] | 1 << other
-            found[node] = bits
-    return [found[node] for node in range(len(ptr) - 1)]
+@kernel(inner=True)
+def _dearest_first(costs: Any, sizes: Any) -> Any:
+    """Tensors by what a byte of them costs."""
+    ratios = np.zeros(len(costs))
+    for tensor in range(len(costs)):
+        ratios[tensor] = -costs[tensor] / sizes[tensor] if sizes[tensor] > 0 else 0.0
+    return np.argsort(ratios)
 
 
-def _missing_us(problem: RematProblem, node: int, alive: NDArray[np.bool_], again: NDArray[np.float64], limit_bytes: int) -> float:
-    """What is not there at a moment costs at least so much: as if bytes could be kept in part."""
-    base = problem.problem
-    reads = base.reads.ids[base.reads.ptr[node] : base.reads.ptr[node + 1]]
-    takes = base.takes.ids[base.takes.ptr[node] : base.takes.ptr[node + 1]]
-    taken = int(base.tensor_bytes[base.take_output[node]]) if len(takes) else 0
-    own = np.zeros(base.tensor_count, np.bool_)
-    own[reads] = True
-    needs = int(base.tensor_bytes[own].sum() + base.made_bytes[node] + base.workspace_bytes[node]) - taken
-    room = limit_bytes - base.resident_bytes - needs
-    others = alive & ~own
-    pinned = others & np.isinf(again)
-    room -= int(base.tensor_bytes[pinned].sum())
-    if room < 0:
-        return np.inf
-    free = np.flatnonzero(others & ~pinned & (base.tensor_bytes > 0))
-    order = free[np.argsort(-again[free] / base.tensor_bytes[free], kind="stable")]
-    sizes, times = base.tensor_bytes[order], again[order]
-    left = np.clip(room - (np.cumsum(sizes) - sizes), 0, sizes)
-    return float((times * (1 - left / np.maximum(sizes, 1))).sum())
+@kernel(inner=True)
+def _walk(start: Any, mark: Any, ptr: Any, ids: Any, cost_us: Any, marks: Any, stack: Any) -> float:
+    """Marks all that comes before a node, or after it, itself aside; the time that those take."""
+    top, total = 1, 0.0
+    stack[0] = start
+    while top > 0:
+        top -= 1
+        node = stack[top]
+        for entry in range(ptr[node], ptr[node + 1]):
+            other = ids[entry]
+            if marks[other] != mark:
+                marks[other] = mark
+                total += cost_us[other]
+                stack[top] = other
+                top += 1
+    return total
+
+
+@kernel(inner=True)
+def _needs(node: Any, facts: Any) -> Any:
+    """Bytes that a node cannot run without: what it reads and makes, and its workspace, less what it may take over."""
+    needs = facts.made_bytes[node] + facts.workspace_bytes[node]
+    for entry in range(facts.read_ptr[node], facts.read_ptr[node + 1]):
+        needs += facts.tensor_bytes[facts.read_ids[entry]]
+    if facts.take_ptr[node] < facts.take_ptr[node + 1]:
+        needs -= facts.tensor_bytes[facts.take_output[node]]
+    return needs
+
+
+@kernel(inner=True)
+def _alive(node: Any, facts: Any, marks: Any, reader_ptr: Any, reader_ids: Any, costs: Any, alive: Any) -> Any:
+    """Fills in what was made before a node and is wanted after it, what it reads aside; the bytes of what can be had in no other way."""
+    pinned = np.int64(0)
+    for tensor in range(len(alive)):
+        maker = facts.producer[tensor]
+        wanted = maker < 0 or marks[maker] == 1
+        if wanted and not facts.kept[tensor]:
+            wanted = False
+            for entry in range(reader_ptr[tensor], reader_ptr[tensor + 1]):
+                if marks[reader_ids[entry]] == 2:
+                    wanted = True
+                    break
+        alive[tensor] = wanted
+    for entry in range(facts.read_ptr[node], facts.read_ptr[node + 1]):
+        alive[facts.read_ids[entry]] = False
+    for tensor in range(len(alive)):
+        if alive[tensor] and costs[tensor] == np.inf:
+            pinned += facts.tensor_bytes[tensor]
+            alive[tensor] = False
+    return pinned
+
+
+@kernel(inner=True)
+def _unfit_us(room: Any, order: Any, costs: Any, sizes: Any, alive: Any) -> float:
+    """What does not fit costs at least so much: the dearest bytes are kept, as if tensors could be kept in part."""
+    total = 0.0
+    for tensor in order:
+        if alive[tensor]:
+            kept = min(max(room, 0.0), sizes[tensor])
+            room -= kept
+            if kept < sizes[tensor]:
+                total += costs[tensor] * (1.0 - kept / sizes[tensor])
+    return total
+
+
+@kernel(inner=True)
+def _loaded_us(room: Any, window_us: Any, rate: Any, order: Any, costs: Any, sizes: Any, alive: Any, known_us: Any) -> float:
+    """The least time more behind a node in which what does not fit comes back; what is made again takes of that time, too."""
+    low, high = known_us, _unfit_us(room + rate * window_us, order, costs, sizes, alive)
+    if high <= low:
+        return low
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if _unfit_us(room + rate * (window_us + middle), order, costs, sizes, alive) > middle:
+            low = middle
+        else:
+            high = middle
+    return low

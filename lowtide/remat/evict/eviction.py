@@ -23,7 +23,7 @@ from lowtide.base.kernels import kernel
 from lowtide.problems.order import Ints, OrderProblem, Rows
 from lowtide.problems.order_check import Task
 from lowtide.remat.cost import cost_of, first_wrong
-from lowtide.remat.evict.links import better_loaded, load, load_ahead, load_is_due, restore_offloaded, store_ahead, weigh
+from lowtide.remat.evict.links import better_loaded, load, load_ahead, restore_offloaded, store_ahead, weigh
 from lowtide.remat.evict.state import (
     BYSTANDER,
     ENTRY,
@@ -54,7 +54,8 @@ class Weights:
 
     Swapping: a tensor is stored while the link is free if making it takes `store_above` times as long as storing it, or more (inf: nothing
     is swapped); what is worth most for its bytes is stored first, worth counted up to `store_cap`. A load counts `load_weight` of its time
-    as cost, as it runs beside operators, and starts `lead` times its length ahead.
+    as cost, as it runs beside operators. Loads take `lead` times as long as they do, and all that are to come start as early as they then
+    have to, one behind the other; with `pushes` others make room even for one that starts early for the sake of those behind it.
     """
 
     cost_power: float = 1.0
@@ -64,6 +65,7 @@ class Weights:
     store_cap: float = 1.0
     load_weight: float = 0.2
     lead: float = 1.5
+    pushes: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +151,7 @@ def _work_on(problem: RematProblem) -> _Work:
 def _rule(weights: Weights) -> NDArray[np.uint8]:
     """The present before the first step, with the rule in it, as bytes."""
     now = blank(1, NOW)
-    for name in ("cost_power", "store_above", "store_cap", "load_weight", "lead"):
+    for name in ("cost_power", "store_above", "store_cap", "load_weight", "lead", "pushes"):
         now[name] = getattr(weights, name)
     return now.view(np.uint8)
 
@@ -204,7 +206,7 @@ def _written(out: Any, count: Any) -> Any:
 @kernel(borrows=True)
 def _all_steps(state: Any) -> bool:
     """Go through the sequence; False where this rule finds none."""
-    base, now, tensors, nodes, start_us = state.base, state.now, state.tensors, state.nodes, state.start_us
+    base, now, tensors, nodes = state.base, state.now, state.tensors, state.nodes
     ids, uses, out = state.ids, state.uses, state.out
     start(state)
     swaps = now[0].store_above < np.inf
@@ -212,7 +214,7 @@ def _all_steps(state: Any) -> bool:
         top = base[step]
         depth = 0 if step == nodes[top].first or _lacks(top, tensors, nodes, ids, uses) else -1
         nodes[0].frame, nodes[0].entry = top, -1
-        if swaps and load_is_due(step, base, now, start_us) and not load_ahead(step, state):
+        if swaps and now[0].away > 0 and not load_ahead(step, state):
             return False
         while depth >= 0:
             node, again = nodes[depth].frame, depth > 0

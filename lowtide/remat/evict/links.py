@@ -8,7 +8,7 @@ import numpy as np
 
 from lowtide.base.kernels import kernel
 from lowtide.remat.entries import LOAD, code_of
-from lowtide.remat.evict.state import DROPPED, NOTHING, emit, next_use, settle
+from lowtide.remat.evict.state import DROPPED, NOTHING, emit, forget, next_use, settle
 from lowtide.remat.evict.victims import has_room, make_room, remake_us, store
 
 
@@ -59,37 +59,49 @@ def _to_store(step: Any, state: Any) -> Any:
 
 
 @kernel(borrows=True)
-def load_is_due(step: Any, base: Any, now: Any, start_us: Any) -> bool:
-    """Whether some load of what the coming steps read may have to start before the next step."""
-    now[0].ahead = max(now[0].ahead, step)
-    if now[0].ahead >= len(base):
-        return False
-    until_us = start_us[now[0].ahead] - start_us[step + 1]  # from when this is asked again
-    return bool(until_us <= max(now[0].from_host - now[0].clock, 0.0) + now[0].lead * now[0].most_load_us)
+def load_ahead(step: Any, state: Any) -> bool:
+    """Load what later steps want back, as early as all loads together need; what finds no room waits. False where the sequence is too long.
+
+    Others make room for what has to begin; unless loads push, for one that waits for those behind it alone, nothing does.
+    """
+    now, tensors, start_us = state.now, state.tensors, state.start_us
+    while now[0].away > 0:
+        tensor = tensors[now[0].away - 1].away
+        each = tensors[tensor]
+        if each.resident:  # made again meanwhile
+            forget(tensor, now, tensors)
+            continue
+        begin_us = start_us[step + 1] + max(now[0].from_host - now[0].clock, 0.0)  # by the clock of steps without repetition
+        if not _is_due(begin_us, now, tensors, start_us):
+            return True
+        if not has_room(each.bytes, now):
+            if not now[0].pushes and start_us[each.back] - begin_us > now[0].lead * each.load_us:
+                return True
+            if not make_room(each.bytes, step, np.bool_(True), each.back, state):
+                return True
+        if not load(tensor, now, tensors, state.nodes, state.out):
+            return False
+        each.fresh = True
+    return True
 
 
 @kernel(borrows=True)
-def load_ahead(step: Any, state: Any) -> bool:
-    """Load what the coming steps read, as early as their loads need; what finds no room waits. False where the sequence is too long."""
-    base, now, tensors, nodes, start_us, ids = state.base, state.now, state.tensors, state.nodes, state.start_us, state.ids
-    while load_is_due(step, base, now, start_us):
-        ahead = now[0].ahead
-        until_us = start_us[ahead] - start_us[step + 1]
-        node = nodes[base[ahead]]
-        for entry in range(node.read, node.read_end):
-            tensor = ids[entry]
-            each = tensors[tensor]
-            if each.resident or each.host != DROPPED:
-                continue
-            if until_us > max(now[0].from_host - now[0].clock, 0.0) + now[0].lead * each.load_us:
+def _is_due(begin_us: Any, now: Any, tensors: Any, start_us: Any) -> bool:
+    """Whether the first load that is to come has to begin at a time, so that it and those behind it on the link are there when wanted.
+
+    Each load takes `lead` times as long as it does, so that there is something to spare.
+    """
+    first = tensors[tensors[now[0].away - 1].away].back
+    if start_us[first] - begin_us > now[0].lead * now[0].away_us:
+        return False
+    queue_us = 0.0
+    for at in range(now[0].away - 1, -1, -1):
+        each = tensors[tensors[at].away]
+        if not each.resident:
+            queue_us += now[0].lead * each.load_us
+            if start_us[each.back] - begin_us <= queue_us:
                 return True
-            if not has_room(each.bytes, now) and not make_room(each.bytes, step, np.bool_(False), ahead, state):
-                return True
-            if not load(tensor, now, tensors, nodes, state.out):
-                return False
-            each.fresh = True
-        now[0].ahead += 1
-    return True
+    return False
 
 
 @kernel(borrows=True)
@@ -111,6 +123,7 @@ def load(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     now[0].from_host = max(now[0].from_host, now[0].clock) + tensors[tensor].load_us
     tensors[tensor].arrived_us = now[0].from_host
     settle(tensor, now, tensors)
+    forget(tensor, now, tensors)
     return emit(code_of(LOAD, tensor, len(nodes) - 1), now, out)
 
 

@@ -36,9 +36,11 @@ TENSOR = np.dtype([
     ("worth_us", np.float64),  # what it would cost to make it again, as things were when it was made
     ("store_at", np.int64),  # where its store stands in the sequence
     ("member_at", np.int32),  # where it stands among the members
+    ("back", np.int64),  # where it was dropped: the step that wants it back
     # Lists of tensors, by position and not by tensor:
     ("member", np.int32),  # all that are resident, in no order
     ("candidate", np.int32),
+    ("away", np.int32),  # all that were dropped and have not been loaded since, those wanted first last
     ("way", np.int8),  # how that candidate would be evicted
 ])  # fmt: skip
 
@@ -60,12 +62,11 @@ ENTRY = np.dtype([("code", np.int32), ("needed", np.bool_)])  # of the sequence;
 
 NOW = np.dtype([
     ("level", np.int64), ("count", np.int64), ("stamp", np.int64), ("members", np.int64),
-    ("ahead", np.int64),  # the step up to which loads have been thought of
+    ("away", np.int64), ("away_us", np.float64),  # how many were dropped and have not been loaded since, and what their loads take
     ("clock", np.float64), ("to_host", np.float64), ("from_host", np.float64),  # when operators and either link are free
     # The rule, see `evict.Weights`; powers of bytes and of steps are in `by_bytes` and `by_steps`:
     ("limit_bytes", np.int64), ("cost_power", np.float64),
-    ("store_above", np.float64), ("store_cap", np.float64), ("load_weight", np.float64), ("lead", np.float64),
-    ("most_load_us", np.float64),
+    ("store_above", np.float64), ("store_cap", np.float64), ("load_weight", np.float64), ("lead", np.float64), ("pushes", np.bool_),
     ("reserve_node", np.int64), ("reserve_bytes", np.int64),  # what a node finds free while it runs, in place of its workspace
 ])  # fmt: skip
 
@@ -119,7 +120,6 @@ def start(state: Any) -> None:
         start_us[step + 1] = start_us[step] + nodes[base[step]].cost_us
     for tensor in range(len(tensors)):
         each = tensors[tensor]
-        now[0].most_load_us = max(now[0].most_load_us, each.load_us)
         if each.producer < 0 and (each.use_end > each.at or each.kept):
             settle(tensor, now, tensors)
 
@@ -213,3 +213,16 @@ def free(tensor: Any, now: Any, tensors: Any) -> None:
     tensors[at].member, tensors[last].member_at = last, at
     if tensors[tensor].host == STORED:  # what was stored was not needed
         tensors[tensor].host = NOTHING
+
+
+@kernel(borrows=True)
+def forget(tensor: Any, now: Any, tensors: Any) -> bool:
+    """No load of a tensor is to come any more; whether one was."""
+    for at in range(now[0].away - 1, -1, -1):
+        if tensors[at].away == tensor:
+            now[0].away -= 1
+            now[0].away_us -= tensors[tensor].load_us
+            for other in range(at, now[0].away):
+                tensors[other].away = tensors[other + 1].away
+            return True
+    return False

@@ -12,7 +12,7 @@ import numpy as np
 from lowtide.base.kernels import kernel
 from lowtide.remat.entries import DROP, STORE, code_of
 from lowtide.remat.evict.heap import heapify, sift_down
-from lowtide.remat.evict.state import CHOSEN, DROPPED, NOTHING, STORED, WEIGHED, emit, free, next_use
+from lowtide.remat.evict.state import CHOSEN, DROPPED, NOTHING, STORED, WEIGHED, emit, forget, free, next_use
 
 _DEAD, _REMAKE, _DROP, _SWAP, _UNKNOWN = 0, 1, 2, 3, 4  # how a tensor is evicted
 _LATE = 1e30  # what was loaded ahead is evicted last
@@ -43,7 +43,8 @@ def make_room(need: Any, step: Any, again: Any, before: Any, state: Any) -> bool
             tensors[position].way = way
             scores[position] = _score(cost, tensor, later - step, state) if way != _DEAD else np.inf
         else:
-            if not _evict(tensor, tensors[position].way, state.roles, now, tensors, nodes, state.out):
+            later = next_use(tensor, step, again, tensors, state.uses)
+            if not _evict(tensor, tensors[position].way, later, state.roles, now, tensors, nodes, state.out):
                 return False
             found -= 1
             heap[0] = heap[found]
@@ -117,8 +118,8 @@ def _price(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any, ids: Any
 
 
 @kernel(borrows=True)
-def _evict(tensor: Any, way: Any, roles: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
-    """Evict a tensor; False where the sequence has become too long."""
+def _evict(tensor: Any, way: Any, later: Any, roles: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
+    """Evict a tensor that is wanted at a later step; False where the sequence has become too long."""
     if way == _SWAP and not store(tensor, now, tensors, nodes, out):
         return False
     if way in (_DROP, _SWAP):
@@ -127,12 +128,30 @@ def _evict(tensor: Any, way: Any, roles: Any, now: Any, tensors: Any, nodes: Any
         if each.host != DROPPED:
             out[each.store_at].needed = True
             each.host = DROPPED
+        _is_away(tensor, later, now, tensors)
         if not emit(code_of(DROP, tensor, len(nodes) - 1), now, out):
             return False
     if way != _DEAD:
         roles[tensor] = CHOSEN
     free(tensor, now, tensors)
     return True
+
+
+@kernel(borrows=True)
+def _is_away(tensor: Any, later: Any, now: Any, tensors: Any) -> None:
+    """A tensor is dropped until a later step: it takes its place among the loads that are to come, those wanted first last.
+
+    What was loaded ahead of that step before and had to go again is not: else it might come and go without end.
+    """
+    if not forget(tensor, now, tensors) and tensors[tensor].back == later:
+        return
+    at = now[0].away
+    while at > 0 and tensors[tensors[at - 1].away].back < later:
+        tensors[at].away = tensors[at - 1].away
+        at -= 1
+    tensors[at].away, tensors[tensor].back = tensor, later
+    now[0].away += 1
+    now[0].away_us += tensors[tensor].load_us
 
 
 @kernel(borrows=True)

@@ -21,7 +21,7 @@ from lowtide.remat.sweep.archive import Point, Recipe
 
 RULES = tuple(Weights(a, b, c) for a, b, c in product((0.5, 1.0, 1.6), (0.5, 1.0, 1.4), (0.0, 0.4, 1.0)))
 _STORES = ((0.0, 1e9), (0.05, 0.05), (0.05, 0.2), (0.1, 0.1), (0.14, 0.3), (0.3, 0.3), (0.3, 1e9))  # store_above, store_cap
-_LOADS = ((0.02, 2.0), (0.1, 2.0), (0.1, 4.0), (0.2, 4.0))  # load_weight, lead
+_LOADS = ((0.02, 1.2), (0.02, 2.0), (0.1, 1.2), (0.1, 2.0), (0.2, 4.0))  # load_weight, lead; each with loads that push and without
 _FEWER, _ONWARD, _RULE, _EXCEPT, _STORE = range(5)  # repeat less; go on from the runs, another rule; another rule; exceptions; for stores
 _PLAIN = (0.3, 0.1, 0.15, 0.45, 0.0)  # how often each is drawn
 _SWAPPING = (0.4, 0.1, 0.1, 0.1, 0.3)  # the same where tensors may be swapped
@@ -48,7 +48,8 @@ class Neighbours:
     def _with_swaps(self, rule: Weights) -> Weights:
         above, cap = _STORES[self.random.integers(len(_STORES))]
         weight, lead = _LOADS[self.random.integers(len(_LOADS))]
-        return replace(rule, store_above=above, store_cap=cap, load_weight=weight, lead=lead)
+        pushes = bool(self.random.integers(2))
+        return replace(rule, store_above=above, store_cap=cap, load_weight=weight, lead=lead, pushes=pushes)
 
     def neighbour(self, problem: RematProblem, point: Point) -> Recipe:
         """One change of a schedule's recipe."""
