@@ -50,6 +50,7 @@ class CostReport:
     recomputed: int  # runs that repeat a node
     frontier: tuple[tuple[int, float], ...]  # (peak_bytes, time_us) of all that was found and is best at something, leanest first
     evictions: tuple[Eviction, ...] = ()  # every tensor that is evicted and restored, the largest first
+    time_bound_us: float = 0.0  # no sequence of any graph that was tried takes less within the plan's peak; 0 where nothing is proven
     stopped: str = ""  # what ended the search before its effort was spent: "max_seconds", "interrupted"; "" where nothing did
 
     def rows(self) -> dict[str, Any]:
@@ -77,6 +78,7 @@ def cost_report_from(item: Any, graph: Graph) -> CostReport:
         recomputed=_count(_WHERE, item, "recomputed"),
         frontier=tuple((_count(_WHERE, {"bytes": peak}, "bytes"), _number(_WHERE, {"us": us}, "us")) for peak, us in frontier),
         evictions=tuple(_eviction(f"{_WHERE}: eviction {index}", eviction, known, steps) for index, eviction in enumerate(evictions)),
+        time_bound_us=_number(_WHERE, item, "time_bound_us") if "time_bound_us" in item else 0.0,
         stopped=fields.string(_WHERE, item, "stopped") if "stopped" in item else "",
     )
 

@@ -17,6 +17,7 @@ from lowtide.plan.where import source_text
 __all__ = ["bytes_text", "eviction_lines", "snapshot_line", "snapshot_lines", "summarize"]
 
 _TENSORS, _EVICTIONS = 5, 7  # lines of each
+_LEAST_GAP = 1e-5  # share of the time below which a gap is the rounding of sums
 _LEAST_SHARE = 1e-3  # share of the time from which on a rest is told
 
 
@@ -31,6 +32,8 @@ def summarize(plan: Contents) -> str:
     ]
     if plan.cost_report is not None:
         rows.append(("promised time", "", time_text(plan.cost_report.time_us), _slower(plan.cost_report)))
+        if plan.cost_report.time_bound_us:
+            rows.append(("no run takes less than", "", time_text(plan.cost_report.time_bound_us), _time_gap(plan.cost_report)))
     table = [f"{label:<28}{eager:>12}{own:>14}  {note}".rstrip() for label, eager, own, note in rows]
     table.append(f"{_deeds(plan)}; found by {plan.solver}")
     if plan.peak is not None:
@@ -159,6 +162,12 @@ def _slower(report: CostReport) -> str:
     if not report.evictions:
         return "nothing computed again"
     return f"{report.time_us / report.order_us - 1:+.1%}; by order alone the peak is {bytes_text(report.order_peak_bytes)}"
+
+
+def _time_gap(report: CostReport) -> str:
+    """How near the time is to what is proven within this peak."""
+    gap_us = report.time_us - report.time_bound_us
+    return f"gap {gap_us / report.time_us:.1%}" if gap_us > _LEAST_GAP * report.time_us else "proven least"
 
 
 def _deeds(plan: Contents) -> str:

@@ -18,6 +18,7 @@ from lowtide.planning.progress import in_turn
 from lowtide.planning.request import Budget, Request
 from lowtide.problems.order import Ints
 from lowtide.remat.blocks.seeds import Seeds
+from lowtide.remat.bound import TimeBound
 from lowtide.remat.cost import cost_of
 from lowtide.remat.explain import evictions_of
 from lowtide.remat.problem import RematProblem
@@ -120,6 +121,11 @@ class Searched:
         """The time without recomputation, of the fastest graph."""
         return self.frontier[-1].time_us
 
+    def _bound_us(self, peak_bytes: int) -> float:
+        """What every sequence of any of the graphs takes at least within a peak that one of them keeps."""
+        found = min(TimeBound(problem).us(peak_bytes) for problem in self.problems)
+        return found if math.isfinite(found) else 0.0
+
     def plan(self, point: Point, by_order: Plan) -> Plan:
         """A point as a plan, not yet checked; `kept` is the one without recomputation."""
         candidate = self.candidates[point.problem]
@@ -147,6 +153,7 @@ class Searched:
                 order_peak_bytes=by_order.peak_bytes,
                 recomputed=len(done.recomputed),
                 frontier=tuple((each.peak_bytes, each.time_us) for each in self.frontier),
+                time_bound_us=self._bound_us(point.peak_bytes),
                 evictions=evictions_of(self.problems[point.problem], point.sequence, candidate.graph, done.graph, footprint.reuses),
                 stopped=self.stopped,
             ),

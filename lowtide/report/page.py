@@ -88,6 +88,8 @@ def _figures(plan: Contents) -> list[tuple[str, str, str]]:
     if report is not None:
         added = f"{report.time_us / report.order_us - 1:+.1%} against no limit" if report.order_us else ""
         found.append(("promised time", time_text(report.time_us), added))
+        if report.time_bound_us:
+            found.append(("proven time", time_text(report.time_bound_us), "no run of the graphs tried takes less within this peak"))
     if plan.measured_peak_bytes is not None:
         found.append(("measured peak", bytes_text(plan.measured_peak_bytes), "by the allocator"))
     return found

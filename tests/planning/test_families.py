@@ -232,7 +232,7 @@ def test_few_serve_each_point_under_every_limit(found, memory_bytes, most_us):
 
 @pytest.mark.parametrize("swap_state", [False, True])
 def test_a_family_that_swaps_keeps_its_promise(swap_state):
-    links = replace(preset("rtx3090"), launch_us=0.0, to_host_bytes_per_s=1e8, from_host_bytes_per_s=1e8, granule_bytes=1)
+    links = replace(preset("rtx3090"), launch_us=0.0, to_host_bytes_per_s=2e7, from_host_bytes_per_s=2e7, granule_bytes=1)
     planner = RangePlanner([[ranged(network(9, batch=2))]])
     asked = replace(within(planner, 0.45), links=links, swap_state=swap_state)
     (family,) = planner.families(asked)

@@ -146,8 +146,8 @@ c = aten.cos.default(b)
 host.drop(a, a_host)
 wide = aten.repeat.default(c, (2,))
 d = aten.logsumexp.default(wide, (0,))
-e = aten.mul.Tensor(d, b)
 a_back = host.load(a_host)
+e = aten.mul.Tensor(d, b)
 f = aten.mul.Tensor(e, a_back)
 return (f,)""",
     ),
@@ -164,8 +164,8 @@ c = aten.cos.default(b)
 host.drop(w, w_host)
 wide = aten.repeat.default(c, (2,))
 d = aten.logsumexp.default(wide, (0,))
-e = aten.mul.Tensor(d, b)
 w_back = host.load(w_host)
+e = aten.mul.Tensor(d, b)
 f = aten.mul.Tensor(e, w_back)
 return (f,)""",
     ),

@@ -65,6 +65,7 @@ def load_ahead(step: Any, state: Any) -> bool:
     Others make room for what has to begin; unless loads push, for one that waits for those behind it alone, nothing does.
     """
     now, tensors, start_us = state.now, state.tensors, state.start_us
+    coming = state.nodes[state.base[step]]  # it runs next, and finds its room
     while now[0].away > 0:
         tensor = tensors[now[0].away - 1].away
         each = tensors[tensor]
@@ -74,10 +75,11 @@ def load_ahead(step: Any, state: Any) -> bool:
         begin_us = start_us[step + 1] + max(now[0].from_host - now[0].clock, 0.0)  # by the clock of steps without repetition
         if not _is_due(begin_us, now, tensors, start_us):
             return True
-        if not has_room(each.bytes, now):
+        need = each.bytes + coming.made_bytes + coming.workspace_bytes
+        if not has_room(need, now):
             if not now[0].pushes and start_us[each.back] - begin_us > now[0].lead * each.load_us:
                 return True
-            if not make_room(each.bytes, step, np.bool_(True), each.back, state):
+            if not make_room(need, step, np.bool_(True), each.back, state):
                 return True
         if not load(tensor, now, tensors, state.nodes, state.out):
             return False

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from typing import TypeAlias
 
 import numpy as np
@@ -29,9 +29,11 @@ from lowtide.remat.cost import price_of
 from lowtide.remat.evict.eviction import Weights, evict
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.archive import Archive, Point, Recipe
+from lowtide.remat.sweep.guesses import Guesses
 from lowtide.remat.sweep.neighbours import RULES, Neighbours
 
 _STATES, _FEW = 100, 8  # a level wants so many states at least; and so many levels there are in any case
+_GUESSED = 20  # a share of the states goes to first guesses
 _RULES = 9  # that are tried at each level from each order
 _FIRST, _SLOW = 3, 1.03  # rules that show whether a problem is worth the others: one that takes so many times longer is not
 _NEAR = 6  # points on either side of a limit whose recipes are tried there
@@ -120,6 +122,7 @@ class _Search:
         """Down the levels, then over all that have an answer, from the top and back."""
         levels = self.levels()
         self.plant(levels)
+        self.guess(levels)
         self.descend(levels)
         self.deepen(levels[0] - levels[1] if len(levels) > 1 else 1)
         for point in () if other is None else other.result().points:
@@ -138,6 +141,17 @@ class _Search:
                         return
                     self.count(len(sequence))
                     self.see(which, sequence, Recipe(sequence, RULES[0]))
+
+    def guess(self, levels: Sequence[int]) -> None:
+        """What the best choices at the peak of each order keep, at each level, as far as a part of the effort goes. Links have no guess."""
+        until = self.archive.states + self.sweep.max_states // _GUESSED
+        plain = [(which, problem) for which, problem in enumerate(self.problems) if problem.links is None]
+        guesses = [(which, Guesses(problem, order)) for which, problem in plain for order in self.orders[which]]
+        for limit, (which, each) in product(levels, guesses):
+            for recipe in each.within(limit):
+                if self.archive.states >= until:
+                    return
+                self.attempt(which, recipe, limit)
 
     def levels(self) -> list[int]:
         """Limits from just under the peak of the fastest order seen down to what is resident."""

@@ -1,9 +1,9 @@
-"""What to keep over a moment, and what to make again behind it: all best trades of bytes against time.
+"""What to keep over a moment, and what to make again behind it: all best choices between bytes and time.
 
 Take a node, and the moment at which it first runs. What was made before it and is wanted after it is kept over the moment, or made again
 behind it; what is made again needs its inputs, which are kept or made again in turn. At a price for each byte, the cheapest choice of all
 is a minimum cut (as project selection: Picard 1976). Prices from zero up give the corners of the convex hull of all choices: so many bytes
-kept, so much time behind. No sequence is below the hull (`bound`), and what a corner keeps is a good guess at what a sequence should (`sweep`).
+kept, so much time behind. No sequence is below it (`bound`), and what a corner keeps is a good guess at what to keep (`sweep`).
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from lowtide.remat.problem import RematProblem
 from lowtide.schedule.flow import select
 
 _PHASES = 300  # of one flow; a flow that is stopped there proves a little less
-_CORNERS = 48  # of a moment
+_CUTS = 48  # of a moment
 _UNITS = 1e10  # of time, in all: flows are of whole numbers
-_NEVER = 10**17
+_MOST, _NEVER = 10**13, 10**17  # such units: for a tensor, and for a run that may not be repeated
 _DEAREST = 1000.0  # times the average price: there a thousandth of the bytes is worth all of the time
 _SAME = 1 - 1e-6  # values this near are one
 
 Mask = NDArray[np.bool_]
+Prices = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class Corner:
     """A choice that nothing beats at some price: what is kept over a moment, and what making the rest again takes."""
 
-    kept: Mask  # [m]
-    kept_bytes: int
+    held: Mask  # [m]
+    held_bytes: int
     again_us: float
 
 
 @dataclass(frozen=True, eq=False)
-class Moment:
-    """The moment at which a node first runs."""
+class Crossing:
+    """What crosses the moment at which a node first runs."""
 
     problem: RematProblem
     node: int
@@ -53,8 +54,8 @@ class Moment:
     needs_bytes: int  # what the node itself needs: arguments, results and workspace, less what it may take over
 
     @classmethod
-    def of(cls, problem: RematProblem, node: int) -> Moment:
-        """The moment of a node."""
+    def of(cls, problem: RematProblem, node: int) -> Crossing:
+        """What crosses the first run of a node."""
         base = problem.problem
         before, after = _closed(node, *base.preds), _closed(node, *base.succs)
         made = np.where(base.producer >= 0, before[base.producer], True)
@@ -71,50 +72,64 @@ class Moment:
     @cached_property
     def corners(self) -> Sequence[Corner]:
         """The corners of the hull, the most bytes first: the first keeps all that is wanted, and makes nothing again."""
-        wanted_bytes = int(self._sizes[self.wanted].sum())
-        if not wanted_bytes:
-            return (Corner(self.wanted, 0, 0.0),)
-        ends = Corner(self.wanted, wanted_bytes, 0.0), self._at(_DEAREST * self._total_us / wanted_bytes)
-        return tuple(self._between(*ends, [_CORNERS]))
+        return self._hull[0]
 
     def least_us(self, room_bytes: float, rate: float) -> float:
-        """What is made again takes at least so long where so many bytes fit over the moment; of more, `rate` bytes go in a microsecond."""
-        corners = self.corners
-        price = _DEAREST * self._total_us / max(1, corners[0].kept_bytes)
-        sizes, times = (np.array(each) for each in zip(*((each.kept_bytes, each.again_us) for each in reversed(corners)), strict=True))
-        found = float(np.interp(room_bytes, sizes, times)) + price * max(0.0, float(sizes[0]) - room_bytes)
-        over = sizes > room_bytes
-        if rate > 0 and over.any():
-            found = min(found, float((times[over] + (sizes[over] - room_bytes) / rate).min()))
-        return found
+        """What is made again takes at least so long where so many bytes fit over the moment; of more, `rate` bytes go in a microsecond.
 
-    def _between(self, rich: Corner, lean: Corner, left: list[int]) -> list[Corner]:
-        """Two corners and all between them, as long as there are cuts left."""
-        if lean.kept_bytes >= rich.kept_bytes or left[0] <= 0:
-            return [rich] if lean.kept_bytes >= rich.kept_bytes else [rich, lean]
-        left[0] -= 1
-        price = (lean.again_us - rich.again_us) / (rich.kept_bytes - lean.kept_bytes)
-        found = self._at(price)
-        if found.again_us + price * found.kept_bytes >= (rich.again_us + price * rich.kept_bytes) * _SAME:
+        By weak duality: at any price, what all bytes and runs cost at least, less what the room is worth.
+        """
+        prices, values = self._hull[1]
+        if rate > 0 and prices[-1] * rate > 1:  # nobody pays more for a byte than its copy takes; values are concave in prices
+            below = prices * rate <= 1
+            values = np.append(values[below], np.interp(1 / rate, prices, values))
+            prices = np.append(prices[below], 1 / rate)
+        return max(0.0, float((values - prices * room_bytes).max()))
+
+    @cached_property
+    def _hull(self) -> tuple[Sequence[Corner], tuple[Prices, Prices]]:
+        """Its corners; prices, ascending, and what the cheapest choice costs at each."""
+        rich = Corner(self.wanted, int(self._sizes[self.wanted].sum()), 0.0)
+        if not rich.held_bytes:
+            return (rich,), (np.zeros(1), np.zeros(1))
+        known = {0.0: 0.0}
+        corners = self._between(rich, self._at(_DEAREST * self._total_us / rich.held_bytes, known), known)
+        lines = np.array(sorted(known.items()))
+        return tuple(corners), (lines[:, 0], lines[:, 1])
+
+    def _between(self, rich: Corner, lean: Corner, known: dict[float, float]) -> list[Corner]:
+        """Two corners and all between them, as far as cuts may be taken."""
+        if lean.held_bytes >= rich.held_bytes:
+            return [rich]
+        price = (lean.again_us - rich.again_us) / (rich.held_bytes - lean.held_bytes)
+        if price in known or len(known) > _CUTS:
             return [rich, lean]
-        return [*self._between(rich, found, left), *self._between(found, lean, left)[1:]]
+        found = self._at(price, known)
+        if found.again_us + price * found.held_bytes >= (rich.again_us + price * rich.held_bytes) * _SAME:
+            return [rich, lean]
+        return [*self._between(rich, found, known), *self._between(found, lean, known)[1:]]
 
-    def _at(self, price: float) -> Corner:
-        """The cheapest choice where each byte that is kept costs so many microseconds."""
+    def _at(self, price: float, known: dict[float, float]) -> Corner:
+        """The cheapest choice where each byte that is kept costs so many microseconds; what it costs is noted.
+
+        Costs are rounded down, so that what is noted is never too much.
+        """
         tensors, nodes = len(self._tensors), len(self._nodes)
-        keep = np.floor(price * self._units * self._sizes[self._tensors]).astype(np.int64)
+        keep = np.minimum(np.floor(price * self._units * self._sizes[self._tensors]), _MOST).astype(np.int64)
         cost, gain = np.zeros(2 * tensors + nodes, np.int64), np.zeros(2 * tensors + nodes, np.int64)
         cost[:tensors] = np.where(self.wanted[self._tensors], 0, keep)
         cost[2 * tensors :] = self._again
         gain[tensors : 2 * tensors] = np.where(self.problem.problem.producer[self._tensors] >= 0, keep, 0)
-        _, chosen = select(*self._requires, cost, gain, _PHASES)
+        all_kept, most = int(keep[self.wanted[self._tensors]].sum()), int(gain.sum())
+        flow, chosen = select(*self._requires, cost, gain, _PHASES)
+        known[price] = (all_kept - most + int(flow)) / self._units
         remade = np.zeros_like(self.made)
         remade[self._tensors] = chosen[tensors : 2 * tensors]
-        kept = self.wanted.copy()
-        kept[self._tensors] |= chosen[:tensors]
-        kept &= ~remade
+        held = self.wanted.copy()
+        held[self._tensors] |= chosen[:tensors]
+        held &= ~remade
         again_us = float(self.problem.cost_us[self._nodes[chosen[2 * tensors :] & ~self.problem.is_view[self._nodes]]].sum())
-        return Corner(kept, int(self._sizes[kept].sum()), again_us)
+        return Corner(held, int(self._sizes[held].sum()), again_us)
 
     @property
     def _sizes(self) -> NDArray[np.int64]:
