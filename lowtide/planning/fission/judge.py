@@ -27,6 +27,7 @@ from lowtide.remat.pruning import prompt
 _LEVELS = 16
 _RULES = (Weights(1.0, 1.0, 0.4), Weights(1.0, 0.5, 1.0), Weights(1.6, 1.0, 0.4), Weights(0.5, 0.5, 0.4))
 _STORES = ((0.05, 0.2), (0.14, 0.3))  # store_above, store_cap
+_LOADS = (0.02, 1.2)  # load_weight, lead
 _TRIED = 3  # rules at a limit
 
 
@@ -96,7 +97,11 @@ class Judge:
     def _rules(self) -> Iterator[Weights]:
         if self._links is None:
             return iter(_RULES)
-        swapping = (replace(rule, store_above=above, store_cap=cap) for rule, (above, cap) in product(_RULES, _STORES))
+        weight, lead = _LOADS
+        swapping = (
+            replace(rule, store_above=above, store_cap=cap, load_weight=weight, lead=lead)
+            for rule, (above, cap) in product(_RULES, _STORES)
+        )
         return iter([*swapping, _RULES[0]])
 
 

@@ -53,7 +53,7 @@ class Outer:
     levels: int = 4
     sets: int = 8
     peaks: int = 8
-    chosen: int = 4
+    chosen: int = 8
 
 
 @dataclass(frozen=True, eq=False)

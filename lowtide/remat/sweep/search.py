@@ -36,6 +36,7 @@ _STATES, _FEW = 100, 8  # a level wants so many states at least; and so many lev
 _GUESSED = 20  # a share of the states goes to first guesses
 _RULES = 9  # that are tried at each level from each order
 _FIRST, _SLOW = 3, 1.03  # rules that show whether a problem is worth the others: one that takes so many times longer is not
+_REST = 3  # levels
 _NEAR = 6  # points on either side of a limit whose recipes are tried there
 _DEEPER, _FINE = 30, 4  # a share of the states goes on below the smallest limit that has an answer, in steps so much finer than a level
 _STALE = 50  # neighbours in a row that were all tried before: a level is done
@@ -105,6 +106,7 @@ class _Search:
         self.stopped = False
         self.archive, self.runs = Archive(), 0
         self.neighbours, self.tried = Neighbours(), set[bytes]()
+        self.resting: dict[int, int] = {}  # by problem, the levels at which its orders are left alone
         self.deadline = time.monotonic() + sweep.max_seconds
 
     def done(self, other: Future[Archive] | None = None) -> Archive:
@@ -186,14 +188,19 @@ class _Search:
             stale = stale + 1 if self.archive.states == before else 0
 
     def seed(self, limit: int) -> bool:
-        """Evict from every order, and from the leanest schedule seen, under many rules; under few where others are much faster."""
+        """Evict from every order, and from the leanest schedule seen, under many rules; under few where others are much faster.
+
+        A problem that was much slower than others rests for some levels.
+        """
         near = self.archive.points[0]
-        bases = [(which, order) for which, orders in enumerate(self.orders) for order in orders]
+        bases = [(which, order) for which, orders in enumerate(self.orders) if self.resting.get(which, 0) <= 0 for order in orders]
         bases.append((near.problem, self.problems[near.problem].codes.runs_in(near.sequence)))
         drawn = [(which, base, self.neighbours.rules(self.problems[which], _RULES)) for which, base in bases]
         least = self.seeded(limit, ((which, base, rules[:_FIRST]) for which, base, rules in drawn))
         slow_us = min(least.values(), default=math.inf) * _SLOW
         more = self.seeded(limit, ((which, base, rules[_FIRST:]) for which, base, rules in drawn if least.get(which, math.inf) <= slow_us))
+        self.resting = {which: left - 1 for which, left in self.resting.items()}
+        self.resting |= {which: _REST for which, _ in bases if least and least.get(which, math.inf) > slow_us}
         return bool(least or more) | self.repeat_near(limit)
 
     def seeded(self, limit: int, drawn: Iterable[tuple[int, Ints, Sequence[Weights]]]) -> dict[int, float]:
