@@ -14,7 +14,7 @@ from lowtide.cost.device import Device
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.loops import Loop, is_loop
 
-_LARGE, _KNOWN = 200, (2, 8, 64)  # nodes of a body that is priced in few sizes, and into how many parts those are
+_LARGE, _KNOWN = 64, (2, 8, 64)  # nodes of a body that is priced in few sizes, and into how many parts those are
 _WHOLE = "_whole_v1"  # what a loop's body calls its place in a result
 
 

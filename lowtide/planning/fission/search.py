@@ -13,7 +13,7 @@ Effort is counted in states. Planning searches what is chosen in earnest, and co
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -86,6 +86,7 @@ class _Neighbour:
     splits: Splits
     parent: State
     us: Times
+    due: tuple[tuple[Alike, int], ...]  # new sets whose loops are not priced yet: as if they took no longer than their operators
 
 
 @dataclass(eq=False)
@@ -166,13 +167,29 @@ class FissionSearch:
         return found
 
     def _most_promising(self) -> _Neighbour | None:
-        """The neighbour that may gain the most over what is known."""
+        """The neighbour that may gain the most over what is known. Its loops are made and priced when it is the first to come."""
         best = self.best
         self._open = [each for each in self._open if _key(each.parent.root, each.splits) not in self._seen]
         gains = [_gain(best, each.us) * self._trusted(each) for each in self._open]
-        if not gains or max(gains) < _WORTH:
+        while gains and max(gains) >= _WORTH:
+            first = int(np.argmax(gains))
+            if not self._open[first].due:
+                return self._open.pop(first)
+            priced = self._priced(self._open[first])
+            if priced is None:
+                del self._open[first], gains[first]
+            else:
+                self._open[first], gains[first] = priced, _gain(best, priced.us) * self._trusted(priced)
+        return None
+
+    def _priced(self, neighbour: _Neighbour) -> _Neighbour | None:
+        """With what its new loops take; None where one of its sets cannot run in parts."""
+        root = self.roots[neighbour.parent.root]
+        assert root.loops is not None, "it has neighbours"
+        if any(root.loops.looped(region) is None for group, _ in neighbour.due for region in group.regions[:1]):
             return None
-        return self._open.pop(int(np.argmax(gains)))
+        extra_us = sum(_extra_us(each, root.loops, root.prices) for each in neighbour.due)
+        return replace(neighbour, us=neighbour.us + extra_us, due=())
 
     def _trusted(self, neighbour: _Neighbour) -> float:
         return min((self._trust.get(group, 1.0) for group, _ in neighbour.splits - neighbour.parent.splits), default=1.0)
@@ -196,13 +213,11 @@ class FissionSearch:
         """A state with some sets in the place of others."""
         splits = (state.splits - without.items()) | instead.items()
         spared = sum(map(_spared_bytes, instead.items())) - sum(map(_spared_bytes, without.items()))
-        prices = self.roots[state.root].prices
-        extra_us = sum(_extra_us(each, loops, prices) for each in instead.items())
-        extra_us -= sum(_extra_us(each, loops, prices) for each in without.items())
+        extra_us = -sum(_extra_us(each, loops, self.roots[state.root].prices) for each in without.items())
         limits = self.judge.limits
         there = np.isfinite(state.us)
         moved = np.interp(limits + spared, limits[there][::-1], state.us[there][::-1], left=np.inf)
-        return _Neighbour(frozenset(splits), state, np.asarray(moved + extra_us, np.float64))
+        return _Neighbour(frozenset(splits), state, np.asarray(moved + extra_us, np.float64), tuple(instead.items()))
 
     def _proposed(self, state: State, loops: Loops) -> list[Alike]:
         """Sets around what stands where the state's sequences are highest: without a limit, within the least, and between."""
@@ -214,7 +229,7 @@ class FissionSearch:
         for limit in dict.fromkeys((limits[0], limits[-1], limits[len(limits) // 2])):
             candidates = candidates_of(loops.regions, state.judged.standing(limit), levels=self.outer.levels, most=16 * self.outer.sets)
             groups = [each for each in groups_of(loops.graph, candidates) if each.saved_bytes > 0][: self.outer.sets]
-            found |= dict.fromkeys(self._known(state.root, each) for each in groups if loops.looped(each.regions[0]) is not None)
+            found |= dict.fromkeys(self._known(state.root, each) for each in groups)
         return list(found)
 
     def _known(self, root: int, group: Alike) -> Alike:
