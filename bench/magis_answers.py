@@ -11,9 +11,9 @@ from bench.results import Results
 
 _WHICH = ("workload", "network", "moves")
 ANSWERS = (
-    *_WHICH, "overhead_at_80", "overhead_at_40", "wanted_at_80", "wanted_at_40", "share_at_plus_5", "share_at_plus_10", "least_share",
-    "floor_share", "resident_share", "magis_at_80", "magis_at_40", "magis_at_plus_10", "magis_dominated", "eviction_at_80",
-    "eviction_at_40", "eviction_saved", "failed",
+    *_WHICH, "overhead_at_80", "overhead_at_40", "overhead_at_20", "proven_at_80", "proven_at_40", "wanted_at_80", "wanted_at_40",
+    "share_at_plus_5", "share_at_plus_10", "least_share", "floor_share", "resident_share", "magis_at_80", "magis_at_40",
+    "magis_at_plus_10", "magis_dominated", "eviction_at_80", "eviction_at_40", "eviction_saved", "failed",
 )  # fmt: skip
 EFFORT = (
     *_WHICH, "eager_peak_bytes", "kept_peak_bytes", "kept_us", "operators", "states", "states_per_s", "capture_s", "search_s",
@@ -28,6 +28,9 @@ def answered(found: Found) -> dict[str, Any]:
     return {
         "overhead_at_80": found.overhead(0.8),
         "overhead_at_40": found.overhead(0.4),
+        "overhead_at_20": found.overhead(0.2),
+        "proven_at_80": found.bounds[0.8],
+        "proven_at_40": found.bounds[0.4],
         "share_at_plus_5": found.share(0.05),
         "share_at_plus_10": found.share(0.1),
         "least_share": min(peak_bytes for peak_bytes, _ in found.frontier) / found.eager_peak_bytes,

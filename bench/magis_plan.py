@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from bench.models.workload import Entry, plain_sgd
-from lowtide import optimize
+from lowtide import BudgetError, optimize
+from lowtide.api.step import Step
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.search import Archive, Sweep
 
 DEVICE = "rtx3090"
+SHARES = (0.8, 0.4)  # of eager's peak
 _POINTS = 200  # of a frontier that are kept for its plot
 
 
@@ -75,6 +77,7 @@ class Found:
     planning_cpu_s: float
     capture_s: float
     effort: Effort
+    bounds: Mapping[float, float | None]  # by share of the peak: what nothing takes less than in as much memory as the plan there
 
     def overhead(self, share: float) -> float | None:
         """The least time within a share of the peak, as a share of the time without recomputation; None where nothing fits."""
@@ -115,4 +118,15 @@ def plan(entry: Entry, batch_size: int, *, swap: bool = False, parts: bool = Fal
         planning_cpu_s=planning_cpu_s,
         capture_s=step.seconds["capture"],
         effort=search.notes[-1],
+        bounds={share: _bound(step, int(share * step.plan.eager_peak_bytes)) for share in SHARES},
     )
+
+
+def _bound(step: Step, memory_bytes: int) -> float | None:
+    """The time that is proven within the peak of the plan for a limit, over that without recomputation; None where nothing fits."""
+    try:
+        report = step.at(memory_bytes).plan.cost_report
+    except BudgetError:
+        return None
+    assert report is not None
+    return max(0.0, report.time_bound_us / report.order_us - 1)

@@ -70,6 +70,7 @@ NOTES = (
     "shares are of eager PyTorch's peak, parameters included; overheads of the time without recomputation",
     "resident_share: parameters, buffers and batch; floor_share: with the arguments and results of the largest operator: no plan is below",
     "MAGIS as released: after 60 s of search (GPT-Neo: 180 s) on the same rates, with fission; of BERT at +10 % the best of its runs",
+    "proven: what no sequence of any graph that was tried takes less than, within the peak of the plan at that limit",
     "recompute, swap: every number as it is; split: with swapping, sets of operators part by part and algebra's rules (exact=False)",
     "eviction: with look-ahead, one pass, no search; eviction_saved: by how much less time recomputation costs here, mean of both limits",
     "MAGIS's paper, on a 3090: at +5 % 25-70 % of the peak, at +10 % 15-60 %; at 80 % of the peak at most +5 %, at 40 % at most +15 %",

@@ -18,7 +18,7 @@ NETWORKS = [(case, entry) for case in CASES for entry in (*case.published, case.
 
 
 def found(*frontier: tuple[int, float]) -> Found:
-    return Found(1000, 900, 50, 100.0, frontier, 2.0, 1.0, 0.5, Effort(10, 300, 1.0, 0.5, 80))
+    return Found(1000, 900, 50, 100.0, frontier, 2.0, 1.0, 0.5, Effort(10, 300, 1.0, 0.5, 80), {0.8: 0.01, 0.4: None})
 
 
 FOUND = found((200, 160.0), (380, 118.0), (600, 105.0), (790, 101.0), (900, 100.0))
