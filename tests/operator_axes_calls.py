@@ -224,6 +224,10 @@ def _losses() -> dict[str, list[Call]]:
             c([10], _ONE, scores, _IGNORED, weight, 1, -100, _TOTAL),
             c([10], _ONE, scores, _TARGET, None, 2, 2, _TOTAL),
         ],
+        "lowtide.cross_entropy_backward.default": [
+            c([10], r(10), scores.log_softmax(1), _TARGET, None, 0, -100, _TOTAL),
+            c([10], _ONE, scores.log_softmax(1), _IGNORED, weight, 1, -100, _TOTAL),
+        ],
         "aten.nll_loss2d_forward.default": [c([4, 3, 5], image, _PIXELS, None, 1, 2), c([4, 3, 5], image, _PIXELS, None, 0, 2)],
         "aten.nll_loss2d_backward.default": [c([4, 3, 5], _ONE, image, _PIXELS, weight, 1, 2, _TOTAL)],
         "aten.mse_loss.default": [c([10, 6], scores, r(10, 6), number) for number in (0, 1, 2)],

@@ -19,6 +19,7 @@ from lowtide.capture.blocks import geometry_of_value
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Atom, Node, Value
+from lowtide.ir.operators.row import Collective
 
 NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException)
 UNTRACEABLE = (UnsupportedFakeTensorException, UnsupportedOperatorException)
@@ -66,7 +67,9 @@ def may_take(func: OpOverload, recorded: Any, outputs: tuple[Value | None, ...])
     overload = operators.out_form(func)
     if overload is None or len(outputs) != 1 or outputs[0] is None:
         return ()
-    out = outputs[0]
+    out, row = outputs[0], operators.row(func)
+    if row.in_memory_of and row.collective is Collective.NONE and out.storage.device != "cpu":  # proven there alone
+        return ()
     if out.dtype.startswith("complex"):  # a complex division in place takes another loop, and gives other bits
         return ()
     inputs = Node("", recorded[0], (), recorded[1]).inputs

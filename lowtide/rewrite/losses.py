@@ -31,17 +31,17 @@ class _Loss:
     """One loss: where its operators say how they reduce, and what a mean divides by."""
 
     forward: str
-    backward: str
+    backward: tuple[str, ...]
     reduction: int  # the argument of the forward operator; of the backward one the next
     ignored: int | None = None  # the argument that says which labels do not count; None where all elements do
 
 
 _LOSSES = (
-    _Loss("aten.nll_loss_forward.default", "aten.nll_loss_backward.default", 3, 4),
-    _Loss("aten.nll_loss2d_forward.default", "aten.nll_loss2d_backward.default", 3, 4),
-    _Loss("aten.mse_loss.default", "aten.mse_loss_backward.default", 2),
-    _Loss("aten.smooth_l1_loss.default", "aten.smooth_l1_loss_backward.default", 2),
-    _Loss("aten.huber_loss.default", "aten.huber_loss_backward.default", 2),
+    _Loss("aten.nll_loss_forward.default", ("aten.nll_loss_backward.default", "lowtide.cross_entropy_backward.default"), 3, 4),
+    _Loss("aten.nll_loss2d_forward.default", ("aten.nll_loss2d_backward.default",), 3, 4),
+    _Loss("aten.mse_loss.default", ("aten.mse_loss_backward.default",), 2),
+    _Loss("aten.smooth_l1_loss.default", ("aten.smooth_l1_loss_backward.default",), 2),
+    _Loss("aten.huber_loss.default", ("aten.huber_loss_backward.default",), 2),
 )
 LOSSES = frozenset(loss.forward for loss in _LOSSES)
 
@@ -54,7 +54,7 @@ def sum_losses(graph: Graph) -> Rewritten:
     instead: dict[Node, tuple[Node, ...]] = {}
     for node, loss in means.items():
         backward = [
-            other for other in graph.nodes if other.op == loss.backward and _same(node, other, origins) and _is_mean(other, loss, 1)
+            other for other in graph.nodes if other.op in loss.backward and _same(node, other, origins) and _is_mean(other, loss, 1)
         ]
         if _can_be(graph, node, loss, backward):
             instead[node] = tuple(_forward(node, loss, counts))
@@ -140,7 +140,8 @@ def _backward(node: Node, loss: _Loss, count: Value | None) -> Iterator[Node]:
     by = prod(map(int, scores.shape)) if count is None else count
     yield Node("aten.div.Scalar" if count is None else "aten.div.Tensor", (given, by), (share,), source=node.source)
     args = (share, *_reduced(node.args, loss.reduction + 1)[1:])
-    yield replace(node, args=args if count is None else (*args[:-1], count), inplace=())
+    inplace = tuple(pair for pair in node.inplace if pair[0] in args[1:])
+    yield replace(node, args=args if count is None else (*args[:-1], count), inplace=inplace)
 
 
 def _reduced(args: tuple[Arg, ...], place: int) -> tuple[Arg, ...]:

@@ -14,6 +14,7 @@ from lowtide.ir.graph import Kind, Node, Storage, Value
 from lowtide.ir.operators.nodes import repeatable
 from lowtide.ir.operators.row import Draws, Operator
 from lowtide.ir.operators.table import ROWS, functional_base, row_of, writes_in_place
+from tests.graph_runs import same_bits
 from tests.imports import PACKAGE
 from tests.operator_calls import CALLS, nan_like
 
@@ -358,3 +359,24 @@ def test_facts_about_operators_are_nowhere_but_in_the_table():
             keys = node.keys if isinstance(node, ast.Dict) else node.elts if isinstance(node, ast.Set) else []
             found += [f"{path.name}:{node.lineno}" for key in keys if isinstance(key, ast.Constant) and str(key.value).startswith("aten.")]
     assert found == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["_softmax", "_log_softmax"])
+def test_softmaxes_leave_their_results_where_arguments_lie(name, dtype):
+    """Bit for bit, along every dimension, with infinities and what is no number among the elements."""
+    forward, backward = (operators.resolve(f"aten.{each}.default") for each in (name, f"{name}_backward_data"))
+    for shape in ((7, 13), (3, 4, 5), (2, 3, 17, 33), (5, 1), (1, 5003), (3, 0)):
+        for dim in range(len(shape)):
+            x, grad = ((torch.randn(shape, dtype=torch.float64) * 4).to(dtype) for _ in range(2))
+            x.view(-1)[3:12:4] = torch.tensor([torch.inf, torch.nan, -torch.inf], dtype=dtype)[: len(x.view(-1)[3:12:4])]
+            y = forward(x, dim, False)
+            given = x.clone()
+            operators.resolve(operators.out_form(forward))(given, dim, False, out=given)
+            assert same_bits(given, y)
+            left = backward(grad, y, dim, dtype)
+            for place in (0, 1):
+                args = [grad.clone(), y.clone()]
+                keyword = {"grad_input" if name == "_softmax" else "out": args[place]}
+                operators.resolve(operators.out_form(backward))(*args, dim, dtype, **keyword)
+                assert same_bits(args[place], left)

@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.ir.graph import Kind, Node, Storage, Value
 from lowtide.ir.operators.own import ROWS
-from lowtide.kernels import bits, norms, parts, pools
+from lowtide.kernels import bits, losses, norms, parts, pools
 
 COUNT = 4 * bits._BLOCK
 _MADE = ("empty", "new_empty", "empty_like", "empty_strided", "zeros", "ones", "tensor", "detach", "arange", "_local_scalar_dense")
@@ -40,6 +40,10 @@ CALLS = {
     "masked_mul": (bits.masked_mul, (X, PACKED, 0.5)),
     "pool_places": (pools.pool_places, (INDICES, [64, 64], [2, 2], [0, 0], torch.uint8)),
     "layer_norm_backward": (norms.layer_norm_backward, (X.view(-1, 64), X.view(-1, 64), X[::64].contiguous().view(-1, 1))),
+    "cross_entropy_backward": (
+        losses.cross_entropy_backward,
+        (X[0], X.view(-1, 64), torch.zeros(COUNT // 64, dtype=torch.int64), None, 1, -100, X[1]),
+    ),
     "own_part": (parts.own_part, (X, 2, "")),
     "max_pool2d_backward": (pools.max_pool2d_backward, (POOLED, PLACES, [64, 64], [2, 2], [2, 2], [0, 0], [1, 1], False)),
 }
@@ -58,6 +62,7 @@ def test_a_row_is_what_it_does(row, monkeypatch):
     monkeypatch.setattr(bits, "_at_once", lambda x: COUNT)
     monkeypatch.setattr(pools, "_AT_ONCE", COUNT)
     monkeypatch.setattr(norms, "_AT_ONCE", COUNT)
+    monkeypatch.setattr(losses, "_AT_ONCE", COUNT)
     with Counted() as counted:
         made = function(*args)
     given = tuple(value(arg) if isinstance(arg, torch.Tensor) else arg for arg in args)

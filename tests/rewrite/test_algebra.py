@@ -40,6 +40,11 @@ def chosen(x):
     return torch.where(x > 0.25, x * x, x.exp())
 
 
+def entropy(x, reduction="none", weight=None):
+    labels = torch.arange(len(x)) * 57 % x.shape[1]
+    return F.cross_entropy(x, torch.where(labels == 57, -100, labels), weight, reduction=reduction)
+
+
 # By rule: what it is shown on, and how large that is.
 SHOWN = {
     "dropout's masks as bits": (lambda x: F.dropout(x, 0.3), (3, 5, 401)),
@@ -47,6 +52,7 @@ SHOWN = {
     "max-pooling's indices as places in windows": (lambda x: F.max_pool2d(x.tanh(), 2), (2, 3, 17, 13)),
     "rectifiers' results as bits": (lambda x: F.relu(x) + x, (7, 403)),
     "masks as bits": (chosen, (7, 403)),
+    "gradients of a cross entropy's scores in one go": (lambda x: entropy(x.tanh()), (7, 403)),
     "indices and labels in fewer bytes": (lambda x: x.tanh().max(1).values, (7, 403)),
 }
 
@@ -91,6 +97,39 @@ def test_pooling_of_any_window(shape, window, dtype):
     inputs = odd_inputs(graph, torch.Generator().manual_seed(shape[2]))
     for ours, eager in zip(run(done.graph, inputs), run(graph, inputs), strict=True):
         assert same_bits(ours, eager)
+
+
+@settings(max_examples=30)
+@given(
+    st.tuples(st.integers(1, 70), st.integers(1, 9000)),
+    st.sampled_from(["none", "mean", "sum"]),
+    st.booleans(),
+    st.sampled_from(DTYPES),
+)
+def test_cross_entropies_of_any_size(shape, reduction, weighed, dtype):
+    weight = torch.linspace(0.5, 2, shape[1], dtype=dtype) if weighed else None
+    graph = step(shape, lambda x: entropy(x * 1.5, reduction, weight), dtype)
+    done = rewrite(graph)
+    assert "gradients of a cross entropy's scores in one go" in {each.rule.name for each in done.applied}
+    assert not any(node.op == "aten.nll_loss_backward.default" for node in done.graph.nodes)
+    inputs = odd_inputs(graph, torch.Generator().manual_seed(shape[1]))
+    for ours, eager in zip(run(done.graph, inputs), run(graph, inputs), strict=True):
+        assert same_bits(ours, eager)
+
+
+def test_a_cross_entropys_gradient_may_lie_where_its_logarithms_did():
+    done = rewrite(step((7, 403), lambda x: entropy(x.tanh(), "mean"), torch.float32)).graph
+    (node,) = (node for node in done.nodes if node.op == "lowtide.cross_entropy_backward.default")
+    ((logarithms, overload),) = node.inplace
+    grad, *rest = [torch.randn(each.shape) if each is logarithms else torch.tensor(0.7) for each in node.args[:2]]
+    logs = torch.log_softmax(rest[0], 1)
+    args = (grad, logs, torch.arange(7), None, 1, -100, torch.tensor(7.0))
+    made = torch.ops.lowtide.cross_entropy_backward.default(*args)
+    back = torch.ops.aten.nll_loss_backward.default(*args)
+    assert same_bits(made, torch.ops.aten._log_softmax_backward_data.default(back, logs, 1, torch.float32))
+    assert overload == "lowtide.cross_entropy_backward_.default"
+    assert same_bits(torch.ops.lowtide.cross_entropy_backward_.default(*args), made)
+    assert same_bits(logs, made)
 
 
 class Folded(nn.Module):

@@ -34,6 +34,12 @@ _ACTIVATIONS = (
     Operator(name="aten.div_.Tensor", complex_in_place="lowtide.divided.default"),
 )
 
+# Their kernels on a CPU write an element once they have read all that they need of it: the result may lie where an argument does.
+_SOFTMAXES = tuple(
+    Operator(name=f"aten.{name}", in_memory_of=f"aten.{name}.out")
+    for name in ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data")
+)
+
 # One rounding of the exact result, as IEEE 754 wants it of scalar and vector instructions alike.
 _ARITHMETIC = tuple(Operator(name=f"aten.{name}.Tensor", rounds_once=True) for name in ("add", "sub", "mul", "div"))
 
@@ -47,4 +53,4 @@ _ASKING_DATA = (
     Operator(name="aten._pack_padded_sequence.default", shaped_by=(1,)),
 )
 
-ROWS = (*_NORMS, *_ACTIVATIONS, *_ARITHMETIC, *_ASKING_DATA)
+ROWS = (*_NORMS, *_ACTIVATIONS, *_SOFTMAXES, *_ARITHMETIC, *_ASKING_DATA)

@@ -15,5 +15,6 @@ ROWS = (
     Operator(name="lowtide.own_part", moved_bytes=lambda node: 2 * bytes_of(node.results)),
     Operator(name="lowtide.pool_places", launches=2, moved_bytes=with_indices(0, 2)),
     Operator(name="lowtide.max_pool2d_backward", launches=3, moved_bytes=with_indices(1, 3)),
+    Operator(name="lowtide.cross_entropy_backward", launches=2, moved_bytes=lambda node: read_bytes(node, ()) + 3 * bytes_of(node.results)),
     Operator(name="lowtide.layer_norm_backward", launches=2, moved_bytes=lambda node: read_bytes(node, ()) + 3 * bytes_of(node.results)),
 )

@@ -106,5 +106,5 @@ class Operator:
     unread: tuple[int, ...] = ()  # arguments that are asked for their shapes alone, or written over as a whole
     untouched: bool = False  # its memory is had, not touched
     collective: Collective = Collective.NONE
-    in_memory_of: str = ""  # the overload that leaves its result in the memory of its first argument, where torch's tags name none
+    in_memory_of: str = ""  # the overload that may leave its result in the memory of an argument, where torch's tags name none
     launches: int = 1  # kernels that one run starts on a device

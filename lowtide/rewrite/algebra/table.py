@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from lowtide.ir.graph import Graph, Node
 from lowtide.rewrite.algebra.dropout import dropout_as_bits
+from lowtide.rewrite.algebra.entropy import gradients_of_scores
 from lowtide.rewrite.algebra.flags import masks_as_bits, rectified_as_bits
 from lowtide.rewrite.algebra.folding import folded_into_convolutions, folded_into_products
 from lowtide.rewrite.algebra.indices import indices_in_fewer_bytes
@@ -24,6 +25,7 @@ RULES = (
     Rule("max-pooling's indices as places in windows", places_in_windows),
     Rule("rectifiers' results as bits", rectified_as_bits),
     Rule("masks as bits", masks_as_bits),
+    Rule("gradients of a cross entropy's scores in one go", gradients_of_scores),
     Rule("indices and labels in fewer bytes", indices_in_fewer_bytes),
     Rule("gradients of ELU from results", elu_from_result, exact=False),
     Rule("gradients of layer norms without a weight from results", layer_norm_from_result, exact=False),

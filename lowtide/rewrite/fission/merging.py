@@ -8,6 +8,7 @@ from lowtide.ir.graph import Arg, Node, Value
 from lowtide.ir.operators.axes.axis import Combine
 from lowtide.ir.operators.forms import ADDING, OUT
 from lowtide.ir.operators.names import COPY
+from lowtide.ir.operators.table import row_of
 from lowtide.rewrite.into_sums import ROWS, can_add_rows, rows_of
 
 _MERGING = {
@@ -25,6 +26,8 @@ def copied(value: Value, place: Value) -> Node:
 def straight(node: Node, place: Value) -> tuple[Node, ...]:
     """The node that makes its result in its place, by a kernel that gives the same numbers; none where there is none."""
     elementwise = next((overload for _, overload in node.inplace if overload.endswith(".out")), None)
+    if row_of(node.op).in_memory_of:  # a kernel that looks at no strides: its place may have gaps
+        elementwise = None
     op = OUT.get(node.op, elementwise)
     return () if op is None or len(node.outputs) != 1 else (_writing(op, node.args, place, (*node.kwargs, ("out", place)), node),)
 

@@ -151,7 +151,7 @@ RULES: dict[str, Rule] = {
     "aten.native_batch_norm": batch_norm,
     "aten.native_batch_norm_backward": batch_norm_backward,
     **dict.fromkeys(("aten.nll_loss_forward", "aten.nll_loss2d_forward"), likelihood),
-    **dict.fromkeys(("aten.nll_loss_backward", "aten.nll_loss2d_backward"), likelihood_backward),
+    **dict.fromkeys(("aten.nll_loss_backward", "aten.nll_loss2d_backward", "lowtide.cross_entropy_backward"), likelihood_backward),
     "aten.mse_loss": mean_square,
     "aten.mse_loss_backward": mean_square_backward,
     **{f"aten.{name}": planes(3 if "3d" in name else 2) for name in _POOLS},
