@@ -12,6 +12,7 @@ import torch
 from lowtide.kernels.library import define
 
 _AT_ONCE, _AT_ONCE_ELSEWHERE = 2**22, 2**24  # elements, on a CPU and on other devices: few calls, as each waits for all threads
+_OF_SCORES = getattr(torch.ops.aten, "_log_softmax_backward_data")  # noqa: B009  as graphs name it: it has no name without a dash
 _PER_ELEMENT = 0  # as torch numbers reductions
 _SCHEMA = (
     "(Tensor grad, Tensor{} log_probabilities, Tensor labels, Tensor? weight, int reduction, int ignore_index, Tensor total_weight) "
@@ -52,9 +53,9 @@ def _fill(
             share, like, labels[chunk], weight, reduction, ignore_index, total_weight, grad_input=of_logarithms
         )
         if on_cpu or out is not given:
-            torch.ops.aten._log_softmax_backward_data.out(of_logarithms, some, 1, given.dtype, out=out[chunk])
+            _OF_SCORES.out(of_logarithms, some, 1, given.dtype, out=out[chunk])
         else:  # other kernels may read what they have written
-            out[chunk] = torch.ops.aten._log_softmax_backward_data.default(of_logarithms, some, 1, given.dtype)
+            out[chunk] = _OF_SCORES.default(of_logarithms, some, 1, given.dtype)
     return out
 
 
