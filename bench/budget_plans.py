@@ -15,9 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from bench.budget_settings import held_bytes, workload
-from lowtide.problems.order import OrderProblem
 from lowtide.remat.sweep.search import Sweep
-from lowtide.schedule import Schedule, schedule
 
 _CONTEXT = multiprocessing.get_context("spawn")
 
@@ -37,21 +35,6 @@ class Once(Sweep):
         return kept[asked]
 
 
-class OrderedOnce:
-    """What orders where nobody names a solver; later calls about the same problem get the answer again."""
-
-    def __init__(self) -> None:
-        self._kept: dict[bytes, Schedule] = {}
-
-    def solve(self, problem: OrderProblem) -> Schedule:
-        """As `Auto.solve`."""
-        arrays = (problem.tensor_bytes, problem.workspace_bytes, problem.producer, *problem.reads, *problem.takes)
-        asked = b"".join(array.tobytes() for array in arrays)
-        if asked not in self._kept:
-            self._kept[asked] = schedule(problem)
-        return self._kept[asked]
-
-
 @dataclass(frozen=True)
 class Ends:
     """What lowtide knows of a model before any limit: bytes above what the caller holds, unless named otherwise."""
@@ -65,11 +48,11 @@ class Ends:
 class Planner:
     """The plans of one model, made when asked for. A context manager: its files go with it."""
 
-    def __init__(self, model: str, threads: int, patience_s: float) -> None:
+    def __init__(self, model: str, threads: int, patience_s: float, *, exact: bool = True) -> None:
         self._patience_s, self._folder = patience_s, TemporaryDirectory()
         self._known: dict[int, str] = {}
         self._pipe, theirs = _CONTEXT.Pipe()
-        self._process = _CONTEXT.Process(target=_serve, args=(theirs, model, threads, self._folder.name), daemon=True)
+        self._process = _CONTEXT.Process(target=_serve, args=(theirs, model, threads, self._folder.name, exact), daemon=True)
         self._process.start()
         theirs.close()
         try:
@@ -79,7 +62,7 @@ class Planner:
             raise
 
     def plans(self, limits: Sequence[int]) -> Mapping[int, str]:
-        """The file of the plan within each limit, in bytes above what the caller holds; "" where there is none."""
+        """The file of the plan within each limit, in bytes above what the caller holds, 0 for none; "" where there is no plan."""
         for limit in set(limits) - self._known.keys():
             self._pipe.send(limit)
             self._known[limit] = self._answer()
@@ -103,8 +86,8 @@ class Planner:
         return self._pipe.recv()
 
 
-def _serve(pipe: Any, model: str, threads: int, folder: str) -> None:
-    """In the process: plan once for the ends, then for each limit that comes."""
+def _serve(pipe: Any, model: str, threads: int, folder: str, exact: bool) -> None:
+    """In the process: search once for the ends, then for each limit that comes answer from that."""
     import torch
 
     from bench.models.workload import plain_sgd
@@ -112,16 +95,14 @@ def _serve(pipe: Any, model: str, threads: int, folder: str) -> None:
 
     torch.set_num_threads(threads)
     made = workload(model)
-    settings: dict[str, Any] = {"search": Once(), "solver": OrderedOnce(), "progress": False}
-
-    def planned(**limit: Any) -> Any:
-        optimizer = plain_sgd(made.model)
-        return optimize(made.model, made.batch, loss=made.loss, optimizer=optimizer, **settings, **limit).plan
-
     start = time.perf_counter()
-    plan = planned(latency=1.0)
+    step = optimize(
+        made.model, made.batch, loss=made.loss, optimizer=plain_sgd(made.model), latency=1.0, exact=exact, progress=False
+    )  # fmt: skip
+    plan, report = step.plan, step.plan.cost_report
+    assert report is not None
     resident = plan.resident_bytes
-    ends = Ends(resident, plan.eager_peak_bytes - resident, plan.cost_report.frontier[0][0] - resident, time.perf_counter() - start)
+    ends = Ends(resident, plan.eager_peak_bytes - resident, report.frontier[0][0] - resident, time.perf_counter() - start)
     if resident > held_bytes(made):
         raise AssertionError(f"the plan holds {resident} bytes, the caller {held_bytes(made)}")
     pipe.send(ends)
@@ -129,7 +110,7 @@ def _serve(pipe: Any, model: str, threads: int, folder: str) -> None:
         limit = pipe.recv()
         path = Path(folder) / f"{limit}.json"
         try:
-            planned(memory=resident + limit).save(path)
+            (step.at(resident + limit).plan if limit else plan).save(path)
             pipe.send(str(path))
         except BudgetError:
             pipe.send("")

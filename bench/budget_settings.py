@@ -9,9 +9,10 @@ from typing import Any
 
 from bench.models import MODELS, Entry
 from bench.models.block_gpt import BLOCK_GPT
+from bench.models.large_vocabulary import LLAMA_128K, chunked_loss
 from bench.models.workload import Workload
 
-CASES: Mapping[str, tuple[Entry, int]] = {"block-gpt": (BLOCK_GPT, 4)} | {
+CASES: Mapping[str, tuple[Entry, int]] = {"block-gpt": (BLOCK_GPT, 4), "llama-128k": (LLAMA_128K, 2)} | {
     name: (MODELS[name], batch)
     for name, batch in (("gpt2", 2), ("bert-base", 4), ("vit_b_16", 4), ("resnet50", 8), ("mobilenet_v2", 16), ("unet", 1))
 }
@@ -23,7 +24,7 @@ COMPILED = ("aot_eager", "inductor")
 class Setting:
     """How to train: what people use, or lowtide within so many bytes above what the caller holds."""
 
-    kind: str  # "eager", "checkpoint", "checkpoint, gradients kept", "aot_eager", "inductor", "lowtide", "lowtide arena"
+    kind: str  # "eager", "checkpoint", "checkpoint, gradients kept", "chunked loss", one of COMPILED, "lowtide", or that "arena", "parts"
     share: float = 1.0  # activation_memory_budget, of what is compiled
     limit_bytes: int = 0  # of lowtide
     plan: str = ""  # the file of lowtide's plan for that
@@ -83,6 +84,8 @@ def _of_torch(made: Workload, setting: Setting) -> Training:
 
 
 def _loss(made: Workload, setting: Setting) -> Callable[..., Any]:
+    if setting.kind == "chunked loss":
+        return lambda *batch: chunked_loss(made.model, *batch)
     if setting.kind not in COMPILED:
         return lambda *batch: made.loss(made.model, *batch)
     import torch
@@ -97,10 +100,12 @@ def _of_lowtide(made: Workload, setting: Setting) -> Training:
     from bench.models.workload import plain_sgd
     from lowtide import optimize
 
-    arena, optimizer = setting.kind.endswith("arena"), plain_sgd(made.model)
+    arena, exact, optimizer = setting.kind.endswith("arena"), not setting.kind.endswith("parts"), plain_sgd(made.model)
     if not setting.plan:
         raise ValueError(f"no plan within {setting.limit_bytes} bytes")
-    step = optimize(made.model, made.batch, loss=made.loss, optimizer=optimizer, progress=False, arena=arena, plan=setting.plan)
+    step = optimize(
+        made.model, made.batch, loss=made.loss, optimizer=optimizer, progress=False, arena=arena, exact=exact, plan=setting.plan
+    )  # fmt: skip
     plan, report = step.plan, step.plan.cost_report
     assert report is not None
     told = {
