@@ -86,10 +86,14 @@ def planned() -> tuple[Curve, ...]:
 
 def draw(curves: Sequence[Curve], theme: Theme, directory: Path = DOCS) -> Path:
     """One of the two. The same plans give the same file."""
+    return draw_curves(curves, theme, TITLE, directory / f"memory-{theme.name}.png")
+
+
+def draw_curves(curves: Sequence[Curve], theme: Theme, title: str, path: Path) -> Path:
+    """Memory over time, in one PNG file. The same curves give the same file."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    path = directory / f"memory-{theme.name}.png"
     with rc_context({"text.color": theme.text, "font.size": 11}):
         figure = Figure(figsize=(8.4, 3.6), layout="constrained")
         axes = figure.subplots()
@@ -98,7 +102,7 @@ def draw(curves: Sequence[Curve], theme: Theme, directory: Path = DOCS) -> Path:
         held = curves[0].resident_bytes / 2**20
         axes.axhline(held, color=theme.text, linewidth=0.8, linestyle=":")
         axes.text(0, held, " parameters and batch, which you hold", va="top", fontsize=9)
-        axes.set(title=TITLE, xlabel="milliseconds (roofline of an RTX 3090)", ylabel="memory, MiB", ylim=(0, None), xlim=(0, None))
+        axes.set(title=title, xlabel="milliseconds (roofline of an RTX 3090)", ylabel="memory, MiB", ylim=(0, None), xlim=(0, None))
         axes.tick_params(colors=theme.text)
         axes.xaxis.label.set_color(theme.text)
         axes.yaxis.label.set_color(theme.text)

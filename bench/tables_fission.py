@@ -1,0 +1,78 @@
+"""The sections of the results page on steps in parts: measured, and the search over graphs by itself."""
+
+from __future__ import annotations
+
+from bench.results import RESULTS
+from bench.tables_parts import Row, percent, rows_of, section
+
+
+def in_parts() -> tuple[str, ...]:
+    """Those whose files are there."""
+    sections = {"in_parts": _measured, "magis_outer": _search, "magis_micro": _by_hand}
+    return tuple(write() for name, write in sections.items() if (RESULTS / f"{name}.json").exists())
+
+
+def _measured() -> str:
+    lines = [
+        [
+            f"{row['model']}, {row['setting']}",
+            *(_number(row, name, 1) for name in ("limit_mib", "peak_mib")),
+            *(_number(row, name, 2) for name in ("cpu_to_unlimited", "cpu_to_eager", "promised_ratio")),
+        ]
+        for row in rows_of("in_parts")
+    ]
+    return section(
+        "Steps in parts, measured",
+        "in_parts",
+        "python -m bench.in_parts",
+        "Whole SGD steps, each setting a process of its own, in turns. MiB are above parameters and batch. Times are processor time: over\n"
+        "lowtide's without a limit, and over eager's; last what the plan promised. Parts need `exact=False`.",
+        ("", "limit", "peak", "over no limit", "over eager", "promised over no limit"),
+        lines,
+    )
+
+
+def _search() -> str:
+    lines = [
+        [
+            f"{row['workload']}, {row['variant']}",
+            str(row["states"]),
+            _number(row, "states_per_minute", 0),
+            *(percent(row[f"overhead_at_{share}"]) for share in (80, 40)),
+            percent(row["least_share"]),
+        ]
+        for row in rows_of("magis_outer")
+    ]
+    return section(
+        "What to run in parts, searched",
+        "magis_outer",
+        "python -m bench.magis_outer",
+        "The search over graphs by itself on MAGIS's workloads, and without some of its parts: by first guesses of each graph alone,\n"
+        "before any is searched in earnest. Overheads are over the least time without a limit, shares of the peak in program order.",
+        ("", "graphs", "a minute", "80 %", "40 %", "least share"),
+        lines,
+    )
+
+
+def _by_hand() -> str:
+    lines = [
+        [
+            f"{row['workload']}, {row['how']}",
+            _number(row, "time", 3),
+            *(percent(row[name]) for name in ("overhead_at_40", "overhead_at_20")),
+        ]
+        for row in rows_of("magis_micro")
+    ]
+    return section(
+        "Micro-batches by hand",
+        "magis_micro",
+        "python -m bench.magis_figures --only micro",
+        "The batch cut by hand into so many micro-batches, computed again and swapped within a limit, and what a search over splits finds.",
+        ("", "time without a limit", "40 %", "20 %"),
+        lines,
+    )
+
+
+def _number(row: Row, name: str, digits: int) -> str:
+    number = row.get(name)
+    return "" if number is None else f"{number:,.{digits}f}"
