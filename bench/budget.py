@@ -1,7 +1,7 @@
 """What memory costs: lowtide under a budget beside what people use today, all measured.
 
     python -m bench.budget [--models NAME ...] [--quick] [--peers eager checkpoint aot_eager inductor] [--rounds 7] [--budgets 10]
-                           [--no-arena] [--keep]
+                           [--no-arena] [--no-parts] [--keep]
 
 One training step with plain SGD. The peers: eager PyTorch, one `torch.utils.checkpoint` for each block, and torch.compile's
 `activation_memory_budget`. Beside each of them lowtide, within as many bytes as the peer was measured to take; then lowtide alone at even
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,6 +41,7 @@ NOTES = (
     "promised_ms: by the cost model, operators alone; promised_ratio: over the same without recomputation",
     "planning_s: capture, measuring and the one search that answers all limits of a model",
     "gradients kept: they lie in memory of the caller's, which peak_bytes of that row leaves out and those of other rows count",
+    "parts: `exact=False`: sets of operators run part by part, and algebra's rules that round otherwise",
     "arena: addresses are planned and no page is mapped anew; the block, as large as the peak, stays the process's between steps",
     "aot_eager, inductor: with activation_memory_budget, a share of saved activations, not of the peak",
 )
@@ -92,6 +94,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds until a process has to be ready, compiled or planned")
     parser.add_argument("--no-arena", dest="arena", action="store_false", help="leave out lowtide with planned addresses")
+    parser.add_argument("--no-parts", dest="parts", action="store_false", help="leave out lowtide with `exact=False`")
     parser.add_argument("--table", default="budget", help="name of the saved table and picture")
     parser.add_argument("--keep", action="store_true", help="keep the rows of other models in the saved table")
     options = parser.parse_args()
@@ -104,7 +107,7 @@ def _options() -> argparse.Namespace:
 def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """How many rows each claim holds of, and which it does not hold of."""
     found = []
-    for kind in ("lowtide", "lowtide arena"):
+    for kind in ("lowtide", "lowtide arena", "lowtide parts"):
         ours = [row for row in rows if row["setting"].split(" at ")[0] == kind]
         for claim in ("kept", "monotone", "no_worse"):
             asked = [row for row in ours if row.get(claim) is not None]
@@ -124,14 +127,19 @@ def _rows_or_why(model: str, options: argparse.Namespace) -> Iterator[dict[str, 
 
 def rows_of(model: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The peers of one model with lowtide beside each, then lowtide at even budgets."""
-    with Planner(model, options.threads, options.patience) as planner:
+    with ExitStack() as stack:
+        planner = stack.enter_context(Planner(model, options.threads, options.patience))
+        planners = dict.fromkeys(("lowtide", "lowtide arena") if options.arena else ("lowtide",), planner)
+        if options.parts:
+            planners["lowtide parts"] = stack.enter_context(Planner(model, options.threads, options.patience, exact=False))
         ends = planner.ends
         room = max(4, int(_SHARE * available_bytes() / (_WORKER_BYTES + ends.resident_bytes + ends.eager_bytes)))
         peers = _peers(model, options.peers)
-        each = max(1, (room - 1) // (3 if options.arena else 2))
+        each = max(1, (room - 1) // (1 + len(planners)))
         for start in range(0, len(peers), each):
-            for row in _peer_group(model, options, peers[start : start + each], planner):
-                yield row | ({"planning_s": ends.planning_s} if row["setting"].startswith("lowtide") else {})
+            for row in _peer_group(model, options, peers[start : start + each], planners):
+                planned = planners.get(row["setting"].split(" at ")[0])
+                yield row | ({} if planned is None else {"planning_s": planned.ends.planning_s})
         most, least = int(0.95 * ends.eager_bytes - 0.05 * ends.resident_bytes), ends.least_bytes
         limits = [most - (most - least) * step // max(1, options.budgets - 1) for step in range(options.budgets)]
         yield from _budget_rows(model, options, limits, room - 1, planner)
@@ -142,7 +150,9 @@ def _peers(model: str, wanted: Sequence[str]) -> list[Setting]:
     return found + list(EXTRA_PEERS.get(model, ()) if "checkpoint" in wanted else ())
 
 
-def _peer_group(model: str, options: argparse.Namespace, peers: Sequence[Setting], planner: Planner) -> Iterator[dict[str, Any]]:
+def _peer_group(
+    model: str, options: argparse.Namespace, peers: Sequence[Setting], planners: Mapping[str, Planner]
+) -> Iterator[dict[str, Any]]:
     """Eager, some peers, and lowtide at each one's bytes, all at once."""
     with Group(model, options.threads, options.patience) as group:
         eager, *others = group.start([_EAGER, *(peer for peer in peers if peer != _EAGER)])
@@ -151,8 +161,7 @@ def _peer_group(model: str, options: argparse.Namespace, peers: Sequence[Setting
         wishes = [(f"at {worker.setting.label}", worker.told["peak_bytes"], worker) for worker in there]
         for limit, label in EXTRA_LIMITS.get(model, ()):
             wishes += [(f"at {limit / _MIB:g} MiB", limit, worker) for worker in there if worker.setting.label == label]
-        kinds = ("lowtide", "lowtide arena") if options.arena else ("lowtide",)
-        ours = {kind: _at_limits(group, kind, [limit for _, limit, _ in wishes], planner) for kind in kinds}
+        ours = {kind: _at_limits(group, kind, [limit for _, limit, _ in wishes], planner) for kind, planner in planners.items()}
         beside = [worker for _, limit, peer in wishes for worker in (peer, *(found[limit] for found in ours.values()))]
         group.workers = list(dict.fromkeys([eager, *beside, *group.workers]))  # what is compared has adjacent turns
         group.take_turns(options.rounds, options.seconds)
