@@ -67,6 +67,8 @@ def _within(loop: Loop, names: Names, turn: tuple[str, str], fresh: Callable[[st
             names[after] = names[before]
     yield from _sizes(body, names, fresh)
     yield from _steps(body, names, fresh, wide)
+    given = {value.storage for value in body.inputs}  # views of these hold what they look at
+    views += [names[value] for node in body.nodes for value in node.outputs if value is not None and value.storage in given]
     if views:
         yield f"del {', '.join(views)}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from itertools import takewhile
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def test_a_loop_takes_what_is_promised(parts):
     measured = measure_memory(lambda: run(given))
     assert measured.above_bytes == pytest.approx(plan.peak_bytes - plan.resident_bytes, rel=0.01)
     if parts > 2:
-        assert plan.peak_bytes < planned(program.plan, program.graph).peak_bytes * 0.8
+        assert plan.peak_bytes < planned(program.plan, program.graph).peak_bytes * 0.9
 
 
 def test_a_plan_with_a_loop_is_saved_and_read():
@@ -66,3 +67,20 @@ def test_a_plan_with_a_loop_is_saved_and_read():
     assert again.to_json() == plan.to_json()
     assert lower(again) == lower(plan)
     assert checked_plan(plan) is plan
+
+
+def test_what_a_part_makes_is_let_go_at_its_end():
+    """Views of what the loop is given, too: they would hold it."""
+    torch.manual_seed(0)
+    x, table = torch.randn(50, 64), torch.randn(1000, 64)
+    program = captured(lambda x, table: (x @ table.t()).tanh().square().sum(), (x,), (table,), partial(optim.SGD, lr=0.1))
+    last = [node for node in program.graph.nodes if node.op == "aten.mm.default"][-1]
+    view = next(node for node in program.graph.nodes if last.args[0] in node.outputs)
+    assert view.op == "aten.t.default"
+    graph = split(program.graph, along([view, last], made(program.graph, "mm", -1), 0), 4).graph
+    text = lower(planned(program.plan, graph)).split("\n")
+    (start,) = (place for place, line in enumerate(text) if " for " in line)
+    body = list(takewhile(lambda line: line.startswith(" " * 8), text[start + 1 :]))
+    bound = {line.split(" = ")[0].strip() for line in body if " = " in line}
+    gone = {name.strip() for line in body if line.strip().startswith("del ") for name in line.split("#")[0].strip()[4:].split(",")}
+    assert bound - gone == {"part"}
