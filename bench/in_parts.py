@@ -31,13 +31,13 @@ _MIB = 2**20
 _EAGER, _CHUNKED = Setting("eager"), Setting("chunked loss")
 
 
-def limits_of(model: str, eager_bytes: int, resident_bytes: int) -> tuple[tuple[str, int], ...]:
+def limits_of(model: str, eager_bytes: int) -> tuple[tuple[str, int], ...]:
     """(kind of lowtide, bytes above what the caller holds) that a model is measured within."""
     if model == "gpt2":
         return ("lowtide", 404 * _MIB), ("lowtide parts", 404 * _MIB), ("lowtide parts", 220 * _MIB)
     if model == "llama-128k":
         return ("lowtide", eager_bytes // 2), ("lowtide parts", eager_bytes // 2), ("lowtide parts", eager_bytes // 4)
-    share = int(0.4 * (eager_bytes + resident_bytes)) - resident_bytes
+    share = 4 * eager_bytes // 10
     return ("lowtide", share), ("lowtide parts", share)
 
 
@@ -67,7 +67,7 @@ def _rows(model: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         Group(model, 1, options.patience) as group,
     ):
         planners: Mapping[str, Planner] = {"lowtide": whole, "lowtide parts": parts}
-        wanted = [("lowtide", 0), *limits_of(model, whole.ends.eager_bytes, whole.ends.resident_bytes)]
+        wanted = [("lowtide", 0), *limits_of(model, whole.ends.eager_bytes)]
         settings = [Setting(kind, limit_bytes=limit, plan=planners[kind].plans([limit])[limit]) for kind, limit in wanted]
         eager, unlimited, *others = group.start([_EAGER, *settings, *([_CHUNKED] if model == "llama-128k" else [])])
         group.take_turns(options.rounds, options.seconds)
