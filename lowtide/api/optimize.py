@@ -100,7 +100,10 @@ def optimize(
         the same program at each call; where one fails, or comes with a batch of another shape, all raise. A wrapped model brings its own.
     shard: what each of n ranks holds its own part of, as large as 1/n. "optimizer": the optimizer's state; each rank updates its part of
         every parameter, and gathers the others'. "gradients": their means, too, which nobody has as a whole, so that `after_backward` and
-        `scaler` are left out. For optimizers that update each element by itself (SGD, AdamW), without state yet, or with parts.
+        `scaler` are left out. "parameters": those as well; they are gathered before they are read and let go where a pass ends, and between
+        steps a parameter is this rank's part, flat (`with step.gathered():` makes it whole); with `after_backward` or `scaler`, means of
+        gradients are whole until the optimizer has its parts of them. For optimizers that update each element by itself (SGD, AdamW),
+        without state yet, or with parts.
     memory: the most that the step may take at its peak, with all that the caller holds: bytes, "8GiB", or "60%" of the peak of the
         program as it stands. Where order alone is not enough, tensors are evicted and restored, as little as was found to do: computed
         again, or copied to the host and back (see `swap`);
@@ -179,7 +182,7 @@ def optimize(
     of_shapes = Maker(capturing, Machine(target, machine, tries, swap, stages), asked, saved, stages)
     guessing = RangeMaker.guessing(of_shapes, seen, args, kwargs) if seen else None
     maker = RangeMaker(of_shapes, varying, (args, kwargs), ranged) if varying else guessing or of_shapes
-    family = maker.make(args, kwargs, as_saved=saved is not None)
-    trainers.begin()
+    with trainers.beginning(runs=not obstacle):
+        family = maker.make(args, kwargs, as_saved=saved is not None)
     new_arena = partial(StepArena.of, target, placer) if arena and not obstacle else None
     return Step(maker, spec, family, obstacle, new_arena, on_new_shape, seen)

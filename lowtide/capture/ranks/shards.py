@@ -16,7 +16,8 @@ import torch
 
 import lowtide.kernels  # noqa: F401  (defines the operators of lowtide's own)
 from lowtide.capture import operators
-from lowtide.capture.ranks.exchange import Age, average_gradients, buckets
+from lowtide.capture.optimizers.optimizer import Shadow
+from lowtide.capture.ranks.exchange import Age, buckets
 from lowtide.capture.ranks.ranks import Ranks
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node
@@ -37,12 +38,28 @@ def scattered(parameters: Sequence[torch.Tensor], ranks: Ranks, age: Age) -> Sha
     gradients = {each: each.grad for each in parameters if each.grad is not None and each.grad.numel()}
     shards: dict[torch.Tensor, torch.Tensor] = {}
     for bucket in buckets(sorted(gradients, key=lambda each: age(gradients[each])), gradients, ranks.bucket_bytes):
-        rows = [_rows(gradients[each], ranks.size) for each in bucket]
-        share = (rows[0] if len(rows) == 1 else torch.cat(rows, 1)).view(-1) * (1.0 / ranks.size)
-        mine = _COLLECTIVES.wait_tensor(_COLLECTIVES.reduce_scatter_tensor(share, "sum", ranks.size, ranks.group))
-        pieces = mine.split([row.shape[1] for row in rows])
+        pieces = scatter([gradients[each] for each in bucket], ranks)
         shards |= {each: _shard(each, piece, ranks) for each, piece in zip(bucket, pieces, strict=True)}
     return shards
+
+
+def scatter(gradients: Sequence[torch.Tensor], ranks: Ranks) -> Sequence[torch.Tensor]:
+    """One message: this rank's part of the mean of each."""
+    rows = [_rows(each, ranks.size) for each in gradients]
+    share = (rows[0] if len(rows) == 1 else torch.cat(rows, 1)).view(-1) * (1.0 / ranks.size)
+    mine: torch.Tensor = _COLLECTIVES.wait_tensor(_COLLECTIVES.reduce_scatter_tensor(share, "sum", ranks.size, ranks.group))
+    pieces: Sequence[torch.Tensor] = mine.split([row.shape[1] for row in rows])
+    return pieces
+
+
+def held_shards(parts: Shards, sent: Shards, ranks: Ranks) -> Shards:
+    """The parts that the caller holds, each with its part of the mean: as it was sent, or of a whole one."""
+    for whole, part in parts.items():
+        if whole in sent:
+            part.grad = sent[whole]
+        elif whole.grad is not None and whole.grad.numel():
+            part.grad = _own(whole.grad, ranks)
+    return parts
 
 
 def gather(shards: Shards, ranks: Ranks) -> None:
@@ -55,13 +72,14 @@ def gather(shards: Shards, ranks: Ranks) -> None:
             parameter.copy_(part.reshape(-1)[: parameter.numel()].view(parameter.shape))
 
 
-def refuse_whole_state(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str], ranks: Ranks) -> None:
+def refuse_whole_state(shadow: Shadow, ranks: Ranks) -> None:
     """Raise CaptureError for state that is not in shards."""
-    for parameter, entries in optimizer.state.items():
+    for parameter, entries in shadow.optimizer.state.items():
+        numel = shadow.fakes[parameter].numel()
         for key, item in entries.items():
-            if isinstance(item, torch.Tensor) and item.dim() and item.shape != (-(-parameter.numel() // ranks.size),):
+            if isinstance(item, torch.Tensor) and item.dim() and item.shape != (-(-numel // ranks.size),):
                 raise CaptureError(
-                    f"the optimizer's {key} of {names.get(parameter, 'a parameter')} is not in {ranks.size} shards: its shape is "
+                    f"the optimizer's {key} of {shadow.names.get(parameter, 'a parameter')} is not in {ranks.size} shards: its shape is "
                     f"{tuple(item.shape)}; give `shard` an optimizer without state, or load shards into it"
                 )
 
@@ -74,12 +92,6 @@ def refuse_mixing(optimizer: torch.optim.Optimizer, nodes: Iterable[Node]) -> No
                 f"{type(optimizer).__name__} computes with whole parameters ({node.op}), of which each rank has a part: `shard` needs an "
                 "optimizer that updates each element by itself, as SGD and AdamW do"
             )
-
-
-def exchanged(parameters: Sequence[torch.Tensor], ranks: Ranks, age: Age) -> None:
-    """What happens to gradients before anybody looks at them."""
-    if ranks.shard != "gradients":
-        average_gradients(parameters, ranks, age)
 
 
 def _is_elementwise(node: Node) -> bool:
