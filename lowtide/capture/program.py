@@ -31,9 +31,9 @@ from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle, sa
 from lowtide.capture.optimizers.scalars import Fact, UndecidedError
 from lowtide.capture.optimizers.scaler import ScalerTrace, scalers_refused, stop_if
 from lowtide.capture.ranks.exchange import average_gradients, broadcast_buffers
+from lowtide.capture.ranks.in_parts import in_parts
 from lowtide.capture.ranks.ranks import Ranks
-from lowtide.capture.ranks.shards import Shards, gather, held_shards, own_shards, refuse_mixing, refuse_whole_state, scattered
-from lowtide.capture.ranks.wholes import wholes_of
+from lowtide.capture.ranks.shards import Shards, gather, own_shards, refuse_mixing, refuse_whole_state
 from lowtide.capture.ranks.wrapped import passing_on
 from lowtide.capture.recorder import Recorder
 from lowtide.capture.returned import Number, NumbersLater, beside, is_result
@@ -101,9 +101,9 @@ class TrainingProgram:
         return self.wrapper or self.model
 
     @property
-    def looks_at_gradients(self) -> bool:
-        """Whether something is done to whole gradients before the optimizer's step."""
-        return self.after_backward is not None or (self.scaler is not None and self.scaler.is_enabled())
+    def scales(self) -> bool:
+        """Whether the loss is scaled, and gradients are looked at to unscale them."""
+        return self.scaler is not None and self.scaler.is_enabled()
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _captured_training(watch: Watch, program: TrainingProgram, given: Given) -> 
     with _tracing(watch, program.model, given, True, program.ranks) as trace, passing_on(program.wrapper), torch.enable_grad():
         fake_args, fake_kwargs = trace.declare_batch(given.args, given.kwargs)
         shadow = Shadow.of(program.optimizer, trace.fakes.names, trace.fakes.parameters, trace.recorder.draft)
-        if program.scaler is not None and program.scaler.is_enabled():
+        if program.scaler is not None and program.scales:
             trace.scaler = ScalerTrace.of(program.scaler, trace.recorder.draft, trace.mode, given.device)
         result = _forward_and_backward(trace, program, fake_args, fake_kwargs)
         if program.ranks is not None and program.ranks.shard:
@@ -200,14 +200,14 @@ def _forward_and_backward(trace: _Trace, program: TrainingProgram, args: tuple[A
             loss = checked_loss(result)
             scaled = share_of(loss, program.accumulate)
             recorder.note_loss()
-            if trace.wholes is not None:
-                trace.wholes.begin_backward(completes=number == len(parts) and not program.looks_at_gradients)
+            if trace.in_parts is not None:
+                trace.in_parts.begin_backward(completes=number == len(parts) and not program.scales)
             recorder.draft.kind = Kind.GRADIENT
             with raised_in("the backward pass"):
                 (scaled if trace.scaler is None else trace.scaler.scaled(scaled)).backward()
             results.append(with_loss(result, scaled))
-            if trace.wholes is not None:
-                trace.wholes.end_backward()
+            if trace.in_parts is not None:
+                trace.in_parts.end_backward()
         _refuse_sparse(trace.fakes)
         if program.ranks is not None:
             with torch.no_grad():
@@ -217,6 +217,8 @@ def _forward_and_backward(trace: _Trace, program: TrainingProgram, args: tuple[A
         if program.after_backward is not None:
             with torch.no_grad(), raised_in("after_backward(model)"), NumbersLater(recorder.draft):
                 returned = program.after_backward(program.given)
+                if trace.in_parts is not None:
+                    trace.in_parts.wholes.read([leaf.value for leaf in tree.flatten(returned)[0]], recorder.draft, nullcontext())
         result = beside(joined(results, program.accumulate), returned)
         if trace.scaler is not None and found is not None:
             trace.scaler.update(found)
@@ -225,12 +227,14 @@ def _forward_and_backward(trace: _Trace, program: TrainingProgram, args: tuple[A
 
 
 def _exchange(trace: _Trace, program: TrainingProgram, ranks: Ranks) -> None:
-    """What happens to gradients before anybody looks at them: of parameters in shards nobody may have the whole."""
+    """What happens to gradients before anybody looks at them: a scaler and all that is not in parts has whole means."""
     parameters = list(trace.fakes.parameters.values())
-    if trace.wholes is not None and not program.looks_at_gradients:
-        trace.wholes.sending.rest(parameters)
-    elif ranks.shard != "gradients":
+    if trace.in_parts is None or program.scales:
         average_gradients(parameters, ranks, trace.recorder.draft.age())
+        return
+    trace.in_parts.send_rest(parameters)
+    if program.after_backward is not None:
+        trace.in_parts.show(trace.recorder.draft)
 
 
 def _optimizer_step(trace: _Trace, shadow: Shadow, result: Any) -> tuple[Captured, Shadow]:
@@ -244,7 +248,7 @@ def _optimizer_step(trace: _Trace, shadow: Shadow, result: Any) -> tuple[Capture
             tails.append((tail, *shadow.step(tail.draft, seed)))
             if trace.sharded is not None:
                 refuse_mixing(shadow.optimizer, tail.draft.nodes[before:])
-                if trace.wholes is None:
+                if trace.sharded[1].shard != "parameters":
                     with torch.no_grad():
                         gather(*trace.sharded)
     (tail, update, following), (other, _, _) = tails
@@ -260,14 +264,9 @@ def _optimizer_step(trace: _Trace, shadow: Shadow, result: Any) -> tuple[Capture
 def _sharded(trace: _Trace, shadow: Shadow, ranks: Ranks) -> Shadow:
     """The shadow of an optimizer that updates this rank's part of each parameter."""
     refuse_whole_state(shadow, ranks)
-    fakes = [fake for fake in shadow.fakes.values() if fake.grad is not None]
+    fakes = list(shadow.fakes.values())
     with trace.recording(), torch.no_grad():
-        if trace.wholes is not None:
-            shards = held_shards(trace.wholes.parts, trace.wholes.sending.sent, ranks)
-        elif ranks.shard == "gradients":
-            shards = scattered(fakes, ranks, trace.recorder.draft.age())
-        else:
-            shards = own_shards(fakes, ranks)
+        shards = own_shards(fakes, ranks) if trace.in_parts is None else trace.in_parts.shards(fakes)
     trace.sharded = shards, ranks
     return replace(shadow, fakes={real: shards.get(fake, fake) for real, fake in shadow.fakes.items()})
 
@@ -307,8 +306,8 @@ class _Trace:
                 name = self.fakes.names[real]
                 self.real[Slot(table, (name,))] = real
                 self.recorder.draft.add_input(self.fakes.parts.get(real, fake), Slot(table, (name,)), kind, name)
-        self.wholes = wholes_of(self.fakes, ranks)
-        self.recorder.wholes = self.wholes
+        self.in_parts = in_parts(self.fakes, ranks)
+        self.recorder.wholes = None if self.in_parts is None else self.in_parts.wholes
 
     @contextmanager
     def recording(self, recorder: Recorder | None = None) -> Iterator[None]:
@@ -339,8 +338,8 @@ class _Trace:
         """Hold on to nothing of the caller's."""
         self.real.clear()
         self.recorder.reader.close()
-        if self.wholes is not None:
-            self.wholes.forget()
+        if self.in_parts is not None:
+            self.in_parts.forget()
 
     def values_of(self, result: Any) -> list[Value]:
         """The values that a call returns or puts into modules."""

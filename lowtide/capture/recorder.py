@@ -52,7 +52,7 @@ class Recorder(TorchDispatchMode):
         self.draft = draft
         self.reader = reader  # of what the example holds
         self.refusals: list[LowtideError] = []  # errors that were raised from here
-        self.wholes: Wholes | None = None  # parameters of which the caller holds parts
+        self.wholes: Wholes | None = None  # tensors of which each rank holds a part
         self.stop: Node | None = None  # that ends the program early: what acts after it in the program does so in every order
         self._last_random: Node | None = None
         self._collectives = Chain()
@@ -111,8 +111,8 @@ class Recorder(TorchDispatchMode):
         if operators.row(func).view and isinstance(args[0], (bool, int, float, complex)):
             args = (self.draft.literal_number(args[0]), *args[1:])  # so a dispatch mode is handed what eager wraps in a tensor
         args, kwargs = self.draft.fake(args), self.draft.fake(kwargs)
-        if self.wholes is not None:
-            self.wholes.read(tensors_in((*args, *kwargs.values())), self.draft, self)
+        if self.wholes is not None and self.wholes.run(func, args, kwargs, self.draft, self):
+            return args[0] if func._schema.returns else None
         if operators.changes_geometry_only(func):
             return self._reshape(func, args, kwargs)
         if func is torch.ops.aten._local_scalar_dense.default and self.draft.read_number is not None:
@@ -131,8 +131,6 @@ class Recorder(TorchDispatchMode):
             args = operators.with_defaults(func, args)
         recorded = self.draft.arguments(func, args, kwargs)
         written = operators.written_positions(func, args)
-        if self.wholes is not None:
-            self.wholes.refuse_write(targets_of(written, args, kwargs), operators.name_of(func))
         owned = any(map(self.draft.owns, targets_of(written, args, kwargs)))
         with_writes = operators.form_with_writes(func) if written and not owned else None
         functional = None if with_writes else self._functional_results(func, recorded, written, args, kwargs)

@@ -92,13 +92,6 @@ class Trainers:
         fill(held, self.ranks.size, self.ranks.group)
 
 
-def check_shards(shard: str | None, after_backward: object, scaler: object) -> None:
-    """Refuse what would look at whole gradients where nobody has them."""
-    for name, given in (("after_backward", after_backward), ("scaler", scaler)):
-        if shard == "gradients" and given is not None:
-            raise ValueError(f'{name}: expected none with shard="gradients", where no rank has a whole gradient; say shard="optimizer"')
-
-
 def _check_sharded(model: nn.Module) -> None:
     """Refuse parameters that are spread over devices."""
     for name, module in model.named_modules():

@@ -17,7 +17,7 @@ import torch
 import lowtide.kernels  # noqa: F401  (defines the operators of lowtide's own)
 from lowtide.capture import operators
 from lowtide.capture.optimizers.optimizer import Shadow
-from lowtide.capture.ranks.exchange import Age, buckets
+from lowtide.capture.ranks.exchange import buckets
 from lowtide.capture.ranks.ranks import Ranks
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node
@@ -30,17 +30,23 @@ _MAKING = frozenset({"zeros_like", "ones_like", "full_like", "empty_like", "clon
 
 def own_shards(parameters: Iterable[torch.Tensor], ranks: Ranks) -> Shards:
     """This rank's parts, of parameters whose gradients are the means over all ranks."""
-    return {each: _shard(each, _own(each.grad, ranks), ranks) for each in parameters if each.grad is not None and each.grad.numel()}
+    found = {}
+    for each in parameters:
+        if each.grad is not None and each.grad.numel():
+            found[each] = shard_of(each, ranks)
+            found[each].grad = own(each.grad, ranks)
+    return found
 
 
-def scattered(parameters: Sequence[torch.Tensor], ranks: Ranks, age: Age) -> Shards:
-    """This rank's parts, each with its part of the mean; nobody has the whole."""
-    gradients = {each: each.grad for each in parameters if each.grad is not None and each.grad.numel()}
-    shards: dict[torch.Tensor, torch.Tensor] = {}
-    for bucket in buckets(sorted(gradients, key=lambda each: age(gradients[each])), gradients, ranks.bucket_bytes):
-        pieces = scatter([gradients[each] for each in bucket], ranks)
-        shards |= {each: _shard(each, piece, ranks) for each, piece in zip(bucket, pieces, strict=True)}
-    return shards
+def shard_of(parameter: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """This rank's part of a parameter that all of them hold."""
+    return own(parameter.detach(), ranks)
+
+
+def own(whole: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """This rank's part of a tensor that all of them hold."""
+    part: torch.Tensor = torch.ops.lowtide.own_part(whole, ranks.size, ranks.group)
+    return part
 
 
 def scatter(gradients: Sequence[torch.Tensor], ranks: Ranks) -> Sequence[torch.Tensor]:
@@ -50,16 +56,6 @@ def scatter(gradients: Sequence[torch.Tensor], ranks: Ranks) -> Sequence[torch.T
     mine: torch.Tensor = _COLLECTIVES.wait_tensor(_COLLECTIVES.reduce_scatter_tensor(share, "sum", ranks.size, ranks.group))
     pieces: Sequence[torch.Tensor] = mine.split([row.shape[1] for row in rows])
     return pieces
-
-
-def held_shards(parts: Shards, sent: Shards, ranks: Ranks) -> Shards:
-    """The parts that the caller holds, each with its part of the mean: as it was sent, or of a whole one."""
-    for whole, part in parts.items():
-        if whole in sent:
-            part.grad = sent[whole]
-        elif whole.grad is not None and whole.grad.numel():
-            part.grad = _own(whole.grad, ranks)
-    return parts
 
 
 def gather(shards: Shards, ranks: Ranks) -> None:
@@ -100,18 +96,6 @@ def _is_elementwise(node: Node) -> bool:
     op: Any = operators.resolve(node.op)
     base = node.op.split(".")[1].removesuffix("_")
     return torch.Tag.pointwise in op.tags or operators.row(op).elementwise or operators.row(op).view or base in _MAKING
-
-
-def _shard(parameter: torch.Tensor, gradient: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-    part = _own(parameter, ranks)
-    part.grad = gradient
-    return part
-
-
-def _own(whole: torch.Tensor | None, ranks: Ranks) -> torch.Tensor:
-    assert whole is not None, "asked for what has a gradient"
-    part: torch.Tensor = torch.ops.lowtide.own_part(whole.detach(), ranks.size, ranks.group)
-    return part
 
 
 def _rows(gradient: torch.Tensor, size: int) -> torch.Tensor:

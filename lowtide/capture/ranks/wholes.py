@@ -1,10 +1,10 @@
-"""Parameters in shards (ZeRO, stage 3): whole only while a pass reads them, gathered from all ranks by operators of the graph.
+"""Tensors of which each rank holds a part, while a program is recorded that computes with the whole (ZeRO, stages 2 and 3).
 
-    takes   fakes of whole parameters, which the program computes with, and of the parts that the caller holds; the recorder asks
-    leaves  a gather before the first read in each pass, and gradients of the parts
+    takes   fakes of whole tensors and of their parts; the recorder asks before each operator
+    leaves  a gather before the first read in each pass; what is written to a gradient, written to its part
 
 A pass is the forward or the backward one of a micro-batch. Where it ends, all that was gathered is let go but the last bucket, which the
-backward pass begins with: what is read behind that is gathered again. What a whole parameter is in the graph changes with each gather, as
+backward pass begins with: what is read behind that is gathered again. What a whole tensor is in the graph changes with each gather, as
 if that had been written into it; tensors that autograd has saved are read as what is there then. Nothing is gathered ahead here: a plan
 begins a gather as early as its peak lets it.
 
@@ -15,82 +15,77 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from torch._ops import OpOverload
 
-from lowtide.capture.blocks import address
+from lowtide.capture import operators
+from lowtide.capture.blocks import address, covers
+from lowtide.capture.calls import targets_of, tensors_in
 from lowtide.capture.draft import Draft
-from lowtide.capture.fakes import FakeModel
 from lowtide.capture.ranks.exchange import buckets
 from lowtide.capture.ranks.ranks import Ranks
-from lowtide.capture.ranks.sending import Sending
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
-from lowtide.kernels.parts import WHOLE_OF
+
+Recording: TypeAlias = AbstractContextManager[Any]  # what runs inside is recorded
 
 TOGETHER_BYTES = 2**18  # parameters below travel together: a larger one needs no copy to be whole
 
 _COLLECTIVES = torch.ops._c10d_functional
-
-
-def wholes_of(fakes: FakeModel, ranks: Ranks | None) -> Wholes | None:
-    """The whole parameters of a model in shards; None for another. Raises CaptureError for one that should not be, or should and is not."""
-    sharded = ranks is not None and ranks.shard == "parameters"
-    for real, whole in fakes.parameters.items():
-        part_of = None if real not in fakes.parts else WHOLE_OF[real].group
-        if part_of is not None and (ranks is None or not sharded or part_of != ranks.group):
-            raise CaptureError(
-                f'{fakes.names[real]} is in shards of a step with shard="parameters": say so here, too, with the same group, or do this '
-                "within `with step.gathered():` of that step"
-            )
-        if sharded and part_of is None and whole.numel():
-            raise CaptureError(
-                f"{fakes.names[real]} is whole, and the step is for parameters in shards: call it outside of `step.gathered()`, and call "
-                "lowtide.optimize again where a parameter was replaced"
-            )
-    if ranks is None or not sharded:
-        return None
-    return Wholes({fakes.parameters[real]: part for real, part in fakes.parts.items()}, ranks)
+_FOREACH = "aten._foreach_"
 
 
 class Wholes:
-    """The whole parameters of a recording."""
+    """Whole tensors, and the part of each that this rank holds."""
 
-    def __init__(self, parts: Mapping[torch.Tensor, torch.Tensor], ranks: Ranks) -> None:
-        """`parts` by whole parameter, in the model's order."""
-        self.parts, self.ranks = dict(parts), ranks
+    def __init__(self, ranks: Ranks) -> None:
+        self.parts: dict[torch.Tensor, torch.Tensor] = {}  # by whole
+        self._ranks = ranks
         self._bucket_of: dict[int, list[torch.Tensor]] = {}  # by address
-        for bucket in buckets(self.parts, {whole: whole for whole in self.parts}, TOGETHER_BYTES):
-            self._bucket_of |= {address(whole): bucket for whole in bucket}
+        self._writable: dict[int, torch.Tensor] = {}  # by address
         self._there: set[int] = set()  # addresses of what this pass has gathered
         self._last: list[torch.Tensor] = []
-        self.sending = Sending(ranks)
-        for whole in self.parts:
-            if whole.requires_grad:
-                whole.register_post_accumulate_grad_hook(self.sending.arrived)
 
-    def begin_backward(self, *, completes: bool) -> None:
-        """A forward pass is over; `completes` says that gradients are whole, and may leave, where the backward one adds to them."""
-        self.sending.complete = completes
-        self._end_pass()
+    def add(self, parts: Mapping[torch.Tensor, torch.Tensor], *, writable: bool) -> None:
+        """Further ones, `parts` by whole tensor; what is `writable` may be written element by element."""
+        self.parts |= parts
+        for bucket in buckets(parts, {whole: whole for whole in parts}, TOGETHER_BYTES):
+            self._bucket_of |= {address(whole): bucket for whole in bucket}
+        if writable:
+            self._writable |= {address(whole): whole for whole in parts}
 
-    def end_backward(self) -> None:
-        """A backward pass is over."""
-        self.sending.complete = False
-        self._end_pass()
+    def end_pass(self) -> None:
+        """Let go of what was gathered, but for the last bucket."""
+        self._there = {address(whole) for whole in self._last}
 
     def forget(self) -> None:
         """Hold on to no fake."""
-        self.parts.clear()
-        self._bucket_of.clear()
-        self._last.clear()
-        self.sending.forget()
+        for table in (self.parts, self._bucket_of, self._writable):
+            table.clear()
+        self._last = []
 
-    def read(self, tensors: Iterable[torch.Tensor], draft: Draft, recording: AbstractContextManager[Any]) -> None:
-        """The program is about to read these: gather those that are not there, with what travels beside them."""
-        for tensor in tensors:
-            if not self.holds(tensor) or address(tensor) in self._there:
+    def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], draft: Draft, recording: Recording) -> bool:
+        """See to it that what an operator reads is there. Whether it was run on parts, in place of what it would have written."""
+        if not self._bucket_of:
+            return False
+        written = operators.with_defaults(func, args) if func._schema.is_mutable else args
+        targets = targets_of(operators.written_positions(func, written), written, kwargs) if func._schema.is_mutable else []
+        if not any(map(self._holds, targets)):
+            self.read((*args, *kwargs.values()), draft, recording)
+            return False
+        name = operators.name_of(func)
+        single = operators.resolve(name.replace(_FOREACH, "aten.")) if name.startswith(_FOREACH) and len(args) == 2 else func
+        with recording, torch.no_grad():
+            for target in targets:
+                self._write(single, target, (target, *args[1:]), kwargs)
+        return True
+
+    def read(self, items: Any, draft: Draft, recording: Recording) -> None:
+        """The program is about to read these, or gives them back: gather those that are not there, with what travels beside them."""
+        for tensor in tensors_in(items):
+            if not self._holds(tensor) or address(tensor) in self._there:
                 continue
             bucket = self._bucket_of[address(tensor)]
             with recording, torch.no_grad():
@@ -99,28 +94,29 @@ class Wholes:
             self._last = bucket
             self._there |= {address(whole) for whole in bucket}
 
-    def refuse_write(self, tensors: Iterable[torch.Tensor], name: str) -> None:
-        """Raise CaptureError for a write to what is gone after the pass."""
-        if any(map(self.holds, tensors)):
-            raise CaptureError(
-                f'operator {name} at {users_line()} writes a parameter, of which each rank holds a part: with shard="parameters" the write '
-                'would be lost; leave it to the optimizer, or say shard="optimizer"'
-            )
-
-    def _end_pass(self) -> None:
-        """Let go of what was gathered, but for the last bucket."""
-        self._there = {address(whole) for whole in self._last}
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is a whole parameter or lies in one."""
+    def _holds(self, tensor: torch.Tensor) -> bool:
         return tensor.layout is torch.strided and address(tensor) in self._bucket_of
 
+    def _write(self, func: OpOverload, target: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The operator on a part, in place of the whole: the same numbers, where each element is computed by itself."""
+        whole, form = self._writable.get(address(target)), operators.functional_form(func)
+        elementwise = form is not None and (torch.Tag.pointwise in form.tags or operators.row(form).elementwise)
+        others = [each for each in tensors_in((*args[1:], *kwargs.values())) if each.dim()]
+        if whole is None or form is None or not elementwise or not covers(target) or others or operators.is_random(func, args, kwargs):
+            raise CaptureError(
+                f"operator {operators.name_of(func)} at {users_line()} writes a tensor of which each rank holds a part: with this `shard`, "
+                "after_backward may write gradients, by numbers that are the same for all elements (`grad.mul_(factor)`), and no "
+                'parameters; say shard="optimizer" for what goes beyond that'
+            )
+        self.parts[whole] = form(self.parts[whole], *args[1:], **kwargs)
+        self._there.discard(address(whole))
+
     def _gathered(self, bucket: Sequence[torch.Tensor]) -> Iterable[torch.Tensor]:
-        """What the ranks hold of a bucket, put together: each laid out as the whole parameter is."""
+        """What the ranks hold of a bucket, put together: each laid out as the whole tensor is."""
         parts = [self.parts[whole] for whole in bucket]
         sent = parts[0] if len(parts) == 1 else torch.cat(parts)
-        size = self.ranks.size
-        rows = _COLLECTIVES.wait_tensor(_COLLECTIVES.all_gather_into_tensor(sent, size, self.ranks.group)).view(size, -1)
+        size = self._ranks.size
+        rows = _COLLECTIVES.wait_tensor(_COLLECTIVES.all_gather_into_tensor(sent, size, self._ranks.group)).view(size, -1)
         for whole, piece in zip(bucket, rows.split([len(part) for part in parts], 1), strict=True):
             found = piece.reshape(-1)[: whole.numel()].view(whole.shape)
             yield found if found.stride() == whole.stride() else found.new_empty_strided(whole.shape, whole.stride()).copy_(found)
