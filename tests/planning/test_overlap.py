@@ -8,7 +8,10 @@ from lowtide.capture.program import Captured, Given, TrainingProgram, capture_tr
 from lowtide.capture.ranks import wholes
 from lowtide.capture.ranks.ranks import Ranks
 from lowtide.cost.memory import order_problem, simulate
+from lowtide.ir.edges import predecessors
+from lowtide.ir.graph import Kind
 from lowtide.ir.operators.collectives.nodes import begins_collective, is_collective
+from lowtide.ir.operators.collectives.rows import WAIT_APART
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.checked import checked
@@ -107,6 +110,20 @@ def test_parameters_in_shards_are_gathered_in_each_pass_and_let_go_in_it(monkeyp
     assert found.peak_bytes - found.resident_bytes < 6 * layer_bytes + 3 * layer_bytes, "gradients of a micro-batch, and few weights"
     found = planned(captured("parameters", rows=4))
     assert found.peak_bytes - found.resident_bytes < 3 * layer_bytes + 3 * layer_bytes, "parts of gradients, and few weights"
+
+
+def test_a_part_is_updated_once_nobody_gathers_it_any_more(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(wholes, "TOGETHER_BYTES", 10_000)
+    graph = captured("parameters").graph
+    nodes, before = graph.nodes, predecessors(graph)
+    waits = {index: {value.storage for value in node.inputs} for index, node in enumerate(nodes) if node.op == WAIT_APART}
+    gathered = 0
+    for index, node in enumerate(nodes):
+        written = {value.storage for value, _ in node.writes if value.storage.kind is Kind.PARAMETER and value.version == 0}
+        reading = {wait for wait, read in waits.items() if read & written}
+        assert reading <= set(before[index])
+        gathered += len(reading)
+    assert gathered == 6 + 4, "weights of six layers in the forward pass, of four of them in the backward one"
 
 
 @pytest.mark.parametrize("shard", ["", "optimizer", "gradients", "parameters"])

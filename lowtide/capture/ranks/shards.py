@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+import lowtide.capture.ranks.waits
 import lowtide.kernels  # noqa: F401  (defines the operators of lowtide's own)
 from lowtide.capture import operators
 from lowtide.capture.optimizers.optimizer import Shadow
@@ -53,7 +54,7 @@ def scatter(gradients: Sequence[torch.Tensor], ranks: Ranks) -> Sequence[torch.T
     """One message: this rank's part of the mean of each."""
     rows = [_rows(each, ranks.size) for each in gradients]
     share = (rows[0] if len(rows) == 1 else torch.cat(rows, 1)).view(-1) * (1.0 / ranks.size)
-    mine: torch.Tensor = _COLLECTIVES.wait_tensor(_COLLECTIVES.reduce_scatter_tensor(share, "sum", ranks.size, ranks.group))
+    mine = torch.ops.lowtide.wait_for(_COLLECTIVES.reduce_scatter_tensor(share, "sum", ranks.size, ranks.group), share)
     pieces: Sequence[torch.Tensor] = mine.split([row.shape[1] for row in rows])
     return pieces
 
@@ -63,9 +64,14 @@ def gather(shards: Shards, ranks: Ranks) -> None:
     for bucket in buckets(shards, {each: each for each in shards}, ranks.bucket_bytes):
         parts = [shards[each] for each in bucket]
         sent = parts[0] if len(parts) == 1 else torch.cat(parts)
-        whole = _COLLECTIVES.wait_tensor(_COLLECTIVES.all_gather_into_tensor(sent, ranks.size, ranks.group)).view(ranks.size, -1)
-        for parameter, part in zip(bucket, whole.split([each.numel() for each in parts], 1), strict=True):
+        for parameter, part in zip(bucket, gathered(sent, ranks).split([each.numel() for each in parts], 1), strict=True):
             parameter.copy_(part.reshape(-1)[: parameter.numel()].view(parameter.shape))
+
+
+def gathered(sent: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """[ranks, n] what all ranks have sent, n elements each."""
+    whole: torch.Tensor = torch.ops.lowtide.wait_for(_COLLECTIVES.all_gather_into_tensor(sent, ranks.size, ranks.group), sent)
+    return whole.view(ranks.size, -1)
 
 
 def refuse_whole_state(shadow: Shadow, ranks: Ranks) -> None:

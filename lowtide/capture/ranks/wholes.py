@@ -26,6 +26,7 @@ from lowtide.capture.calls import targets_of, tensors_in
 from lowtide.capture.draft import Draft
 from lowtide.capture.ranks.exchange import buckets
 from lowtide.capture.ranks.ranks import Ranks
+from lowtide.capture.ranks.shards import gathered
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 
@@ -33,7 +34,6 @@ Recording: TypeAlias = AbstractContextManager[Any]  # what runs inside is record
 
 TOGETHER_BYTES = 2**18  # parameters below travel together: a larger one needs no copy to be whole
 
-_COLLECTIVES = torch.ops._c10d_functional
 _FOREACH = "aten._foreach_"
 
 
@@ -114,9 +114,7 @@ class Wholes:
     def _gathered(self, bucket: Sequence[torch.Tensor]) -> Iterable[torch.Tensor]:
         """What the ranks hold of a bucket, put together: each laid out as the whole tensor is."""
         parts = [self.parts[whole] for whole in bucket]
-        sent = parts[0] if len(parts) == 1 else torch.cat(parts)
-        size = self._ranks.size
-        rows = _COLLECTIVES.wait_tensor(_COLLECTIVES.all_gather_into_tensor(sent, size, self._ranks.group)).view(size, -1)
+        rows = gathered(parts[0] if len(parts) == 1 else torch.cat(parts), self._ranks)
         for whole, piece in zip(bucket, rows.split([len(part) for part in parts], 1), strict=True):
             found = piece.reshape(-1)[: whole.numel()].view(whole.shape)
             yield found if found.stride() == whole.stride() else found.new_empty_strided(whole.shape, whole.stride()).copy_(found)
