@@ -65,7 +65,15 @@ def gather(shards: Shards, ranks: Ranks) -> None:
         parts = [shards[each] for each in bucket]
         sent = parts[0] if len(parts) == 1 else torch.cat(parts)
         for parameter, part in zip(bucket, gathered(sent, ranks).split([each.numel() for each in parts], 1), strict=True):
-            parameter.copy_(part.reshape(-1)[: parameter.numel()].view(parameter.shape))
+            _write(parameter, part)
+
+
+def _write(parameter: torch.Tensor, rows: torch.Tensor) -> None:
+    """Put the parts of all ranks, one a row, into a parameter: straight from where they lie, where it is cut without a rest."""
+    if parameter.is_contiguous() and parameter.numel() == rows.numel():
+        parameter.view(rows.shape).copy_(rows)
+    else:
+        parameter.copy_(rows.reshape(-1)[: parameter.numel()].view(parameter.shape))
 
 
 def gathered(sent: torch.Tensor, ranks: Ranks) -> torch.Tensor:
