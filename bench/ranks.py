@@ -177,11 +177,12 @@ def _sharded_bytes(weights: Sequence[torch.Tensor], how: str) -> float:
 def _eager_peak_bytes(how: str, name: str, batches: Sequence[Batch]) -> int:
     """The most that a way holds in a later step, with all that it has held since its model was made."""
     kept: list[Way] = []
-    calls = [lambda: kept.append(_way(how, name, batches[0])), *[lambda: kept[0].call(batches[0])] * _WARM]
+    calls = [lambda: kept.append(_way(how, name, batches[0])), *[lambda: kept[0].call(batches[0])] * (_WARM + _MEASURED)]
     taken = measure_memory_of_each(calls)
     kept.clear()
     gc.collect()
-    return sum(each.end_bytes for each in taken[:-1]) + taken[-1].above_bytes + sum(each.nbytes for each in batches[0].values())
+    above_bytes = statistics.median(each.above_bytes for each in taken[-_MEASURED:])
+    return sum(each.end_bytes for each in taken[:-_MEASURED]) + above_bytes + sum(each.nbytes for each in batches[0].values())
 
 
 def _way(how: str, name: str, batch: Batch) -> Way:
