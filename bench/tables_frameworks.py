@@ -35,9 +35,9 @@ def _frameworks() -> str:
         "frameworks",
         "python -m bench.frameworks",
         "A small Llama (4 layers, width 256, 4 x 256 tokens, float32, AdamW), 50 steps in transformers' Trainer, Lightning and a loop\n"
-        "with accelerate: alone, with gradient checkpointing, with lowtide, and with lowtide in as many bytes as checkpointing took. Peaks\n"
-        "above weights, measured; medians of a step, over the framework's own alone and checkpointed; the first step has capture and\n"
-        "planning in it. Equal: losses to the framework's own, to the last bit.",
+        "with accelerate: alone, with gradient checkpointing, with lowtide, and with lowtide in as many bytes as checkpointing took.\n"
+        "Peaks above weights, measured; medians of a step, over the framework's own alone and checkpointed; the first step has capture\n"
+        "and planning in it. Equal: losses to the framework's own, to the last bit.",
         ("framework, way", "peak, MiB", "ms", "over alone", "over checkpointing", "first step, s", "equal"),
         lines,
     )
