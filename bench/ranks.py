@@ -1,9 +1,9 @@
-"""Processes that train together over gloo: DistributedDataParallel, FSDP2, and lowtide without shards and with (ZeRO 1 and 2).
+"""Processes that train together over gloo: DistributedDataParallel, FSDP2, and lowtide without shards and with (ZeRO 1, 2 and 3).
 
     python -m bench.ranks [--models llama gpt_neo] [--sizes 2 4] [--steps 20]
 
 All ways train in the same processes, one step each in turns, from the same weights on the same batches: two micro-batches a step, and
-AdamW. Gradients are clipped by their global norm, but in the ways named "unclipped", where nobody has whole gradients. A step's time is
+AdamW. Gradients are clipped by their global norm, but in the ways named "unclipped". A step's time is
 from one meeting of all ranks to the next. What a rank holds at the most is what it holds before the step and the step's own peak, both
 as the allocator counts them: for PyTorch's own ways from the making of the model on, for lowtide by `step.measure`.
 """
@@ -42,11 +42,19 @@ NOTES = (
     "largest_difference: of a loss, over the loss. Of two ranks' sums there is one order, of more there are several",
 )
 MODELS = ("llama", "gpt_neo")
-SHARDS = {"lowtide": None, "ZeRO 1": "optimizer", "ZeRO 2, unclipped": "gradients"}  # by way
+SHARDS = {
+    "lowtide": None,
+    "ZeRO 1": "optimizer",
+    "ZeRO 2": "gradients",
+    "ZeRO 2, unclipped": "gradients",
+    "ZeRO 3": "parameters",
+    "ZeRO 3, unclipped": "parameters",
+}  # by way
 EAGER = {"DDP": True, "DDP, unclipped": False}  # whether it clips
 FSDP = "FSDP2, unclipped"
 WAYS = (*EAGER, FSDP, *SHARDS)
 _MICRO, _TOKENS, _VOCABULARY, _LIMIT_S = 2, 64, 2048, 120
+_MEASURED = 5  # times: a thread of gloo's that is not scheduled for a while holds on to what was waited for
 _WARM = 3  # steps of a way before one is measured
 Batch = Mapping[str, torch.Tensor]
 
@@ -58,6 +66,7 @@ class Way:
     model: nn.Module
     call: Callable[[Batch], torch.Tensor]  # a whole step: its loss
     step: lowtide.Step | None = None
+    weights: list[torch.Tensor] = field(default_factory=list)  # after all steps, of lowtide's ways
     losses: list[float] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
 
@@ -67,12 +76,15 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS, metavar="NAME")
     parser.add_argument("--sizes", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--no-save", action="store_true")
     options = parser.parse_args()
     for size in options.sizes:
         for name in options.models:
-            rows = with_kept("ranks", on_ranks(name, size, options.steps), ("model", "ranks", "how"))
+            found = on_ranks(name, size, options.steps)
+            rows = found if options.no_save else with_kept("ranks", found, ("model", "ranks", "how"))
             results = Results("ranks", "Several processes", COLUMNS, rows, NOTES)
-            results.save()
+            if not options.no_save:
+                results.save()
     results.print()
 
 
@@ -94,6 +106,10 @@ def _rank(rank: int, name: str, size: int, steps: int, folder: str) -> None:
     for how in WAYS:
         ways[how] = _way(how, name, batches[0])
     _train(ways, batches)
+    for way in ways.values():
+        if way.step is not None:
+            with way.step.gathered():
+                way.weights = [each.detach().clone() for each in way.model.parameters()]
     equal = {how: _equal(way, ways[_reference(how)]) for how, way in ways.items() if how in SHARDS}
     rows = [_row(how, ways, peaks_bytes, batches[0]) | equal.get(how, {}) for how in WAYS]
     if rank == 0:
@@ -122,7 +138,7 @@ def _reference(how: str) -> str:
 def _equal(way: Way, reference: Way) -> dict[str, Any]:
     pairs = list(zip(way.losses, reference.losses, strict=True))
     wrapped = reference.model.module
-    weights = zip(way.model.parameters(), wrapped.parameters(), strict=True)  # type: ignore[union-attr, arg-type]
+    weights = zip(way.weights, wrapped.parameters(), strict=True)  # type: ignore[union-attr, arg-type]
     return {
         "losses_equal": str(all(one == two for one, two in pairs)),
         "weights_equal": str(all(torch.equal(one, two) for one, two in weights)),
@@ -137,8 +153,8 @@ def _row(how: str, ways: Mapping[str, Way], peaks_bytes: Mapping[str, int], batc
     if way.step is None:
         return row | {"measured_mib": peaks_bytes[how] / 2**20}
     with warnings.catch_warnings(action="ignore"):  # that it trains
-        measured_bytes = way.step.measure(**batch).peak_bytes
-    promised_bytes, bound_bytes = way.step.plan.peak_bytes, peaks_bytes[_reference(how)] - _sharded_bytes(way.model, SHARDS[how])
+        measured_bytes = statistics.median(way.step.measure(**batch).peak_bytes for _ in range(_MEASURED))
+    promised_bytes, bound_bytes = way.step.plan.peak_bytes, peaks_bytes[_reference(how)] - _sharded_bytes(way.weights, how)
     return row | {
         "promised_mib": promised_bytes / 2**20,
         "measured_mib": measured_bytes / 2**20,
@@ -151,27 +167,28 @@ def _ratio(way: Way, base: Way) -> float:
     return statistics.median(mine / theirs for mine, theirs in zip(way.times_s[_WARM:], base.times_s[_WARM:], strict=True))
 
 
-def _sharded_bytes(model: nn.Module, shard: str | None) -> float:
-    """What other ranks hold for this one: of AdamW two states a parameter, and its gradient."""
+def _sharded_bytes(weights: Sequence[torch.Tensor], how: str) -> float:
+    """What other ranks hold for this one: of AdamW two states a parameter, its gradient, the parameter."""
     size = dist.get_world_size()
-    kinds = {None: 0, "optimizer": 2, "gradients": 3}[shard]
-    return kinds * sum(each.nbytes for each in model.parameters()) * (1 - 1 / size)
+    kinds = {None: 0, "optimizer": 2, "gradients": 3, "parameters": 4}[SHARDS[how]]
+    return kinds * sum(each.nbytes for each in weights) * (1 - 1 / size)
 
 
 def _eager_peak_bytes(how: str, name: str, batches: Sequence[Batch]) -> int:
     """The most that a way holds in a later step, with all that it has held since its model was made."""
     kept: list[Way] = []
-    calls = [lambda: kept.append(_way(how, name, batches[0])), *[lambda: kept[0].call(batches[0])] * _WARM]
+    calls = [lambda: kept.append(_way(how, name, batches[0])), *[lambda: kept[0].call(batches[0])] * (_WARM + _MEASURED)]
     taken = measure_memory_of_each(calls)
     kept.clear()
     gc.collect()
-    return sum(each.end_bytes for each in taken[:-1]) + taken[-1].above_bytes + sum(each.nbytes for each in batches[0].values())
+    above_bytes = statistics.median(each.above_bytes for each in taken[-_MEASURED:])
+    return sum(each.end_bytes for each in taken[:-_MEASURED]) + above_bytes + sum(each.nbytes for each in batches[0].values())
 
 
 def _way(how: str, name: str, batch: Batch) -> Way:
     model = _model(name)
     if how in SHARDS:
-        return _lowtide(model, SHARDS[how], batch)
+        return _lowtide(model, SHARDS[how], batch, unclipped=how.endswith("unclipped"))
     if how == FSDP:
         return _fully_sharded(model)
     wrapped = nn.parallel.DistributedDataParallel(model)
@@ -179,10 +196,10 @@ def _way(how: str, name: str, batch: Batch) -> Way:
     return Way(wrapped, lambda batch: _eager(wrapped, optimizer, batch, _syncs_by_context, clips=EAGER[how]))
 
 
-def _lowtide(model: nn.Module, shard: str | None, batch: Batch) -> Way:
+def _lowtide(model: nn.Module, shard: str | None, batch: Batch, *, unclipped: bool) -> Way:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, foreach=False)
     given: dict[str, Any] = {"process_group": dist.group.WORLD, "shard": shard, "accumulate": _MICRO, "progress": False}
-    after = None if shard == "gradients" else _clip
+    after = None if unclipped else _clip
     step = lowtide.optimize(model, batch, loss=_loss, optimizer=optimizer, after_backward=after, **given)
 
     def call(batch: Batch) -> torch.Tensor:

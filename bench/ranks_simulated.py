@@ -1,4 +1,4 @@
-"""Eight simulated H200 that train together: the least memory of a rank, and time against limit, without shards, with ZeRO 1 and 2.
+"""Eight simulated H200 that train together: the least memory of a rank, and time against limit, without shards, with ZeRO 1, 2 and 3.
 
     python -m bench.ranks_simulated [--models gpt-neo-1.3B llama-7B] [--layers 32]
 
@@ -47,7 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS), metavar="NAME")
     parser.add_argument("--layers", type=int, help="of each model, in place of its own number")
-    parser.add_argument("--shards", nargs="+", default=["none", "optimizer", "gradients"])
+    parser.add_argument("--shards", nargs="+", default=["none", "optimizer", "gradients", "parameters"])
     parser.add_argument("--no-save", action="store_true")
     options = parser.parse_args()
     _begin()

@@ -12,6 +12,7 @@ import statistics
 from pathlib import Path
 
 from bench.tables_fission import in_parts
+from bench.tables_frameworks import where_people_train
 from bench.tables_inference import inference
 from bench.tables_parts import APART, NO_FIGURE, Row, agreed, mib, percent, ratio, rows_of, section
 from bench.tables_ranges import varying_lengths
@@ -45,6 +46,7 @@ def page() -> str:
         _addresses(),
         _model_paper(),
         *varying_lengths(),
+        *where_people_train(),
         *several_processes(),
         *inference(),
     )

@@ -37,10 +37,12 @@ def _trained_together() -> str:
         "ranks",
         "python -m bench.ranks",
         "Processes over gloo on one machine, a thread each. Peaks of a rank in MiB, weights, gradients and optimizer state included,\n"
-        "promised and measured, beside DistributedDataParallel's less what is in shards. Milliseconds a step, two micro-batches, median\n"
-        "of steps in turns; over DistributedDataParallel's time, clipped where the row is, and over FSDP2's. Equal: losses of 20 steps\n"
-        "and weights after them to DistributedDataParallel's, to the last bit, or the largest difference of a loss, over the loss.\n"
-        "More processes than cores wait for one another, so that times of four on two cores say little.",
+        "promised and measured (median of five), beside DistributedDataParallel's less what is in shards. Milliseconds a step, two\n"
+        "micro-batches, median of steps in turns; over DistributedDataParallel's time, clipped where the row is, and over FSDP2's.\n"
+        "Equal: losses of 20 steps and weights after them to DistributedDataParallel's, to the last bit, or the largest difference of a\n"
+        "loss, over the loss. More processes than cores wait for one another: times of four on two cores say little.\n"
+        "What shards cost is traffic. For each element DistributedDataParallel's sum sends two, over two ranks; ZeRO 1 gathers one more;\n"
+        "so does ZeRO 2 over gloo, which sums all for each part; ZeRO 3 gathers one in every pass.",
         ("model, ranks", "way", "promised", "measured", "DDP less shards", "ms", "over DDP", "over FSDP2", "equal"),
         lines,
     )
@@ -76,8 +78,9 @@ def _simulated() -> str:
         "The least memory of a rank, and what time buys: peaks in GiB of one of eight ranks, by what is in shards. Nothing ran: operators\n"
         "by the roofline, collectives by links of 450 GB/s each way, one after the other with what they would run beside, which is an\n"
         "upper bound. bfloat16, AdamW, one text of 2,048 tokens a rank, quick effort. Of Llama 7B (32 layers, 12,000 operators, some\n"
-        "five minutes a row) eight layers are planned. GPT-Neo's rows are of an\n"
-        "earlier search, which did not begin where gradients leave at once: their least may be too much.",
+        "five minutes a row) eight layers are planned. GPT-Neo's rows are of an earlier search, which did not begin where gradients leave\n"
+        "at once: their least may be too much. With parameters in shards what is computed again reads what its forward pass has gathered,\n"
+        "which that has to hold meanwhile: the least is no lower for it.",
         ("", "between steps", "as written", "order alone", *(f"+{each:.0%} time" for each in OVER[1:]), "least", "its time", "ms, on links",
          "planning, s"),
         lines,

@@ -19,7 +19,7 @@ from lowtide.api.ranges.guessed import met_so_far
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.ranges.said import check_uncut, varying_of
 from lowtide.api.ranges.saved import limit_of, loaded
-from lowtide.api.ranks.group import Trainers, check_shards
+from lowtide.api.ranks.group import Trainers
 from lowtide.api.running.shapes import checked_policy
 from lowtide.api.stages import Callback, Stages, wants_progress
 from lowtide.api.step import Step
@@ -99,8 +99,11 @@ def optimize(
         the numbers of rank 0, and each step takes the mean of their gradients, once, after all micro-batches. Rank 0 plans, all ranks run
         the same program at each call; where one fails, or comes with a batch of another shape, all raise. A wrapped model brings its own.
     shard: what each of n ranks holds its own part of, as large as 1/n. "optimizer": the optimizer's state; each rank updates its part of
-        every parameter, and gathers the others'. "gradients": their means, too, which nobody has as a whole, so that `after_backward` and
-        `scaler` are left out. For optimizers that update each element by itself (SGD, AdamW), without state yet, or with parts.
+        every parameter, and gathers the others'. "gradients": their means, too, each gathered while `after_backward` reads it, which may
+        write them by numbers alone (`grad.mul_(factor)`, as clipping does). "parameters": those as well; they are gathered before they are
+        read and let go where a pass ends, and between steps a parameter is this rank's part, flat (`with step.gathered():` makes it
+        whole). With a `scaler`, means of gradients are whole. For optimizers that update each element by itself (SGD, AdamW), without
+        state yet, or with parts.
     memory: the most that the step may take at its peak, with all that the caller holds: bytes, "8GiB", or "60%" of the peak of the
         program as it stands. Where order alone is not enough, tensors are evicted and restored, as little as was found to do: computed
         again, or copied to the host and back (see `swap`);
@@ -150,7 +153,6 @@ def optimize(
     plan within `memory` was found, FormatError for a `plan` that is of another program.
     """
     checked_policy(on_new_shape)
-    check_shards(shard, after_backward, scaler)
     trainers = Trainers.of(model, process_group, shard, trains=loss is not None, varies=dynamic is not None, policy=on_new_shape)
     model = trainers.model
     check_arguments(model, loss, optimizer, after_backward, accumulate)
@@ -179,7 +181,7 @@ def optimize(
     of_shapes = Maker(capturing, Machine(target, machine, tries, swap, stages), asked, saved, stages)
     guessing = RangeMaker.guessing(of_shapes, seen, args, kwargs) if seen else None
     maker = RangeMaker(of_shapes, varying, (args, kwargs), ranged) if varying else guessing or of_shapes
-    family = maker.make(args, kwargs, as_saved=saved is not None)
-    trainers.begin()
+    with trainers.beginning(runs=not obstacle):
+        family = maker.make(args, kwargs, as_saved=saved is not None)
     new_arena = partial(StepArena.of, target, placer) if arena and not obstacle else None
     return Step(maker, spec, family, obstacle, new_arena, on_new_shape, seen)

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lowtide.api.arena import ArenaReport, StepArena
@@ -31,6 +32,8 @@ from lowtide.report import save as save_report
 from lowtide.report import save_picture
 from lowtide.runtime.batch import BatchSpec, NewShapeError, described, shape_of
 from lowtide.runtime.caller import ChangedError, View
+from lowtide.runtime.ranks.parameters import gathered
+from lowtide.runtime.ranks.peers import Peers
 from lowtide.runtime.undisturbed import undisturbed
 
 if TYPE_CHECKING:
@@ -152,16 +155,30 @@ class Step:
         """Draw memory over the step (.png, .svg, .pdf). Raises FormatError for another suffix, ImportError without matplotlib, OSError."""
         save_picture(self.plan, path)
 
+    def gathered(self) -> AbstractContextManager[None]:
+        """With `shard="parameters"`: the model's parameters are whole inside, on all ranks, which all come here.
+
+        To evaluate or save the model, or to write into it; behind it each rank keeps its part of what is there then. Between steps without
+        it, a parameter is this rank's part, flat. Of any other step nothing changes.
+        """
+        peers = self._peers
+        if not isinstance(peers, Peers):
+            return nullcontext()
+        peers.meet("step.gathered()")
+        return gathered(self._caller.model, peers.main)
+
     def save_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Write model and optimizer into a folder, as torch.distributed.checkpoint does; of several processes all come here.
 
         What is in shards is written by those who hold it, and may be loaded by another number of them, or by one alone.
         """
-        self._trained().save(path)
+        with self.gathered():
+            self._trained().save(path)
 
     def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Read such a folder into model and optimizer. Raises FormatError where it is of others."""
-        self._trained().load(path)
+        with self.gathered():
+            self._trained().load(path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what was planned, for `optimize(..., plan=path)`: the plan; of a step for a range all that was planned for it so far.

@@ -155,7 +155,11 @@ class Draft:
 
     def renew(self, tensor: torch.Tensor, value: Value) -> None:
         """The content of the storage that `tensor` lies on is now `value`."""
-        self._blocks[address(tensor)].renew(value)
+        block = self._blocks.get(address(tensor))
+        if block is None:
+            self._blocks[address(tensor)] = Block(tensor, value, owned=False)
+        else:
+            block.renew(value)
 
     def next_version(self, tensor: torch.Tensor) -> Value:
         """`tensor` after a write through it; its storage goes to the next version."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from lowtide.capture.sizes.symbols import Extent
 from lowtide.errors import CaptureError
 from lowtide.ir.slots import Slot
 from lowtide.ir.tree import Leaf
+from lowtide.kernels.parts import WHOLE_OF
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class FakeModel:
     buffers: dict[torch.Tensor, torch.Tensor]
     attributes: dict[torch.Tensor, torch.Tensor]  # plain tensors that modules keep beside
     names: dict[torch.Tensor, str]
+    parts: dict[torch.Tensor, torch.Tensor] = field(default_factory=dict)  # of parameters of which the caller holds a part: that
 
     @property
     def all(self) -> dict[torch.Tensor, torch.Tensor]:
@@ -44,6 +46,8 @@ def fake_model(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> 
             _refuse(name, tensor)
             fakes.names[tensor], found[tensor] = name, fake_of(tensor, mode, device)
             _refuse_late_hooks(name, tensor)
+            if tensor in WHOLE_OF:
+                fakes.parts[tensor], found[tensor] = found[tensor], _whole(tensor, found[tensor], mode)
     for name, tensor in _attributes(model):
         if tensor not in fakes.names:
             fakes.names[tensor], fakes.attributes[tensor] = name, fake_of(tensor, mode, device)
@@ -59,6 +63,13 @@ def fake_of(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) ->
     with mode:
         empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
         return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+
+
+def _whole(real: torch.Tensor, part: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """The fake of what `real` is a part of."""
+    whole = WHOLE_OF[real]
+    with mode:
+        return nn.Parameter(torch.empty_strided(whole.shape, whole.stride, dtype=part.dtype, device=part.device), real.requires_grad)
 
 
 def fake_batch_leaf(leaf: Leaf, mode: FakeTensorMode, device: torch.device, extents: Mapping[int, Extent]) -> torch.Tensor:

@@ -30,9 +30,10 @@ from lowtide.capture.losses import checked_loss, joined, share_of, with_loss
 from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle, same_program
 from lowtide.capture.optimizers.scalars import Fact, UndecidedError
 from lowtide.capture.optimizers.scaler import ScalerTrace, scalers_refused, stop_if
-from lowtide.capture.ranks.exchange import broadcast_buffers
+from lowtide.capture.ranks.exchange import average_gradients, broadcast_buffers
+from lowtide.capture.ranks.in_parts import in_parts
 from lowtide.capture.ranks.ranks import Ranks
-from lowtide.capture.ranks.shards import Shards, exchanged, gather, own_shards, refuse_mixing, refuse_whole_state, scattered
+from lowtide.capture.ranks.shards import Shards, gather, own_shards, refuse_mixing, refuse_whole_state
 from lowtide.capture.ranks.wrapped import passing_on
 from lowtide.capture.recorder import Recorder
 from lowtide.capture.returned import Number, NumbersLater, beside, is_result
@@ -99,6 +100,11 @@ class TrainingProgram:
         """What the user's functions are given."""
         return self.wrapper or self.model
 
+    @property
+    def scales(self) -> bool:
+        """Whether the loss is scaled, and gradients are looked at to unscale them."""
+        return self.scaler is not None and self.scaler.is_enabled()
+
 
 @dataclass(frozen=True)
 class Given:
@@ -128,7 +134,7 @@ def capture_inference(model: nn.Module, given: Given) -> Captured:
 
 
 def _captured_inference(watch: Watch, model: nn.Module, given: Given) -> Captured:
-    with _tracing(watch, model, given, training=False) as trace, passing_on(None), torch.no_grad():
+    with _tracing(watch, model, given, False) as trace, passing_on(None), torch.no_grad():
         fake_args, fake_kwargs = trace.declare_batch(given.args, given.kwargs)
         with trace.recording(), raised_in(f"{type(model).__name__}()"):
             result = model(*fake_args, **fake_kwargs)
@@ -151,10 +157,10 @@ def capture_training(program: TrainingProgram, given: Given) -> tuple[Captured, 
 def _captured_training(watch: Watch, program: TrainingProgram, given: Given) -> tuple[Captured, ...]:
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
         raise CaptureError("torch's anomaly detection is on, which looks at the values of all gradients: switch it off for the capture")
-    with _tracing(watch, program.model, given, training=True) as trace, passing_on(program.wrapper), torch.enable_grad():
+    with _tracing(watch, program.model, given, True, program.ranks) as trace, passing_on(program.wrapper), torch.enable_grad():
         fake_args, fake_kwargs = trace.declare_batch(given.args, given.kwargs)
         shadow = Shadow.of(program.optimizer, trace.fakes.names, trace.fakes.parameters, trace.recorder.draft)
-        if program.scaler is not None and program.scaler.is_enabled():
+        if program.scaler is not None and program.scales:
             trace.scaler = ScalerTrace.of(program.scaler, trace.recorder.draft, trace.mode, given.device)
         result = _forward_and_backward(trace, program, fake_args, fake_kwargs)
         if program.ranks is not None and program.ranks.shard:
@@ -186,31 +192,49 @@ def _forward_and_backward(trace: _Trace, program: TrainingProgram, args: tuple[A
         if program.ranks is not None and program.ranks.broadcasts_buffers:
             with torch.no_grad():
                 broadcast_buffers(trace.fakes.buffers.values(), program.ranks)
-        for micro_args, micro_kwargs in micro_batches(args, kwargs, program.accumulate):
+        parts = list(micro_batches(args, kwargs, program.accumulate))
+        for number, (micro_args, micro_kwargs) in enumerate(parts, 1):
             recorder.draft.kind = Kind.ACTIVATION
             with raised_in("loss(model, ...)"):
                 result = program.loss(program.given, *micro_args, **micro_kwargs)
             loss = checked_loss(result)
             scaled = share_of(loss, program.accumulate)
             recorder.note_loss()
+            if trace.in_parts is not None:
+                trace.in_parts.begin_backward(completes=number == len(parts) and not program.scales)
             recorder.draft.kind = Kind.GRADIENT
             with raised_in("the backward pass"):
                 (scaled if trace.scaler is None else trace.scaler.scaled(scaled)).backward()
             results.append(with_loss(result, scaled))
+            if trace.in_parts is not None:
+                trace.in_parts.end_backward()
         _refuse_sparse(trace.fakes)
         if program.ranks is not None:
             with torch.no_grad():
-                exchanged(list(trace.fakes.parameters.values()), program.ranks, recorder.draft.age())
+                _exchange(trace, program, program.ranks)
         found = None if trace.scaler is None else trace.scaler.unscale(_trained(program.optimizer, trace.fakes))
         returned = None
         if program.after_backward is not None:
             with torch.no_grad(), raised_in("after_backward(model)"), NumbersLater(recorder.draft):
                 returned = program.after_backward(program.given)
+                if trace.in_parts is not None:
+                    trace.in_parts.wholes.read([leaf.value for leaf in tree.flatten(returned)[0]], recorder.draft, nullcontext())
         result = beside(joined(results, program.accumulate), returned)
         if trace.scaler is not None and found is not None:
             trace.scaler.update(found)
             recorder.stop = stop_if(found, trace.values_of(result), recorder.draft)
         return result
+
+
+def _exchange(trace: _Trace, program: TrainingProgram, ranks: Ranks) -> None:
+    """What happens to gradients before anybody looks at them: a scaler and all that is not in parts has whole means."""
+    parameters = list(trace.fakes.parameters.values())
+    if trace.in_parts is None or program.scales:
+        average_gradients(parameters, ranks, trace.recorder.draft.age())
+        return
+    trace.in_parts.send_rest(parameters)
+    if program.after_backward is not None:
+        trace.in_parts.show(trace.recorder.draft)
 
 
 def _optimizer_step(trace: _Trace, shadow: Shadow, result: Any) -> tuple[Captured, Shadow]:
@@ -224,8 +248,9 @@ def _optimizer_step(trace: _Trace, shadow: Shadow, result: Any) -> tuple[Capture
             tails.append((tail, *shadow.step(tail.draft, seed)))
             if trace.sharded is not None:
                 refuse_mixing(shadow.optimizer, tail.draft.nodes[before:])
-                with torch.no_grad():
-                    gather(*trace.sharded)
+                if trace.sharded[1].shard != "parameters":
+                    with torch.no_grad():
+                        gather(*trace.sharded)
     (tail, update, following), (other, _, _) = tails
     if not same_program(tail.draft, other.draft):
         name = type(shadow.optimizer).__name__
@@ -238,11 +263,10 @@ def _optimizer_step(trace: _Trace, shadow: Shadow, result: Any) -> tuple[Capture
 
 def _sharded(trace: _Trace, shadow: Shadow, ranks: Ranks) -> Shadow:
     """The shadow of an optimizer that updates this rank's part of each parameter."""
-    refuse_whole_state(shadow.optimizer, shadow.names, ranks)
-    fakes = [fake for fake in shadow.fakes.values() if fake.grad is not None]
+    refuse_whole_state(shadow, ranks)
+    fakes = list(shadow.fakes.values())
     with trace.recording(), torch.no_grad():
-        draft = trace.recorder.draft
-        shards = scattered(fakes, ranks, draft.age()) if ranks.shard == "gradients" else own_shards(fakes, ranks)
+        shards = own_shards(fakes, ranks) if trace.in_parts is None else trace.in_parts.shards(fakes)
     trace.sharded = shards, ranks
     return replace(shadow, fakes={real: shards.get(fake, fake) for real, fake in shadow.fakes.items()})
 
@@ -259,7 +283,7 @@ class _Trace:
     scaler: ScalerTrace | None = None
     sharded: tuple[Shards, Ranks] | None = None  # what of the parameters this rank updates, where it is not all
 
-    def __init__(self, watch: Watch, model: nn.Module, given: Given, training: bool) -> None:
+    def __init__(self, watch: Watch, model: nn.Module, given: Given, training: bool, ranks: Ranks | None = None) -> None:
         self.model, self.device, self.varying = model, given.device, given.varying
         self.symbols = given.symbols()
         self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=self.symbols.env, static_shapes=True)
@@ -281,7 +305,9 @@ class _Trace:
             for real, fake in fakes.items():
                 name = self.fakes.names[real]
                 self.real[Slot(table, (name,))] = real
-                self.recorder.draft.add_input(fake, Slot(table, (name,)), kind, name)
+                self.recorder.draft.add_input(self.fakes.parts.get(real, fake), Slot(table, (name,)), kind, name)
+        self.in_parts = in_parts(self.fakes, ranks)
+        self.recorder.wholes = None if self.in_parts is None else self.in_parts.wholes
 
     @contextmanager
     def recording(self, recorder: Recorder | None = None) -> Iterator[None]:
@@ -312,6 +338,8 @@ class _Trace:
         """Hold on to nothing of the caller's."""
         self.real.clear()
         self.recorder.reader.close()
+        if self.in_parts is not None:
+            self.in_parts.forget()
 
     def values_of(self, result: Any) -> list[Value]:
         """The values that a call returns or puts into modules."""
@@ -362,9 +390,9 @@ def _value_of(item: Any, draft: Draft) -> Value:
 
 
 @contextmanager
-def _tracing(watch: Watch, model: nn.Module, given: Given, training: bool) -> Iterator[_Trace]:
+def _tracing(watch: Watch, model: nn.Module, given: Given, training: bool, ranks: Ranks | None = None) -> Iterator[_Trace]:
     with raised_in("the capture"), no_tracebacks_logged(), untouched_randomness(), scalers_refused():
-        trace = _Trace(watch, model, given, training)
+        trace = _Trace(watch, model, given, training, ranks)
         try:
             with (
                 nothing_twice() if trace.symbols.env is not None else nullcontext(),

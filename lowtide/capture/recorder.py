@@ -32,6 +32,7 @@ from lowtide.capture.data.reader import Reader
 from lowtide.capture.draft import Draft
 from lowtide.capture.prune import needed
 from lowtide.capture.ranks.chain import CALLED_BY_LAYERS, REFUSED, Chain
+from lowtide.capture.ranks.wholes import Wholes
 from lowtide.capture.real import run
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, LowtideError
@@ -51,6 +52,7 @@ class Recorder(TorchDispatchMode):
         self.draft = draft
         self.reader = reader  # of what the example holds
         self.refusals: list[LowtideError] = []  # errors that were raised from here
+        self.wholes: Wholes | None = None  # tensors of which each rank holds a part
         self.stop: Node | None = None  # that ends the program early: what acts after it in the program does so in every order
         self._last_random: Node | None = None
         self._collectives = Chain()
@@ -109,6 +111,8 @@ class Recorder(TorchDispatchMode):
         if operators.row(func).view and isinstance(args[0], (bool, int, float, complex)):
             args = (self.draft.literal_number(args[0]), *args[1:])  # so a dispatch mode is handed what eager wraps in a tensor
         args, kwargs = self.draft.fake(args), self.draft.fake(kwargs)
+        if self.wholes is not None and self.wholes.run(func, args, kwargs, self.draft, self):
+            return args[0] if func._schema.returns else None
         if operators.changes_geometry_only(func):
             return self._reshape(func, args, kwargs)
         if func is torch.ops.aten._local_scalar_dense.default and self.draft.read_number is not None:

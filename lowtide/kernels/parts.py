@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from lowtide.kernels.library import LIBRARY, define
 
+
+@dataclass(frozen=True)
+class Whole:
+    """How a tensor lies where it is whole, of which each process of a group keeps a part."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    group: str  # its name
+
+
 RANK_OF: dict[str, int] = {}  # of this process, by the name of the group; in a trial there is none, and the first part stands for all
+WHOLE_OF: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # by parameter that is a part now: the Whole that it is of
 
 
 def own_part(whole: torch.Tensor, parts: int, group: str) -> torch.Tensor:

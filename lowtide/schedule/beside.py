@@ -9,8 +9,11 @@ first, and the others before it, as work ends in the order in which it was begun
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+
+import numpy as np
 
 from lowtide.cost.memory import simulate
 from lowtide.problems.order import OrderProblem
@@ -27,6 +30,27 @@ def beside(problem: OrderProblem, order: Sequence[int], begins: AbstractSet[int]
         found = _lean(problem, _sunk(found[:end], node, before, found[end:]), most_bytes) or found
         end = found.index(node)
     return found
+
+
+def holding(problem: OrderProblem, waits: Mapping[int, int]) -> OrderProblem:
+    """The problem in which the workspace of these waits is held from its begin on, `waits[wait]`: a tensor between the two."""
+    if not waits:
+        return problem
+    workspace_bytes, first = problem.workspace_bytes.copy(), problem.tensor_count
+    held = np.array([workspace_bytes[wait] for wait in waits], np.int64)
+    workspace_bytes[[*waits, *waits.values()]] = 0
+    row_of = {wait: first + row for row, wait in enumerate(waits)}
+    reads = [problem.read_ids[start:end].tolist() for start, end in zip(problem.read_ptr, problem.read_ptr[1:], strict=False)]
+    rows = [[*row, row_of[node]] if node in row_of else row for node, row in enumerate(reads)]
+    return dataclasses.replace(
+        problem,
+        tensor_bytes=np.concatenate([problem.tensor_bytes, held]),
+        producer=np.concatenate([problem.producer, np.array(list(waits.values()), np.int32)]),
+        kept=np.concatenate([problem.kept, np.zeros(len(held), bool)]),
+        read_ptr=np.cumsum([0, *map(len, rows)], dtype=np.int32),
+        read_ids=np.array([each for row in rows for each in row], np.int32),
+        workspace_bytes=workspace_bytes,
+    )
 
 
 def _raised(order: Sequence[int], node: int, before: Sequence[Sequence[int]]) -> list[int]:

@@ -59,7 +59,7 @@ def plain_loop(model: Any, optimizer: Any, data: Any) -> list[Any]:
     return found
 
 
-def equal_to_the_plain_loop(wrapped: bool) -> tuple[bool, bool]:
+def equal_to_the_plain_loop(wrapped: bool, shard: str | None = None) -> tuple[bool, bool]:
     """Whether losses, norms, weights and statistics are DistributedDataParallel's after 20 steps; and another optimizer state's step."""
     rank = dist.get_rank()
     eager, model = DistributedDataParallel(network(rank)), network(rank)
@@ -68,15 +68,17 @@ def equal_to_the_plain_loop(wrapped: bool) -> tuple[bool, bool]:
     optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01, foreach=False) for each in (eager, model)]
     group = None if wrapped else dist.group.WORLD
     step = lowtide.optimize(
-        given, data[0], loss=entropy, optimizer=optimizers[1], after_backward=clip, accumulate=2, process_group=group, workspaces=wrapped
-    )
+        given, data[0], loss=entropy, optimizer=optimizers[1], after_backward=clip, accumulate=2, process_group=group, workspaces=wrapped,
+        shard=shard,
+    )  # fmt: skip
     torch.manual_seed(rank)
     expected = plain_loop(eager, optimizers[0], data)
     torch.manual_seed(rank)
     got = [tuple(each.item() for each in step(*batch)) for batch in data]
     lowtide.Plan.from_json(step.plan.to_json())
-    pairs = zip(eager.module.state_dict().values(), model.state_dict().values(), strict=True)
-    return got == expected, all(torch.equal(one, two) for one, two in pairs)
+    with step.gathered():
+        pairs = zip(eager.module.state_dict().values(), model.state_dict().values(), strict=True)
+        return got == expected, all(torch.equal(one, two) for one, two in pairs)
 
 
 def in_shards(shard: str, optimizer: Any) -> tuple[bool, bool, float, float]:
@@ -89,7 +91,8 @@ def in_shards(shard: str, optimizer: Any) -> tuple[bool, bool, float, float]:
         )
         torch.manual_seed(rank)
         losses = [step(*batch).item() for batch in data]
-        weights = [parameter.detach().clone() for parameter in model.parameters()]
+        with step.gathered():
+            weights = [parameter.detach().clone() for parameter in model.parameters()]
         with warnings.catch_warnings(action="ignore"):
             # A thread of gloo's that is not scheduled for a while holds on to a bucket after it was waited for.
             measured_bytes = min(step.measure(*data[0]).peak_bytes for _ in range(4))
@@ -159,13 +162,49 @@ def around_the_step(optimized: Any, batch: Any) -> list[str]:
     return [unsummed, uneven, refused, raised(lambda: optimized(sharded, batch))]
 
 
+def whole_again() -> list[Any]:
+    """A model in shards, with a frozen layer and odd sizes: what is whole when, and what is told where it should not be."""
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 7).requires_grad_(False), nn.Tanh(), nn.Linear(7, 3))
+    before = [each.detach().clone() for each in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def optimized(**more: Any) -> lowtide.Step:
+        given = {"process_group": dist.group.WORLD, "shard": "parameters", "workspaces": False}
+        return lowtide.optimize(model, torch.ones(4, 5), loss=_sum, optimizer=optimizer, **{**given, **more})
+
+    def writes(model: nn.Module) -> None:
+        model[0].weight.mul_(2)
+
+    over = raised(lambda: optimized(memory=10))
+    written = raised(lambda: optimized(after_backward=writes))
+    as_before = [each.shape for each in model.parameters()] == [each.shape for each in before]
+    step = optimized()
+    parts = [tuple(each.shape) for each in model.parameters()]
+    step(torch.ones(4, 5))
+    step(torch.ones(3, 5))  # of another shape: captured while parameters are in shards
+    other = raised(lambda: optimized(shard="gradients"))
+    with step.gathered():
+        frozen = all(map(torch.equal, (before[2], before[3]), model[1].parameters()))
+        within = raised(lambda: step(torch.ones(4, 5)))
+        with torch.no_grad():
+            model[3].bias.fill_(rank)
+    with step.gathered():
+        bias, expected = model[3].bias.tolist(), _sum(model, torch.ones(4, 5)).item()
+    equal = optimized()(torch.ones(4, 5)).item() == expected
+    apart = raised(lambda: step(torch.ones(4, 5)) if rank else step.gathered())
+    return [as_before, parts, frozen, bias, equal, over, written, other, within, apart]
+
+
 def trained_together() -> Any:
-    sharded = [in_shards(shard, adam) for shard in ("optimizer", "gradients")]
-    return equal_to_the_plain_loop(wrapped=True), equal_to_the_plain_loop(wrapped=False), sharded, refusals()
+    sharded = [in_shards(shard, adam) for shard in ("optimizer", "gradients", "parameters")]
+    equal = [equal_to_the_plain_loop(True), equal_to_the_plain_loop(True, "gradients"), equal_to_the_plain_loop(False, "parameters")]
+    return equal, sharded, refusals()
 
 
 def checkpointed(path: str) -> list[Any]:
-    """What four steps give, saved after two with the optimizer's state in shards, and loaded for the last two in four ways."""
+    """What four steps give, saved after two with parameters in shards, and loaded for the last two in four ways."""
     rank = dist.get_rank()
     data = batches(rank + 10, 4)
 
@@ -178,15 +217,17 @@ def checkpointed(path: str) -> list[Any]:
     def last_two(step: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
         torch.manual_seed(rank)
         losses = [step(*batch).item() for batch in data[2:]]
-        return losses, *(parameter.detach() for parameter in model.parameters()), model[1].running_mean, optimizer.param_groups[0]["lr"]
+        with step.gathered():
+            weights = [parameter.detach().clone() for parameter in model.parameters()]
+        return losses, *weights, model[1].running_mean, optimizer.param_groups[0]["lr"]
 
-    first = made("optimizer")
+    first = made("parameters")
     for batch in data[:2]:
         first[0](*batch)
     first[2].param_groups[0]["lr"] = 0.003
     first[0].save_checkpoint(path)
     found = [last_two(*first)]
-    for shard in ("gradients", None):
+    for shard in ("gradients", "parameters", None):
         again = made(shard)
         again[0].load_checkpoint(path)
         found.append(last_two(*again))
@@ -206,10 +247,20 @@ def left_alone() -> str:
 
 
 def test_two_processes(tmp_path: Path):
-    trained, checkpoints, alone = on_ranks(trained_together, partial(checkpointed, str(tmp_path / "saved")), left_alone)
+    programs = trained_together, whole_again, partial(checkpointed, str(tmp_path / "saved")), left_alone
+    trained, whole, checkpoints, alone = on_ranks(*programs)
+    for as_before, parts, frozen, bias, equal, over, written, other, within, apart in whole:
+        assert as_before, "a failure leaves parameters whole"
+        assert parts == [(18,), (4,), (25,), (4,), (11,), (2,)]
+        assert (frozen, bias, equal) == (True, [0, 0, 1], True), "each rank keeps its own part of what it has written"
+        assert over.startswith("BudgetError")
+        assert "writes a tensor of which each rank holds a part" in written
+        assert '0.weight is in shards of a step with shard="parameters"' in other
+        assert "0.weight is whole, and the step is for parameters in shards: call it outside" in within
+        assert "rank 0 is about to run step.gathered(), rank 1 program" in apart
     assert alone[0].startswith("StepError: another rank does not answer"), "it died"
-    for rank, (wrapped, bare, sharded, refused) in enumerate(trained):
-        assert wrapped == bare == (True, True)
+    for rank, (equal, sharded, refused) in enumerate(trained):
+        assert equal == 3 * [(True, True)]
         for equal_losses, equal_weights, less, exact in sharded:
             assert (equal_losses, equal_weights) == (True, True)
             assert less < 0.95
@@ -265,9 +316,8 @@ def test_what_several_processes_cannot_do_is_refused_before_they_meet():
     for given, sentence in (
         ({"dynamic": "auto"}, "dynamic: several"),
         ({"on_new_shape": "eager"}, "on one process"),
-        ({"shard": "parameters"}, 'each rank of a step holds all parameters.*say "gradients".*fully_shard in a plain loop'),
-        ({"shard": "weights"}, "shard: expected 'optimizer' or 'gradients'"),
-        ({"shard": "gradients", "after_backward": clip}, "after_backward: expected none"),
+        ({"shard": "weights"}, "shard: expected 'optimizer', 'gradients', 'parameters' or None"),
+        ({"shard": "parameters", "process_group": None}, "shard: expected several processes"),
         ({"shard": "optimizer", "process_group": None}, "shard: expected several processes"),
         ({"loss": None, "optimizer": None}, "each process runs by itself"),
     ):

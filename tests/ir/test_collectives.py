@@ -8,7 +8,7 @@ import pytest
 from lowtide.errors import CheckError
 from lowtide.ir.check.graph_check import Verdict, check_graph
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.ir.operators.collectives.rows import WAIT
+from lowtide.ir.operators.collectives.rows import GATHER, WAIT, WAIT_APART
 from lowtide.ir.operators.nodes import repeatable
 from lowtide.remat.offload import bases
 from tests.graphs import array
@@ -42,6 +42,14 @@ def test_collectives_in_order_are_right():
 def test_what_keeps_no_order_or_comes_too_early_is_refused(verdict: Verdict, nodes: tuple[Node, ...], outputs: tuple[Value, ...]):
     with pytest.raises(CheckError, match=f"^{re.escape(verdict.value)}"):
         check_graph(Graph((P,), nodes, outputs))
+
+
+def test_what_a_collective_reads_is_held_until_it_ends():
+    gather = Node(GATHER, (P, 2, "0"), (array(Storage("both", 8, "cpu", Kind.ACTIVATION)),))
+    ended = Node(WAIT_APART, (gather.results[0], P), (array(Storage("whole", 8, "cpu", Kind.ACTIVATION)),))
+    check_graph(Graph((P,), (gather, ended), ended.results))
+    with pytest.raises(CheckError, match="does not hold what the collective reads until then"):
+        check_graph(Graph((P,), (gather, replace(ended, op=WAIT, args=gather.results)), ()))
 
 
 def test_what_a_collective_makes_is_neither_made_again_nor_copied_before_it_is_whole():

@@ -5,9 +5,13 @@ import torch
 from torch import nn
 
 from lowtide.capture.program import Captured, Given, TrainingProgram, capture_training
+from lowtide.capture.ranks import wholes
 from lowtide.capture.ranks.ranks import Ranks
-from lowtide.cost.memory import simulate
+from lowtide.cost.memory import order_problem, simulate
+from lowtide.ir.edges import predecessors
+from lowtide.ir.graph import Kind
 from lowtide.ir.operators.collectives.nodes import begins_collective, is_collective
+from lowtide.ir.operators.collectives.rows import WAIT_APART
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.checked import checked
@@ -15,7 +19,9 @@ from lowtide.planning.ordered import overlapped
 from lowtide.planning.planner import plan
 from lowtide.planning.request import Budget, Request
 from lowtide.remat.cost import price_of
+from lowtide.runtime.ranks.parameters import lay_out
 from lowtide.schedule import Auto
+from lowtide.schedule.beside import holding
 from tests.planned import PROVENANCE
 
 
@@ -25,6 +31,8 @@ def captured(shard: str = "", accumulate: int = 1, rows: int = 256) -> Captured:
     model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())))
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
     ranks = Ranks("none", 2, 10_000, broadcasts_buffers=True, shard=shard)
+    if shard == "parameters":
+        lay_out(model, ranks.size, ranks.group)
     program = TrainingProgram(model, lambda model, x: model(x).square().sum(), optimizer, accumulate=accumulate, ranks=ranks)
     return capture_training(program, Given((torch.ones(rows, 64),), {}, torch.device("cpu")))[-1]
 
@@ -73,6 +81,18 @@ def test_what_gloo_holds_beside_is_waited_for_at_once():
     assert overlapped(found).order == found.order
 
 
+def test_what_gloo_holds_beside_counts_from_its_begin_to_its_wait():
+    step = captured("gradients")
+    nodes = step.graph.nodes
+    sizes = tuple(512 if is_collective(node) else 0 for node in nodes)
+    found = plan([Candidate(step.graph, sizes)], Request(PROVENANCE))
+    spans = waits_and_begins(found)
+    problem = order_problem(step.graph, sizes)
+    waits = {found.order[wait]: found.order[begin] for begin, wait in spans}
+    assert simulate(holding(problem, waits), found.order).peak_bytes == found.peak_bytes
+    assert any(wait - begin > 1 for begin, wait in spans)
+
+
 @pytest.mark.parametrize(
     ("shard", "op", "count"), [("", "all_reduce", 7), ("optimizer", "all_gather", 7), ("gradients", "reduce_scatter", 7)]
 )
@@ -80,8 +100,35 @@ def test_gradients_travel_once_however_many_micro_batches_there_are(shard: str, 
     assert sum(op in node.op for node in captured(shard, accumulate=4).graph.nodes) == count
 
 
-@pytest.mark.parametrize("shard", ["", "optimizer", "gradients"])
-def test_a_search_begins_where_gradients_leave_at_once(shard: str):
+def test_parameters_in_shards_are_gathered_in_each_pass_and_let_go_in_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(wholes, "TOGETHER_BYTES", 10_000)
+    layer_bytes, step = 4 * (64 * 64 + 64), captured("parameters", accumulate=2, rows=4)
+    gathers = [node for node in step.graph.nodes if "all_gather" in node.op]
+    of_micro_batch = 6 + 4 + 1  # the first layer's gradient needs no weight, the last one's has it still; biases go together
+    assert len(gathers) == of_micro_batch + of_micro_batch - 1, "what was gathered last is kept"
+    found = planned(step)
+    assert found.peak_bytes - found.resident_bytes < 6 * layer_bytes + 3 * layer_bytes, "gradients of a micro-batch, and few weights"
+    found = planned(captured("parameters", rows=4))
+    assert found.peak_bytes - found.resident_bytes < 3 * layer_bytes + 3 * layer_bytes, "parts of gradients, and few weights"
+
+
+def test_a_part_is_updated_once_nobody_gathers_it_any_more(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(wholes, "TOGETHER_BYTES", 10_000)
+    graph = captured("parameters").graph
+    nodes, before = graph.nodes, predecessors(graph)
+    waits = {index: {value.storage for value in node.inputs} for index, node in enumerate(nodes) if node.op == WAIT_APART}
+    gathered = 0
+    for index, node in enumerate(nodes):
+        written = {value.storage for value, _ in node.writes if value.storage.kind is Kind.PARAMETER and value.version == 0}
+        reading = {wait for wait, read in waits.items() if read & written}
+        assert reading <= set(before[index])
+        gathered += len(reading)
+    assert gathered == 6 + 4, "weights of six layers in the forward pass, of four of them in the backward one"
+
+
+@pytest.mark.parametrize("shard", ["", "optimizer", "gradients", "parameters"])
+def test_a_search_begins_where_gradients_leave_at_once(shard: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(wholes, "TOGETHER_BYTES", 10_000)
     graph = captured(shard, rows=4).graph
     candidate = Candidate(graph, (0,) * len(graph.nodes), (1.0,) * len(graph.nodes))
     problem = candidate.remat_problem(1)

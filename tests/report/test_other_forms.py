@@ -15,6 +15,9 @@ from torch.cuda import _memory_viz
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Graph
 from lowtide.plan.plan import Plan
+from lowtide.remat.entries import Codes
+from lowtide.remat.offload import movable_storages
+from lowtide.remat.write_out import rematerialise
 from lowtide.report import memory_viz, save, save_picture
 from tests.graphs import graphs
 from tests.planned import chain, plan_of
@@ -73,6 +76,24 @@ def test_a_trace_has_every_operator_and_the_memory_that_it_runs_in(limited: Plan
     assert all(after["ts"] == pytest.approx(before["ts"] + before["dur"]) for before, after in pairwise(operators))
     assert max(sum(event["args"].values()) for event in counters) == limited.peak_bytes
     assert operators[0]["args"] == {"op": "aten.make.default", "step": 0, "module": "block.0", "line": "model.py:1"}
+
+
+def test_a_trace_has_what_goes_on_beside_on_streams_of_its_own(tmp_path: Path) -> None:
+    graph = chain(24)
+    codes = Codes(24, len(movable_storages(graph)))
+    first = 0  # of what the nodes make; read again by the node before the last
+    away = [0, 1, codes.store(first), 2, 3, codes.drop(first), *range(4, 21), codes.load(first), *range(21, 24)]
+    save(plan_of(rematerialise(graph, away).graph), tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    steps = {event["args"]["step"]: event["args"]["op"] for event in events if event["ph"] == "X"}
+    begun = {event["cat"]: event["ts"] for event in events if event["ph"] == "b"}
+    ended = {event["cat"]: event["ts"] for event in events if event["ph"] == "e"}
+    assert begun.keys() == ended.keys() == {"to the host", "to the device"}
+    assert steps[begun["to the host"]] == "host.store"
+    assert steps[ended["to the host"]] == "host.drop"
+    assert steps[begun["to the device"]] == "host.load"
+    assert steps[ended["to the device"]] == "aten.make.default"
+    assert ended["to the device"] - begun["to the device"] == 2
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])

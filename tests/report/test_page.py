@@ -10,7 +10,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from lowtide.base.units import bytes_text
 from lowtide.ir.graph import Graph, Kind, Storage
@@ -154,3 +156,27 @@ def test_nothing_reaches_over_the_side_of_the_window(limited: Plan, tmp_path: Pa
     measure = "<script>document.title = document.documentElement.scrollWidth - document.documentElement.clientWidth</script>"
     text = shown(page(limited).replace("</body>", f"{measure}</body>"), tmp_path, f"--window-size={width},800")
     assert "<title>0</title>" in text
+
+
+def inked(folder: Path, name: str, *options: str) -> list[list[bool]]:
+    """By row, then by column of a screenshot: whether there is something other than the ground."""
+    shot = folder / f"{name}.png"
+    shown(
+        (folder / "plan.html").read_text(encoding="utf-8"),
+        folder,
+        "--hide-scrollbars",
+        "--window-size=500,2400",
+        *options,
+        f"--screenshot={shot}",
+    )
+    differs = np.abs(imread(shot)[:, :, :3] - imread(shot)[:1, :1, :3]).sum(2) > 0.1
+    return [differs.any(axis).tolist() for axis in (1, 0)]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser")
+def test_light_and_dark_are_laid_out_alike(limited: Plan, tmp_path: Path) -> None:
+    (tmp_path / "plan.html").write_text(page(limited), encoding="utf-8")
+    light, dark = inked(tmp_path, "light"), inked(tmp_path, "dark", "--force-dark-mode")
+    assert light == dark
+    assert imread(tmp_path / "light.png").mean() > 0.8 > 0.3 > imread(tmp_path / "dark.png")[:, :, :3].mean()
+    assert 0.3 < sum(light[0]) / len(light[0]) < 1

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from lowtide.capture.ranks.ranks import Ranks
 from lowtide.capture.ranks.wrapped import group_of, module_of, ranks_of
 from lowtide.errors import CaptureError
+from lowtide.kernels.parts import WHOLE_OF
+from lowtide.runtime.ranks.parameters import fill, lay_out, put_back
 from lowtide.runtime.ranks.peers import ALONE, Alone, Peers, heard
 
 _INSTEAD = (
     "give the plain module with `process_group=`, before it is sharded, and say what is to be in shards by `shard=`; a limit (`memory=`) "
     "does the rest"
 )
-_WHOLE = (
-    'shard: each rank of a step holds all parameters, so that "parameters" (ZeRO 3) is not there yet: say "gradients", which leaves a rank '
-    "its part of gradients and optimizer state, with a limit (`memory=`) for what it holds beside parameters; where parameters alone do "
-    "not fit on a rank, train by fully_shard in a plain loop"
-)
-SHARDS = ("optimizer", "gradients")  # what may be in shards; the second holds the first
+SHARDS = ("optimizer", "gradients", "parameters")  # what may be in shards; each holds those before it
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,13 @@ class Trainers:
         if not isinstance(model, nn.Module):
             return cls(model)
         _check_sharded(model)
-        if shard == "parameters":
-            raise ValueError(_WHOLE)
         if shard not in (None, *SHARDS):
-            raise ValueError(f"shard: expected {' or '.join(map(repr, SHARDS))}, or None, got {shard!r}")
+            raise ValueError(f"shard: expected {', '.join(map(repr, SHARDS))} or None, got {shard!r}")
+        if shard == "parameters" and isinstance(model, DistributedDataParallel):
+            raise ValueError(
+                "shard: DistributedDataParallel holds all parameters on each rank, and buckets as large as all gradients: give the plain "
+                "module with `process_group=`"
+            )
         ranks, found = ranks_of(model, group, shard or ""), group_of(model, group)
         if ranks is None or found is None:
             if shard is not None:
@@ -61,21 +64,32 @@ class Trainers:
         module = module_of(model)
         return cls(module, None if module is model else model, ranks, Peers.of(found))
 
-    def begin(self) -> None:
-        """Give all ranks the numbers of rank 0, where no wrapper did when it was made."""
+    @contextmanager
+    def beginning(self, *, runs: bool) -> Iterator[None]:
+        """Parameters that are to be in shards are, inside; behind it, all ranks have the numbers of rank 0. A failure leaves all as before.
+
+        A step that never `runs` leaves parameters whole.
+        """
+        held: dict[torch.Tensor, torch.Tensor] = {}
+        if self.ranks is not None and self.ranks.shard == "parameters":
+            held = lay_out(self.model, self.ranks.size, self.ranks.group)
+        try:
+            yield
+            if runs:
+                self._begin(held)
+        finally:
+            put_back(held)
+
+    def _begin(self, held: dict[torch.Tensor, torch.Tensor]) -> None:
+        """Give all ranks the numbers of rank 0, where no wrapper did when it was made, and parameters `held` whole their parts."""
         if self.wrapper is not None or not isinstance(self.peers, Peers) or self.ranks is None:
             return
         source = dist.get_process_group_ranks(self.peers.group)[0]
+        whole = [held.get(each, each) for each in self.model.parameters() if each in held or each not in WHOLE_OF]
         with torch.no_grad(), heard():
-            for tensor in (*self.model.parameters(), *self.model.buffers()):
+            for tensor in (*whole, *self.model.buffers()):
                 dist.broadcast(tensor.detach(), source, group=self.peers.main)
-
-
-def check_shards(shard: str | None, after_backward: object, scaler: object) -> None:
-    """Refuse what would look at whole gradients where nobody has them."""
-    for name, given in (("after_backward", after_backward), ("scaler", scaler)):
-        if shard == "gradients" and given is not None:
-            raise ValueError(f'{name}: expected none with shard="gradients", where no rank has a whole gradient; say shard="optimizer"')
+        fill(held, self.ranks.size, self.ranks.group)
 
 
 def _check_sharded(model: nn.Module) -> None:

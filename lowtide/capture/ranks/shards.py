@@ -14,9 +14,11 @@ from typing import Any, TypeAlias
 
 import torch
 
+import lowtide.capture.ranks.waits
 import lowtide.kernels  # noqa: F401  (defines the operators of lowtide's own)
 from lowtide.capture import operators
-from lowtide.capture.ranks.exchange import Age, average_gradients, buckets
+from lowtide.capture.optimizers.optimizer import Shadow
+from lowtide.capture.ranks.exchange import buckets
 from lowtide.capture.ranks.ranks import Ranks
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node
@@ -29,20 +31,32 @@ _MAKING = frozenset({"zeros_like", "ones_like", "full_like", "empty_like", "clon
 
 def own_shards(parameters: Iterable[torch.Tensor], ranks: Ranks) -> Shards:
     """This rank's parts, of parameters whose gradients are the means over all ranks."""
-    return {each: _shard(each, _own(each.grad, ranks), ranks) for each in parameters if each.grad is not None and each.grad.numel()}
+    found = {}
+    for each in parameters:
+        if each.grad is not None and each.grad.numel():
+            found[each] = shard_of(each, ranks)
+            found[each].grad = own(each.grad, ranks)
+    return found
 
 
-def scattered(parameters: Sequence[torch.Tensor], ranks: Ranks, age: Age) -> Shards:
-    """This rank's parts, each with its part of the mean; nobody has the whole."""
-    gradients = {each: each.grad for each in parameters if each.grad is not None and each.grad.numel()}
-    shards: dict[torch.Tensor, torch.Tensor] = {}
-    for bucket in buckets(sorted(gradients, key=lambda each: age(gradients[each])), gradients, ranks.bucket_bytes):
-        rows = [_rows(gradients[each], ranks.size) for each in bucket]
-        share = (rows[0] if len(rows) == 1 else torch.cat(rows, 1)).view(-1) * (1.0 / ranks.size)
-        mine = _COLLECTIVES.wait_tensor(_COLLECTIVES.reduce_scatter_tensor(share, "sum", ranks.size, ranks.group))
-        pieces = mine.split([row.shape[1] for row in rows])
-        shards |= {each: _shard(each, piece, ranks) for each, piece in zip(bucket, pieces, strict=True)}
-    return shards
+def shard_of(parameter: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """This rank's part of a parameter that all of them hold."""
+    return own(parameter.detach(), ranks)
+
+
+def own(whole: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """This rank's part of a tensor that all of them hold."""
+    part: torch.Tensor = torch.ops.lowtide.own_part(whole, ranks.size, ranks.group)
+    return part
+
+
+def scatter(gradients: Sequence[torch.Tensor], ranks: Ranks) -> Sequence[torch.Tensor]:
+    """One message: this rank's part of the mean of each."""
+    rows = [_rows(each, ranks.size) for each in gradients]
+    share = (rows[0] if len(rows) == 1 else torch.cat(rows, 1)).view(-1) * (1.0 / ranks.size)
+    mine = torch.ops.lowtide.wait_for(_COLLECTIVES.reduce_scatter_tensor(share, "sum", ranks.size, ranks.group), share)
+    pieces: Sequence[torch.Tensor] = mine.split([row.shape[1] for row in rows])
+    return pieces
 
 
 def gather(shards: Shards, ranks: Ranks) -> None:
@@ -50,18 +64,32 @@ def gather(shards: Shards, ranks: Ranks) -> None:
     for bucket in buckets(shards, {each: each for each in shards}, ranks.bucket_bytes):
         parts = [shards[each] for each in bucket]
         sent = parts[0] if len(parts) == 1 else torch.cat(parts)
-        whole = _COLLECTIVES.wait_tensor(_COLLECTIVES.all_gather_into_tensor(sent, ranks.size, ranks.group)).view(ranks.size, -1)
-        for parameter, part in zip(bucket, whole.split([each.numel() for each in parts], 1), strict=True):
-            parameter.copy_(part.reshape(-1)[: parameter.numel()].view(parameter.shape))
+        for parameter, part in zip(bucket, gathered(sent, ranks).split([each.numel() for each in parts], 1), strict=True):
+            _write(parameter, part)
 
 
-def refuse_whole_state(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str], ranks: Ranks) -> None:
+def _write(parameter: torch.Tensor, rows: torch.Tensor) -> None:
+    """Put the parts of all ranks, one a row, into a parameter: straight from where they lie, where it is cut without a rest."""
+    if parameter.is_contiguous() and parameter.numel() == rows.numel():
+        parameter.view(rows.shape).copy_(rows)
+    else:
+        parameter.copy_(rows.reshape(-1)[: parameter.numel()].view(parameter.shape))
+
+
+def gathered(sent: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """[ranks, n] what all ranks have sent, n elements each."""
+    whole: torch.Tensor = torch.ops.lowtide.wait_for(_COLLECTIVES.all_gather_into_tensor(sent, ranks.size, ranks.group), sent)
+    return whole.view(ranks.size, -1)
+
+
+def refuse_whole_state(shadow: Shadow, ranks: Ranks) -> None:
     """Raise CaptureError for state that is not in shards."""
-    for parameter, entries in optimizer.state.items():
+    for parameter, entries in shadow.optimizer.state.items():
+        numel = shadow.fakes[parameter].numel()
         for key, item in entries.items():
-            if isinstance(item, torch.Tensor) and item.dim() and item.shape != (-(-parameter.numel() // ranks.size),):
+            if isinstance(item, torch.Tensor) and item.dim() and item.shape != (-(-numel // ranks.size),):
                 raise CaptureError(
-                    f"the optimizer's {key} of {names.get(parameter, 'a parameter')} is not in {ranks.size} shards: its shape is "
+                    f"the optimizer's {key} of {shadow.names.get(parameter, 'a parameter')} is not in {ranks.size} shards: its shape is "
                     f"{tuple(item.shape)}; give `shard` an optimizer without state, or load shards into it"
                 )
 
@@ -76,30 +104,12 @@ def refuse_mixing(optimizer: torch.optim.Optimizer, nodes: Iterable[Node]) -> No
             )
 
 
-def exchanged(parameters: Sequence[torch.Tensor], ranks: Ranks, age: Age) -> None:
-    """What happens to gradients before anybody looks at them."""
-    if ranks.shard != "gradients":
-        average_gradients(parameters, ranks, age)
-
-
 def _is_elementwise(node: Node) -> bool:
     if not node.op.startswith("aten."):
         return False
     op: Any = operators.resolve(node.op)
     base = node.op.split(".")[1].removesuffix("_")
     return torch.Tag.pointwise in op.tags or operators.row(op).elementwise or operators.row(op).view or base in _MAKING
-
-
-def _shard(parameter: torch.Tensor, gradient: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-    part = _own(parameter, ranks)
-    part.grad = gradient
-    return part
-
-
-def _own(whole: torch.Tensor | None, ranks: Ranks) -> torch.Tensor:
-    assert whole is not None, "asked for what has a gradient"
-    part: torch.Tensor = torch.ops.lowtide.own_part(whole.detach(), ranks.size, ranks.group)
-    return part
 
 
 def _rows(gradient: torch.Tensor, size: int) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Rows of what processes do together: sums, broadcasts and gathers over a group, by torch's functional collectives.
 
 One that begins (`all_reduce`) is given a tensor and the group's name, and goes on beside what follows; what it makes may be touched by
-nobody but the `wait_tensor` that ends it, which hands the same memory on.
+nobody but the `wait_tensor` that ends it, which hands the same memory on. One that works into memory apart from what it is given reads that
+until it ends: it is ended by lowtide's own `wait_for`, which is given both.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from lowtide.ir.operators.row import Collective, Operator
 
 NAMESPACE = "_c10d_functional"
 SUM, WAIT = f"{NAMESPACE}.all_reduce.default", f"{NAMESPACE}.wait_tensor.default"
+WAIT_APART = "lowtide.wait_for.default"
 GATHER, SCATTER = f"{NAMESPACE}.all_gather_into_tensor.default", f"{NAMESPACE}.reduce_scatter_tensor.default"
 
 _IN_PLACE = ("all_reduce", "broadcast")
@@ -22,4 +24,5 @@ ROWS = (
     ),
     *(Operator(name=f"{NAMESPACE}.{name}", collective=Collective.BEGINS) for name in _APART),
     Operator(name=f"{NAMESPACE}.wait_tensor", collective=Collective.ENDS, in_memory_of=WAIT),
+    Operator(name="lowtide.wait_for", collective=Collective.ENDS, in_memory_of=WAIT_APART),
 )
