@@ -1,6 +1,7 @@
 """Whether dictionaries hold what they held: keys and values by identity, in some nanoseconds each and without a look at what they are.
 
 For plain dictionaries and subclasses that iterate as these do: an `OrderedDict` keeps an order beside, which is not looked at.
+Where dictionaries number their changes, these numbers are read first.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from lowtide.base.kernels import SWITCHED_OFF, kernel, python_function
+from lowtide.base.words import Words, tag_of, tags_are_known
 
 _NEXT = python_function("PyDict_Next", "int32", "uintp", "uintp", "uintp", "uintp")  # dictionary, position, key and value: addresses
 
@@ -27,9 +29,20 @@ class Held:
         self._lengths = np.array([*map(len, self._dictionaries)], np.int64)
         self._addresses = tuple(np.array([*map(id, each)], np.uintp) for each in (self._dictionaries, self._keys, self._values))
         self._cell = np.zeros(3, np.uintp)  # position, key, value
+        self._tags = Words(map(tag_of, self._dictionaries)) if tags_are_known() and not SWITCHED_OFF else None
 
     def same(self) -> bool:
         """Whether they hold the same objects in the same order."""
+        if self._tags is None:
+            return self._looked()
+        if self._tags.same():
+            return True
+        found = self._looked()
+        if found:
+            self._tags.renew()
+        return found
+
+    def _looked(self) -> bool:
         if SWITCHED_OFF:
             return self._same()
         dictionaries, keys, values = self._addresses
