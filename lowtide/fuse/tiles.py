@@ -6,6 +6,12 @@ from typing import NamedTuple
 
 from lowtide.ir.packed import Target
 
+_LESS = 0.9  # what a transform must take of the plain way, as it keeps more weights
+_TILES_BYTES = 192 * 1024  # of tiles at all points, that stay near while all panels pass them
+_MADE_VECTORS = 4  # of a panel of products
+_TRANSFORM_CYCLES = 4.0  # for a vector of a point, on the way there and back
+# Weights that each cache holds, and memory; bytes a cycle from there.
+_LEVELS = ((512 * 1024, 64.0), (24 * 2**20, 14.0), (2**62, 8.0))
 _FEWEST = 5  # accumulators that keep the multipliers busy: their latency
 
 
@@ -26,9 +32,40 @@ def rows_beside(rows: int, columns: int, vectors: int, target: Target) -> Tile:
     return min((_cost(tile, rows, columns, target), tile) for tile in _tiles(rows, target) if tile.vectors == vectors)[1]
 
 
+class Transform(NamedTuple):
+    """How a convolution of 3 x 3 is done on tiles: results along a side of one, tiles at a time, the register tile of their products."""
+
+    side: int
+    block: int
+    tile: Tile
+
+
+def transform_of(images: int, side: tuple[int, int], inner: int, columns: int, target: Target) -> Transform | None:
+    """The best transform for so many rows and columns, from `inner` channels to `columns`; None where products alone are faster."""
+    plain = tile_of(side[1], columns, target)
+    found: list[tuple[float, Transform | None]] = [(9 * inner * images * side[0] * _cost(plain, side[1], columns, target) * _LESS, None)]
+    for tile_side in (2, 4):
+        count = images * -(-side[0] // tile_side) * -(-side[1] // tile_side)
+        row = 4 * (tile_side + 2) ** 2 * max(-(-inner // target.lanes) * target.lanes, _MADE_VECTORS * target.lanes)
+        blocks = -(-count // max(4, _TILES_BYTES // row))
+        made = Transform(tile_side, -(-count // blocks), tile_of(-(-count // blocks), columns, target))
+        found.append((_transform_cycles(made, count, blocks, (inner, columns), target), made))
+    return min(found, key=lambda each: each[0])[1]
+
+
+def _transform_cycles(made: Transform, count: int, blocks: int, channels: tuple[int, int], target: Target) -> float:
+    """Cycles of products, of transforms, and of weights that come from afar for each block."""
+    (inner, columns), points = channels, (made.side + 2) ** 2
+    products = blocks * points * inner * _cost(made.tile, made.block, columns, target)
+    transforms = _TRANSFORM_CYCLES * count * points * (-(-inner // target.lanes) + -(-columns // target.lanes))
+    weights = 4 * points * inner * target.width(columns)
+    rate = next(rate for most, rate in _LEVELS if weights <= most)
+    return products + transforms + blocks * weights / rate
+
+
 def _tiles(rows: int, target: Target) -> list[Tile]:
-    most = min(16, rows)
-    found = [Tile(mr, nv) for nv in range(1, 7) for mr in range(1, most + 1) if mr * nv + nv + 1 <= target.registers]
+    most, room = min(16, rows), target.registers - target.registers // 16  # compilers need one or two
+    found = [Tile(mr, nv) for nv in range(1, 7) for mr in range(1, most + 1) if mr * nv + nv + 1 <= room]
     return found or [Tile(1, 1)]
 
 
@@ -45,4 +82,10 @@ def _cost(tile: Tile, rows: int, columns: int, target: Target) -> float:
                 return 1e18  # the half vector beside a full panel has no room
     parts = [tile.rows] * (rows // tile.rows) + ([rows % tile.rows] if rows % tile.rows else [])
     counted = {part: parts.count(part) for part in set(parts)}
-    return sum(times * sum(max(part * each, _FEWEST, each + part / 2) + 0.3 for each in panels) for part, times in counted.items())
+    return sum(times * sum(_step(part, each) for each in panels) for part, times in counted.items())
+
+
+def _step(rows: int, vectors: int) -> float:
+    """What one step of a sum takes: multiplications, or loads where these are more; few rows wait for weights from the second cache."""
+    busy = max(rows * vectors, _FEWEST, vectors + rows / 2)
+    return busy + 0.3 * (rows + vectors) + 0.6 * vectors * max(0, 5 - rows)
