@@ -10,6 +10,7 @@ import ctypes
 import sys
 from collections.abc import Iterable
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from lowtide.base.kernels import kernel
 
 BYTES = 8
 _FIRST = 4096  # below that lies nothing
-_SIZE, _SET_SIZE, _TYPE, _TAG = 16, 24, 8, 24  # in Python's objects: a container's length, a type, the number of a dictionary's last change
+# In Python's objects: a container's length, a type, the number of a dictionary's last change, the dictionary that a view shows.
+_SIZE, _SET_SIZE, _TYPE, _TAG, _SHOWN = 16, 24, 8, 24, 16
 
 
 class Words:
@@ -47,6 +49,16 @@ def length_of(container: Any) -> int:
     return id(container) + (_SET_SIZE if isinstance(container, set) else _SIZE)
 
 
+def dictionary_of(table: Any) -> int:
+    """The address of a dictionary: itself, or what a read-only view shows of one. 0 for a view of something else."""
+    if type(table) is not MappingProxyType:
+        return id(table)
+    if not python_is_known():
+        return 0
+    shown = word(id(table) + _SHOWN)
+    return shown if word(shown + _TYPE) == id(dict) else 0
+
+
 def type_of(thing: Any) -> int:
     """Where an object says of which class it is."""
     return id(thing) + _TYPE
@@ -54,7 +66,7 @@ def type_of(thing: Any) -> int:
 
 def tag_of(dictionary: Any) -> int:
     """Where a dictionary says when it was last changed: no two changes in a process have the same number."""
-    return id(dictionary) + _TAG
+    return dictionary_of(dictionary) + _TAG
 
 
 @cache
@@ -63,7 +75,10 @@ def python_is_known() -> bool:
     if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != BYTES:
         return False
     held: list[Any] = [[1, 2, 3], {1: 1, 2: 2, 3: 3}, {1, 2, 3}]
-    return all(word(length_of(each)) == 3 and word(type_of(each)) == id(type(each)) for each in held)
+    view = MappingProxyType(held[1])
+    return word(id(view) + _SHOWN) == id(held[1]) and all(
+        word(length_of(each)) == 3 and word(type_of(each)) == id(type(each)) for each in held
+    )
 
 
 @cache

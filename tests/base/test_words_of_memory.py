@@ -1,11 +1,13 @@
 """Words of memory: what they tell of Python's objects, and that nothing goes unseen."""
 
-from collections import OrderedDict, deque
+from collections import ChainMap, OrderedDict, deque
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from lowtide.base.words import Words, length_of, python_is_known, tag_of, tags_are_known, type_of
+from lowtide.base.identity import Held
+from lowtide.base.words import Words, dictionary_of, length_of, python_is_known, tag_of, tags_are_known, type_of
 
 pytestmark = pytest.mark.skipif(not python_is_known(), reason="this Python keeps its objects otherwise")
 
@@ -45,3 +47,22 @@ def test_each_change_of_a_dictionary_has_a_number():
         change()
         assert not words.same()
         words.renew()
+
+
+@pytest.mark.skipif(not tags_are_known(), reason="dictionaries of this Python do not number their changes")
+def test_a_change_of_a_class_is_seen():
+    class Thing:
+        size = 1
+
+    held = Held([vars(Thing)])
+    assert held.same()
+    Thing.size = 2
+    assert not held.same()
+    Thing.size = 1
+    assert held.same()
+    Thing.other = 3  # type: ignore[attr-defined]
+    assert not held.same()
+
+
+def test_a_view_of_something_else_is_none():
+    assert dictionary_of(MappingProxyType(ChainMap())) == 0

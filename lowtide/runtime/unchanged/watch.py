@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lowtide.base.identity import Held
-from lowtide.base.words import Words, length_of, python_is_known, type_of
+from lowtide.base.words import Words, dictionary_of, length_of, python_is_known, type_of
 from lowtide.runtime.unchanged.switches import switches
 
 _values = methodcaller("values")
@@ -28,7 +28,7 @@ class Watch:
     def __init__(self) -> None:
         self._known: set[int] = set()
         self._empty: list[Any] = []
-        self._dictionaries: list[dict[Any, Any]] = []
+        self._dictionaries: list[Any] = []
         self._full: list[Any] = []
         self._mappings: list[Any] = []
         self._modules: list[nn.Module] = []
@@ -43,7 +43,8 @@ class Watch:
         if type(item) in _BUILT_IN and not item:
             self._empty.append(item)
             return
-        if isinstance(item, dict) and type(item).__iter__ is dict.__iter__:
+        plain = isinstance(item, dict) and type(item).__iter__ is dict.__iter__
+        if plain or (type(item) is MappingProxyType and dictionary_of(item)):
             self._dictionaries.append(item)
             return
         self._full.append(item)  # an OrderedDict has an order of its own
