@@ -11,7 +11,7 @@ from lowtide.fuse.known import ATTENTION, name_of
 from lowtide.fuse.layout import Buffer, Lay, fresh, in_rows, stepped
 from lowtide.fuse.stages import Convolution, Epilogue, Geometry, Operand, Pad, Product, Rows, Stage, Windows, Winograd
 from lowtide.fuse.staging import Head, Staging
-from lowtide.fuse.tiles import Transform, tile_of, transform_of
+from lowtide.fuse.tiles import Transform, by_panels, tile_of, transform_of
 from lowtide.ir.graph import Arg, Node, Value
 from lowtide.ir.packed import Norm, Panels, Plain, Taps, Transformed
 
@@ -79,7 +79,8 @@ def _convolution(staging: Staging, node: Node) -> Head:
     def make(out: Lay, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
         step = out.rows() or stepped(columns)
         rows = prod(out.shape) // columns
-        tile = tile_of(rows if plain else out.shape[3], columns // groups, staging.target)
+        panels_shared = plain and by_panels(rows, inner, columns, staging.target)
+        tile = tile_of(rows if plain else out.shape[3], columns // groups, staging.target, panels_shared)
         panels = Panels(weight, _value(bias), norm, groups, columns // groups, kh * kw * inner, tile.vectors, staging.target)
         staging.pack(panels)
         if image is None:
@@ -169,7 +170,7 @@ def _product(staging: Staging, node: Node) -> Head:
         read = staging.copied(read, fresh(f"{a.name}_rows", (rows, k)))
 
     def make(out: Lay, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
-        tile = tile_of(rows, columns, staging.target)
+        tile = tile_of(rows, columns, staging.target, by_panels(rows, k, columns, staging.target))
         panels = Panels(weight, _value(bias), norm, 1, columns, k, tile.vectors, staging.target)
         staging.pack(panels)
         return Product(read, read.rows() or 0, rows, k, panels, out, out.rows() or stepped(columns), epilogue, nodes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from lowtide.ir.packed import Target
@@ -12,6 +13,7 @@ _MADE_VECTORS = 4  # of a panel of products
 _TRANSFORM_CYCLES = 4.0  # for a vector of a point, on the way there and back
 # Weights that each cache holds, and memory; bytes a cycle from there.
 _LEVELS = ((512 * 1024, 64.0), (24 * 2**20, 14.0), (2**62, 8.0))
+_UNEVEN = 0.12  # how much it counts that one of two threads waits for the other
 _FEWEST = 5  # accumulators that keep the multipliers busy: their latency
 
 
@@ -22,9 +24,14 @@ class Tile(NamedTuple):
     vectors: int
 
 
-def tile_of(rows: int, columns: int, target: Target) -> Tile:
-    """The tile that takes the fewest cycles for a product of so many rows and columns."""
-    return min((_cost(tile, rows, columns, target), -tile.vectors, tile) for tile in _tiles(rows, target))[2]
+def by_panels(rows: int, inner: int, columns: int, target: Target) -> bool:
+    """Whether threads share the columns of a product, as its weights are what is moved most; else they share rows."""
+    return target.width(columns) * (inner + 1) > (inner + columns) * rows
+
+
+def tile_of(rows: int, columns: int, target: Target, panels: bool = False) -> Tile:
+    """The tile that takes the fewest cycles for a product of so many rows and columns, where threads share rows, or panels."""
+    return min((_shared(tile, rows, columns, target, panels), -tile.vectors, tile) for tile in _tiles(rows, target))[2]
 
 
 def rows_beside(rows: int, columns: int, vectors: int, target: Target) -> Tile:
@@ -71,6 +78,28 @@ def _tiles(rows: int, target: Target) -> list[Tile]:
 
 def _cost(tile: Tile, rows: int, columns: int, target: Target) -> float:
     """Cycles for each step of the sum."""
+    widths = _widths(tile, columns, target)
+    return _time(tile, rows, widths) if widths else 1e18
+
+
+def _shared(tile: Tile, rows: int, columns: int, target: Target, panels: bool) -> float:
+    """The same, and somewhat what the larger half takes longer than the other, as two threads share it."""
+    widths = _widths(tile, columns, target)
+    if not widths:
+        return 1e18
+    first, half = -(-rows // tile.rows) // 2 * tile.rows, len(widths) // 2
+    by_rows = _time(tile, first, widths), _time(tile, rows - first, widths)
+    one, two = (_time(tile, rows, widths[:half]), _time(tile, rows, widths[half:])) if panels else by_rows
+    return one + two + _UNEVEN * abs(one - two)
+
+
+def _time(tile: Tile, rows: int, widths: Sequence[int]) -> float:
+    whole, rest = divmod(rows, tile.rows)
+    return whole * sum(_step(tile.rows, each) for each in widths) + (sum(_step(rest, each) for each in widths) if rest else 0.0)
+
+
+def _widths(tile: Tile, columns: int, target: Target) -> list[int]:
+    """The vectors of each panel; none where the half vector beside a full panel has no room."""
     vectors = target.whole(columns)
     panels = [tile.vectors] * (vectors // tile.vectors) + ([vectors % tile.vectors] if vectors % tile.vectors else [])
     if target.half(columns):
@@ -79,10 +108,8 @@ def _cost(tile: Tile, rows: int, columns: int, target: Target) -> float:
         else:
             panels[-1] += 1
             if panels[-1] * (tile.rows + 1) + 1 > target.registers:
-                return 1e18  # the half vector beside a full panel has no room
-    parts = [tile.rows] * (rows // tile.rows) + ([rows % tile.rows] if rows % tile.rows else [])
-    counted = {part: parts.count(part) for part in set(parts)}
-    return sum(times * sum(_step(part, each) for each in panels) for part, times in counted.items())
+                return []
+    return panels
 
 
 def _step(rows: int, vectors: int) -> float:

@@ -15,7 +15,7 @@ from lowtide.fuse.codegen.blocks import block
 from lowtide.fuse.codegen.maps import map_body
 from lowtide.fuse.codegen.text import Addresses, Functors, exact, flag, listed, window_of
 from lowtide.fuse.stages import Attention, Batched, Block, Convolution, Map, Pad, Product, Rows, Stage, Windows, Winograd
-from lowtide.fuse.tiles import rows_beside, tile_of
+from lowtide.fuse.tiles import by_panels, rows_beside
 from lowtide.ir.packed import Target
 
 ENTRY = "lowtide_network"
@@ -93,10 +93,10 @@ def _call(stage: Alone, addresses: Addresses, target: Target) -> str | list[str]
 
 def _product(stage: Product, addresses: Addresses, target: Target) -> str:
     columns = stage.weight.columns
-    tile = tile_of(stage.rows, columns, target)
+    tile = rows_beside(stage.rows, columns, stage.weight.vectors, target)
     packed_bytes, row_bytes = stage.weight.elements * 4, stage.k * 4
     block = tile.rows if packed_bytes <= _NEAR_BYTES else max(1, _CACHED_BYTES // row_bytes // tile.rows) * tile.rows
-    panels = packed_bytes > (stage.k + columns) * stage.rows * 4
+    panels = by_panels(stage.rows, stage.k, columns, target)
     taps = f"Taps<1, 1, {stage.k}, 0, 0, 1, {stage.a_step}>"
     arguments = (taps, stage.rows, columns, *tile, block, flag(panels), exact(stage))
     places = ", ".join([addresses.of(stage.a), addresses.of(stage.weight), "e", addresses.of(stage.out), str(stage.out_step)])
@@ -110,7 +110,7 @@ def _convolution(stage: Convolution, addresses: Addresses, target: Target) -> st
     weight = stage.weight
     inner = weight.rows // (kh * kw)
     taps = f"Taps<{listed((kh, kw, inner, line * dh, pixel * dw, channel, pixel * sw))}>"
-    tile = tile_of(ow, weight.columns, target)
+    tile = rows_beside(ow, weight.columns, weight.vectors, target)
     panels = weight.elements * 4 > _WEIGHTS_BYTES
     beside = weight.groups > 1 and target.width(weight.columns) != weight.columns  # the next group's channels lie right behind
     flags = flag(panels), "true" if beside else exact(stage)
