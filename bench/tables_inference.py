@@ -75,8 +75,8 @@ def _memory() -> str:
         "ago_memory",
         "python -m bench.ago.memory",
         "MiB of resident memory while a function runs, above what its process has once the libraries are there; weights included.\n"
-        "lowtide leaves the model's weights to the caller, and has them a second time, as its kernels read them. Promised is what the plan\n"
-        "says of weights, kernels' weights and activations.",
+        "lowtide leaves the model's weights to the caller, and has them a second time, as its kernels read them.\n"
+        "Promised is what the plan says of weights, kernels' weights and activations.",
         ("network, pixels or tokens", "lowtide, promised", *names),
         lines,
     )
