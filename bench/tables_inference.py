@@ -9,30 +9,81 @@ from bench.tables_parts import Row, rows_of, section
 _PEERS = ("onnxruntime", "openvino", "inductor", "eager")
 
 
+_NAMES = ("lowtide", "lowtide NI", "lowtide NR", *_PEERS)
+
+
 def inference() -> tuple[str, ...]:
-    """Times beside peers, what it takes to make kernels, and partitions."""
-    return _times(), _compiling(), _partitions()
+    """Times beside peers, memory, what it takes to make kernels, and partitions."""
+    return _times(), _others(), _pairs(), _memory(), _compiling(), _partitions()
 
 
 def _times() -> str:
-    by_case: dict[tuple[str, int], dict[str, Row]] = {}
-    for row in rows_of("ago"):
-        by_case.setdefault((row["case"], row["threads"]), {})[row["contender"]] = row
-    names = ("lowtide", "lowtide NI", "lowtide NR", *_PEERS)
-    lines = [
-        [f"{case}, {threads}", *(_ms(found.get(name)) for name in names), _ratio(found.get("lowtide"))]
-        for (case, threads), found in by_case.items()
-    ]
-    return section(
+    return _beside_peers(
         "Inference of one example",
         "ago",
         "python -m bench.ago",
         "float32, random weights, milliseconds, with 1 thread and 2; each contender is a process of its own, and they take turns. NI is\n"
         "lowtide without intensive fusion, NR with all of it that is legal. A ratio is to the best peer that ran beside it. Other work\n"
-        "was held off meanwhile, but not the host's: what differs by more than a fifth from turn to turn is marked with ~.",
-        ("network, pixels or tokens, threads", *names, "lowtide over the best peer"),
+        "ran on the machine meanwhile: what differs by more than a fifth from turn to turn is marked with ~.",
+        "network, pixels or tokens, threads",
+    )
+
+
+def _others() -> str:
+    return _beside_peers(
+        "Networks that nobody tuned for",
+        "ago_others",
+        "python -m bench.ago --cases efficientnet ghostnet .. --save ago_others",
+        "Small networks of timm at 224 pixels, as above.",
+        "network, pixels, threads",
+    )
+
+
+def _pairs() -> str:
+    return _beside_peers(
+        "Two operators as one kernel",
+        "ago_pairs",
+        "python -m bench.ago --cases pair .. --save ago_pairs",
+        "The pairs of AGO's figure 13, each operator with its norm and clamp, 24 and 144 channels of 56 x 56 pixels; batches of 1 and 4.",
+        "pair, batch, threads",
+    )
+
+
+def _beside_peers(title: str, table: str, command: str, note: str, what: str) -> str:
+    by_case: dict[tuple[str, int], dict[str, Row]] = {}
+    for row in rows_of(table):
+        by_case.setdefault((row["case"], row["threads"]), {})[row["contender"]] = row
+    names = [name for name in _NAMES if any(name in found for found in by_case.values())]
+    lines = [
+        [f"{case.removeprefix('pair ')}, {threads}", *(_ms(found.get(name)) for name in names), _ratio(found.get("lowtide"))]
+        for (case, threads), found in by_case.items()
+    ]
+    return section(title, table, command, note, (what, *names, "lowtide over the best peer"), lines)
+
+
+def _memory() -> str:
+    by_case: dict[str, dict[str, Row]] = {}
+    for row in rows_of("ago_memory"):
+        by_case.setdefault(row["case"], {})[row["contender"]] = row
+    names = ("lowtide", "onnxruntime", "openvino", "eager")
+    lines = [
+        [case, _mib(found.get("lowtide"), "promised_bytes"), *(_mib(found.get(name), "peak_bytes") for name in names)]
+        for case, found in by_case.items()
+    ]
+    return section(
+        "Memory of functions for inference",
+        "ago_memory",
+        "python -m bench.ago.memory",
+        "MiB of resident memory while a function runs, above what its process has once the libraries are there; weights included.\n"
+        "lowtide leaves the model's weights to the caller, and has them a second time, as its kernels read them.\n"
+        "Promised is what the plan says of weights, kernels' weights and activations.",
+        ("network, pixels or tokens", "lowtide, promised", *names),
         lines,
     )
+
+
+def _mib(row: Row | None, column: str) -> str:
+    return "" if row is None or row[column] is None else f"{row[column] / 2**20:.1f}"
 
 
 def _ms(row: Row | None) -> str:

@@ -4,6 +4,8 @@
     python -m bench.ago --threads 1 2                              # all contenders, in turns
     python -m bench.ago --resume                                   # what is lacking
     python -m bench.ago --contenders lowtide openvino --cases mobilenet_v2 --rounds 8
+    python -m bench.ago --cases pair --contenders lowtide "lowtide NI" "lowtide NR" onnxruntime openvino --save ago_pairs
+    python -m bench.ago --cases efficientnet ghostnet mobilenetv3 edgenext repvgg regnety resnet18 convnext --save ago_others
 
 On each network each contender is a process of its own; they take turns of some 60 ms. A time is the median over turns of a turn's median, a
 ratio the median over turns of its time to the best peer's. Results are compared with float64's. A contender that takes longer than --limit
@@ -24,7 +26,7 @@ from typing import Any
 
 from bench.ago.contenders import OURS, PEERS, reference
 from bench.ago.export import deviation, export
-from bench.ago.networks import other_cases, paper_cases
+from bench.ago.networks import all_cases, paper_cases
 from bench.ago.worker import Worker
 from bench.results import Results, with_kept
 
@@ -35,7 +37,7 @@ _PAUSE_S = 0.02  # the pools of the last contender stop spinning
 
 def main() -> None:
     options = _options()
-    names = [each.name for each in (*paper_cases(), *other_cases()) if any(each.name.startswith(wanted) for wanted in options.cases)]
+    names = [each.name for each in all_cases() if any(each.name.startswith(wanted) for wanted in options.cases)]
     names = names or [each.name for each in paper_cases()]
     for name in names:
         export(name, options.folder)
@@ -46,7 +48,7 @@ def main() -> None:
         for name in names:
             if not (options.resume and _is_there(options.save, name, threads, options.contenders)):
                 _save(options.save, _measured(name, threads, options))
-    print(f"geometric mean of lowtide over the best peer: {_summary(options.save)}")
+    print(f"geometric mean of lowtide over the best peer: {_summary(options.save, names)}")
 
 
 def _is_there(table: str, name: str, threads: int, contenders: Sequence[str]) -> bool:
@@ -104,10 +106,9 @@ def _best_peer(workers: Sequence[Worker]) -> Worker | None:
     return min(peers, key=Worker.median_us, default=None)
 
 
-def _summary(name: str) -> str:
-    """By threads, the geometric mean over the paper's cases, and the greatest."""
-    rows = with_kept(name, (), ())
-    wanted, said = {each.name for each in paper_cases()}, []
+def _summary(name: str, wanted: Sequence[str]) -> str:
+    """By threads, the geometric mean over some cases, and the greatest."""
+    rows, said = with_kept(name, (), ()), []
     for threads in sorted({row["threads"] for row in rows}):
         ratios = [
             row["to_best_peer"] for row in rows if row["threads"] == threads and row["contender"] == "lowtide" and row["case"] in wanted

@@ -20,7 +20,7 @@ import lowtide
 from bench.ago.networks import case
 from lowtide.api.networks import made
 from lowtide.fuse.network import Network
-from lowtide.fuse.stages import Attention, Batched, Block, Convolution, Product, Stage, Windows
+from lowtide.fuse.stages import Attention, Batched, Block, Convolution, Product, Stage, Windows, Winograd
 from lowtide.ir.graph import Graph, Value
 from lowtide.ir.regions import Region, is_region
 from lowtide.runtime.compiler import compiler
@@ -80,6 +80,8 @@ def flops(stage: Stage) -> int:
         return 2 * stage.rows * stage.k * stage.weight.columns
     if isinstance(stage, Convolution):
         return 2 * prod(stage.out.shape) * stage.weight.rows
+    if isinstance(stage, Winograd):
+        return 2 * prod(stage.out.shape) * 9 * stage.weight.rows
     if isinstance(stage, Windows):
         return 2 * prod(stage.out.shape) * prod(stage.geometry.kernel) if stage.weight is not None else 0
     if isinstance(stage, Batched):

@@ -74,9 +74,36 @@ def other_cases() -> tuple[Case, ...]:
     return tuple(Case(f"{name} 224", _timm(name)) for name in _TIMM)
 
 
+def pair_cases() -> tuple[Case, ...]:
+    """AGO's figure 13: two complex operators and the simple ones between, of MobileNet-V2's second stage, at two batch sizes."""
+    pairs = (("pointwise", "depthwise"), ("depthwise", "pointwise"), ("pointwise", "pointwise"), ("depthwise", "depthwise"))
+    return tuple(Case(f"pair {one} {two} {batch}", _pair(one, two, batch)) for one, two in pairs for batch in (1, 4))
+
+
+def all_cases() -> tuple[Case, ...]:
+    """What there is."""
+    return (*paper_cases(), *other_cases(), *pair_cases())
+
+
 def case(name: str) -> Case:
     """By name. Raises KeyError for one that is none."""
-    return {each.name: each for each in (*paper_cases(), *other_cases())}[name]
+    return {each.name: each for each in all_cases()}[name]
+
+
+def _pair(one: str, two: str, batch: int) -> Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]:
+    """Each operator with a norm and a clamp behind it, as in the network; pointwise ones go from 24 channels to 144, and back."""
+
+    def make() -> tuple[nn.Module, tuple[Tensor, ...]]:
+        given = 24 if one == "pointwise" else 144
+        widths = [given, 144, 24 if two == "pointwise" else 144]
+        parts: list[nn.Module] = []
+        for kind, inner, outer in zip((one, two), widths, widths[1:], strict=False):
+            deep = kind == "depthwise"
+            parts += [nn.Conv2d(inner, outer, 3 if deep else 1, padding=int(deep), groups=inner if deep else 1, bias=False)]
+            parts += [nn.BatchNorm2d(outer), nn.ReLU6()]
+        return nn.Sequential(*parts), (torch.randn(batch, given, 56, 56),)
+
+    return make
 
 
 def _torchvision(name: str, side: int) -> Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]:

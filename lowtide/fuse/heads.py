@@ -9,11 +9,11 @@ from math import prod
 from lowtide.fuse.attention import attention, batched, softmax
 from lowtide.fuse.known import ATTENTION, name_of
 from lowtide.fuse.layout import Buffer, Lay, fresh, in_rows, stepped
-from lowtide.fuse.stages import Convolution, Epilogue, Geometry, Operand, Pad, Product, Rows, Stage, Windows
+from lowtide.fuse.stages import Convolution, Epilogue, Geometry, Operand, Pad, Product, Rows, Stage, Windows, Winograd
 from lowtide.fuse.staging import Head, Staging
-from lowtide.fuse.tiles import tile_of
+from lowtide.fuse.tiles import Transform, by_panels, tile_of, transform_of
 from lowtide.ir.graph import Arg, Node, Value
-from lowtide.ir.packed import Norm, Panels, Plain, Taps
+from lowtide.ir.packed import Norm, Panels, Plain, Taps, Transformed
 
 _FEW = 4  # input channels up to which an image is padded plane by plane
 
@@ -69,19 +69,40 @@ def _convolution(staging: Staging, node: Node) -> Head:
     made, lay = _result(node)
     if groups == columns == a.shape[1] and inner == 1:
         return _depthwise(staging, node, geometry)
+    if groups == 1 and geometry == Geometry((3, 3), (1, 1), geometry.padding, (1, 1)):
+        transform = transform_of(lay.shape[0], (lay.shape[2], lay.shape[3]), inner, columns, staging.target)
+        if transform is not None:
+            return _transformed(staging, node, transform, geometry.padding)
     plain = geometry == Geometry((1, 1), (1, 1), (0, 0), geometry.dilation) and groups == 1
     image = None if plain else _padded(staging, a, geometry.padding)
 
     def make(out: Lay, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
         step = out.rows() or stepped(columns)
         rows = prod(out.shape) // columns
-        tile = tile_of(rows if plain else out.shape[3], columns // groups, staging.target)
+        panels_shared = plain and by_panels(rows, inner, columns, staging.target)
+        tile = tile_of(rows if plain else out.shape[3], columns // groups, staging.target, panels_shared)
         panels = Panels(weight, _value(bias), norm, groups, columns // groups, kh * kw * inner, tile.vectors, staging.target)
         staging.pack(panels)
         if image is None:
             read = _image(staging, a)
             return Product(read, read.rows() or 0, rows, inner, panels, out, step, epilogue, nodes)
         return Convolution(image, geometry, panels, out, step, epilogue, nodes)
+
+    return Head(node, made, lay, make, folds=True)
+
+
+def _transformed(staging: Staging, node: Node, transform: Transform, padding: tuple[int, int]) -> Head:
+    a, weight, bias = node.args[:3]
+    assert isinstance(a, Value)
+    assert isinstance(weight, Value)
+    made, lay = _result(node)
+    image = _image(staging, a)
+
+    def make(out: Lay, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
+        columns, inner = int(weight.shape[0]), int(weight.shape[1])
+        packed = Transformed(weight, _value(bias), norm, columns, inner, transform.side, transform.tile.vectors, staging.target)
+        staging.pack(packed)
+        return Winograd(image, padding, packed, transform.block, out, out.rows() or stepped(columns), epilogue, nodes)
 
     return Head(node, made, lay, make, folds=True)
 
@@ -149,7 +170,7 @@ def _product(staging: Staging, node: Node) -> Head:
         read = staging.copied(read, fresh(f"{a.name}_rows", (rows, k)))
 
     def make(out: Lay, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
-        tile = tile_of(rows, columns, staging.target)
+        tile = tile_of(rows, columns, staging.target, by_panels(rows, k, columns, staging.target))
         panels = Panels(weight, _value(bias), norm, 1, columns, k, tile.vectors, staging.target)
         staging.pack(panels)
         return Product(read, read.rows() or 0, rows, k, panels, out, out.rows() or stepped(columns), epilogue, nodes)

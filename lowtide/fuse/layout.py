@@ -139,10 +139,11 @@ class Lay:
 
     @property
     def has_room(self) -> bool:
-        """Whether whole vectors may be stored: the channels are all that a row of an own buffer has."""
+        """Whether whole vectors may be stored: rows of an own buffer are all that it has, and each has room behind its channels."""
         step, channel = stepped(self.shape[self.channel]), self.channel
         dims = [dim for dim in range(len(self.shape)) if dim != channel and self.shape[dim] != 1]
-        return self.buffer.is_own and self.offset % step == 0 and all(self.stride[dim] % step == 0 and self.stride[dim] for dim in dims)
+        alone = self.buffer.is_own and self.offset == 0 and prod(self.shape[dim] for dim in dims) * step == self.buffer.elements
+        return alone and all(self.stride[dim] % step == 0 and self.stride[dim] for dim in dims)
 
 
 def channel_of(shape: Sequence[int]) -> int:

@@ -40,11 +40,14 @@ def with_regions(graph: Graph, described: Described) -> Graph | None:
 
 
 def fixed_values(graph: Graph) -> set[Value]:
-    """What follows from parameters, buffers and constants alone, none of which the graph writes."""
+    """What follows from parameters, buffers and constants alone, none of which the graph writes.
+
+    Operators that refuse some data, as lookups do, keep their order in a graph. What is fixed is computed when constants are prepared.
+    """
     written = {before.storage for node in graph.nodes for before, _ in node.writes}
     fixed = {value for value in graph.inputs if value.storage.kind in _CONSTANT and value.storage not in written}
     for node in graph.nodes:
-        plain = node.op.startswith(("aten.", "lowtide.")) and not (node.writes or is_random(node) or is_arithmetic(node) or node.after)
+        plain = node.op.startswith(("aten.", "lowtide.")) and not (node.writes or is_random(node) or is_arithmetic(node))
         if plain and all(value in fixed for value in node.inputs) and not any(value.dtype == "scalar" for value in node.results):
             fixed.update(node.results)
     return fixed
@@ -181,4 +184,13 @@ def _without_unread(graph: Graph) -> Graph:
         ):
             nodes.append(node)
             read.update(node.inputs)
-    return replace(graph, nodes=tuple(reversed(nodes)))
+    return replace(graph, nodes=tuple(_after_these(nodes[::-1])))
+
+
+def _after_these(nodes: Sequence[Node]) -> Iterator[Node]:
+    """Nodes that come after one another alone."""
+    new: dict[Node, Node] = {}
+    for node in nodes:
+        after = tuple(new[before] for before in node.after if before in new)
+        new[node] = node if after == node.after else replace(node, after=after)
+        yield new[node]

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from lowtide.fuse.layout import Lay
 from lowtide.ir.graph import Node
-from lowtide.ir.packed import Packed, Panels, Taps
+from lowtide.ir.packed import Packed, Panels, Taps, Transformed
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,25 @@ class Convolution:
     a: Lay  # [N, C, H, W], padded
     geometry: Geometry
     weight: Panels
+    out: Lay
+    out_step: int
+    epilogue: Epilogue
+    nodes: tuple[Node, ...] = ()
+
+    @property
+    def reads(self) -> tuple[Lay, ...]:
+        """What it reads but constants."""
+        return self.a, *self.epilogue.reads
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Winograd:
+    """A convolution of 3 x 3 on tiles of the image, each transformed so that a point of it takes one product."""
+
+    a: Lay  # [N, C, H, W]
+    padding: tuple[int, int]
+    weight: Transformed
+    block: int  # tiles at a time
     out: Lay
     out_step: int
     epilogue: Epilogue
@@ -226,4 +245,4 @@ class Block:
         return tuple(lay for each in self.parts for lay in each.reads if lay.buffer not in between)
 
 
-Stage: TypeAlias = Product | Convolution | Pad | Windows | Rows | Batched | Attention | Map | Block
+Stage: TypeAlias = Product | Convolution | Winograd | Pad | Windows | Rows | Batched | Attention | Map | Block

@@ -8,7 +8,7 @@ A stage stands where the last operator of its chain does, as what the chain read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
@@ -61,6 +61,7 @@ class Staging:
         self._pending: dict[Node, Callable[[], None]] = {}
         self._done: set[Node] = set()
         self._wanted: dict[Value, Lay] = {}
+        self._joined: dict[Value, Lay] = {}
         self._copies: dict[tuple[Value, str], Lay] = {}
 
     def staged(self, heads: Callable[[Staging, Node], Head | None]) -> Staged:
@@ -81,6 +82,19 @@ class Staging:
         for at, value in enumerate(self.body.outputs):
             lay = _of_argument(value, len(self.arguments) + at)
             self._wanted[value] = lay
+        for node in reversed(self.body.nodes):  # what is joined later wants its parts first
+            if name_of(node) == "cat" and node not in self._done:
+                self._want_parts(node)
+
+    def _want_parts(self, node: Node) -> None:
+        """Have the parts of what is joined made where they belong, where nobody else reads them."""
+        made = node.results[0]
+        whole = self._wanted.get(made)
+        if whole is None or not whole.buffer.is_own:
+            whole = self._joined[made] = fresh(made.name, _ints(made.shape))
+        for part, lay in _parts_of(node, whole):
+            if self.uses.only_reader(part) is node and part not in self.uses.fixed:
+                self._wanted.setdefault(part, lay)
 
     def _begin(self, node: Node, heads: Callable[[Staging, Node], Head | None]) -> None:
         if all(value in self.uses.fixed for value in node.results):
@@ -107,17 +121,11 @@ class Staging:
                 self.lays[made] = lay
 
     def _join(self, node: Node) -> None:
-        parts, made = node.args[0], node.outputs[0]
-        assert isinstance(parts, tuple)
-        assert made is not None
-        dim = node.args[1] if len(node.args) > 1 else dict(node.kwargs).get("dim", 0)
-        assert isinstance(dim, int)
-        whole, at = fresh(made.name, _ints(made.shape)), 0
-        for part in parts:
-            assert isinstance(part, Value)
-            size = _ints(part.shape)[dim % len(made.shape)]
-            self.copy(self.place(part), whole.narrowed(dim % len(made.shape), at, size), (node,))
-            at += size
+        made = node.results[0]
+        whole = self._joined.get(made) or self._wanted[made]
+        for part, lay in _parts_of(node, whole):
+            if self.place(part) != lay:
+                self.copy(self.place(part), lay, (node,))
         self.lays[made] = whole
 
     def _start(self, head: Head) -> None:
@@ -316,6 +324,20 @@ def _like(name: str, lay: Lay) -> Lay:
         stride[dim] = step
         step = stepped(lay.shape[dim]) if dim == channel else step * lay.shape[dim]
     return Lay(Buffer(name, step), lay.shape, tuple(stride))
+
+
+def _parts_of(node: Node, whole: Lay) -> Iterator[tuple[Value, Lay]]:
+    """What is joined, and where in the whole each belongs."""
+    parts = node.args[0]
+    dim = node.args[1] if len(node.args) > 1 else dict(node.kwargs).get("dim", 0)
+    assert isinstance(parts, tuple)
+    assert isinstance(dim, int)
+    at = 0
+    for part in parts:
+        assert isinstance(part, Value)
+        size = _ints(part.shape)[dim % len(whole.shape)]
+        yield part, whole.narrowed(dim % len(whole.shape), at, size)
+        at += size
 
 
 def _is_alike(wanted: Lay, out: Lay) -> bool:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from lowtide.ir.packed import Target
 
+_LESS = 0.9  # what a transform must take of the plain way, as it keeps more weights
+_TILES_BYTES = 192 * 1024  # of tiles at all points, that stay near while all panels pass them
+_MADE_VECTORS = 4  # of a panel of products
+_TRANSFORM_CYCLES = 4.0  # for a vector of a point, on the way there and back
+# Weights that each cache holds, and memory; bytes a cycle from there.
+_LEVELS = ((512 * 1024, 64.0), (24 * 2**20, 14.0), (2**62, 8.0))
+_UNEVEN = 0.12  # how much it counts that one of two threads waits for the other
 _FEWEST = 5  # accumulators that keep the multipliers busy: their latency
 
 
@@ -16,9 +24,14 @@ class Tile(NamedTuple):
     vectors: int
 
 
-def tile_of(rows: int, columns: int, target: Target) -> Tile:
-    """The tile that takes the fewest cycles for a product of so many rows and columns."""
-    return min((_cost(tile, rows, columns, target), -tile.vectors, tile) for tile in _tiles(rows, target))[2]
+def by_panels(rows: int, inner: int, columns: int, target: Target) -> bool:
+    """Whether threads share the columns of a product, as its weights are what is moved most; else they share rows."""
+    return target.width(columns) * (inner + 1) > (inner + columns) * rows
+
+
+def tile_of(rows: int, columns: int, target: Target, panels: bool = False) -> Tile:
+    """The tile that takes the fewest cycles for a product of so many rows and columns, where threads share rows, or panels."""
+    return min((_shared(tile, rows, columns, target, panels), -tile.vectors, tile) for tile in _tiles(rows, target))[2]
 
 
 def rows_beside(rows: int, columns: int, vectors: int, target: Target) -> Tile:
@@ -26,14 +39,67 @@ def rows_beside(rows: int, columns: int, vectors: int, target: Target) -> Tile:
     return min((_cost(tile, rows, columns, target), tile) for tile in _tiles(rows, target) if tile.vectors == vectors)[1]
 
 
+class Transform(NamedTuple):
+    """How a convolution of 3 x 3 is done on tiles: results along a side of one, tiles at a time, the register tile of their products."""
+
+    side: int
+    block: int
+    tile: Tile
+
+
+def transform_of(images: int, side: tuple[int, int], inner: int, columns: int, target: Target) -> Transform | None:
+    """The best transform for so many rows and columns, from `inner` channels to `columns`; None where products alone are faster."""
+    plain = tile_of(side[1], columns, target)
+    found: list[tuple[float, Transform | None]] = [(9 * inner * images * side[0] * _cost(plain, side[1], columns, target) * _LESS, None)]
+    for tile_side in (2, 4):
+        count = images * -(-side[0] // tile_side) * -(-side[1] // tile_side)
+        row = 4 * (tile_side + 2) ** 2 * max(-(-inner // target.lanes) * target.lanes, _MADE_VECTORS * target.lanes)
+        blocks = -(-count // max(4, _TILES_BYTES // row))
+        made = Transform(tile_side, -(-count // blocks), tile_of(-(-count // blocks), columns, target))
+        found.append((_transform_cycles(made, count, blocks, (inner, columns), target), made))
+    return min(found, key=lambda each: each[0])[1]
+
+
+def _transform_cycles(made: Transform, count: int, blocks: int, channels: tuple[int, int], target: Target) -> float:
+    """Cycles of products, of transforms, and of weights that come from afar for each block."""
+    (inner, columns), points = channels, (made.side + 2) ** 2
+    products = blocks * points * inner * _cost(made.tile, made.block, columns, target)
+    transforms = _TRANSFORM_CYCLES * count * points * (-(-inner // target.lanes) + -(-columns // target.lanes))
+    weights = 4 * points * inner * target.width(columns)
+    rate = next(rate for most, rate in _LEVELS if weights <= most)
+    return products + transforms + blocks * weights / rate
+
+
 def _tiles(rows: int, target: Target) -> list[Tile]:
-    most = min(16, rows)
-    found = [Tile(mr, nv) for nv in range(1, 7) for mr in range(1, most + 1) if mr * nv + nv + 1 <= target.registers]
+    most, room = min(16, rows), target.registers - target.registers // 16  # compilers need one or two
+    found = [Tile(mr, nv) for nv in range(1, 7) for mr in range(1, most + 1) if mr * nv + nv + 1 <= room]
     return found or [Tile(1, 1)]
 
 
 def _cost(tile: Tile, rows: int, columns: int, target: Target) -> float:
     """Cycles for each step of the sum."""
+    widths = _widths(tile, columns, target)
+    return _time(tile, rows, widths) if widths else 1e18
+
+
+def _shared(tile: Tile, rows: int, columns: int, target: Target, panels: bool) -> float:
+    """The same, and somewhat what the larger half takes longer than the other, as two threads share it."""
+    widths = _widths(tile, columns, target)
+    if not widths:
+        return 1e18
+    first, half = -(-rows // tile.rows) // 2 * tile.rows, len(widths) // 2
+    by_rows = _time(tile, first, widths), _time(tile, rows - first, widths)
+    one, two = (_time(tile, rows, widths[:half]), _time(tile, rows, widths[half:])) if panels else by_rows
+    return one + two + _UNEVEN * abs(one - two)
+
+
+def _time(tile: Tile, rows: int, widths: Sequence[int]) -> float:
+    whole, rest = divmod(rows, tile.rows)
+    return whole * sum(_step(tile.rows, each) for each in widths) + (sum(_step(rest, each) for each in widths) if rest else 0.0)
+
+
+def _widths(tile: Tile, columns: int, target: Target) -> list[int]:
+    """The vectors of each panel; none where the half vector beside a full panel has no room."""
     vectors = target.whole(columns)
     panels = [tile.vectors] * (vectors // tile.vectors) + ([vectors % tile.vectors] if vectors % tile.vectors else [])
     if target.half(columns):
@@ -42,7 +108,11 @@ def _cost(tile: Tile, rows: int, columns: int, target: Target) -> float:
         else:
             panels[-1] += 1
             if panels[-1] * (tile.rows + 1) + 1 > target.registers:
-                return 1e18  # the half vector beside a full panel has no room
-    parts = [tile.rows] * (rows // tile.rows) + ([rows % tile.rows] if rows % tile.rows else [])
-    counted = {part: parts.count(part) for part in set(parts)}
-    return sum(times * sum(max(part * each, _FEWEST, each + part / 2) + 0.3 for each in panels) for part, times in counted.items())
+                return []
+    return panels
+
+
+def _step(rows: int, vectors: int) -> float:
+    """What one step of a sum takes: multiplications, or loads where these are more; few rows wait for weights from the second cache."""
+    busy = max(rows * vectors, _FEWEST, vectors + rows / 2)
+    return busy + 0.3 * (rows + vectors) + 0.6 * vectors * max(0, 5 - rows)

@@ -80,6 +80,35 @@ class Taps:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Transformed:
+    """A weight [O, I, 3, 3] at all points of tiles that are `side` results wide: the bias, then for each point panels as of a product."""
+
+    weight: Value
+    bias: Value | None
+    norm: Norm | None
+    columns: int
+    rows: int  # input channels
+    side: int
+    vectors: int  # of a panel
+    target: Target
+
+    @property
+    def points(self) -> int:
+        """Products for each tile, input channel and column."""
+        return (self.side + 2) ** 2
+
+    @property
+    def bias_elements(self) -> int:
+        """What stands before the panels."""
+        return -(-self.target.width(self.columns) // self.target.lanes) * self.target.lanes
+
+    @property
+    def elements(self) -> int:
+        """What it takes."""
+        return self.bias_elements + self.points * self.target.width(self.columns) * (self.rows + 1)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Plain:
     """A constant as it is, row by row, each row rounded up; with a norm its factor, or what it adds."""
 
@@ -96,7 +125,7 @@ class Plain:
         return self.rows * self.step
 
 
-Packed: TypeAlias = Panels | Taps | Plain
+Packed: TypeAlias = Panels | Taps | Transformed | Plain
 
 ALIGN_ELEMENTS = 16  # of each packed constant, which is a vector of the widest kind
 

@@ -72,6 +72,18 @@ class Images(nn.Module):
         return self.head(self.norm(x.mean([2, 3])))
 
 
+class Tiles(nn.Module):
+    """Convolutions on transformed tiles that do not divide the image, of columns that fill no vector; shuffled channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(17, 42, 3, padding=1), nn.Conv2d(42, 21, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.two(torch.relu(self.one(x)))
+        return torch.cat([x.relu(), x], 1).view(1, 2, 21, 11, 12).transpose(1, 2).reshape(1, 42, 11, 12)
+
+
 class Words(nn.Module):
     """Attention by one operator and by several, of features that fill no vector."""
 
@@ -87,6 +99,7 @@ class Words(nn.Module):
 
 EXAMPLES = {
     "images": (Images, (torch.ones(1, 3, 17, 19),)),
+    "tiles": (Tiles, (torch.ones(1, 17, 13, 14),)),
     "words": (Words, (torch.ones(1, 11, 15), torch.ones(1, 1, 11, 11))),
 }
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lowtide.api.networks.faster import measured_ns
 from lowtide.api.networks.made import networks_of
-from lowtide.fuse.stages import Attention, Batched, Block, Convolution, Map, Pad, Product, Rows, Stage, Windows
+from lowtide.fuse.stages import Attention, Batched, Block, Convolution, Map, Pad, Product, Rows, Stage, Windows, Winograd
 from lowtide.ir.regions import is_region
 from lowtide.plan.generated import GeneratedRegion, Kernel
 from lowtide.plan.plan import Plan
@@ -14,6 +14,7 @@ from lowtide.plan.plan import Plan
 _SCHEMES: dict[type, str] = {
     Product: "register tiles",
     Convolution: "register tiles",
+    Winograd: "transformed tiles",
     Batched: "register tiles",
     Attention: "rows of scores",
     Windows: "windows",

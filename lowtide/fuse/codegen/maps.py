@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 from lowtide.fuse.layout import Lay
 from lowtide.fuse.stages import Map
@@ -12,6 +13,9 @@ from lowtide.ir.packed import Packed
 def map_body(stage: Map, address: Callable[[Lay | Packed], str]) -> list[str]:
     """The lines of the stage's function."""
     shape, steps = _collapsed(stage)
+    twos = len(shape) > 2 and shape[-1] == 2 and steps[0][-2:] == [2, 1]
+    if twos:
+        return _interleaved(stage, shape, steps, address)
     *outer, inner = shape
     count = 1
     for size in outer:
@@ -47,6 +51,30 @@ def _collapsed(stage: Map) -> tuple[list[int], list[list[int]]]:
     return shape, steps
 
 
+def _interleaved(stage: Map, shape: list[int], steps: list[list[int]], address: Callable[[Lay | Packed], str]) -> list[str]:
+    """Results that lie in pairs, as of shuffled channels: all first ones of some pairs, then all second ones, put together as vectors."""
+    *outer, pairs, _ = shape
+    count = prod(outer)
+    lines = [f"  const float* q{at} = {address(place)};" for at, place in enumerate(stage.inputs)]
+    lines += [f"  float* out = {address(stage.out)};", f"  Share share = share_of({count}, run.id, run.count);"]
+    lines += ["  for (long i = share.begin; i < share.end; i++) {", *_offsets(outer, steps)]
+    lines += [
+        f"    along({pairs}, [&]<int N>(long j) __attribute__((always_inline)) {{",
+        "      auto one = [&](long which) __attribute__((always_inline)) {",
+    ]
+    for at, its in enumerate(steps[1:]):
+        lines.append(f"        vec<N> x{at} = {_loaded(at, its[-2], f' + which * {its[-1]}')};")
+    lines += [f"        {line}" for line in stage.lines]
+    return [
+        *lines,
+        f"        return vec<N>({stage.result});",
+        "      };",
+        "      store_pairs<N>(out + to + 2 * j, one(0), one(1));",
+        "    });",
+        "  }",
+    ]
+
+
 def _offsets(outer: list[int], steps: list[list[int]]) -> list[str]:
     """Where each tensor's run begins."""
     index, below = [], 1
@@ -72,7 +100,7 @@ def _inner(stage: Map, steps: list[list[int]], begin: str, end: str) -> list[str
     return [*lines, "  });"]
 
 
-def _loaded(at: int, step: int) -> str:
+def _loaded(at: int, step: int, beside: str = "") -> str:
     if step == 0:
-        return f"all<N>(q{at}[at{at}])"
-    return f"load<N>(q{at} + at{at} + j)" if step == 1 else f"every<N>(q{at} + at{at} + j * {step}, {step})"
+        return f"all<N>(q{at}[at{at}{beside}])"
+    return f"load<N>(q{at} + at{at} + j{beside})" if step == 1 else f"every<N>(q{at} + at{at} + j * {step}{beside}, {step})"

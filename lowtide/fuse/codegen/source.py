@@ -14,19 +14,19 @@ from lowtide.fuse.codegen.attention import attention, batched, softmax
 from lowtide.fuse.codegen.blocks import block
 from lowtide.fuse.codegen.maps import map_body
 from lowtide.fuse.codegen.text import Addresses, Functors, exact, flag, listed, window_of
-from lowtide.fuse.stages import Attention, Batched, Block, Convolution, Map, Pad, Product, Rows, Stage, Windows
-from lowtide.fuse.tiles import tile_of
+from lowtide.fuse.stages import Attention, Batched, Block, Convolution, Map, Pad, Product, Rows, Stage, Windows, Winograd
+from lowtide.fuse.tiles import by_panels, rows_beside
 from lowtide.ir.packed import Target
 
 ENTRY = "lowtide_network"
 SHARES = 8  # of what a compiler does
-_WEIGHTS: Mapping[type, int] = {Block: 6, Convolution: 3, Product: 3, Attention: 3, Windows: 2}  # what compilers take, roughly
+_WEIGHTS: Mapping[type, int] = {Block: 6, Winograd: 4, Convolution: 3, Product: 3, Attention: 3, Windows: 2}  # what compilers take, roughly
 _HERE = (
     "#ifndef LOWTIDE_PARTS", "#define LOWTIDE_PARTS 1", "#define LOWTIDE_PART 0", "#endif",
     "#define HERE(share) ((share) % LOWTIDE_PARTS == LOWTIDE_PART)",
 )  # fmt: skip
 _HIDDEN = '__attribute__((visibility("hidden")))'
-Alone: TypeAlias = Product | Convolution | Pad | Windows | Rows | Batched | Attention | Map  # all but blocks
+Alone: TypeAlias = Product | Convolution | Winograd | Pad | Windows | Rows | Batched | Attention | Map  # all but blocks
 _CACHED_BYTES = 128 * 1024  # of rows that stay near while all panels pass them
 _NEAR_BYTES = 24 * 1024  # of panels that stay nearest while all rows pass them
 _WEIGHTS_BYTES = 256 * 1024  # beyond that panels are passed once, and rows again and again
@@ -36,7 +36,8 @@ def source_of(stages: Sequence[Stage], addresses: Addresses, target: Target) -> 
     """The whole text. Compiled with LOWTIDE_PARTS and LOWTIDE_PART defined it is one of several parts, which are linked then."""
     functors = Functors()
     functions = [_stage(at, stage, addresses, target, functors) for at, stage in enumerate(stages)]
-    parts = ['#include "blocks.hpp"', '#include "attention.hpp"', f'static_assert(L == {target.lanes}, "made for other vectors");', *_HERE]
+    parts = [*(f'#include "{name}.hpp"' for name in ("blocks", "attention", "winograd"))]
+    parts += [f'static_assert(L == {target.lanes}, "made for other vectors");', *_HERE]
     parts += [*functors.lines, *(f"{_HIDDEN} void stage{at}(const Run& run);" for at in range(len(stages)))]
     for share, function in zip(shares(stages, functions), functions, strict=True):
         parts += [f"#if HERE({share})", *function, "#endif"]
@@ -79,6 +80,8 @@ def _call(stage: Alone, addresses: Addresses, target: Target) -> str | list[str]
         return _product(stage, addresses, target)
     if isinstance(stage, Convolution):
         return _convolution(stage, addresses, target)
+    if isinstance(stage, Winograd):
+        return _winograd(stage, addresses, target)
     if isinstance(stage, Windows):
         return _windows(stage, addresses, target)
     if isinstance(stage, Batched):
@@ -90,10 +93,10 @@ def _call(stage: Alone, addresses: Addresses, target: Target) -> str | list[str]
 
 def _product(stage: Product, addresses: Addresses, target: Target) -> str:
     columns = stage.weight.columns
-    tile = tile_of(stage.rows, columns, target)
+    tile = rows_beside(stage.rows, columns, stage.weight.vectors, target)
     packed_bytes, row_bytes = stage.weight.elements * 4, stage.k * 4
     block = tile.rows if packed_bytes <= _NEAR_BYTES else max(1, _CACHED_BYTES // row_bytes // tile.rows) * tile.rows
-    panels = packed_bytes > (stage.k + columns) * stage.rows * 4
+    panels = by_panels(stage.rows, stage.k, columns, target)
     taps = f"Taps<1, 1, {stage.k}, 0, 0, 1, {stage.a_step}>"
     arguments = (taps, stage.rows, columns, *tile, block, flag(panels), exact(stage))
     places = ", ".join([addresses.of(stage.a), addresses.of(stage.weight), "e", addresses.of(stage.out), str(stage.out_step)])
@@ -107,13 +110,23 @@ def _convolution(stage: Convolution, addresses: Addresses, target: Target) -> st
     weight = stage.weight
     inner = weight.rows // (kh * kw)
     taps = f"Taps<{listed((kh, kw, inner, line * dh, pixel * dw, channel, pixel * sw))}>"
-    tile = tile_of(ow, weight.columns, target)
+    tile = rows_beside(ow, weight.columns, weight.vectors, target)
     panels = weight.elements * 4 > _WEIGHTS_BYTES
     beside = weight.groups > 1 and target.width(weight.columns) != weight.columns  # the next group's channels lie right behind
     flags = flag(panels), "true" if beside else exact(stage)
     arguments = (taps, n, image, oh, ow, line * sh, weight.columns, weight.groups, inner * channel, *tile, *flags)
     places = ", ".join([addresses.of(stage.a), addresses.of(weight), "e", addresses.of(stage.out), str(stage.out_step)])
     return f"convolution<{listed(arguments)}>(run, {places})"
+
+
+def _winograd(stage: Winograd, addresses: Addresses, target: Target) -> str:
+    n, _, ih, iw = stage.a.shape
+    weight = stage.weight
+    tiled = f"Tiled<{listed((weight.side, n, weight.rows, stage.a.rows() or 0, ih, iw, *stage.padding, stage.block))}>"
+    tile = rows_beside(stage.block, weight.columns, weight.vectors, target)
+    panels = weight.elements * 4 > _WEIGHTS_BYTES
+    places = ", ".join([addresses.of(stage.a), addresses.of(weight), "e", addresses.of(stage.out), str(stage.out_step)])
+    return f"winograd<{listed((tiled, weight.columns, *tile, flag(panels), exact(stage)))}>(run, {places})"
 
 
 def _windows(stage: Windows, addresses: Addresses, target: Target) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lowtide.fuse.layout import Buffer, Lay
-from lowtide.fuse.stages import Convolution, Epilogue, Product, Windows
-from lowtide.ir.packed import Packed, Panels, Plain, Taps, Target
+from lowtide.fuse.stages import Convolution, Epilogue, Product, Windows, Winograd
+from lowtide.ir.packed import Packed, Panels, Plain, Taps, Target, Transformed
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Addresses:
 
     def of(self, place: Lay | Packed) -> str:
         """A pointer to the first element."""
-        if isinstance(place, (Panels, Taps, Plain)):
+        if isinstance(place, (Panels, Taps, Transformed, Plain)):
             return f"run.at[1] + {self.packed[place]}"
         if place.buffer.position is not None:
             return f"run.at[{2 + place.buffer.position}] + {place.offset}"
@@ -62,7 +62,7 @@ def flag(value: object) -> str:
     return "true" if value else "false"
 
 
-def exact(stage: Product | Convolution | Windows) -> str:
+def exact(stage: Product | Convolution | Windows | Winograd) -> str:
     """Whether a row's last vector is stored in part."""
     return flag(not stage.out.has_room)
 

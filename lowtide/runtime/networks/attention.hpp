@@ -26,14 +26,19 @@ static ALWAYS void summed(const float* __restrict a, const float* __restrict b, 
     for (int v = 0; v < NV; v++) put(r, v, acc[r][v]);
 }
 
-// All vectors of `columns` columns; `put(r, column, sum)`.
+// All vectors of `columns` columns; `put(r, column, sum)`. As a function of its own, or GCC keeps accumulators in memory.
 template <int MR, long AR, long AK, class F>
-static ALWAYS void wide(const float* a, const float* b, long bs, long count, long columns, const F& put) {
+static __attribute__((noinline)) void wide(const float* a, const float* b, long bs, long count, long columns, const F& put) {
   long j = 0, vectors = (columns + L - 1) / L;
-  for (; j + BV <= vectors; j += BV)
-    summed<MR, BV, AR, AK>(a, b + j * L, bs, count, [&](int r, int v, vec<L> sum) __attribute__((always_inline)) { put(r, (j + v) * L, sum); });
-  for (; j < vectors; j++)
-    summed<MR, 1, AR, AK>(a, b + j * L, bs, count, [&](int r, int, vec<L> sum) __attribute__((always_inline)) { put(r, j * L, sum); });
+  auto some = [&]<int NV>() __attribute__((always_inline)) {
+    summed<MR, NV, AR, AK>(a, b + j * L, bs, count, [&](int r, int v, vec<L> sum) __attribute__((always_inline)) { put(r, (j + v) * L, sum); });
+    j += NV;
+  };
+  while (vectors - j >= BV && vectors - j != BV + 1) some.template operator()<BV>();
+  if (vectors - j == BV + 1) some.template operator()<BV - 1>();  // two of some vectors are faster than one of many and one of one
+  if constexpr (BV > 3) if (vectors - j == 3) some.template operator()<3>();
+  if (vectors - j == 2) some.template operator()<2>();
+  if (vectors - j == 1) some.template operator()<1>();
 }
 
 template <int C> static ALWAYS void store_within(float* to, long column, vec<L> v) {
@@ -67,8 +72,8 @@ static ALWAYS float largest_of(const float* p, long count) {
     if constexpr (N == L) many = larger<L>(load<L>(p + j), many);
     else for (int i = 0; i < N; i++) few = larger<1>(load<1>(p + j + i), few);
   });
-  for (int i = 0; i < L; i++) few = larger<1>(all<1>(many[i]), few);
-  return few[0];
+  float most = folded<L>(many, []<int N>(vec<N> a, vec<N> b) __attribute__((always_inline)) { return larger<N>(a, b); });
+  return larger<1>(all<1>(most), few)[0];
 }
 
 // e^(x - most), and the sum of all.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import torch
 
 from lowtide.ir.graph import Value
-from lowtide.ir.packed import ALIGN_ELEMENTS, Norm, Packed, Panels, Plain, Taps, offsets_of
+from lowtide.ir.packed import ALIGN_ELEMENTS, Norm, Packed, Panels, Plain, Taps, Transformed, offsets_of
 
 Tensors = Mapping[Value, torch.Tensor]
+_POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 0.75, -0.75, 1.5, -1.5)}  # by the side of a tile, as winograd.hpp has them, without infinity
 
 
 def aligned(elements: int) -> torch.Tensor:
@@ -31,7 +33,7 @@ def _write(recipe: Packed, tensors: Tensors, into: torch.Tensor) -> None:
         return
     weight, bias = tensors[recipe.weight], None if recipe.bias is None else tensors[recipe.bias]
     rows = weight.reshape(weight.shape[0], -1).T if weight.dim() == 4 else weight  # [.., columns], as the weight lies
-    if isinstance(recipe, Panels) and weight.dim() == 4:
+    if isinstance(recipe, (Panels, Transformed)) and weight.dim() == 4:
         rows = weight.permute(2, 3, 1, 0).reshape(-1, weight.shape[0])
     count = rows.shape[1]
     both = torch.cat([torch.zeros(1, count) if bias is None else bias.reshape(1, count), rows])
@@ -40,19 +42,41 @@ def _write(recipe: Packed, tensors: Tensors, into: torch.Tensor) -> None:
     if isinstance(recipe, Taps):
         _write_parts(both, [recipe.target.lanes] * recipe.target.whole(count), recipe, into)
         return
+    if isinstance(recipe, Transformed):
+        _write_transformed(both, recipe, into)
+        return
     groups = both.reshape(both.shape[0], recipe.groups, recipe.columns)
     share = into.numel() // recipe.groups
     for group in range(recipe.groups):
         _write_parts(groups[:, group], _panels(recipe), recipe, into[group * share : (group + 1) * share])
 
 
-def _panels(recipe: Panels) -> list[int]:
+def _write_transformed(both: torch.Tensor, recipe: Transformed, into: torch.Tensor) -> None:
+    """The bias, then the weight as a polynomial at each point, in double precision."""
+    into[: both.shape[1]] = both[0]
+    evaluate = _evaluation(_POINTS[recipe.side])
+    weight = both[1:].double().reshape(3, 3, recipe.rows, recipe.columns)
+    points = torch.einsum("ia,abcn,jb->ijcn", evaluate, weight, evaluate).float().reshape(recipe.points, recipe.rows, recipe.columns)
+    share = (into.numel() - recipe.bias_elements) // recipe.points
+    for at, rows in enumerate(points):
+        begin = recipe.bias_elements + at * share
+        _write_parts(torch.cat([torch.zeros(1, recipe.columns), rows]), _panels(recipe), recipe, into[begin : begin + share])
+
+
+def _evaluation(points: Sequence[float]) -> torch.Tensor:
+    """[points and infinity, 3]: what a polynomial of three coefficients is there, over what interpolation would divide by."""
+    scales = [prod(point - other for other in points if other != point) for point in points]
+    rows = [[point**k / scale for k in range(3)] for point, scale in zip(points, scales, strict=True)]
+    return torch.tensor([*rows, [0.0, 0.0, 1.0]], dtype=torch.float64)
+
+
+def _panels(recipe: Panels | Transformed) -> list[int]:
     """The columns of each panel, but for half a vector at the end."""
     whole, lanes = recipe.target.whole(recipe.columns), recipe.target.lanes
     return [min(recipe.vectors, whole - at) * lanes for at in range(0, whole, recipe.vectors)]
 
 
-def _write_parts(both: torch.Tensor, widths: Sequence[int], recipe: Panels | Taps, into: torch.Tensor) -> None:
+def _write_parts(both: torch.Tensor, widths: Sequence[int], recipe: Panels | Taps | Transformed, into: torch.Tensor) -> None:
     """[rows, columns] part by part, with zeros behind the last column."""
     columns, target = both.shape[1], recipe.target
     wide = torch.zeros(both.shape[0], target.width(columns))
@@ -60,7 +84,7 @@ def _write_parts(both: torch.Tensor, widths: Sequence[int], recipe: Panels | Tap
     widths = list(widths)
     if target.half(columns):
         half = target.lanes // 2
-        joins = isinstance(recipe, Panels) and bool(widths)
+        joins = not isinstance(recipe, Taps) and bool(widths)
         widths = [*widths[:-1], widths[-1] + half] if joins else [*widths, half]
     column = at = 0
     for width in widths:

@@ -10,7 +10,6 @@ import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -18,12 +17,11 @@ import torch
 from lowtide.ir.graph import Value
 from lowtide.ir.packed import Packed
 from lowtide.runtime.networks.built import Team
+from lowtide.runtime.networks.constants import Constants
 from lowtide.runtime.networks.pack import aligned, pack
 
 SPIN_US = 200  # how long threads wait awake for the next run
 _SLACK_ELEMENTS = 64  # behind the arena, which kernels may read
-_version = attrgetter("_version")
-_address = torch.Tensor.data_ptr
 
 
 @dataclass(frozen=True)
@@ -50,9 +48,7 @@ class Running:
         self._lock = threading.Lock()
         self._arena = aligned(described.arena_bytes // 4 + _SLACK_ELEMENTS)
         self._kept: torch.Tensor | None = None
-        self._fixed: list[torch.Tensor] = []
-        self._versions: list[int] = []
-        self._addresses: list[int] = []
+        self._constants = Constants(())
         self._mark = 0
         self._looks = [([int(size) for size in value.shape], [int(step) for step in value.stride]) for value in described.results]
         count = 2 + len(described.live) + len(described.results)
@@ -79,18 +75,16 @@ class Running:
         return results
 
     def _is_packed(self, fixed: Sequence[torch.Tensor]) -> bool:
-        if self._kept is None or not all(map(is_, fixed, self._fixed)) or [*map(_version, fixed)] != self._versions:
-            return False
-        return [*map(_address, fixed)] == self._addresses and self._marked() == self._mark
+        return self._kept is not None and self._constants.same(fixed) and self._marked() == self._mark
 
     def _pack(self, fixed: Sequence[torch.Tensor]) -> None:
         its = self._its
         kept = aligned(its.kept_elements)
         values = its.constants(fixed)
         pack(its.recipes, dict(zip(its.wanted, values, strict=True)), kept)
-        self._fixed, self._versions, self._addresses = list(fixed), [*map(_version, fixed)], [*map(_address, fixed)]
+        self._constants = Constants(fixed)
         marked = [tensor for tensor in fixed if tensor.dtype == torch.float32 and tensor.numel()]
-        self._marks = (ctypes.c_void_p * len(marked))(*map(_address, marked))
+        self._marks = (ctypes.c_void_p * len(marked))(*map(torch.Tensor.data_ptr, marked))
         self._places = (ctypes.c_int64 * len(marked))(*map(_middle, marked))
         self._mark = self._marked()
         self._at[1], self._kept = kept.data_ptr(), kept

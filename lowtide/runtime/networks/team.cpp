@@ -1,9 +1,12 @@
-// A team of threads that runs one network at a time. Its members spin for a while after each run, then sleep until the next.
+// A team of threads that runs one network at a time. Its members spin for a while after each run, then sleep until the next. Where other
+// processes take a processor away in the middle of a run, all would wait at each barrier for as long as the system lets others run: for a
+// while then the caller runs alone, which changes no bit.
 #include <atomic>
 #include <cstdint>
 #include <ctime>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/resource.h>
 
 #include "kernels.hpp"
 
@@ -13,12 +16,14 @@ namespace {
 
 constexpr int MOST = 255;
 pthread_mutex_t running = PTHREAD_MUTEX_INITIALIZER;
-std::atomic<int> epoch{0}, left{0}, asleep{0}, waiting{0};  // an epoch is the number of a run, and in its last byte how many take part
+std::atomic<int> epoch{0}, left{0}, asleep{0}, waiting{0}, interrupted{0};  // an epoch is the number of a run, and in its last byte how many take part
 Team team;
 Network network;
 float* const* addresses;
 int made = 1;
 long patience_ns = 0;
+constexpr long LEAST_NS = 10'000'000, MOST_NS = 320'000'000;
+long alone_ns = 0, alone_until_ns = 0;
 
 long now_ns() {
   timespec t;
@@ -39,6 +44,25 @@ void wait(int seen) {
   }
 }
 
+// How often the system has taken the processor from this thread.
+long switches() {
+  rusage used;
+  return getrusage(RUSAGE_THREAD, &used) ? 0 : used.ru_nivcsw;
+}
+
+// This thread's part of a run.
+void take_part(const Run& run, Network of) {
+  long before = run.count > 1 ? switches() : 0;
+  of(&run);
+  if (run.count > 1 && switches() != before) interrupted.store(1);
+}
+
+// After a run of several threads: for how long the next ones are left to the caller alone.
+void judge() {
+  alone_ns = interrupted.exchange(0) ? (alone_ns ? (alone_ns < MOST_NS ? alone_ns * 2 : MOST_NS) : LEAST_NS) : 0;
+  if (alone_ns) alone_until_ns = now_ns() + alone_ns;
+}
+
 struct Member { int id, seen; };
 Member members[MOST];
 
@@ -50,7 +74,7 @@ void* work(void* given) {
     int count = seen & 255;
     if (me->id >= count) continue;
     Run run{&team, me->id, count, addresses};
-    network(&run);
+    take_part(run, network);
     left.fetch_sub(1);
     wake(left, waiting);
   }
@@ -101,7 +125,7 @@ int lowtide_registers() { return REGISTERS; }
 // Runs a network on `count` threads, the caller's among them; one run at a time.
 void lowtide_run(Network given, float* const* at, int count, long spin_us) {
   pthread_mutex_lock(&running);
-  count = count > 1 ? grown(count) : 1;
+  count = count > 1 && (!alone_ns || now_ns() >= alone_until_ns) ? grown(count) : 1;
   team.spins = spins_of(count);
   patience_ns = team.spins ? spin_us * 1000 : 0;
   network = given;
@@ -112,8 +136,9 @@ void lowtide_run(Network given, float* const* at, int count, long spin_us) {
     wake(epoch, asleep);
   }
   Run run{&team, 0, count, at};
-  given(&run);
+  take_part(run, given);
   for (int now; count > 1 && (now = left.load(std::memory_order_acquire));) wait_for(left, now, waiting, team.spins);
+  if (count > 1) judge();
   pthread_mutex_unlock(&running);
 }
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from lowtide.base.identity import Held
+from lowtide.base.words import Words, dictionary_of, length_of, python_is_known, type_of
 from lowtide.runtime.unchanged.switches import switches
 
 _values = methodcaller("values")
@@ -27,7 +28,7 @@ class Watch:
     def __init__(self) -> None:
         self._known: set[int] = set()
         self._empty: list[Any] = []
-        self._dictionaries: list[dict[Any, Any]] = []
+        self._dictionaries: list[Any] = []
         self._full: list[Any] = []
         self._mappings: list[Any] = []
         self._modules: list[nn.Module] = []
@@ -42,7 +43,8 @@ class Watch:
         if type(item) in _BUILT_IN and not item:
             self._empty.append(item)
             return
-        if isinstance(item, dict) and type(item).__iter__ is dict.__iter__:
+        plain = isinstance(item, dict) and type(item).__iter__ is dict.__iter__
+        if plain or (type(item) is MappingProxyType and dictionary_of(item)):
             self._dictionaries.append(item)
             return
         self._full.append(item)  # an OrderedDict has an order of its own
@@ -67,18 +69,27 @@ class Watch:
         self._items, self._held = [*chain.from_iterable(self._full)], [*chain.from_iterable(map(_values, self._mappings))]
         self._types, self._flags = [*map(type, self._modules)], [*map(_flags, self._parameters)]
         self._lists, self._switches = self._groups(), switches()
+        self._words = Words([*map(length_of, self._empty), *map(type_of, self._modules)]) if python_is_known() else None
         return self
 
     def same(self) -> bool:
         """Whether all of it is as it was. False may also be said of what only looks alike."""
         return (
-            not any(self._empty)
+            self._plain_same()
             and self._in_dictionaries.same()
             and [*map(len, self._full)] == self._lengths
             and all(map(is_, chain.from_iterable(self._full), self._items))
             and all(map(is_, chain.from_iterable(map(_values, self._mappings)), self._held))
-            and all(map(is_, map(type, self._modules), self._types))
             and [*map(_flags, self._parameters)] == self._flags
             and [*map(id, self._groups())] == [*map(id, self._lists)]
             and switches() == self._switches
         )
+
+    def _plain_same(self) -> bool:
+        """Whether what was empty is, and modules are of the same classes."""
+        if self._words is not None and self._words.same():
+            return True
+        found = not any(self._empty) and all(map(is_, map(type, self._modules), self._types))
+        if found and self._words is not None:
+            self._words.renew()
+        return found

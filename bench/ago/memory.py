@@ -1,0 +1,106 @@
+"""What a function for inference takes of memory, beside what people deploy: resident memory of a process of its own, one thread.
+
+    python -m bench.ago.memory
+    python -m bench.ago.memory --cases squeezenet --contenders lowtide onnxruntime
+
+Resident memory above what the process has once its libraries are loaded and have made one small function. "held" is what is there after
+the first runs, weights included; "peak" the most while it runs. All that was freed is given back to the system before. lowtide and eager
+keep the model as the caller has it, lowtide also weights as its kernels read them; "promised" is what the plan says of these and of
+activations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.ago.export import export
+from bench.ago.networks import paper_cases
+from bench.results import Cell, Results, with_kept
+
+COLUMNS = ("case", "contender", "held_bytes", "peak_bytes", "promised_bytes", "failed")
+CONTENDERS = ("eager", "onnxruntime", "openvino", "lowtide")
+_CODE = "import sys; from bench.ago.memory import taken; taken(*sys.argv[1:4])"
+_PATIENCE_S = 300
+_SMALL = "squeezenet 56"  # of which each library makes a function first
+
+
+def taken(contender: str, name: str, folder: str) -> None:
+    """Print what one function takes in this process, as JSON."""
+    from bench.ago.contenders import make
+
+    if name != _SMALL:
+        make(contender, _SMALL, 1, Path(folder))()
+    base = _settled_bytes()
+    run = make(contender, name, 1, Path(folder))
+    for _ in range(3):
+        run()
+    held = _settled_bytes()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is what it is now
+    for _ in range(5):
+        run()
+    print(json.dumps({"held_bytes": held - base, "peak_bytes": _status_bytes("VmHWM") - base, "promised_bytes": _promised_bytes(run)}))
+
+
+def _settled_bytes() -> int:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return _status_bytes("VmRSS")
+
+
+def _status_bytes(what: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
+    return int(line.split()[1]) * 1024
+
+
+def _promised_bytes(run: object) -> int | None:
+    """What the plan of one of our functions promises."""
+    from lowtide import Step
+
+    cells = getattr(run, "__closure__", None) or ()
+    steps = [cell.cell_contents for cell in cells if isinstance(cell.cell_contents, Step)]
+    return int(steps[0].plan.peak_bytes) if steps else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.ago.memory", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--cases", nargs="*", default=[], help="names, or how they begin; without, the paper's fourteen")
+    parser.add_argument("--contenders", nargs="*", default=[*CONTENDERS], choices=CONTENDERS)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "lowtide-ago", help="where exported networks lie")
+    options = parser.parse_args()
+    export(_SMALL, options.folder)
+    for name in (each.name for each in paper_cases()):
+        if not options.cases or name.startswith(tuple(options.cases)):
+            export(name, options.folder)
+            save([{"case": name, "contender": each, **_asked(each, name, options.folder)} for each in options.contenders]).print()
+
+
+def save(rows: Sequence[dict[str, Cell]]) -> Results:
+    """Put rows into the table; it is saved after each network."""
+    notes = tuple((__doc__ or "").strip().split("\n\n")[-1].split("\n"))
+    kept = with_kept("ago_memory", rows, ("case", "contender"))
+    Results("ago_memory", "What functions for inference take of memory", COLUMNS, tuple(kept), notes).save()
+    return Results("ago_memory", "What functions for inference take of memory", COLUMNS, tuple(rows))
+
+
+def _asked(contender: str, name: str, folder: Path) -> dict[str, Cell]:
+    command = [sys.executable, "-W", "ignore", "-c", _CODE, contender, name, str(folder)]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=True)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"took more than {_PATIENCE_S} s"}
+    except subprocess.CalledProcessError as error:
+        return {"failed": (error.stderr.strip().splitlines() or ["?"])[-1][:200]}
+    found: dict[str, Cell] = json.loads(answer.stdout.strip().splitlines()[-1])
+    return found
+
+
+if __name__ == "__main__":
+    main()
