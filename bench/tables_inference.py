@@ -76,7 +76,8 @@ def _memory() -> str:
         "python -m bench.ago.memory",
         "MiB of resident memory while a function runs, above what its process has once the libraries are there; weights included.\n"
         "lowtide leaves the model's weights to the caller, and has them a second time, as its kernels read them.\n"
-        "Promised is what the plan says of weights, kernels' weights and activations.",
+        "Promised is what the plan says of weights, kernels' weights and activations. SqueezeNet at 56 pixels is the small function that\n"
+        "each process makes first: its row has the libraries in it.",
         ("network, pixels or tokens", "lowtide, promised", *names),
         lines,
     )

@@ -1,6 +1,6 @@
 // A team of threads that runs one network at a time. Its members spin for a while after each run, then sleep until the next. Where other
-// processes take a processor away in the middle of a run, all would wait at each barrier for as long as the system lets others run: for a
-// while then the caller runs alone, which changes no bit.
+// processes take a processor away in the middle of a run, or do not give it back, all would wait at each barrier for as long as the system
+// lets others run: for a while then the caller runs alone, which changes no bit.
 #include <atomic>
 #include <cstdint>
 #include <ctime>
@@ -22,14 +22,8 @@ Network network;
 float* const* addresses;
 int made = 1;
 long patience_ns = 0;
-constexpr long LEAST_NS = 10'000'000, MOST_NS = 320'000'000;
+constexpr long LEAST_NS = 10'000'000, MOST_NS = 320'000'000, ASLEEP_NS = 300'000;
 long alone_ns = 0, alone_until_ns = 0;
-
-long now_ns() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return t.tv_sec * 1000000000L + t.tv_nsec;
-}
 
 // Waits until `epoch` is no longer `seen`: awake for a while, then asleep.
 void wait(int seen) {
@@ -57,9 +51,10 @@ void take_part(const Run& run, Network of) {
   if (run.count > 1 && switches() != before) interrupted.store(1);
 }
 
-// After a run of several threads: for how long the next ones are left to the caller alone.
-void judge() {
-  alone_ns = interrupted.exchange(0) ? (alone_ns ? (alone_ns < MOST_NS ? alone_ns * 2 : MOST_NS) : LEAST_NS) : 0;
+// After a run of several threads: for how long the next ones are left to the caller alone. It slept for most of a run that was in trouble.
+void judge(long taken_ns) {
+  bool in_trouble = interrupted.exchange(0) || (team.slept_ns > ASLEEP_NS && team.slept_ns > taken_ns / 2);
+  alone_ns = in_trouble ? (alone_ns ? (alone_ns < MOST_NS ? alone_ns * 2 : MOST_NS) : LEAST_NS) : 0;
   if (alone_ns) alone_until_ns = now_ns() + alone_ns;
 }
 
@@ -130,6 +125,8 @@ void lowtide_run(Network given, float* const* at, int count, long spin_us) {
   patience_ns = team.spins ? spin_us * 1000 : 0;
   network = given;
   addresses = at;
+  long begin = now_ns();
+  team.slept_ns = 0;
   if (count > 1) {
     left.store(count - 1);
     epoch.store((((unsigned)epoch.load() >> 8) + 1) << 8 | count);
@@ -137,8 +134,8 @@ void lowtide_run(Network given, float* const* at, int count, long spin_us) {
   }
   Run run{&team, 0, count, at};
   take_part(run, given);
-  for (int now; count > 1 && (now = left.load(std::memory_order_acquire));) wait_for(left, now, waiting, team.spins);
-  if (count > 1) judge();
+  for (int now; count > 1 && (now = left.load(std::memory_order_acquire));) team.slept_ns += wait_for(left, now, waiting, team.spins);
+  if (count > 1) judge(now_ns() - begin);
   pthread_mutex_unlock(&running);
 }
 
