@@ -20,6 +20,7 @@ from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Atom, Node, Value
 from lowtide.ir.operators.row import Collective
+from lowtide.ir.sizes import contiguous_stride
 
 NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException)
 UNTRACEABLE = (UnsupportedFakeTensorException, UnsupportedOperatorException)
@@ -68,7 +69,7 @@ def may_take(func: OpOverload, recorded: Any, outputs: tuple[Value | None, ...])
     if overload is None or len(outputs) != 1 or outputs[0] is None:
         return ()
     out, row = outputs[0], operators.row(func)
-    if row.in_memory_of and row.collective is Collective.NONE and out.storage.device != "cpu":  # proven there alone
+    if row.in_memory_of and row.collective is Collective.NONE and not _lies_plainly(out):
         return ()
     if out.dtype.startswith("complex"):  # a complex division in place takes another loop, and gives other bits
         return ()
@@ -82,6 +83,11 @@ def may_take(func: OpOverload, recorded: Any, outputs: tuple[Value | None, ...])
         and not value.storage.kind.caller_owned
         and not any(other.storage is value.storage for other in inputs if other is not value)
     )
+
+
+def _lies_plainly(out: Value) -> bool:
+    """Whether a kernel that looks at no strides leaves a result there: row by row, on a CPU, for which alone this is proven."""
+    return out.storage.device == "cpu" and out.stride == contiguous_stride(out.shape)
 
 
 def why_unread(name: str, follows_from: str) -> str:

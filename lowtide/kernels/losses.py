@@ -11,7 +11,7 @@ import torch
 
 from lowtide.kernels.library import define
 
-_AT_ONCE, _AT_ONCE_ELSEWHERE = 2**22, 2**24  # elements, on a CPU and on other devices: few calls, as each waits for all threads
+_TURNS, _LEAST = 16, 2**16  # so many at most, as all threads wait for one another at each; elements of one
 _OF_SCORES = getattr(torch.ops.aten, "_log_softmax_backward_data")  # noqa: B009  as graphs name it: it has no name without a dash
 _PER_ELEMENT = 0  # as torch numbers reductions
 _SCHEMA = (
@@ -43,7 +43,7 @@ def _fill(
 ) -> torch.Tensor:  # fmt: skip
     rows, classes = given.shape
     on_cpu = given.device.type == "cpu"
-    step = max(1, (_AT_ONCE if on_cpu else _AT_ONCE_ELSEWHERE) // max(1, classes))
+    step = max(1, -(-rows // _TURNS), _LEAST // max(1, classes))
     first = given.new_empty((min(step, rows), classes))
     for begin in range(0, rows, step):
         chunk = slice(begin, min(begin + step, rows))

@@ -41,8 +41,7 @@ def test_a_step_in_parts_trains_as_eager_does_in_the_memory_promised(optimizer, 
     model = Language()
     twin, exact = copy.deepcopy(model), copy.deepcopy(model).double()
     step = lowtide.optimize(
-        model, (WORDS,), loss=loss, optimizer=optimizer(model.parameters(), lr=1e-2), exact=False, memory="40%", workspaces=False,
-        progress=False,
+        model, (WORDS,), loss=loss, optimizer=optimizer(model.parameters(), lr=1e-2), exact=False, memory="40%", progress=False
     )  # fmt: skip
     theirs, best = (optimizer(each.parameters(), lr=1e-2, foreach=False) for each in (twin, exact))
     assert loops(step)
@@ -69,7 +68,7 @@ def test_a_step_in_parts_trains_as_eager_does_in_the_memory_promised(optimizer, 
     assert '<h2 id="splits">What runs part by part</h2>' in (tmp_path / "plan.html").read_text(encoding="utf-8")
     path = tmp_path / "plan.json"
     step.plan.save(path)
-    settings = {"loss": loss, "optimizer": optimizer(model.parameters(), lr=1e-2), "workspaces": False, "progress": False, "plan": path}
+    settings = {"loss": loss, "optimizer": optimizer(model.parameters(), lr=1e-2), "progress": False, "plan": path}
     assert lowtide.optimize(model, (WORDS,), exact=False, **settings).source == step.source
     with pytest.raises(lowtide.FormatError, match="exact=False"):
         lowtide.optimize(model, (WORDS,), **settings)

@@ -62,7 +62,7 @@ def test_a_row_is_what_it_does(row, monkeypatch):
     monkeypatch.setattr(bits, "_at_once", lambda x: COUNT)
     monkeypatch.setattr(pools, "_AT_ONCE", COUNT)
     monkeypatch.setattr(norms, "_AT_ONCE", COUNT)
-    monkeypatch.setattr(losses, "_AT_ONCE", COUNT)
+    monkeypatch.setattr(losses, "_TURNS", 1)
     with Counted() as counted:
         made = function(*args)
     given = tuple(value(arg) if isinstance(arg, torch.Tensor) else arg for arg in args)

@@ -67,7 +67,7 @@ def _regions(loops: Loops, body: Graph, makers: dict[str, int], places: frozense
         for value, dim in _cut(node):
             name = value.name.removesuffix(_WHOLE)
             made = loops.graph.nodes[makers[name]].results if name in makers else ()
-            for anchor in (each for each in made if each.name == name):
+            for anchor in (each for each in made if each.name == name and len(each.shape) == len(value.shape)):
                 region = loops.regions.around(anchor, dim, sorted(places))
                 if region is not None and region.places == places:
                     yield region

@@ -148,7 +148,7 @@ class _Search:
         """What the best choices at the peak of each order keep, at each level, as far as a part of the effort goes. Links have no guess."""
         until = self.archive.states + self.sweep.max_states // _GUESSED
         plain = [(which, problem) for which, problem in enumerate(self.problems) if problem.links is None]
-        guesses = [(which, Guesses(problem, order)) for which, problem in plain for order in self.orders[which]]
+        guesses = [(which, Guesses(problem, order)) for which, problem in plain for order in self.orders[which] if len(order)]
         for limit, (which, each) in product(levels, guesses):
             for recipe in each.within(limit):
                 if self.archive.states >= until:
