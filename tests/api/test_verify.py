@@ -55,9 +55,15 @@ def test_an_exact_step_is_bit_equal_and_nothing_of_the_callers_changes(dropout):
 
 
 def test_a_step_in_parts_is_as_near_to_eager_as_eager_to_what_is_right():
-    step = step_of(Net(0.2), memory="60%", exact=False)
+    x, y = torch.randn(400, 8, generator=torch.Generator().manual_seed(1)), torch.randint(0, 500, (400,))
+    model = Net()
+    step = lowtide.optimize(
+        model, (x, y), loss=loss, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2), exact=False, memory="30%", workspaces=False,
+        progress=False,
+    )  # fmt: skip
     assert "run part by part" in str(step.plan)
-    found = step.verify(X, Y)
+    found = step.verify(x, y)
+    assert not found.bit_equal
     assert found.within(4.0), str(found)
     assert "gradient of body.0.weight" in str(found)
     assert found.results[0].name == "loss"

@@ -51,9 +51,10 @@ def loss_in_parts(graph: Graph) -> LossInParts | None:
     return LossInParts(found, next(Loop.of(node).body.dimensions[0].name for node in found.nodes if is_loop(node)))
 
 
-def _worth(candidate: Candidate) -> tuple[int, int]:
-    """What it spares, with as few operators as that takes."""
-    return candidate.saved_bytes, -len(candidate.region.axes)
+def _worth(candidate: Candidate) -> tuple[int, int, int]:
+    """What it spares, with as little as can be that leaves it whole, and as few operators as that takes."""
+    whole = {value.storage: value.storage.nbytes for value in candidate.region.written}
+    return candidate.saved_bytes, -sum(nbytes for nbytes in whole.values() if isinstance(nbytes, int)), -len(candidate.region.axes)
 
 
 def _like_scores(dimensions: Dimensions, loss: Node) -> dict[Storage, int]:
