@@ -52,9 +52,11 @@ def loss_in_parts(graph: Graph) -> LossInParts | None:
 
 
 def _worth(candidate: Candidate) -> tuple[int, int, int]:
-    """What it spares, with as little as can be that leaves it whole, and as few operators as that takes."""
+    """What it spares, then that nothing as large leaves it whole, with as few operators as that takes."""
+    least = candidate.saved_bytes
     whole = {value.storage: value.storage.nbytes for value in candidate.region.written}
-    return candidate.saved_bytes, -sum(nbytes for nbytes in whole.values() if isinstance(nbytes, int)), -len(candidate.region.axes)
+    left_bytes = sum(nbytes for nbytes in whole.values() if isinstance(nbytes, int) and nbytes >= least)
+    return candidate.saved_bytes, -left_bytes, -len(candidate.region.axes)
 
 
 def _like_scores(dimensions: Dimensions, loss: Node) -> dict[Storage, int]:
