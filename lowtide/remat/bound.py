@@ -29,7 +29,9 @@ class TimeBound:
 
     def __init__(self, problem: RematProblem) -> None:
         self._problem = problem
-        self._order_us = float(problem.cost_us[~problem.is_view].sum())
+        self._costs: Times = np.where(problem.is_view, 0.0, problem.cost_us)  # views are in no sequence
+        self._costs.setflags(write=False)  # as all that kernels are given
+        self._order_us = float(self._costs.sum())
         self._store_us, self._load_us, self._out_rate, self._in_rate = _links(problem)
         self._moments: dict[int, Crossing] = {}
 
@@ -42,7 +44,7 @@ class TimeBound:
         steps = base.node_count * (len(base.pred_ids) + len(base.read_ids) + base.tensor_count)
         every = max(1, steps // _MOST_STEPS)
         asked = asked_us(
-            room, every, self._problem.facts, *base.preds, *base.succs, *base.readers,
+            room, every, self._problem.facts._replace(cost_us=self._costs), *base.preds, *base.succs, *base.readers,
             self._again_us(), self._store_us, self._load_us, self._out_rate, self._in_rate,
         )  # fmt: skip
         most_us = float(asked.max(initial=0.0))
@@ -63,7 +65,7 @@ class TimeBound:
         """What the best choice at a node's moment takes, over the links as far as they carry."""
         moment = self._moments.get(node) or self._moments.setdefault(node, Crossing.of(self._problem, node))
         room -= moment.needs_bytes
-        costs = self._problem.cost_us
+        costs = self._costs
         others_us = self._order_us - float(costs[node])
         most_us = moment.least_us(room + self._out_rate * (others_us - float(costs[moment.after].sum())), self._out_rate)
         if self._in_rate > 0:
