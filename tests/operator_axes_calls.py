@@ -353,6 +353,7 @@ def _lookups() -> dict[str, list[Call]]:
         "aten.index_copy.default": [c([4, 10], x, 1, torch.randperm(6)[:5], r(4, 5, 10))],
         "aten.index_fill.int_Scalar": [c([4, 10], x, 1, i(6, 5), 2.0)],
         "aten.index_add.default": [c([4, 10], x, 1, i(6, 5), r(4, 5, 10))],
+        "lowtide.add_rows.default": [c([12, 10], r(12, 10), torch.arange(12, dtype=torch.int32), i(12, 30), r(30, 10))],
     }
 
 

@@ -1,5 +1,7 @@
 """Devices as numbers, and what an operator takes on one by its roofline: the time of its arithmetic or of its bytes, whichever is more.
 
+A CPU takes both, as products pack what they read before they compute with it.
+
 Peak rates are those of the makers' data sheets, without sparsity; `efficiency` is the share of them that real kernels reach.
 """
 
@@ -36,6 +38,7 @@ class Device:
     granule_bytes: int = 1  # its allocator rounds sizes up to this
     memory_bytes: int = 0  # 0 where it has no memory of its own
     peers_bytes_per_s: float = 0.0  # of its links to the other devices of one machine; 0 where they are not known
+    moves_beside: bool = True  # whether bytes move while it computes; else one comes after the other
 
     def node_us(self, node: Node) -> float:
         """The time of one run by roofline; 0 for views, Python's arithmetic, and copies to the host and back, which run beside.
@@ -52,7 +55,8 @@ class Device:
         rate = self.flops_per_s.get(compute_dtype(node), self.flops_per_s["float32"])
         arithmetic_s = (flops + self.half_flops) / (rate * self.efficiency) if flops else 0.0
         moving_s = node_moved_bytes(node) / (self.bandwidth_bytes_per_s * self.efficiency)
-        return self.launch_us * row_of(node.op).launches + 1e6 * max(arithmetic_s, moving_s)
+        taken_s = max(arithmetic_s, moving_s) if self.moves_beside else arithmetic_s + moving_s
+        return self.launch_us * row_of(node.op).launches + 1e6 * taken_s
 
     def _exchange_us(self, node: Node) -> float:
         """What the links take: of a sum each byte goes out twice, else once. Of n ranks (n - 1) / n stay less; that is not taken off."""

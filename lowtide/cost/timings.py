@@ -152,6 +152,7 @@ def device_here(device: str) -> Device:
         from_host_bytes_per_s=float(known.get("from_host_bytes_per_s", 0)),
         half_flops=float(known["half_flops"]),
         granule_bytes=512 if on_gpu else 1,
+        moves_beside=on_gpu,
         memory_bytes=torch.cuda.get_device_properties(device).total_memory if on_gpu else 0,
     )
 

@@ -3,10 +3,11 @@
 The gradient of an embedding is as large as its table, and zero but for the rows that were looked up. Where the table serves twice, as that
 of words does at both ends of a language model, it is made only to be added to the other gradient:
 
-    rows = embedding_dense_backward(gradient, indices, 50257, -1, False)        total = index_add(other, 0, indices, gradient)
-    total = add(other, rows)
+    rows = embedding_dense_backward(gradient, indices, 50257, -1, False)        numbers = arange(50257)
+    total = add(other, rows)                                                    total = add_rows(other, numbers, indices, gradient)
 
-which may work in the other's memory. The rows of one word are then added one by one to what is there, not first to one another: not exact.
+which may work in the other's memory, and with some of the numbers does so for these rows of it: so that neither gradient is ever whole.
+The rows of one word are then added one by one to what is there, not first to one another: not exact.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lowtide.ir.graph import Graph, Node, Value
-from lowtide.ir.sizes import contiguous_stride, product
+from lowtide.ir.graph import Atom, Graph, Kind, Node, Storage, Value
+from lowtide.ir.sizes import ITEM_BYTES, contiguous_stride, product
 from lowtide.rewrite.base import Rewritten, replace_nodes
 
 ROWS, _ADD = "aten.embedding_dense_backward.default", "aten.add.Tensor"
@@ -39,7 +40,12 @@ def add_into_sums(graph: Graph) -> Rewritten:
 
 def _fits(makers: Mapping[Value, Node], rows: Value, other: Value) -> bool:
     maker = makers.get(rows)
-    if maker is None or rows is other or (rows.dtype, rows.shape, rows.stride) != (other.dtype, other.shape, other.stride):
+    if (
+        maker is None
+        or rows is other
+        or not isinstance(rows.shape[0], int)
+        or (rows.dtype, rows.shape, rows.stride) != (other.dtype, other.shape, other.stride)
+    ):
         return False
     return can_add_rows(maker) and not maker.after
 
@@ -69,6 +75,17 @@ def rows_of(maker: Node, name: str) -> tuple[Node, Node]:
 
 def _added(maker: Node, node: Node, other: Value) -> tuple[Node, ...]:
     """The nodes that add the gradient's rows to the other gradient."""
-    views = rows_of(maker, node.results[0].name)
-    args = (other, 0, *(view.outputs[0] for view in views))
-    return *views, replace(node, op="aten.index_add.default", args=args, inplace=((other, "aten.index_add_.default"),))
+    name = node.results[0].name
+    views, numbers = rows_of(maker, name), _numbers(other, name)
+    args = (other, numbers.outputs[0], *(view.outputs[0] for view in views))
+    return numbers, *views, replace(node, op="lowtide.add_rows.default", args=args, inplace=((other, "lowtide.add_rows_.default"),))
+
+
+def _numbers(table: Value, name: str) -> Node:
+    """What makes the numbers of a table's rows, one after another."""
+    count = table.shape[0]
+    assert isinstance(count, int)
+    dtype = "int32" if count <= 2**31 else "int64"
+    storage = Storage(f"{name}_numbers", count * ITEM_BYTES[dtype], table.storage.device, Kind.ACTIVATION)
+    looks = (("dtype", Atom("dtype", dtype)), ("device", Atom("device", storage.device)))
+    return Node("aten.arange.default", (count,), (Value(storage.name, storage, dtype, (count,), (1,)),), looks)

@@ -182,6 +182,8 @@ def test_the_roofline_is_the_longer_of_arithmetic_and_bytes():
     assert device.node_us(Node("aten.add.Tensor", (x, y), (out,))) == pytest.approx(5 + moving_us)
     assert device.node_us(Node("aten.view.default", (x, (16,)), (_value("v", 16, storage=x.storage),))) == 0
     assert device.store_us(12_000_000) == pytest.approx(5 + 1000)
+    one_by_one = replace(device, moves_beside=False)
+    assert one_by_one.node_us(Node("aten.mm.default", (x, y), (out,))) == pytest.approx(5 + arithmetic_us + moving_us)
 
 
 def _shaped(*shapes):

@@ -179,6 +179,7 @@ def test_this_machine_as_a_device(cache):
     here = preset("cpu")
     assert here == device_here("cpu")
     assert not here.can_swap
+    assert not here.moves_beside
     with pytest.raises(CheckError, match="none to swap to"):
         here.store_us(1)
     assert here.half_flops > 0

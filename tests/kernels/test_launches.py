@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.ir.graph import Kind, Node, Storage, Value
 from lowtide.ir.operators.own import ROWS
-from lowtide.kernels import bits, losses, norms, parts, pools
+from lowtide.kernels import bits, losses, norms, parts, pools, rows
 
 COUNT = 4 * bits._BLOCK
 _MADE = ("empty", "new_empty", "empty_like", "empty_strided", "zeros", "ones", "tensor", "detach", "arange", "_local_scalar_dense")
@@ -44,6 +44,7 @@ CALLS = {
         losses.cross_entropy_backward,
         (X[0], X.view(-1, 64), torch.zeros(COUNT // 64, dtype=torch.int64), None, 1, -100, X[1]),
     ),
+    "add_rows": (rows.add_rows, (X.view(-1, 64), torch.arange(COUNT // 64), torch.arange(8), X.view(-1, 64)[:8])),
     "own_part": (parts.own_part, (X, 2, "")),
     "max_pool2d_backward": (pools.max_pool2d_backward, (POOLED, PLACES, [64, 64], [2, 2], [2, 2], [0, 0], [1, 1], False)),
 }

@@ -142,6 +142,21 @@ def test_gradients_of_looked_up_rows_are_added_where_the_others_are():
     assert not add_into_sums(captured(classified, tokens()[:2], (tokens()[2],), SGD).graph).forward
 
 
+@pytest.mark.parametrize("parts", [2, 7, 40])
+def test_a_table_that_serves_twice_is_updated_row_by_row(parts):
+    """Neither of its two gradients, nor their sum, is ever whole: every part adds up and uses those of some words."""
+    words, table = torch.tensor([[1, 2, 2, 5], [5, 39, 0, 2]]), tokens()[2]
+    program = captured(lambda words, table: F.cross_entropy(F.embedding(words, table).flatten(0, 1) @ table.t(), words.flatten()),
+                       (words,), (table,), SGD)  # fmt: skip
+    graph = add_into_sums(program.graph).graph
+    update = [node for node in graph.nodes if node.writes and node.writes[0][0].shape == table.shape]
+    total = nodes_of(graph, "add_rows")
+    of_scores = [node for node in graph.nodes for each in total if node.outputs and node.outputs[0] is each.args[0]]
+    done = checked(split(graph, along([*of_scores, *total, *update], update[-1].writes[0][0], 0), parts).graph)
+    assert not [value for node in done.nodes for value in node.outputs if value is not None and value.shape == table.shape]
+    same(program, done)
+
+
 @pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss, partial(F.mse_loss, reduction="sum")])
 def test_mean_losses_become_sums(loss):
     torch.manual_seed(0)

@@ -12,6 +12,7 @@ ROWS = (
     Operator(name="lowtide.unpack_bits", launches=3, moved_bytes=with_flags(4)),
     Operator(name="lowtide.masked", launches=3, moved_bytes=with_flags(4)),
     Operator(name="lowtide.masked_mul", launches=4, moved_bytes=with_flags(4, numbers=True)),
+    Operator(name="lowtide.add_rows", moved_bytes=lambda node: read_bytes(node, ()) + bytes_of(node.results)),
     Operator(name="lowtide.own_part", moved_bytes=lambda node: 2 * bytes_of(node.results)),
     Operator(name="lowtide.pool_places", launches=2, moved_bytes=with_indices(0, 2)),
     Operator(name="lowtide.max_pool2d_backward", launches=3, moved_bytes=with_indices(1, 3)),

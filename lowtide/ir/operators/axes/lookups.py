@@ -130,6 +130,12 @@ def index_add(node: Node) -> Iterator[Axis]:
     yield from _by_vector(node, 3)
 
 
+def rows_added(node: Node) -> Iterator[Axis]:
+    """table[n, width], numbers[n], index[k], rows[k, width]: a part of the table leaves out what is added to others."""
+    yield from axis(node, {0: 0, 1: 0}, {0: 0})
+    yield from axis(node, {0: 1, 3: 1}, {0: 1})
+
+
 def index_fill(node: Node) -> Iterator[Axis]:
     """x, dim, index[..], number: not along `dim`."""
     value, named = given(node, (0,)), node.args[1]
@@ -185,6 +191,7 @@ RULES: dict[str, Rule] = {
     "aten.scatter_add": along(2, 3, free=False),
     "aten.index_select": index_select,
     "aten.index_add": index_add,
+    "lowtide.add_rows": rows_added,
     "aten.index_copy": index_add,
     "aten.index_fill.int_Scalar": index_fill,
     **{f"aten.{name}": filled(0) for name in ("zeros", "ones", "full", "empty.memory_format")},
