@@ -24,7 +24,7 @@ COMPILED = ("aot_eager", "inductor")
 class Setting:
     """How to train: what people use, or lowtide within so many bytes above what the caller holds."""
 
-    kind: str  # "eager", "checkpoint", "checkpoint, gradients kept", "chunked loss", one of COMPILED, "lowtide", or that "arena", "parts"
+    kind: str  # what people use: "eager", "checkpoint", "auto chunker", one of COMPILED ..; or "lowtide", "lowtide arena", "lowtide parts"
     share: float = 1.0  # activation_memory_budget, of what is compiled
     limit_bytes: int = 0  # of lowtide
     plan: str = ""  # the file of lowtide's plan for that
@@ -86,6 +86,8 @@ def _of_torch(made: Workload, setting: Setting) -> Training:
 def _loss(made: Workload, setting: Setting) -> Callable[..., Any]:
     if setting.kind == "chunked loss":
         return lambda *batch: chunked_loss(made.model, *batch)
+    if setting.kind == "auto chunker":
+        return _auto_chunked(made)
     if setting.kind not in COMPILED:
         return lambda *batch: made.loss(made.model, *batch)
     import torch
@@ -94,6 +96,16 @@ def _loss(made: Workload, setting: Setting) -> Callable[..., Any]:
     torch._functorch.config.activation_memory_budget = setting.share
     compiled: Any = torch.compile(made.model, backend=setting.kind)
     return lambda *batch: made.loss(compiled, *batch)
+
+
+def _auto_chunked(made: Workload) -> Callable[..., Any]:
+    """Model and loss compiled together by inductor, whose own chunker of large products, which is off by default, is on."""
+    import torch
+    import torch._inductor.config
+
+    torch._inductor.config.auto_chunker.enable = True
+    compiled: Callable[..., Any] = torch.compile(lambda *batch: made.loss(made.model, *batch))
+    return compiled
 
 
 def _of_lowtide(made: Workload, setting: Setting) -> Training:

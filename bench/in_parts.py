@@ -4,7 +4,8 @@
 
 One training step with plain SGD, one thread. Each setting is a process of its own; those of a model live at once and take turns. Times are
 over those of lowtide without a limit. Peaks are by the allocator's count, above what the caller holds. "chunked loss" is what people
-write by hand: logits and loss of an eighth of the tokens at a time, made again in the backward pass.
+write by hand: logits and loss of an eighth of the tokens at a time, made again in the backward pass. "auto chunker" is inductor with
+its own chunker on, model and loss in one graph.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ NOTES = (
     "lowtide parts: `exact=False`: sets of operators part by part, and algebra's rules that round otherwise",
 )
 _MIB = 2**20
-_EAGER, _CHUNKED = Setting("eager"), Setting("chunked loss")
+_EAGER, _CHUNKED = Setting("eager"), (Setting("chunked loss"), Setting("auto chunker"))
 
 
 def limits_of(model: str, eager_bytes: int) -> tuple[tuple[str, int], ...]:
@@ -69,7 +70,7 @@ def _rows(model: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         planners: Mapping[str, Planner] = {"lowtide": whole, "lowtide parts": parts}
         wanted = [("lowtide", 0), *limits_of(model, whole.ends.eager_bytes)]
         settings = [Setting(kind, limit_bytes=limit, plan=planners[kind].plans([limit])[limit]) for kind, limit in wanted]
-        eager, unlimited, *others = group.start([_EAGER, *settings, *([_CHUNKED] if model == "llama-128k" else [])])
+        eager, unlimited, *others = group.start([_EAGER, *settings, *(_CHUNKED if model == "llama-128k" else ())])
         group.take_turns(options.rounds, options.seconds)
         for worker in (eager, unlimited, *others):
             row = _row(model, worker, eager, unlimited)
