@@ -12,7 +12,11 @@ from bench.models.block_gpt import BLOCK_GPT
 from bench.models.large_vocabulary import LLAMA_128K, chunked_loss
 from bench.models.workload import Workload
 
-CASES: Mapping[str, tuple[Entry, int]] = {"block-gpt": (BLOCK_GPT, 4), "llama-128k": (LLAMA_128K, 2)} | {
+CASES: Mapping[str, tuple[Entry, int]] = {
+    "block-gpt": (BLOCK_GPT, 4),
+    "llama-128k": (LLAMA_128K, 2),
+    "vit_b_16 x 16": (MODELS["vit_b_16"], 16),
+} | {
     name: (MODELS[name], batch)
     for name, batch in (("gpt2", 2), ("bert-base", 4), ("vit_b_16", 4), ("resnet50", 8), ("mobilenet_v2", 16), ("unet", 1))
 }

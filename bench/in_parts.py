@@ -44,7 +44,7 @@ def limits_of(model: str, eager_bytes: int) -> tuple[tuple[str, int], ...]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ("gpt2", "llama-128k", "vit_b_16", "bert-base")
+    names = ("gpt2", "llama-128k", "vit_b_16", "bert-base", "vit_b_16 x 16")
     parser.add_argument("--models", nargs="+", default=list(names), choices=names, metavar="NAME")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=90.0)

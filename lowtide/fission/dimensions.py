@@ -8,10 +8,11 @@ to it, too, since a reshape is cut along the outermost of the merged. Time and m
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from lowtide.fission.inner import with_inner
 from lowtide.ir.graph import Graph, Value
-from lowtide.ir.operators.axes.axis import Axis, cut_by
+from lowtide.ir.operators.axes.axis import Axis, cut_by, is_innermost
 from lowtide.ir.operators.axes.table import axes_of
 
 
@@ -30,19 +31,17 @@ class Dimensions:
     def of(cls, graph: Graph) -> Dimensions:
         """The dimensions of a graph; bodies are not looked into."""
         first = _numbered(graph)
-        sets = _Sets(sum(len(value.shape) for value in first))
-        axes = tuple(axes_of(node) for node in graph.nodes)
-        for node, mine in zip(graph.nodes, axes, strict=True):
-            for axis in mine:
-                sets.join([first[value] + dim for value, dim in cut_by(node, axis)])
-            for before, after in node.writes:
-                for dim in range(len(before.shape)):
-                    sets.join([first[before] + dim, first[after] + dim])
+        axes = with_inner(graph, tuple(axes_of(node) for node in graph.nodes))
+        cuts = tuple(tuple(tuple(cut_by(node, axis)) for axis in mine) for node, mine in zip(graph.nodes, axes, strict=True))
+        number = _Numbers(first, sum(len(value.shape) for value in first))
+        joined = [[number.of(value, dim) for value, dim in cut] for mine in cuts for cut in mine]
+        for before, after in (pair for node in graph.nodes for pair in node.writes):
+            joined += ([first[before] + dim, first[after] + dim] for dim in range(len(before.shape)))
+        sets = _Sets(number.count)
+        for numbers in joined:
+            sets.join(numbers)
         component_of, count = sets.numbered()
-        components = tuple(
-            tuple(next(component_of[first[value] + dim] for value, dim in cut_by(node, axis)) for axis in mine)
-            for node, mine in zip(graph.nodes, axes, strict=True)
-        )
+        components = tuple(tuple(component_of[number.of(*next(iter(cut)))] for cut in mine) for mine in cuts)
         return cls(graph, axes, components, first, component_of, count)
 
     def component(self, value: Value, dim: int) -> int:
@@ -75,6 +74,24 @@ def _values(graph: Graph) -> Iterator[Value]:
         yield from node.inputs
         yield from (before for before, _ in node.writes)
         yield from node.results
+
+
+@dataclass
+class _Numbers:
+    """Numbers of dimensions, and of what is innermost in some of them, as they are met."""
+
+    first: Mapping[Value, int]
+    count: int
+    inner: dict[tuple[Value, int], int] = field(default_factory=dict)
+
+    def of(self, value: Value, dim: int) -> int:
+        """The number of where an axis cuts a value."""
+        if not is_innermost(dim):
+            return self.first[value] + dim
+        if (value, dim) not in self.inner:
+            self.inner[value, dim] = self.count
+            self.count += 1
+        return self.inner[value, dim]
 
 
 class _Sets:

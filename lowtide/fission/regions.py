@@ -24,7 +24,7 @@ from lowtide.fission.dimensions import Dimensions
 from lowtide.fission.heat import Dominators
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Node, Value
-from lowtide.ir.operators.axes.axis import Axis, Reduced, cut_by, tensor_paths
+from lowtide.ir.operators.axes.axis import Axis, Reduced, cut_by, is_innermost, merges_apart, tensor_paths
 from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.sizes import Size
 
@@ -79,6 +79,7 @@ class _Cut:
 class _Growing:
     """A set while it grows."""
 
+    inner: bool  # whether it may be cut along what is innermost in merged dimensions
     axes: dict[int, Axis] = field(default_factory=dict)
     cut: dict[Value, int] = field(default_factory=dict)
     whole: set[Value] = field(default_factory=set)
@@ -88,6 +89,8 @@ class _Growing:
         """Whether a node fits along an axis."""
         cut, pairs = self.cut, node.pairs
         if not node.fits or not any(value in cut for value in pairs):
+            return False
+        if not self.inner and any(map(is_innermost, pairs.values())):
             return False
         if any(value in self.whole or cut.get(value, dim) != dim for value, dim in pairs.items()):
             return False
@@ -181,12 +184,16 @@ class Regions:
         allowed, component = set(wanted), self.dimensions.component(anchor, dim)
         if fine:
             allowed = {place for place in allowed if self._is_fine(place, component, anchor.shape[dim])}
-        growing = _Growing(cut={anchor: dim})
-        late = self._onwards(growing, start, wanted[-1], allowed, component)
-        self._back(growing, range(wanted[-1], wanted[0] - 1, -1), allowed - late, component)
-        if start not in growing.axes or all(is_view(self.graph.nodes[place]) for place in growing.axes):
-            return None
-        return self._region(growing, component)
+        for inner in (True, False):  # where what is innermost in merged dimensions reaches the border, the set has to end before it
+            growing = _Growing(inner, cut={anchor: dim})
+            late = self._onwards(growing, start, wanted[-1], allowed, component)
+            self._back(growing, range(wanted[-1], wanted[0] - 1, -1), allowed - late, component)
+            if start not in growing.axes or all(is_view(self.graph.nodes[place]) for place in growing.axes):
+                return None
+            found = self._region(growing, component)
+            if found is not None or not any(map(is_innermost, growing.cut.values())):
+                return found
+        return None
 
     def _onwards(self, growing: _Growing, start: int, last: int, allowed: set[int], component: int) -> set[int]:
         """Nodes from the anchor's maker on. The places outside of the set that come after it."""
@@ -235,6 +242,11 @@ class Regions:
         outputs = set(self.graph.outputs)
         asked = [value for value in made if value in outputs or any(place not in axes for place in self.readers.get(value, ()))]
         over = [after for node in nodes for _, after in node.writes]
+        if any(is_innermost(growing.cut.get(value, 0)) for value in (*given, *asked, *over)):
+            return None  # no slice of what lies merged outside
+        storages = {value.storage for value in given}
+        if any(merges_apart(node, growing.cut, storages) for node in nodes):
+            return None
         merges = {value: role for node, axis in zip(nodes, axes.values(), strict=True) for value, role in _roles(node, axis)}
         return Region(
             component,

@@ -113,7 +113,7 @@ def test_it_prints_in_few_lines_and_as_json(gpt):
     text = str(told)
     assert len(text.splitlines()) <= 30
     for words in ("as it stands: peak", "peak at step", "backward", "char_gpt.py:", "by kind: activations", "activations by module: ",
-                  "made along dimensions: batch (", "what would help", "order alone", "latency=1.05", "accumulate=2", "nothing was run",
+                  "made along dimensions: ", "batch (", "what would help", "order alone", "latency=1.05", "accumulate=2", "nothing was run",
                   "blocks.*.up"):  # fmt: skip
         assert words in text
     figures = json.loads(json.dumps(told.figures()))

@@ -9,14 +9,17 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import optim
+from torch import nn, optim
 from torch.nn import functional as F
 
 from lowtide.errors import CheckError
+from lowtide.fission.dimensions import Dimensions
 from lowtide.ir.graph import Graph
 from lowtide.ir.loops import Loop, is_loop
+from lowtide.ir.operators.axes.axis import cut_by, is_innermost
 from lowtide.rewrite.base import replace_nodes
 from lowtide.rewrite.fission.along import along
+from lowtide.rewrite.fission.roles import Split
 from lowtide.rewrite.fission.split import split
 from lowtide.rewrite.into_sums import add_into_sums
 from lowtide.rewrite.losses import sum_losses
@@ -104,6 +107,40 @@ def attended(x: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
     q, k, v = (each.view(batch, length, 4, width // 4).transpose(1, 2) for each in (x @ wide).split(width, 2))
     scores = torch.softmax(q @ k.transpose(-1, -2) / 2, -1)
     return (scores @ v).transpose(1, 2).reshape(batch, length, width)
+
+
+@pytest.mark.parametrize("parts", [2, 4, 5])
+def test_a_layer_of_transformers_over_the_batch_that_lies_within_its_tokens(parts):
+    """`nn.MultiheadAttention` merges tokens and batch, in this order: a part's rows are apart, and yet it runs forward and backward."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).double()
+    names, weights = zip(*((name, each.detach().clone()) for name, each in layer.named_parameters()), strict=True)
+    x = torch.randn(5, 3, 8, dtype=torch.float64)
+
+    def loss(x, *given):
+        return torch.func.functional_call(layer, dict(zip(names, given, strict=True)), (x,)).pow(2).sum()
+
+    program = captured(loss, (x,), weights, SGD)
+    graph = make_anew(program.graph).graph
+    merged = next(node for node in nodes_of(graph, "clone") if node.outputs[0].shape == (3, 5, 8))
+    wanted = set_around(graph, merged.outputs[0], 1)
+    assert wanted is not None
+    assert sum(node.op.startswith("aten.mm") or node.op.startswith("aten.addmm") for node in wanted.nodes) >= 10
+    done = checked(split(graph, wanted, parts).graph)
+    same(program, done)
+
+
+def test_what_lies_merged_outside_is_not_cut_within():
+    x = torch.randn(3, 5, 4, dtype=torch.float64)
+    program = captured(lambda x: torch.tanh(x.view(15, 4)).view(3, 5, 4) * 2, (x,))
+    (wide,) = nodes_of(program.graph, "tanh")
+    axes = {node: axis for node, each in zip(program.graph.nodes, Dimensions.of(program.graph).axes, strict=True) for axis in each
+            if axis.extent == 5 and any(is_innermost(dim) for _, dim in cut_by(node, axis))}  # fmt: skip
+    assert wide in axes
+    with pytest.raises(CheckError, match="dense"):
+        split(program.graph, Split(axes), 2)
+    with pytest.raises(CheckError, match="merged of is apart"):
+        split(program.graph, Split({wide: axes[wide]}), 2)
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])

@@ -14,7 +14,7 @@ import sympy
 
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value, values_of
-from lowtide.ir.operators.axes.axis import Axis, argument, with_arguments
+from lowtide.ir.operators.axes.axis import Axis, argument, of_tensor, with_arguments
 from lowtide.ir.operators.axes.table import reads_any_strides
 from lowtide.ir.operators.names import CLONE
 from lowtide.ir.operators.nodes import is_view
@@ -135,7 +135,9 @@ class Parts:
     def _make(self, value: Value) -> None:
         """The storage of a part of what the set makes."""
         storage, dim = value.storage, self.roles.dims.get(value)
-        self.totals[storage] = None if dim is None else value.stride[dim] * value.shape[dim]
+        self.totals[storage] = (
+            None if dim is None else value.stride[of_tensor(dim)] * self.roles.inner.get(value, value.shape[of_tensor(dim)])
+        )
         self.storages[storage] = storage if dim is None else replace(storage, nbytes=self._share(storage.nbytes))
 
     def _laid_out(self, value: Value) -> Value:
@@ -154,7 +156,8 @@ class Parts:
 
     def _shape(self, value: Value) -> tuple[Size, ...]:
         dim = self.roles.dims.get(value)
-        return tuple(self._share(extent) if at == dim else extent for at, extent in enumerate(value.shape))
+        cut = None if dim is None else of_tensor(dim)
+        return tuple(self._share(extent) if at == cut else extent for at, extent in enumerate(value.shape))
 
     def _step(self, value: Value, stride: Size, total: Size | None) -> Size:
         if total is None:

@@ -10,7 +10,8 @@ from typing import NoReturn
 
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Node, Value
-from lowtide.ir.operators.axes.axis import Axis, Combine, Reduced, argument
+from lowtide.ir.operators.axes.axis import Axis, Combine, Reduced, argument, cut_by, is_innermost
+from lowtide.ir.sizes import Size
 
 MERGES = {
     Combine.SUM: "sum", Combine.MEAN: "sum", Combine.MAX: "max", Combine.MIN: "min", Combine.PRODUCT: "product", Combine.ANY: "any",
@@ -50,6 +51,7 @@ class Roles:
     """By tensor, what becomes of it."""
 
     dims: dict[Value, int] = field(default_factory=dict)  # of what is cut
+    inner: dict[Value, Size] = field(default_factory=dict)  # of these, how many units are innermost in what others were merged into
     merged: dict[Value, Reduced] = field(default_factory=dict)  # of what is put together
     whole: dict[Value, Node] = field(default_factory=dict)  # and a reader of each other one
     nodes: set[Node] = field(default_factory=set)
@@ -71,6 +73,8 @@ class Roles:
 
     def _read(self, node: Node, axis: Axis | None) -> None:
         cut = dict(_sliced(node, axis))
+        if axis is not None:
+            self.inner |= {value: axis.extent for value, dim in cut_by(node, axis) if is_innermost(dim)}
         for value in (*node.inputs, *(before for before, _ in node.writes)):
             if value in cut:
                 self._cut(node, value, cut[value])

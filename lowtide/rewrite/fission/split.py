@@ -23,7 +23,7 @@ from lowtide.errors import CheckError
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.loops import Into
-from lowtide.ir.operators.axes.axis import Combine
+from lowtide.ir.operators.axes.axis import Combine, is_innermost, merges_apart
 from lowtide.ir.operators.names import LOOP
 from lowtide.ir.operators.nodes import is_view
 from lowtide.rewrite.base import Rewritten, following
@@ -192,6 +192,7 @@ def _loop(graph: Graph, wanted: Split, roles: Roles, parts: int, views: set[Node
     others = [node for node in graph.nodes if node not in roles.nodes or node in views]
     asked = {value for node in others for value in _reads(node)} | set(graph.outputs) | _divisors(wanted, roles)
     results = [value for node in wanted.nodes if not is_view(node) for value in node.outputs if value is not None and value in asked]
+    _check_borders(wanted, roles, arguments, results)
     writes, ends = _writes(wanted.nodes), [_end(value, wanted, roles) for value in results]
     part = -(-wanted.extent // max(1, min(parts, wanted.extent)))
     body = Parts.of(wanted, roles, part).body(arguments, results, writes)
@@ -208,6 +209,18 @@ def _loop(graph: Graph, wanted: Split, roles: Roles, parts: int, views: set[Node
         source=next((node.source for node in wanted.nodes if node.source is not None), None),
     )
     yield from (end for end in ends if end is not None)
+
+
+def _check_borders(wanted: Split, roles: Roles, arguments: Sequence[Value], results: Sequence[Value]) -> None:
+    """Raises CheckError where a value of the border is cut along what is innermost in a dimension: no slice of it is that."""
+    storages = {value.storage for value in arguments}
+    for node in wanted.nodes:
+        if merges_apart(node, roles.dims, storages):
+            refuse(node, "a view whose slices lie dense, got one that merges what lies apart there")
+    merged = next((value for value in (*arguments, *results) if is_innermost(roles.dims.get(value, 0))), None)
+    if merged is not None:
+        reader = next(node for node in wanted.nodes if merged in node.inputs or merged in node.results)
+        refuse(reader, f"the set to begin and end where what {merged.name} was merged of is apart")
 
 
 def _divisors(wanted: Split, roles: Roles) -> set[Value]:

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
-from lowtide.ir.graph import Arg, Node, Value
+from lowtide.ir.graph import Arg, Node, Storage, Value
 from lowtide.ir.sizes import Size
 
 Path: TypeAlias = "tuple[int | str, ...]"  # (1,) is args[1], (0, 2) is args[0][2], ("weight",) is a keyword argument
+
+
+_INNERMOST = 64  # more dimensions than a tensor can have
+
+
+def innermost(dim: int) -> int:
+    """A cut along what is innermost in a merged dimension: of the rows [tokens x batch] those of some of the batch."""
+    return dim + _INNERMOST
+
+
+def is_innermost(dim: int) -> bool:
+    """Whether a cut is along what is innermost in a dimension, so that parts are no runs of it."""
+    return dim >= _INNERMOST
+
+
+def of_tensor(dim: int) -> int:
+    """The dimension of the tensor that a cut is along, or along what is innermost in it."""
+    return dim % _INNERMOST
 
 
 class Combine(Enum):
@@ -74,6 +92,18 @@ def cut_by(node: Node, axis: Axis) -> Iterator[tuple[Value, int]]:
         assert isinstance(value, Value)
         yield value, dim
     yield from ((value, role) for value, role in zip(node.results, axis.results, strict=True) if isinstance(role, int))
+
+
+def merges_apart(node: Node, cut: Mapping[Value, int], given: Collection[Storage]) -> bool:
+    """Whether a view merges dimensions of what is given, cut along the inner one: rows of a slice, which lie apart."""
+    pairs = ((before, made) for before in node.inputs for made in node.results)
+    return any(
+        before.storage in given
+        and made.storage is before.storage
+        and is_innermost(cut.get(made, 0))
+        and not is_innermost(cut.get(before, 0))
+        for before, made in pairs
+    )
 
 
 def with_arguments(node: Node, instead: Mapping[Path, Arg]) -> Node:

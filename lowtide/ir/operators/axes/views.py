@@ -27,21 +27,28 @@ def reshape(node: Node) -> Iterator[Axis]:
 
 def outermost(before: Sequence[Size], after: Sequence[Size]) -> list[tuple[int, int]]:
     """Pairs of dimensions that begin groups of equal products, extents of 1 aside; those up to where it cannot be told."""
+    return [(mine[0], theirs[0]) for mine, theirs in groups(before, after)]
+
+
+def groups(before: Sequence[Size], after: Sequence[Size]) -> list[tuple[list[int], list[int]]]:
+    """Dimensions of equal products, extents of 1 aside, the outermost first; those up to where it cannot be told."""
     left = [dim for dim, extent in enumerate(before) if extent != 1]
     right = [dim for dim, extent in enumerate(after) if extent != 1]
-    pairs: list[tuple[int, int]] = []
+    found: list[tuple[list[int], list[int]]] = []
     while left and right and 0 not in before:
-        one, two = left.pop(0), right.pop(0)
-        mine, theirs = before[one], after[two]
+        one, two = [left.pop(0)], [right.pop(0)]
+        mine, theirs = before[one[0]], after[two[0]]
         while mine != theirs:
             if left and _grows_to(mine, theirs):
-                mine = mine * before[left.pop(0)]
+                one.append(left.pop(0))
+                mine = mine * before[one[-1]]
             elif right and _grows_to(theirs, mine):
-                theirs = theirs * after[right.pop(0)]
+                two.append(right.pop(0))
+                theirs = theirs * after[two[-1]]
             else:
-                return pairs
-        pairs.append((one, two))
-    return pairs
+                return found
+        found.append((one, two))
+    return found
 
 
 def _grows_to(one: Size, two: Size) -> bool:

@@ -1,0 +1,84 @@
+"""Axes along what is innermost in a merged dimension: the batch, where tokens and batch were merged, in this order, into rows.
+
+`nn.MultiheadAttention` computes with [tokens, batch, features], of which linear layers make [tokens x batch, features] and back. The batch
+runs through all of that, but as no run of rows: a part of it is some rows in every `batch` of them. Within a loop nothing lies apart, as
+what a part makes is its own tensor, of [tokens x part, features]. So an operator that takes row by row can be cut there as well as
+elsewhere, if both ends are cut where rows are apart: a slice of what lies merged outside of a set is none that a view could be.
+
+Reshapes begin it, where several dimensions become one, and operators pass it on along the axes that have a unit for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+
+from lowtide.ir.graph import Graph, Node, Value
+from lowtide.ir.operators.axes.axis import Axis, Reduced, cut_by, innermost, is_innermost
+from lowtide.ir.operators.axes.views import groups
+from lowtide.ir.sizes import Size
+
+Axes = tuple[Axis, ...]
+_Rows = tuple[Value, int]  # a value, and a dimension of it that others were merged into
+
+
+def with_inner(graph: Graph, axes: Sequence[Axes]) -> tuple[Axes, ...]:
+    """By node, its axes and those along what is innermost in a merged dimension."""
+    begun = [tuple(_begun(node)) for node in graph.nodes]
+    inner = _passed_on(graph, axes, {rows: axis.extent for each in begun for axis, rows in each})
+    return tuple(
+        (*mine, *(axis for axis, rows in ends if inner[rows] == axis.extent), *_inner_axes(node, mine, inner))
+        for node, mine, ends in zip(graph.nodes, axes, begun, strict=True)
+    )
+
+
+def _begun(node: Node) -> Iterator[tuple[Axis, _Rows]]:
+    """The axes of a reshape along the last of several dimensions that are one on the other side, and that one."""
+    if node.op.rpartition(".")[0] not in ("aten.view", "aten._unsafe_view", "aten.reshape"):
+        return
+    value, made = node.args[0], node.outputs[0]
+    if not isinstance(value, Value) or made is None or value.dtype != made.dtype:
+        return
+    for before, after in groups(value.shape, made.shape):
+        if len(before) > 1 and len(after) == 1 and after[0] < len(made.shape) - 1:
+            yield _end(node, value.shape[before[-1]], before[-1], innermost(after[0]), after[0]), (made, after[0])
+        elif len(before) == 1 and len(after) > 1 and before[0] < len(value.shape) - 1:
+            yield _end(node, made.shape[after[-1]], innermost(before[0]), after[-1], after[-1]), (value, before[0])
+
+
+def _end(node: Node, extent: Size, before: int, after: int, size: int) -> Axis:
+    return Axis(extent, (((0,), before),), (after,), ((1, size),) if isinstance(node.args[1], tuple) and node.args[1][size] != -1 else ())
+
+
+def _passed_on(graph: Graph, axes: Sequence[Axes], begun: Mapping[_Rows, Size]) -> dict[_Rows, Size]:
+    """By merged dimension how many units are innermost in it, as far as operators pass it on; the first that is met where two differ."""
+    beside: dict[_Rows, list[Sequence[_Rows]]] = {}
+    for node, mine in zip(graph.nodes, axes, strict=True):
+        for axis in mine:
+            if _by_rows(node, axis):
+                rows = tuple(cut_by(node, axis))
+                for each in rows:
+                    beside.setdefault(each, []).append(rows)
+    found, due = dict(begun), list(begun)
+    for at in count():
+        if at == len(due):
+            return found
+        for other in (other for rows in beside.get(due[at], ()) for other in rows if other not in found):
+            found[other] = found[due[at]]
+            due.append(other)
+    return found
+
+
+def _inner_axes(node: Node, axes: Axes, inner: Mapping[_Rows, Size]) -> Iterator[Axis]:
+    """The axes of an operator that takes row by row, along what is innermost in the rows."""
+    for axis in axes:
+        extents = {inner.get(rows) for rows in cut_by(node, axis)} if _by_rows(node, axis) else {None}
+        if len(extents) == 1 and (extent := extents.pop()) is not None:
+            sliced = tuple((path, innermost(dim)) for path, dim in axis.sliced)
+            results = tuple(role if isinstance(role, Reduced) else innermost(role) for role in axis.results)
+            yield Axis(extent, sliced, results, axis.sizes)
+
+
+def _by_rows(node: Node, axis: Axis) -> bool:
+    """Whether an axis has a unit for each row of all that it cuts."""
+    return not axis.instead and all(not is_innermost(dim) and value.shape[dim] == axis.extent for value, dim in cut_by(node, axis))
