@@ -8,7 +8,7 @@ from bench.tables_parts import Row, percent, rows_of, section
 
 def in_parts() -> tuple[str, ...]:
     """Those whose files are there."""
-    sections = {"in_parts": _measured, "magis_outer": _search, "magis_micro": _by_hand}
+    sections = {"in_parts": _measured, "magis_outer": _search, "magis_micro": _by_hand, "halos": _halos}
     return tuple(write() for name, write in sections.items() if (RESULTS / f"{name}.json").exists())
 
 
@@ -69,6 +69,27 @@ def _by_hand() -> str:
         "python -m bench.magis_figures --only micro",
         "The batch cut by hand into so many micro-batches, computed again and swapped within a limit, and what a search over splits finds.",
         ("", "time without a limit", "40 %", "20 %"),
+        lines,
+    )
+
+
+def _halos() -> str:
+    lines = [
+        [
+            f"{row['side']} x {row['side']}, {row['how']}",
+            _number(row, "peak_mib", 1),
+            _number(row, "to_eager", 2),
+            percent(row["rows_again"]),
+        ]
+        for row in rows_of("halos")
+    ]
+    return section(
+        "Rows in strips, by hand",
+        "halos",
+        "python -m bench.halos",
+        "U-Net for one picture. The level of full size runs in strips of rows, down and up again, each with the rows beside it that its\n"
+        "convolutions look at. lowtide does not find this by itself yet: to it a convolution is closed along rows.",
+        ("", "peak, MiB", "time over eager", "rows computed again"),
         lines,
     )
 

@@ -23,7 +23,6 @@ _EARLIER = {
 
 # What is not as it was when a file that holds its commit was saved, as far as it bears on its figures.
 _SINCE = {
-    "in_parts": "loops let go of their last views, which held 67 MiB of the Llama and 6 of GPT-2 above what was promised",
     "algebra": "nothing has changed; the rows of GPT-2 are of commit b689608",
     "order_real": "capture has changed",
     "equal": "capture and planning have changed",
