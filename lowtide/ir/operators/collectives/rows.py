@@ -12,17 +12,17 @@ from lowtide.ir.operators.row import Collective, Operator
 NAMESPACE = "_c10d_functional"
 SUM, WAIT = f"{NAMESPACE}.all_reduce.default", f"{NAMESPACE}.wait_tensor.default"
 WAIT_APART = "lowtide.wait_for.default"
-GATHER, SCATTER = f"{NAMESPACE}.all_gather_into_tensor.default", f"{NAMESPACE}.reduce_scatter_tensor.default"
+GATHER, SCATTER = "lowtide.all_gather.default", f"{NAMESPACE}.reduce_scatter_tensor.default"
 
 _IN_PLACE = ("all_reduce", "broadcast")
-_APART = ("reduce_scatter_tensor", "all_gather_into_tensor")
+_APART = (f"{NAMESPACE}.reduce_scatter_tensor", f"{NAMESPACE}.all_gather_into_tensor", "lowtide.all_gather")
 
 ROWS = (
     *(
         Operator(name=f"{NAMESPACE}.{name}", collective=Collective.BEGINS, in_memory_of=f"{NAMESPACE}.{name}_.default")
         for name in _IN_PLACE
     ),
-    *(Operator(name=f"{NAMESPACE}.{name}", collective=Collective.BEGINS) for name in _APART),
+    *(Operator(name=name, collective=Collective.BEGINS) for name in _APART),
     Operator(name=f"{NAMESPACE}.wait_tensor", collective=Collective.ENDS, in_memory_of=WAIT),
     Operator(name="lowtide.wait_for", collective=Collective.ENDS, in_memory_of=WAIT_APART),
 )
