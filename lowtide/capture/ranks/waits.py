@@ -1,4 +1,4 @@
-"""Collectives that work from one tensor into another: how they begin and end. Meanwhile they read the first, which nobody may write or let go."""
+"""Collectives that work from one tensor into another: begun and ended. Meanwhile they read the first, which nobody may write or let go."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ def _all_gather(sent: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     return sent.new_empty(ranks * sent.numel())
 
 
+def load_parts(sent: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
+    """The same, begun and ended."""
+    return wait_for(all_gather(sent, ranks, group), sent)
+
+
 def wait_for(begun: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
     """What was begun, once it is whole: the same memory. `sent` is what it was made of."""
     whole: torch.Tensor = _COLLECTIVES.wait_tensor(begun)
@@ -43,6 +48,8 @@ def _wait_for(begun: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
 
 
 define("all_gather(Tensor sent, int ranks, str group) -> Tensor", all_gather)
+define("load_parts(Tensor sent, int ranks, str group) -> Tensor", load_parts)
 define("wait_for(Tensor begun, Tensor sent) -> Tensor", wait_for)
 torch.library.register_fake("lowtide::all_gather", _all_gather, lib=LIBRARY)
+torch.library.register_fake("lowtide::load_parts", _all_gather, lib=LIBRARY)
 torch.library.register_fake("lowtide::wait_for", _wait_for, lib=LIBRARY)
