@@ -26,7 +26,7 @@ from bench.results import Results, with_kept
 from lowtide.cost.device import Device
 from lowtide.cost.presets import preset
 from lowtide.ir.operators.collectives import memory
-from lowtide.ir.operators.collectives.nodes import begins_collective
+from lowtide.ir.operators.collectives.nodes import is_collective
 from lowtide.runtime.ranks.peers import ALONE, Peers
 
 RANKS, DEVICE, TOKENS = 8, "h200", 2048
@@ -99,7 +99,7 @@ def row(name: str, shard: str, layers: int | None) -> dict[str, Any]:
 
 
 def _links_ms(plan: lowtide.Plan, machine: Device) -> float:
-    return sum(machine.node_us(node) for node in plan.graph.nodes if begins_collective(node)) / 1e3
+    return sum(machine.node_us(node) for node in plan.graph.nodes if is_collective(node)) / 1e3
 
 
 def _loss(model: Any, input_ids: torch.Tensor) -> torch.Tensor:

@@ -42,9 +42,10 @@ def _trained_together() -> str:
         "Equal: losses of 20 steps and weights after them to DistributedDataParallel's, to the last bit, or the largest difference of a\n"
         "loss, over the loss. More processes than cores wait for one another: times of four on two cores say little.\n"
         "What shards cost is traffic. For each element DistributedDataParallel's sum sends two, over two ranks; ZeRO 1 gathers one more;\n"
-        "so does ZeRO 2 over gloo, which sums all for each part; ZeRO 3 gathers one in every pass. Rows of four ranks are of commit\n"
-        "f6ba20f, before ZeRO 3 and clipping with ZeRO 2. DistributedDataParallel's own peak was read once in some rows, and is 13 MiB\n"
-        "more where a thread of gloo's still held a bucket: the bounds of such rows are as much too high.",
+        "so does ZeRO 2 over gloo, which sums all for each part; ZeRO 3 gathers one in every pass, but for what it has room to keep. Rows\n"
+        "of four ranks are of commit f6ba20f, before ZeRO 3 and clipping with ZeRO 2, those of gpt_neo on two of 69bc6c9, before gathers\n"
+        "were broadcasts and kept. DistributedDataParallel's own peak was read once in some rows, and is 13 MiB more where a thread of\n"
+        "gloo's still held a bucket: the bounds of such rows are as much too high.",
         ("model, ranks", "way", "promised", "measured", "DDP less shards", "ms", "over DDP", "over FSDP2", "equal"),
         lines,
     )
@@ -80,9 +81,9 @@ def _simulated() -> str:
         "The least memory of a rank, and what time buys: peaks in GiB of one of eight ranks, by what is in shards. Nothing ran: operators\n"
         "by the roofline, collectives by links of 450 GB/s each way, one after the other with what they would run beside, which is an\n"
         "upper bound. bfloat16, AdamW, one text of 2,048 tokens a rank, quick effort. Of Llama 7B (32 layers, 12,000 operators, some\n"
-        "five minutes a row) eight layers are planned. GPT-Neo's rows are of an earlier search, which did not begin where gradients leave\n"
-        "at once: their least may be too much. With parameters in shards what is computed again reads what its forward pass has gathered,\n"
-        "which that has to hold meanwhile: the least is no lower for it.",
+        "five minutes a row) eight layers are planned. GPT-Neo's first three rows are of an earlier search, which did not begin where\n"
+        "gradients leave at once: their least may be too much. With parameters in shards a search weighs what is gathered again against\n"
+        "what is computed again.",
         ("", "between steps", "as written", "order alone", *(f"+{each:.0%} time" for each in OVER[1:]), "least", "its time", "ms, on links",
          "planning, s"),
         lines,

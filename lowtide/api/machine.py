@@ -37,6 +37,7 @@ class Machine:
     tries: bool  # operators may be tried: their temporaries, and their times where these matter
     swap: bool  # tensors may be sent to the host and back, where the device has memory of its own
     stages: Stages
+    links_bytes_per_s: float = 0.0  # to the other ranks, where that was tried
 
     def laboratory(self, gradients: bool) -> Laboratory:
         """Where operators are tried; where they may not be, it only remembers."""
@@ -143,7 +144,7 @@ class Machine:
 
     def _rates(self, captured: Captured) -> Callable[[], Device]:
         """The machine as numbers, which are measured only where a time has to be told by them."""
-        return cache(lambda: self.simulated or device_here(self.name(captured)))
+        return cache(lambda: self.simulated or replace(device_here(self.name(captured)), peers_bytes_per_s=self.links_bytes_per_s))
 
     def timed(self, captured: Captured, candidates: Sequence[Candidate], laboratory: Laboratory) -> tuple[Candidate, ...]:
         """The candidates with microseconds of each node: measured where operators may be run, else by roofline."""

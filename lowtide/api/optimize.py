@@ -178,7 +178,8 @@ def optimize(
     varying, seen = varying_of(dynamic, args, kwargs), met_so_far(dynamic, batches, args, kwargs)
     check_uncut(varying, accumulate)
     capturing = Capturing(model, program, target, stages, varying, trainers.peers)
-    of_shapes = Maker(capturing, Machine(target, machine, tries, swap, stages), asked, saved, stages)
+    links_bytes_per_s = 0.0 if obstacle else trainers.links_bytes_per_s(target)
+    of_shapes = Maker(capturing, Machine(target, machine, tries, swap, stages, links_bytes_per_s), asked, saved, stages)
     guessing = RangeMaker.guessing(of_shapes, seen, args, kwargs) if seen else None
     maker = RangeMaker(of_shapes, varying, (args, kwargs), ranged) if varying else guessing or of_shapes
     with trainers.beginning(runs=not obstacle):

@@ -15,7 +15,7 @@ from lowtide.cost.flops import compute_dtype, node_flops, node_moved_bytes
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.loops import is_loop
-from lowtide.ir.operators.collectives.nodes import begins_collective, is_collective
+from lowtide.ir.operators.collectives.nodes import begins_collective, is_collective, loads_parts
 from lowtide.ir.operators.collectives.rows import SUM
 from lowtide.ir.operators.nodes import is_arithmetic, is_transfer, is_view
 from lowtide.ir.operators.shapes import bytes_of
@@ -50,7 +50,7 @@ class Device:
         if is_view(node) or is_transfer(node) or is_arithmetic(node):
             return 0.0
         if is_collective(node) and self.peers_bytes_per_s:
-            return self._exchange_us(node) if begins_collective(node) else 0.0
+            return self._exchange_us(node) if begins_collective(node) or loads_parts(node) else 0.0
         flops = node_flops(node)
         rate = self.flops_per_s.get(compute_dtype(node), self.flops_per_s["float32"])
         arithmetic_s = (flops + self.half_flops) / (rate * self.efficiency) if flops else 0.0

@@ -10,8 +10,9 @@ from lowtide.errors import BudgetError
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate, order_together
 from lowtide.planning.checked import checked
+from lowtide.planning.exchange.beside import overlapped
 from lowtide.planning.impossible import refuse_impossible, split_loss_text
-from lowtide.planning.ordered import ordered, overlapped
+from lowtide.planning.ordered import ordered
 from lowtide.planning.progress import Watched
 from lowtide.planning.refusal import refusal
 from lowtide.planning.remembered import Remembered
@@ -73,14 +74,15 @@ class Planner:
     def _plan(self, which: int, request: Request) -> Plan:
         by_order = ordered(self._candidates(which, replace(request, budget=Budget())), request)
         if not request.budget.is_limit:
-            return checked(overlapped(by_order))
+            return checked(overlapped(by_order, by_order.peak_bytes))
         searched = self._searched_for(which, request)
         point = searched.within(request.budget)
         if point is None:
             assert request.budget.memory_bytes is not None, "the fastest point of all is within any limit of time"
             more = split_loss_text(self.programs[which][0].graph, request.budget.memory_bytes, request)
             raise refusal(searched.plan(searched.leanest, by_order), request.budget.memory_bytes, more)
-        return checked(overlapped(searched.plan(point, by_order)))
+        found = searched.plan(point, by_order)
+        return checked(overlapped(found, request.budget.memory_bytes or found.peak_bytes))
 
     def _candidates(self, which: int, request: Request) -> list[Candidate]:
         """Those that may be used: what takes longer than the captured graph only where there is a limit."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from lowtide.errors import CheckError, FormatError
 from lowtide.ir.graph import Graph
+from lowtide.ir.operators.collectives.nodes import loads_parts
 from lowtide.ir.text.graph_text import to_text
 from lowtide.plan.plan import Plan
 from lowtide.planning.algebra import rewritten_as
@@ -15,6 +16,7 @@ from lowtide.planning.checked import checked
 from lowtide.planning.fission.again import split_as
 from lowtide.planning.fission.found import prepared
 from lowtide.remat.write_out import rematerialise
+from lowtide.rewrite.loads import alike, begun_apart, taken_once
 
 
 def replan(saved: Plan, graph: Graph) -> Plan:
@@ -61,6 +63,16 @@ def _of_one(saved: Plan, graphs: Sequence[Graph]) -> Plan | None:
                 written = rematerialise(graph, saved.cost_report.runs).graph
             except (CheckError, IndexError):  # a sequence of another graph's nodes
                 continue
-        if to_text(written, sources=False) == text:
-            return replan(saved, written)
+        for each in _with_loads(written, saved):
+            if to_text(each, sources=False) == text:
+                return replan(saved, each)
     return None
+
+
+def _with_loads(graph: Graph, saved: Plan) -> Iterator[Graph]:
+    """A graph as it is, and with its loads from other ranks as the saved plan has them."""
+    yield graph
+    if any(map(loads_parts, graph.nodes)):
+        there = {value.name for node in saved.graph.nodes for value in node.results}
+        once = taken_once(graph, {name for node in alike(graph) if (name := node.results[0].name) not in there}).graph
+        yield from (once, begun_apart(once).graph)

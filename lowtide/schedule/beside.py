@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import pairwise
 
 import numpy as np
 
@@ -23,7 +24,10 @@ def beside(problem: OrderProblem, order: Sequence[int], begins: AbstractSet[int]
     """The order with `begins` early and `waits` late."""
     most_bytes, found = simulate(problem, order).peak_bytes, list(order)
     before = [problem.preds.ids[start:end].tolist() for start, end in zip(problem.preds.ptr, problem.preds.ptr[1:], strict=False)]
-    for node in [each for each in order if each in begins]:
+    begun = [each for each in order if each in begins]
+    for earlier, later in pairwise(begun):  # links work in the order in which their work is wanted
+        before[later].append(earlier)
+    for node in begun:
         found = _lean(problem, [_raised(found, node, before)], most_bytes) or found
     end = len(found)
     for node in [each for each in reversed(found) if each in waits]:

@@ -10,14 +10,14 @@ from lowtide.capture.ranks.ranks import Ranks
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Kind
-from lowtide.ir.operators.collectives.nodes import begins_collective, is_collective
-from lowtide.ir.operators.collectives.rows import WAIT_APART
+from lowtide.ir.operators.collectives.nodes import begins_collective, is_collective, loads_parts
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.checked import checked
-from lowtide.planning.ordered import overlapped
+from lowtide.planning.exchange.beside import overlapped
 from lowtide.planning.planner import plan
 from lowtide.planning.request import Budget, Request
+from lowtide.planning.saved import as_saved
 from lowtide.remat.cost import price_of
 from lowtide.runtime.ranks.parameters import lay_out
 from lowtide.schedule import Auto
@@ -69,7 +69,7 @@ def test_no_order_peaks_higher_than_the_one_before():
     step = captured()
     candidate = Candidate(step.graph, (0,) * len(step.graph.nodes))
     problem, found = candidate.order_problem(1), planned(step)
-    again = overlapped(found)
+    again = overlapped(found, found.peak_bytes)
     assert checked(again).peak_bytes <= found.peak_bytes == simulate(problem, found.order).peak_bytes
 
 
@@ -78,7 +78,7 @@ def test_what_gloo_holds_beside_is_waited_for_at_once():
     nodes = step.graph.nodes
     sizes = tuple(512 if is_collective(node) and not begins_collective(node) else 0 for node in nodes)
     found = plan([Candidate(step.graph, sizes)], Request(PROVENANCE))
-    assert overlapped(found).order == found.order
+    assert overlapped(found, found.peak_bytes).order == found.order
 
 
 def test_what_gloo_holds_beside_counts_from_its_begin_to_its_wait():
@@ -103,7 +103,7 @@ def test_gradients_travel_once_however_many_micro_batches_there_are(shard: str, 
 def test_parameters_in_shards_are_gathered_in_each_pass_and_let_go_in_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(wholes, "TOGETHER_BYTES", 10_000)
     layer_bytes, step = 4 * (64 * 64 + 64), captured("parameters", accumulate=2, rows=4)
-    gathers = [node for node in step.graph.nodes if "all_gather" in node.op]
+    gathers = [node for node in step.graph.nodes if loads_parts(node)]
     of_micro_batch = 6 + 4 + 1  # the first layer's gradient needs no weight, the last one's has it still; biases go together
     assert len(gathers) == of_micro_batch + of_micro_batch - 1, "what was gathered last is kept"
     found = planned(step)
@@ -116,7 +116,7 @@ def test_a_part_is_updated_once_nobody_gathers_it_any_more(monkeypatch: pytest.M
     monkeypatch.setattr(wholes, "TOGETHER_BYTES", 10_000)
     graph = captured("parameters").graph
     nodes, before = graph.nodes, predecessors(graph)
-    waits = {index: {value.storage for value in node.inputs} for index, node in enumerate(nodes) if node.op == WAIT_APART}
+    waits = {index: {value.storage for value in node.inputs} for index, node in enumerate(nodes) if loads_parts(node)}
     gathered = 0
     for index, node in enumerate(nodes):
         written = {value.storage for value, _ in node.writes if value.storage.kind is Kind.PARAMETER and value.version == 0}
@@ -124,6 +124,28 @@ def test_a_part_is_updated_once_nobody_gathers_it_any_more(monkeypatch: pytest.M
         assert reading <= set(before[index])
         gathered += len(reading)
     assert gathered == 6 + 4, "weights of six layers in the forward pass, of four of them in the backward one"
+
+
+def begun(found: Plan) -> int:
+    """How many gathers a plan begins."""
+    return sum(begins_collective(node) and "all_gather" in node.op for node in found.graph.nodes)
+
+
+def test_what_was_loaded_is_held_where_there_is_room_and_loaded_again_where_there_is_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(wholes, "TOGETHER_BYTES", 10_000)
+    step = captured("parameters", rows=64)
+    loads = sum(map(loads_parts, step.graph.nodes))
+    by_order, roomy = planned(step), planned(step, 10**9)
+    assert begun(by_order) <= loads
+    assert begun(roomy) == 6 + 1, "each weight once, and all biases together"
+    assert roomy.cost_report is not None
+    assert roomy.cost_report.time_us == roomy.cost_report.order_us - (loads - 7)
+    least = planned(step, by_order.cost_report.frontier[0][0] if by_order.cost_report else roomy.cost_report.frontier[0][0])
+    assert least.peak_bytes < 0.9 * by_order.peak_bytes
+    assert begun(least) > loads, "what is computed again loads again what it reads"
+    for found in (by_order, roomy, least):
+        again = as_saved(Plan.from_json(found.to_json()), captured("parameters", rows=64).graph, exact=True)
+        assert (again.order, again.peak_bytes) == (found.order, found.peak_bytes)
 
 
 @pytest.mark.parametrize("shard", ["", "optimizer", "gradients", "parameters"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ _INSTEAD = (
     "give the plain module with `process_group=`, before it is sharded, and say what is to be in shards by `shard=`; a limit (`memory=`) "
     "does the rest"
 )
+_TRIED_BYTES, _TRIALS = 2**20, 4  # of a gather that tells what the links do
 SHARDS = ("optimizer", "gradients", "parameters")  # what may be in shards; each holds those before it
 
 
@@ -64,6 +67,18 @@ class Trainers:
         module = module_of(model)
         return cls(module, None if module is model else model, ranks, Peers.of(found))
 
+    def links_bytes_per_s(self, device: torch.device) -> float:
+        """What a gather of parts moves, tried by all ranks together; 0 where nothing is to be weighed against it.
+
+        A power of two: a plan should not follow from how fast a link was this time.
+        """
+        if self.ranks is None or self.ranks.shard != "parameters":
+            return 0.0
+        sent = torch.zeros(_TRIED_BYTES // self.ranks.size, dtype=torch.uint8, device=device)
+        with heard():
+            least_s = min(_gathered_s(sent, self.ranks) for _ in range(_TRIALS))
+        return float(2.0 ** round(math.log2(_TRIED_BYTES / least_s)))
+
     @contextmanager
     def beginning(self, *, runs: bool) -> Iterator[None]:
         """Parameters that are to be in shards are, inside; behind it, all ranks have the numbers of rank 0. A failure leaves all as before.
@@ -90,6 +105,14 @@ class Trainers:
             for tensor in (*whole, *self.model.buffers()):
                 dist.broadcast(tensor.detach(), source, group=self.peers.main)
         fill(held, self.ranks.size, self.ranks.group)
+
+
+def _gathered_s(sent: torch.Tensor, ranks: Ranks) -> float:
+    """The time of one gather, the first of which may set up a link."""
+    begun = time.perf_counter()
+    whole = torch.ops.lowtide.load_parts(sent, ranks.size, ranks.group)
+    whole[-1].item()  # on a GPU it is there only then
+    return time.perf_counter() - begun
 
 
 def _check_sharded(model: nn.Module) -> None:

@@ -78,7 +78,7 @@ def _write(parameter: torch.Tensor, rows: torch.Tensor) -> None:
 
 def gathered(sent: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     """[ranks, n] what all ranks have sent, n elements each."""
-    whole: torch.Tensor = torch.ops.lowtide.wait_for(_COLLECTIVES.all_gather_into_tensor(sent, ranks.size, ranks.group), sent)
+    whole: torch.Tensor = torch.ops.lowtide.wait_for(torch.ops.lowtide.all_gather(sent, ranks.size, ranks.group), sent)
     return whole.view(ranks.size, -1)
 
 

@@ -1,7 +1,7 @@
 """Tensors of which each rank holds a part, while a program is recorded that computes with the whole (ZeRO, stages 2 and 3).
 
     takes   fakes of whole tensors and of their parts; the recorder asks before each operator
-    leaves  a gather before the first read in each pass; what is written to a gradient, written to its part
+    leaves  a load before the first read in each pass; what is written to a gradient, written to its part
 
 A pass is the forward or the backward one of a micro-batch. Where it ends, all that was gathered is let go but the last bucket, which the
 backward pass begins with: what is read behind that is gathered again. What a whole tensor is in the graph changes with each gather, as
@@ -26,7 +26,6 @@ from lowtide.capture.calls import targets_of, tensors_in
 from lowtide.capture.draft import Draft
 from lowtide.capture.ranks.exchange import buckets
 from lowtide.capture.ranks.ranks import Ranks
-from lowtide.capture.ranks.shards import gathered
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 
@@ -114,7 +113,8 @@ class Wholes:
     def _gathered(self, bucket: Sequence[torch.Tensor]) -> Iterable[torch.Tensor]:
         """What the ranks hold of a bucket, put together: each laid out as the whole tensor is."""
         parts = [self.parts[whole] for whole in bucket]
-        rows = gathered(parts[0] if len(parts) == 1 else torch.cat(parts), self._ranks)
+        sent = parts[0] if len(parts) == 1 else torch.cat(parts)
+        rows = torch.ops.lowtide.load_parts(sent, self._ranks.size, self._ranks.group).view(self._ranks.size, -1)
         for whole, piece in zip(bucket, rows.split([len(part) for part in parts], 1), strict=True):
             found = piece.reshape(-1)[: whole.numel()].view(whole.shape)
             yield found if found.stride() == whole.stride() else found.new_empty_strided(whole.shape, whole.stride()).copy_(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lowtide.ir.check.verdict import Verdict, Where, refuse
 from lowtide.ir.graph import Graph, Node, Storage, Value
+from lowtide.ir.operators.collectives.nodes import begins_collective
 from lowtide.ir.operators.collectives.rows import GATHER, SCATTER
 from lowtide.ir.operators.row import Collective
 from lowtide.ir.operators.table import row_of
@@ -25,9 +26,10 @@ def check_collectives(graph: Graph, within: str) -> None:
             continue
         if node.op in (GATHER, SCATTER):
             read_by |= dict.fromkeys(node.results, node.inputs)
-        if last is not None and last not in node.after:
-            refuse(Verdict.COLLECTIVE_FREE, f"{where} does not come after {last.op}")
-        last = node
+        if not (node.op == GATHER and not any(begins_collective(before) for before in node.after)):  # a load's place is the plan's
+            if last is not None and last not in node.after:
+                refuse(Verdict.COLLECTIVE_FREE, f"{where} does not come after {last.op}")
+            last = node
         filled.update((value.storage, where) for value in node.outputs if value is not None)
     for value in graph.outputs:
         if value.storage in filled:

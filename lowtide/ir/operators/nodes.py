@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Graph, Node, Value
-from lowtide.ir.operators.collectives.nodes import is_collective
+from lowtide.ir.operators.collectives.nodes import is_collective, loads_parts
 from lowtide.ir.operators.names import ARITHMETIC, DROP, LOAD, LOOP, REGION, STORE
 from lowtide.ir.operators.row import Draws, Operator
 from lowtide.ir.operators.table import row_of
@@ -61,10 +61,12 @@ def is_view(node: Node) -> bool:
 def repeatable(node: Node) -> Node | None:
     """A node that computes the same results once more and does nothing else; None where there is none.
 
-    An operator that is random, that writes, that copies to the host or back or that is a collective cannot be repeated; batch normalisation
-    can, without the update of its statistics, unless it is these that make it compute in full precision.
+    An operator that is random, that writes, that copies to the host or back or that is a collective cannot be repeated, but for loads of
+    what ranks hold parts of; batch normalisation can, without the update of its statistics, unless it is these that make it compute in
+    full precision.
     """
-    if is_random(node) or is_transfer(node) or is_collective(node) or not any(value is not None for value in node.outputs):
+    once = is_random(node) or is_transfer(node) or (is_collective(node) and not loads_parts(node))
+    if once or not any(value is not None for value in node.outputs):
         return None
     if not node.writes:
         return node

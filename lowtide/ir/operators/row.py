@@ -42,6 +42,7 @@ class Collective(Enum):
     NONE = "none: it is one process's own"
     BEGINS = "it begins; what it makes is whole only when it has ended"
     ENDS = "it waits for the end"
+    LOADS = "it does both: what the processes hold parts of is made whole, as often as that is wanted"
 
 
 @dataclass(frozen=True, slots=True)

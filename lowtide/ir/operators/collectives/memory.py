@@ -1,7 +1,7 @@
 """What collectives need beside what they are given and make, by the library that carries them out.
 
-On a CPU that is gloo: it gathers into one block and copies that out, and a reduced part is cut out of the sum of all. Both blocks are held
-from the begin to the wait; they are counted at either. On a GPU nccl works in what it is given.
+On a CPU that is gloo: a reduced part is cut out of the sum of all, a block that is held from the begin to the wait, and counted at either.
+On a GPU nccl works in what it is given.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.collectives.nodes import begins_collective, is_collective
-from lowtide.ir.operators.collectives.rows import GATHER, SCATTER
+from lowtide.ir.operators.collectives.rows import SCATTER
 from lowtide.ir.operators.shapes import bytes_of
 
 
@@ -28,8 +28,5 @@ def collective_bytes(nodes: Sequence[Node]) -> Mapping[Node, int]:
 
 
 def _of_gloo(node: Node) -> int:
-    if any(value.storage.device != "cpu" for value in node.results):
-        return 0
-    if node.op == GATHER:
-        return bytes_of(node.results)
-    return bytes_of(node.inputs) if node.op == SCATTER else 0
+    on_cpu = all(value.storage.device == "cpu" for value in node.results)
+    return bytes_of(node.inputs) if on_cpu and node.op == SCATTER else 0

@@ -3,6 +3,9 @@
 One that begins (`all_reduce`) is given a tensor and the group's name, and goes on beside what follows; what it makes may be touched by
 nobody but the `wait_tensor` that ends it, which hands the same memory on. One that works into memory apart from what it is given reads that
 until it ends: it is ended by lowtide's own `wait_for`, which is given both.
+
+What ranks hold parts of is loaded, as from a host: whole at once, and again where that is cheaper than to hold it. A plan's loads are begun
+apart only once their places are known.
 """
 
 from __future__ import annotations
@@ -12,17 +15,19 @@ from lowtide.ir.operators.row import Collective, Operator
 NAMESPACE = "_c10d_functional"
 SUM, WAIT = f"{NAMESPACE}.all_reduce.default", f"{NAMESPACE}.wait_tensor.default"
 WAIT_APART = "lowtide.wait_for.default"
-GATHER, SCATTER = f"{NAMESPACE}.all_gather_into_tensor.default", f"{NAMESPACE}.reduce_scatter_tensor.default"
+LOAD = "lowtide.load_parts.default"
+GATHER, SCATTER = "lowtide.all_gather.default", f"{NAMESPACE}.reduce_scatter_tensor.default"
 
 _IN_PLACE = ("all_reduce", "broadcast")
-_APART = ("reduce_scatter_tensor", "all_gather_into_tensor")
+_APART = (f"{NAMESPACE}.reduce_scatter_tensor", f"{NAMESPACE}.all_gather_into_tensor", "lowtide.all_gather")
 
 ROWS = (
     *(
         Operator(name=f"{NAMESPACE}.{name}", collective=Collective.BEGINS, in_memory_of=f"{NAMESPACE}.{name}_.default")
         for name in _IN_PLACE
     ),
-    *(Operator(name=f"{NAMESPACE}.{name}", collective=Collective.BEGINS) for name in _APART),
+    *(Operator(name=name, collective=Collective.BEGINS) for name in _APART),
     Operator(name=f"{NAMESPACE}.wait_tensor", collective=Collective.ENDS, in_memory_of=WAIT),
+    Operator(name="lowtide.load_parts", collective=Collective.LOADS),
     Operator(name="lowtide.wait_for", collective=Collective.ENDS, in_memory_of=WAIT_APART),
 )

@@ -1,0 +1,1 @@
+"""What ranks exchange in a plan: once its order is known, links work beside it."""
