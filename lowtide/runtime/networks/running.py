@@ -16,7 +16,7 @@ import torch
 
 from lowtide.ir.graph import Value
 from lowtide.ir.packed import Packed
-from lowtide.runtime.networks.built import Team
+from lowtide.runtime.networks.built import Experience, Team
 from lowtide.runtime.networks.constants import Constants
 from lowtide.runtime.networks.pack import aligned, pack
 
@@ -41,11 +41,13 @@ class Described:
 
 
 class Running:
-    """Calls a network."""
+    """Calls a network. Several threads run as long as that is faster; `always` where it is not, too."""
 
-    def __init__(self, described: Described, team: Team) -> None:
+    def __init__(self, described: Described, team: Team, always: bool = False) -> None:
         self._its, self._team = described, team
         self._lock = threading.Lock()
+        self._experience = Experience()
+        self._experience_at = None if always else ctypes.addressof(self._experience)
         self._arena = aligned(described.arena_bytes // 4 + _SLACK_ELEMENTS)
         self._kept: torch.Tensor | None = None
         self._constants = Constants(())
@@ -71,7 +73,7 @@ class Running:
             at = self._at
             for place, tensor in enumerate((*live, *results), 2):
                 at[place] = tensor.data_ptr()
-            self._team.run(self._its.address, at, torch.get_num_threads(), SPIN_US)
+            self._team.run(self._its.address, at, torch.get_num_threads(), SPIN_US, self._experience_at)
         return results
 
     def _is_packed(self, fixed: Sequence[torch.Tensor]) -> bool:
