@@ -202,8 +202,10 @@ class Step:
         CaptureError where it has to be captured anew and cannot be; BudgetError where nothing within the limit is found for that shape;
         what the program itself raises where it checks its data and finds them wrong: nothing has been changed then.
         """
-        if self._steady is not None and (steadily := self._steady.inputs(args, kwargs)) is not None:
-            return self._steady.run(steadily)
+        steady = self._steady  # which another thread may set
+        if steady is not None and (steadily := steady.inputs(args, kwargs)) is not None:
+            return steady.run(steadily)
+        self._steady = None  # whatever becomes of this call, networks may have other constants behind it
         known = self._others.known(lambda: shape_of(args, kwargs))
         if known is not None:
             return known(*args, **kwargs)

@@ -1,19 +1,22 @@
 """The short way for calls of generated kernels: where nothing has changed since the last call, that is seen at once.
 
 A network of a millisecond cannot wait for all that a call looks up otherwise. What the program takes for granted is compared by
-identity, as always; the constants of regions by what their networks remember of them; tensors of the batch by their looks. All else goes
-the long way.
+identity, as always; the constants of regions by what their networks remember of them, who are not given them again; tensors of the batch
+by their looks. All else goes the long way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from lowtide.api.running.variant import Variant
 from lowtide.ir.made import same_strides
+from lowtide.lower.constants import WithoutConstants
+from lowtide.lower.python import lower
 from lowtide.runtime.caller import View
 
 
@@ -21,9 +24,12 @@ class Steady:
     """One variant on the inputs of its last call, of which the batch is replaced."""
 
     def __init__(self, variant: Variant, inputs: Sequence[Any], batch: Sequence[Any]) -> None:
-        self._variant, self._inputs = variant, list(inputs)
+        short = WithoutConstants.of(variant.decision)
+        again = {name: network.again for name, network in variant.networks.items()}
+        self._variant, self._program = variant, replace(variant.program, source=lower(short), regions=again)
+        self._inputs = [inputs[at] for at in short.given]
         self._looks = [_look(leaf) for leaf in batch]
-        slots = enumerate(variant.captured.slots)
+        slots = enumerate(variant.captured.slots[at] for at in short.given)
         self._places = [(at, int(slot.path[0])) for at, slot in slots if slot.table == "batch"]
         for at, _ in self._places:
             self._inputs[at] = None  # a batch is not kept
@@ -34,8 +40,9 @@ class Steady:
         captured = variant.captured
         plain = not kwargs and len(args) == len(now.batch) and all(type(arg) is torch.Tensor for arg in args)
         same = plain and all(arg is leaf for arg, leaf in zip(args, now.batch, strict=True))
-        bound = captured.assigned or captured.guards or captured.readings or variant.shape is not None or variant.program.gradients
-        return cls(variant, inputs, args) if same and not bound and variant.program.regions else None
+        program = variant.program
+        bound = captured.assigned or captured.guards or captured.readings or variant.shape is not None or program.gradients or program.host
+        return cls(variant, inputs, args) if same and not bound and variant.networks else None
 
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
         """The program's inputs for a call; None where it has to go the long way."""
@@ -56,7 +63,7 @@ class Steady:
 
     def run(self, inputs: list[Any]) -> Any:
         """The result."""
-        return self._variant.captured.result(self._variant.program(inputs))
+        return self._variant.captured.result(self._program(inputs))
 
 
 def _look(leaf: torch.Tensor) -> tuple[Any, ...]:
