@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchError", "BudgetError", "CaptureError", "CheckError", "Device", "Explanation", "FormatError", "Frozen", "LowtideError",
-    "MeasuredStep", "Measurement", "OrderProblem", "PlaceProblem", "Placement", "Plan", "Schedule", "Stage", "Status", "Step", "StepError", "Sweep",
-    "Task", "Verification", "explain", "measure", "optimize", "order", "place", "place_buffers", "schedule",
+    "MeasuredStep", "Measurement", "OrderProblem", "PlaceProblem", "Placement", "Plan", "Schedule", "Stage", "Status", "Step",
+    "StepError", "Sweep", "Task", "Verification", "explain", "measure", "optimize", "order", "place", "place_buffers", "schedule",
 ]  # fmt: skip
 
 # Imported when first asked for: torch takes seconds, and ordering and placing do without it.

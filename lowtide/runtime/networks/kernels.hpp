@@ -422,7 +422,7 @@ static void windows(const Run& run, const float* in, const float* w, const E& e,
   auto one = [&](long y, int part) __attribute__((always_inline)) {
     window_part<K, G, C, XB, EXACT>(in + y / G::OH * IMAGE, w, e, out + y * G::OW * step, y % G::OH, y * G::OW, part, step);
   };
-  if constexpr (BY_CHANNELS) { for (int p = parts.begin; p < parts.end; p++) for (long y = rows.begin; y < rows.end; y++) one(y, p); }
+  if constexpr (BY_CHANNELS || (PARTS >= 8 && G::OH < 32)) { for (int p = parts.begin; p < parts.end; p++) for (long y = rows.begin; y < rows.end; y++) one(y, p); }
   else { for (long y = rows.begin; y < rows.end; y++) for (int p = parts.begin; p < parts.end; p++) one(y, p); }
 }
 
