@@ -14,7 +14,7 @@ _TRANSFORM_CYCLES = 4.0  # for a vector of a point, on the way there and back
 # Weights that each cache holds, and memory; bytes a cycle from there.
 _LEVELS = ((512 * 1024, 64.0), (24 * 2**20, 14.0), (2**62, 8.0))
 _UNEVEN = 0.12  # how much it counts that one of two threads waits for the other
-_FROM_ANOTHER = 4.5  # what a byte takes that another core has written, over one from the cache that all share
+_FROM_ANOTHER = 2.0  # what a byte takes that another core has written, over one from the cache that all share; 1 to 4.5 by where cores lie
 _FEWEST = 5  # accumulators that keep the multipliers busy: their latency
 
 
