@@ -52,14 +52,15 @@ def several(processors: set[int]) -> None:
 
 
 def test_threads_that_save_time_run(several: None) -> None:
-    _, counts = ran(20, 2, lambda count: 0.004 / count**2)
-    assert counts[:3] == [1, 1, 1]
-    assert counts[3:].count(2) >= 12
+    _, counts = ran(40, 2, lambda count: 0.02 / count**2)
+    assert counts[0] == 2  # what the caller takes alone is seen once that costs little beside what was spent
+    assert counts.count(1) >= 1
+    assert counts.count(2) >= 15
 
 
 def test_threads_that_lose_time_rest_longer_each_time(several: None) -> None:
     its, counts = ran(200, 2, lambda count: 0.0005 if count == 1 else 0.004)
-    assert 1 <= counts.count(2) <= 10  # pauses of 10 ms, 20, 40 ..
+    assert 1 <= counts.count(2) <= 25  # some before the caller was alone, then pauses of 10 ms, 20, 40 ..
     assert its.pause_ns >= 20_000_000
 
 
@@ -73,8 +74,8 @@ def test_threads_that_lost_come_back(several: None) -> None:
 
 def test_one_slow_run_is_not_held_against_threads_that_saved_more(several: None) -> None:
     slow = iter([False] * 40 + [True] + [False] * 1000)
-    _, counts = ran(60, 2, lambda count: 0.003 / count**2 + 0.002 * next(slow))
-    assert counts[3:].count(2) >= 40
+    _, counts = ran(60, 2, lambda count: 0.012 / count**2 + 0.006 * next(slow))
+    assert counts.count(2) >= 30
 
 
 def test_another_count_of_threads_is_judged_anew(several: None) -> None:

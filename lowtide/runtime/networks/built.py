@@ -30,7 +30,9 @@ _lock = threading.Lock()
 class Experience(ctypes.Structure):
     """What runs of one network took so far, as team.cpp has it: whether several threads pay."""
 
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("count", "alone", "alone_ns", "lost_ns", "pause_ns", "until_ns", "together"))
+    _fields_ = tuple(
+        (name, ctypes.c_int64) for name in ("count", "together", "spent_ns", "alone", "alone_ns", "lost_ns", "pause_ns", "until_ns")
+    )
 
 
 class Team:

@@ -19,10 +19,10 @@ extern "C" {
 // What runs of one network took so far. All zeros at first.
 struct Experience {
   int64_t count;  // of threads; all below is of so many
-  int64_t alone, alone_ns;  // runs of the caller alone, since several last ran; and what one takes
+  int64_t together, spent_ns;  // runs of several threads, and what all took
+  int64_t alone, alone_ns;  // runs of the caller alone, since several last lost; and what one takes, at most that where there was none
   int64_t lost_ns;  // by several threads against the caller alone; below zero where they win
   int64_t pause_ns, until_ns;  // for how long several threads rest when they lose, and until when they do
-  int64_t together;  // runs of several threads
 };
 }
 
@@ -101,21 +101,32 @@ int within_processors(int count) {
   return CPU_COUNT(&mine) < count ? CPU_COUNT(&mine) : count;
 }
 
-// Whether the caller runs alone this time.
+// Whether the caller runs alone this time: while several threads rest, and a few times before, each once it costs little beside what was spent.
 bool is_alone(Experience& its, int count) {
-  if (its.count != count) its = {count, 0, 0, -GRACE_NS};
+  if (its.count != count) {
+    its = {count};
+    its.lost_ns = -GRACE_NS;
+  }
   if (count == 1) return true;
-  return its.alone < FEWEST_ALONE || (its.until_ns && now_ns() < its.until_ns);
+  if (its.until_ns) return its.alone < FEWEST_ALONE || now_ns() < its.until_ns;
+  return its.alone < FEWEST_ALONE && its.together > 0 && 4 * (its.alone + 1) * its.alone_ns <= its.spent_ns;
 }
 
 // What a run took is the next ones' experience.
 void learn(Experience& its, bool alone, long taken_ns) {
   if (alone) {
-    its.alone_ns += its.alone_ns == 0 ? taken_ns : (taken_ns - its.alone_ns) / (taken_ns < its.alone_ns ? 2 : 8);
-    its.alone++;
+    if (its.alone++ == 0) {
+      its.alone_ns = taken_ns;
+      its.lost_ns = -GRACE_NS;  // what was won before was not known
+    } else {
+      its.alone_ns += (taken_ns - its.alone_ns) / (taken_ns < its.alone_ns ? 2 : 8);
+    }
     return;
   }
   its.together++;
+  its.spent_ns += taken_ns;
+  long most_ns = taken_ns * its.count;  // that the caller alone would take for the same work
+  if (its.alone == 0 && its.until_ns == 0) its.alone_ns = its.together == 1 || most_ns < its.alone_ns ? most_ns : its.alone_ns;
   its.until_ns = 0;
   its.lost_ns += taken_ns - its.alone_ns;
   long credit = CREDIT_NS > its.alone_ns ? CREDIT_NS : its.alone_ns;
