@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from lowtide import place, schedule
     from lowtide.api.explain import explain
     from lowtide.api.explanation import Explanation
+    from lowtide.api.frozen import Frozen
     from lowtide.api.optimize import optimize
     from lowtide.api.order import order
     from lowtide.api.place import place_buffers
@@ -28,15 +29,16 @@ if TYPE_CHECKING:
     from lowtide.schedule.base import Schedule, Status
 
 __all__ = [
-    "BatchError", "BudgetError", "CaptureError", "CheckError", "Device", "Explanation", "FormatError", "LowtideError", "MeasuredStep",
-    "Measurement", "OrderProblem", "PlaceProblem", "Placement", "Plan", "Schedule", "Stage", "Status", "Step", "StepError", "Sweep",
-    "Task", "Verification", "explain", "measure", "optimize", "order", "place", "place_buffers", "schedule",
+    "BatchError", "BudgetError", "CaptureError", "CheckError", "Device", "Explanation", "FormatError", "Frozen", "LowtideError",
+    "MeasuredStep", "Measurement", "OrderProblem", "PlaceProblem", "Placement", "Plan", "Schedule", "Stage", "Status", "Step",
+    "StepError", "Sweep", "Task", "Verification", "explain", "measure", "optimize", "order", "place", "place_buffers", "schedule",
 ]  # fmt: skip
 
 # Imported when first asked for: torch takes seconds, and ordering and placing do without it.
 _MODULES = {
     "Device": "lowtide.cost.device",
     "Explanation": "lowtide.api.explanation",
+    "Frozen": "lowtide.api.frozen",
     "MeasuredStep": "lowtide.api.step",
     "Measurement": "lowtide.cost.profiler",
     "OrderProblem": "lowtide.problems.order",

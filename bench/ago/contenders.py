@@ -17,7 +17,7 @@ from bench.ago.networks import case
 
 Run = Callable[[], np.ndarray]
 PEERS = ("eager", "inductor", "onnxruntime", "openvino")
-OURS = ("lowtide", "lowtide NI", "lowtide NR")  # NI: no intensive fusion, NR: no reformer
+OURS = ("lowtide", "lowtide frozen", "lowtide NI", "lowtide NR")  # NI: no intensive fusion, NR: no reformer
 
 
 def make(contender: str, name: str, threads: int, folder: Path) -> Run:
@@ -103,6 +103,16 @@ def _lowtide(joins: str) -> Callable[[str, int, Path], Run]:
     return made
 
 
+def _frozen(name: str, threads: int, folder: Path) -> Run:
+    import torch
+
+    import lowtide
+
+    torch.set_num_threads(threads)
+    model, args = case(name).built()
+    return _torch(lowtide.optimize(model, args, exact=False).frozen(*args), args)
+
+
 def _given(name: str, folder: Path) -> list[np.ndarray]:
     """The example, which an exporter saved: a peer's process need not import torch."""
     with np.load(onnx_file(name, folder).with_suffix(".npz")) as found:
@@ -122,6 +132,7 @@ _MAKERS: Mapping[str, Callable[[str, int, Path], Run]] = {
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
     "lowtide": _lowtide("BEST"),
+    "lowtide frozen": _frozen,
     "lowtide NI": _lowtide("NONE"),
     "lowtide NR": _lowtide("ALL"),
 }

@@ -38,7 +38,7 @@ def main() -> None:
     for node in graph.nodes:
         if is_region(node):
             region = Region.of(node)
-            its, *_ = made._built(region.body, region.fixed)
+            its, *_ = made.built(region.body, region.fixed)
             _print(its, times_ns(its, region.body))
 
 

@@ -6,7 +6,7 @@
 Resident memory above what the process has once its libraries are loaded and have made one small function. "held" is what is there after
 the first runs, weights included; "peak" the most while it runs. All that was freed is given back to the system before. lowtide and eager
 keep the model as the caller has it, lowtide also weights as its kernels read them; "promised" is what the plan says of these and of
-activations.
+activations. A frozen function has no model, as the peers; what is promised of it is what it holds.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.ago.export import export
-from bench.ago.networks import paper_cases
+from bench.ago.networks import case, paper_cases
 from bench.results import Cell, Results, with_kept
 
 COLUMNS = ("case", "contender", "held_bytes", "peak_bytes", "promised_bytes", "failed")
-CONTENDERS = ("eager", "onnxruntime", "openvino", "lowtide")
+CONTENDERS = ("eager", "onnxruntime", "openvino", "lowtide", "lowtide frozen")
 _CODE = "import sys; from bench.ago.memory import taken; taken(*sys.argv[1:4])"
 _PATIENCE_S = 300
-_SMALL = "squeezenet 56"  # of which each library makes a function first
+_SMALL = ("squeezenet 56", "shufflenet_v2 56")  # of the first that is another each library makes a function first
 
 
 def taken(contender: str, name: str, folder: str) -> None:
     """Print what one function takes in this process, as JSON."""
     from bench.ago.contenders import make
 
-    if name != _SMALL:
-        make(contender, _SMALL, 1, Path(folder))()
+    make(contender, next(small for small in _SMALL if small != name), 1, Path(folder))()
+    if "torch" in sys.modules:
+        case(name).built()  # imports what it is written with
     base = _settled_bytes()
     run = make(contender, name, 1, Path(folder))
     for _ in range(3):
@@ -61,12 +62,17 @@ def _status_bytes(what: str) -> int:
 
 
 def _promised_bytes(run: object) -> int | None:
-    """What the plan of one of our functions promises."""
-    from lowtide import Step
+    """What one of our functions promises."""
+    if "lowtide" not in sys.modules:
+        return None
+    from lowtide import Frozen, Step
 
-    cells = getattr(run, "__closure__", None) or ()
-    steps = [cell.cell_contents for cell in cells if isinstance(cell.cell_contents, Step)]
-    return int(steps[0].plan.peak_bytes) if steps else None
+    for cell in getattr(run, "__closure__", None) or ():
+        if isinstance(cell.cell_contents, Step):
+            return int(cell.cell_contents.plan.peak_bytes)
+        if isinstance(cell.cell_contents, Frozen):
+            return cell.cell_contents.held_bytes
+    return None
 
 
 def main() -> None:
@@ -75,7 +81,8 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="*", default=[*CONTENDERS], choices=CONTENDERS)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "lowtide-ago", help="where exported networks lie")
     options = parser.parse_args()
-    export(_SMALL, options.folder)
+    for name in _SMALL:
+        export(name, options.folder)
     for name in (each.name for each in paper_cases()):
         if not options.cases or name.startswith(tuple(options.cases)):
             export(name, options.folder)

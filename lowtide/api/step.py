@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lowtide.api.arena import ArenaReport, StepArena
+from lowtide.api.frozen import Frozen
 from lowtide.api.maker import Family, Maker
 from lowtide.api.others import Others, captured
 from lowtide.api.ranges.guessed import Shapes as Seen
@@ -143,6 +144,21 @@ class Step:
         """What the step's arena does; None where none was asked for."""
         return None if self._arena is None else self._arena.report()
 
+    def frozen(self, *args: Any, **kwargs: Any) -> Frozen:
+        """A function for batches like this one that has the model's weights as they are now, and holds nothing of the model.
+
+        Of inference by generated kernels. Weights are there once, as kernels read them, once nobody holds the model or this step; and
+        nothing is looked up at a call. Runs once on the batch. Raises StepError for another step, and as a call does.
+        """
+        try:
+            variant, inputs, now = self._prepare(args, kwargs)
+        except NewShapeError as error:
+            return self._made_for(error, args, kwargs).frozen(*args, **kwargs)
+        self._steady = None
+        _, stepped = self._run(variant, inputs, now)
+        self._caller.end_step(stepped)
+        return Frozen(variant, self._batch, inputs, now.batch)
+
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write that plan for people: a page (.html), a picture (.png, .svg, .pdf), a trace (.json), a snapshot for memory_viz (.pickle).
 
@@ -202,8 +218,10 @@ class Step:
         CaptureError where it has to be captured anew and cannot be; BudgetError where nothing within the limit is found for that shape;
         what the program itself raises where it checks its data and finds them wrong: nothing has been changed then.
         """
-        if self._steady is not None and (steadily := self._steady.inputs(args, kwargs)) is not None:
-            return self._steady.run(steadily)
+        steady = self._steady  # which another thread may set
+        if steady is not None and steady.fits(args, kwargs):
+            return steady.run(args)
+        self._steady = None  # whatever becomes of this call, networks may have other constants behind it
         known = self._others.known(lambda: shape_of(args, kwargs))
         if known is not None:
             return known(*args, **kwargs)

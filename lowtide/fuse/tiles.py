@@ -14,6 +14,7 @@ _TRANSFORM_CYCLES = 4.0  # for a vector of a point, on the way there and back
 # Weights that each cache holds, and memory; bytes a cycle from there.
 _LEVELS = ((512 * 1024, 64.0), (24 * 2**20, 14.0), (2**62, 8.0))
 _UNEVEN = 0.12  # how much it counts that one of two threads waits for the other
+_FROM_ANOTHER = 2.0  # what a byte takes that another core has written, over one from the cache that all share; 1 to 4.5 by where cores lie
 _FEWEST = 5  # accumulators that keep the multipliers busy: their latency
 
 
@@ -25,8 +26,13 @@ class Tile(NamedTuple):
 
 
 def by_panels(rows: int, inner: int, columns: int, target: Target) -> bool:
-    """Whether threads share the columns of a product, as its weights are what is moved most; else they share rows."""
-    return target.width(columns) * (inner + 1) > (inner + columns) * rows
+    """Whether threads share the columns of a product, as its weights are what is moved most; else they share rows.
+
+    Where they share columns, each reads what the other has made; where they share rows, both read all weights, which nobody has written.
+    """
+    if target.threads == 1:
+        return False
+    return target.width(columns) * (inner + 1) > _FROM_ANOTHER * (inner + columns) * rows
 
 
 def tile_of(rows: int, columns: int, target: Target, panels: bool = False) -> Tile:
@@ -83,10 +89,12 @@ def _cost(tile: Tile, rows: int, columns: int, target: Target) -> float:
 
 
 def _shared(tile: Tile, rows: int, columns: int, target: Target, panels: bool) -> float:
-    """The same, and somewhat what the larger half takes longer than the other, as two threads share it."""
+    """The same, and somewhat what the larger half takes longer than the other, where two threads share it."""
     widths = _widths(tile, columns, target)
     if not widths:
         return 1e18
+    if target.threads == 1:
+        return _time(tile, rows, widths)
     first, half = -(-rows // tile.rows) // 2 * tile.rows, len(widths) // 2
     by_rows = _time(tile, first, widths), _time(tile, rows - first, widths)
     one, two = (_time(tile, rows, widths[:half]), _time(tile, rows, widths[half:])) if panels else by_rows

@@ -18,6 +18,7 @@ class Target:
 
     lanes: int  # float32 in a vector
     registers: int
+    threads: int = 1  # that usually run it; any number may
 
     def whole(self, columns: int) -> int:
         """Whole vectors among so many columns; what is left over is none, or half a vector."""

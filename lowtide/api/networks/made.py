@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
+
+import torch
 
 from lowtide.api.networks.faster import is_faster
 from lowtide.fuse.network import Network, network_of
 from lowtide.fuse.regions import with_regions
 from lowtide.ir.graph import Graph
+from lowtide.ir.packed import Target
 from lowtide.ir.regions import Region, is_region
 from lowtide.lower.python import lower
 from lowtide.place import Portfolio, place
@@ -44,11 +48,11 @@ def runners(graph: Graph) -> Mapping[str, Running]:
 def networks_of(graph: Graph) -> list[tuple[Region, Network]]:
     """A graph's regions, each with its network. Raises NativeError."""
     regions = [Region.of(node) for node in graph.nodes if is_region(node)]
-    return [(region, _built(region.body, region.fixed)[0]) for region in regions]
+    return [(region, built(region.body, region.fixed)[0]) for region in regions]
 
 
 def _running(body: Graph, fixed: tuple[int, ...]) -> Running:
-    its, address, library = _built(body, fixed)
+    its, address, library = built(body, fixed)
     constants = Program(lower(_InOrder(its.constants)), gradients=False)
     described = Described(
         address, library, its.arena_bytes, its.kept_elements, its.recipes, its.live, fixed, its.constants.outputs, constants,
@@ -60,7 +64,7 @@ def _running(body: Graph, fixed: tuple[int, ...]) -> Running:
 def _described(chosen: Collection[str] | None, body: Graph, fixed: tuple[int, ...]) -> tuple[int, int] | None:
     if chosen is not None and body.outputs[0].name not in chosen:
         return None
-    its, *_ = _built(body, fixed)
+    its, *_ = built(body, fixed)
     if chosen is None and not _is_faster(body, fixed, its):
         return None
     return its.arena_bytes, its.kept_elements * 4
@@ -72,10 +76,14 @@ def _is_faster(body: Graph, fixed: tuple[int, ...], its: Network) -> bool:
     return is_faster(body, its.source, lambda given: running(*given), torchs)
 
 
+def built(body: Graph, fixed: tuple[int, ...]) -> tuple[Network, int, object]:
+    """A body's network, its function and the library that has it, for as many threads as there are now. Raises NativeError."""
+    return _built(body, fixed, replace(team().target, threads=torch.get_num_threads()))
+
+
 @lru_cache(_MOST)
-def _built(body: Graph, fixed: tuple[int, ...]) -> tuple[Network, int, object]:
-    """A body's network, its function and the library that has it. Raises NativeError."""
-    its = network_of(body, fixed, team().target, _placed)
+def _built(body: Graph, fixed: tuple[int, ...], target: Target) -> tuple[Network, int, object]:
+    its = network_of(body, fixed, target, _placed)
     address, library = network(its.source)
     return its, address, library
 

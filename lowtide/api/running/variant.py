@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +22,7 @@ from lowtide.plan.plan import Plan
 from lowtide.runtime.arena.arena import Arena
 from lowtide.runtime.caller import InputCheck, View
 from lowtide.runtime.copies.host import host_memory
+from lowtide.runtime.networks.running import Running
 from lowtide.runtime.program import Program
 from lowtide.runtime.unchanged.granted import Granted
 from lowtide.runtime.unchanged.settings import SettingsCheck
@@ -39,6 +40,7 @@ class Variant:
     check: InputCheck
     settings: SettingsCheck
     shape: tuple[int, ...] | None = None  # of its batches, where the program is one for several
+    networks: Mapping[str, Running] = field(default_factory=dict, compare=False)  # that run its regions, by first result
 
     @classmethod
     def of(cls, captured: Captured, decision: Decision, granted: Granted, gradients: bool, planned: Callable[[], Plan]) -> Variant:
@@ -47,8 +49,10 @@ class Variant:
         devices = tuple(sorted({torch.device(value.storage.device).type for value in inputs}))
         host = host_memory(max((value.storage.device for value in inputs), default="cpu")) if swaps(decision) else None
         check = InputCheck.of(captured.graph, captured.slots)
-        program = Program(lower(decision), gradients, devices, host, runners(decision.graph))
-        return cls(captured, decision, planned, program, granted, check, SettingsCheck.of(captured.graph, captured.slots))
+        networks = runners(decision.graph)
+        program = Program(lower(decision), gradients, devices, host, networks)
+        settings = SettingsCheck.of(captured.graph, captured.slots)
+        return cls(captured, decision, planned, program, granted, check, settings, networks=networks)
 
     @cached_property
     def plan(self) -> Plan:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from lowtide.fuse.codegen.attention import attention, batched, softmax
 from lowtide.fuse.codegen.blocks import block
 from lowtide.fuse.codegen.maps import map_body
 from lowtide.fuse.codegen.text import Addresses, Functors, exact, flag, listed, window_of
+from lowtide.fuse.codegen.threads import by_columns
 from lowtide.fuse.stages import Attention, Batched, Block, Convolution, Map, Pad, Product, Rows, Stage, Windows, Winograd
-from lowtide.fuse.tiles import by_panels, rows_beside
+from lowtide.fuse.tiles import rows_beside
 from lowtide.ir.packed import Target
 
 ENTRY = "lowtide_network"
@@ -29,13 +30,13 @@ _HIDDEN = '__attribute__((visibility("hidden")))'
 Alone: TypeAlias = Product | Convolution | Winograd | Pad | Windows | Rows | Batched | Attention | Map  # all but blocks
 _CACHED_BYTES = 128 * 1024  # of rows that stay near while all panels pass them
 _NEAR_BYTES = 24 * 1024  # of panels that stay nearest while all rows pass them
-_WEIGHTS_BYTES = 256 * 1024  # beyond that panels are passed once, and rows again and again
 
 
 def source_of(stages: Sequence[Stage], addresses: Addresses, target: Target) -> str:
     """The whole text. Compiled with LOWTIDE_PARTS and LOWTIDE_PART defined it is one of several parts, which are linked then."""
     functors = Functors()
-    functions = [_stage(at, stage, addresses, target, functors) for at, stage in enumerate(stages)]
+    columns = by_columns(stages, target)
+    functions = [_stage(f"stage{at}", stage, Context(addresses, target, stage in columns), functors) for at, stage in enumerate(stages)]
     parts = [*(f'#include "{name}.hpp"' for name in ("blocks", "attention", "winograd"))]
     parts += [f'static_assert(L == {target.lanes}, "made for other vectors");', *_HERE]
     parts += [*functors.lines, *(f"{_HIDDEN} void stage{at}(const Run& run);" for at in range(len(stages)))]
@@ -61,29 +62,38 @@ def _kind(function: Sequence[str]) -> str:
     return re.sub(r"run\.at\[\d+\] \+ \d+", "", "\n".join(function[1:]))
 
 
-def _stage(at: int, stage: Stage, addresses: Addresses, target: Target, functors: Functors) -> list[str]:
+class Context(NamedTuple):
+    """What a stage's text depends on beside the stage."""
+
+    addresses: Addresses
+    target: Target
+    by_columns: bool  # whether threads share columns; else rows
+
+
+def _stage(name: str, stage: Stage, context: Context, functors: Functors) -> list[str]:
     names = ", ".join(node.op.removeprefix("aten.").split(".")[0] for node in stage.nodes)
-    head = f"void stage{at}(const Run& run) {{  // {names}"
+    head = f"void {name}(const Run& run) {{  // {names}"
     if isinstance(stage, Block):
-        return [head, *block(stage, addresses, target, functors), "}"]
-    call = _call(stage, addresses, target)
+        return [head, *block(stage, context.addresses, context.target, functors), "}"]
+    call = _call(stage, context)
     if isinstance(call, list):
         return [head, *call, "}"]
-    given = [] if isinstance(stage, (Pad, Attention)) else functors.filled("e", stage.epilogue, addresses)
+    given = [] if isinstance(stage, (Pad, Attention)) else functors.filled("e", stage.epilogue, context.addresses)
     return [head, *given, f"  {call};", "}"]
 
 
-def _call(stage: Alone, addresses: Addresses, target: Target) -> str | list[str]:
+def _call(stage: Alone, context: Context) -> str | list[str]:
+    addresses = context.addresses
     if isinstance(stage, Map):
         return map_body(stage, addresses.of)
     if isinstance(stage, Product):
-        return _product(stage, addresses, target)
+        return _product(stage, *context)
     if isinstance(stage, Convolution):
-        return _convolution(stage, addresses, target)
+        return _convolution(stage, *context)
     if isinstance(stage, Winograd):
-        return _winograd(stage, addresses, target)
+        return _winograd(stage, *context)
     if isinstance(stage, Windows):
-        return _windows(stage, addresses, target)
+        return _windows(stage, *context)
     if isinstance(stage, Batched):
         return batched(stage, addresses)
     if isinstance(stage, Attention):
@@ -91,19 +101,18 @@ def _call(stage: Alone, addresses: Addresses, target: Target) -> str | list[str]
     return _pad(stage, addresses) if isinstance(stage, Pad) else _rows(stage, addresses)
 
 
-def _product(stage: Product, addresses: Addresses, target: Target) -> str:
+def _product(stage: Product, addresses: Addresses, target: Target, panels: bool) -> str:
     columns = stage.weight.columns
     tile = rows_beside(stage.rows, columns, stage.weight.vectors, target)
     packed_bytes, row_bytes = stage.weight.elements * 4, stage.k * 4
     block = tile.rows if packed_bytes <= _NEAR_BYTES else max(1, _CACHED_BYTES // row_bytes // tile.rows) * tile.rows
-    panels = by_panels(stage.rows, stage.k, columns, target)
     taps = f"Taps<1, 1, {stage.k}, 0, 0, 1, {stage.a_step}>"
     arguments = (taps, stage.rows, columns, *tile, block, flag(panels), exact(stage))
     places = ", ".join([addresses.of(stage.a), addresses.of(stage.weight), "e", addresses.of(stage.out), str(stage.out_step)])
     return f"product<{listed(arguments)}>(run, {places})"
 
 
-def _convolution(stage: Convolution, addresses: Addresses, target: Target) -> str:
+def _convolution(stage: Convolution, addresses: Addresses, target: Target, panels: bool) -> str:
     n, _, oh, ow = stage.out.shape
     image, channel, line, pixel = stage.a.stride
     (kh, kw), (sh, sw), (dh, dw) = stage.geometry.kernel, stage.geometry.stride, stage.geometry.dilation
@@ -111,7 +120,6 @@ def _convolution(stage: Convolution, addresses: Addresses, target: Target) -> st
     inner = weight.rows // (kh * kw)
     taps = f"Taps<{listed((kh, kw, inner, line * dh, pixel * dw, channel, pixel * sw))}>"
     tile = rows_beside(ow, weight.columns, weight.vectors, target)
-    panels = weight.elements * 4 > _WEIGHTS_BYTES
     beside = weight.groups > 1 and target.width(weight.columns) != weight.columns  # the next group's channels lie right behind
     flags = flag(panels), "true" if beside else exact(stage)
     arguments = (taps, n, image, oh, ow, line * sh, weight.columns, weight.groups, inner * channel, *tile, *flags)
@@ -119,22 +127,18 @@ def _convolution(stage: Convolution, addresses: Addresses, target: Target) -> st
     return f"convolution<{listed(arguments)}>(run, {places})"
 
 
-def _winograd(stage: Winograd, addresses: Addresses, target: Target) -> str:
+def _winograd(stage: Winograd, addresses: Addresses, target: Target, panels: bool) -> str:
     n, _, ih, iw = stage.a.shape
     weight = stage.weight
     tiled = f"Tiled<{listed((weight.side, n, weight.rows, stage.a.rows() or 0, ih, iw, *stage.padding, stage.block))}>"
     tile = rows_beside(stage.block, weight.columns, weight.vectors, target)
-    panels = weight.elements * 4 > _WEIGHTS_BYTES
     places = ", ".join([addresses.of(stage.a), addresses.of(weight), "e", addresses.of(stage.out), str(stage.out_step)])
     return f"winograd<{listed((tiled, weight.columns, *tile, flag(panels), exact(stage)))}>(run, {places})"
 
 
-def _windows(stage: Windows, addresses: Addresses, target: Target) -> str:
+def _windows(stage: Windows, addresses: Addresses, target: Target, by_channels: bool) -> str:
     n, c, ih, iw = stage.a.shape
-    oh = stage.out.shape[2]
     pixel = stage.a.rows() or 0
-    parts = target.whole(c) + target.half(c)
-    by_channels = parts >= 8 and oh < 32
     window, beside = window_of(stage, target)
     arguments = (stage.kind, window, n, ih * iw * pixel, c, beside, flag(by_channels), exact(stage))
     weight = "nullptr" if stage.weight is None else addresses.of(stage.weight)

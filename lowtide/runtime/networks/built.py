@@ -27,6 +27,14 @@ _PART_LETTERS = 6000  # of source, for which a compiler takes longer than to rea
 _lock = threading.Lock()
 
 
+class Experience(ctypes.Structure):
+    """What runs of one network took so far, as team.cpp has it: whether several threads pay."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int64) for name in ("count", "together", "spent_ns", "alone", "alone_ns", "lost_ns", "pause_ns", "until_ns")
+    )
+
+
 class Team:
     """Runs networks."""
 
@@ -34,7 +42,7 @@ class Team:
         self.library = loaded
         self.target = Target(loaded.lowtide_lanes(), loaded.lowtide_registers())
         self.run = loaded.lowtide_run
-        self.run.argtypes, self.run.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_long), None
+        self.run.argtypes, self.run.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ctypes.c_void_p), None
         self.mark = loaded.lowtide_mark
         self.mark.argtypes, self.mark.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int), ctypes.c_uint64
 

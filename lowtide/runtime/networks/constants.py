@@ -26,7 +26,7 @@ class Constants:
     """Tensors as they were when this was made."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._tensors = list(tensors)
+        self.tensors = list(tensors)
         self._versions, self._addresses = [*map(_version, tensors)], [*map(_address, tensors)]
         layout = _layout()
         self._own = None if layout is None else Words(at for tensor in tensors for at in layout.own(tensor))
@@ -34,12 +34,14 @@ class Constants:
 
     def same(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether these are they, unchanged."""
-        if len(tensors) != len(self._tensors) or not all(map(is_, tensors, self._tensors)):
-            return False
+        return len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors)) and self.unchanged()
+
+    def unchanged(self) -> bool:
+        """Whether they are as they were."""
         # what a tensor points to lies there for as long as it does
         if self._own is not None and self._beyond is not None and self._own.same() and self._beyond.same():
             return True
-        return [*map(_version, tensors)] == self._versions and [*map(_address, tensors)] == self._addresses
+        return [*map(_version, self.tensors)] == self._versions and [*map(_address, self.tensors)] == self._addresses
 
 
 class _Layout(NamedTuple):

@@ -118,7 +118,7 @@ template <int N> static ALWAYS vec<N> erf_of(vec<N> x) {
 }
 
 // Threads: one team runs the whole network; stages are split statically and parted by barriers.
-struct Team { std::atomic<int> arrived{0}, round{0}, asleep{0}; int spins = 0; long slept_ns = 0; };  // how long to wait awake; what the caller slept
+struct Team { std::atomic<int> arrived{0}, round{0}, asleep{0}; };
 struct Run { Team* team; int id, count; float* const* at; };  // at[0] the arena, at[1] packed weights, then arguments and results
 
 static inline void relax() {
@@ -134,23 +134,26 @@ static inline long now_ns() {
   clock_gettime(CLOCK_MONOTONIC, &t);
   return t.tv_sec * 1000000000L + t.tv_nsec;
 }
-// Waits until `word` is no longer `seen`: awake for some microseconds, then asleep, so that whoever it waits for can have the processor.
-// The nanoseconds that it slept.
-static inline long wait_for(std::atomic<int>& word, int seen, std::atomic<int>& asleep, int most) {
-  for (int spins = 0; spins < most; spins++) {
-    if (word.load(std::memory_order_acquire) != seen) return 0;
+// Waits until `word` is no longer `seen`: awake for a while, then asleep, so that whoever it waits for can have the processor.
+static inline void wait_for(std::atomic<int>& word, int seen, std::atomic<int>& asleep, long awake_ns) {
+  long until = 0;
+  for (int spins = 1; word.load(std::memory_order_acquire) == seen; spins++) {
     relax();
+    if (spins % 64) continue;
+    long now = now_ns();
+    if (!until) until = now + awake_ns;
+    if (now < until) continue;
+    asleep.fetch_add(1);
+    while (word.load() == seen) syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+    asleep.fetch_sub(1);
+    return;
   }
-  long begin = now_ns();
-  asleep.fetch_add(1);
-  while (word.load() == seen) syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
-  asleep.fetch_sub(1);
-  return now_ns() - begin;
 }
 static inline void wake(std::atomic<int>& word, std::atomic<int>& asleep) {
   if (asleep.load()) syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
+constexpr long AWAKE_NS = 100000;  // at a barrier
 static inline void barrier(const Run& run) {
   if (run.count == 1) return;
   Team& team = *run.team;
@@ -161,8 +164,7 @@ static inline void barrier(const Run& run) {
     wake(team.round, team.asleep);
     return;
   }
-  long slept = wait_for(team.round, round, team.asleep, team.spins);
-  if (run.id == 0) team.slept_ns += slept;
+  wait_for(team.round, round, team.asleep, AWAKE_NS);
 }
 struct Share { long begin, end; };
 static ALWAYS Share share_of(long n, int id, int count) { return {n * id / count, n * (id + 1) / count}; }
@@ -420,7 +422,7 @@ static void windows(const Run& run, const float* in, const float* w, const E& e,
   auto one = [&](long y, int part) __attribute__((always_inline)) {
     window_part<K, G, C, XB, EXACT>(in + y / G::OH * IMAGE, w, e, out + y * G::OW * step, y % G::OH, y * G::OW, part, step);
   };
-  if constexpr (BY_CHANNELS) { for (int p = parts.begin; p < parts.end; p++) for (long y = rows.begin; y < rows.end; y++) one(y, p); }
+  if constexpr (BY_CHANNELS || (PARTS >= 8 && G::OH < 32)) { for (int p = parts.begin; p < parts.end; p++) for (long y = rows.begin; y < rows.end; y++) one(y, p); }
   else { for (long y = rows.begin; y < rows.end; y++) for (int p = parts.begin; p < parts.end; p++) one(y, p); }
 }
 

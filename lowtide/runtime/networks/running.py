@@ -16,7 +16,7 @@ import torch
 
 from lowtide.ir.graph import Value
 from lowtide.ir.packed import Packed
-from lowtide.runtime.networks.built import Team
+from lowtide.runtime.networks.built import Experience, Team
 from lowtide.runtime.networks.constants import Constants
 from lowtide.runtime.networks.pack import aligned, pack
 
@@ -40,42 +40,79 @@ class Described:
     results: tuple[Value, ...]
 
 
-class Running:
-    """Calls a network."""
+class Held:
+    """A network with an arena of its own, and constants as they were packed once: runs with the arguments that differ.
 
-    def __init__(self, described: Described, team: Team) -> None:
-        self._its, self._team = described, team
-        self._lock = threading.Lock()
+    Several threads run as long as that is faster; `always` where it is not, too.
+    """
+
+    def __init__(self, described: Described, team: Team, always: bool = False) -> None:
+        self.its, self.team, self.always, self.lock = described, team, always, threading.Lock()
+        self.kept: torch.Tensor | None = None
+        self._experience = Experience()
+        self._experience_at = None if always else ctypes.addressof(self._experience)
         self._arena = aligned(described.arena_bytes // 4 + _SLACK_ELEMENTS)
-        self._kept: torch.Tensor | None = None
-        self._constants = Constants(())
-        self._mark = 0
         self._looks = [([int(size) for size in value.shape], [int(step) for step in value.stride]) for value in described.results]
-        count = 2 + len(described.live) + len(described.results)
-        self._at = (ctypes.c_void_p * count)()
+        self._at = (ctypes.c_void_p * (2 + len(described.live) + len(described.results)))()
         self._at[0] = self._arena.data_ptr()
 
     @property
-    def packed_bytes(self) -> int:
-        """What is held from call to call: the arena, and constants as kernels read them."""
-        return self._arena.nbytes + 4 * self._its.kept_elements
+    def nbytes(self) -> int:
+        """What is held from call to call."""
+        return self._arena.nbytes + (0 if self.kept is None else self.kept.nbytes)
+
+    def keep(self, constants: torch.Tensor) -> None:
+        """Run with these from now on."""
+        self._at[1], self.kept = constants.data_ptr(), constants
+
+    def __call__(self, *live: torch.Tensor) -> list[torch.Tensor]:
+        """The body's results."""
+        with self.lock:
+            return self.run(live)
+
+    def run(self, live: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The same for who has the lock."""
+        results = [torch.empty_strided(shape, stride, dtype=torch.float32) for shape, stride in self._looks]
+        at = self._at
+        for place, tensor in enumerate((*live, *results), 2):
+            at[place] = tensor.data_ptr()
+        self.team.run(self.its.address, at, torch.get_num_threads(), SPIN_US, self._experience_at)
+        return results
+
+
+class Running:
+    """Calls a network with constants that may change."""
+
+    def __init__(self, described: Described, team: Team, always: bool = False) -> None:
+        self._its, self._team, self._held = described, team, Held(described, team, always)
+        self._constants = Constants(())
+        self._mark = 0
 
     def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
         """The body's results."""
-        live = [given[at] for at in self._its.live]
         fixed = [given[at] for at in self._its.fixed]
-        results = [torch.empty_strided(shape, stride, dtype=torch.float32) for shape, stride in self._looks]
-        with self._lock:
-            if not self._is_packed(fixed):
+        with self._held.lock:
+            if self._held.kept is None or not self._constants.same(fixed) or self._marked() != self._mark:
                 self._pack(fixed)
-            at = self._at
-            for place, tensor in enumerate((*live, *results), 2):
-                at[place] = tensor.data_ptr()
-            self._team.run(self._its.address, at, torch.get_num_threads(), SPIN_US)
-        return results
+            return self._held.run([given[at] for at in self._its.live])
 
-    def _is_packed(self, fixed: Sequence[torch.Tensor]) -> bool:
-        return self._kept is not None and self._constants.same(fixed) and self._marked() == self._mark
+    def again(self, *live: torch.Tensor) -> list[torch.Tensor]:
+        """The same from the same constants as in the last call, of which only the arguments that differ are given.
+
+        A call's many tensors are not even touched: what a network of a tenth of a millisecond does leaves none of them in a near cache.
+        """
+        with self._held.lock:
+            if not self._constants.unchanged() or self._marked() != self._mark:
+                self._pack(self._constants.tensors)
+            return self._held.run(live)
+
+    def frozen(self) -> Held:
+        """What runs with the constants of the last call for good, and holds nothing of the caller's."""
+        with self._held.lock:
+            assert self._held.kept is not None
+            held = Held(self._its, self._team, self._held.always)
+            held.keep(self._held.kept)
+            return held
 
     def _pack(self, fixed: Sequence[torch.Tensor]) -> None:
         its = self._its
@@ -87,7 +124,7 @@ class Running:
         self._marks = (ctypes.c_void_p * len(marked))(*map(torch.Tensor.data_ptr, marked))
         self._places = (ctypes.c_int64 * len(marked))(*map(_middle, marked))
         self._mark = self._marked()
-        self._at[1], self._kept = kept.data_ptr(), kept
+        self._held.keep(kept)
 
     def _marked(self) -> int:
         return int(self._team.mark(self._marks, self._places, len(self._marks)))

@@ -1,75 +1,78 @@
-// A team of threads that runs one network at a time. Its members spin for a while after each run, then sleep until the next. Where other
-// processes take a processor away in the middle of a run, or do not give it back, all would wait at each barrier for as long as the system
-// lets others run: for a while then the caller runs alone, which changes no bit.
+// A team of threads that runs one network at a time. Its members spin for a while after each run, then sleep until the next.
+//
+// A machine is shared. Where other processes have the processors, a run of several threads waits at each barrier for as long as the system
+// lets others run; so a run may be left to the caller alone, which changes no bit. What decides is what runs took: as long as those of
+// several threads save time, in sum, they go on; once they lose some, the caller runs alone for a while, longer each time that they lose again.
+//
+// Nor does every system put two threads on two processors: one that wakes another may find it beside itself, and as they wait for one another
+// in turns, no more than one ever wants to run, and nothing moves them. So who finds itself on the processor of another goes elsewhere.
 #include <atomic>
 #include <cstdint>
-#include <ctime>
 #include <pthread.h>
 #include <sched.h>
-#include <sys/resource.h>
 
 #include "kernels.hpp"
 
 typedef void (*Network)(const Run*);
 
+extern "C" {
+// What runs of one network took so far. All zeros at first.
+struct Experience {
+  int64_t count;  // of threads; all below is of so many
+  int64_t together, spent_ns;  // runs of several threads, and what all took
+  int64_t alone, alone_ns;  // runs of the caller alone, since several last lost; and what one takes, at most that where there was none
+  int64_t lost_ns;  // by several threads against the caller alone; below zero where they win
+  int64_t pause_ns, until_ns;  // for how long several threads rest when they lose, and until when they do
+};
+}
+
 namespace {
 
 constexpr int MOST = 255;
+constexpr long LEAST_PAUSE_NS = 10'000'000, MOST_PAUSE_NS = 320'000'000, CREDIT_NS = 5'000'000;
+constexpr long GRACE_NS = 300'000;  // that several threads may lose when they begin: they are asleep, and their caches cold
+constexpr int FEWEST_ALONE = 3;
 pthread_mutex_t running = PTHREAD_MUTEX_INITIALIZER;
-std::atomic<int> epoch{0}, left{0}, asleep{0}, waiting{0}, interrupted{0};  // an epoch is the number of a run, and in its last byte how many take part
+std::atomic<int> epoch{0}, left{0}, asleep{0}, waiting{0};  // an epoch is the number of a run, and in its last byte how many take part
+std::atomic<int> place[MOST];  // the processor that each was on when it last began
 Team team;
 Network network;
 float* const* addresses;
 int made = 1;
-long patience_ns = 0;
-constexpr long LEAST_NS = 10'000'000, MOST_NS = 320'000'000, ASLEEP_NS = 300'000;
-long alone_ns = 0, alone_until_ns = 0;
-
-// Waits until `epoch` is no longer `seen`: awake for a while, then asleep.
-void wait(int seen) {
-  long until = now_ns() + patience_ns;
-  for (int spins = 1; epoch.load(std::memory_order_acquire) == seen; spins++) {
-    relax();
-    if (spins % 64 || now_ns() < until) continue;
-    asleep.fetch_add(1);
-    while (epoch.load() == seen) syscall(SYS_futex, &epoch, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
-    asleep.fetch_sub(1);
-    return;
-  }
-}
-
-// How often the system has taken the processor from this thread.
-long switches() {
-  rusage used;
-  return getrusage(RUSAGE_THREAD, &used) ? 0 : used.ru_nivcsw;
-}
-
-// This thread's part of a run.
-void take_part(const Run& run, Network of) {
-  long before = run.count > 1 ? switches() : 0;
-  of(&run);
-  if (run.count > 1 && switches() != before) interrupted.store(1);
-}
-
-// After a run of several threads: for how long the next ones are left to the caller alone. It slept for most of a run that was in trouble.
-void judge(long taken_ns) {
-  bool in_trouble = interrupted.exchange(0) || (team.slept_ns > ASLEEP_NS && team.slept_ns > taken_ns / 2);
-  alone_ns = in_trouble ? (alone_ns ? (alone_ns < MOST_NS ? alone_ns * 2 : MOST_NS) : LEAST_NS) : 0;
-  if (alone_ns) alone_until_ns = now_ns() + alone_ns;
-}
+std::atomic<long> patience_ns{0};
 
 struct Member { int id, seen; };
 Member members[MOST];
 
+// Leaves a processor that another of the team is on.
+void keep_apart(int id, int count) {
+  int here = sched_getcpu();
+  place[id].store(here, std::memory_order_relaxed);
+  if (id == 0 || here < 0) return;
+  bool beside = false;
+  for (int other = 0; other < id; other++) beside |= place[other].load(std::memory_order_relaxed) == here;
+  cpu_set_t mine, free;
+  if (!beside || sched_getaffinity(0, sizeof mine, &mine)) return;
+  free = mine;
+  for (int other = 0; other < count; other++) {
+    int taken = place[other].load(std::memory_order_relaxed);
+    if (taken >= 0 && taken < CPU_SETSIZE) CPU_CLR(taken, &free);
+  }
+  if (CPU_COUNT(&free) == 0 || sched_setaffinity(0, sizeof free, &free)) return;
+  sched_setaffinity(0, sizeof mine, &mine);  // it stays where it is, but may be moved
+  place[id].store(sched_getcpu(), std::memory_order_relaxed);
+}
+
 void* work(void* given) {
   Member* me = (Member*)given;
   for (int seen = me->seen;;) {
-    wait(seen);
+    wait_for(epoch, seen, asleep, patience_ns.load(std::memory_order_relaxed));
     seen = epoch.load(std::memory_order_acquire);
     int count = seen & 255;
     if (me->id >= count) continue;
+    keep_apart(me->id, count);
     Run run{&team, me->id, count, addresses};
-    take_part(run, network);
+    network(&run);
     left.fetch_sub(1);
     wake(left, waiting);
   }
@@ -91,10 +94,57 @@ int grown(int count) {
   return made < count ? made : count;
 }
 
-// How long to wait awake: not at all where there are fewer processors than threads.
-int spins_of(int count) {
+// No more threads than processors.
+int within_processors(int count) {
   cpu_set_t mine;
-  return sched_getaffinity(0, sizeof mine, &mine) || CPU_COUNT(&mine) >= count ? 4000 : 0;
+  if (count < 2 || sched_getaffinity(0, sizeof mine, &mine)) return count;
+  return CPU_COUNT(&mine) < count ? CPU_COUNT(&mine) : count;
+}
+
+// Whether the caller runs alone this time: while several threads rest, and a few times before, each once it costs little beside what was spent.
+bool is_alone(Experience& its, int count) {
+  if (its.count != count) {
+    its = {count};
+    its.lost_ns = -GRACE_NS;
+  }
+  if (count == 1) return true;
+  if (its.until_ns) return its.alone < FEWEST_ALONE || now_ns() < its.until_ns;
+  return its.alone < FEWEST_ALONE && its.together > 0 && 4 * (its.alone + 1) * its.alone_ns <= its.spent_ns;
+}
+
+// What a run took is the next ones' experience.
+void learn(Experience& its, bool alone, long taken_ns) {
+  if (alone) {
+    if (its.alone++ == 0) {
+      its.alone_ns = taken_ns;
+      its.lost_ns = -GRACE_NS;  // what was won before was not known
+    } else {
+      its.alone_ns += (taken_ns - its.alone_ns) / (taken_ns < its.alone_ns ? 2 : 8);
+    }
+    return;
+  }
+  its.together++;
+  its.spent_ns += taken_ns;
+  long most_ns = taken_ns * its.count;  // that the caller alone would take for the same work
+  if (its.alone == 0 && its.until_ns == 0) its.alone_ns = its.together == 1 || most_ns < its.alone_ns ? most_ns : its.alone_ns;
+  its.until_ns = 0;
+  its.lost_ns += taken_ns - its.alone_ns;
+  long credit = CREDIT_NS > its.alone_ns ? CREDIT_NS : its.alone_ns;
+  if (its.lost_ns <= -credit) its.lost_ns = -credit, its.pause_ns = 0;
+  if (its.lost_ns <= 0) return;
+  its.pause_ns = its.pause_ns ? (its.pause_ns < MOST_PAUSE_NS ? its.pause_ns * 2 : MOST_PAUSE_NS) : LEAST_PAUSE_NS;
+  its.until_ns = now_ns() + its.pause_ns;
+  its.alone = 0;
+  its.lost_ns = -GRACE_NS;
+}
+
+void run_together(Network given, float* const* at, int count) {
+  left.store(count - 1);
+  epoch.store((((unsigned)epoch.load() >> 8) + 1) << 8 | count);
+  wake(epoch, asleep);
+  Run run{&team, 0, count, at};
+  given(&run);
+  for (int now; (now = left.load(std::memory_order_acquire));) wait_for(left, now, waiting, AWAKE_NS);
 }
 
 // In a forked process there are no other threads, and what they held is free.
@@ -108,7 +158,10 @@ void forked() {
   team.asleep.store(0);
 }
 
-__attribute__((constructor)) void loaded() { pthread_atfork(nullptr, nullptr, forked); }
+__attribute__((constructor)) void loaded() {
+  for (auto& each : place) each.store(-1);
+  pthread_atfork(nullptr, nullptr, forked);
+}
 
 }  // namespace
 
@@ -117,25 +170,23 @@ extern "C" {
 int lowtide_lanes() { return L; }
 int lowtide_registers() { return REGISTERS; }
 
-// Runs a network on `count` threads, the caller's among them; one run at a time.
-void lowtide_run(Network given, float* const* at, int count, long spin_us) {
+// Runs a network on up to `count` threads, the caller's among them; one run at a time. Without experience on just as many.
+void lowtide_run(Network given, float* const* at, int count, long spin_us, Experience* its) {
   pthread_mutex_lock(&running);
-  count = count > 1 && (!alone_ns || now_ns() >= alone_until_ns) ? grown(count) : 1;
-  team.spins = spins_of(count);
-  patience_ns = team.spins ? spin_us * 1000 : 0;
+  if (its) count = within_processors(count);
+  bool alone = (its && is_alone(*its, count)) || (count = grown(count)) == 1;
   network = given;
   addresses = at;
+  patience_ns.store(spin_us * 1000, std::memory_order_relaxed);
   long begin = now_ns();
-  team.slept_ns = 0;
-  if (count > 1) {
-    left.store(count - 1);
-    epoch.store((((unsigned)epoch.load() >> 8) + 1) << 8 | count);
-    wake(epoch, asleep);
+  if (alone) {
+    Run run{&team, 0, 1, at};
+    given(&run);
+  } else {
+    keep_apart(0, count);
+    run_together(given, at, count);
   }
-  Run run{&team, 0, count, at};
-  take_part(run, given);
-  for (int now; count > 1 && (now = left.load(std::memory_order_acquire));) team.slept_ns += wait_for(left, now, waiting, team.spins);
-  if (count > 1) judge(now_ns() - begin);
+  if (its && its->count > 1) learn(*its, alone, now_ns() - begin);
   pthread_mutex_unlock(&running);
 }
 

@@ -1,0 +1,47 @@
+"""An inference function that has its weights as they are now, and needs the model no more: what people deploy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lowtide.api.running.looks import Looks
+from lowtide.api.running.steady import Short, is_free
+from lowtide.api.running.variant import Variant
+from lowtide.errors import StepError
+from lowtide.runtime.batch import BatchSpec
+from lowtide.runtime.undisturbed import undisturbed
+
+
+class Frozen:
+    """Call it as the step that it is of: `fn(*batch)`. It holds generated kernels and weights as these read them.
+
+    What becomes of the model's weights changes nothing here, but for those that torch's operators read between kernels, which are the
+    model's own. Where nobody else holds the model, its memory is free.
+    """
+
+    def __init__(self, variant: Variant, batch: BatchSpec, inputs: Sequence[Any], leaves: Sequence[Any]) -> None:
+        if not is_free(variant) or any(node.writes for node in variant.decision.graph.nodes):
+            raise StepError(_REFUSED)
+        self._batch, self._looks = batch, Looks([leaf for leaf in leaves if hasattr(leaf, "shape")])
+        self._networks = {name: network.frozen() for name, network in variant.networks.items()}
+        self._run = Short(variant, inputs, dict(self._networks))
+
+    @property
+    def held_bytes(self) -> int:
+        """What it holds from call to call for generated kernels: weights as they read them, and arenas."""
+        return sum(network.nbytes for network in self._networks.values())
+
+    @undisturbed
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The result. Raises BatchError for a batch unlike the step's, of another shape, too."""
+        return self._run(args if self._looks.hold(args, kwargs) else self._batch.leaves_of(args, kwargs))
+
+    def __repr__(self) -> str:
+        return f"Frozen({len(self._networks)} generated networks, {self.held_bytes / 2**20:.1f} MiB)"
+
+
+_REFUSED = (
+    "frozen: expected an inference function with generated kernels (exact=False, on a CPU, with a C++ compiler) that changes nothing of "
+    "the model's, of one shape; this step is none: keep the step itself, it holds no weights but the model's"
+)
