@@ -23,6 +23,10 @@ _EARLIER = {
 
 # What is not as it was when a file that holds its commit was saved, as far as it bears on its figures.
 _SINCE = {
+    "magis": "what is innermost in merged dimensions is cut as well, which torchvision's ViT gains by",
+    "magis_outer": "what is innermost in merged dimensions is cut as well: more sets are tried, and fewer graphs a minute judged",
+    "magis_micro": "what is innermost in merged dimensions is cut as well",
+    "ago": "when the caller runs alone is tried later",
     "algebra": "nothing has changed; the rows of GPT-2 are of commit b689608",
     "order_real": "capture has changed",
     "equal": "capture and planning have changed",

@@ -11,7 +11,6 @@ Reshapes begin it, where several dimensions become one, and operators pass it on
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
 
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.operators.axes.axis import Axis, Reduced, cut_by, innermost, is_innermost
@@ -51,7 +50,7 @@ def _end(node: Node, extent: Size, before: int, after: int, size: int) -> Axis:
 
 
 def _passed_on(graph: Graph, axes: Sequence[Axes], begun: Mapping[_Rows, Size]) -> dict[_Rows, Size]:
-    """By merged dimension how many units are innermost in it, as far as operators pass it on; the first that is met where two differ."""
+    """By merged dimension how many units are innermost in it, as far as operators pass it on; one of them where two differ."""
     beside: dict[_Rows, list[Sequence[_Rows]]] = {}
     for node, mine in zip(graph.nodes, axes, strict=True):
         for axis in mine:
@@ -60,11 +59,10 @@ def _passed_on(graph: Graph, axes: Sequence[Axes], begun: Mapping[_Rows, Size]) 
                 for each in rows:
                     beside.setdefault(each, []).append(rows)
     found, due = dict(begun), list(begun)
-    for at in count():
-        if at == len(due):
-            return found
-        for other in (other for rows in beside.get(due[at], ()) for other in rows if other not in found):
-            found[other] = found[due[at]]
+    while due:
+        each = due.pop()
+        for other in (other for rows in beside.get(each, ()) for other in rows if other not in found):
+            found[other] = found[each]
             due.append(other)
     return found
 
