@@ -8,8 +8,8 @@ from typing import Any
 from lowtide.api.running.looks import Looks
 from lowtide.api.running.steady import Short, is_free
 from lowtide.api.running.variant import Variant
-from lowtide.errors import StepError
-from lowtide.runtime.batch import BatchSpec
+from lowtide.errors import BatchError, StepError
+from lowtide.runtime.batch import BatchSpec, NewShapeError
 from lowtide.runtime.undisturbed import undisturbed
 
 
@@ -35,7 +35,13 @@ class Frozen:
     @undisturbed
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result. Raises BatchError for a batch unlike the step's, of another shape, too."""
-        return self._run(args if self._looks.hold(args, kwargs) else self._batch.leaves_of(args, kwargs))
+        return self._run(args if self._looks.hold(args, kwargs) else self._leaves(args, kwargs))
+
+    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+        try:
+            return self._batch.leaves_of(args, kwargs)
+        except NewShapeError as error:  # whose advice is for steps, which may be captured anew
+            raise BatchError(f"{error.difference}: a frozen function is for one shape; make another with `fn.frozen(*batch)`") from None
 
     def __repr__(self) -> str:
         return f"Frozen({len(self._networks)} generated networks, {self.held_bytes / 2**20:.1f} MiB)"

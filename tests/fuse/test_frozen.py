@@ -82,6 +82,12 @@ def test_a_batch_of_another_kind_is_refused(made: Made) -> None:
         fn(x, x)
 
 
+def test_another_shape_is_refused_with_what_to_do(made: Made) -> None:
+    _, x, step = made
+    with pytest.raises(lowtide.BatchError, match=r"for one shape; make another with `fn\.frozen\(\*batch\)`"):
+        step.frozen(x)(torch.randn(1, 3, 7, 6))
+
+
 def test_a_step_that_trains_is_refused() -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
