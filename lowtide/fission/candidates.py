@@ -198,8 +198,21 @@ def _nbytes(value: Value) -> int:
 
 
 def _saved_bytes(regions: Regions, region: Region, hot: Mapping[Storage, int]) -> int:
-    """What two parts save of what the region makes at the peak: what leaves the region stays whole."""
-    leaving = {value.storage for value in (*region.written, *region.accumulated)}
+    """What two parts save of what the region makes at the peak: what leaves the region stays whole, or lies where what it is given lay."""
+    leaving = {value.storage for value in (*region.written, *region.accumulated)} - _laid_over(regions, region)
     nodes = (regions.graph.nodes[place] for place in region.axes)
     made = dict.fromkeys(value.storage for node in nodes for value in node.results)
     return sum(hot[storage] for storage in made if storage in hot and storage not in leaving) // 2
+
+
+def _laid_over(regions: Regions, region: Region) -> set[Storage]:
+    """The largest storage that parts may leave in the place of what they are given, as far as that is read by nobody later."""
+    read_last = [value for value in region.sliced if value in regions.makers and regions.readers[value][-1] in region.axes]
+    able = [
+        made for made, dim in region.written.items() if any(region.sliced[value] == dim and _lies_alike(value, made) for value in read_last)
+    ]
+    return {max(able, key=_nbytes).storage} if able else set()
+
+
+def _lies_alike(one: Value, other: Value) -> bool:
+    return (one.dtype, one.shape, one.stride, one.storage.nbytes) == (other.dtype, other.shape, other.stride, other.storage.nbytes)

@@ -33,11 +33,14 @@ _NOTHING = Offloaded(frozenset(), {})
 _INDENT = "    "
 
 
-def lines(node: Node, names: Names, fresh: Callable[[str], str], wide: dict[str, int] | None = None) -> Iterator[str]:
+def lines(node: Node, reuse: int, names: Names, fresh: Callable[[str], str], wide: dict[str, int] | None = None) -> Iterator[str]:
     """The lines of a loop whose arguments and results have names; `wide` are the dimensions around it, each at its largest."""
     loop, wide = Loop.of(node), wide or {}
-    for result, _, into in loop.made:
-        yield from _made(result, into, names)
+    for which, (result, _, into) in enumerate(loop.made):
+        if which == 0 and reuse >= 0:
+            yield f"{names[result]} = {names[node.inplace[reuse][0]]}  # each part goes where what it is made of lay"
+        else:
+            yield from _made(result, into, names)
     extent = _size_text(loop.extent, names)
     start, part = fresh("start"), fresh(loop.body.dimensions[0].name)
     inner: Names = {**names, loop.body.dimensions[0].symbol: part}
@@ -78,7 +81,7 @@ def _steps(body: Graph, names: Names, fresh: Callable[[str], str], wide: dict[st
     reuses = body_footprint(_at(body, wide)).reuses.tolist()
     dying = deaths(body, range(len(body.nodes)))
     for node, reuse, dead in zip(body.nodes, reuses, dying, strict=True):
-        yield from lines(node, names, fresh, wide) if is_loop(node) else statements(node, reuse, names, _NOTHING)
+        yield from lines(node, reuse, names, fresh, wide) if is_loop(node) else statements(node, reuse, names, _NOTHING)
         yield from releases(dead, names, node, reuse)
 
 

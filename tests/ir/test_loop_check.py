@@ -11,7 +11,7 @@ from torch import optim
 from lowtide.errors import CheckError
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.check.verdict import Verdict
-from lowtide.ir.graph import Graph, Kind, Node
+from lowtide.ir.graph import Graph, Kind, Node, Storage
 from lowtide.ir.loops import is_loop
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.rewrite.base import replace_nodes
@@ -140,3 +140,19 @@ def test_nothing_is_repeated_or_drawn(graph):
     part = next(value for value in mm.inputs if value is not weight)
     noise = replace(part, name="noise", storage=replace(part.storage, name="noise", kind=Kind.ACTIVATION))
     refuses(graph, Verdict.LOOP_ONCE, body=body_of(graph, nodes=[Node("aten.bernoulli.p", (part, 0.5), (noise,)), *body.nodes]))
+
+
+def test_what_it_may_take_over():
+    """An argument that is cut and laid out as the first result is, and read before parts of that are written."""
+    torch.manual_seed(0)
+    program = captured(lambda x, w: torch.softmax(x @ w, 1) @ w, (torch.randn(10, 8), torch.randn(8, 8)))
+    nodes = [*nodes_of(program.graph, "_softmax"), nodes_of(program.graph, "mm")[1]]
+    graph = split(program.graph, along(nodes, made(program.graph, "_softmax"), 0), 3).graph
+    check_graph(graph)
+    (scores, weight), body = loop_of(graph).args, body_of(graph)
+    refuses(graph, Verdict.LOOP_TAKES, inplace=((weight, "fission.loop"),))
+    refuses(graph, Verdict.LOOP_TAKES, inplace=((scores, "aten.mm.out"),))
+    late = Node("aten.tanh.default", (body.inputs[0],), (replace(body.nodes[0].results[0], name="late", storage=Storage(
+        "late", body.nodes[0].results[0].storage.nbytes, "cpu", Kind.ACTIVATION
+    )),))  # fmt: skip
+    refuses(graph, Verdict.LOOP_TAKES, body=body_of(graph, nodes=[*body.nodes, late]))

@@ -175,6 +175,21 @@ def gated(dtype, shape=(64,)):
     )
 
 
+def convolved(dtype, transposed=False, **settings):
+    """A convolution whose weight is fixed, so that the gradient of its input is alone."""
+    make = nn.ConvTranspose2d if transposed else nn.Conv2d
+
+    class Convolved(Weighed):
+        def __init__(self):
+            torch.manual_seed(0)
+            fixed = make(4, 6, 3, **settings).to(dtype).requires_grad_(False)
+            super().__init__((2, 4, 11, 8), lambda x: fixed(x.square()).square(), dtype)
+            self.fixed = fixed
+
+    model = Convolved()
+    return training_graph(model, (), lambda model: model().sum(), lambda model: (model.x.grad, model.w.grad))
+
+
 class Linear(nn.Module):
     """A linear layer and a batch norm whose statistics are given; through a view, as some networks have it."""
 
@@ -202,6 +217,10 @@ ROUNDED = {"gradients of ELU from results": [exponential], "batch norms folded i
 ], "batch norms folded into linear layers": [
     linear, lambda dtype: linear(dtype, bias=False), lambda dtype: linear(dtype, tokens=True), lambda dtype: linear(dtype, affine=False),
 ], "gradients of layer norms without a weight from results": [normed, lambda dtype: normed(dtype, (5, 3, 4, 6), 2)],
+"gradients of what convolutions read without that": [
+    convolved, lambda dtype: convolved(dtype, stride=2, padding=1), lambda dtype: convolved(dtype, groups=2, dilation=(1, 2)),
+    lambda dtype: convolved(dtype, transposed=True, stride=2, output_padding=1),
+],
 "products added as they are made": [gated, lambda dtype: gated(dtype, (4, 16))]}  # fmt: skip
 
 

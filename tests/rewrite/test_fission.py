@@ -24,7 +24,7 @@ from lowtide.rewrite.fission.split import split
 from lowtide.rewrite.into_sums import add_into_sums
 from lowtide.rewrite.losses import sum_losses
 from lowtide.rewrite.made_anew import make_anew
-from tests.loops import Captured, captured, checked, made, nodes_of, set_around
+from tests.loops import Captured, captured, checked, made, nodes_of, planned, set_around
 
 SGD, ADAMW = partial(optim.SGD, lr=0.1), partial(optim.AdamW, lr=0.1, foreach=False)
 
@@ -306,3 +306,38 @@ def test_kernels_that_look_at_no_strides_are_given_no_slices_with_gaps():
     done = checked(split(graph, wanted, 2).graph)
     assert "clone" in [node.op.split(".")[1] for node in next(node for node in done.nodes if is_loop(node)).body.nodes]
     same(program, done)
+
+
+def mixed(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x @ w, 1) @ v
+
+
+def mixed_and_kept(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    scores = x @ w
+    mixed = torch.softmax(scores, 1) @ v
+    return mixed, scores * mixed
+
+
+def read_late(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    scores = x @ w
+    return torch.softmax(scores, 1) @ v, scores @ v[:, :3]
+
+
+@pytest.mark.parametrize(("function", "ops", "taken"), [
+    (mixed, ("_softmax", "mm"), True),
+    (mixed_and_kept, ("_softmax", "mm", "mul"), True),  # by a node that reads it while it writes, element by element
+    (read_late, ("_softmax", "mm"), False),  # the other product reads it once the first has written
+])  # fmt: skip
+@pytest.mark.parametrize("parts", [3, 10])
+def test_a_result_may_lie_where_the_parts_it_is_made_of_lay(function, ops, taken, parts):
+    torch.manual_seed(0)
+    program = captured(lambda x, w, v: function(x, w, v), (torch.randn(10, 6), torch.randn(6, 8), torch.randn(8, 8)))
+    graph = program.graph
+    nodes = [node for node in nodes_of(graph, *ops) if node is not nodes_of(graph, "mm")[0]]
+    done = checked(split(graph, along(nodes, made(graph, "_softmax"), 0), parts).graph)
+    (loop,) = (node for node in done.nodes if is_loop(node))
+    assert [value.name for value, _ in loop.inplace] == ([made(graph, "mm").name] if taken else [])
+    reuses = planned(program.plan, done).reuses
+    assert (reuses[done.nodes.index(loop)] >= 0) == taken
+    for got, expected in zip(program.run(done), program.run(), strict=True):
+        torch.testing.assert_close(got, expected)

@@ -50,6 +50,7 @@ def check_loop(node: Node, where: Where) -> None:
         _check_end(value, inner, dim if isinstance(dim, int) else None, extent, dimension.symbol, where)
     _check_results(body.inputs[len(along) :], into, body, where)
     _check_written(node, body, along, where)
+    _check_taken(node, body, (along, into), where)
     _check_once(body, set(_cut(body, (*along, *into))), dimension.name, where)
 
 
@@ -112,6 +113,27 @@ def _check_written(node: Node, body: Graph, along: tuple[object, ...], where: Wh
             refuse(Verdict.LOOP_SHARES, f"{where}: {value.name}")
         if value.storage in looks and any(stride == 0 and size != 1 for size, stride in zip(value.shape, value.stride, strict=True)):
             refuse(Verdict.LOOP_SHARES, f"{where}: {value.name} holds an element several times")
+
+
+def _check_taken(node: Node, body: Graph, dims: tuple[tuple[object, ...], tuple[object, ...]], where: Where) -> None:
+    """What a loop may leave its first result in is cut as that is, lies so, and is read no more once a part of the result is there."""
+    along, into = dims
+    for taken, op in node.inplace:
+        here = f"{where}: {taken.name}"
+        if op != LOOP or taken not in node.args or not node.outputs:
+            refuse(Verdict.LOOP_TAKES, here)
+        index, result = node.args.index(taken), node.outputs[0]
+        if result is None or not isinstance(into[0], int) or along[index] != into[0] or _look(taken) != _look(result):
+            refuse(Verdict.LOOP_TAKES, here)
+        if taken.storage.nbytes != result.storage.nbytes or [value.storage for value in node.inputs].count(taken.storage) != 1:
+            refuse(Verdict.LOOP_TAKES, here)
+        place, part = body.inputs[len(along)].storage, body.inputs[index].storage
+        since = next(at for at, each in enumerate(body.nodes) if any(before.storage is place for before, _ in each.writes))
+        over = {value for value, _ in body.nodes[since].inplace}
+        late = {value for value in body.nodes[since].inputs if value not in over}
+        late.update(value for each in body.nodes[since + 1 :] for value in each.inputs)
+        if any(value.storage is part for value in late):
+            refuse(Verdict.LOOP_TAKES, here)
 
 
 def _look(value: Value) -> tuple[Hashable, ...]:

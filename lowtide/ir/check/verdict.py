@@ -51,6 +51,7 @@ class Verdict(enum.Enum):
     LOOP_RESULT = "a loop's result is not written once, by what puts parts together as said, and left alone otherwise"
     LOOP_WRITES = "a loop writes in its body what it does not say, or says what it does not write"
     LOOP_SHARES = "parts of a loop share what one of them writes"
+    LOOP_TAKES = "a loop may take over an argument that is not cut and laid out as its first result, or is read once that is written"
     LOOP_ONCE = "a loop repeats what may run only once: random numbers, statistics, decisions, copies to the host"
     LOOP_AGAIN = "a loop computes the same in every part"
 

@@ -21,6 +21,7 @@ from lowtide.ir.loops import Loop
 from lowtide.problems.order import OrderProblem
 from lowtide.rewrite.fission.roles import Split
 from lowtide.rewrite.fission.split import Looped, looped, with_loops
+from lowtide.rewrite.fission.taking import takes
 from lowtide.schedule import Best, schedule
 
 _ORDERED_AT = 8  # parts for whose size a body is ordered
@@ -89,7 +90,8 @@ def with_ordered_body(node: Node) -> Node:
     body = loop.at(loop.part)
     problem = order_problem(body, workspaces_within(body.nodes))
     order = min((schedule(problem, Best()).order, tuple(range(len(body.nodes)))), key=lambda each: _peak_bytes(problem, each))
-    return replace(node, body=replace(loop.body, nodes=tuple(loop.body.nodes[index] for index in order)))
+    ordered = replace(node, body=replace(loop.body, nodes=tuple(loop.body.nodes[index] for index in order)))
+    return replace(ordered, inplace=takes(ordered))
 
 
 def _peak_bytes(problem: OrderProblem, order: Sequence[int]) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from lowtide.ir.graph import Graph, Node
+from lowtide.rewrite.algebra.convolutions import gradient_without_input
 from lowtide.rewrite.algebra.dropout import dropout_as_bits
 from lowtide.rewrite.algebra.entropy import gradients_of_scores
 from lowtide.rewrite.algebra.flags import masks_as_bits, rectified_as_bits
@@ -29,6 +30,7 @@ RULES = (
     Rule("indices and labels in fewer bytes", indices_in_fewer_bytes),
     Rule("gradients of ELU from results", elu_from_result, exact=False),
     Rule("gradients of layer norms without a weight from results", layer_norm_from_result, exact=False),
+    Rule("gradients of what convolutions read without that", gradient_without_input, exact=False),
     Rule("products added as they are made", products_added, exact=False),
     Rule("batch norms folded into convolutions", folded_into_convolutions, exact=False),
     Rule("batch norms folded into linear layers", folded_into_products, exact=False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from lowtide.ir.graph import Arg, Node, Value
@@ -23,13 +24,19 @@ def copied(value: Value, place: Value) -> Node:
     return _writing(COPY, (place, value), place)
 
 
-def straight(node: Node, place: Value) -> tuple[Node, ...]:
-    """The node that makes its result in its place, by a kernel that gives the same numbers; none where there is none."""
-    elementwise = next((overload for _, overload in node.inplace if overload.endswith(".out")), None)
+def straight(node: Node, place: Value, over: Sequence[tuple[Value, str]] = ()) -> tuple[Node, ...]:
+    """The node that makes its result in its place, by a kernel that gives the same numbers; none where there is none.
+
+    `over` is what lies as the place does and may be read while it is written there, and by which kernels.
+    """
+    elementwise = next((overload for _, overload in (*node.inplace, *over) if overload.endswith(".out")), None)
     if row_of(node.op).in_memory_of:  # a kernel that looks at no strides: its place may have gaps
         elementwise = None
     op = OUT.get(node.op, elementwise)
-    return () if op is None or len(node.outputs) != 1 else (_writing(op, node.args, place, (*node.kwargs, ("out", place)), node),)
+    if op is None or len(node.outputs) != 1:
+        return ()
+    written = _writing(op, node.args, place, (*node.kwargs, ("out", place)), node)
+    return (replace(written, inplace=tuple(each for each in over if each[1] == elementwise == op)),)
 
 
 def merged(value: Value, place: Value, combine: Combine, part: Arg) -> Node:

@@ -65,7 +65,7 @@ class Parts:
         if len(wanted) == 1 and wanted[0] not in self.split.read:
             merges = self.roles.merged.get(wanted[0])
             place = places[wanted[0]]
-            direct = straight(new, place) if merges is None else adding(new, place, merges.combine)
+            direct = straight(new, place, self._over(node, new, place)) if merges is None else adding(new, place, merges.combine)
             if direct:
                 yield from direct
                 return
@@ -74,6 +74,11 @@ class Parts:
             merges = self.roles.merged.get(value)
             made, place = self.values[value], places[value]
             yield copied(made, place) if merges is None else merged(made, place, merges.combine, self.dimension.symbol)
+
+    def _over(self, node: Node, new: Node, place: Value) -> list[tuple[Value, str]]:
+        """Of what a node may work in the memory of, what lies in a part as the place of its result does."""
+        there = [(self.values[value], overload) for value, overload in node.inplace if value in self.values]
+        return [(value, op) for value, op in there if value in new.inputs and (value.shape, value.stride) == (place.shape, place.stride)]
 
     def _node(self, node: Node, axis: Axis | None) -> Node:
         """A node of a part."""

@@ -30,6 +30,7 @@ from lowtide.rewrite.base import Rewritten, following
 from lowtide.rewrite.fission.legal import check_set
 from lowtide.rewrite.fission.parts import Parts
 from lowtide.rewrite.fission.roles import MERGES, Roles, Split, refuse
+from lowtide.rewrite.fission.taking import takers_first, takes
 
 Before: TypeAlias = "Sequence[Sequence[int]]"  # by place in a graph, the places of the nodes that must come before
 
@@ -192,13 +193,14 @@ def _loop(graph: Graph, wanted: Split, roles: Roles, parts: int, views: set[Node
     others = [node for node in graph.nodes if node not in roles.nodes or node in views]
     asked = {value for node in others for value in _reads(node)} | set(graph.outputs) | _divisors(wanted, roles)
     results = [value for node in wanted.nodes if not is_view(node) for value in node.outputs if value is not None and value in asked]
+    results = takers_first(results, arguments, roles.dims)
     _check_borders(wanted, roles, arguments, results)
     writes, ends = _writes(wanted.nodes), [_end(value, wanted, roles) for value in results]
     part = -(-wanted.extent // max(1, min(parts, wanted.extent)))
     body = Parts.of(wanted, roles, part).body(arguments, results, writes)
     into: tuple[Into, ...] = tuple(MERGES[roles.merged[value].combine] if value in roles.merged else roles.dims[value] for value in results)
     after = dict.fromkeys(other for node in wanted.nodes for other in node.after if other not in roles.nodes)
-    yield Node(
+    loop = Node(
         LOOP,
         tuple(arguments),
         tuple(value if end is None else end.inputs[0] for value, end in zip(results, ends, strict=True)),
@@ -208,6 +210,7 @@ def _loop(graph: Graph, wanted: Split, roles: Roles, parts: int, views: set[Node
         body=body,
         source=next((node.source for node in wanted.nodes if node.source is not None), None),
     )
+    yield replace(loop, inplace=takes(loop))
     yield from (end for end in ends if end is not None)
 
 
