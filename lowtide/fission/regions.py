@@ -198,27 +198,30 @@ class Regions:
     def _onwards(self, growing: _Growing, start: int, last: int, allowed: set[int], component: int) -> set[int]:
         """Nodes from the anchor's maker on. The places outside of the set that come after it."""
         late: set[int] = set()
+        behind, reached = self._flags(), self._flags()  # by place: whether it waits for one of these, for one of the set
         for place in range(start, last + 1):
-            before = self.before[place]
-            behind = not late.isdisjoint(before)
-            if not behind and place in allowed and self._joins(growing, place, component):
-                continue
-            if behind or any(other in growing.axes for other in before):
+            if not behind[place] and place in allowed and self._joins(growing, place, component):
+                _mark(reached, self.after[place])
+            elif behind[place] or reached[place]:
                 late.add(place)
+                _mark(behind, self.after[place])
         return late
 
     def _back(self, growing: _Growing, places: Iterable[int], allowed: set[int], component: int) -> None:
         """All others that no path through what stays outside leads back into the set."""
-        early: set[int] = set()
+        ahead, reaching = self._flags(), self._flags()
+        for place in growing.axes:
+            _mark(reaching, self.before[place])
         for place in places:
             if place in growing.axes:
                 continue
-            after = self.after[place]
-            ahead = not early.isdisjoint(after)
-            if not ahead and place in allowed and self._joins(growing, place, component):
-                continue
-            if ahead or any(other in growing.axes for other in after):
-                early.add(place)
+            if not ahead[place] and place in allowed and self._joins(growing, place, component):
+                _mark(reaching, self.before[place])
+            elif ahead[place] or reaching[place]:
+                _mark(ahead, self.before[place])
+
+    def _flags(self) -> bytearray:
+        return bytearray(len(self.graph.nodes))
 
     def _is_fine(self, place: int, component: int, extent: Size) -> bool:
         extents = (node.axis.extent for node in self.cuts[place].get(component, ()))
@@ -257,6 +260,11 @@ class Regions:
             written={value: growing.cut[value] for value in dict.fromkeys((*asked, *over)) if value in growing.cut},
             accumulated={value: merges[value] for value in asked if value in merges},
         )
+
+
+def _mark(flags: bytearray, places: Iterable[int]) -> None:
+    for place in places:
+        flags[place] = 1
 
 
 def _reads(node: Node) -> tuple[Value, ...]:

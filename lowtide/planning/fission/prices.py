@@ -13,8 +13,8 @@ from lowtide.cost.bodies import inner_peak_bytes, workspaces_within
 from lowtide.cost.device import Device
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.loops import Loop, is_loop
+from lowtide.planning.fission.bodies import Look, SizedBody
 
-_LARGE, _KNOWN = 64, (2, 8, 64)  # nodes of a body that is priced in few sizes, and into how many parts those are
 _WHOLE = "_whole_v1"  # what a loop's body calls its place in a result
 
 
@@ -27,7 +27,8 @@ class Prices:
         self._workspaces = {_name(node): nbytes for node, nbytes in zip(graph.nodes, workspace_bytes, strict=True)}
         self._times = {_name(node): us / rated for node, us in zip(graph.nodes, node_us, strict=True) if (rated := rates.node_us(node))}
         self._bodies: dict[tuple[int, int], tuple[float, float]] = {}
-        self._priced: list[tuple[Node, ...]] = []  # whose identities are keys
+        self._sized: dict[int, tuple[tuple[Node, ...], SizedBody | None]] = {}  # by the identity of a body's nodes; None where it has loops
+        self._rated: dict[tuple[Look, int], float] = {}  # what nodes take by rates, by their looks and the size of a part
         self._wholes: dict[int, tuple[Sequence[Node], float]] = {}  # by identity
 
     def us(self, graph: Graph) -> list[float]:
@@ -52,29 +53,30 @@ class Prices:
     def _loop(self, node: Node) -> tuple[float, int]:
         """Time and workspace of all parts."""
         loop = Loop.of(node)
-        parts = [(self._part(loop, size), count) for size, count in loop.sizes]
+        parts = [(self._body(loop, size), count) for size, count in loop.sizes]
         return sum(us * count for (us, _), count in parts), int(max(nbytes for (_, nbytes), _ in parts))
 
-    def _part(self, loop: Loop, size: int) -> tuple[float, float]:
-        """What a part of some size takes: of a large body in between of what parts take that are known."""
-        assert isinstance(loop.extent, int)
-        if len(loop.body.nodes) < _LARGE:
-            return self._body(loop, size)
-        known = sorted({-(-loop.extent // parts) for parts in _KNOWN} | {1})
-        above = next((each for each in known if each >= size), known[-1])
-        below = max((each for each in known if each <= size), default=known[0])
-        (low_us, low), (high_us, high) = self._body(loop, below), self._body(loop, above)
-        share = (size - below) / (above - below) if above > below else 0.0
-        return low_us + share * (high_us - low_us), low + share * (high - low)
-
     def _body(self, loop: Loop, size: int) -> tuple[float, float]:
-        key = id(loop.body.nodes), size
-        if key not in self._bodies:
-            body = loop.at_any(size)
-            us = sum(self._loop(node)[0] if is_loop(node) else self._rates.node_us(node) * self._time(node) for node in body.nodes)
-            self._bodies[key] = us, float(inner_peak_bytes(body, workspaces_within(body.nodes)))
-            self._priced.append(loop.body.nodes)
-        return self._bodies[key]
+        nodes = loop.body.nodes
+        if id(nodes) not in self._sized:
+            self._sized[id(nodes)] = nodes, None if any(map(is_loop, nodes)) else SizedBody(loop)
+        if (id(nodes), size) not in self._bodies:
+            sized = self._sized[id(nodes)][1]
+            self._bodies[id(nodes), size] = self._nested(loop, size) if sized is None else self._plain(nodes, sized, size)
+        return self._bodies[id(nodes), size]
+
+    def _plain(self, nodes: Sequence[Node], body: SizedBody, size: int) -> tuple[float, float]:
+        us = 0.0
+        for place, (node, look) in enumerate(zip(nodes, body.looks, strict=True)):
+            if (rated := self._rated.get((look, size))) is None:
+                rated = self._rated[look, size] = self._rates.node_us(body.node(place, size))
+            us += rated * self._time(node)
+        return us, float(body.peak_bytes(size))
+
+    def _nested(self, loop: Loop, size: int) -> tuple[float, float]:
+        body = loop.at_any(size)
+        us = sum(self._loop(node)[0] if is_loop(node) else self._rates.node_us(node) * self._time(node) for node in body.nodes)
+        return us, float(inner_peak_bytes(body, workspaces_within(body.nodes)))
 
     def _time(self, node: Node) -> float:
         """How many times longer than rates say."""

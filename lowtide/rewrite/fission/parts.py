@@ -148,14 +148,9 @@ class Parts:
     def _laid_out(self, value: Value) -> Value:
         """A tensor of a part, on a storage that the part knows."""
         total, shape = self.totals[value.storage], self._shape(value)
-        new = replace(
-            value,
-            storage=self.storages[value.storage],
-            shape=shape,
-            stride=tuple(self._step(value, stride, total) for stride in value.stride),
-            offset=self._offset(value, total),
-            version=value.version - self.bases.get(value.storage, 0),
-        )
+        stride = tuple(self._step(value, stride, total) for stride in value.stride)
+        version = value.version - self.bases.get(value.storage, 0)
+        new = Value(value.name, self.storages[value.storage], value.dtype, shape, stride, self._offset(value, total), version)
         self.values[value] = new
         return new
 
