@@ -33,10 +33,11 @@ from lowtide.remat.sweep.guesses import Guesses
 from lowtide.remat.sweep.neighbours import RULES, Neighbours
 
 _STATES, _FEW = 100, 8  # a level wants so many states at least; and so many levels there are in any case
-_GUESSED = 20  # a share of the states goes to first guesses
+_PLANTED, _GUESSED = 6, 20  # a share of the runs goes to what is planned block by block, one of the states to first guesses
 _RULES = 9  # that are tried at each level from each order
 _FIRST, _SLOW = 3, 1.03  # rules that show whether a problem is worth the others: one that takes so many times longer is not
 _REST = 3  # levels
+_COARSE = 4  # of so many levels one is tried first
 _NEAR = 6  # points on either side of a limit whose recipes are tried there
 _DEEPER, _FINE = 30, 4  # a share of the states goes on below the smallest limit that has an answer, in steps so much finer than a level
 _STALE = 50  # neighbours in a row that were all tried before: a level is done
@@ -55,7 +56,7 @@ class Sweep:
 
     levels: int = 96
     max_states: int = 30_000
-    max_runs: int = 30_000_000
+    max_runs: int = 20_000_000
     max_seconds: float = math.inf
 
     def explore(
@@ -135,11 +136,12 @@ class _Search:
             self.climb(limit, len(turns) - turn)
 
     def plant(self, levels: Sequence[int]) -> None:
-        """Schedules planned block by block, as far as a part of the effort goes, and what eviction makes of them at the levels."""
+        """Schedules planned block by block, as far as a part of the effort goes. With links the other search has them."""
+        until = self.sweep.max_runs // _PLANTED
         for which, (problem, orders) in enumerate(zip(self.problems, self.orders, strict=True)):
-            for order in orders:
-                for sequence in islice(self.seeds.of(problem.without_links, order, levels), self.sweep.max_states // 20):
-                    if self.over():
+            for order in orders if problem.links is None else ():
+                for sequence in islice(self.seeds.of(problem, order, levels), self.sweep.max_states // 20):
+                    if self.over() or self.runs >= until:
                         return
                     self.count(len(sequence))
                     self.see(which, sequence, Recipe(sequence, RULES[0]))
@@ -162,11 +164,18 @@ class _Search:
         return [top - (top - floor) * step // count for step in range(1, count)]
 
     def descend(self, levels: Sequence[int]) -> None:
-        """Evict at each level until nothing is found; the smallest limit that has an answer is then found by halving."""
-        for position, limit in enumerate(levels):
+        """Evict at each level until nothing is found; the smallest limit that has an answer is then found by halving.
+
+        First at a few levels all the way down, so that little effort goes as far as much; then at those between.
+        """
+        coarse = levels[_COARSE - 1 :: _COARSE] if len(levels) > _COARSE * _FEW else levels
+        for position, limit in enumerate(coarse):
             if not self.seed(limit):
-                return self.halve(limit, levels[position - 1] if position else self.archive.points[0].peak_bytes)
-        return None
+                self.halve(limit, coarse[position - 1] if position else self.archive.points[0].peak_bytes)
+                break
+        for limit in sorted(set(levels).difference(coarse), reverse=True):
+            if limit > self.archive.points[0].peak_bytes and not self.over():
+                self.seed(limit)
 
     def halve(self, low: int, high: int) -> None:
         """Between a limit that has no answer and one that has."""
