@@ -113,7 +113,8 @@ def optimize(
         memory: under a limit sets of operators run part by part; products are added up as they are made, batch norms folded into
         convolutions and linear layers at inference, gradients of ELU and of norms without a weight found from results, and those of
         what convolutions read made without that. Inference on a CPU without a limit runs generated kernels, which the system's C++
-        compiler builds; weights are packed for them, once more in memory, and again where they have changed. `step.plan` tells what was done, `step.verify` how far that is from eager.
+        compiler builds; weights are packed for them, once more in memory, and again where they have changed. `step.plan` tells what
+        was done, `step.verify` how far that is from eager.
         With `dynamic` nothing runs part by part yet.
     swap: under a limit, tensors may also be copied to the host's memory and back while operators run, where the device has memory of
         its own; a CPU has none to swap to.

@@ -26,10 +26,11 @@ from numpy.typing import NDArray
 from lowtide.problems.order import Ints
 from lowtide.remat.blocks.seeds import Seeds
 from lowtide.remat.cost import price_of
-from lowtide.remat.evict.eviction import Weights, evict
+from lowtide.remat.evict.eviction import Evicted, Weights, evict
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.archive import Archive, Point, Recipe
 from lowtide.remat.sweep.guesses import Guesses
+from lowtide.remat.sweep.helper import Helper
 from lowtide.remat.sweep.neighbours import RULES, Neighbours
 
 _STATES, _FEW = 100, 8  # a level wants so many states at least; and so many levels there are in any case
@@ -40,7 +41,9 @@ _REST = 3  # levels
 _COARSE = 4  # of so many levels one is tried first
 _NEAR = 6  # points on either side of a limit whose recipes are tried there
 _DEEPER, _FINE = 30, 4  # a share of the states goes on below the smallest limit that has an answer, in steps so much finer than a level
+_AT_ONCE = 2  # neighbours are built side by side
 _STALE = 50  # neighbours in a row that were all tried before: a level is done
+_LARGE = 500  # nodes of a problem for which a second thread is worth waking
 _HEARD_EVERY = 100  # states: whoever listens to a search hears of so many at once
 
 Listener: TypeAlias = Callable[[float, Archive], None]  # the share of the effort that is done, and what was found; called by either thread
@@ -109,6 +112,7 @@ class _Search:
         self.neighbours, self.tried = Neighbours(), set[bytes]()
         self.resting: dict[int, int] = {}  # by problem, the levels at which its orders are left alone
         self.deadline = time.monotonic() + sweep.max_seconds
+        self.helper = Helper(max(problem.problem.node_count for problem in problems) >= _LARGE)
 
     def done(self, other: Future[Archive] | None = None) -> Archive:
         """All of it; where there is another search, what that found is climbed from, too."""
@@ -116,7 +120,8 @@ class _Search:
             for order in orders:
                 self.see(which, order)
         try:
-            self.go(other)
+            with self.helper:
+                self.go(other)
         except KeyboardInterrupt:
             self.archive.interrupted = True
         return self.archive
@@ -152,10 +157,9 @@ class _Search:
         plain = [(which, problem) for which, problem in enumerate(self.problems) if problem.links is None]
         guesses = [(which, Guesses(problem, order)) for which, problem in plain for order in self.orders[which] if len(order)]
         for limit, (which, each) in product(levels, guesses):
-            for recipe in each.within(limit):
-                if self.archive.states >= until:
-                    return
-                self.attempt(which, recipe, limit)
+            if self.archive.states >= until:
+                return
+            self.attempts(limit, [(which, recipe) for recipe in each.within(limit)])
 
     def levels(self) -> list[int]:
         """Limits from just under the peak of the fastest order seen down to what is resident."""
@@ -193,8 +197,8 @@ class _Search:
             point = self.archive.points[0]
             limit = point.peak_bytes - max(1, step // _FINE)
             before = self.archive.states
-            self.attempt(point.problem, self.neighbours.neighbour(self.problems[point.problem], point), limit)
-            stale = stale + 1 if self.archive.states == before else 0
+            self.attempts(limit, self.around(point))
+            stale = stale + _AT_ONCE if self.archive.states == before else 0
 
     def seed(self, limit: int) -> bool:
         """Evict from every order, and from the leanest schedule seen, under many rules; under few where others are much faster.
@@ -226,20 +230,14 @@ class _Search:
     def seeded(self, limit: int, drawn: Iterable[tuple[int, Ints, Sequence[Weights]]]) -> dict[int, float]:
         """Evict from orders under rules: by problem the least time that was found."""
         least: dict[int, float] = {}
-        for which, base, rules in drawn:
-            for weights in rules:
-                found = self.attempt(which, Recipe(base, weights), limit)
-                if found is not None:
-                    least[which] = min(least.get(which, math.inf), found.time_us)
+        for found in self.attempts(limit, [(which, Recipe(base, weights)) for which, base, rules in drawn for weights in rules]):
+            least[found.problem] = min(least.get(found.problem, math.inf), found.time_us)
         return least
 
     def repeat_near(self, limit: int) -> bool:
         """What made the best schedules of limits nearby, done at this one."""
-        found = False
-        for point in self.archive.near(limit, _NEAR):
-            if point.recipe is not None:
-                found |= self.attempt(point.problem, point.recipe, limit) is not None
-        return found
+        near = [(point.problem, point.recipe) for point in self.archive.near(limit, _NEAR) if point.recipe is not None]
+        return bool(self.attempts(limit, near))
 
     def climb(self, limit: int, turns: int) -> None:
         """Change the fastest schedule within the limit, again and again; this turn's share of what effort is left."""
@@ -249,20 +247,35 @@ class _Search:
         runs = self.runs + (self.sweep.max_runs - self.runs) // turns
         while point and self.archive.states < states and self.runs <= runs and stale < _STALE and not self.over():
             before = self.archive.states
-            found = self.attempt(point.problem, self.neighbours.neighbour(self.problems[point.problem], point), limit)
-            stale = stale + 1 if self.archive.states == before else 0
-            if found is not None and found.time_us <= point.time_us:
+            found = min(self.attempts(limit, self.around(point)), key=lambda each: each.time_us, default=point)
+            stale = stale + _AT_ONCE if self.archive.states == before else 0
+            if found.time_us <= point.time_us:
                 point = found
 
-    def attempt(self, which: int, recipe: Recipe, limit: int) -> Point | None:
-        """One state; None where there is none, or it was built before."""
-        digest = recipe.digest(which, limit)
-        if self.over() or digest in self.tried:
-            return None
-        self.tried.add(digest)
-        found = evict(self.problems[which], recipe.base, limit, recipe.weights, recipe.bias)
-        self.count(len(recipe.base if found is None else found.sequence))
-        return None if found is None else self.see(which, found.sequence, recipe, found.roles)
+    def around(self, point: Point) -> list[tuple[int, Recipe]]:
+        """Neighbours of a schedule, to be built at once."""
+        return [(point.problem, self.neighbours.neighbour(self.problems[point.problem], point)) for _ in range(_AT_ONCE)]
+
+    def attempts(self, limit: int, recipes: Sequence[tuple[int, Recipe]]) -> list[Point]:
+        """A state of each recipe for a problem, as far as there is one that was not built before, and effort for it."""
+        fresh: list[tuple[int, Recipe]] = []
+        for which, recipe in recipes:
+            digest = recipe.digest(which, limit)
+            if digest not in self.tried and not self.over() and self.archive.states + len(fresh) < self.sweep.max_states:
+                self.tried.add(digest)
+                fresh.append((which, recipe))
+
+        def evicted(each: tuple[int, Recipe]) -> Evicted | None:
+            which, recipe = each
+            return evict(self.problems[which], recipe.base, limit, recipe.weights, recipe.bias)
+
+        found: list[Point] = []
+        for (which, recipe), made in zip(fresh, self.helper.made_of(fresh, evicted), strict=True):
+            if not self.over():
+                self.count(len(recipe.base if made is None else made.sequence))
+                if made is not None:
+                    found.append(self.see(which, made.sequence, recipe, made.roles))
+        return found
 
     def count(self, runs: int) -> None:
         """One state more, of so many runs."""

@@ -1,0 +1,40 @@
+"""A second thread for what a search builds side by side. Kernels run without Python's lock; what comes out depends on no thread."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import TypeVar
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+
+class Helper:
+    """Makes something of each item of a list, every second by a thread of its own where that is wanted and there is a processor for it."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._pool = ThreadPoolExecutor(1) if wanted and _processors() > 1 else None
+
+    def __enter__(self) -> Helper:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    def made_of(self, items: Sequence[Given], function: Callable[[Given], Made]) -> list[Made]:
+        """What a function makes of each item, in their order."""
+        if self._pool is None or len(items) < 2:
+            return [function(item) for item in items]
+        others = [self._pool.submit(function, item) for item in items[1::2]]
+        own = [function(item) for item in items[::2]]
+        found: list[Made] = [made for pair in zip(own, [each.result() for each in others], strict=False) for made in pair]
+        return found + own[len(others) :]
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
