@@ -82,7 +82,7 @@ def _replaced(graph: Graph, group: Sequence[Node], fixed: Collection[Value], des
     given = list(dict.fromkeys(value for node in members for value in node.inputs if value not in made))
     kept = set(graph.outputs) | {value for node in graph.nodes if node not in inside for value in node.inputs}
     results = [value for node in group for value in node.results if value in kept]
-    body, places = _body(members, given, results), tuple(at for at, value in enumerate(given) if value in fixed)
+    body, places = body_of(members, given, results), tuple(at for at, value in enumerate(given) if value in fixed)
     found = described(body, places)
     if found is None:
         return graph
@@ -134,7 +134,7 @@ def _own(value: Value, names: set[str]) -> Value:
     return replace(value, storage=storage, offset=0, version=0)
 
 
-def _body(members: Sequence[Node], given: Sequence[Value], results: Sequence[Value]) -> Graph:
+def body_of(members: Sequence[Node], given: Sequence[Value], results: Sequence[Value]) -> Graph:
     """The nodes on values of the body's own."""
     storages: dict[Storage, Storage] = {}
     mine: dict[Value, Value] = {}
@@ -144,14 +144,14 @@ def _body(members: Sequence[Node], given: Sequence[Value], results: Sequence[Val
         mine[value] = replace(value, storage=storage)
 
     for value in given:
-        take(value, Kind.ARGUMENT)
+        take(value, Kind.SCALAR if value.storage.kind is Kind.SCALAR else Kind.ARGUMENT)
     nodes = []
     for node in members:
         for value in node.results:
             take(value, Kind.ACTIVATION)
-        nodes.append(
-            replace(_with(node, mine), outputs=tuple(None if each is None else mine[each] for each in node.outputs), inplace=(), after=())
-        )
+        outputs = tuple(None if each is None else mine[each] for each in node.outputs)
+        writes = tuple((mine[before], mine[after]) for before, after in node.writes)
+        nodes.append(replace(_with(node, mine), outputs=outputs, writes=writes, inplace=(), after=()))
     return Graph(tuple(mine[value] for value in given), tuple(nodes), tuple(mine[value] for value in results))
 
 

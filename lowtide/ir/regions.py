@@ -1,4 +1,4 @@
-"""Regions: a node whose body is run by generated kernels as one (AGO).
+"""Regions: a node whose body is compiled, and run as one (AGO).
 
     out = fuse.region(x, w1, w2, .., fixed=(1, 2, ..), arena_bytes=.., packed_bytes=..)
         def body(x, w1, w2, ..):  # as torch would compute it
@@ -16,6 +16,8 @@ from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.operators.names import REGION
 
+INDUCTOR = "inductor"
+
 
 @dataclass(frozen=True, slots=True)
 class Region:
@@ -26,17 +28,20 @@ class Region:
     fixed: tuple[int, ...]
     arena_bytes: int
     packed_bytes: int
+    by: str = ""  # the compiler, where that is not lowtide's own generator
 
     @classmethod
     def of(cls, node: Node) -> Region:
         """Raises CheckError for a node that does not have the form of one."""
         said = dict(node.kwargs)
         fixed, arena_bytes, packed_bytes = (said.pop(name, None) for name in ("fixed", "arena_bytes", "packed_bytes"))
+        by = said.pop("by", "")
         ints = [each for each in fixed if isinstance(each, int)] if isinstance(fixed, tuple) else None
         if (
             node.op != REGION
             or node.body is None
             or said
+            or by not in ("", INDUCTOR)
             or ints is None
             or not isinstance(arena_bytes, int)
             or not isinstance(packed_bytes, int)
@@ -44,7 +49,12 @@ class Region:
             raise CheckError(f"{node.op}: expected a region with a body, fixed=, arena_bytes= and packed_bytes=, got another node")
         if any(not 0 <= each < len(node.args) for each in ints) or arena_bytes < 0 or packed_bytes < 0:
             raise CheckError(f"{node.op}: expected positions of arguments and numbers of bytes, got {dict(node.kwargs)}")
-        return cls(node, node.body, tuple(ints), arena_bytes, packed_bytes)
+        return cls(node, node.body, tuple(ints), arena_bytes, packed_bytes, str(by))
+
+    @property
+    def name(self) -> str:
+        """What it is called by: its body's first result, or the last that it writes."""
+        return self.body.outputs[0].name if self.body.outputs else [after.name for node in self.body.nodes for _, after in node.writes][-1]
 
     @property
     def workspace_bytes(self) -> int:
@@ -58,5 +68,10 @@ class Region:
 
 
 def is_region(node: Node) -> bool:
-    """Whether a node is run by generated kernels."""
+    """Whether a node's body is compiled."""
     return node.op == REGION
+
+
+def is_by_inductor(node: Node) -> bool:
+    """Whether that is by inductor."""
+    return node.op == REGION and ("by", INDUCTOR) in node.kwargs

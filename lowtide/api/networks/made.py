@@ -14,7 +14,7 @@ from lowtide.fuse.network import Network, network_of
 from lowtide.fuse.regions import with_regions
 from lowtide.ir.graph import Graph
 from lowtide.ir.packed import Target
-from lowtide.ir.regions import Region, is_region
+from lowtide.ir.regions import Region, is_by_inductor, is_region
 from lowtide.lower.python import lower
 from lowtide.place import Portfolio, place
 from lowtide.problems.placement import PlaceProblem
@@ -40,20 +40,23 @@ def networked(graph: Graph, chosen: Graph | None = None) -> Graph | None:
 
 
 def runners(graph: Graph) -> Mapping[str, Running]:
-    """What runs a graph's regions, by the name of the first result. Raises NativeError."""
-    regions = [Region.of(node) for node in graph.nodes if is_region(node)]
-    return {region.node.results[0].name: _running(region.body, region.fixed) for region in regions}
+    """What runs a graph's own regions, by the name of the first result. Raises NativeError."""
+    return {region.node.results[0].name: _running(region.body, region.fixed) for region in _own(graph)}
 
 
 def networks_of(graph: Graph) -> list[tuple[Region, Network]]:
-    """A graph's regions, each with its network. Raises NativeError."""
-    regions = [Region.of(node) for node in graph.nodes if is_region(node)]
-    return [(region, built(region.body, region.fixed)[0]) for region in regions]
+    """A graph's own regions, each with its network. Raises NativeError."""
+    return [(region, built(region.body, region.fixed)[0]) for region in _own(graph)]
+
+
+def _own(graph: Graph) -> list[Region]:
+    """Those that no other compiler runs."""
+    return [Region.of(node) for node in graph.nodes if is_region(node) and not is_by_inductor(node)]
 
 
 def _running(body: Graph, fixed: tuple[int, ...]) -> Running:
     its, address, library = built(body, fixed)
-    constants = Program(lower(_InOrder(its.constants)), gradients=False)
+    constants = Program(lower(InOrder(its.constants)), gradients=False)
     described = Described(
         address, library, its.arena_bytes, its.kept_elements, its.recipes, its.live, fixed, its.constants.outputs, constants,
         its.results,
@@ -71,7 +74,7 @@ def _described(chosen: Collection[str] | None, body: Graph, fixed: tuple[int, ..
 
 
 def _is_faster(body: Graph, fixed: tuple[int, ...], its: Network) -> bool:
-    torchs = Program(lower(_InOrder(body)), gradients=False)
+    torchs = Program(lower(InOrder(body)), gradients=False)
     running = _running(body, fixed)
     return is_faster(body, its.source, lambda given: running(*given), torchs)
 
@@ -93,7 +96,7 @@ def _placed(problem: PlaceProblem) -> tuple[list[int], int]:
     return [int(offset) for offset in found.offsets], int(found.arena_bytes)
 
 
-class _InOrder:
+class InOrder:
     """A graph that runs as it is written."""
 
     def __init__(self, graph: Graph) -> None:
