@@ -39,6 +39,7 @@ class Machine:
     swap: bool  # tensors may be sent to the host and back, where the device has memory of its own
     stages: Stages
     links_bytes_per_s: float = 0.0  # to the other ranks, where that was tried
+    variants: int = 24  # of generated kernels that may be measured for a region
 
     def laboratory(self, gradients: bool) -> Laboratory:
         """Where operators are tried; where they may not be, it only remembers."""
@@ -103,7 +104,7 @@ class Machine:
         if self.simulated is not None or not self.tries or self.name(captured) != "cpu":
             return None
         with self.stages.stage("kernels", "generating and compiling kernels, or loading them"):
-            return networked(captured.graph, chosen)
+            return networked(captured.graph, chosen, self.variants)
 
     def compiled(self, captured: Captured, chosen: Graph | None = None) -> Graph | None:
         """The captured graph with what inductor makes kernels for, where it can run here; as `chosen` before."""

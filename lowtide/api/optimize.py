@@ -40,6 +40,8 @@ _ON_META = (
     "the model is on the meta device: its step can be planned, not run; materialise it with model.to_empty(device=...) and optimize again"
 )
 _ELSEWHERE = "the plan is for another machine ({}): its step cannot run here; optimize again without `simulate`"
+# By effort, of generated kernels that the model cannot tell apart: so many are measured for a region.
+_VARIANTS = {"quick": 0, "normal": 24, "thorough": 96}
 
 
 def optimize(
@@ -124,7 +126,8 @@ def optimize(
         its own; a CPU has none to swap to.
     swap_state: parameters and optimizer state may be among what is swapped. They are there again when the step is over, also where it
         fails; while it runs, nobody else may use them.
-    effort: how far to look for what to compute again and what to swap: "quick", "normal" (the default) or "thorough". Each level holds
+    effort: how far to look for what to compute again and what to swap, and how many variants of generated kernels to measure: "quick",
+        "normal" (the default) or "thorough". Each level holds
         all that the one before finds, so that more effort is never worse; none reads a clock. Interrupted from the keyboard, the
         search ends, with a warning, and the best that was found by then is used.
     search: the same said in full, a lowtide.Sweep, in place of `effort`.
@@ -185,7 +188,8 @@ def optimize(
     check_uncut(varying, accumulate)
     capturing = Capturing(model, program, target, stages, varying, trainers.peers)
     links_bytes_per_s = 0.0 if obstacle else trainers.links_bytes_per_s(target)
-    of_shapes = Maker(capturing, Machine(target, machine, tries, swap, stages, links_bytes_per_s), asked, saved, stages)
+    here = Machine(target, machine, tries, swap, stages, links_bytes_per_s, _VARIANTS[effort or "normal"])
+    of_shapes = Maker(capturing, here, asked, saved, stages)
     guessing = RangeMaker.guessing(of_shapes, seen, args, kwargs) if seen else None
     maker = RangeMaker(of_shapes, varying, (args, kwargs), ranged) if varying else guessing or of_shapes
     with trainers.beginning(runs=not obstacle):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from lowtide.fuse.known import is_known
 from lowtide.fuse.prune import pruned
@@ -22,11 +23,21 @@ from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_transfer
 from lowtide.ir.sizes import ITEM_BYTES
 
 _CONSTANT = (Kind.PARAMETER, Kind.BUFFER, Kind.CONSTANT)
-# Of a body and its fixed inputs: bytes of arena and constants; None where torch's operators are to run.
-Described = Callable[[Graph, tuple[int, ...]], tuple[int, int] | None]
 
 
-def with_regions(graph: Graph, described: Described) -> Graph | None:
+class Described(NamedTuple):
+    """What is told of a body."""
+
+    arena_bytes: int
+    packed_bytes: int
+    joined: tuple[int, ...]  # the numbers of its blocks
+
+
+# Of a body and its fixed inputs; None where torch's operators are to run.
+Describing = Callable[[Graph, tuple[int, ...]], Described | None]
+
+
+def with_regions(graph: Graph, described: Describing) -> Graph | None:
     """The graph with all groups as regions."""
     if graph.dimensions or any(node.body is not None or node.writes or is_transfer(node) for node in graph.nodes):
         return None
@@ -71,7 +82,7 @@ def _groups(graph: Graph, fixed: Collection[Value]) -> list[list[Node]]:
     return [found[at] for at in sorted(found)]
 
 
-def _replaced(graph: Graph, group: Sequence[Node], fixed: Collection[Value], described: Described) -> Graph:
+def _replaced(graph: Graph, group: Sequence[Node], fixed: Collection[Value], described: Describing) -> Graph:
     """The graph with one group as a region, which stands where the last of the group stood, and what reads it further down.
 
     The same graph where the group's body is not to be generated.
@@ -88,10 +99,10 @@ def _replaced(graph: Graph, group: Sequence[Node], fixed: Collection[Value], des
         return graph
     names = {value.storage.name for value in (*graph.inputs, *(each for node in graph.nodes for each in node.results))}
     new = {value: _own(value, names) for value in results}
-    arena_bytes, packed_bytes = found
+    sizes = (("arena_bytes", found.arena_bytes), ("packed_bytes", found.packed_bytes))
     region = Node(
         REGION, tuple(given), tuple(new[value] for value in results),
-        (("fixed", places), ("arena_bytes", arena_bytes), ("packed_bytes", packed_bytes)), body=body, source=group[-1].source,
+        (("fixed", places), *sizes, ("joined", found.joined)), body=body, source=group[-1].source,
     )  # fmt: skip
     nodes = _placed([node for node in graph.nodes if node not in inside], inside, region, new)
     return replace(graph, nodes=tuple(nodes), outputs=tuple(new.get(value, value) for value in graph.outputs))
