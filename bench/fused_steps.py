@@ -59,6 +59,7 @@ def measured(name: str, threads: int, turns: int) -> dict[str, Any]:
     from lowtide.ir.regions import is_by_inductor
 
     torch.set_num_threads(threads)
+    torch.manual_seed(0)
     model, batch, loss = _workload(name)
     start = time.perf_counter()
     fused = _Training(copy.deepcopy(model), batch, loss, exact=False, fuse="inductor")

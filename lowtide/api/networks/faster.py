@@ -134,13 +134,14 @@ def _tensor(value: Value, draws: torch.Generator) -> Any:
         return _NUMBER
     shape, stride = [int(size) for size in value.shape], [int(step) for step in value.stride]
     dtype: Any = getattr(torch, value.dtype)
-    made = torch.empty_strided(shape, stride, dtype=dtype, device=value.storage.device)
+    elements = 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     if not dtype.is_floating_point:
-        return made.zero_()
-    wide = torch.rand(shape, generator=draws) + 0.5
-    if len(shape) > 1:
-        wide = torch.randn(shape, generator=draws) / max(1.0, prod(shape[1:]) ** 0.5 if len(shape) == 4 else shape[0] ** 0.5)
-    return made.copy_(wide)
+        flat = torch.zeros(elements, dtype=dtype)
+    elif len(shape) > 1:
+        flat = torch.randn(elements, generator=draws) / max(1.0, prod(shape[1:]) ** 0.5 if len(shape) == 4 else shape[0] ** 0.5)
+    else:
+        flat = torch.rand(elements, generator=draws) + 0.5
+    return flat.to(value.storage.device, dtype).as_strided(shape, stride)  # elements may share a place
 
 
 def _bytes_of(body: Graph) -> int:

@@ -44,7 +44,7 @@ def networked(graph: Graph, chosen: Graph | None = None, most: int = 0) -> Graph
 
 def runners(graph: Graph) -> Mapping[str, Running]:
     """What runs a graph's own regions, by the name of the first result. Raises NativeError."""
-    return {region.node.results[0].name: _running(region.body, region.fixed, region.joined) for region in _own(graph)}
+    return {region.node.results[0].name: running(region.body, region.fixed, region.joined) for region in _own(graph)}
 
 
 def networks_of(graph: Graph) -> list[tuple[Region, Network]]:
@@ -57,7 +57,8 @@ def _own(graph: Graph) -> list[Region]:
     return [Region.of(node) for node in graph.nodes if is_region(node) and not is_by_inductor(node)]
 
 
-def _running(body: Graph, fixed: tuple[int, ...], joined: tuple[int, ...]) -> Running:
+def running(body: Graph, fixed: tuple[int, ...], joined: tuple[int, ...]) -> Running:
+    """What runs a body with these blocks. Raises NativeError."""
     its, address, library = built(body, fixed, joined)
     constants = Program(lower(InOrder(its.constants)), gradients=False)
     described = Ready(
@@ -70,7 +71,7 @@ def _running(body: Graph, fixed: tuple[int, ...], joined: tuple[int, ...]) -> Ru
 def _described(chosen: Mapping[str, tuple[int, ...]] | None, most: int, body: Graph, fixed: tuple[int, ...]) -> Described | None:
     if chosen is not None and body.outputs[0].name not in chosen:
         return None
-    joined = tuned(_bare(body, fixed, _target()), most, _placed) if chosen is None else chosen[body.outputs[0].name]
+    joined = tuned(bare(body, fixed), most, _placed) if chosen is None else chosen[body.outputs[0].name]
     its, *_ = built(body, fixed, joined)
     if chosen is None and not _is_faster(body, fixed, joined, its):
         return None
@@ -79,8 +80,8 @@ def _described(chosen: Mapping[str, tuple[int, ...]] | None, most: int, body: Gr
 
 def _is_faster(body: Graph, fixed: tuple[int, ...], joined: tuple[int, ...], its: Network) -> bool:
     torchs = Program(lower(InOrder(body)), gradients=False)
-    running = _running(body, fixed, joined)
-    return is_faster(body, its.source, lambda given: running(*given), torchs)
+    generated = running(body, fixed, joined)
+    return is_faster(body, its.source, lambda given: generated(*given), torchs)
 
 
 def built(body: Graph, fixed: tuple[int, ...], joined: tuple[int, ...]) -> tuple[Network, int, object]:
@@ -90,6 +91,11 @@ def built(body: Graph, fixed: tuple[int, ...], joined: tuple[int, ...]) -> tuple
 
 def _target() -> Target:
     return replace(team().target, threads=torch.get_num_threads())
+
+
+def bare(body: Graph, fixed: tuple[int, ...]) -> Bare:
+    """A body as stages, for as many threads as there are now. Raises NativeError."""
+    return _bare(body, fixed, _target())
 
 
 @lru_cache(_MOST)
