@@ -9,6 +9,7 @@ and only so many: compiling takes seconds each.
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -88,15 +89,14 @@ def _tried(body: Graph) -> int | None:
     try:
         runs = _run_of(body)
         torchs = Program(lower(InOrder(body)), gradients=False)
-        known, name = _workspaces(body), _key(body)
-        if name not in known.load():
+        cache, name = _workspaces(body), _key(body)
+        known = cache.load()
+        if name not in known:
             if not _agree(body, runs, torchs):
                 return None
-            known.merge({name: _workspace_bytes(body, runs)})
-        if not is_faster(body, _source(body), lambda given: runs(*given), torchs):
-            return None
-        return int(known.load().get(name, 0))
-    except (NativeError, LowtideError) as error:
+            known = cache.merge({name: _workspace_bytes(body, runs)})
+        return int(known[name]) if is_faster(body, _source(body), lambda given: runs(*given), torchs) else None
+    except (NativeError, LowtideError, RuntimeError) as error:  # torch's own among them, where memory does not do for a trial
         _warn_once(f"lowtide leaves a region to torch's operators: {error}")
         return None
 
@@ -160,7 +160,7 @@ def _look(value: Value) -> Look:
 
 
 def _key(body: Graph) -> str:
-    return f"{to_text(body)}\0{_source(body)}"
+    return hashlib.sha256(f"{to_text(body)}\0{_source(body)}".encode(errors="surrogateescape")).hexdigest()[:32]
 
 
 def _source(body: Graph) -> str:
