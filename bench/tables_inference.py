@@ -14,7 +14,7 @@ _NAMES = ("lowtide", "lowtide frozen", "lowtide NI", "lowtide NR", *_PEERS)
 
 def inference() -> tuple[str, ...]:
     """Times beside peers, memory, what it takes to make kernels, and partitions."""
-    return _times(), _others(), _pairs(), _memory(), _compiling(), _partitions()
+    return _times(), _others(), _pairs(), _tuning(), _memory(), _compiling(), _partitions(), _steps()
 
 
 def _times() -> str:
@@ -59,6 +59,55 @@ def _beside_peers(title: str, table: str, command: str, note: str, what: str) ->
         for (case, threads), found in by_case.items()
     ]
     return section(title, table, command, note, (what, *names, "lowtide over the best peer"), lines)
+
+
+def _tuning() -> str:
+    lines = [
+        [
+            f"{row['case']}, {row['threads']}",
+            str(row["windows"]),
+            str(row["differ"]),
+            *(_ms({"time_us": row[f"{how}_us"], "spread_us": 0}) for how in ("none", "model", "measured")),
+            f"{row['measured_to_model']:.3f}",
+        ]
+        for row in rows_of("ago_tuning")
+    ]
+    return section(
+        "Which operators share a kernel: modelled and measured",
+        "ago_tuning",
+        "python -m bench.ago.tuning --threads 1",
+        "The same networks with the kernels that the model chooses, with those that were measured to be faster where the model cannot\n"
+        "tell, and with every operator apart; milliseconds, in turns in one process. Windows are those around which blocks can be made.",
+        ("network, pixels or tokens, threads", "windows", "chosen otherwise", "apart", "by the model", "measured", "measured over model"),
+        lines,
+    )
+
+
+def _steps() -> str:
+    lines = [
+        [
+            f"{row['model']}, {row['batch_size']}",
+            str(row["regions"]),
+            *(f"{row[name]:.0f}" for name in ("compiling_s", "plain_cpu_ms", "fused_cpu_ms")),
+            f"{row['cpu_ratio']:.2f}",
+            *(_mib(row, name) for name in ("eager_peak_bytes", "plain_peak_bytes", "fused_promised_bytes", "fused_peak_bytes")),
+            *(f"{row[f'{how}_deviation']:.1e}" for how in ("eager", "fused")),
+        ]
+        for row in rows_of("fused_steps")
+    ]
+    return section(
+        "Steps with regions compiled by inductor",
+        "fused_steps",
+        "python -m bench.fused_steps",
+        'Training steps with AdamW and `fuse="inductor"` beside the same without, one thread, in turns in one process: processor time in\n'
+        "milliseconds, peaks in MiB. Compiling is all of `lowtide.optimize`, in seconds, with an empty cache. Deviation is that of all\n"
+        "parameters after two steps from those of float64, over how far they move. GPUs, for which it is meant, have not been measured.",
+        (
+            "model, batch", "regions", "compiling", "without", "with", "with over without", "peak of eager", "without", "with, promised",
+            "with", "deviation of eager", "with",
+        ),
+        lines,
+    )  # fmt: skip
 
 
 def _memory() -> str:

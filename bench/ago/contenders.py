@@ -7,7 +7,6 @@ compile, fold, pack. float32 throughout.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +92,11 @@ def _lowtide(joins: str) -> Callable[[str, int, Path], Run]:
         import torch
 
         import lowtide
-        from lowtide.fuse import blocks, network
+        from lowtide.api.networks import tuned
+        from lowtide.fuse.choosing import Joins
 
         torch.set_num_threads(threads)
-        network.with_blocks = partial(blocks.with_blocks, joins=blocks.Joins[joins])  # type: ignore[attr-defined]
+        tuned.JOINS = Joins[joins]
         model, args = case(name).built()
         return _torch(lowtide.optimize(model, args, exact=False), args)
 

@@ -38,7 +38,7 @@ def main() -> None:
     for node in graph.nodes:
         if is_region(node):
             region = Region.of(node)
-            its, *_ = made.built(region.body, region.fixed)
+            its, *_ = made.built(region.body, region.fixed, region.joined)
             _print(its, times_ns(its, region.body))
 
 

@@ -11,6 +11,7 @@ from lowtide.capture.batches import BATCHES
 from lowtide.capture.optimizers.wrapped import scalers_within
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
+from lowtide.ir.regions import INDUCTOR
 
 
 def check_arguments(model: Any, loss: Any, optimizer: Any, after_backward: Any, accumulate: int | str) -> None:
@@ -62,6 +63,18 @@ def check_swapping(model: nn.Module, optimizer: torch.optim.Optimizer | None, sw
     for name, tensor in (*model.named_parameters(), *held):
         if isinstance(tensor, torch.Tensor) and not tensor.untyped_storage().resizable():
             raise ValueError(f"swap_state: {name} lies in memory that cannot be let go of (from numpy, shared or mapped); clone it first")
+
+
+def check_fuse(fuse: Any, exact: bool, whole: bool) -> None:
+    """Refuse compilers that are not known, numbers that none of them keeps, and programs whose regions are not compiled (not `whole`)."""
+    if fuse is None:
+        return
+    if fuse != INDUCTOR:
+        raise ValueError(f'fuse: expected "{INDUCTOR}" or None, got {fuse!r}')
+    if exact:
+        raise ValueError("fuse: inductor rounds otherwise than eager, sums above all: say exact=False too, or leave `fuse` out")
+    if not whole:
+        raise ValueError("fuse: regions are compiled for one shape and one process: leave out `dynamic` and `process_group`, or `fuse`")
 
 
 def device_of(model: nn.Module, wished: torch.device | str | None) -> torch.device:

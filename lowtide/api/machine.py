@@ -10,6 +10,7 @@ from importlib.metadata import version
 
 import torch
 
+from lowtide.api.networks.compiled import as_compiled, compiled_graph
 from lowtide.api.networks.made import networked
 from lowtide.api.stages import Say, Stages
 from lowtide.capture.program import Captured
@@ -38,6 +39,7 @@ class Machine:
     swap: bool  # tensors may be sent to the host and back, where the device has memory of its own
     stages: Stages
     links_bytes_per_s: float = 0.0  # to the other ranks, where that was tried
+    variants: int = 24  # of generated kernels that may be measured for a region
 
     def laboratory(self, gradients: bool) -> Laboratory:
         """Where operators are tried; where they may not be, it only remembers."""
@@ -70,21 +72,29 @@ class Machine:
         return device if device.can_swap else None
 
     def candidates(
-        self, captured: Captured, laboratory: Laboratory, *, exact: bool, limited: bool, like: Sequence[Candidate] = ()
+        self,
+        captured: Captured,
+        laboratory: Laboratory,
+        *,
+        exact: bool,
+        limited: bool,
+        fuse: str | None = None,
+        like: Sequence[Candidate] = (),
     ) -> tuple[Candidate, ...]:
         """The captured graph and those that compute the same, with what each operator needs beside its arguments and results.
 
         Unless they are to be `exact`, those are among them that compute the same up to rounding; where there will be a limit (`limited`),
         also part by part, and what takes longer. `like` are the candidates of a program that begins alike: what runs in parts there does
-        so here.
+        so here. With `fuse`, another compiler's kernels are among what is offered, in place of generated ones.
         """
         graphs, held = equal_graphs(captured.graph), captured.gradients
-        plain = {graph: Rewriting(graph, (), exact=True) for graph in graphs}
+        equal = {graph: Rewriting(graph, (), exact=True) for graph in graphs}
         algebra = {each.graph: each for each in self.rewritings(graphs[-1], captured, laboratory, exact=exact, limited=limited)}
-        known, roots = plain | algebra, dict[Graph, int]()
+        known, roots = equal | algebra, dict[Graph, int]()
         if limited and not exact:
             known, roots = self._in_parts(captured, known, laboratory, like)
-        generated = None if exact or limited else self.networked(captured)
+        plain = exact or limited  # of which nothing is generated
+        generated = self.compiled(captured) if fuse is not None else None if plain else self.networked(captured)
         first, *others = self._with_workspaces(captured, [*known, *(() if generated is None else (generated,))], laboratory)
         made = (_knowing(each, known.get(each.graph), each.graph is generated) for each in others)
         return replace(first, held_by_eager=held), *(replace(each, root=roots.get(each.graph, -1)) for each in made)
@@ -94,7 +104,14 @@ class Machine:
         if self.simulated is not None or not self.tries or self.name(captured) != "cpu":
             return None
         with self.stages.stage("kernels", "generating and compiling kernels, or loading them"):
-            return networked(captured.graph, chosen)
+            return networked(captured.graph, chosen, self.variants)
+
+    def compiled(self, captured: Captured, chosen: Graph | None = None) -> Graph | None:
+        """The captured graph with what inductor makes kernels for, where it can run here; as `chosen` before."""
+        if self.simulated is not None or not self.tries:
+            return None
+        with self.stages.stage("kernels", "compiling regions, or loading them") as say:
+            return compiled_graph(equal_graphs(captured.graph)[-1], chosen, _share(say))
 
     def _in_parts(
         self, captured: Captured, known: Mapping[Graph, Rewriting], laboratory: Laboratory, like: Sequence[Candidate]
@@ -155,7 +172,8 @@ class Machine:
             rates = self._rates(captured)
             if not self.tries:
                 return tuple(each.timed(rates().graph_us(each.graph)) for each in candidates)
-            return tuple(each.timed(measure_timings(each.graph.nodes, rates, laboratory=laboratory).us) for each in candidates)
+            found = [measure_timings(each.graph.nodes, rates, laboratory=laboratory).us for each in candidates]
+            return tuple(each.timed(as_compiled(each.graph.nodes, us)) for each, us in zip(candidates, found, strict=True))
 
 
 def _knowing(candidate: Candidate, rewriting: Rewriting | None, generated: bool = False) -> Candidate:

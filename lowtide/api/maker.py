@@ -16,7 +16,8 @@ from lowtide.base.garbage import collected_seldom
 from lowtide.capture.program import Captured
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.errors import BudgetError, FormatError
-from lowtide.ir.regions import is_region
+from lowtide.ir.graph import Graph
+from lowtide.ir.regions import is_by_inductor, is_region
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.limits import Limit, Memory
@@ -39,6 +40,7 @@ class Asked:
     solver: Solver
     sweeps: tuple[Sweep, ...]  # how far to look
     exact: bool = True  # eager's numbers, to the last bit
+    fuse: str | None = None  # the compiler of regions, in place of lowtide's own generator
 
 
 @dataclass(frozen=True)
@@ -145,21 +147,30 @@ class Maker:
 
     def _programs(self, captured: Sequence[Captured], laboratory: Laboratory) -> tuple[Program, ...]:
         """Programs of one step, with what planning has to know: the others run in parts what the last does, which most steps run."""
-        main = self._program(captured[-1], laboratory)
-        return *(self._program(each, laboratory, main.candidates) for each in captured[:-1]), main
+        main = self._program(captured[-1], laboratory, self.asked.fuse)
+        return *(self._program(each, laboratory, like=main.candidates) for each in captured[:-1]), main
 
-    def _program(self, captured: Captured, laboratory: Laboratory, like: Sequence[Candidate] = ()) -> Program:
-        """A captured program with what planning has to know of it; of one that a saved plan is for, that plan."""
+    def _program(self, captured: Captured, laboratory: Laboratory, fuse: str | None = None, like: Sequence[Candidate] = ()) -> Program:
+        """A captured program with what planning has to know of it; of one that a saved plan is for, that plan.
+
+        Only for what most steps run is it worth while to have regions compiled (`fuse`).
+        """
         if not self.peers.leads:
             return Program(captured, self.machine.granule_bytes(captured), ())  # what rank 0 plans
         if (saved := self._saved_for(captured)) is not None:
-            generated = self.machine.networked(captured, saved.graph) if any(is_region(node) for node in saved.graph.nodes) else None
+            generated = self._as_compiled(captured, saved.graph)
             plan = as_saved(saved, captured.graph, exact=self.asked.exact, generated=generated)
             return Program(captured, self.machine.granule_bytes(captured), (), plan)
-        candidates = self.machine.candidates(captured, laboratory, exact=self.asked.exact, limited=self._is_limited, like=like)
+        candidates = self.machine.candidates(captured, laboratory, exact=self.asked.exact, limited=self._is_limited, fuse=fuse, like=like)
         if self._is_limited:
             candidates = self.machine.timed(captured, candidates, laboratory)
         return Program(captured, self.machine.granule_bytes(captured), candidates)
+
+    def _as_compiled(self, captured: Captured, saved: Graph) -> Graph | None:
+        """The captured program with the regions that a saved graph has; None where that has none."""
+        if any(map(is_by_inductor, saved.nodes)):
+            return self.machine.compiled(captured, saved)
+        return self.machine.networked(captured, saved) if any(map(is_region, saved.nodes)) else None
 
     @property
     def peers(self) -> Alone:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lowtide.api.arena import StepArena
-from lowtide.api.arguments import check_arguments, check_scaler, check_swapping, device_of
+from lowtide.api.arguments import check_arguments, check_fuse, check_scaler, check_swapping, device_of
 from lowtide.api.capturing import Capturing
 from lowtide.api.machine import Machine
 from lowtide.api.maker import Asked, Maker
@@ -40,6 +40,8 @@ _ON_META = (
     "the model is on the meta device: its step can be planned, not run; materialise it with model.to_empty(device=...) and optimize again"
 )
 _ELSEWHERE = "the plan is for another machine ({}): its step cannot run here; optimize again without `simulate`"
+# By effort, of generated kernels that the model cannot tell apart: so many are measured for a region.
+_VARIANTS = {"quick": 0, "normal": 24, "thorough": 96}
 
 
 def optimize(
@@ -56,6 +58,7 @@ def optimize(
     memory: int | str | None = None,
     latency: float | None = None,
     exact: bool = True,
+    fuse: str | None = None,
     swap: bool = True,
     swap_state: bool = False,
     effort: str | None = None,
@@ -116,11 +119,16 @@ def optimize(
         compiler builds; weights are packed for them, once more in memory, and again where they have changed. `step.plan` tells what
         was done, `step.verify` how far that is from eager.
         With `dynamic` nothing runs part by part yet.
+    fuse: "inductor", with exact=False: norms, activations, element-wise chains and updates of a step are compiled by inductor, each as one
+        operator of the plan, wherever that was measured to be faster; also on a GPU. It takes seconds for each kind of region, once; what
+        is compiled is kept. Where nothing can be compiled a warning says why, and torch's operators run. By default inference on a CPU
+        has lowtide's own generated kernels, and a training step none.
     swap: under a limit, tensors may also be copied to the host's memory and back while operators run, where the device has memory of
         its own; a CPU has none to swap to.
     swap_state: parameters and optimizer state may be among what is swapped. They are there again when the step is over, also where it
         fails; while it runs, nobody else may use them.
-    effort: how far to look for what to compute again and what to swap: "quick", "normal" (the default) or "thorough". Each level holds
+    effort: how far to look for what to compute again and what to swap, and how many variants of generated kernels to measure: "quick",
+        "normal" (the default) or "thorough". Each level holds
         all that the one before finds, so that more effort is never worse; none reads a clock. Interrupted from the keyboard, the
         search ends, with a warning, and the best that was found by then is used.
     search: the same said in full, a lowtide.Sweep, in place of `effort`.
@@ -158,6 +166,7 @@ def optimize(
     model = trainers.model
     check_arguments(model, loss, optimizer, after_backward, accumulate)
     check_scaler(scaler, optimizer, swap_state)
+    check_fuse(fuse, exact, whole=dynamic is None and not trainers.peers.several)
     optimizer = torch_optimizer(optimizer)
     check_swapping(model, optimizer, swap, swap_state)
     if plan is not None and (memory is not None or latency is not None):
@@ -175,12 +184,13 @@ def optimize(
     obstacle = _ON_META if on_meta else "" if machine is None else _ELSEWHERE.format(machine.name)  # why the step can only be planned
     stages = Stages(callback, wants_progress(progress))
     tries = not on_meta if workspaces is None else workspaces
-    asked = Asked(limit, swap_state, solver or Auto(), sweeps_of(effort, search), exact)
+    asked = Asked(limit, swap_state, solver or Auto(), sweeps_of(effort, search), exact, fuse)
     varying, seen = varying_of(dynamic, args, kwargs), met_so_far(dynamic, batches, args, kwargs)
     check_uncut(varying, accumulate)
     capturing = Capturing(model, program, target, stages, varying, trainers.peers)
     links_bytes_per_s = 0.0 if obstacle else trainers.links_bytes_per_s(target)
-    of_shapes = Maker(capturing, Machine(target, machine, tries, swap, stages, links_bytes_per_s), asked, saved, stages)
+    here = Machine(target, machine, tries, swap, stages, links_bytes_per_s, _VARIANTS[effort or "normal"])
+    of_shapes = Maker(capturing, here, asked, saved, stages)
     guessing = RangeMaker.guessing(of_shapes, seen, args, kwargs) if seen else None
     maker = RangeMaker(of_shapes, varying, (args, kwargs), ranged) if varying else guessing or of_shapes
     with trainers.beginning(runs=not obstacle):

@@ -33,20 +33,42 @@ class Network:
     results: tuple[Value, ...]
 
 
-def network_of(body: Graph, fixed: Sequence[int], target: Target, placing: Placing) -> Network:
-    """The network of a body of which the arguments `fixed` are constants."""
-    given = [body.inputs[at] for at in fixed]
-    known = _following(body, given)
-    staged = Staging(body, known, target).staged(head_of)
-    stages = with_blocks(staged.stages, body, known)
-    offsets, arena_bytes = placing(problem_of(stages))
-    addresses = {buffer: int(offset) // ITEM_BYTES for buffer, offset in zip(buffers(stages), offsets, strict=True)}
-    packed, elements = offsets_of(staged.constants)
-    source = source_of(stages, Addresses(addresses, packed), target)
-    wanted = tuple(dict.fromkeys(value for recipe in staged.constants for value in read_by(recipe)))
-    constants = Graph(tuple(given), _makers(body, known, wanted), wanted)
+@dataclass(frozen=True)
+class Bare:
+    """A body as stages, before any of them are joined."""
+
+    body: Graph
+    fixed: tuple[int, ...]  # the arguments that are constants
+    target: Target
+    known: frozenset[Value]  # what follows from these
+    stages: tuple[Stage, ...]
+    constants: tuple[Packed, ...]
+
+    @classmethod
+    def of(cls, body: Graph, fixed: Sequence[int], target: Target) -> Bare:
+        """The stages of a body of which the arguments `fixed` are constants."""
+        known = frozenset(_following(body, [body.inputs[at] for at in fixed]))
+        staged = Staging(body, known, target).staged(head_of)
+        return cls(body, tuple(fixed), target, known, tuple(staged.stages), tuple(staged.constants))
+
+    def addresses(self, stages: Sequence[Stage], placing: Placing) -> tuple[Addresses, int, int]:
+        """Where buffers and constants are, if the body runs by these stages; bytes of the arena, elements of constants."""
+        offsets, arena_bytes = placing(problem_of(stages))
+        places = {buffer: int(offset) // ITEM_BYTES for buffer, offset in zip(buffers(stages), offsets, strict=True)}
+        packed, elements = offsets_of(self.constants)
+        return Addresses(places, packed), arena_bytes, elements
+
+
+def network_of(bare: Bare, joined: Sequence[int], placing: Placing) -> Network:
+    """The network of a body, with the blocks that `choosing` has numbered."""
+    body, fixed = bare.body, bare.fixed
+    stages = with_blocks(bare.stages, joined)
+    addresses, arena_bytes, elements = bare.addresses(stages, placing)
+    source = source_of(stages, addresses, bare.target)
+    wanted = tuple(dict.fromkeys(value for recipe in bare.constants for value in read_by(recipe)))
+    constants = Graph(tuple(body.inputs[at] for at in fixed), _makers(body, bare.known, wanted), wanted)
     live = tuple(at for at in range(len(body.inputs)) if at not in set(fixed))
-    return Network(source, stages, arena_bytes, elements, staged.constants, live, constants, body.outputs)
+    return Network(source, stages, arena_bytes, elements, bare.constants, live, constants, body.outputs)
 
 
 def read_by(recipe: Packed) -> list[Value]:

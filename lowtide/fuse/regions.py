@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from lowtide.fuse.known import is_known
 from lowtide.fuse.prune import pruned
@@ -22,11 +23,21 @@ from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_transfer
 from lowtide.ir.sizes import ITEM_BYTES
 
 _CONSTANT = (Kind.PARAMETER, Kind.BUFFER, Kind.CONSTANT)
-# Of a body and its fixed inputs: bytes of arena and constants; None where torch's operators are to run.
-Described = Callable[[Graph, tuple[int, ...]], tuple[int, int] | None]
 
 
-def with_regions(graph: Graph, described: Described) -> Graph | None:
+class Described(NamedTuple):
+    """What is told of a body."""
+
+    arena_bytes: int
+    packed_bytes: int
+    joined: tuple[int, ...]  # the numbers of its blocks
+
+
+# Of a body and its fixed inputs; None where torch's operators are to run.
+Describing = Callable[[Graph, tuple[int, ...]], Described | None]
+
+
+def with_regions(graph: Graph, described: Describing) -> Graph | None:
     """The graph with all groups as regions."""
     if graph.dimensions or any(node.body is not None or node.writes or is_transfer(node) for node in graph.nodes):
         return None
@@ -71,7 +82,7 @@ def _groups(graph: Graph, fixed: Collection[Value]) -> list[list[Node]]:
     return [found[at] for at in sorted(found)]
 
 
-def _replaced(graph: Graph, group: Sequence[Node], fixed: Collection[Value], described: Described) -> Graph:
+def _replaced(graph: Graph, group: Sequence[Node], fixed: Collection[Value], described: Describing) -> Graph:
     """The graph with one group as a region, which stands where the last of the group stood, and what reads it further down.
 
     The same graph where the group's body is not to be generated.
@@ -82,16 +93,16 @@ def _replaced(graph: Graph, group: Sequence[Node], fixed: Collection[Value], des
     given = list(dict.fromkeys(value for node in members for value in node.inputs if value not in made))
     kept = set(graph.outputs) | {value for node in graph.nodes if node not in inside for value in node.inputs}
     results = [value for node in group for value in node.results if value in kept]
-    body, places = _body(members, given, results), tuple(at for at, value in enumerate(given) if value in fixed)
+    body, places = body_of(members, given, results), tuple(at for at, value in enumerate(given) if value in fixed)
     found = described(body, places)
     if found is None:
         return graph
     names = {value.storage.name for value in (*graph.inputs, *(each for node in graph.nodes for each in node.results))}
     new = {value: _own(value, names) for value in results}
-    arena_bytes, packed_bytes = found
+    sizes = (("arena_bytes", found.arena_bytes), ("packed_bytes", found.packed_bytes))
     region = Node(
         REGION, tuple(given), tuple(new[value] for value in results),
-        (("fixed", places), ("arena_bytes", arena_bytes), ("packed_bytes", packed_bytes)), body=body, source=group[-1].source,
+        (("fixed", places), *sizes, ("joined", found.joined)), body=body, source=group[-1].source,
     )  # fmt: skip
     nodes = _placed([node for node in graph.nodes if node not in inside], inside, region, new)
     return replace(graph, nodes=tuple(nodes), outputs=tuple(new.get(value, value) for value in graph.outputs))
@@ -134,7 +145,7 @@ def _own(value: Value, names: set[str]) -> Value:
     return replace(value, storage=storage, offset=0, version=0)
 
 
-def _body(members: Sequence[Node], given: Sequence[Value], results: Sequence[Value]) -> Graph:
+def body_of(members: Sequence[Node], given: Sequence[Value], results: Sequence[Value]) -> Graph:
     """The nodes on values of the body's own."""
     storages: dict[Storage, Storage] = {}
     mine: dict[Value, Value] = {}
@@ -144,14 +155,14 @@ def _body(members: Sequence[Node], given: Sequence[Value], results: Sequence[Val
         mine[value] = replace(value, storage=storage)
 
     for value in given:
-        take(value, Kind.ARGUMENT)
+        take(value, Kind.SCALAR if value.storage.kind is Kind.SCALAR else Kind.ARGUMENT)
     nodes = []
     for node in members:
         for value in node.results:
             take(value, Kind.ACTIVATION)
-        nodes.append(
-            replace(_with(node, mine), outputs=tuple(None if each is None else mine[each] for each in node.outputs), inplace=(), after=())
-        )
+        outputs = tuple(None if each is None else mine[each] for each in node.outputs)
+        writes = tuple((mine[before], mine[after]) for before, after in node.writes)
+        nodes.append(replace(_with(node, mine), outputs=outputs, writes=writes, inplace=(), after=()))
     return Graph(tuple(mine[value] for value in given), tuple(nodes), tuple(mine[value] for value in results))
 
 

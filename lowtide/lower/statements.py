@@ -84,9 +84,10 @@ def statements(node: Node, reuse: int, names: Names, offloaded: transfers.Offloa
 
 
 def region_lines(node: Node, names: Names) -> Iterator[str]:
-    """The lines that have generated kernels run a node's body: `regions` has them by the name of the first result."""
-    results = ", ".join(names[value] for value in node.results)
-    yield f"{results}, = regions[{node.results[0].name!r}]({', '.join(text_of(arg, names) for arg in node.args)})"
+    """The lines that have compiled kernels run a node's body: `regions` has them by the name of the first result."""
+    results = "".join(f"{names[value]}, " for value in node.outputs if value is not None)
+    call = f"regions[{node.results[0].name!r}]({', '.join(text_of(arg, names) for arg in node.args)})"
+    yield f"{results}= {call}" if results else call
 
 
 def _assign(node: Node, call: str, names: Names) -> Iterator[str]:

@@ -29,11 +29,24 @@ class GeneratedRegion:
     packed_bytes: int  # of constants as kernels read them
     us: float | None  # measured beside torch's operators; None where it was not measured here
     torch_us: float | None
+    by: str = ""  # another compiler
 
 
 def generated_lines(regions: Sequence[GeneratedRegion]) -> list[str]:
     """Regions, and the kinds of their kernels, the most frequent first."""
-    return [line for region in regions for line in (_region_line(region), *_kernel_lines(region.kernels))]
+    own = [region for region in regions if not region.by]
+    lines = [line for region in own for line in (_region_line(region), *_kernel_lines(region.kernels))]
+    others = [region for region in regions if region.by]
+    return [*lines, _compiled_line(others), *_kernel_lines([each for region in others for each in region.kernels])] if others else lines
+
+
+def _compiled_line(regions: Sequence[GeneratedRegion]) -> str:
+    operators = sum(len(kernel.operators) for region in regions for kernel in region.kernels)
+    times = ""
+    if all(region.us is not None and region.torch_us is not None for region in regions):
+        us, torch_us = sum(region.us or 0 for region in regions), sum(region.torch_us or 0 for region in regions)
+        times = f"; alone they take {time_text(us)}, by torch {time_text(torch_us)}"
+    return f"compiled by {regions[0].by}: {operators} operators in {len(regions)} regions{times}"
 
 
 def _region_line(region: GeneratedRegion) -> str:

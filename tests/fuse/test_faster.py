@@ -95,3 +95,9 @@ def test_what_lost_is_measured_again_before_that_is_kept(
     monkeypatch.setattr(faster, "_in_turns", lambda *_: next(left))
     assert faster._times_ns(lambda _: None, lambda _: None, []) == wanted
     assert next(left, None) is None
+
+
+def test_an_input_whose_elements_share_memory_is_measured_too(cache: Path, model) -> None:
+    x = torch.randn(3, 1).expand(3, 7)
+    step = made_step(model[0], x)
+    assert torch.allclose(step(x), model[0](x), atol=1e-5)

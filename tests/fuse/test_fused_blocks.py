@@ -10,7 +10,8 @@ import lowtide
 from lowtide.api.networks import made, told
 from lowtide.base.units import time_text
 from lowtide.fuse import network
-from lowtide.fuse.blocks import Joins, with_blocks
+from lowtide.fuse.blocks import with_blocks
+from lowtide.fuse.choosing import Joins, chosen
 from lowtide.fuse.stages import Block
 
 BLOCKS: list[tuple[int, tuple[int, ...]]] = []  # parts of each block that was made, and the shape that its window reads
@@ -41,12 +42,13 @@ class Blocks(nn.Module):
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """All blocks that are legal are made."""
 
-    def joined(stages, body, fixed):
-        found = with_blocks(stages, body, fixed, Joins.ALL)
+    def joined(stages, numbers):
+        found = with_blocks(stages, numbers)
         BLOCKS[:] = [(len(each.parts), each.windows.a.shape) for each in found if isinstance(each, Block)]
         return found
 
     monkeypatch.setattr(network, "with_blocks", joined)
+    monkeypatch.setattr(made, "tuned", lambda bare, *_: chosen(bare.stages, bare.body, bare.known, Joins.ALL))
     made._built.cache_clear()
 
 

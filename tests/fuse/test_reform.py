@@ -14,10 +14,9 @@ from lowtide.fuse.cluster.algorithm import is_complex, partition
 from lowtide.fuse.reform.chains import Part, chains_of, parts_of
 from lowtide.fuse.reform.join import MOST_PARTS, Group, joined, reform
 from lowtide.fuse.reform.schemes import Scheme, Shape, schemes_of
-from lowtide.fuse.tune.close import candidates, close
+from lowtide.fuse.tune.close import candidates
 from lowtide.fuse.tune.machine import Level, Machine, machine_of
 from lowtide.fuse.tune.model import Model
-from lowtide.fuse.tune.store import Measured, Store, key_of
 from lowtide.ir.graph import Graph, Node, Value
 from tests.fuse.networks import Builder, inverted_residuals, mixed
 
@@ -143,44 +142,15 @@ def test_a_ring_that_fits_wins_and_one_that_does_not_loses():
         assert (joined_us < 0.97 * sum(map(model.alone_us, parts))) == wins
 
 
-def test_measurements_go_before_predictions_and_what_is_not_known_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = partition(inverted_residuals(1, 24, 56))
-    parts = chain(inverted_residuals(1, 24, 56))
-    store = Store(("here",)).load()
-    costs = Measured(Model(MACHINE), store)
-    assert len(reform(found, costs)) < 3
-    asked = len(costs.asked)
-    assert asked >= 5
-    store.add({key: 10**9 if len(parts) > 1 else 1000 for key, (parts, _) in costs.asked.items()})
-    again = Measured(Model(MACHINE), Store(("here",)).load())
-    assert len(reform(found, again)) == 3
-    assert again.asked == {}
-    store.add(dict.fromkeys(costs.asked, 1))
-    assert Store(("here",)).load().known == store.known
-    assert all(each >= 1000 for each in store.known.values())  # the first measurement stays
-    assert key_of(parts[:1], None, 1) in store.known  # another graph of the same operators has the same keys
-
-
-def test_keys_tell_kernels_apart():
-    parts, other = chain(inverted_residuals(1)), chain(inverted_residuals(1, 24))
-    keys = {key_of(parts, scheme, threads) for scheme in (None, *Scheme) for threads in (1, 2)} | {key_of(other, None, 1)}
-    assert len(keys) == 7
-    assert key_of(parts, None, 1) == key_of(chain(inverted_residuals(1)), None, 1)
-
-
 def test_a_kernel_that_is_none_is_not_joined():
-    groups = reform(partition(inverted_residuals(1, 24, 112)), Measured(Model(MACHINE), Store(()), exists=lambda parts, scheme: False))
+    groups = reform(partition(inverted_residuals(1, 24, 112)), Model(MACHINE, exists=lambda parts, scheme: False))
     assert [len(group.parts) for group in groups] == [1, 1, 1]
 
 
-def test_close_candidates_are_those_that_the_model_cannot_tell_apart():
+def test_candidates_say_what_joining_gains():
     found = list(candidates(partition(inverted_residuals(2, 32, 28)), Model(MACHINE)))
     assert found
-    near = close(found, margin=0.25, most=3)
-    assert len(near) <= 3
-    assert all(abs(each.gain) <= 0.25 for each in near)
-    assert [each.apart_us for each in near] == sorted((each.apart_us for each in near), reverse=True)
+    assert all(each.gain == 1 - each.joined_us / each.apart_us for each in found)
 
 
 def test_the_machine_is_read_from_the_system_and_never_fails(tmp_path: Path):

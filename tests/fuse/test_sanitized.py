@@ -111,7 +111,7 @@ def test_nothing_is_read_or_written_outside(name: str, sanitizers: None, tmp_pat
     regions = [Region.of(node) for node in graph.nodes if is_region(node)]
     assert regions
     for region in regions:
-        its, *_ = made.built(region.body, region.fixed)
+        its, *_ = made.built(region.body, region.fixed, region.joined)
         found = run(program(its, region.body), tmp_path)
         assert found.returncode == 0, found.stderr[:2000]
 
@@ -120,7 +120,7 @@ def test_the_sanitizers_see_what_is_read_outside(sanitizers: None, tmp_path: Pat
     model, args = EXAMPLES["words"]
     graph = lowtide.optimize(model().eval(), args, exact=False).plan.graph
     region = next(Region.of(node) for node in graph.nodes if is_region(node))
-    its, *_ = made.built(region.body, region.fixed)
+    its, *_ = made.built(region.body, region.fixed, region.joined)
     last = elements(its.results[-1])
     source = program(its, region.body)
     assert prod(its.results[-1].shape) == last

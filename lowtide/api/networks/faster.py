@@ -36,7 +36,8 @@ _AWAKE_S = 0.008  # OpenMP's threads, after their last work
 _AGAIN_S = (0.05, 0.25)  # later, where generated kernels lost
 _MOST_NS = 3600 * 10**9
 _MOST_BYTES = 2**30  # of made-up tensors: larger bodies are believed to win, as work on them hides what a call costs
-Runs = Callable[[Sequence[torch.Tensor]], object]
+_NUMBER = 0.999
+Runs = Callable[[Sequence[Any]], object]
 
 
 def is_faster(body: Graph, source: str, generated: Runs, torchs: Runs) -> bool:
@@ -46,7 +47,7 @@ def is_faster(body: Graph, source: str, generated: Runs, torchs: Runs) -> bool:
     cache, names = _cache(), _names(body, source)
     known = cache.load()
     if not all(name in known for name in names):
-        known = cache.merge(dict(zip(names, _times_ns(generated, torchs, _made_up(body)), strict=True)))
+        known = cache.merge(dict(zip(names, _times_ns(generated, torchs, made_up(body)), strict=True)))
     mine, its = (known[name] for name in names)
     return bool(mine <= _NOISE * its)
 
@@ -73,7 +74,7 @@ def _cache() -> Cache:
     return Cache("generated_times", (*circumstances, torch.__version__, version("lowtide")), 1, _MOST_NS)
 
 
-def _times_ns(one: Runs, two: Runs, given: Sequence[torch.Tensor]) -> tuple[int, int]:
+def _times_ns(one: Runs, two: Runs, given: Sequence[Any]) -> tuple[int, int]:
     """The least time of each."""
     one(given), two(given)  # what comes first packs weights and fills caches
     best = _in_turns(one, two, given)
@@ -85,7 +86,7 @@ def _times_ns(one: Runs, two: Runs, given: Sequence[torch.Tensor]) -> tuple[int,
     return best
 
 
-def _in_turns(one: Runs, two: Runs, given: Sequence[torch.Tensor]) -> tuple[int, int]:
+def _in_turns(one: Runs, two: Runs, given: Sequence[Any]) -> tuple[int, int]:
     """The least time of each, in turns."""
     best = [_MOST_NS, _MOST_NS]
     end = time.perf_counter_ns() + _PATIENCE_NS
@@ -98,12 +99,13 @@ def _in_turns(one: Runs, two: Runs, given: Sequence[torch.Tensor]) -> tuple[int,
     return best[0], best[1]
 
 
-def _turn_ns(runs: Runs, given: Sequence[torch.Tensor]) -> int:
+def _turn_ns(runs: Runs, given: Sequence[Any]) -> int:
     """The least time of a few runs in a row."""
     best, start = _MOST_NS, time.perf_counter_ns()
     for _ in range(_RUNS):
         begin = time.perf_counter_ns()
         runs(given)
+        _wait(given)
         now = time.perf_counter_ns()
         best = min(best, max(1, now - begin))
         if now - start > _TURN_NS:
@@ -111,23 +113,35 @@ def _turn_ns(runs: Runs, given: Sequence[torch.Tensor]) -> int:
     return best
 
 
-def _made_up(body: Graph) -> list[torch.Tensor]:
-    """Tensors as a body takes them; the caller's random numbers stay as they are."""
+def _wait(given: Sequence[Any]) -> None:
+    """Until a GPU has done what it was asked."""
+    if any(isinstance(each, torch.Tensor) and each.is_cuda for each in given):
+        torch.cuda.synchronize()
+
+
+def made_up(body: Graph) -> list[Any]:
+    """Tensors and numbers as a body takes them; the caller's random numbers stay as they are."""
     draws = torch.Generator().manual_seed(0)
     return [_tensor(value, draws) for value in body.inputs]
 
 
-def _tensor(value: Value, draws: torch.Generator) -> torch.Tensor:
-    """Near one where there is one dimension, as norms have it; of a size that sums keep where there are more. Indices are zeros."""
+def _tensor(value: Value, draws: torch.Generator) -> Any:
+    """Near one where there is one dimension, as norms have it; of a size that sums keep where there are more. Indices are zeros.
+
+    Numbers are near one, too: what is multiplied by them in place run after run stays of its size.
+    """
+    if value.dtype == "scalar":
+        return _NUMBER
     shape, stride = [int(size) for size in value.shape], [int(step) for step in value.stride]
     dtype: Any = getattr(torch, value.dtype)
-    made = torch.empty_strided(shape, stride, dtype=dtype)
+    elements = 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     if not dtype.is_floating_point:
-        return made.zero_()
-    wide = torch.rand(shape, generator=draws) + 0.5
-    if len(shape) > 1:
-        wide = torch.randn(shape, generator=draws) / max(1.0, prod(shape[1:]) ** 0.5 if len(shape) == 4 else shape[0] ** 0.5)
-    return made.copy_(wide)
+        flat = torch.zeros(elements, dtype=dtype)
+    elif len(shape) > 1:
+        flat = torch.randn(elements, generator=draws) / max(1.0, prod(shape[1:]) ** 0.5 if len(shape) == 4 else shape[0] ** 0.5)
+    else:
+        flat = torch.rand(elements, generator=draws) + 0.5
+    return flat.to(value.storage.device, dtype).as_strided(shape, stride)  # elements may share a place
 
 
 def _bytes_of(body: Graph) -> int:

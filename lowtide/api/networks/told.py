@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lowtide.api.networks.compiled import times_ns
 from lowtide.api.networks.faster import measured_ns
 from lowtide.api.networks.made import networks_of
 from lowtide.fuse.stages import Attention, Batched, Block, Convolution, Map, Pad, Product, Rows, Stage, Windows, Winograd
-from lowtide.ir.regions import is_region
+from lowtide.ir.operators.nodes import is_view
+from lowtide.ir.regions import Region, is_by_inductor, is_region
 from lowtide.plan.generated import GeneratedRegion, Kernel
 from lowtide.plan.plan import Plan
 
@@ -28,14 +30,20 @@ def told(plan: Plan) -> Plan:
     """A plan that tells what its regions are here; it must be able to run here. Raises NativeError."""
     if not any(map(is_region, plan.graph.nodes)):
         return plan
-    regions = []
+    regions = [_by_inductor(Region.of(node)) for node in plan.graph.nodes if is_by_inductor(node)]
     for region, its in networks_of(plan.graph):
         generated_ns, torch_ns = measured_ns(region.body, its.source) or (None, None)
         kernels = tuple(Kernel(_scheme(stage), tuple(_name(node.op) for node in stage.nodes)) for stage in its.stages)
-        times = (None if ns is None else ns / 1e3 for ns in (generated_ns, torch_ns))
+        us, by_torch_us = (None if ns is None else ns / 1e3 for ns in (generated_ns, torch_ns))
         name = region.node.results[0].name
-        regions.append(GeneratedRegion(name, kernels, region.arena_bytes, region.packed_bytes, *times))
+        regions.append(GeneratedRegion(name, kernels, region.arena_bytes, region.packed_bytes, us, by_torch_us))
     return replace(plan, generated=tuple(regions))
+
+
+def _by_inductor(region: Region) -> GeneratedRegion:
+    kernels = (Kernel(region.by, tuple(_name(node.op) for node in region.body.nodes if not is_view(node))),)
+    us, torch_us = (None if ns is None else ns / 1e3 for ns in times_ns(region.body) or (None, None))
+    return GeneratedRegion(region.node.results[0].name, kernels, region.arena_bytes, 0, us, torch_us, by=region.by)
 
 
 def _scheme(stage: Stage) -> str:

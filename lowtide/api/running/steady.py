@@ -61,4 +61,4 @@ def is_free(variant: Variant) -> bool:
     """Whether nothing but tensors decides what a program of generated kernels does, and it leaves nothing but its result."""
     captured, program = variant.captured, variant.program
     bound = captured.assigned or captured.guards or captured.readings or variant.shape is not None or program.gradients or program.host
-    return bool(variant.networks) and not bound
+    return bool(variant.networks) and not bound and len(variant.networks) == len(program.regions)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from lowtide.api.networks.compiled import compiled_runners
 from lowtide.api.networks.made import runners
 from lowtide.api.running.harm import tell_harm
 from lowtide.capture.data.facts import Facts
@@ -50,7 +51,7 @@ class Variant:
         host = host_memory(max((value.storage.device for value in inputs), default="cpu")) if swaps(decision) else None
         check = InputCheck.of(captured.graph, captured.slots)
         networks = runners(decision.graph)
-        program = Program(lower(decision), gradients, devices, host, networks)
+        program = Program(lower(decision), gradients, devices, host, {**networks, **compiled_runners(decision.graph)})
         settings = SettingsCheck.of(captured.graph, captured.slots)
         return cls(captured, decision, planned, program, granted, check, settings, networks=networks)
 

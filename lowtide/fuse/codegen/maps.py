@@ -9,6 +9,8 @@ from lowtide.fuse.layout import Lay
 from lowtide.fuse.stages import Map
 from lowtide.ir.packed import Packed
 
+_TILE = 8  # of fewer elements, moving them one by one is as fast
+
 
 def map_body(stage: Map, address: Callable[[Lay | Packed], str]) -> list[str]:
     """The lines of the stage's function."""
@@ -16,6 +18,8 @@ def map_body(stage: Map, address: Callable[[Lay | Packed], str]) -> list[str]:
     twos = len(shape) > 2 and shape[-1] == 2 and steps[0][-2:] == [2, 1]
     if twos:
         return _interleaved(stage, shape, steps, address)
+    if (turned := _turned(shape, steps)) is not None:
+        return _by_tiles(stage, shape, steps, turned, address)
     *outer, inner = shape
     count = 1
     for size in outer:
@@ -72,6 +76,32 @@ def _interleaved(stage: Map, shape: list[int], steps: list[list[int]], address: 
         "      store_pairs<N>(out + to + 2 * j, one(0), one(1));",
         "    });",
         "  }",
+    ]
+
+
+def _turned(shape: list[int], steps: list[list[int]]) -> int | None:
+    """The dimension along which a map's one input lies side by side, where that is another than its result's: a tile or more of both."""
+    if len(steps) != 2 or steps[0][-1] != 1 or steps[1][-1] in (0, 1) or shape[-1] < _TILE:
+        return None
+    return next((dim for dim, size in enumerate(shape[:-1]) if steps[1][dim] == 1 and size >= _TILE and steps[0][dim] > 0), None)
+
+
+def _by_tiles(stage: Map, shape: list[int], steps: list[list[int]], turned: int, address: Callable[[Lay | Packed], str]) -> list[str]:
+    """A matrix whose rows become columns, or many: in registers, a tile at a time."""
+    outer = [size for dim, size in enumerate(shape[:-1]) if dim != turned]
+    rest = [[step for dim, step in enumerate(its[:-1]) if dim != turned] for its in steps]
+    offsets = [line.strip().removeprefix("long ").replace("at0 =", "from =") for line in _offsets(outer, rest)]
+    return [
+        "  auto at = [](long i, long& to, long& from) __attribute__((always_inline)) {",
+        *(f"    {line}" for line in offsets),
+        "  };",
+        "  auto f = []<int N>(vec<N> x0) __attribute__((always_inline)) {",
+        *(f"    {line}" for line in stage.lines),
+        f"    return vec<N>({stage.result});",
+        "  };",
+        f"  const float* in = {address(stage.inputs[0])};",
+        f"  float* out = {address(stage.out)};",
+        f"  turned<{shape[turned]}, {shape[-1]}>(run, {prod(outer)}, at, in, {steps[1][-1]}, out, {steps[0][turned]}, f);",
     ]
 
 

@@ -7,7 +7,8 @@ leaves  text that needs nothing but the templates; all names in it are made here
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from lowtide.fuse.codegen.attention import attention, batched, softmax
@@ -32,19 +33,42 @@ _CACHED_BYTES = 128 * 1024  # of rows that stay near while all panels pass them
 _NEAR_BYTES = 24 * 1024  # of panels that stay nearest while all rows pass them
 
 
+_NOWHERE = Addresses(defaultdict(int), defaultdict(int))
+
+
 def source_of(stages: Sequence[Stage], addresses: Addresses, target: Target) -> str:
     """The whole text. Compiled with LOWTIDE_PARTS and LOWTIDE_PART defined it is one of several parts, which are linked then."""
+    return text_of(stages, by_columns(stages, target), addresses, target, [range(len(stages))])
+
+
+def text_of(
+    stages: Sequence[Stage], columns: Collection[Stage], addresses: Addresses, target: Target, runs: Sequence[Sequence[int]]
+) -> str:
+    """The text of several networks of the same stages: each runs some of them. The first has the usual name, the others numbers behind."""
     functors = Functors()
-    columns = by_columns(stages, target)
     functions = [_stage(f"stage{at}", stage, Context(addresses, target, stage in columns), functors) for at, stage in enumerate(stages)]
     parts = [*(f'#include "{name}.hpp"' for name in ("blocks", "attention", "winograd"))]
     parts += [f'static_assert(L == {target.lanes}, "made for other vectors");', *_HERE]
     parts += [*functors.lines, *(f"{_HIDDEN} void stage{at}(const Run& run);" for at in range(len(stages)))]
     for share, function in zip(shares(stages, functions), functions, strict=True):
         parts += [f"#if HERE({share})", *function, "#endif"]
-    parts += ["#if HERE(0)", f'extern "C" void {ENTRY}(const Run* its) {{', "  const Run& run = *its;"]
-    parts += [f"  stage{at}(run); barrier(run);" for at in range(len(stages))]
-    return "\n".join([*parts, "}", "#endif", ""])
+    parts.append("#if HERE(0)")
+    for number, run in enumerate(runs):
+        parts += [f'extern "C" void {entry(number)}(const Run* its) {{', "  const Run& run = *its;"]
+        parts += [*(f"  stage{at}(run); barrier(run);" for at in run), "}"]
+    return "\n".join([*parts, "#endif", ""])
+
+
+def entry(number: int) -> str:
+    """The name of a network's function."""
+    return f"{ENTRY}_{number}" if number else ENTRY
+
+
+def kernel_text(stage: Stage, by_columns: bool, target: Target) -> str:
+    """All that a stage's kernel depends on, whatever it is called and wherever it reads and writes."""
+    functors = Functors()
+    function = _stage("", stage, Context(_NOWHERE, target, by_columns), functors)
+    return "\n".join([*functors.lines, _kind(function)])
 
 
 def shares(stages: Sequence[Stage], functions: Sequence[Sequence[str]]) -> list[int]:

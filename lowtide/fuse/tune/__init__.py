@@ -1,1 +1,1 @@
-"""What kernels take: a model proposes, measurements decide among the few that are close, and are kept by machine and kernel."""
+"""What kernels take: a model proposes; sources of the few that it cannot tell apart, to be measured."""

@@ -1,4 +1,4 @@
-"""What is worth measuring: kernels whose prediction is so near to the alternative's that the model cannot tell them apart."""
+"""All that could be joined, and what the model makes of it: where that is next to nothing, it is worth measuring."""
 
 from __future__ import annotations
 
@@ -41,9 +41,3 @@ def _of_chain(chain: Sequence[Part], costs: Costs) -> Iterator[Candidate]:
                 joined = costs.joined_us(run, shape)
                 if joined is not None:
                     yield Candidate(run, shape.scheme, joined, sum(map(costs.alone_us, run)))
-
-
-def close(found: Sequence[Candidate], margin: float = 0.25, most: int = 24) -> tuple[Candidate, ...]:
-    """At most so many whose prediction is within `margin` of the alternative's, those that weigh most first. Ties keep their order."""
-    near = [each for each in found if abs(each.gain) <= margin]
-    return tuple(sorted(near, key=lambda each: -each.apart_us)[:most])

@@ -7,7 +7,7 @@ but all weights pass once for each row of a ring, and inputs and results once fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -29,6 +29,7 @@ class Model:
 
     machine: Machine
     threads: int = 1
+    exists: Callable[[Sequence[Part], Scheme], bool] = lambda parts, scheme: True  # whether there is such a kernel
 
     def alone_us(self, part: Part) -> float:
         """The time of a part by itself. Raises CheckError where a shape is symbolic."""
@@ -37,8 +38,10 @@ class Model:
         moved = self.machine.moving_us(weights, footprint) + self.machine.moving_us(given + made, given + made)
         return self._arithmetic_us(part) + moved / self.threads + self._barrier_us
 
-    def joined_us(self, parts: Sequence[Part], shape: Shape) -> float:
-        """The time of parts as one kernel."""
+    def joined_us(self, parts: Sequence[Part], shape: Shape) -> float | None:
+        """The time of parts as one kernel; None where there is none."""
+        if not self.exists(parts, shape.scheme):
+            return None
         weights = sum(_bytes(part)[0] for part in parts)
         given, made = _bytes(parts[0])[1], _bytes(parts[-1])[2]
         beside = sum(_bytes(part)[1] for part in parts[1:]) - sum(_bytes(part)[2] for part in parts[:-1])

@@ -188,7 +188,7 @@ def _check_writes(node: Node, owned: set[Storage], where: Where) -> None:
     for before, after in node.writes:
         if before.storage not in owned:
             refuse(Verdict.WRITE_NOT_OWNED, f"{where} writes {before.storage.name}")
-        steps = max(1, after.version - before.version) if is_loop(node) else 1  # what its body comes to is checked with the loop
+        steps = max(1, after.version - before.version) if is_loop(node) or is_region(node) else 1  # checked with the body
         expected = replace(before, name=after.name, version=before.version + steps)
         if _fields(after) != _fields(expected) or before.storage in stepped:
             refuse(Verdict.WRITE_STEP, f"{where} leaves {before.name}, version {before.version}, as {after.name}, version {after.version}")

@@ -1,4 +1,7 @@
-"""Is a region right? What goes in and out is what its body takes and gives, which writes nothing and draws nothing."""
+"""Is a region right? What goes in and out is what its body takes and gives, which draws nothing, and writes nothing.
+
+But for one by another compiler: that may write the caller's, as its node says, through one view of each.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,25 @@ def check_region(node: Node, where: Where) -> None:
     for value, inner in zip(outside, inside, strict=True):
         if not isinstance(value, Value) or (value.dtype, value.shape, value.stride) != (inner.dtype, inner.shape, inner.stride):
             refuse(Verdict.REGION_ENDS, f"{where}: {inner.name}")
-    if len({value.storage for value in node.results}) != len(node.results) or {value.storage for value in node.results} & _given(node):
+    made = [value.storage for value in node.outputs if value is not None]
+    if len(set(made)) != len(made) or set(made) & _given(node):
         refuse(Verdict.REGION_ENDS, f"{where}: results share memory")
     for inner_node in region.body.nodes:
-        if inner_node.writes or is_random(inner_node) or inner_node.body is not None:
+        if is_random(inner_node) or inner_node.body is not None or (inner_node.writes and not region.by):
             refuse(Verdict.REGION_PURE, f"{where}: {inner_node.op}")
+    _check_written(node, region, where)
+
+
+def _check_written(node: Node, region: Region, where: Where) -> None:
+    """What the body writes is what the node says, and seen by it in one way alone."""
+    inner = {value: own for value, own in zip(node.args, region.body.inputs, strict=True) if isinstance(value, Value)}
+    left = {after.storage: after.version for each in region.body.nodes for _, after in each.writes}
+    said = {inner[before].storage: after.version for before, after in node.writes if before in inner}
+    if said != left or len(said) != len(node.writes):
+        refuse(Verdict.REGION_PURE, f"{where}: writes {sorted(storage.name for storage in left)}")
+    for before, _ in node.writes:
+        if sum(value.storage is before.storage for value in node.inputs) != 1:
+            refuse(Verdict.REGION_PURE, f"{where}: {before.storage.name} is seen in two ways")
 
 
 def _given(node: Node) -> set[object]:

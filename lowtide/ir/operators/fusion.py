@@ -46,6 +46,17 @@ _MOVES = frozenset({
 
 _SIMPLE = _ELEMENTWISE | _NORMS | _REDUCTIONS | _MOVES
 
+# What gradients and updates are made of beside these.
+_TRAINING = frozenset({
+    "gelu_backward", "threshold_backward", "hardtanh_backward", "hardswish_backward", "hardsigmoid_backward", "silu_backward",
+    "sigmoid_backward", "tanh_backward", "elu_backward", "leaky_relu_backward", "softplus_backward", "mish_backward",
+    "native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward", "_softmax_backward_data",
+    "_log_softmax_backward_data", "lerp", "addcmul", "addcdiv", "sign", "sin", "cos", "eq", "ne", "lt", "le", "gt", "ge", "logical_and",
+    "logical_or", "logical_not", "bitwise_and", "bitwise_or", "bitwise_not", "ones_like", "zeros_like", "full_like", "var", "rms_norm",
+})  # fmt: skip
+_APART = frozenset({"avg_pool2d", "max_pool2d_with_indices", "_adaptive_avg_pool2d", "adaptive_avg_pool2d", "embedding", "roll"})
+_SCALED = frozenset({"add", "sub", "mul", "div", "lerp", "addcmul", "addcdiv"})
+
 
 def fusion_of(op: str) -> Fusion:
     """What the operator of a node is: "aten.convolution.default" is complex, "aten.relu_.default" as simple as "aten.relu.default"."""
@@ -61,3 +72,14 @@ def is_elementwise(op: str) -> bool:
     """Whether a simple operator maps each element by itself, broadcast apart."""
     namespace, _, name = functional_base(op).partition(".")
     return namespace == "aten" and name in _ELEMENTWISE
+
+
+def is_fusible(op: str) -> bool:
+    """Whether a training step's operator is elementwise, a norm, a reduction or a change of layout: what gains by sharing a kernel."""
+    namespace, _, name = functional_base(op).partition(".")
+    return namespace == "aten" and name in (_SIMPLE | _TRAINING) - _APART
+
+
+def may_be_scaled(op: str) -> bool:
+    """Whether a number that differs from call to call may be among its arguments: what it does is a few sums and products."""
+    return functional_base(op).removeprefix("aten.") in _SCALED

@@ -71,11 +71,12 @@ def _team_of(path: Path) -> Team:
 
 def network(source: str) -> Any:
     """The address of a network's function, and the library that has it, which is to be kept. Raises NativeError."""
-    making = Making("generated kernels", partial(_compile, source), _network_of)
+    making = Making("generated kernels", partial(build, source), _network_of)
     return library(directory(), f"network-{_key(source.encode())}.so", making)
 
 
-def _compile(source: str, target: Path) -> None:
+def build(source: str, target: Path) -> None:
+    """Compile a network's source. Raises NativeError."""
     text = target.with_suffix(".cpp")
     text.write_text(source, encoding="utf-8")
     compile_library(text, target, FLAGS, parts=min(_processors(), 1 + len(source) // _PART_LETTERS))

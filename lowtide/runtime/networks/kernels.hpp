@@ -434,6 +434,51 @@ template <class F> static ALWAYS void along(long n, const F& f) {
   for (; j < n; j++) f.template operator()<1>(j);
 }
 
+// A square of vectors, its rows and columns exchanged: blocks off the diagonal, then blocks within these.
+template <int S, int N> static ALWAYS void exchanged(vec<N> (&v)[N]) {
+  if constexpr (S > 0) {
+    for (int i = 0; i < N; i++) {
+      if (i & S) continue;
+      [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+        vec<N> a = v[i], b = v[i + S];
+        v[i] = __builtin_shufflevector(a, b, (I & S ? I - S + N : I)...);
+        v[i + S] = __builtin_shufflevector(a, b, (I & S ? I + N : I + S)...);
+      }(std::make_integer_sequence<int, N>{});
+    }
+    exchanged<S / 2, N>(v);
+  }
+}
+
+// out[r * out_step + c] = f(in[c * in_step + r]), for `outer` such matrices, which `at` finds; tile by tile, along the longer side.
+template <long ROWS, long COLUMNS, class A, class F>
+static void turned(const Run& run, long outer, const A& at, const float* in, long in_step, float* out, long out_step, const F& f) {
+  constexpr bool TALL = ROWS > COLUMNS;
+  constexpr long LONG = TALL ? ROWS : COLUMNS, SHORT = TALL ? COLUMNS : ROWS, TILES = (LONG + L - 1) / L;
+  Share share = share_of(outer * TILES, run.id, run.count);
+  for (long first = share.begin; first < share.end;) {
+    long i = first / TILES, begin = first % TILES, end = begin + (share.end - first) < TILES ? begin + (share.end - first) : TILES;
+    long to = 0, from = 0;
+    at(i, to, from);
+    for (long s = 0; s < SHORT; s += L) {
+      for (long l = begin * L; l < end * L && l < LONG; l += L) {
+        long r = TALL ? l : s, c = TALL ? s : l;
+        const float* p = in + from + c * in_step + r;
+        float* q = out + to + r * out_step + c;
+        if (r + L <= ROWS && c + L <= COLUMNS) {
+          vec<L> v[L];
+          for (int k = 0; k < L; k++) v[k] = f.template operator()<L>(load<L>(p + k * in_step));
+          exchanged<L / 2, L>(v);
+          for (int k = 0; k < L; k++) store<L>(q + k * out_step, v[k]);
+        } else {
+          for (long y = 0; y < L && r + y < ROWS; y++)
+            for (long x = 0; x < L && c + x < COLUMNS; x++) q[y * out_step + x] = f.template operator()<1>(load<1>(p + x * in_step + y))[0];
+        }
+      }
+    }
+    first += end - begin;
+  }
+}
+
 // The mean over the rows of each image.
 template <int IMAGES, long IMAGE, long ROWS, int C, int IS, class E>
 static void mean_of_rows(const Run& run, const float* in, const E& e, float* out, long step) {

@@ -1,0 +1,163 @@
+"""Which nodes of a step are one kernel: connected simple operators between complex ones.
+
+    takes   a graph
+    leaves  clusters, in each the nodes in program order; with each as one node the graph has no cycles
+
+A node's number, counted from the end, is how often a path to the end passes between simple operators and others, or from one simple
+operator to another by a hazard or control edge alone. Simple operators of one number that data connect are a component: a path that leaves
+one passes on to smaller numbers, and never comes back. Counted from the end, a weight's decay is beside the rest of its update, and the sum
+that is a bias's gradient beside that of the bias, not where their arguments come from. What is too long for one kernel is cut in program
+order.
+
+Views at the end of a cluster stay outside: what a cluster makes lies on storages of its own. A view that is read on both sides is on both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from lowtide.ir.edges import predecessors
+from lowtide.ir.graph import Graph, Node, Value
+from lowtide.ir.operators.fusion import is_fusible, may_be_scaled
+from lowtide.ir.operators.nodes import is_random, is_view
+from lowtide.ir.operators.table import functional_base, writes_in_place
+
+_MOST_NODES = 64  # of a cluster
+_FEWEST = 2  # that compute
+_LEAST_ELEMENTS = 1024  # of the largest tensor: of what is smaller a call takes longer than the work
+_NORM = "aten.native_batch_norm"
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """Nodes that are one kernel."""
+
+    nodes: tuple[Node, ...]  # that it computes, in program order
+    outside: frozenset[Node]  # those of them, views, that are outside, too
+    results: tuple[Value, ...]  # that others read
+
+
+def clusters(graph: Graph) -> list[Cluster]:
+    """All that are worth a kernel; of a graph over dimensions none."""
+    if graph.dimensions:
+        return []
+    readers = _readers(graph)
+    pieces = (piece for group in _components(graph) for piece in _pieces(group))
+    return [found for piece in pieces if (found := _bordered(piece, readers, graph)) is not None and _is_worth(found)]
+
+
+def is_simple(node: Node) -> bool:
+    """Whether a node can be among those of a cluster."""
+    if not is_fusible(node.op) or node.body is not None or is_random(node) or not (node.results or node.writes):
+        return False
+    values = [*node.inputs, *node.results]
+    if any(value.dtype == "scalar" for value in values) and not may_be_scaled(node.op):
+        return False
+    tensors = [value for value in values if value.dtype != "scalar"]
+    return all(map(_is_plain, tensors)) and len({value.storage.device for value in tensors}) == 1 and _writes_plainly(node)
+
+
+def _is_plain(value: Value) -> bool:
+    sizes = (*value.shape, *value.stride, value.offset)
+    return all(isinstance(size, int) for size in sizes) and 0 not in value.shape and not value.dtype.startswith(("complex", "float8"))
+
+
+def _writes_plainly(node: Node) -> bool:
+    """Whether a node writes its first argument in place, or a norm's statistics, or nothing."""
+    if not node.writes or functional_base(node.op) == _NORM:
+        return True
+    return writes_in_place(node.op) and len(node.writes) == 1 and node.writes[0][0] is node.args[0]
+
+
+def _components(graph: Graph) -> list[list[Node]]:
+    """Connected simple nodes of one number and device, in program order."""
+    simple, before = [is_simple(node) for node in graph.nodes], predecessors(graph)
+    maker = {value: index for index, node in enumerate(graph.nodes) for value in node.results}
+    data = [{maker[value] for value in node.inputs if value in maker} for node in graph.nodes]
+    number = [0] * len(graph.nodes)
+    for later in range(len(graph.nodes) - 1, -1, -1):
+        for each in before[later]:
+            passes = each not in data[later] if simple[each] and simple[later] else simple[each] or simple[later]
+            number[each] = max(number[each], number[later] + passes)
+    root = list(range(len(graph.nodes)))
+    for later, given in enumerate(data):
+        for each in given:
+            same = simple[each] and simple[later] and number[each] == number[later]
+            if same and _device(graph.nodes[each]) == _device(graph.nodes[later]):
+                root[_root(root, later)] = _root(root, each)
+    found: dict[int, list[Node]] = {}
+    for index, node in enumerate(graph.nodes):
+        if simple[index]:
+            found.setdefault(_root(root, index), []).append(node)
+    return list(found.values())
+
+
+def _root(root: list[int], index: int) -> int:
+    while root[index] != index:
+        root[index] = root[root[index]]
+        index = root[index]
+    return index
+
+
+def _device(node: Node) -> str:
+    return next(value.storage.device for value in (*node.results, *node.inputs) if value.dtype != "scalar")
+
+
+def _pieces(group: Sequence[Node]) -> Iterator[list[Node]]:
+    """A component in program order, cut where it is too long: later pieces read what earlier ones make, never the other way round."""
+    count = -(-len(group) // _MOST_NODES)
+    size = -(-len(group) // count)
+    yield from (list(group[start : start + size]) for start in range(0, len(group), size))
+
+
+def _readers(graph: Graph) -> dict[Value, list[Node]]:
+    found: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        for value in (*node.inputs, *(before for before, _ in node.writes)):
+            found.setdefault(value, []).append(node)
+    return found
+
+
+def _bordered(piece: Sequence[Node], readers: dict[Value, list[Node]], graph: Graph) -> Cluster | None:
+    """The cluster of these nodes; None where something is written that is seen in several ways, or of which a version between is read."""
+    inside, kept, outside = set(piece), set(graph.outputs), set[Node]()
+
+    def is_read(value: Value) -> bool:
+        return value in kept or any(node not in inside or node in outside for node in readers.get(value, ()))
+
+    for node in reversed(piece):
+        if is_view(node) and any(map(is_read, node.results)):
+            outside.add(node)
+    nodes = _needed(piece, outside, readers)
+    results = tuple(value for node in nodes if node not in outside for value in node.outputs if value is not None and is_read(value))
+    return Cluster(tuple(nodes), frozenset(outside), results) if _is_written_once(nodes, is_read) else None
+
+
+def _needed(nodes: Sequence[Node], outside: Collection[Node], readers: dict[Value, list[Node]]) -> list[Node]:
+    """Without views that are outside and that nothing inside needs."""
+    members, found = set(nodes), list[Node]()
+    for node in reversed(nodes):
+        if node in outside and not any(reader in members for value in node.results for reader in readers.get(value, ())):
+            members.discard(node)
+        else:
+            found.append(node)
+    return found[::-1]
+
+
+def _is_written_once(nodes: Sequence[Node], is_read: Callable[[Value], bool]) -> bool:
+    """Whether each storage that is written is seen in one way, and left as its last version alone."""
+    made = {value for node in nodes for value in node.results}
+    written = {before.storage for node in nodes for before, _ in node.writes}
+    seen = {value for node in nodes for value in node.inputs if value.storage in written and value not in made}
+    last = {after.storage: after for node in nodes for _, after in node.writes}
+    between = [after for node in nodes for _, after in node.writes if last[after.storage] is not after]
+    views = [value for value in made if value.storage in written and value not in {after for node in nodes for _, after in node.writes}]
+    return len({value.storage for value in seen}) == len(seen) and not views and not any(map(is_read, between))
+
+
+def _is_worth(cluster: Cluster) -> bool:
+    computing = [node for node in cluster.nodes if not is_view(node)]
+    largest = max((prod(int(size) for size in value.shape) for node in computing for value in (*node.inputs, *node.results)), default=0)
+    return len(computing) >= _FEWEST and largest >= _LEAST_ELEMENTS

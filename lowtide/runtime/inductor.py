@@ -1,0 +1,111 @@
+"""Modules compiled by inductor, and kept as artifacts beside what the system's compiler builds.
+
+    takes   a torch.fx module, what it is given (as descriptions of tensors), a text that says all that it computes
+    leaves  a function of the same arguments, or NativeError, which says why there is none
+
+An artifact is taken from lowtide's cache where it was made before, by the same torch for the same machine; inductor keeps what it compiles
+of it in a cache of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+from torch import fx
+
+from lowtide.base.folders import directory
+from lowtide.runtime.compiler import NativeError
+from lowtide.runtime.libraries import Making, library, processor, unsealed
+
+Run = Callable[..., list[Any]]
+
+
+class Look(NamedTuple):
+    """A tensor that a module is given; a number is one of no dimensions."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+    device: str
+
+
+def compiled(text: str, module: Callable[[], fx.GraphModule], looks: Sequence[Look]) -> Run:
+    """What runs a module. Raises NativeError."""
+    making = Making("what inductor compiles", partial(_compile, module, looks), _opened, is_library=False)
+    found: Run = library(directory(), f"inductor-{_key(text)}.bin", making)
+    return found
+
+
+@lru_cache(1024)
+def number(value: float) -> torch.Tensor:
+    """A number as modules take it. Nobody writes it; most are the same from step to step, or for all parameters of one."""
+    return torch.from_numpy(numpy.array(value, numpy.float64))  # as numbers are, outside of the memory that is planned
+
+
+def circumstances(device: str) -> str:
+    """All that what is compiled depends on beside what it computes."""
+    gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else ""
+    where = (platform.machine(), processor(), os.environ.get("CXX", ""), str(torch.get_num_threads()), gpu)
+    return "\0".join((torch.__version__, version("lowtide"), *where))
+
+
+def _key(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:24]
+
+
+def _compile(module: Callable[[], fx.GraphModule], looks: Sequence[Look], path: Path) -> None:
+    with _quiet():  # takes a second, and is wanted by few
+        from torch._inductor import config, standalone_compile
+        from torch._subclasses import FakeTensorMode
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    try:
+        with mode:
+            fakes: list[Any] = [
+                torch.empty_strided(look.shape, look.stride, dtype=getattr(torch, look.dtype), device=look.device) for look in looks
+            ]
+        with torch.no_grad(), config.patch(compile_threads=1), _quiet():
+            made = standalone_compile(module(), fakes, dynamic_shapes="from_example_inputs", fake_mode=mode)
+        made.save(path=str(path), format="binary")
+    except Exception as error:  # of whatever kind its passes, its compilers and what they are asked to build raise
+        raise NativeError(f"inductor cannot compile it ({_first_line(error)})") from error
+
+
+def _opened(path: Path) -> Run:
+    with _quiet():
+        from torch._inductor import CompiledArtifact  # type: ignore[attr-defined]
+
+    with tempfile.NamedTemporaryFile(prefix="lowtide-artifact-") as file:
+        file.write(unsealed(path.read_bytes()))
+        file.flush()
+        try:
+            with _quiet():
+                found: Run = CompiledArtifact.load(path=file.name, format="binary")
+        except Exception as error:  # assertions of another torch's artifact among them
+            raise NativeError(f"what inductor has compiled does not load ({_first_line(error)})") from error
+    return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What inductor's passes warn of is their own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

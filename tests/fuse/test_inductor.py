@@ -1,0 +1,112 @@
+"""Regions of a step compiled by inductor: near to eager's, at the promised peak, compiled once, and torch's where that fails."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import lowtide
+from lowtide.api.networks import compiled
+from lowtide.ir.regions import is_by_inductor
+from lowtide.runtime import inductor
+
+FUSED: dict[str, Any] = {"exact": False, "fuse": "inductor"}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first, self.last = nn.LayerNorm(64), nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.last(functional.gelu(self.first(self.norm(x))))
+
+
+def square(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().mean()
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, torch.Tensor, torch.optim.Optimizer]:
+    monkeypatch.setattr(compiled, "is_faster", lambda *_: True)
+    monkeypatch.setattr(compiled, "_open", {})
+    torch.manual_seed(0)
+    model = Net()
+    return model, torch.randn(32, 64), torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def trained(model: nn.Module, x: torch.Tensor, dtype: torch.dtype, steps: int) -> list[torch.Tensor]:
+    mine, x = copy.deepcopy(model).to(dtype), x.to(dtype)
+    optimizer = torch.optim.AdamW(mine.parameters(), lr=1e-2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        square(mine, x).backward()
+        optimizer.step()
+    return [parameter.detach().double() for parameter in mine.parameters()]
+
+
+def furthest(ones: list[torch.Tensor], twos: list[torch.Tensor]) -> float:
+    return max(float((one - two).abs().max()) for one, two in zip(ones, twos, strict=True))
+
+
+def test_a_step_is_near_and_keeps_its_promise_and_is_compiled_once(work, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, optimizer = work
+    true, eager = trained(model, x, torch.float64, 4), trained(model, x, torch.float32, 4)
+    step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **FUSED)
+    regions = [node for node in step.plan.graph.nodes if is_by_inductor(node)]
+    assert any(node.writes for node in regions)
+    assert any(node.outputs for node in regions)
+    for _ in range(4):
+        step(x)
+    mine = [parameter.detach().double() for parameter in model.parameters()]
+    assert furthest(mine, true) < 4 * furthest(eager, true) + 1e-6
+    with pytest.warns(UserWarning, match="step.measure trains"):
+        assert step.measure(x).peak_bytes == step.plan.peak_bytes
+
+    monkeypatch.setattr(inductor, "_compile", _never)  # another process finds the artifacts
+    monkeypatch.setattr(compiled, "_open", {})
+    again = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **FUSED)
+    assert again.plan.graph is not step.plan.graph
+    assert sum(map(is_by_inductor, again.plan.graph.nodes)) == len(regions)
+    again(x)
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("it was compiled before")
+
+
+def _fails(module: Callable[[], Any], looks: object, path: object) -> None:
+    raise inductor.NativeError("inductor cannot compile it (no compiler is here)")
+
+
+def test_what_cannot_be_compiled_is_torchs(work, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    model, x, optimizer = work
+    eager = trained(model, x, torch.float32, 2)
+    monkeypatch.setattr(inductor, "_compile", _fails)
+    monkeypatch.setattr(inductor, "directory", lambda: tmp_path)
+    with pytest.warns(RuntimeWarning, match="leaves a region to torch's operators: inductor cannot compile it"):
+        step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **FUSED)
+    assert not any(map(is_by_inductor, step.plan.graph.nodes))
+    for _ in range(2):
+        step(x)
+    assert furthest([parameter.detach().double() for parameter in model.parameters()], eager) == 0.0
+
+
+def test_a_wrong_kernel_is_found(work, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, optimizer = work
+    plain = compiled._run_of
+
+    def wrong(body: Any) -> Callable[..., list[torch.Tensor]]:
+        run = plain(body)
+        return lambda *given: [tensor + 1 for tensor in run(*given)]
+
+    monkeypatch.setattr(compiled, "_run_of", wrong)
+    monkeypatch.setattr(compiled.Cache, "load", lambda self: {})
+    step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **FUSED)
+    assert not any(node.outputs for node in step.plan.graph.nodes if is_by_inductor(node))
