@@ -3,10 +3,10 @@
     python -m bench.frameworks [--steps 50] [--turns 3] [--only trainer lightning] [--answers FILE]
 
 Each way to train is a process of its own: once for four steps under the profiler, for the peak above what was there before training
-(gradients, optimizer state, activations), and in each turn once more, timed step by step. "within" has as many bytes as checkpointing
-took. Losses are compared bit for bit with the framework's own. The table is saved after each framework's turn; what stands in the file
-of answers is not measured again, so that a run that was stopped goes on where it was. A way that fails, or is not over within its
-limit, has a row without numbers.
+(gradients, optimizer state, activations), and in each turn once more, timed step by step. "arena" is lowtide with `arena=True`, "within"
+has as many bytes as checkpointing took. Losses are compared bit for bit with the framework's own. The table is saved after each
+framework's turn; what stands in the file of answers is not measured again, so that a run that was stopped goes on where it was. A way
+that fails, or is not over within its limit, has a row without numbers.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ from lowtide.cost.profiler import measure_memory
 
 COLUMNS = ("framework", "how", "peak_mib", "step_ms", "time_ratio", "to_checkpointing", "first_step_s", "losses_equal")
 FRAMEWORKS = ("trainer", "lightning", "accelerate")
-HOWS = ("alone", "checkpointing", "lowtide", "within")
+HOWS = ("alone", "checkpointing", "lowtide", "arena", "within")
+OURS = ("lowtide", "arena", "within")
 NOTES = (
     "peak_mib: above weights, measured; step_ms: the median without the first two, of all turns; time_ratio: over the framework alone, "
     "to_checkpointing: over the framework with gradient checkpointing, medians over turns; first_step_s has capture and planning in it, "
-    "the most of the turns. Llama of 4 layers, width 256, vocabulary 4,096; 4 x 256 tokens, float32, AdamW, no clipping",
+    "the most of the turns; arena: with arena=True, whose steps fetch no pages anew. "
+    "Llama of 4 layers, width 256, vocabulary 4,096; 4 x 256 tokens, float32, AdamW, no clipping",
 )
 _PROFILED = 4
 Ticks = list[tuple[float, float]]  # by step: when it was over, its loss
@@ -187,6 +189,11 @@ def _adamw(model: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), 1e-3, foreach=False)
 
 
+def _further(how: str) -> dict[str, Any]:
+    """What `optimize` is given beside a limit."""
+    return {"arena": True} if how == "arena" else {}
+
+
 def _trainer(how: str, limit: int | None, steps: int) -> tuple[Callable[[Ticks], Any], int]:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -202,7 +209,7 @@ def _trainer(how: str, limit: int | None, steps: int) -> tuple[Callable[[Ticks],
     model, tick = _model(how), Tick()
     quiet = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1, "use_cpu": True, "max_grad_norm": 0.0}
     arguments = TrainingArguments(tempfile.mkdtemp(), per_device_train_batch_size=4, max_steps=steps, **quiet)
-    kind, given = (LowtideTrainer, {"memory": limit}) if how in ("lowtide", "within") else (Trainer, {})
+    kind, given = (LowtideTrainer, {"memory": limit, "optimize": _further(how)}) if how in OURS else (Trainer, {})
     made = kind(model, arguments, train_dataset=_rows(steps), callbacks=[tick], optimizers=(_adamw(model), None), **given)
 
     def train(ticks: Ticks) -> None:
@@ -235,7 +242,7 @@ def _lightning(how: str, limit: int | None, steps: int) -> tuple[Callable[[Ticks
             self.ticks.append((time.perf_counter(), outputs["loss"].item()))
 
     module, tick = Module(), Tick()
-    strategy = LowtideStrategy(limit) if how in ("lowtide", "within") else "auto"
+    strategy = LowtideStrategy(limit, optimize=_further(how)) if how in OURS else "auto"
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = Trainer(strategy=strategy, accelerator="cpu", devices=1, max_epochs=1, callbacks=[tick], **quiet)
 
@@ -263,9 +270,10 @@ def _accelerate(how: str, limit: int | None, steps: int) -> tuple[Callable[[Tick
 
     def train(ticks: Ticks) -> None:
         step = eager
-        if how in ("lowtide", "within"):
+        if how in OURS:
+            first, further = next(iter(loader)), _further(how)
             step = lowtide.optimize(
-                model, next(iter(loader)), loss=lambda model, **batch: model(**batch).loss, optimizer=optimizer, memory=limit
+                model, first, loss=lambda model, **batch: model(**batch).loss, optimizer=optimizer, memory=limit, **further
             )
         for batch in loader:
             ticks.append((time.perf_counter(), step(**batch).item()))

@@ -75,6 +75,19 @@ def test_evaluates_saves_and_resumes(tmp_path: Path):
     assert not differences({**kept, "logs": []}, {**found, "logs": []})
 
 
+def test_noise_in_embeddings_and_a_schedule_that_reads_metrics(tmp_path: Path):
+    said = {"neftune_noise_alpha": 5.0, "lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 1}
+    both(tmp_path, said, eval_dataset=rows(count=4))
+
+
+def test_stops_early_and_ends_with_the_best_model(tmp_path: Path):
+    every = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    said = {**every, "load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "learning_rate": 0.5}
+    patience = [transformers.EarlyStoppingCallback(1)]
+    done = both(tmp_path, said, eval_dataset=rows(count=4), callbacks=patience)
+    assert done.state.global_step < 5
+
+
 class Scaled:
     """fp16 with a gradient scaler on a CPU, which accelerate offers on GPUs alone; its first scale is too large."""
 
