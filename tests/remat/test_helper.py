@@ -8,7 +8,7 @@ import pytest
 from lowtide.remat.sweep import helper, search
 from lowtide.remat.sweep.helper import Helper
 from lowtide.remat.sweep.search import Sweep
-from tests.swapping import stored_chain
+from tests.sequences import stored_chain
 
 
 @pytest.mark.parametrize("processors", [1, 2])
