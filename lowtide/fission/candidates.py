@@ -15,9 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from lowtide.fission.dimensions import Dimensions
-from lowtide.fission.heat import Dominators, Heat, hot_bytes
-from lowtide.fission.regions import Region, Regions
+from lowtide.fission.heat import Borders, Dominators, Heat, hot_bytes
+from lowtide.fission.regions import Grown, Region, Regions
 from lowtide.ir.graph import Graph, Kind, Storage, Value
 
 _HALVINGS = 8  # below the lowest interval
@@ -117,24 +119,23 @@ def _phases(bounds: Sequence[tuple[int, int]], places: Sequence[int]) -> Iterato
 def _phased(
     regions: Regions, component: int, places: Sequence[int], made: Mapping[int, list[Value]], hot: Mapping[Storage, int]
 ) -> _Phased:
-    tree, number, given = _dominators(regions, component, places)
+    known = _grown(regions, component, places)
     amounts = [0, *(sum(hot[value.storage] for value in made.get(place, ())) for place in places)]
-    borders: dict[tuple[int, ...], int] = {}
-    for value, readers in given.items():
-        nbytes = value.storage.nbytes
-        if value.storage not in hot and not value.storage.kind.caller_owned and isinstance(nbytes, int):
-            key = (number.get(regions.makers.get(value, -1), -1), *readers)
-            borders[key] = borders.get(key, 0) + nbytes
-    return _Phased(places, tree, Heat.of(tree, amounts, borders))
+    cold = np.array([0 if storage in hot else nbytes for storage, nbytes in known.given], np.int64)
+    return _Phased(places, known.tree, Heat.of(known.tree, amounts, known.borders.of(known.tree, cold)))
 
 
-def _dominators(regions: Regions, component: int, places: Sequence[int]) -> tuple[Dominators, Mapping[int, int], Mapping[Value, list[int]]]:
-    """The tree of what one part runs through, the number of each place in it, and by value the numbers of its readers."""
+def _grown(regions: Regions, component: int, places: Sequence[int]) -> Grown:
+    """The tree of what one part runs through, and what else that is given."""
     key = component, places[0], len(places)
-    if key in regions.trees:
-        return regions.trees[key]
+    if key not in regions.trees:
+        regions.trees[key] = _grow(regions, component, places)
+    return regions.trees[key]
+
+
+def _grow(regions: Regions, component: int, places: Sequence[int]) -> Grown:
     tree, number = Dominators(), {place: index + 1 for index, place in enumerate(places)}
-    given: dict[Value, list[int]] = {}
+    touched: dict[Value, list[int]] = {}  # by what nodes read, who does
     for place in places:
         before = set[int]()
         cut = {value for each in regions.cuts[place].get(component, ()) for value in each.pairs}
@@ -142,10 +143,11 @@ def _dominators(regions: Regions, component: int, places: Sequence[int]) -> tupl
             maker = number.get(regions.makers.get(value, -1))
             if maker is not None and maker < number[place] and value in cut:
                 before.add(maker)
-            given.setdefault(value, []).append(number[place])
+            touched.setdefault(value, []).append(number[place])
         tree.add(sorted(before))
-    regions.trees[key] = tree, number, given
-    return regions.trees[key]
+    given = [value for value in touched if not value.storage.kind.caller_owned and isinstance(value.storage.nbytes, int)]
+    borders = Borders(tree, [(number.get(regions.makers.get(value, -1), -1), *touched[value]) for value in given])
+    return Grown(tree, borders, [(value.storage, _nbytes(value)) for value in given])
 
 
 def _chosen(phased: _Phased, levels: int) -> list[int]:

@@ -8,11 +8,12 @@ what stands at the peak anyway.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowtide.cost.memory import counted_storages, order_problem, simulate
 from lowtide.ir.graph import Graph, Storage
@@ -35,6 +36,7 @@ class Dominators:
 
     def __init__(self) -> None:
         self.parent, self._depth, self._jump = [0], [0], [0]
+        self._spanned: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
 
     def add(self, before: Iterable[int]) -> int:
         """A node after others, after the start where there are none; its number."""
@@ -62,26 +64,66 @@ class Dominators:
             one, two = (jump[one], jump[two]) if apart else (parent[one], parent[two])
         return one
 
-    def summed(self, amounts: Sequence[int]) -> list[int]:
+    def summed(self, amounts: NDArray[np.int64]) -> NDArray[np.int64]:
         """By node, the sum over all that it dominates, itself included."""
-        total = list(amounts)
-        for node in range(len(total) - 1, 0, -1):
-            total[self.parent[node]] += total[node]
-        return total
+        first, end = self._spans
+        met = np.empty(len(amounts), np.int64)
+        met[first] = amounts
+        total = np.concatenate([[0], met.cumsum()])
+        return np.asarray(total[end] - total[first])
 
     def dominated(self) -> list[tuple[int, int]]:
         """By node, where what it dominates begins and ends in the order in which nodes are met, itself left out."""
-        return [(met + 1, met + size) for met, size in zip(self.first_met(), self.summed([1] * len(self.parent)), strict=True)]
+        first, end = self._spans
+        return list(zip((first + 1).tolist(), end.tolist(), strict=True))
 
     def first_met(self) -> list[int]:
         """By node, when a walk that goes down before it goes on meets it: what a node dominates is met in a row."""
-        size = self.summed([1] * len(self.parent))
+        found: list[int] = self._spans[0].tolist()
+        return found
+
+    @property
+    def _spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """By node when it is met, and behind the last that it dominates; found once for a tree that has grown no more."""
+        if self._spanned is None or len(self._spanned[0]) < len(self.parent):
+            self._spanned = self._walked()
+        return self._spanned
+
+    def _walked(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        size = [1] * len(self.parent)
+        for node in range(len(size) - 1, 0, -1):
+            size[self.parent[node]] += size[node]
         met, free = [0] * len(size), [1] * len(size)
         for node in range(1, len(size)):
             parent = self.parent[node]
             met[node] = met[parent] + free[parent]
             free[parent] += size[node]
-        return met
+        return np.array(met, np.int64), np.array(met, np.int64) + np.array(size, np.int64)
+
+
+class Borders:
+    """What stands at the borders of dominated sets: of any bytes of values that are the same in who makes and who reads them.
+
+    What dominates a reader or the maker, and is not that itself, is given a value, unless it dominates the maker, too.
+    """
+
+    def __init__(self, tree: Dominators, touched: Iterable[tuple[int, ...]]) -> None:
+        """`touched` is by value the number of its maker, -1 where no node makes it, then those of its readers."""
+        met = tree.first_met()
+        nodes, signs, values = list[int](), list[int](), list[int]()
+        for value, (maker, *readers) in enumerate(touched):
+            above = sorted({tree.parent[node] for node in (*readers, maker) if node >= 0}, key=met.__getitem__)
+            less = [tree.common(one, two) for one, two in pairwise(above)] + ([tree.parent[maker]] if maker >= 0 else [])
+            nodes += above + less
+            signs += [1] * len(above) + [-1] * len(less)
+            values += [value] * (len(above) + len(less))
+        self._nodes, self._signs, self._values = np.array(nodes, np.int64), np.array(signs, np.int64), np.array(values, np.int64)
+
+    def of(self, tree: Dominators, nbytes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """By node the bytes at the border of what it dominates, where values are so large."""
+        given = np.zeros(len(tree.parent), np.int64)
+        np.add.at(given, self._nodes, self._signs * nbytes[self._values])
+        return tree.summed(given)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,22 +134,8 @@ class Heat:
     score: Sequence[float]
 
     @classmethod
-    def of(cls, tree: Dominators, made: Sequence[int], given: Mapping[tuple[int, ...], int], parts: int = 2) -> Heat:
-        """Equations 3 and 4. `made` is hot bytes by the node that makes them; `given` is the bytes of what is not hot, by who touches it.
-
-        The key of `given` is the maker, -1 where no node makes it, then the readers.
-        """
-        met = tree.first_met()
-        borders = [0] * len(tree.parent)
-        for (maker, *readers), nbytes in given.items():
-            # what dominates a reader and is not that itself is given it, unless it dominates the maker, too
-            above = sorted({tree.parent[node] for node in (*readers, maker) if node >= 0}, key=met.__getitem__)
-            for node in above:
-                borders[node] += nbytes
-            for one, two in pairwise(above):
-                borders[tree.common(one, two)] -= nbytes
-            if maker >= 0:
-                borders[tree.parent[maker]] -= nbytes
-        heat, border = [total - own for total, own in zip(tree.summed(made), made, strict=True)], tree.summed(borders)
-        share = 1 - 1 / parts
-        return cls(heat, [share * hot - given for hot, given in zip(heat, border, strict=True)])
+    def of(cls, tree: Dominators, made: Sequence[int], borders: NDArray[np.int64], parts: int = 2) -> Heat:
+        """Equations 3 and 4. `made` is hot bytes by the node that makes them, `borders` what stands at the border of what it dominates."""
+        own = np.array(made, np.int64)
+        heat = tree.summed(own) - own
+        return cls(heat.tolist(), ((1 - 1 / parts) * heat - borders).tolist())

@@ -21,9 +21,9 @@ from functools import cached_property
 from math import gcd
 
 from lowtide.fission.dimensions import Dimensions
-from lowtide.fission.heat import Dominators
+from lowtide.fission.heat import Borders, Dominators
 from lowtide.ir.edges import predecessors
-from lowtide.ir.graph import Graph, Node, Value
+from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.operators.axes.axis import Axis, Reduced, cut_by, is_innermost, merges_apart, tensor_paths
 from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.sizes import Size
@@ -73,6 +73,15 @@ class _Cut:
         fits = alone and not _mixed(node, axis) and all(before in pairs for before, _ in node.writes)
         whole = tuple(value for value in reads if value not in pairs and value.dtype != "scalar")
         return cls(axis, pairs, reads, whole, tuple(value for value, _ in _roles(node, axis)), fits)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Grown:
+    """The dominators of what one part runs through in a phase, whatever stands at a peak; node i + 1 is the one at the phase's place i."""
+
+    tree: Dominators
+    borders: Borders
+    given: Sequence[tuple[Storage, int]]  # what its nodes touch, and the caller does not own, and its bytes
 
 
 @dataclass(eq=False)
@@ -157,7 +166,7 @@ class Regions:
         return tuple(found)
 
     @cached_property
-    def trees(self) -> dict[tuple[int, int, int], tuple[Dominators, Mapping[int, int], Mapping[Value, list[int]]]]:
+    def trees(self) -> dict[tuple[int, int, int], Grown]:
         """What `candidates` has found of components and phases: whatever stands at a peak, their dominators are the same."""
         return {}
 

@@ -2,10 +2,11 @@
 
 import random
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.fission.heat import Dominators, Heat
+from lowtide.fission.heat import Borders, Dominators, Heat
 
 
 def _random(seed: int) -> tuple[list[list[int]], Dominators]:
@@ -58,7 +59,8 @@ def test_heat_and_score_are_the_equations(seed):
         readers = rng.sample(later, min(len(later), rng.randint(1, 3)))
         if readers:
             given_bytes[(maker, *readers)] = rng.randint(1, 9)
-    heat = Heat.of(tree, made, given_bytes)
+    borders = Borders(tree, given_bytes).of(tree, np.array(list(given_bytes.values()), np.int64))
+    heat = Heat.of(tree, made, borders)
     for node in range(count):
         below = _dominated(before, node)
         assert heat.heat[node] == sum(made[other] for other in below)
