@@ -22,7 +22,7 @@ def test_everything_is_made_in_its_order(monkeypatch, processors, count):
         return number * number
 
     with Helper(True) as both:
-        assert both.made_of(range(count), squared) == [number * number for number in range(count)]
+        assert list(both.made_of(range(count), squared)) == [number * number for number in range(count)]
     assert len(threads) == min(processors, count)
 
 
@@ -30,7 +30,7 @@ def test_an_error_of_either_thread_is_raised(monkeypatch):
     monkeypatch.setattr(helper, "_processors", lambda: 2)
     for bad in (0, 1):
         with Helper(True) as both, pytest.raises(ZeroDivisionError):
-            both.made_of([1 - bad, bad], lambda number: 1 // number)
+            list(both.made_of([1 - bad, bad], lambda number: 1 // number))
 
 
 def test_the_archive_is_the_same(monkeypatch):

@@ -141,8 +141,8 @@ def _work_on(problem: RematProblem) -> _Work:
     """What this thread works in, until its next call for the problem. A search goes back and forth between few."""
     works = _scratch.works
     if problem not in works:
-        while len(works) >= _WORKS:
-            del works[next(iter(works))]
+        while len(works) >= _WORKS and (first := next(iter(works), None)) is not None:  # some may be gone, and counted still
+            works.pop(first, None)
         works[problem] = _Work(problem)
     return works[problem]
 

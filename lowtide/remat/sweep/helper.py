@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TypeVar
@@ -26,14 +26,12 @@ class Helper:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
 
-    def made_of(self, items: Sequence[Given], function: Callable[[Given], Made]) -> list[Made]:
-        """What a function makes of each item, in their order."""
-        if self._pool is None or len(items) < 2:
-            return [function(item) for item in items]
-        others = [self._pool.submit(function, item) for item in items[1::2]]
-        own = [function(item) for item in items[::2]]
-        found: list[Made] = [made for pair in zip(own, [each.result() for each in others], strict=False) for made in pair]
-        return found + own[len(others) :]
+    def made_of(self, items: Sequence[Given], function: Callable[[Given], Made]) -> Iterator[Made]:
+        """What a function makes of each item, in their order, as far as it is asked for."""
+        others = iter([self._pool.submit(function, item) for item in items[1::2]] if self._pool is not None else ())
+        for position, item in enumerate(items):
+            other = next(others, None) if position % 2 else None
+            yield function(item) if other is None else other.result()
 
 
 def _processors() -> int:

@@ -271,10 +271,11 @@ class _Search:
 
         found: list[Point] = []
         for (which, recipe), made in zip(fresh, self.helper.made_of(fresh, evicted), strict=True):
-            if not self.over():
-                self.count(len(recipe.base if made is None else made.sequence))
-                if made is not None:
-                    found.append(self.see(which, made.sequence, recipe, made.roles))
+            if self.over():
+                break
+            self.count(len(recipe.base if made is None else made.sequence))
+            if made is not None:
+                found.append(self.see(which, made.sequence, recipe, made.roles))
         return found
 
     def count(self, runs: int) -> None:
