@@ -23,9 +23,11 @@ _EARLIER = {
 
 # What is not as it was when a file that holds its commit was saved, as far as it bears on its figures.
 _SINCE = {
-    "magis": "what is innermost in merged dimensions is cut as well, which torchvision's ViT gains by",
-    "magis_outer": "what is innermost in merged dimensions is cut as well: more sets are tried, and fewer graphs a minute judged",
-    "magis_micro": "what is innermost in merged dimensions is cut as well",
+    "magis": "nothing has changed; rows without splits and of lean networks are older than the search's wide steps",
+    "magis_outer": "inner dimensions are cut as well, results of loops may lie where arguments lay, and graphs are judged in half the time",
+    "magis_micro": "inner dimensions are cut as well, and results of loops may lie where arguments lay",
+    "in_parts": "results of loops may lie where arguments lay, and the search goes down in wide steps first",
+    "planning_time": "the search goes down in wide steps first, and uses two threads where a problem is large",
     "ago_others": "layouts change in a quarter of the time",
     "ago_compiling": "kernels that the model cannot tell apart are compiled and measured, too, which takes two to three seconds",
     "algebra": "nothing has changed; the rows of GPT-2 are of commit b689608",
