@@ -173,13 +173,16 @@ class _Search:
         First at a few levels all the way down, so that little effort goes as far as much; then at those between.
         """
         coarse = levels[_COARSE - 1 :: _COARSE] if len(levels) > _COARSE * _FEW else levels
-        for position, limit in enumerate(coarse):
-            if not self.seed(limit):
-                self.halve(limit, coarse[position - 1] if position else self.archive.points[0].peak_bytes)
-                break
-        for limit in sorted(set(levels).difference(coarse), reverse=True):
-            if limit > self.archive.points[0].peak_bytes and not self.over():
-                self.seed(limit)
+        for pace in (coarse, sorted(set(levels).difference(coarse), reverse=True)):
+            self.go_down(pace)
+
+    def go_down(self, levels: Sequence[int]) -> None:
+        """Evict at each of these, until nothing is found below the leanest schedule; then halve what is between."""
+        for limit in levels:
+            least = self.archive.points[0].peak_bytes
+            if not self.seed(limit) and limit < least:
+                return self.halve(limit, least)
+        return None
 
     def halve(self, low: int, high: int) -> None:
         """Between a limit that has no answer and one that has."""
