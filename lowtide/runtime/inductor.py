@@ -66,37 +66,41 @@ def _key(text: str) -> str:
 
 
 def _compile(module: Callable[[], fx.GraphModule], looks: Sequence[Look], path: Path) -> None:
-    with _quiet():  # takes a second, and is wanted by few
-        from torch._inductor import config, standalone_compile
+    with _as_native_errors("inductor cannot compile it"):
+        from torch._inductor import config, standalone_compile  # takes a second, and is wanted by few
         from torch._subclasses import FakeTensorMode
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    mode = FakeTensorMode(shape_env=ShapeEnv())
-    try:
+        mode = FakeTensorMode(shape_env=ShapeEnv())
         with mode:
             fakes: list[Any] = [
                 torch.empty_strided(look.shape, look.stride, dtype=getattr(torch, look.dtype), device=look.device) for look in looks
             ]
-        with torch.no_grad(), config.patch(compile_threads=1), _quiet():
+        with torch.no_grad(), config.patch(compile_threads=1):
             made = standalone_compile(module(), fakes, dynamic_shapes="from_example_inputs", fake_mode=mode)
         made.save(path=str(path), format="binary")
-    except Exception as error:  # of whatever kind its passes, its compilers and what they are asked to build raise
-        raise NativeError(f"inductor cannot compile it ({_first_line(error)})") from error
 
 
 def _opened(path: Path) -> Run:
-    with _quiet():
+    with _as_native_errors("what inductor has compiled does not load"), tempfile.NamedTemporaryFile(prefix="lowtide-artifact-") as file:
         from torch._inductor import CompiledArtifact  # type: ignore[attr-defined]
 
-    with tempfile.NamedTemporaryFile(prefix="lowtide-artifact-") as file:
         file.write(unsealed(path.read_bytes()))
         file.flush()
-        try:
-            with _quiet():
-                found: Run = CompiledArtifact.load(path=file.name, format="binary")
-        except Exception as error:  # assertions of another torch's artifact among them
-            raise NativeError(f"what inductor has compiled does not load ({_first_line(error)})") from error
+        found: Run = CompiledArtifact.load(path=file.name, format="binary")
     return found
+
+
+@contextmanager
+def _as_native_errors(what: str) -> Iterator[None]:
+    """Its warnings are its own; whatever it, its compilers and the disk raise, assertions about another torch's artifact too, is told."""
+    try:
+        with _quiet():
+            yield
+    except NativeError:
+        raise
+    except Exception as error:
+        raise NativeError(f"{what} ({_first_line(error)})") from error
 
 
 @contextmanager

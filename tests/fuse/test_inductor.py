@@ -110,3 +110,15 @@ def test_a_wrong_kernel_is_found(work, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled.Cache, "load", lambda self: {})
     step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **FUSED)
     assert not any(node.outputs for node in step.plan.graph.nodes if is_by_inductor(node))
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), AttributeError("module 'z3' has no attribute 'ExprRef'")])
+def test_whatever_stands_in_inductors_way_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path, error: Exception) -> None:
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(inductor.tempfile, "NamedTemporaryFile", fails)
+    with pytest.raises(inductor.NativeError, match="does not load") as told:
+        inductor._opened(tmp_path / "made.bin")
+    assert str(error) in str(told.value)
+    assert told.value.__cause__ is error

@@ -43,10 +43,13 @@ class SizedBody:
     def peak_bytes(self, size: int) -> int:
         """The most that a part takes beside what it is given and where its results go."""
         sizes, _ = self._at(size)
-        nbytes = [storage.nbytes for storage in counted_storages(self._body)]
-        exact = np.array([each if isinstance(each, int) else sizes[each] for each in nbytes], np.int64)
+        exact = np.array([each if isinstance(each, int) else sizes[each] for each in self._nbytes], np.int64)
         problem = replace(self._problem, tensor_bytes=exact)
         return simulate(problem, range(problem.node_count)).peak_bytes - problem.resident_bytes
+
+    @cached_property
+    def _nbytes(self) -> tuple[Size, ...]:
+        return tuple(storage.nbytes for storage in counted_storages(self._body))
 
     @cached_property
     def _problem(self) -> OrderProblem:

@@ -3,11 +3,11 @@
 Each point is a whole schedule with recomputation and swapping. The sweep does not know the limit that will be asked for, so that two
 limits are answered from the same points: less memory never gives a higher peak, more memory never a slower program.
 
-The sweep goes down from the peak of the fastest order without recomputation, in even steps, until eviction finds nothing any more. At each
-level it evicts under several rules, from every order given and from the best schedules seen so far. Then it climbs at each level: another
-rule, some of what is repeated left out, exceptions from the rule for single tensors; eviction makes a whole right schedule of whatever that
-is (large neighbourhood search), and what is no slower goes on. Effort is counted in states, schedules built and costed, and in the runs
-that they hold, so that large graphs do not take longer.
+The sweep goes down from the peak of the fastest order without recomputation, in wide steps and then at the levels between, until eviction
+finds nothing any more. At each level it evicts under several rules, from every order given and from the best schedules seen so far. Then it
+climbs at each level: another rule, some of what is repeated left out, exceptions from the rule for single tensors; eviction makes a whole
+right schedule of whatever that is (large neighbourhood search), and what is no slower goes on. Effort is counted in states, schedules built
+and costed, and in the runs that they hold, so that large graphs do not take longer.
 """
 
 from __future__ import annotations
