@@ -83,8 +83,9 @@ def _wanted(regions: Regions, hot: Mapping[Storage, int], levels: int) -> Iterat
 def _until_read(regions: Regions, places: tuple[int, ...], made: Mapping[int, list[Value]]) -> tuple[int, ...]:
     """Those up to the last that reads what is made among them and stands at the peak: behind it parts have nothing to save."""
     hot = {value.storage for place in places for value in made.get(place, ())}
-    reading = [place for place in places if any(value.storage in hot for value in regions.graph.nodes[place].inputs)]
-    return tuple(place for place in places if place <= reading[-1]) if reading else places
+    nodes = regions.graph.nodes
+    last = next((at for at in range(len(places), 0, -1) if any(value.storage in hot for value in nodes[places[at - 1]].inputs)), None)
+    return places[:last]
 
 
 def _made(regions: Regions, hot: Mapping[Storage, int]) -> dict[int, list[Value]]:
