@@ -23,7 +23,6 @@ _EARLIER = {
 
 # What is not as it was when a file that holds its commit was saved, as far as it bears on its figures.
 _SINCE = {
-    "magis": "nothing has changed; rows without splits and of lean networks are older than the search's wide steps",
     "magis_outer": "inner dimensions are cut as well, results of loops may lie where arguments lay, and graphs are judged in half the time",
     "magis_micro": "inner dimensions are cut as well, and results of loops may lie where arguments lay",
     "in_parts": "results of loops may lie where arguments lay, and the search goes down in wide steps first",
