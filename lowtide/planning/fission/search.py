@@ -48,7 +48,7 @@ class Outer:
     for the fastest.
     """
 
-    states: int = 96
+    states: int = 160
     nodes: int = 120_000
     levels: int = 4
     sets: int = 8
