@@ -102,7 +102,8 @@ def _transformed(staging: Staging, node: Node, transform: Transform, padding: tu
         columns, inner = int(weight.shape[0]), int(weight.shape[1])
         packed = Transformed(weight, _value(bias), norm, columns, inner, transform.side, transform.tile.vectors, staging.target)
         staging.pack(packed)
-        return Winograd(image, padding, packed, transform.block, out, out.rows() or stepped(columns), epilogue, nodes)
+        step = out.rows() or stepped(columns)
+        return Winograd(image, padding, packed, transform.block, transform.by_panels, out, step, epilogue, nodes)
 
     return Head(node, made, lay, make, folds=True)
 

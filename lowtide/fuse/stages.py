@@ -92,6 +92,7 @@ class Winograd:
     padding: tuple[int, int]
     weight: Transformed
     block: int  # tiles at a time
+    by_panels: bool  # what threads share; else tiles
     out: Lay
     out_step: int
     epilogue: Epilogue

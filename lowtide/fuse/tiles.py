@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from lowtide.ir.packed import Target
 
-_LESS = 0.9  # what a transform must take of the plain way, as it keeps more weights
+_LESS = 0.85  # what a transform must take of the plain way, as it keeps more weights
 _TILES_BYTES = 192 * 1024  # of tiles at all points, that stay near while all panels pass them
 _MADE_VECTORS = 4  # of a panel of products
 _TRANSFORM_CYCLES = 4.0  # for a vector of a point, on the way there and back
-# Weights that each cache holds, and memory; bytes a cycle from there.
-_LEVELS = ((512 * 1024, 64.0), (24 * 2**20, 14.0), (2**62, 8.0))
+_FIRST_RATE = 5.0  # bytes a cycle of weights that nobody has read since the last run
+_NEAR_BYTES, _NEAR_RATE, _FAR_RATE = 512 * 1024, 64.0, 10.0  # of weights read again: those that a core's own cache holds, and others
+_COLUMNS_BYTES = 256 * 1024  # of a convolution's weights, beyond which threads share columns
 _UNEVEN = 0.12  # how much it counts that one of two threads waits for the other
 _FROM_ANOTHER = 2.0  # what a byte takes that another core has written, over one from the cache that all share; 1 to 4.5 by where cores lie
 _FEWEST = 5  # accumulators that keep the multipliers busy: their latency
@@ -51,29 +54,60 @@ class Transform(NamedTuple):
     side: int
     block: int
     tile: Tile
+    by_panels: bool = False  # what threads share; else tiles
+
+
+def by_columns(packed_bytes: int) -> bool:
+    """Whether threads share the columns of a convolution: panels are passed once, and rows again and again."""
+    return packed_bytes > _COLUMNS_BYTES
 
 
 def transform_of(images: int, side: tuple[int, int], inner: int, columns: int, target: Target) -> Transform | None:
     """The best transform for so many rows and columns, from `inner` channels to `columns`; None where products alone are faster."""
-    plain = tile_of(side[1], columns, target)
-    found: list[tuple[float, Transform | None]] = [(9 * inner * images * side[0] * _cost(plain, side[1], columns, target) * _LESS, None)]
+    plain, weights = tile_of(side[1], columns, target), 36 * inner * target.width(columns)
+    cycles = 9 * inner * images * side[0] * _cost(plain, side[1], columns, target) / target.threads
+    cycles += weights / (target.threads if by_columns(weights) else 1) / _FIRST_RATE
+    found: list[tuple[float, Transform | None]] = [(cycles * _LESS, None)]
     for tile_side in (2, 4):
         count = images * -(-side[0] // tile_side) * -(-side[1] // tile_side)
         row = 4 * (tile_side + 2) ** 2 * max(-(-inner // target.lanes) * target.lanes, _MADE_VECTORS * target.lanes)
         blocks = -(-count // max(4, _TILES_BYTES // row))
-        made = Transform(tile_side, -(-count // blocks), tile_of(-(-count // blocks), columns, target))
-        found.append((_transform_cycles(made, count, blocks, (inner, columns), target), made))
+        for made in _ways(tile_side, count, blocks, columns, target):
+            found.append((_transform_cycles(made, count, (inner, columns), target), made))
     return min(found, key=lambda each: each[0])[1]
 
 
-def _transform_cycles(made: Transform, count: int, blocks: int, channels: tuple[int, int], target: Target) -> float:
-    """Cycles of products, of transforms, and of weights that come from afar for each block."""
+def _ways(side: int, count: int, blocks: int, columns: int, target: Target) -> list[Transform]:
+    """Threads share tiles, as many blocks each; or panels."""
+    threads = target.threads
+    shared = min(count, -(-blocks // threads) * threads)
+    block = -(-count // shared)
+    found = [Transform(side, block, tile_of(block, columns, replace(target, threads=1)))]
+    if threads > 1:
+        block = -(-count // blocks)
+        found.append(Transform(side, block, tile_of(block, columns, target, panels=True), by_panels=True))
+    return found
+
+
+def _transform_cycles(made: Transform, count: int, channels: tuple[int, int], target: Target) -> float:
+    """What a thread takes: cycles of products, of transforms, and of weights that come from afar for each block."""
     (inner, columns), points = channels, (made.side + 2) ** 2
-    products = blocks * points * inner * _cost(made.tile, made.block, columns, target)
-    transforms = _TRANSFORM_CYCLES * count * points * (-(-inner // target.lanes) + -(-columns // target.lanes))
-    weights = 4 * points * inner * target.width(columns)
-    rate = next(rate for most, rate in _LEVELS if weights <= most)
-    return products + transforms + blocks * weights / rate
+    blocks, share = -(-count // made.block), 1.0
+    if made.by_panels:
+        share = _largest_share(_widths(made.tile, columns, target), target.threads)
+    else:
+        blocks = -(-blocks // target.threads)
+    products = blocks * points * inner * _cost(made.tile, made.block, columns, target) * share
+    transforms = _TRANSFORM_CYCLES * blocks * made.block * points * (-(-inner // target.lanes) + share * -(-columns // target.lanes))
+    weights = 4 * points * inner * target.width(columns) * share
+    again = (blocks - 1) * weights / (_NEAR_RATE if weights <= _NEAR_BYTES else _FAR_RATE)
+    return products + transforms + weights / _FIRST_RATE + again
+
+
+def _largest_share(widths: Sequence[int], threads: int) -> float:
+    """Of panels of these widths, the part of the thread that has most."""
+    borders = [len(widths) * at // threads for at in range(threads + 1)]
+    return max(sum(widths[begin:end]) for begin, end in pairwise(borders)) / max(1, sum(widths))
 
 
 def _tiles(rows: int, target: Target) -> list[Tile]:

@@ -55,7 +55,7 @@ def text_of(
     parts.append("#if HERE(0)")
     for number, run in enumerate(runs):
         parts += [f'extern "C" void {entry(number)}(const Run* its) {{', "  const Run& run = *its;"]
-        parts += [*(f"  stage{at}(run); barrier(run);" for at in run), "}"]
+        parts += [*(f"  stage{at}(run); barrier(run);" for at in run[:-1]), *(f"  stage{at}(run);" for at in run[-1:]), "}"]
     return "\n".join([*parts, "#endif", ""])
 
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from lowtide.fuse.layout import Buffer
 from lowtide.fuse.stages import Convolution, Product, Stage, Windows, Winograd
+from lowtide.fuse.tiles import by_columns as columns_are_shared
 from lowtide.fuse.tiles import by_panels
 from lowtide.ir.packed import Target
 
-_WEIGHTS_BYTES = 256 * 1024  # beyond that panels are passed once, and rows again and again
 _FEWEST_ROWS = 4  # that are shared
 _SHARED_ROWS = 32  # of an image that nobody here has made
 
@@ -32,8 +32,10 @@ def by_columns(stages: Sequence[Stage], target: Target) -> set[Stage]:
 def _shares_columns(stage: Stage, makers: dict[Buffer, Stage], found: set[Stage], target: Target) -> bool:
     if isinstance(stage, Product):
         return by_panels(stage.rows, stage.k, stage.weight.columns, target)
-    if isinstance(stage, (Convolution, Winograd)):
-        return stage.weight.elements * 4 > _WEIGHTS_BYTES
+    if isinstance(stage, Convolution):
+        return columns_are_shared(stage.weight.elements * 4)
+    if isinstance(stage, Winograd):
+        return stage.by_panels
     if not isinstance(stage, Windows):
         return False
     images, channels, rows, _ = stage.out.shape

@@ -118,8 +118,13 @@ template <int N> static ALWAYS vec<N> erf_of(vec<N> x) {
 }
 
 // Threads: one team runs the whole network; stages are split statically and parted by barriers.
-struct Team { std::atomic<int> arrived{0}, round{0}, asleep{0}; };
-struct Run { Team* team; int id, count; float* const* at; };  // at[0] the arena, at[1] packed weights, then arguments and results
+//
+// At a barrier each thread tells another, then one twice as far away, and so on, until all have heard of all (dissemination): two threads
+// tell one another. A flag has one who raises it and one who waits, and a cache line of its own; it only grows, whoever takes part.
+constexpr int MOST_THREADS = 255, HOPS = 8;
+struct alignas(64) Flag { std::atomic<int64_t> round{0}; std::atomic<int> asleep{0}; };
+struct Team { Flag flags[MOST_THREADS][HOPS]; int64_t round = 0; };
+struct Run { Team* team; int id, count; float* const* at; mutable int64_t round = 0; };  // at[0] the arena, at[1] packed weights, then arguments and results
 
 static inline void relax() {
 #if defined(__x86_64__)
@@ -134,40 +139,61 @@ static inline long now_ns() {
   clock_gettime(CLOCK_MONOTONIC, &t);
   return t.tv_sec * 1000000000L + t.tv_nsec;
 }
-// Waits until `word` is no longer `seen`: awake for a while, then asleep, so that whoever it waits for can have the processor.
-static inline void wait_for(std::atomic<int>& word, int seen, std::atomic<int>& asleep, long awake_ns) {
+// Waits until a word is as wanted: awake for a while, then asleep, so that whoever it waits for can have the processor.
+template <class T, class F> static inline void wait_for(std::atomic<T>& word, const F& is_wanted, std::atomic<int>& asleep, long awake_ns) {
   long until = 0;
-  for (int spins = 1; word.load(std::memory_order_acquire) == seen; spins++) {
+  for (int spins = 1; !is_wanted(word.load(std::memory_order_acquire)); spins++) {
     relax();
     if (spins % 64) continue;
     long now = now_ns();
     if (!until) until = now + awake_ns;
     if (now < until) continue;
     asleep.fetch_add(1);
-    while (word.load() == seen) syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+    for (T seen; !is_wanted(seen = word.load());) syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, (int)seen, nullptr, nullptr, 0);  // its low half
     asleep.fetch_sub(1);
     return;
   }
 }
-static inline void wake(std::atomic<int>& word, std::atomic<int>& asleep) {
-  if (asleep.load()) syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+static inline void wake(void* word, std::atomic<int>& asleep) {
+  if (asleep.load()) syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
 constexpr long AWAKE_NS = 100000;  // at a barrier
 static inline void barrier(const Run& run) {
   if (run.count == 1) return;
-  Team& team = *run.team;
-  int round = team.round.load(std::memory_order_relaxed);
-  if (team.arrived.fetch_add(1, std::memory_order_acq_rel) == run.count - 1) {
-    team.arrived.store(0, std::memory_order_relaxed);
-    team.round.store(round + 1);
-    wake(team.round, team.asleep);
-    return;
+  int64_t round = ++run.round;
+  for (int hop = 0, far = 1; far < run.count; hop++, far *= 2) {
+    Flag &other = run.team->flags[(run.id + far) % run.count][hop], &mine = run.team->flags[run.id][hop];
+    other.round.store(round);
+    wake(&other.round, other.asleep);
+    wait_for(mine.round, [&](int64_t now) { return now >= round; }, mine.asleep, AWAKE_NS);
   }
-  wait_for(team.round, round, team.asleep, AWAKE_NS);
 }
 struct Share { long begin, end; };
 static ALWAYS Share share_of(long n, int id, int count) { return {n * id / count, n * (id + 1) / count}; }
+
+// Where a share of `n` units begins: at an outer one, of `inner` units, if it is as large then but for a twentieth.
+static ALWAYS long border_of(long n, long inner, int id, int count) {
+  long at = n * id / count, beyond = at % inner, slack = n / (20 * count);
+  return beyond <= slack ? at - beyond : inner - beyond <= slack ? at - beyond + inner : at;
+}
+static ALWAYS Share share_of(long n, long inner, int id, int count) { return {border_of(n, inner, id, count), border_of(n, inner, id + 1, count)}; }
+
+// A share of outer x inner units, one after the other, as at most three rectangles.
+struct Rectangle { Share outer, inner; };
+struct Rectangles {
+  Rectangle each[3];
+  int count = 0;
+  ALWAYS Rectangles(Share share, long inner) {
+    long first = share.begin / inner, last = share.end / inner, head = share.begin % inner, tail = share.end % inner;
+    if (first == last) { each[count++] = {{first, first + 1}, {head, tail}}; return; }
+    if (head) each[count++] = {{first, first + 1}, {head, inner}}, first++;
+    if (first < last) each[count++] = {{first, last}, {0, inner}};
+    if (tail) each[count++] = {{last, last + 1}, {0, tail}};
+  }
+  const Rectangle* begin() const { return each; }
+  const Rectangle* end() const { return each + count; }
+};
 
 constexpr int whole_vectors(int n) { return n / L + (n % L > L / 2); }
 constexpr int half_vector(int n) { return n % L > 0 && n % L <= L / 2; }
@@ -251,16 +277,32 @@ static ALWAYS void panel(const float* a, const float* w, const E& e, float* out,
 }
 template <int NV, int N> constexpr int panels() { return whole_vectors(N) / NV + (whole_vectors(N) % NV || (whole_vectors(N) < NV && half_vector(N)) ? 1 : 0); }
 
+// Where the share of thread `id` begins, in register tiles: by panels or by rows, one after the other, so that all do as much arithmetic.
+template <long ROWS, int N, int MR, int NV, bool BY_PANELS> static long border(int id, int count) {
+  constexpr long P = panels<NV, N>(), TILES = (ROWS + MR - 1) / MR, VECTORS = whole_vectors(N) + half_vector(N), FULL = BY_PANELS ? ROWS * NV : MR * VECTORS;
+  if (id == count) return P * TILES;
+  long work = border_of(ROWS * VECTORS, FULL, id, count), outer = work / FULL;
+  if (BY_PANELS && outer > P - 1) outer = P - 1;  // which may have half a vector more
+  long rest = work - outer * FULL;
+  if (BY_PANELS) {
+    long vectors = outer == P - 1 ? VECTORS - outer * NV : NV, inner = (2 * rest + vectors * MR) / (2 * vectors * MR);
+    return outer * TILES + (inner < TILES ? inner : TILES);
+  }
+  long rows = outer == TILES - 1 ? ROWS - outer * MR : MR, inner = (2 * rest + rows * NV) / (2 * rows * NV);
+  return outer * P + (inner < P ? inner : P);
+}
+
 // [ROWS, K] by [K, N]: threads share rows, or panels where the weights are what is moved most.
 template <class T, long ROWS, int N, int MR, int NV, int BLOCK, bool BY_PANELS, bool EXACT, class E>
 static void product(const Run& run, const float* a, const float* w, const E& e, float* out, long step) {
-  constexpr int P = panels<NV, N>();
-  Share rows = BY_PANELS ? Share{0, ROWS} : share_of((ROWS + MR - 1) / MR, run.id, run.count);
-  if (!BY_PANELS) rows = {rows.begin * MR, rows.end * MR < ROWS ? rows.end * MR : ROWS};
-  Share part = BY_PANELS ? share_of(P, run.id, run.count) : Share{0, P};
-  for (long r = rows.begin; r < rows.end; r += BLOCK) {
-    long count = rows.end - r < BLOCK ? rows.end - r : BLOCK;
-    for (int p = part.begin; p < part.end; p++) panel<T, MR, ROWS % MR, NV, N, EXACT>(a + r * T::ROW, w, e, out + r * step, r, count, p, step);
+  Share share{border<ROWS, N, MR, NV, BY_PANELS>(run.id, run.count), border<ROWS, N, MR, NV, BY_PANELS>(run.id + 1, run.count)};
+  for (auto [outer, inner] : Rectangles(share, BY_PANELS ? (ROWS + MR - 1) / MR : panels<NV, N>())) {
+    Share tiles = BY_PANELS ? inner : outer, part = BY_PANELS ? outer : inner;
+    long end = tiles.end * MR < ROWS ? tiles.end * MR : ROWS;
+    for (long r = tiles.begin * MR; r < end; r += BLOCK) {
+      long count = end - r < BLOCK ? end - r : BLOCK;
+      for (int p = part.begin; p < part.end; p++) panel<T, MR, ROWS % MR, NV, N, EXACT>(a + r * T::ROW, w, e, out + r * step, r, count, p, step);
+    }
   }
 }
 
@@ -274,16 +316,15 @@ template <class E> struct Shifted {  // the epilogue of a group
 template <class T, int IMAGES, long IMAGE, int OH, int OW, int LINE, int N, int GROUPS, int GROUP, int MR, int NV, bool BY_PANELS, bool EXACT, class E>
 static void convolution(const Run& run, const float* a, const float* w, const E& e, float* out, long step) {
   constexpr int P = panels<NV, N>();
-  constexpr long PACKED = (long)width(N) * (T::COUNT + 1);
-  Share rows = BY_PANELS ? Share{0, (long)IMAGES * OH} : share_of((long)IMAGES * OH, run.id, run.count);
-  Share part = BY_PANELS ? share_of(P * GROUPS, run.id, run.count) : Share{0, P * GROUPS};
+  constexpr long PACKED = (long)width(N) * (T::COUNT + 1), LINES = (long)IMAGES * OH;
   auto one = [&](long y, int at) {
     int g = at / P, p = at % P;
     Shifted<E> shifted{e, g * N};
     panel<T, MR, OW % MR, NV, N, EXACT>(a + (y / OH) * IMAGE + (y % OH) * (long)LINE + (long)g * GROUP, w + g * PACKED, shifted, out + y * OW * step + g * N, y * OW, OW, p, step);
   };
-  if constexpr (BY_PANELS) { for (int p = part.begin; p < part.end; p++) for (long y = rows.begin; y < rows.end; y++) one(y, p); }
-  else { for (long y = rows.begin; y < rows.end; y++) for (int p = part.begin; p < part.end; p++) one(y, p); }
+  for (auto [outer, inner] : Rectangles(share_of(LINES * P * GROUPS, BY_PANELS ? LINES : P * GROUPS, run.id, run.count), BY_PANELS ? LINES : P * GROUPS))
+    for (long i = outer.begin; i < outer.end; i++)
+      for (long j = inner.begin; j < inner.end; j++) one(BY_PANELS ? j : i, BY_PANELS ? i : j);
 }
 
 // Puts zeros around an image: [C, IH, IW] with strides (SC, SY, SX) into rows of IW + 2 PW, channels first (PLANAR) or last.
@@ -417,13 +458,15 @@ static ALWAYS void window_part(const float* in, const float* w, const E& e, floa
 template <class K, class G, int IMAGES, long IMAGE, int C, int XB, bool BY_CHANNELS, bool EXACT, class E>
 static void windows(const Run& run, const float* in, const float* w, const E& e, float* out, long step) {
   constexpr int PARTS = whole_vectors(C) + half_vector(C);
-  Share parts = BY_CHANNELS ? share_of(PARTS, run.id, run.count) : Share{0, PARTS};
-  Share rows = BY_CHANNELS ? Share{0, (long)IMAGES * G::OH} : share_of((long)IMAGES * G::OH, run.id, run.count);
+  constexpr long LINES = (long)IMAGES * G::OH;
   auto one = [&](long y, int part) __attribute__((always_inline)) {
     window_part<K, G, C, XB, EXACT>(in + y / G::OH * IMAGE, w, e, out + y * G::OW * step, y % G::OH, y * G::OW, part, step);
   };
-  if constexpr (BY_CHANNELS || (PARTS >= 8 && G::OH < 32)) { for (int p = parts.begin; p < parts.end; p++) for (long y = rows.begin; y < rows.end; y++) one(y, p); }
-  else { for (long y = rows.begin; y < rows.end; y++) for (int p = parts.begin; p < parts.end; p++) one(y, p); }
+  for (auto [outer, inner] : Rectangles(share_of(LINES * PARTS, BY_CHANNELS ? LINES : PARTS, run.id, run.count), BY_CHANNELS ? LINES : PARTS)) {
+    Share rows = BY_CHANNELS ? inner : outer, parts = BY_CHANNELS ? outer : inner;
+    if constexpr (BY_CHANNELS || (PARTS >= 8 && G::OH < 32)) { for (int p = parts.begin; p < parts.end; p++) for (long y = rows.begin; y < rows.end; y++) one(y, p); }
+    else { for (long y = rows.begin; y < rows.end; y++) for (int p = parts.begin; p < parts.end; p++) one(y, p); }
+  }
 }
 
 // Calls f with vectors, then a half one, then single lanes: `f.template operator()<N>(j)`.

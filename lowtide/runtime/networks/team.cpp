@@ -28,15 +28,16 @@ struct Experience {
 
 namespace {
 
-constexpr int MOST = 255;
+constexpr int MOST = MOST_THREADS;
 constexpr long LEAST_PAUSE_NS = 10'000'000, MOST_PAUSE_NS = 320'000'000, CREDIT_NS = 5'000'000;
 constexpr long GRACE_NS = 300'000;  // that several threads may lose when they begin: they are asleep, and their caches cold
 constexpr int FEWEST_ALONE = 3;
 pthread_mutex_t running = PTHREAD_MUTEX_INITIALIZER;
-std::atomic<int> epoch{0}, left{0}, asleep{0}, waiting{0};  // an epoch is the number of a run, and in its last byte how many take part
-std::atomic<int> place[MOST];  // the processor that each was on when it last began
+struct alignas(64) Word { std::atomic<int> now{0}, asleep{0}; };  // and who sleeps until it is another
+Word epoch, left;  // an epoch is the number of a run, and in its last byte how many take part; left are those that have not done their share
+alignas(64) std::atomic<int> place[MOST];  // the processor that each was on when it last began
 Team team;
-Network network;
+alignas(64) Network network;
 float* const* addresses;
 int made = 1;
 std::atomic<long> patience_ns{0};
@@ -66,15 +67,15 @@ void keep_apart(int id, int count) {
 void* work(void* given) {
   Member* me = (Member*)given;
   for (int seen = me->seen;;) {
-    wait_for(epoch, seen, asleep, patience_ns.load(std::memory_order_relaxed));
-    seen = epoch.load(std::memory_order_acquire);
+    wait_for(epoch.now, [=](int now) { return now != seen; }, epoch.asleep, patience_ns.load(std::memory_order_relaxed));
+    seen = epoch.now.load(std::memory_order_acquire);
     int count = seen & 255;
     if (me->id >= count) continue;
     keep_apart(me->id, count);
-    Run run{&team, me->id, count, addresses};
+    Run run{&team, me->id, count, addresses, team.round};
     network(&run);
-    left.fetch_sub(1);
-    wake(left, waiting);
+    left.now.fetch_sub(1);
+    wake(&left.now, left.asleep);
   }
   return nullptr;
 }
@@ -82,7 +83,7 @@ void* work(void* given) {
 // So many threads, or as many as the system gives; all begin with the epoch to come.
 int grown(int count) {
   for (; made < count && made < MOST; made++) {
-    members[made] = {made, epoch.load()};
+    members[made] = {made, epoch.now.load()};
     pthread_attr_t attributes;
     pthread_t thread;
     pthread_attr_init(&attributes);
@@ -139,23 +140,24 @@ void learn(Experience& its, bool alone, long taken_ns) {
 }
 
 void run_together(Network given, float* const* at, int count) {
-  left.store(count - 1);
-  epoch.store((((unsigned)epoch.load() >> 8) + 1) << 8 | count);
-  wake(epoch, asleep);
-  Run run{&team, 0, count, at};
+  left.now.store(count - 1);
+  epoch.now.store((((unsigned)epoch.now.load() >> 8) + 1) << 8 | count);
+  wake(&epoch.now, epoch.asleep);
+  Run run{&team, 0, count, at, team.round};
   given(&run);
-  for (int now; (now = left.load(std::memory_order_acquire));) wait_for(left, now, waiting, AWAKE_NS);
+  wait_for(left.now, [](int now) { return now == 0; }, left.asleep, AWAKE_NS);
+  team.round = run.round;
 }
 
 // In a forked process there are no other threads, and what they held is free.
 void forked() {
+  for (int id = 0; id < made; id++)
+    for (Flag& each : team.flags[id]) each.round.store(team.round), each.asleep.store(0);
   made = 1;
   pthread_mutex_init(&running, nullptr);
-  left.store(0);
-  asleep.store(0);
-  waiting.store(0);
-  team.arrived.store(0);
-  team.asleep.store(0);
+  left.now.store(0);
+  left.asleep.store(0);
+  epoch.asleep.store(0);
 }
 
 __attribute__((constructor)) void loaded() {
