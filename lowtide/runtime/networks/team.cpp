@@ -91,6 +91,7 @@ int grown(int count) {
     int failed = pthread_create(&thread, &attributes, work, &members[made]);
     pthread_attr_destroy(&attributes);
     if (failed) break;
+    pthread_setname_np(thread, "lowtide");  // as top and debuggers show it
   }
   return made < count ? made : count;
 }
