@@ -33,7 +33,8 @@ from bench.coverage.subjects import SUBJECTS
 from bench.parts import alike, call, cut, in_parts
 from bench.results import Results
 from lowtide.capture.batches import positional_and_keyword
-from lowtide.capture.program import Given, TrainingProgram, capture_inference, capture_training
+from lowtide.capture.program import TrainingProgram, capture_inference, capture_training
+from lowtide.capture.trace import Given
 from lowtide.errors import LowtideError
 from lowtide.ir.graph import Arg, Atom, Graph, Node, Value
 from lowtide.ir.operators.axes.closed import reason

@@ -19,7 +19,8 @@ import torch
 from bench.magis_workloads import CASES, Case
 from bench.models.workload import plain_sgd
 from bench.results import Cell, Results
-from lowtide.capture.program import Given, TrainingProgram, capture_training
+from lowtide.capture.program import TrainingProgram, capture_training
+from lowtide.capture.trace import Given
 from lowtide.cost.device import Device
 from lowtide.cost.presets import preset
 from lowtide.ir.graph import Graph, Storage

@@ -14,7 +14,8 @@ import torch
 from bench.cuda_caching import Allocator, CachingAllocator, First, Replay, replay, segment_bytes
 from bench.models import Entry
 from bench.models.workload import plain_sgd
-from lowtide.capture.program import Captured, Given, TrainingProgram, capture_training
+from lowtide.capture.program import TrainingProgram, capture_training
+from lowtide.capture.trace import Captured, Given
 from lowtide.cost.buffers import order_buffers, place_problem
 from lowtide.cost.memory import counted_storages, order_problem, resident_storages, storage_bytes
 from lowtide.ir.graph import Graph, Kind, Storage

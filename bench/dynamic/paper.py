@@ -21,7 +21,8 @@ import torch
 import lowtide.api.machine as machine
 from bench.dynamic.lengths import LONGEST, SHORTEST
 from bench.dynamic.task import Batch, loss
-from lowtide.capture.program import Given, TrainingProgram, capture_training
+from lowtide.capture.program import TrainingProgram, capture_training
+from lowtide.capture.trace import Given
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.cost.timings import device_here
 from lowtide.cost.workspaces import measure_workspaces

@@ -10,9 +10,10 @@ from torch import nn
 
 from lowtide.api.believed import Believed, Known
 from lowtide.api.stages import Stages
-from lowtide.capture.program import Captured, Given, TrainingProgram, capture_inference, capture_training
+from lowtide.capture.program import TrainingProgram, capture_inference, capture_training
 from lowtide.capture.ranks.wrapped import unlike_a_step
 from lowtide.capture.real import knowing
+from lowtide.capture.trace import Captured, Given
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.errors import CaptureError, StepError
 from lowtide.ir.made import Really

@@ -13,7 +13,7 @@ import torch
 from lowtide.api.networks.compiled import as_compiled, compiled_graph
 from lowtide.api.networks.made import networked
 from lowtide.api.stages import Say, Stages
-from lowtide.capture.program import Captured
+from lowtide.capture.trace import Captured
 from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.device import Device
 from lowtide.cost.lab.laboratory import Laboratory, Listener

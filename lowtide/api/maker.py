@@ -13,7 +13,7 @@ from lowtide.api.ranks.agreed import agreed_plans, compare_programs
 from lowtide.api.running.variant import Variant
 from lowtide.api.stages import Stages
 from lowtide.base.garbage import collected_seldom
-from lowtide.capture.program import Captured
+from lowtide.capture.trace import Captured
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.errors import BudgetError, FormatError
 from lowtide.ir.graph import Graph

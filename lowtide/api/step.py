@@ -16,13 +16,14 @@ from lowtide.api.others import Others, captured
 from lowtide.api.ranges.guessed import Shapes as Seen
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.running.eager import run_eagerly
+from lowtide.api.running.kinds import too_many
 from lowtide.api.running.recaptures import Recaptures
 from lowtide.api.running.steady import Steady
 from lowtide.api.running.variant import Variant
 from lowtide.api.running.verify import Verification, verified
 from lowtide.api.stages import Stages
 from lowtide.base.files import write_whole
-from lowtide.capture.data.facts import Facts, Reading
+from lowtide.capture.data.facts import Facts
 from lowtide.cost.profiler import measure_memory
 from lowtide.errors import StepError
 from lowtide.plan.plan import Plan
@@ -394,21 +395,3 @@ class Step:
         if family is not self._families[0]:
             self._measured = None
             self._families = [family, *(other for other in self._families if other is not family)]
-
-
-def too_many(readings: Sequence[tuple[Reading, ...]]) -> str:
-    """Why no further program is captured: what changes most often, and where it is read."""
-    outcomes: dict[str, dict[str, Reading]] = {}
-    for reading in (each for program in readings for each in program):
-        outcomes.setdefault(reading.question.key, {})[reading.outcome] = reading
-    often = max(outcomes.values(), key=len)
-    first, few = next(iter(often.values())), ", ".join(_brief(outcome) for outcome in list(often)[:3])
-    return (
-        f"{len(readings)} programs were captured for as many kinds of batches, and this batch is of yet another kind: {first} came out in "
-        f"{len(often)} ways ({few}, ...) and changes with almost every batch. Python reads it, so a program is fixed for it: compute "
-        "with tensors instead (torch.where, masks), or pad and bucket batches so that few kinds are left"
-    )
-
-
-def _brief(outcome: str) -> str:
-    return outcome if len(outcome) <= 40 else f"{outcome[:37]}..."

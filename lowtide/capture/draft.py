@@ -16,9 +16,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture import operators
-from lowtide.capture.batch_counts import BatchCounts
 from lowtide.capture.blocks import Block, Names, address, geometry, is_lazy
 from lowtide.capture.calls import atom_of, may_take
+from lowtide.capture.data.batch_counts import BatchCounts
 from lowtide.capture.sizes.numbers import fraction_of
 from lowtide.capture.sizes.symbols import Symbols, size_of
 from lowtide.capture.sources import Sources, users_line

@@ -21,13 +21,13 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.capture import operators
-from lowtide.capture.batch_counts import is_count_of_batches
 from lowtide.capture.blocks import covers, geometry, in_memory_order, is_lazy, overlaps_itself, same_layout
 from lowtide.capture.calls import results_of, targets_of, tensors_in
 from lowtide.capture.care.failures import mark
 from lowtide.capture.care.generators import refuse_seeded
 from lowtide.capture.care.harm import in_order_of_harm
 from lowtide.capture.data import shaped
+from lowtide.capture.data.batch_counts import is_count_of_batches
 from lowtide.capture.data.reader import Reader
 from lowtide.capture.draft import Draft
 from lowtide.capture.prune import needed

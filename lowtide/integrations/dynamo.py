@@ -21,7 +21,7 @@ from lowtide.api.capturing import Capturing
 from lowtide.api.machine import Machine
 from lowtide.api.maker import Asked, Maker
 from lowtide.api.stages import Stages
-from lowtide.capture.program import Captured
+from lowtide.capture.trace import Captured
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.errors import BudgetError, CaptureError
 from lowtide.integrations.halves import Half, forward_first, halves

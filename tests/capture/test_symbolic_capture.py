@@ -9,9 +9,10 @@ from torch import nn
 from torch.fx.experimental.sym_node import SymNode
 from torch.nn import functional
 
-from lowtide.capture.program import Given, TrainingProgram, capture_inference, capture_training
+from lowtide.capture.program import TrainingProgram, capture_inference, capture_training
 from lowtide.capture.sizes import symbols
 from lowtide.capture.sizes.symbols import FixedError
+from lowtide.capture.trace import Given
 from lowtide.errors import CaptureError, ShapeError
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph

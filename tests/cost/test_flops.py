@@ -11,7 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 import lowtide
 from bench.models import get
 from bench.models.workload import plain_sgd
-from lowtide.capture.program import Given, TrainingProgram, capture_training
+from lowtide.capture.program import TrainingProgram, capture_training
+from lowtide.capture.trace import Given
 from lowtide.cost.flops import compute_dtype, node_flops, node_moved_bytes
 from lowtide.cost.presets import PRESETS
 from lowtide.ir.graph import Kind, Node, Storage, Value

@@ -10,7 +10,8 @@ import torch
 import transformers
 
 from bench import torchvision_shim
-from lowtide.capture.program import Given, TrainingProgram, capture_inference, capture_training
+from lowtide.capture.program import TrainingProgram, capture_inference, capture_training
+from lowtide.capture.trace import Given
 from lowtide.fission.candidates import candidates
 from lowtide.fission.dimensions import Dimensions, cut_by
 from lowtide.fission.names import Table

@@ -12,7 +12,8 @@ from torch.nn import functional
 
 import lowtide
 from lowtide.api.ranges import measured
-from lowtide.capture.program import Given, TrainingProgram, capture_training
+from lowtide.capture.program import TrainingProgram, capture_training
+from lowtide.capture.trace import Given
 from lowtide.cost.measures import Measures
 from lowtide.cost.memory import order_problem
 from lowtide.cost.presets import preset

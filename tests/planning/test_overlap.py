@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from lowtide.capture.program import Captured, Given, TrainingProgram, capture_training
+from lowtide.capture.program import TrainingProgram, capture_training
 from lowtide.capture.ranks import wholes
 from lowtide.capture.ranks.ranks import Ranks
+from lowtide.capture.trace import Captured, Given
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Kind

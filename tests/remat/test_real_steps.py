@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from lowtide.capture.program import Given, TrainingProgram, capture_training
+from lowtide.capture.program import TrainingProgram, capture_training
+from lowtide.capture.trace import Given
 from lowtide.cost.presets import preset
 from lowtide.remat.blocks.seeds import Seeds
 from lowtide.remat.cost import cost_of, first_wrong

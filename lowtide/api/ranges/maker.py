@@ -25,8 +25,8 @@ from lowtide.api.ranges.stretched import largest
 from lowtide.api.stages import Stages
 from lowtide.base.files import write_whole
 from lowtide.capture.data.facts import Facts
-from lowtide.capture.program import Captured
 from lowtide.capture.sizes.strides import is_dense
+from lowtide.capture.trace import Captured
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.errors import CaptureError
 from lowtide.ir import tree

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.api.machine import Machine
-from lowtide.capture.program import Captured
+from lowtide.capture.trace import Captured
 from lowtide.cost.device import Device
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.cost.measures import Measures

@@ -11,7 +11,7 @@ from lowtide.api.machine import Machine
 from lowtide.api.ranges.measured import all_ranged
 from lowtide.api.running.variant import Variant
 from lowtide.capture.data.facts import at_numbers
-from lowtide.capture.program import Captured
+from lowtide.capture.trace import Captured
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.errors import CaptureError, FormatError
 from lowtide.ir.graph import Value

@@ -13,7 +13,7 @@ from lowtide.api.networks.compiled import compiled_runners
 from lowtide.api.networks.made import runners
 from lowtide.api.running.harm import tell_harm
 from lowtide.capture.data.facts import Facts
-from lowtide.capture.program import Captured
+from lowtide.capture.trace import Captured
 from lowtide.errors import StepError
 from lowtide.ir.slots import Slot
 from lowtide.lower.python import lower

@@ -1,0 +1,225 @@
+"""One capture under way: what it is given, what it records into, and the graph that it ends in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lowtide.capture.batches import refuse_batch_leaf, refuse_changed_batch
+from lowtide.capture.care.conversions import conversions_in_place
+from lowtide.capture.care.failures import no_tracebacks_logged, raised_in
+from lowtide.capture.care.generators import untouched_randomness
+from lowtide.capture.care.hooks import watched_hooks
+from lowtide.capture.care.leaks import Watch
+from lowtide.capture.care.reads import AttributeReads, following_reads
+from lowtide.capture.data import host
+from lowtide.capture.data.facts import Reading
+from lowtide.capture.data.reader import Reader
+from lowtide.capture.draft import Draft
+from lowtide.capture.fakes import ModuleTensors, fake_batch_leaf, fake_model, swapped
+from lowtide.capture.formulas import as_eager
+from lowtide.capture.optimizers.optimizer import Update
+from lowtide.capture.optimizers.scalars import Fact
+from lowtide.capture.optimizers.scaler import ScalerTrace, scalers_refused
+from lowtide.capture.ranks.in_parts import in_parts
+from lowtide.capture.ranks.ranks import Ranks
+from lowtide.capture.ranks.shards import Shards
+from lowtide.capture.recorder import Recorder
+from lowtide.capture.returned import Number, is_result
+from lowtide.capture.sizes.symbols import Symbols, nothing_twice
+from lowtide.capture.sources import Sources
+from lowtide.ir import tree
+from lowtide.ir.graph import Graph, Kind, Value
+from lowtide.ir.shapes.conditions import Condition
+from lowtide.ir.slots import Slot
+from lowtide.ir.varying import FIXED, Varying
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A program as a graph, and how it is tied to the caller's objects.
+
+    graph.outputs are the tensors of the result, then what is assigned to slots.
+    """
+
+    graph: Graph
+    slots: tuple[Slot, ...]  # of graph.inputs
+    assigned: tuple[Slot, ...]  # of the last graph.outputs
+    constants_assigned: tuple[tuple[int, Slot, Any], ...]  # flags and texts that the optimizer sets, and how many of `assigned` come before
+    guards: tuple[Fact, ...]  # what must hold of the caller's numbers
+    readings: tuple[Reading, ...]  # what must come out of the caller's data, in the program's order
+    constants: tuple[torch.Tensor, ...]  # what "constant" slots refer to
+    gradients: tuple[Value, ...]  # what eager PyTorch would leave in the parameters' `.grad`
+    state_entries: int  # of the optimizer, all parameters together, that the program starts from
+    read: frozenset[tuple[str, str]]  # the attributes of modules that the program has read: (path, name)
+    result: Callable[[Sequence[Any]], Any]  # the tensors of the result -> what the program returns
+    trained: tuple[str, ...] = ()  # the parameters that those gradients are of
+    conditions: tuple[Condition, ...] = ()  # on the graph's dimensions, under which this is the program
+
+    def to_assign(self, made: Sequence[Any]) -> tuple[list[Slot], list[Any]]:
+        """Slots and what goes into them, given what the program made for `assigned`, in the order that eager's `state_dict` shows."""
+        slots, items = list(self.assigned), list(made)
+        for at, slot, item in reversed(self.constants_assigned):
+            slots.insert(at, slot)
+            items.insert(at, item)
+        return slots, items
+
+    def made_before(self, made: Sequence[Any]) -> tuple[list[Slot], list[Any]]:
+        """The same of a program that ended before the optimizer stepped: what the model's own places get."""
+        pairs = [(slot, item) for slot, item in zip(self.assigned, made, strict=True) if slot.table in ("buffer", "attribute")]
+        return [slot for slot, _ in pairs], [item for _, item in pairs]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a program is captured with."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    device: torch.device  # on which what lies on the meta device is taken to be
+    varying: Varying = FIXED  # which extents of the batch are dimensions
+
+    def symbols(self) -> Symbols:
+        """Those dimensions, with the example's numbers. Raises ShapeError where the example breaks a tie or is out of range."""
+        if not self.varying:
+            return Symbols()
+        leaves = [leaf.value for leaf in tree.flatten((self.args, self.kwargs))[0]]
+        shapes = [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+        return Symbols(self.varying.dimensions, self.varying.point(shapes))
+
+
+class Trace:
+    """One capture under way."""
+
+    scaler: ScalerTrace | None = None
+    sharded: tuple[Shards, Ranks] | None = None  # what of the parameters this rank updates, where it is not all
+
+    def __init__(self, watch: Watch, model: nn.Module, given: Given, training: bool, ranks: Ranks | None = None) -> None:
+        self.model, self.device, self.varying = model, given.device, given.varying
+        self.symbols = given.symbols()
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=self.symbols.env, static_shapes=True)
+        self.sources = Sources()
+        self.real: dict[Slot, torch.Tensor] = {}  # what the caller holds, where it can be read before the step
+        held = self.real  # not by way of this trace: in a circle, its fakes would wait for the collector
+        frozen = lambda slot: slot.table == "parameter" and not (training and held[slot].requires_grad)  # noqa: E731
+        reader = Reader(held.__getitem__, frozen, self.symbols.number)
+        self.recorder = Recorder(Draft(self.mode, self.sources, self.symbols), reader)
+        self.watch = watch
+        self.fakes = fake_model(model, self.mode, given.device)
+        self.module_tensors = ModuleTensors(())  # of the model's tensors, once fakes are in them
+        self.reads = AttributeReads()
+        for table, kind, fakes in (
+            ("parameter", Kind.PARAMETER, self.fakes.parameters),
+            ("buffer", Kind.BUFFER, self.fakes.buffers),
+            ("attribute", Kind.BUFFER, self.fakes.attributes),
+        ):
+            for real, fake in fakes.items():
+                name = self.fakes.names[real]
+                self.real[Slot(table, (name,))] = real
+                self.recorder.draft.add_input(self.fakes.parts.get(real, fake), Slot(table, (name,)), kind, name)
+        self.in_parts = in_parts(self.fakes, ranks)
+        self.recorder.wholes = None if self.in_parts is None else self.in_parts.wholes
+
+    @contextmanager
+    def recording(self, recorder: Recorder | None = None) -> Iterator[None]:
+        """What runs inside is recorded."""
+        recorder = recorder or self.recorder
+        with self.mode, recorder, as_eager(), host.reading(recorder):
+            yield
+
+    def declare_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The batch with fakes for its tensors; other leaves are taken as they are."""
+        leaves, rebuild = tree.flatten((args, kwargs))
+        fakes = []
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf.value, torch.Tensor):
+                refuse_batch_leaf(leaf)
+                extents = {dim: self.symbols.extent(name) for dim, name in self.varying.of_leaf(index).items()}
+                fake = fake_batch_leaf(leaf, self.mode, self.device, extents)
+                self.real[Slot("batch", (index,))] = leaf.value
+                self.recorder.draft.add_input(fake, Slot("batch", (index,)), Kind.INPUT, f"batch_{index}")
+                fakes.append(fake)
+            else:
+                fakes.append(leaf.value)
+        built: tuple[tuple[Any, ...], dict[str, Any]] = tree.unflatten(rebuild, fakes)
+        self.batch = built, tree.flatten(built)[0]
+        return built
+
+    def forget_example(self) -> None:
+        """Hold on to nothing of the caller's."""
+        self.real.clear()
+        self.recorder.reader.close()
+        if self.in_parts is not None:
+            self.in_parts.forget()
+
+    def values_of(self, result: Any) -> list[Value]:
+        """The values that a call returns or puts into modules."""
+        items = [leaf.value for leaf in tree.flatten(result)[0] if is_result(leaf.value)]
+        return [_value_of(item, self.recorder.draft) for item in (*items, *(tensor for _, tensor in self.module_tensors.rebound()))]
+
+    def finish(self, recorder: Recorder, result: Any, update: Update) -> Captured:
+        """The graph of what was recorded."""
+        leaves, rebuild = tree.flatten(result)
+        at = [index for index, leaf in enumerate(leaves) if is_result(leaf.value)]
+        with self.recording(recorder):
+            outputs = [_value_of(leaves[index].value, recorder.draft) for index in at]
+            gradients = tuple(recorder.draft.value(fake.grad) for fake in self.fakes.parameters.values() if fake.grad is not None)
+            rebound = [(slot, recorder.draft.value(tensor)) for slot, tensor in self.module_tensors.rebound()]
+        assigned = (*rebound, *update.assigned)
+        graph, slots = recorder.graph([*outputs, *(value for _, value in assigned)])
+        graph = replace(graph, dimensions=self.symbols.dimensions)
+
+        def put(tensors: Sequence[Any]) -> Any:
+            filled: list[Any] = [leaf.value for leaf in leaves]
+            for index, tensor in zip(at, tensors, strict=True):
+                filled[index] = tensor
+            return tree.unflatten(rebuild, filled)
+
+        for index in at:
+            leaves[index] = tree.Leaf(leaves[index].where, None)  # no fake tensor outlives the capture
+        refuse_changed_batch(*self.batch)
+        self.watch.note(recorder.draft)
+        return Captured(
+            graph,
+            slots,
+            tuple(slot for slot, _ in assigned),
+            tuple((len(rebound) + at, slot, item) for at, slot, item in update.constants),
+            (*update.guards, *(self.scaler.guards() if self.scaler is not None else ())),
+            tuple(recorder.reader.readings.values()),
+            tuple(recorder.draft.constants),
+            gradients,
+            update.state_entries,
+            self.reads.pairs(self.model),
+            put,
+            tuple(self.fakes.names[real] for real, fake in self.fakes.parameters.items() if fake.grad is not None),
+            self.symbols.conditions(),
+        )
+
+
+@contextmanager
+def tracing(watch: Watch, model: nn.Module, given: Given, training: bool, ranks: Ranks | None = None) -> Iterator[Trace]:
+    """A capture: the model has fakes for its tensors inside, and its own again behind it, whatever happens."""
+    with raised_in("the capture"), no_tracebacks_logged(), untouched_randomness(), scalers_refused():
+        trace = Trace(watch, model, given, training, ranks)
+        try:
+            with (
+                nothing_twice() if trace.symbols.env is not None else nullcontext(),
+                following_reads() as trace.reads,
+                swapped(model, trace.fakes, trace.reads) as trace.module_tensors,
+                trace.sources.following(model),
+                conversions_in_place(),
+                watched_hooks(model, trace.fakes, trace.recorder.draft, trace.module_tensors),
+            ):
+                yield trace
+        finally:
+            trace.forget_example()
+
+
+def _value_of(item: Any, draft: Draft) -> Value:
+    return item.value if isinstance(item, Number) else draft.value(item)
