@@ -132,7 +132,8 @@ def _forward_and_backward(trace: Trace, program: TrainingProgram, args: tuple[An
             scaled = share_of(loss, program.accumulate)
             recorder.note_loss()
             if trace.in_parts is not None:
-                trace.in_parts.begin_backward(completes=number == len(parts) and not program.scales)
+                completes = number == len(parts) and not program.scales
+                trace.in_parts.begin_backward(completes=completes, shown=program.after_backward is not None)
             recorder.draft.kind = Kind.GRADIENT
             with raised_in("the backward pass"):
                 (scaled if trace.scaler is None else trace.scaler.scaled(scaled)).backward()

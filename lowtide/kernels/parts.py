@@ -37,5 +37,22 @@ def _own_part(whole: torch.Tensor, parts: int, group: str) -> torch.Tensor:
     return whole.new_empty((whole.numel() + parts - 1) // parts)
 
 
+def sum_parts(parts: torch.Tensor, ranks: int) -> torch.Tensor:
+    """[n] the sum of parts that lie one behind the other, n elements each: the first two, and each further one added to that."""
+    first, *others = parts.view(ranks, -1).unbind()
+    if not others:
+        return first.clone()
+    total = first + others[0]
+    for part in others[1:]:
+        total += part
+    return total
+
+
+def _sum_parts(parts: torch.Tensor, ranks: int) -> torch.Tensor:
+    return parts.new_empty(parts.numel() // ranks)
+
+
 define("own_part(Tensor whole, int parts, str group) -> Tensor", own_part)
+define("sum_parts(Tensor parts, int ranks) -> Tensor", sum_parts)
 torch.library.register_fake("lowtide::own_part", _own_part, lib=LIBRARY)
+torch.library.register_fake("lowtide::sum_parts", _sum_parts, lib=LIBRARY)

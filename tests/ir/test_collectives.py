@@ -44,8 +44,9 @@ def test_what_keeps_no_order_or_comes_too_early_is_refused(verdict: Verdict, nod
         check_graph(Graph((P,), nodes, outputs))
 
 
-def test_what_a_collective_reads_is_held_until_it_ends():
-    gather = Node(GATHER, (P, 2, "0"), (array(Storage("both", 8, "cpu", Kind.ACTIVATION)),))
+@pytest.mark.parametrize("op", [GATHER, "lowtide.exchange.default"])
+def test_what_a_collective_reads_is_held_until_it_ends(op: str):
+    gather = Node(op, (P, 2, "0"), (array(Storage("both", 8, "cpu", Kind.ACTIVATION)),))
     ended = Node(WAIT_APART, (gather.results[0], P), (array(Storage("whole", 8, "cpu", Kind.ACTIVATION)),))
     check_graph(Graph((P,), (gather, ended), ended.results))
     with pytest.raises(CheckError, match="does not hold what the collective reads until then"):

@@ -1,5 +1,7 @@
 """Collectives run beside computation, at no higher peak."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -26,15 +28,18 @@ from lowtide.schedule.beside import holding
 from tests.planned import PROVENANCE
 
 
-def captured(shard: str = "", accumulate: int = 1, rows: int = 256) -> Captured:
+def captured(
+    shard: str = "", accumulate: int = 1, rows: int = 256, *, over_gloo: bool = False, hook: Callable[[nn.Module], object] | None = None
+) -> Captured:
     """A step of two ranks; no other is needed to capture it."""
     torch.manual_seed(0)
     model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())))
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
-    ranks = Ranks("none", 2, 10_000, broadcasts_buffers=True, shard=shard)
+    ranks = Ranks("none", 2, 10_000, broadcasts_buffers=True, shard=shard, over_gloo=over_gloo)
     if shard == "parameters":
         lay_out(model, ranks.size, ranks.group)
-    program = TrainingProgram(model, lambda model, x: model(x).square().sum(), optimizer, accumulate=accumulate, ranks=ranks)
+    loss = lambda model, x: model(x).square().sum()  # noqa: E731
+    program = TrainingProgram(model, loss, optimizer, after_backward=hook, accumulate=accumulate, ranks=ranks)
     return capture_training(program, Given((torch.ones(rows, 64),), {}, torch.device("cpu")))[-1]
 
 
@@ -99,6 +104,29 @@ def test_what_gloo_holds_beside_counts_from_its_begin_to_its_wait():
 )
 def test_gradients_travel_once_however_many_micro_batches_there_are(shard: str, op: str, count: int):
     assert sum(op in node.op for node in captured(shard, accumulate=4).graph.nodes) == count
+
+
+def count(graph: Captured, op: str) -> int:
+    """How many of a program's operators have such a name."""
+    return sum(op in node.op for node in graph.graph.nodes)
+
+
+def clip(model: nn.Module) -> torch.Tensor:
+    return nn.utils.clip_grad_norm_(model.parameters(), 0.5, foreach=False)
+
+
+def test_parts_of_gradients_are_exchanged_over_gloo_and_added_by_who_keeps_them():
+    step = captured("gradients", accumulate=2, over_gloo=True)
+    assert [count(step, op) for op in ("exchange", "sum_parts", "reduce")] == [7, 7, 0]
+    assert len(waits_and_begins(planned(step))) == 7 + 7, "and parameters are gathered"
+
+
+@pytest.mark.parametrize("shard", ["gradients", "parameters"])
+def test_what_a_hook_reads_of_gradients_is_summed_whole_over_gloo_and_not_gathered_after(shard: str):
+    step, unread = (captured(shard, accumulate=2, over_gloo=True, hook=hook) for hook in (clip, lambda model: None))
+    assert count(step, "all_reduce") == count(unread, "all_reduce") == 6 + 1, "each weight's, and all biases' together"
+    assert count(step, "exchange") == 0
+    assert count(step, "load_parts") == count(unread, "load_parts"), "parameters alone"
 
 
 def test_parameters_in_shards_are_gathered_in_each_pass_and_let_go_in_it(monkeypatch: pytest.MonkeyPatch):

@@ -44,7 +44,7 @@ def average_gradients(parameters: Sequence[torch.Tensor], ranks: Ranks, age: Age
     """Put the mean over all ranks in the place of each gradient."""
     gradients = {each: each.grad for each in parameters if each.grad is not None and each.grad.numel()}
     for bucket in buckets(sorted(gradients, key=lambda each: age(gradients[each])), gradients, ranks.bucket_bytes):
-        _average(bucket, ranks)
+        average(bucket, ranks)
 
 
 def buckets(parameters: Iterable[torch.Tensor], content: Mapping[torch.Tensor, torch.Tensor], most_bytes: int) -> list[list[torch.Tensor]]:
@@ -65,8 +65,8 @@ def buckets(parameters: Iterable[torch.Tensor], content: Mapping[torch.Tensor, t
     return [*full, *open_.values()]
 
 
-def _average(bucket: Sequence[torch.Tensor], ranks: Ranks) -> None:
-    """One message: the gradients one behind the other, each as it lies in memory."""
+def average(bucket: Sequence[torch.Tensor], ranks: Ranks) -> None:
+    """One message: the gradients one behind the other, each as it lies in memory, of which each becomes the mean over all ranks."""
     flat = [_in_memory_order(_gradient(parameter)) for parameter in bucket]
     share = (flat[0] if len(flat) == 1 else torch.cat(flat)) * (1.0 / ranks.size)
     mean = _COLLECTIVES.wait_tensor(_COLLECTIVES.all_reduce(share, "sum", ranks.group))

@@ -47,9 +47,12 @@ class InParts:
             if whole.requires_grad:
                 whole.register_post_accumulate_grad_hook(self._sending.arrived)
 
-    def begin_backward(self, *, completes: bool) -> None:
-        """A forward pass is over; `completes` says that gradients are whole, and may leave, where the backward one adds to them."""
-        self._sending.complete = completes
+    def begin_backward(self, *, completes: bool, shown: bool) -> None:
+        """A forward pass is over; `completes` says that gradients are whole, and may leave, where the backward one adds to them.
+
+        They are `shown` to a hook later on.
+        """
+        self._sending.complete, self._sending.shown = completes, shown
         self.wholes.end_pass()
 
     def end_backward(self) -> None:
@@ -69,6 +72,8 @@ class InParts:
                 self._shown[parameter] = empty.new_empty_strided(empty.shape, stride) if stride else empty
             parameter.grad = self._shown[parameter]
         self.wholes.add({whole: self._sending.sent[parameter] for parameter, whole in self._shown.items()}, writable=True)
+        for parameter, mean in self._sending.whole.items():
+            self.wholes.put(self._shown[parameter], mean, draft)
 
     def shards(self, parameters: Iterable[torch.Tensor]) -> Shards:
         """This rank's part of each parameter that has a gradient, with its part of that; of those that the caller holds in parts all."""

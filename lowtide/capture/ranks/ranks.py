@@ -14,3 +14,4 @@ class Ranks:
     bucket_bytes: int  # gradients travel together up to this size
     broadcasts_buffers: bool  # those of rank 0 count, at the start of each step
     shard: str = ""  # what each rank holds its own part of: "optimizer", "gradients"
+    over_gloo: bool = False  # whether tensors on a CPU travel by gloo, of which it is known what is slow

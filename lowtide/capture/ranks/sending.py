@@ -1,18 +1,24 @@
 """Gradients leave in parts, as they come to exist: in the backward pass that completes them, between its gathers.
 
 The order is that of their coming to exist, which is the same on all ranks; each message is as long as DistributedDataParallel's would be.
+
+Where a hook will look at gradients, they would be gathered for that right away. To sum parts and to gather the sums moves what a sum of the
+whole does, and over gloo takes longer: that is summed in its own memory. Each rank keeps its part, and a plan lets go of the whole behind
+what the hook reads of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from lowtide.capture.ranks.exchange import MESSAGE_BYTES, buckets
+from lowtide.capture.ranks.exchange import MESSAGE_BYTES, average, buckets
 from lowtide.capture.ranks.ranks import Ranks
-from lowtide.capture.ranks.shards import scatter
+from lowtide.capture.ranks.shards import own, scatter
 from lowtide.capture.sizes.strides import is_dense
+
+TOGETHER_BYTES = 2**18  # tensors below travel together: a larger one needs no copy to be whole
 
 
 class Sending:
@@ -22,6 +28,8 @@ class Sending:
         self.complete = False  # whether this backward pass is the last: what comes to exist now is whole
         self.sent: dict[torch.Tensor, torch.Tensor] = {}  # this rank's part of each gradient's mean, by parameter
         self.strides: dict[torch.Tensor, tuple[int, ...]] = {}  # of the gradients when they were whole, by parameter; in no order: ()
+        self.whole: dict[torch.Tensor, torch.Tensor] = {}  # the mean of each gradient, where it was summed whole, by parameter
+        self.shown = False  # whether a hook will look at them
         self._ranks, self._most_bytes = ranks, min(ranks.bucket_bytes, MESSAGE_BYTES)
         self._waiting: list[torch.Tensor] = []
 
@@ -39,18 +47,28 @@ class Sending:
 
     def forget(self) -> None:
         """Hold on to no fake."""
-        for table in (self.sent, self.strides, self._waiting):
+        for table in (self.sent, self.strides, self.whole, self._waiting):
             table.clear()
 
     def _send(self, *, only_full: bool) -> None:
         gradients = {each: each.grad for each in self._waiting if each.grad is not None}
-        for bucket in buckets(self._waiting, gradients, self._most_bytes):
+        sums_whole = self.shown and self._ranks.over_gloo and all(each.device.type == "cpu" for each in gradients)
+        most_bytes = min(self._most_bytes, TOGETHER_BYTES) if sums_whole else self._most_bytes
+        for bucket in buckets(self._waiting, gradients, most_bytes):
             held = [gradients[each] for each in bucket]
-            if only_full and sum(each.nbytes for each in held) < self._most_bytes:
+            if only_full and sum(each.nbytes for each in held) < most_bytes:
                 continue
             with torch.no_grad():
-                self.sent |= zip(bucket, scatter(held, self._ranks), strict=True)
+                self.sent |= zip(bucket, self._means(bucket) if sums_whole else scatter(held, self._ranks), strict=True)
             for each, gradient in zip(bucket, held, strict=True):
                 self.strides[each] = gradient.stride() if is_dense(gradient) else ()
                 each.grad = None
         self._waiting = [each for each in self._waiting if each.grad is not None]
+
+    def _means(self, bucket: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """One message: this rank's part of the mean of each, which is whole, too."""
+        average(bucket, self._ranks)
+        for each in bucket:
+            assert each.grad is not None, "only those that have a gradient are sent"
+            self.whole[each] = each.grad if len(bucket) == 1 else each.grad.clone()  # by itself, where it is looked for
+            yield own(self.whole[each], self._ranks)

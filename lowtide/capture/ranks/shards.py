@@ -14,18 +14,17 @@ from typing import Any, TypeAlias
 
 import torch
 
-import lowtide.capture.ranks.waits
 import lowtide.kernels  # noqa: F401  (defines the operators of lowtide's own)
 from lowtide.capture import operators
 from lowtide.capture.optimizers.optimizer import Shadow
 from lowtide.capture.ranks.exchange import buckets
 from lowtide.capture.ranks.ranks import Ranks
+from lowtide.capture.ranks.sums import reduced_parts
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node
 
 Shards: TypeAlias = Mapping[torch.Tensor, torch.Tensor]  # by fake parameter: this rank's part, with its gradient
 
-_COLLECTIVES = torch.ops._c10d_functional
 _MAKING = frozenset({"zeros_like", "ones_like", "full_like", "empty_like", "clone", "copy", "fill", "zero", "detach", "alias", "view"})
 
 
@@ -54,8 +53,7 @@ def scatter(gradients: Sequence[torch.Tensor], ranks: Ranks) -> Sequence[torch.T
     """One message: this rank's part of the mean of each."""
     rows = [_rows(each, ranks.size) for each in gradients]
     share = (rows[0] if len(rows) == 1 else torch.cat(rows, 1)).view(-1) * (1.0 / ranks.size)
-    mine = torch.ops.lowtide.wait_for(_COLLECTIVES.reduce_scatter_tensor(share, "sum", ranks.size, ranks.group), share)
-    pieces: Sequence[torch.Tensor] = mine.split([row.shape[1] for row in rows])
+    pieces: Sequence[torch.Tensor] = reduced_parts(share, ranks).split([row.shape[1] for row in rows])
     return pieces
 
 

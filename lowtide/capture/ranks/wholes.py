@@ -26,12 +26,11 @@ from lowtide.capture.calls import targets_of, tensors_in
 from lowtide.capture.draft import Draft
 from lowtide.capture.ranks.exchange import buckets
 from lowtide.capture.ranks.ranks import Ranks
+from lowtide.capture.ranks.sending import TOGETHER_BYTES
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 
 Recording: TypeAlias = AbstractContextManager[Any]  # what runs inside is recorded
-
-TOGETHER_BYTES = 2**18  # parameters below travel together: a larger one needs no copy to be whole
 
 _FOREACH = "aten._foreach_"
 
@@ -54,6 +53,11 @@ class Wholes:
             self._bucket_of |= {address(whole): bucket for whole in bucket}
         if writable:
             self._writable |= {address(whole): whole for whole in parts}
+
+    def put(self, whole: torch.Tensor, found: torch.Tensor, draft: Draft) -> None:
+        """One is there already: what was `found`, which lies on a storage of its own."""
+        draft.renew(whole, draft.value(found))
+        self._there.add(address(whole))
 
     def end_pass(self) -> None:
         """Let go of what was gathered, but for the last bucket."""

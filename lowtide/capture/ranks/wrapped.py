@@ -30,13 +30,13 @@ def ranks_of(model: nn.Module, group: dist.ProcessGroup | None, shard: str = "")
     Raises CaptureError for what a wrapper was set to do and a step would not.
     """
     if not isinstance(model, DistributedDataParallel):
-        return None if group is None else Ranks(group.group_name, group.size(), _BUCKET_BYTES, True, shard)
+        return None if group is None else Ranks(group.group_name, group.size(), _BUCKET_BYTES, True, shard, _over_gloo(group))
     for found, what in _unlike(model):
         if found:
             raise CaptureError(f"this DistributedDataParallel {what}, which a step would not do: make one without, or keep the loop")
     own: dist.ProcessGroup = model.process_group
     sends = bool(model.broadcast_buffers)
-    return Ranks(own.group_name, own.size(), int(model.bucket_bytes_cap), sends, shard)
+    return Ranks(own.group_name, own.size(), int(model.bucket_bytes_cap), sends, shard, _over_gloo(own))
 
 
 def group_of(model: nn.Module, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
@@ -47,6 +47,11 @@ def group_of(model: nn.Module, group: dist.ProcessGroup | None) -> dist.ProcessG
         raise ValueError("process_group: this DistributedDataParallel has a group of its own: leave it out")
     found: dist.ProcessGroup = model.process_group
     return found
+
+
+def _over_gloo(group: dist.ProcessGroup) -> bool:
+    """Whether tensors on a CPU travel by gloo."""
+    return isinstance(group, dist.ProcessGroup) and "cpu:gloo" in dist.get_backend_config(group).split(",")
 
 
 def _unlike(model: Any) -> Iterator[tuple[bool, str]]:

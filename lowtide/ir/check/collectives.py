@@ -5,7 +5,7 @@ from __future__ import annotations
 from lowtide.ir.check.verdict import Verdict, Where, refuse
 from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.operators.collectives.nodes import begins_collective
-from lowtide.ir.operators.collectives.rows import GATHER, SCATTER
+from lowtide.ir.operators.collectives.rows import GATHER, READING
 from lowtide.ir.operators.row import Collective
 from lowtide.ir.operators.table import row_of
 
@@ -24,7 +24,7 @@ def check_collectives(graph: Graph, within: str) -> None:
             refuse(Verdict.COLLECTIVE_TOUCHED, f"{where} does not hold what the collective reads until then")
         if part is not Collective.BEGINS:
             continue
-        if node.op in (GATHER, SCATTER):
+        if node.op in READING:
             read_by |= dict.fromkeys(node.results, node.inputs)
         if not (node.op == GATHER and not any(begins_collective(before) for before in node.after)):  # a load's place is the plan's
             if last is not None and last not in node.after:

@@ -25,12 +25,13 @@ def loads_parts(node: Node) -> bool:
 
 
 def serving_collectives(nodes: Sequence[Node]) -> Iterator[int]:
-    """By index: collectives, what is done to a gradient for one (scaled, put together, filled up), and parts cut out of what came of it.
+    """By index: collectives, what is done to a gradient for one (scaled, put together, filled up), and parts cut out of what came of it,
+    or summed.
 
     Each lets go at least as much as it makes, as soon as it has run: early, as an update is that makes nothing. Not so loads.
     """
     makers: dict[Value, int] = {value: index for index, node in enumerate(nodes) for value in node.results}
-    stack = [index for index, node in enumerate(nodes) if (is_collective(node) and not loads_parts(node)) or node.op == _OWN_PART]
+    stack = [index for index, node in enumerate(nodes) if (is_collective(node) and not loads_parts(node)) or node.op in _PARTS]
     seen = set(stack)
     while stack:
         before = {makers[value] for value in nodes[stack.pop()].inputs if value in makers}
@@ -40,5 +41,5 @@ def serving_collectives(nodes: Sequence[Node]) -> Iterator[int]:
     yield from sorted(seen)
 
 
-_OWN_PART = "lowtide.own_part.default"
+_PARTS = frozenset({"lowtide.own_part.default", "lowtide.sum_parts.default"})
 _PREPARING = frozenset({"aten.mul.Scalar", "aten.mul.Tensor", "aten.cat.default", "aten.constant_pad_nd.default"})

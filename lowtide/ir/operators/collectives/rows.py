@@ -17,9 +17,10 @@ SUM, WAIT = f"{NAMESPACE}.all_reduce.default", f"{NAMESPACE}.wait_tensor.default
 WAIT_APART = "lowtide.wait_for.default"
 LOAD = "lowtide.load_parts.default"
 GATHER, SCATTER = "lowtide.all_gather.default", f"{NAMESPACE}.reduce_scatter_tensor.default"
+READING = frozenset({GATHER, SCATTER, "lowtide.exchange.default"})  # those that read what they are given until they end
 
 _IN_PLACE = ("all_reduce", "broadcast")
-_APART = (f"{NAMESPACE}.reduce_scatter_tensor", f"{NAMESPACE}.all_gather_into_tensor", "lowtide.all_gather")
+_APART = (f"{NAMESPACE}.reduce_scatter_tensor", f"{NAMESPACE}.all_gather_into_tensor", "lowtide.all_gather", "lowtide.exchange")
 
 ROWS = (
     *(
