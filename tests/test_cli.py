@@ -146,6 +146,10 @@ def test_an_arena_says_what_it_served():
         (["spec_of_a_test:make", "--latency", "0.5"], "latency: expected 1 or more"),
         (["spec_of_a_test:make", "--latency", "1.5", "--memory", "1GiB"], "expected one limit or none, got both"),
         (["spec_of_a_test:make", "--swap-state", "--no-swap"], "--swap-state and --no-swap: expected one of them, got both"),
+        (["spec_of_a_test:make", "--fuse", "inductor"], "fuse: inductor rounds otherwise than eager, .* say exact=False too"),
+        (["spec_of_a_test:make", "--fuse", "xla", "--no-exact"], "fuse: expected \"inductor\" or None, got 'xla'"),
+        (["spec_of_a_test:make", "--fuse", "inductor", "--no-exact", "--simulate", "--device", "h100"], "fuse: .* only planned"),
+        (["spec_of_a_test:make", "--fuse", "inductor", "--no-exact", "--dynamic", "auto"], "fuse: a region is compiled for one shape"),
         (["spec_of_a_test:make", "--simulate"], "--device and --simulate: expected both"),
         (["spec_of_a_test:make", "--simulate", "--device", "abacus"], "expected one of cpu, rtx3090, a100, h100, h200, got 'abacus'"),
         (["spec_of_a_test:make", "--fake"], "--fake: spec_of_a_test:make has to take an argument `device` for that; it takes no arguments"),
@@ -167,6 +171,14 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(arguments, message):
     assert lines[0].startswith("lowtide: ")
 
     assert re.search(message, lines[0])
+
+
+def test_regions_are_compiled_on_demand(monkeypatch):
+    monkeypatch.setattr("lowtide.api.networks.compiled.is_faster", lambda *_: True)
+    given = "spec_of_a_test:make", "--no-measure", "--no-exact", "--json", "-"
+    plain, fused = (run(*given, *more) for more in ((), ("--fuse", "inductor")))
+    assert (plain.exit_code, fused.exit_code) == (0, 0), fused.output
+    assert json.loads(fused.stdout)["operators"] < json.loads(plain.stdout)["operators"]
 
 
 def test_a_model_of_the_bench_on_the_meta_device(monkeypatch):

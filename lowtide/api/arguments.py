@@ -65,16 +65,24 @@ def check_swapping(model: nn.Module, optimizer: torch.optim.Optimizer | None, sw
             raise ValueError(f"swap_state: {name} lies in memory that cannot be let go of (from numpy, shared or mapped); clone it first")
 
 
-def check_fuse(fuse: Any, exact: bool, whole: bool) -> None:
-    """Refuse compilers that are not known, numbers that none of them keeps, and programs whose regions are not compiled (not `whole`)."""
+def check_fuse(fuse: Any, exact: bool, *, varies: bool, tries: bool) -> None:
+    """Refuse compilers that are not known, numbers that none of them keeps, and steps whose regions cannot be tried (not `tries`)."""
     if fuse is None:
         return
     if fuse != INDUCTOR:
         raise ValueError(f'fuse: expected "{INDUCTOR}" or None, got {fuse!r}')
     if exact:
         raise ValueError("fuse: inductor rounds otherwise than eager, sums above all: say exact=False too, or leave `fuse` out")
-    if not whole:
-        raise ValueError("fuse: regions are compiled for one shape and one process: leave out `dynamic` and `process_group`, or `fuse`")
+    if varies:
+        raise ValueError(
+            'fuse: a region is compiled for one shape: leave out `dynamic` and say on_new_shape="extend", by which each shape that comes '
+            "has a plan and regions of its own; or leave `fuse` out"
+        )
+    if not tries:
+        raise ValueError(
+            "fuse: a region is compiled and tried where it is to run, so a step that is only planned (`simulate`, a model on the meta "
+            "device) or tries nothing (workspaces=False) has none: leave `fuse` out there, and say it on the machine that runs the step"
+        )
 
 
 def device_of(model: nn.Module, wished: torch.device | str | None) -> torch.device:

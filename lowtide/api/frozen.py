@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lowtide.api.running.looks import Looks
@@ -10,6 +10,7 @@ from lowtide.api.running.steady import Short, is_free
 from lowtide.api.running.variant import Variant
 from lowtide.errors import BatchError, StepError
 from lowtide.runtime.batch import BatchSpec, NewShapeError
+from lowtide.runtime.heap import give_back
 from lowtide.runtime.undisturbed import undisturbed
 
 
@@ -17,7 +18,7 @@ class Frozen:
     """Call it as the step that it is of: `fn(*batch)`. It holds generated kernels and weights as these read them.
 
     What becomes of the model's weights changes nothing here, but for those that torch's operators read between kernels, which are the
-    model's own. Where nobody else holds the model, its memory is free.
+    model's own. Where nobody else holds the model, its memory is free; the first call gives the system back what is.
     """
 
     def __init__(self, variant: Variant, batch: BatchSpec, inputs: Sequence[Any], leaves: Sequence[Any]) -> None:
@@ -25,7 +26,8 @@ class Frozen:
             raise StepError(_REFUSED)
         self._batch, self._looks = batch, Looks([leaf for leaf in leaves if hasattr(leaf, "shape")])
         self._networks = {name: network.frozen() for name, network in variant.networks.items()}
-        self._run = Short(variant, inputs, dict(self._networks))
+        self._short = Short(variant, inputs, dict(self._networks))
+        self._run: Callable[[Sequence[Any]], Any] = self._first
 
     @property
     def held_bytes(self) -> int:
@@ -36,6 +38,12 @@ class Frozen:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result. Raises BatchError for a batch unlike the step's, of another shape, too."""
         return self._run(args if self._looks.hold(args, kwargs) else self._leaves(args, kwargs))
+
+    def _first(self, leaves: Sequence[Any]) -> Any:
+        """The first call's result. What it took to come here is gone by then, perhaps the model, too: its memory becomes the system's."""
+        self._run = self._short
+        give_back()
+        return self._short(leaves)
 
     def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         try:

@@ -85,7 +85,8 @@ class Machine:
 
         Unless they are to be `exact`, those are among them that compute the same up to rounding; where there will be a limit (`limited`),
         also part by part, and what takes longer. `like` are the candidates of a program that begins alike: what runs in parts there does
-        so here. With `fuse`, another compiler's kernels are among what is offered, in place of generated ones.
+        so here, and what is compiled there is compiled here. With `fuse`, another compiler's kernels are among what is offered, in place of
+        generated ones.
         """
         graphs, held = equal_graphs(captured.graph), captured.gradients
         equal = {graph: Rewriting(graph, (), exact=True) for graph in graphs}
@@ -94,7 +95,7 @@ class Machine:
         if limited and not exact:
             known, roots = self._in_parts(captured, known, laboratory, like)
         plain = exact or limited  # of which nothing is generated
-        generated = self.compiled(captured) if fuse is not None else None if plain else self.networked(captured)
+        generated = self._compiled_as(captured, like) if fuse is not None else None if plain else self.networked(captured)
         first, *others = self._with_workspaces(captured, [*known, *(() if generated is None else (generated,))], laboratory)
         made = (_knowing(each, known.get(each.graph), each.graph is generated) for each in others)
         return replace(first, held_by_eager=held), *(replace(each, root=roots.get(each.graph, -1)) for each in made)
@@ -106,12 +107,19 @@ class Machine:
         with self.stages.stage("kernels", "generating and compiling kernels, or loading them"):
             return networked(captured.graph, chosen, self.variants)
 
-    def compiled(self, captured: Captured, chosen: Graph | None = None) -> Graph | None:
-        """The captured graph with what inductor makes kernels for, where it can run here; as `chosen` before."""
+    def _compiled_as(self, captured: Captured, like: Sequence[Candidate]) -> Graph | None:
+        """The captured graph with what inductor makes kernels for; of a program like another one, with those that the other has."""
+        if not like:
+            return self.compiled(captured)
+        other = next((each.graph for each in like if each.generated), None)
+        return None if other is None else self.compiled(captured, like=other)
+
+    def compiled(self, captured: Captured, chosen: Graph | None = None, like: Graph | None = None) -> Graph | None:
+        """The captured graph with what inductor makes kernels for, where it can run here; as `chosen` before, or as a graph `like` it."""
         if self.simulated is not None or not self.tries:
             return None
         with self.stages.stage("kernels", "compiling regions, or loading them") as say:
-            return compiled_graph(equal_graphs(captured.graph)[-1], chosen, _share(say))
+            return compiled_graph(equal_graphs(captured.graph)[-1], chosen, like, _share(say))
 
     def _in_parts(
         self, captured: Captured, known: Mapping[Graph, Rewriting], laboratory: Laboratory, like: Sequence[Candidate]

@@ -123,13 +123,19 @@ class Maker:
 
     def _planned(self, family: Family) -> Family:
         """The programs with what runs them."""
-        graphs, trains = [program.captured.graph for program in family.programs], self.capturing.trains
-        plans = agreed_plans(self.peers, lambda: self._plans(family), graphs, exact=self.asked.exact)
+        trains, captured = self.capturing.trains, [program.captured for program in family.programs]
+        graphs = [each.graph for each in captured]
+        plans = agreed_plans(self.peers, lambda: self._plans(family), graphs, lambda at, plan: self._as_saved(captured[at], plan))
         if not self.peers.leads:
             programs = tuple(replace(each, saved=plan) for each, plan in zip(family.programs, plans, strict=True))
             family = replace(family, programs=programs)
-        pairs = zip(family.programs, map(told, plans), strict=True)
-        return replace(family, variants=[_variant(program.captured, plan, family.granted, trains) for program, plan in pairs])
+        pairs = list(zip(captured, plans, strict=True))
+        made = self.peers.together(lambda: [_variant(each, told(plan), family.granted, trains) for each, plan in pairs])
+        return replace(family, variants=made)
+
+    def _as_saved(self, captured: Captured, saved: Plan) -> Plan:
+        """A plan from elsewhere for a captured program. Raises FormatError where it is of another one."""
+        return as_saved(saved, captured.graph, exact=self.asked.exact, generated=self._as_compiled(captured, saved.graph))
 
     def plan_of_most_steps(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Candidate, Plan]:
         """The program that most steps run, and its plan; nothing is made ready to run."""
@@ -146,21 +152,20 @@ class Maker:
         return _planner([program]).peak_by_order_bytes(self.request(program.captured, Budget()))
 
     def _programs(self, captured: Sequence[Captured], laboratory: Laboratory) -> tuple[Program, ...]:
-        """Programs of one step, with what planning has to know: the others run in parts what the last does, which most steps run."""
+        """Programs of one step, with what planning has to know: the others run as the last does, which most steps run, what both have."""
         main = self._program(captured[-1], laboratory, self.asked.fuse)
-        return *(self._program(each, laboratory, like=main.candidates) for each in captured[:-1]), main
+        fuse = self.asked.fuse if main.candidates else None
+        return *(self._program(each, laboratory, fuse, main.candidates) for each in captured[:-1]), main
 
     def _program(self, captured: Captured, laboratory: Laboratory, fuse: str | None = None, like: Sequence[Candidate] = ()) -> Program:
         """A captured program with what planning has to know of it; of one that a saved plan is for, that plan.
 
-        Only for what most steps run is it worth while to have regions compiled (`fuse`).
+        Only for what most steps run is it worth while to have regions compiled (`fuse`); others have those that the one `like` them has.
         """
         if not self.peers.leads:
             return Program(captured, self.machine.granule_bytes(captured), ())  # what rank 0 plans
         if (saved := self._saved_for(captured)) is not None:
-            generated = self._as_compiled(captured, saved.graph)
-            plan = as_saved(saved, captured.graph, exact=self.asked.exact, generated=generated)
-            return Program(captured, self.machine.granule_bytes(captured), (), plan)
+            return Program(captured, self.machine.granule_bytes(captured), (), self._as_saved(captured, saved))
         candidates = self.machine.candidates(captured, laboratory, exact=self.asked.exact, limited=self._is_limited, fuse=fuse, like=like)
         if self._is_limited:
             candidates = self.machine.timed(captured, candidates, laboratory)

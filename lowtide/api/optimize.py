@@ -121,8 +121,9 @@ def optimize(
         With `dynamic` nothing runs part by part yet.
     fuse: "inductor", with exact=False: norms, activations, element-wise chains and updates of a step are compiled by inductor, each as one
         operator of the plan, wherever that was measured to be faster; also on a GPU. It takes seconds for each kind of region, once; what
-        is compiled is kept. Where nothing can be compiled a warning says why, and torch's operators run. By default inference on a CPU
-        has lowtide's own generated kernels, and a training step none.
+        is compiled is kept. Where nothing can be compiled a warning says why, and torch's operators run. An optimizer's first step has
+        those that later steps have, too; of several processes rank 0 decides. Not with `dynamic`, nor where nothing is run. By default
+        inference on a CPU has lowtide's own generated kernels, and a training step none.
     swap: under a limit, tensors may also be copied to the host's memory and back while operators run, where the device has memory of
         its own; a CPU has none to swap to.
     swap_state: parameters and optimizer state may be among what is swapped. They are there again when the step is over, also where it
@@ -166,7 +167,6 @@ def optimize(
     model = trainers.model
     check_arguments(model, loss, optimizer, after_backward, accumulate)
     check_scaler(scaler, optimizer, swap_state)
-    check_fuse(fuse, exact, whole=dynamic is None and not trainers.peers.several)
     optimizer = torch_optimizer(optimizer)
     check_swapping(model, optimizer, swap, swap_state)
     if plan is not None and (memory is not None or latency is not None):
@@ -184,6 +184,7 @@ def optimize(
     obstacle = _ON_META if on_meta else "" if machine is None else _ELSEWHERE.format(machine.name)  # why the step can only be planned
     stages = Stages(callback, wants_progress(progress))
     tries = not on_meta if workspaces is None else workspaces
+    check_fuse(fuse, exact, varies=dynamic is not None, tries=tries and not obstacle)
     asked = Asked(limit, swap_state, solver or Auto(), sweeps_of(effort, search), exact, fuse)
     varying, seen = varying_of(dynamic, args, kwargs), met_so_far(dynamic, batches, args, kwargs)
     check_uncut(varying, accumulate)

@@ -39,8 +39,8 @@ def no_scalar(number: float) -> Value | None:
 class Draft:
     """Knows the values of tensors and numbers. `fork()` gives an independent continuation from the same point."""
 
-    def __init__(self, fake_mode: FakeTensorMode, sources: Sources, symbols: Symbols) -> None:
-        self.fake_mode, self.sources, self.symbols = fake_mode, sources, symbols
+    def __init__(self, fake_mode: FakeTensorMode, sources: Sources, symbols: Symbols, trains: bool) -> None:
+        self.fake_mode, self.sources, self.symbols, self.trains = fake_mode, sources, symbols, trains
         self.kind = Kind.ACTIVATION  # of the storages that are made now
         self.inputs: list[Value] = []
         self.slots: list[Slot] = []
@@ -58,7 +58,7 @@ class Draft:
 
     def fork(self) -> Draft:
         """A draft that continues from here and leaves this one as it is."""
-        twin = Draft(self.fake_mode, self.sources, self.symbols)
+        twin = Draft(self.fake_mode, self.sources, self.symbols, self.trains)
         twin.kind, twin.scalar_of = self.kind, self.scalar_of
         twin.inputs, twin.slots, twin.nodes, twin.constants = list(self.inputs), list(self.slots), list(self.nodes), list(self.constants)
         twin._blocks = {key: block.fork() for key, block in self._blocks.items()}
@@ -230,13 +230,13 @@ class Draft:
     def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake of a real tensor that the program closes over, declared as an input on first sight."""
         if id(tensor) not in self._constant_fakes:
-            if tensor.requires_grad:
+            if tensor.requires_grad and self.trains:
                 raise CaptureError(
                     f"a tensor of shape {tuple(tensor.shape)} that requires gradients, used at {users_line()}, is not a parameter "
                     "of the model: make it one, so that the step can train it"
                 )
             with _disable_current_modes():  # making a fake is no part of the program
-                fake = self.fake_mode.from_tensor(tensor)
+                fake = self.fake_mode.from_tensor(tensor.detach() if tensor.requires_grad else tensor)
             self._constant_fakes[id(tensor)] = fake
             slot = Slot("constant", (len(self.constants),))
             self.constants.append(tensor)  # held, so that its id stays its own

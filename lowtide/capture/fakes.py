@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from lowtide.capture.care.memos import OfCall
 from lowtide.capture.care.reads import AttributeReads
 from lowtide.capture.care.snapshots import Snapshot
 from lowtide.capture.sizes.strides import dense_stride, is_dense, memory_order
@@ -121,8 +122,10 @@ def _refuse(name: str, tensor: torch.Tensor) -> None:
 
 
 @contextmanager
-def swapped(model: nn.Module, fakes: FakeModel, reads: AttributeReads) -> Iterator[ModuleTensors]:
-    """Run with fakes in the model's places.
+def swapped(
+    model: nn.Module, fakes: FakeModel, reads: AttributeReads, following: Callable[[], OfCall] | None = None
+) -> Iterator[ModuleTensors]:
+    """Run with fakes in the model's places. Afterwards `following` tells, where it can, what follows from more than the model.
 
     Raises CaptureError if the model keeps count in Python numbers or containers, or changes what it has read, which no graph could follow.
     """
@@ -135,7 +138,7 @@ def swapped(model: nn.Module, fakes: FakeModel, reads: AttributeReads) -> Iterat
         reads.begin(module for _, module in modules)
         yield ModuleTensors.of(modules)
         for (path, module), snapshot in zip(modules, before, strict=True):
-            snapshot.refuse_changes(path or type(module).__name__, reads)
+            snapshot.refuse_changes(path or type(module).__name__, reads, None if following is None else following())
     finally:
         for snapshot in before:
             snapshot.restore()

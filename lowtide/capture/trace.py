@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from lowtide.capture.care.failures import no_tracebacks_logged, raised_in
 from lowtide.capture.care.generators import untouched_randomness
 from lowtide.capture.care.hooks import watched_hooks
 from lowtide.capture.care.leaks import Watch
+from lowtide.capture.care.memos import of_call
 from lowtide.capture.care.reads import AttributeReads, following_reads
 from lowtide.capture.data import host
 from lowtide.capture.data.facts import Reading
@@ -109,7 +111,7 @@ class Trace:
         held = self.real  # not by way of this trace: in a circle, its fakes would wait for the collector
         frozen = lambda slot: slot.table == "parameter" and not (training and held[slot].requires_grad)  # noqa: E731
         reader = Reader(held.__getitem__, frozen, self.symbols.number)
-        self.recorder = Recorder(Draft(self.mode, self.sources, self.symbols), reader)
+        self.recorder = Recorder(Draft(self.mode, self.sources, self.symbols, training), reader)
         self.watch = watch
         self.fakes = fake_model(model, self.mode, given.device)
         self.module_tensors = ModuleTensors(())  # of the model's tensors, once fakes are in them
@@ -207,11 +209,12 @@ def tracing(watch: Watch, model: nn.Module, given: Given, training: bool, ranks:
     """A capture: the model has fakes for its tensors inside, and its own again behind it, whatever happens."""
     with raised_in("the capture"), no_tracebacks_logged(), untouched_randomness(), scalers_refused():
         trace = Trace(watch, model, given, training, ranks)
+        following = None if training or trace.symbols.env is not None else partial(of_call, trace.recorder.draft)
         try:
             with (
                 nothing_twice() if trace.symbols.env is not None else nullcontext(),
                 following_reads() as trace.reads,
-                swapped(model, trace.fakes, trace.reads) as trace.module_tensors,
+                swapped(model, trace.fakes, trace.reads, following) as trace.module_tensors,
                 trace.sources.following(model),
                 conversions_in_place(),
                 watched_hooks(model, trace.fakes, trace.recorder.draft, trace.module_tensors),

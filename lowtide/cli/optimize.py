@@ -27,6 +27,10 @@ def optimize_command(
     ] = None,
     latency: Annotated[float | None, typer.Option(help="the most time, as a multiple of that without recomputation: 1.1")] = None,
     exact: Annotated[bool, typer.Option(help="eager's numbers to the last bit; else rewrites may round otherwise")] = True,
+    fuse: Annotated[
+        str | None,
+        typer.Option(metavar="COMPILER", help="inductor, with --no-exact: it compiles norms, activations and updates"),
+    ] = None,
     swap: Annotated[bool, typer.Option(help="under a limit, let tensors go to the host and back, where there is one to swap to")] = True,
     swap_state: Annotated[bool, typer.Option("--swap-state", help="parameters and optimizer state too")] = False,
     effort: Annotated[str, typer.Option(metavar="LEVEL", help="how far to look under a limit: quick, normal or thorough")] = "normal",
@@ -54,7 +58,8 @@ def optimize_command(
     if swap_state and not swap:
         refuse("--swap-state and --no-swap: expected one of them, got both")
     machine = _machine(device, simulate)
-    limits: dict[str, Any] = {"memory": memory, "latency": latency, "exact": exact, "swap": swap, "swap_state": swap_state}
+    _check_fuse(fuse, exact, varies=dynamic is not None, tries=not fake and machine is None)
+    limits: dict[str, Any] = {"memory": memory, "latency": latency, "exact": exact, "fuse": fuse, "swap": swap, "swap_state": swap_state}
     limits |= {"arena": arena, "simulate": machine, "effort": effort, "dynamic": dynamic_of(dynamic)}
     try:
         check_targets({"--save": save, "--program": program, "--json": json_out})
@@ -88,6 +93,15 @@ def _check_limits(memory: str | None, latency: float | None, effort: str) -> Non
             Memory.of(memory)
         if memory is not None and latency is not None:
             refuse("--memory and --latency: expected one limit or none, got both")
+    except ValueError as error:
+        refuse(error)
+
+
+def _check_fuse(fuse: str | None, exact: bool, *, varies: bool, tries: bool) -> None:
+    from lowtide.api.arguments import check_fuse
+
+    try:
+        check_fuse(fuse, exact, varies=varies, tries=tries)
     except ValueError as error:
         refuse(error)
 

@@ -100,3 +100,14 @@ def test_a_function_without_generated_kernels_is_refused(made: Made) -> None:
     model, x, _ = made
     with pytest.raises(lowtide.StepError, match="with generated kernels"):
         lowtide.optimize(model, (x,)).frozen(x)
+
+
+def test_the_first_call_gives_back_what_is_free(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, x, step = made
+    given: list[None] = []
+    monkeypatch.setattr("lowtide.api.frozen.give_back", lambda: given.append(None))
+    fn = step.frozen(x)
+    assert given == []
+    for _ in range(3):
+        fn(x)
+    assert given == [None]

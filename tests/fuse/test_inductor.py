@@ -13,7 +13,9 @@ from torch.nn import functional
 
 import lowtide
 from lowtide.api.networks import compiled
+from lowtide.fuse.simple.regions import numbered
 from lowtide.ir.regions import is_by_inductor
+from lowtide.ir.text.graph_text import to_text
 from lowtide.runtime import inductor
 
 FUSED: dict[str, Any] = {"exact": False, "fuse": "inductor"}
@@ -75,6 +77,59 @@ def test_a_step_is_near_and_keeps_its_promise_and_is_compiled_once(work, monkeyp
     assert again.plan.graph is not step.plan.graph
     assert sum(map(is_by_inductor, again.plan.graph.nodes)) == len(regions)
     again(x)
+
+
+def compiled_nodes(plan: Any) -> list[Any]:
+    return [node for node in plan.graph.nodes if is_by_inductor(node)]
+
+
+def test_an_optimizers_first_step_has_the_regions_of_later_ones(work, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, optimizer = work
+    tried: list[str] = []
+    compile_it = inductor._compile
+    monkeypatch.setattr(inductor, "_compile", lambda module, looks, path: (tried.append(path.name), compile_it(module, looks, path)))
+    step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **FUSED)
+    (first,) = step.plan.first_steps
+    bodies = {to_text(numbered(node.body)) for node in compiled_nodes(step.plan)}
+    assert {to_text(numbered(node.body)) for node in compiled_nodes(first)} <= bodies
+    assert any(node.outputs for node in compiled_nodes(first))
+    assert len(tried) <= len(bodies)  # nothing is compiled for it alone
+    eager = trained(model, x, torch.float32, 1)
+    step(x)
+    assert furthest([parameter.detach().double() for parameter in model.parameters()], eager) < 1e-5
+
+
+def test_each_shape_that_comes_has_regions_of_its_own(work) -> None:
+    model, x, optimizer = work
+    step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, on_new_shape="extend", **FUSED)
+    step(x), step(x[:24])
+    other = step.plan_for(x[:24])
+    assert other.graph is not step.plan.graph
+    assert compiled_nodes(other)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dynamic": {0: {0: (2, 64)}}}, 'compiled for one shape: leave out `dynamic` and say on_new_shape="extend"'),
+        ({"dynamic": "auto"}, 'compiled for one shape: leave out `dynamic` and say on_new_shape="extend"'),
+        ({"simulate": "h100"}, "only planned .`simulate`, .* leave `fuse` out there, and say it on the machine that runs the step"),
+        ({"workspaces": False}, "tries nothing .workspaces=False. has none"),
+        ({"exact": True}, "say exact=False too"),
+        ({"fuse": "xla"}, "expected \"inductor\" or None, got 'xla'"),
+    ],
+)
+def test_what_regions_do_not_go_with_is_refused(work, options: dict[str, Any], message: str) -> None:
+    model, x, optimizer = work
+    with pytest.raises(ValueError, match=message):
+        lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **{**FUSED, **options})
+
+
+def test_a_model_without_memory_is_refused() -> None:
+    model = Net().to("meta")
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(ValueError, match="a model on the meta device"):
+        lowtide.optimize(model, (torch.empty(32, 64, device="meta"),), loss=square, optimizer=optimizer, **FUSED)
 
 
 def _never(*_: object) -> None:

@@ -39,15 +39,19 @@ _MOST = 64  # bodies that are compiled for a graph
 _NEAR = 1e-2  # of the largest number of a result: what a wrong kernel passes
 
 
-def compiled_graph(graph: Graph, chosen: Graph | None, say: Callable[[float], object]) -> Graph | None:
-    """The graph with compiled regions, those of a graph that was `chosen` before, if there is one; None where there are none.
+def compiled_graph(graph: Graph, chosen: Graph | None, like: Graph | None, say: Callable[[float], object]) -> Graph | None:
+    """The graph with compiled regions; None where there are none. Where nothing can be compiled a warning says why.
 
-    Where nothing can be compiled a warning says why.
+    Those of a graph that was `chosen` for this program before, if there is one; those whose bodies a graph `like` this one has, without
+    a trial, if there is one.
     """
     found = [Compiled.of(each) for each in clusters(graph)]
+    if like is not None:
+        known = {to_text(numbered(region.body)): region.arena_bytes for region in _regions(like)}
+        texts = {each: to_text(numbered(each.body)) for each in found}
+        return with_compiled(graph, [(each, known[texts[each]]) for each in found if texts[each] in known])
     if chosen is not None:
-        regions = [Region.of(node) for node in chosen.nodes if is_by_inductor(node)]
-        sizes = {region.name: region.arena_bytes for region in regions}
+        sizes = {region.name: region.arena_bytes for region in _regions(chosen)}
         names = {each: Region.of(each.region(0)).name for each in found}
         return with_compiled(graph, [(each, sizes[names[each]]) for each in found if names[each] in sizes])
     bodies: dict[str, list[Compiled]] = {}
@@ -64,8 +68,11 @@ def compiled_graph(graph: Graph, chosen: Graph | None, say: Callable[[float], ob
 
 def compiled_runners(graph: Graph) -> Mapping[str, Run]:
     """What runs a graph's compiled regions, by the name of the first result. Raises NativeError."""
-    regions = [Region.of(node) for node in graph.nodes if is_by_inductor(node)]
-    return {region.node.results[0].name: _run_of(numbered(region.body)) for region in regions}
+    return {region.node.results[0].name: _run_of(numbered(region.body)) for region in _regions(graph)}
+
+
+def _regions(graph: Graph) -> list[Region]:
+    return [Region.of(node) for node in graph.nodes if is_by_inductor(node)]
 
 
 def times_ns(body: Graph) -> tuple[int, int] | None:

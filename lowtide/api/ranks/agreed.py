@@ -9,7 +9,6 @@ from lowtide.errors import FormatError
 from lowtide.ir.graph import Graph
 from lowtide.ir.text.graph_text import to_text
 from lowtide.plan.plan import Plan
-from lowtide.planning.saved import as_saved
 from lowtide.runtime.ranks.peers import Alone
 
 _GPU = re.compile(r"cuda:\d+")
@@ -21,8 +20,11 @@ def compare_programs(peers: Alone, graphs: Sequence[Graph]) -> None:
         peers.compare([_GPU.sub("cuda", to_text(graph, sources=False)) for graph in graphs])
 
 
-def agreed_plans(peers: Alone, make: Callable[[], list[Plan]], graphs: Sequence[Graph], *, exact: bool) -> list[Plan]:
-    """What `make` gives on rank 0, for the graphs captured here. Raises on all ranks what it raises there."""
+def agreed_plans(peers: Alone, make: Callable[[], list[Plan]], graphs: Sequence[Graph], put: Callable[[int, Plan], Plan]) -> list[Plan]:
+    """What `make` gives on rank 0; elsewhere each of these as `put` puts it on the graph of this number, which was captured there.
+
+    Raises on all ranks what one of them raises.
+    """
     if not peers.several:
         return make()
     made: list[Plan] = []
@@ -32,14 +34,14 @@ def agreed_plans(peers: Alone, make: Callable[[], list[Plan]], graphs: Sequence[
         return made[-1].to_json()
 
     text = peers.from_leader(as_text)
-    return peers.together(lambda: made or _here(text, graphs, exact))
+    return peers.together(lambda: made or [put(number, plan) for number, plan in enumerate(_read(text, graphs))])
 
 
-def _here(text: str, graphs: Sequence[Graph], exact: bool) -> list[Plan]:
-    """Rank 0's plans for this rank's graphs, which differ from its own in the number of the GPU alone."""
+def _read(text: str, graphs: Sequence[Graph]) -> list[Plan]:
+    """Rank 0's plans, as they are for this rank's graphs, which differ from its own in the number of the GPU alone."""
     device = next((value.storage.device for graph in graphs for value in graph.inputs if value.storage.device.startswith("cuda")), "")
     last = Plan.from_json(_GPU.sub(device, text) if device else text)
     plans = [*last.first_steps, last]
     if len(plans) != len(graphs):
         raise FormatError(f"expected as many plans as programs, got {len(plans)} for {len(graphs)}")
-    return [as_saved(plan, graph, exact=exact) for plan, graph in zip(plans, graphs, strict=True)]
+    return plans

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lowtide.capture.care.memos import OfCall, is_memo
 from lowtide.capture.care.reads import ABSENT, AttributeReads
 from lowtide.errors import CaptureError
 
@@ -44,21 +45,27 @@ class Snapshot:
             container.clear()
             container.extend(items) if isinstance(container, list) else container.update(items)
 
-    def refuse_changes(self, path: str, reads: AttributeReads) -> None:
-        """Raise CaptureError for what a captured step would not change, unless it is a tensor now: those are part of the graph."""
-        for name in (*self._counted(), *self._rested_on(reads)):
+    def refuse_changes(self, path: str, reads: AttributeReads, follows: OfCall | None) -> None:
+        """Raise CaptureError for what a captured step would not change, unless it is a tensor now: those are part of the graph.
+
+        A table may gain tensors of which nothing `follows` from the call, where that can be told.
+        """
+        for name in (*self._counted(follows), *self._rested_on(reads)):
             raise CaptureError(
                 f"module {path!r} changes its attribute {name!r} in its forward, which a captured step would not: "
-                "keep what changes from step to step in a buffer; if only the first call changes it, call the model once before"
+                "keep what changes from step to step in a buffer; if only the first call changes it, call the model once before, "
+                "within torch.no_grad()"
             )
 
-    def _counted(self) -> Iterator[str]:
+    def _counted(self, follows: OfCall | None) -> Iterator[str]:
         """Numbers and containers that hold other things than before, and tensors that are gone."""
         for name, old in self.attributes.items():
             new = self.module.__dict__.get(name)
             counted = isinstance(old, (int, float)) and isinstance(new, (int, float)) and new != old
             emptied = isinstance(old, torch.Tensor) and new is None
-            refilled = name in self.containers and not _same_items(self.containers[name], self.attributes[name])
+            refilled = name in self.containers and not _same_items(self.containers[name], old)
+            if refilled and follows is not None:
+                refilled = not is_memo(self.containers[name], old, follows)
             if counted or emptied or (refilled and not name.endswith(_HOOKS)):
                 yield name
 
