@@ -3,9 +3,10 @@
     python -m bench.ranks [--models llama gpt_neo] [--sizes 2 4] [--steps 20]
 
 All ways train in the same processes, one step each in turns, from the same weights on the same batches: two micro-batches a step, and
-AdamW. Gradients are clipped by their global norm, but in the ways named "unclipped". A step's time is
-from one meeting of all ranks to the next. What a rank holds at the most is what it holds before the step and the step's own peak, both
-as the allocator counts them: for PyTorch's own ways from the making of the model on, for lowtide by `step.measure`.
+AdamW. Gradients are clipped by their global norm, but in the ways named "unclipped". Ways "to the bound" have as limit what
+DistributedDataParallel takes less what is in shards, and may hold what they have gathered up to that; others take the least. A step's
+time is from one meeting of all ranks to the next. What a rank holds at the most is what it holds before the step and the step's own
+peak, both as the allocator counts them: for PyTorch's own ways from the making of the model on, for lowtide by `step.measure`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,8 @@ SHARDS = {
     "ZeRO 2, unclipped": "gradients",
     "ZeRO 3": "parameters",
     "ZeRO 3, unclipped": "parameters",
+    "ZeRO 3 to the bound": "parameters",
+    "ZeRO 3 to the bound, unclipped": "parameters",
 }  # by way
 EAGER = {"DDP": True, "DDP, unclipped": False}  # whether it clips
 FSDP = "FSDP2, unclipped"
@@ -104,7 +107,7 @@ def _rank(rank: int, name: str, size: int, steps: int, folder: str) -> None:
     ways: dict[str, Way] = {}
     peaks_bytes = {how: _eager_peak_bytes(how, name, batches) for how in (*EAGER, FSDP)}
     for how in WAYS:
-        ways[how] = _way(how, name, batches[0])
+        ways[how] = _way(how, name, batches[0], peaks_bytes)
     _train(ways, batches)
     for way in ways.values():
         if way.step is not None:
@@ -154,7 +157,7 @@ def _row(how: str, ways: Mapping[str, Way], peaks_bytes: Mapping[str, int], batc
         return row | {"measured_mib": peaks_bytes[how] / 2**20}
     with warnings.catch_warnings(action="ignore"):  # that it trains
         measured_bytes = statistics.median(way.step.measure(**batch).peak_bytes for _ in range(_MEASURED))
-    promised_bytes, bound_bytes = way.step.plan.peak_bytes, peaks_bytes[_reference(how)] - _sharded_bytes(way.weights, how)
+    promised_bytes, bound_bytes = way.step.plan.peak_bytes, _bound_bytes(how, peaks_bytes, way.weights)
     return row | {
         "promised_mib": promised_bytes / 2**20,
         "measured_mib": measured_bytes / 2**20,
@@ -167,17 +170,17 @@ def _ratio(way: Way, base: Way) -> float:
     return statistics.median(mine / theirs for mine, theirs in zip(way.times_s[_WARM:], base.times_s[_WARM:], strict=True))
 
 
-def _sharded_bytes(weights: Sequence[torch.Tensor], how: str) -> float:
-    """What other ranks hold for this one: of AdamW two states a parameter, its gradient, the parameter."""
+def _bound_bytes(how: str, peaks_bytes: Mapping[str, int], weights: Iterable[torch.Tensor]) -> float:
+    """DistributedDataParallel's peak less what other ranks hold for this one: of AdamW two states a parameter, its gradient, itself."""
     size = dist.get_world_size()
     kinds = {None: 0, "optimizer": 2, "gradients": 3, "parameters": 4}[SHARDS[how]]
-    return kinds * sum(each.nbytes for each in weights) * (1 - 1 / size)
+    return peaks_bytes[_reference(how)] - kinds * sum(each.nbytes for each in weights) * (1 - 1 / size)
 
 
 def _eager_peak_bytes(how: str, name: str, batches: Sequence[Batch]) -> int:
     """The most that a way holds in a later step, with all that it has held since its model was made."""
     kept: list[Way] = []
-    calls = [lambda: kept.append(_way(how, name, batches[0])), *[lambda: kept[0].call(batches[0])] * (_WARM + _MEASURED)]
+    calls = [lambda: kept.append(_way(how, name, batches[0], {})), *[lambda: kept[0].call(batches[0])] * (_WARM + _MEASURED)]
     taken = measure_memory_of_each(calls)
     kept.clear()
     gc.collect()
@@ -185,10 +188,11 @@ def _eager_peak_bytes(how: str, name: str, batches: Sequence[Batch]) -> int:
     return sum(each.end_bytes for each in taken[:-_MEASURED]) + above_bytes + sum(each.nbytes for each in batches[0].values())
 
 
-def _way(how: str, name: str, batch: Batch) -> Way:
+def _way(how: str, name: str, batch: Batch, peaks_bytes: Mapping[str, int]) -> Way:
     model = _model(name)
     if how in SHARDS:
-        return _lowtide(model, SHARDS[how], batch, unclipped=how.endswith("unclipped"))
+        limit_bytes = int(_bound_bytes(how, peaks_bytes, model.parameters())) if "to the bound" in how else None
+        return _lowtide(model, SHARDS[how], batch, limit_bytes, unclipped=how.endswith("unclipped"))
     if how == FSDP:
         return _fully_sharded(model)
     wrapped = nn.parallel.DistributedDataParallel(model)
@@ -196,9 +200,15 @@ def _way(how: str, name: str, batch: Batch) -> Way:
     return Way(wrapped, lambda batch: _eager(wrapped, optimizer, batch, _syncs_by_context, clips=EAGER[how]))
 
 
-def _lowtide(model: nn.Module, shard: str | None, batch: Batch, *, unclipped: bool) -> Way:
+def _lowtide(model: nn.Module, shard: str | None, batch: Batch, limit_bytes: int | None, *, unclipped: bool) -> Way:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, foreach=False)
-    given: dict[str, Any] = {"process_group": dist.group.WORLD, "shard": shard, "accumulate": _MICRO, "progress": False}
+    given: dict[str, Any] = {
+        "process_group": dist.group.WORLD,
+        "shard": shard,
+        "memory": limit_bytes,
+        "accumulate": _MICRO,
+        "progress": False,
+    }
     after = None if unclipped else _clip
     step = lowtide.optimize(model, batch, loss=_loss, optimizer=optimizer, after_backward=after, **given)
 

@@ -41,11 +41,12 @@ def _trained_together() -> str:
         "micro-batches, median of steps in turns; over DistributedDataParallel's time, clipped where the row is, and over FSDP2's.\n"
         "Equal: losses of 20 steps and weights after them to DistributedDataParallel's, to the last bit, or the largest difference of a\n"
         "loss, over the loss. More processes than cores wait for one another: times of four on two cores say little.\n"
-        "What shards cost is traffic. For each element DistributedDataParallel's sum sends two, over two ranks; ZeRO 1 gathers one more;\n"
-        "so does ZeRO 2 over gloo, which sums all for each part; ZeRO 3 gathers one in every pass, but for what it has room to keep. Rows\n"
-        "of four ranks are of commit f6ba20f, before ZeRO 3 and clipping with ZeRO 2, those of gpt_neo on two of 69bc6c9, before gathers\n"
-        "were broadcasts and kept. DistributedDataParallel's own peak was read once in some rows, and is 13 MiB more where a thread of\n"
-        "gloo's still held a bucket: the bounds of such rows are as much too high.",
+        "What shards cost is traffic. For each element DistributedDataParallel's sum sends two, over two ranks. ZeRO 1 gathers one more;\n"
+        "so does ZeRO 2 where gradients are clipped, as their norm is of the whole; unclipped it exchanges one and gathers one. ZeRO 3\n"
+        'gathers one in every pass, but for what it has room to keep: "to the bound" it may take DistributedDataParallel\'s less shards.\n'
+        "Rows of four ranks are of commit f6ba20f, before ZeRO 3 and clipping with ZeRO 2, those of gpt_neo on two of 69bc6c9, before\n"
+        "gathers were broadcasts and kept. DistributedDataParallel's own peak was read once in some rows, and is 13 MiB more where a\n"
+        "thread of gloo's still held a bucket: the bounds of such rows are as much too high.",
         ("model, ranks", "way", "promised", "measured", "DDP less shards", "ms", "over DDP", "over FSDP2", "equal"),
         lines,
     )
