@@ -131,7 +131,7 @@ def _limits() -> str:
                 ratio(of["checkpoint"], of["eager"], "eager"),
                 ratio(of["lowtide at checkpoint"], of["checkpoint"], "peer"),
                 ratio(of["lowtide arena at checkpoint"], of["checkpoint"], "peer"),
-                ratio(of["lowtide parts at checkpoint"], of["checkpoint"], "peer"),
+                ratio(of[parts], of["checkpoint"], "peer") if (parts := "lowtide parts at checkpoint") in of else "",
                 mib(lowest),
             ]
         )

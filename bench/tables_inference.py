@@ -110,15 +110,24 @@ def _steps() -> str:
     )  # fmt: skip
 
 
+_OF_A_SECOND = (
+    " What a first function takes above that is what torch and Python keep of operators that they have not met before: pages of\n"
+    "torch's code, and Python's own memory. The last columns are what a second function of the same network takes."
+)
+
+
 def _memory() -> str:
     by_case: dict[str, dict[str, Row]] = {}
     for row in rows_of("ago_memory"):
         by_case.setdefault(row["case"], {})[row["contender"]] = row
     names = ("lowtide", "lowtide frozen", "onnxruntime", "openvino", "eager")
-    lines = [
-        [case, *(_mib(found.get(name), "promised_bytes") for name in names[:2]), *(_mib(found.get(name), "peak_bytes") for name in names)]
-        for case, found in by_case.items()
-    ]
+    seconds = names[1:4] if any(row.get("more_bytes") for row in rows_of("ago_memory")) else ()
+    columns = (
+        *((name, "promised_bytes") for name in names[:2]),
+        *((name, "peak_bytes") for name in names),
+        *((name, "more_bytes") for name in seconds),
+    )
+    lines = [[case, *(_mib(found.get(name), column) for name, column in columns)] for case, found in by_case.items()]
     return section(
         "Memory of functions for inference",
         "ago_memory",
@@ -126,14 +135,14 @@ def _memory() -> str:
         "MiB of resident memory while a function runs, above what its process has once the libraries are there; weights included.\n"
         "lowtide leaves the model's weights to the caller, and has them a second time, as its kernels read them; a frozen function has\n"
         "them once, as the peers. Promised is what the plan says of weights, kernels' weights and activations, and what a frozen function\n"
-        "holds.",
-        ("network, pixels or tokens", "promised", "frozen, promised", *names),
+        f"holds.{_OF_A_SECOND if seconds else ''}",
+        ("network, pixels or tokens", "promised", "frozen, promised", *names, *(f"second {name}" for name in seconds)),
         lines,
-    )
+    )  # fmt: skip
 
 
 def _mib(row: Row | None, column: str) -> str:
-    return "" if row is None or row[column] is None else f"{row[column] / 2**20:.1f}"
+    return "" if row is None or row.get(column) is None else f"{row[column] / 2**20:.1f}"
 
 
 def _ms(row: Row | None) -> str:

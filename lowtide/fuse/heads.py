@@ -183,7 +183,7 @@ def _mean(staging: Staging, node: Node) -> Head:
     a = node.args[0]
     assert isinstance(a, Value)
     made, _ = _result(node)
-    image = staging.lays[a]
+    image = _as_image(staging.lays[a], node)
     if image.rows() is None or image.channel != 1 or not _is_lined(image, image.stride[3] if image.shape[3] != 1 else 0):
         image = staging.copied(image, fresh(f"{a.name}_copied", image.shape))
     n, c, h, w = image.shape
@@ -194,6 +194,15 @@ def _mean(staging: Staging, node: Node) -> Head:
         return Rows("mean", image, image.rows() or 0, n, h * w, out, out.rows() or stepped(c), epilogue, nodes=nodes)
 
     return Head(node, made, lay, make)
+
+
+def _as_image(lay: Lay, node: Node) -> Lay:
+    """What a mean is over, as [batch, channels, y, x]."""
+    dims = node.args[1] if len(node.args) > 1 else None
+    if len(lay.shape) == 3:
+        return lay.permuted((0, 2, 1)).with_one(2)
+    last = isinstance(dims, tuple) and name_of(node) == "mean" and {dim % 4 for dim in dims if isinstance(dim, int)} == {1, 2}
+    return lay.permuted((0, 3, 1, 2)) if last else lay
 
 
 def _layer_norm(staging: Staging, node: Node) -> Head:

@@ -59,6 +59,10 @@ def _is_same(value: Value, made: Value) -> bool:
     return all(size == 1 or mine == its for size, mine, its in zip(value.shape, value.stride, made.stride, strict=True))
 
 
+# Over what a mean goes, by the number of dimensions: pixels of an image, places of [batch, places, channels] or [batch, y, x, channels].
+AVERAGED = ((4, [2, 3]), (3, [1]), (4, [1, 2]))
+
+
 def _never(node: Node, fixed: Collection[Value]) -> bool:
     return False
 
@@ -79,9 +83,10 @@ def _product(node: Node, fixed: Collection[Value]) -> bool:
 
 def _mean(node: Node, fixed: Collection[Value]) -> bool:
     a, dims = node.args[0], node.args[1] if len(node.args) > 1 else None
-    if not isinstance(a, Value) or len(a.shape) != 4 or not isinstance(dims, tuple) or node.kwargs:
+    if not isinstance(a, Value) or not isinstance(dims, tuple) or node.kwargs:
         return False
-    return sorted(dim % 4 for dim in dims if isinstance(dim, int)) == [2, 3]
+    rank = len(a.shape)
+    return (rank, sorted(dim % rank for dim in dims if isinstance(dim, int))) in AVERAGED
 
 
 def _layer_norm(node: Node, fixed: Collection[Value]) -> bool:

@@ -172,7 +172,7 @@ def _windows(stage: Windows, addresses: Addresses, target: Target, by_channels: 
 def _rows(stage: Rows, addresses: Addresses) -> str:
     if stage.kind in ("softmax", "safe"):
         return softmax(stage, addresses)
-    columns = stage.out.shape[1] if stage.kind == "mean" else stage.a.shape[-1]
+    columns = stage.a.shape[1] if stage.kind == "mean" else stage.a.shape[-1]
     arguments: tuple[object, ...] = (stage.rows, columns, stage.a_step)
     name, more = "norm_rows", f", {stage.eps!r}f"
     if stage.kind == "mean":
