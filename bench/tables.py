@@ -131,7 +131,6 @@ def _limits() -> str:
                 ratio(of["checkpoint"], of["eager"], "eager"),
                 ratio(of["lowtide at checkpoint"], of["checkpoint"], "peer"),
                 ratio(of["lowtide arena at checkpoint"], of["checkpoint"], "peer"),
-                ratio(of[parts], of["checkpoint"], "peer") if (parts := "lowtide parts at checkpoint") in of else "",
                 mib(lowest),
             ]
         )
@@ -145,8 +144,7 @@ def _limits() -> str:
         "python -m bench.budget",
         "Whole SGD steps. Each setting is a process of its own, and those that are compared take turns. Bytes are above\n"
         "parameters and batch.\n"
-        "Checkpointing is one `torch.utils.checkpoint` for each block. lowtide was given as many bytes as that took;\n"
-        "in parts with `exact=False`.\n"
+        "Checkpointing is one `torch.utils.checkpoint` for each block. lowtide was given as many bytes as that took.\n"
         f"{_searched()}\n"
         f"Of {len(limited)} limits, {kept} were kept. The promised peak was the measured one{exact}.\n"
         "All settings, torch.compile's `activation_memory_budget` with them, are in the file and in `budget.png`.\n"
@@ -158,7 +156,6 @@ def _limits() -> str:
             "its time over eager's",
             "lowtide's time over checkpointing's",
             "in an arena",
-            "in parts",
             "least, MiB",
         ),
         lines,

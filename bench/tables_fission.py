@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from bench.results import RESULTS
-from bench.tables_parts import Row, percent, rows_of, section
+from bench.tables_parts import Row, mib, percent, ratio, rows_of, section
 
 
 def in_parts() -> tuple[str, ...]:
     """Those whose files are there."""
-    sections = {"in_parts": _measured, "magis_outer": _search, "magis_micro": _by_hand, "halos": _halos}
+    sections = {
+        "in_parts": _measured,
+        "budget_parts": _beside_checkpointing,
+        "magis_outer": _search,
+        "magis_micro": _by_hand,
+        "halos": _halos,
+    }
     return tuple(write() for name, write in sections.items() if (RESULTS / f"{name}.json").exists())
 
 
@@ -28,6 +34,26 @@ def _measured() -> str:
         "Whole SGD steps, each setting a process of its own, in turns. MiB are above parameters and batch. Times are processor time: over\n"
         "lowtide's without a limit, and over eager's; last what the plan promised. Parts need `exact=False`.",
         ("", "limit", "peak", "over no limit", "over eager", "promised over no limit"),
+        lines,
+    )
+
+
+def _beside_checkpointing() -> str:
+    rows = rows_of("budget_parts")
+    lines = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        of = {row["setting"]: row for row in rows if row["model"] == model}
+        checkpoint, *ours = (of[name] for name in ("checkpoint", "lowtide at checkpoint", "lowtide parts at checkpoint"))
+        peaks = [mib(row["peak_bytes"]) for row in (of["eager"], checkpoint, *ours)]
+        times = [ratio(checkpoint, of["eager"], "eager"), *(ratio(row, checkpoint, "peer") for row in ours)]
+        lines.append([f"{model}, batch {checkpoint['batch_size']}", *peaks, *times])
+    return section(
+        "Steps in parts, beside checkpointing",
+        "budget_parts",
+        "python -m bench.budget --peers eager checkpoint --budgets 2 --no-arena --table budget_parts",
+        "As under a limit above, whole steps within what checkpointing of each block takes: as captured, and in parts with\n"
+        "`exact=False`. MiB above parameters and batch, measured; checkpointing's time over eager's, lowtide's over checkpointing's.",
+        ("", "eager", "checkpointing", "lowtide", "in parts", "checkpointing's time", "lowtide's", "in parts"),
         lines,
     )
 

@@ -25,7 +25,8 @@ _EARLIER = {
 _SINCE = {
     "magis_outer": "inner dimensions are cut, results of loops lie where arguments lay, up to 160 graphs are judged, in half the time",
     "magis_micro": "inner dimensions are cut as well, and results of loops may lie where arguments lay",
-    "in_parts": "results of loops may lie where arguments lay, and the search goes down in wide steps first",
+    "in_parts": "results of loops may lie where arguments lay, the search goes down in wide steps first, and the last column, which is "
+    "over the same program with nothing computed again, will be over no limit",
     "planning_time": "the search goes down in wide steps first, and uses two threads where a problem is large",
     "ago_others": "layouts change in a quarter of the time",
     "ago_compiling": "kernels that the model cannot tell apart are compiled and measured, too, which takes two to three seconds",
