@@ -81,9 +81,10 @@ def _simulated() -> str:
         "python -m bench.ranks_simulated",
         "The least memory of a rank, and what time buys: peaks in GiB of one of eight ranks, by what is in shards. Nothing ran: operators\n"
         "by the roofline, collectives by links of 450 GB/s each way, one after the other with what they would run beside, which is an\n"
-        "upper bound. bfloat16, AdamW, one text of 2,048 tokens a rank, quick effort. Of Llama 7B (32 layers, 12,000 operators, some\n"
-        "five minutes a row) eight layers are planned. GPT-Neo's first three rows are of an earlier search, which did not begin where\n"
-        "gradients leave at once: their least may be too much. With parameters in shards a search weighs what is gathered again against\n"
+        "upper bound. bfloat16, AdamW, one text of 2,048 tokens a rank, quick effort. Of Llama 7B (32 layers, 13,000 operators, two\n"
+        "to nine minutes a row) eight layers are planned without shards and with ZeRO 1. GPT-Neo's first three rows are of an earlier\n"
+        "search, which did not begin where gradients leave at once: their least may be too much. With parameters in shards a search\n"
+        "weighs what is gathered again against "
         "what is computed again.",
         ("", "between steps", "as written", "order alone", *(f"+{each:.0%} time" for each in OVER[1:]), "least", "its time", "ms, on links",
          "planning, s"),
