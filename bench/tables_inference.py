@@ -39,8 +39,8 @@ def _again() -> str:
         "The same on another machine",
         "ago_again",
         'python -m bench.ago --threads 1 2 --contenders lowtide "lowtide frozen" onnxruntime openvino eager --save ago_again',
-        "The same networks, on a machine that ran nothing else. The geometric mean of the ratio to the best peer is, with\n"
-        f" {'; with '.join(means)}.",
+        "The same networks, on a machine that ran little else. The geometric mean of the ratio to the best peer is, with\n"
+        f"{'; with '.join(means)}.",
         "network, pixels or tokens, threads",
     )
 

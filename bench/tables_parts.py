@@ -13,9 +13,7 @@ NO_FIGURE = "readings disagree"
 Row = Mapping[str, Any]
 # Files that were saved before files held a commit: the last that had changed the package by then, and what is not as it was.
 _EARLIER = {
-    "order_only": ("47d4c6c", "an order is searched for with less effort, and capture has changed; eight of batch 1 are of da106ea"),
     "budget": ("cffd48a", "the search has changed, and no clock ends it any more, as 60 seconds did"),
-    "magis": ("cffd48a", "the search has changed"),
     "arena": ("46d3dcd", "how a step begins and ends in its arena has changed"),
     "place": ("67ebfdd", "the placers' code has changed"),
     "model_paper": ("9e880e3", "orders are searched for with less effort, and capture and placers have changed"),

@@ -84,8 +84,7 @@ def _simulated() -> str:
         "upper bound. bfloat16, AdamW, one text of 2,048 tokens a rank, quick effort. Of Llama 7B (32 layers, 13,000 operators, two\n"
         "to nine minutes a row) eight layers are planned without shards and with ZeRO 1. GPT-Neo's first three rows are of an earlier\n"
         "search, which did not begin where gradients leave at once: their least may be too much. With parameters in shards a search\n"
-        "weighs what is gathered again against "
-        "what is computed again.",
+        "weighs what is gathered again against what is computed again.",
         ("", "between steps", "as written", "order alone", *(f"+{each:.0%} time" for each in OVER[1:]), "least", "its time", "ms, on links",
          "planning, s"),
         lines,

@@ -138,7 +138,7 @@ def swapped(
         reads.begin(module for _, module in modules)
         yield ModuleTensors.of(modules)
         for (path, module), snapshot in zip(modules, before, strict=True):
-            snapshot.refuse_changes(path or type(module).__name__, reads, None if following is None else following())
+            snapshot.refuse_changes(path or type(module).__name__, reads, following)
     finally:
         for snapshot in before:
             snapshot.restore()

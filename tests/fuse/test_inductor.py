@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 import lowtide
 from lowtide.api.networks import compiled
@@ -17,21 +16,9 @@ from lowtide.fuse.simple.regions import numbered
 from lowtide.ir.regions import is_by_inductor
 from lowtide.ir.text.graph_text import to_text
 from lowtide.runtime import inductor
+from tests.residual import Net, square
 
 FUSED: dict[str, Any] = {"exact": False, "fuse": "inductor"}
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.first, self.last = nn.LayerNorm(64), nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.last(functional.gelu(self.first(self.norm(x))))
-
-
-def square(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return model(x).square().mean()
 
 
 @pytest.fixture

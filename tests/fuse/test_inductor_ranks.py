@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import lowtide
@@ -18,19 +17,7 @@ from lowtide.api.networks import compiled
 from lowtide.ir.regions import is_by_inductor
 from lowtide.runtime import inductor
 from tests.ranks import on_ranks, raised
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.first, self.last = nn.LayerNorm(64), nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.last(functional.gelu(self.first(self.norm(x))))
-
-
-def square(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return model(x).square().mean()
+from tests.residual import Net, square
 
 
 def work() -> tuple[nn.Module, torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from inspect import getattr_static
 from typing import Any
 
@@ -45,27 +45,27 @@ class Snapshot:
             container.clear()
             container.extend(items) if isinstance(container, list) else container.update(items)
 
-    def refuse_changes(self, path: str, reads: AttributeReads, follows: OfCall | None) -> None:
+    def refuse_changes(self, path: str, reads: AttributeReads, following: Callable[[], OfCall] | None) -> None:
         """Raise CaptureError for what a captured step would not change, unless it is a tensor now: those are part of the graph.
 
-        A table may gain tensors of which nothing `follows` from the call, where that can be told.
+        A table may gain tensors that follow from nothing of the call, where that can be told: by what `following` gives.
         """
-        for name in (*self._counted(follows), *self._rested_on(reads)):
+        for name in (*self._counted(following), *self._rested_on(reads)):
             raise CaptureError(
                 f"module {path!r} changes its attribute {name!r} in its forward, which a captured step would not: "
                 "keep what changes from step to step in a buffer; if only the first call changes it, call the model once before, "
                 "within torch.no_grad()"
             )
 
-    def _counted(self, follows: OfCall | None) -> Iterator[str]:
+    def _counted(self, following: Callable[[], OfCall] | None) -> Iterator[str]:
         """Numbers and containers that hold other things than before, and tensors that are gone."""
         for name, old in self.attributes.items():
             new = self.module.__dict__.get(name)
             counted = isinstance(old, (int, float)) and isinstance(new, (int, float)) and new != old
             emptied = isinstance(old, torch.Tensor) and new is None
             refilled = name in self.containers and not _same_items(self.containers[name], old)
-            if refilled and follows is not None:
-                refilled = not is_memo(self.containers[name], old, follows)
+            if refilled and following is not None:  # which goes over the whole program
+                refilled = not is_memo(self.containers[name], old, following())
             if counted or emptied or (refilled and not name.endswith(_HOOKS)):
                 yield name
 
