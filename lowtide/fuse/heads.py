@@ -80,7 +80,7 @@ def _convolution(staging: Staging, node: Node) -> Head:
         step = out.rows() or stepped(columns)
         rows = prod(out.shape) // columns
         panels_shared = plain and by_panels(rows, inner, columns, staging.target)
-        tile = tile_of(rows if plain else out.shape[3], columns // groups, staging.target, panels_shared)
+        tile = tile_of(rows if plain else out.shape[3], columns // groups, staging.target, panels_shared, once=plain)
         panels = Panels(weight, _value(bias), norm, groups, columns // groups, kh * kw * inner, tile.vectors, staging.target)
         staging.pack(panels)
         if image is None:
@@ -171,7 +171,7 @@ def _product(staging: Staging, node: Node) -> Head:
         read = staging.copied(read, fresh(f"{a.name}_rows", (rows, k)))
 
     def make(out: Lay, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
-        tile = tile_of(rows, columns, staging.target, by_panels(rows, k, columns, staging.target))
+        tile = tile_of(rows, columns, staging.target, by_panels(rows, k, columns, staging.target), once=True)
         panels = Panels(weight, _value(bias), norm, 1, columns, k, tile.vectors, staging.target)
         staging.pack(panels)
         return Product(read, read.rows() or 0, rows, k, panels, out, out.rows() or stepped(columns), epilogue, nodes)

@@ -13,12 +13,13 @@ _LESS = 0.85  # what a transform must take of the plain way, as it keeps more we
 _TILES_BYTES = 192 * 1024  # of tiles at all points, that stay near while all panels pass them
 _MADE_VECTORS = 4  # of a panel of products
 _TRANSFORM_CYCLES = 4.0  # for a vector of a point, on the way there and back
-_FIRST_RATE = 5.0  # bytes a cycle of weights that nobody has read since the last run
+_FIRST_RATE = 4.5  # bytes a cycle of weights that nobody has read since the last run
 _NEAR_BYTES, _NEAR_RATE, _FAR_RATE = 512 * 1024, 64.0, 10.0  # of weights read again: those that a core's own cache holds, and others
 _COLUMNS_BYTES = 256 * 1024  # of a convolution's weights, beyond which threads share columns
 _UNEVEN = 0.12  # how much it counts that one of two threads waits for the other
 _FROM_ANOTHER = 2.0  # what a byte takes that another core has written, over one from the cache that all share; 1 to 4.5 by where cores lie
-_FEWEST = 5  # accumulators that keep the multipliers busy: their latency
+_SEEN = 0.25  # of the time to come, behind products
+_FEWEST = 8  # accumulators that keep the multipliers busy: their latency
 
 
 class Tile(NamedTuple):
@@ -38,14 +39,24 @@ def by_panels(rows: int, inner: int, columns: int, target: Target) -> bool:
     return target.width(columns) * (inner + 1) > _FROM_ANOTHER * (inner + columns) * rows
 
 
-def tile_of(rows: int, columns: int, target: Target, panels: bool = False) -> Tile:
-    """The tile that takes the fewest cycles for a product of so many rows and columns, where threads share rows, or panels."""
-    return min((_shared(tile, rows, columns, target, panels), -tile.vectors, tile) for tile in _tiles(rows, target))[2]
+def tile_of(rows: int, columns: int, target: Target, panels: bool = False, once: bool = False) -> Tile:
+    """The tile that takes the fewest cycles for a product of so many rows and columns, where threads share rows, or panels.
+
+    `once` where these are all rows: then weights come from afar for the first tile of rows.
+    """
+    far = _far(target) if once else 0.0
+    return min((round(_shared(tile, rows, columns, target, panels, far), 6), -tile.vectors, tile) for tile in _tiles(rows, target))[2]
 
 
-def rows_beside(rows: int, columns: int, vectors: int, target: Target) -> Tile:
+def rows_beside(rows: int, columns: int, vectors: int, target: Target, once: bool = False) -> Tile:
     """The best tile of so many vectors, for a product of few rows whose weight is packed already."""
-    return min((_cost(tile, rows, columns, target), tile) for tile in _tiles(rows, target) if tile.vectors == vectors)[1]
+    far = _far(target) if once else 0.0
+    return min((_cost(tile, rows, columns, target, far), tile) for tile in _tiles(rows, target) if tile.vectors == vectors)[1]
+
+
+def _far(target: Target) -> float:
+    """Cycles until a vector has come that nobody has read since the last run."""
+    return 4 * target.lanes / _FIRST_RATE
 
 
 class Transform(NamedTuple):
@@ -116,28 +127,35 @@ def _tiles(rows: int, target: Target) -> list[Tile]:
     return found or [Tile(1, 1)]
 
 
-def _cost(tile: Tile, rows: int, columns: int, target: Target) -> float:
+def _cost(tile: Tile, rows: int, columns: int, target: Target, far: float = 0.0) -> float:
     """Cycles for each step of the sum."""
     widths = _widths(tile, columns, target)
-    return _time(tile, rows, widths) if widths else 1e18
+    return _time(tile, rows, widths, far) if widths else 1e18
 
 
-def _shared(tile: Tile, rows: int, columns: int, target: Target, panels: bool) -> float:
+def _shared(tile: Tile, rows: int, columns: int, target: Target, panels: bool, far: float) -> float:
     """The same, and somewhat what the larger half takes longer than the other, where two threads share it."""
     widths = _widths(tile, columns, target)
     if not widths:
         return 1e18
     if target.threads == 1:
-        return _time(tile, rows, widths)
+        return _time(tile, rows, widths, far)
     first, half = -(-rows // tile.rows) // 2 * tile.rows, len(widths) // 2
-    by_rows = _time(tile, first, widths), _time(tile, rows - first, widths)
-    one, two = (_time(tile, rows, widths[:half]), _time(tile, rows, widths[half:])) if panels else by_rows
+    by_rows = _time(tile, first, widths, far), _time(tile, rows - first, widths, far)
+    one, two = (_time(tile, rows, widths[:half], far), _time(tile, rows, widths[half:], far)) if panels else by_rows
     return one + two + _UNEVEN * abs(one - two)
 
 
-def _time(tile: Tile, rows: int, widths: Sequence[int]) -> float:
+def _time(tile: Tile, rows: int, widths: Sequence[int], far: float = 0.0) -> float:
+    """Tiles of rows pass the panels one after the other; the first waits for what comes from afar."""
     whole, rest = divmod(rows, tile.rows)
-    return whole * sum(_step(tile.rows, each) for each in widths) + (sum(_step(rest, each) for each in widths) if rest else 0.0)
+    passes = whole * sum(_step(tile.rows, each) for each in widths) + (sum(_step(rest, each) for each in widths) if rest else 0.0)
+    return passes + sum(_waits(_step(min(rows, tile.rows), each), each * far) for each in widths)
+
+
+def _waits(busy: float, coming: float) -> float:
+    """What a step takes beyond its products where a vector of weights comes meanwhile: not all of that is hidden."""
+    return max(0.0, coming - busy) + _SEEN * min(busy, coming)
 
 
 def _widths(tile: Tile, columns: int, target: Target) -> list[int]:
@@ -157,4 +175,4 @@ def _widths(tile: Tile, columns: int, target: Target) -> list[int]:
 def _step(rows: int, vectors: int) -> float:
     """What one step of a sum takes: multiplications, or loads where these are more; few rows wait for weights from the second cache."""
     busy = max(rows * vectors, _FEWEST, vectors + rows / 2)
-    return busy + 0.3 * (rows + vectors) + 0.6 * vectors * max(0, 5 - rows)
+    return busy + 0.1 * (rows + vectors) + 0.6 * vectors * max(0, 5 - rows)

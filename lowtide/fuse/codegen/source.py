@@ -127,7 +127,7 @@ def _call(stage: Alone, context: Context) -> str | list[str]:
 
 def _product(stage: Product, addresses: Addresses, target: Target, panels: bool) -> str:
     columns = stage.weight.columns
-    tile = rows_beside(stage.rows, columns, stage.weight.vectors, target)
+    tile = rows_beside(stage.rows, columns, stage.weight.vectors, target, once=True)
     packed_bytes, row_bytes = stage.weight.elements * 4, stage.k * 4
     block = tile.rows if packed_bytes <= _NEAR_BYTES else max(1, _CACHED_BYTES // row_bytes // tile.rows) * tile.rows
     taps = f"Taps<1, 1, {stage.k}, 0, 0, 1, {stage.a_step}>"

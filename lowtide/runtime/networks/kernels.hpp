@@ -36,6 +36,7 @@ template <int N> using ivec = typename vector_of<N>::mask;
 template <int N> static ALWAYS vec<N> load(const float* p) { vec<N> v; memcpy(&v, p, sizeof v); return v; }
 template <int N> static ALWAYS void store(float* p, vec<N> v) { memcpy(p, &v, sizeof v); }
 template <int N> static ALWAYS vec<N> all(float x) { return x - vec<N>{}; }
+static ALWAYS vec<L / 2> lower(vec<L> v) { vec<L / 2> half; memcpy(&half, &v, sizeof half); return half; }
 template <int N> static ALWAYS vec<N> every(const float* p, long stride) { vec<N> v; for (int i = 0; i < N; i++) v[i] = p[i * stride]; return v; }
 template <int N> static ALWAYS void spread(float* p, long stride, vec<N> v) { for (int i = 0; i < N; i++) p[i * stride] = v[i]; }
 template <int C, int N> static ALWAYS void store_some(float* p, vec<N> v) { memcpy(p, &v, 4 * (C < N ? C : N)); }
@@ -204,10 +205,14 @@ template <int KH_, int KW_, int CI_, int SY_, int SX_, int SC_, int ROW_> struct
   static constexpr int KH = KH_, KW = KW_, CI = CI_, SY = SY_, SX = SX_, SC = SC_, ROW = ROW_, COUNT = KH_ * KW_ * CI_;
 };
 
+// Tiles of many rows have the time to ask for weights ahead; past the end as well, which is no read.
+constexpr int CACHE_LINE = 16, AHEAD = 32 * CACHE_LINE, TALL = 6;
+
 // MR rows by NV vectors and H half ones: the register tile. `a` is the first row's first tap; the panel has the bias first.
 template <class T, int MR, int NV, int H, int N, bool EXACT, class E>
 static ALWAYS void tile(const float* __restrict a, const float* __restrict w, const E& e, float* __restrict out, long row, int column, long step) {
   constexpr int W = NV * L + H * (L / 2), HL = L / 2;
+  asm volatile("" : "+r"(w));  // or compilers keep the bias in registers for the next tile, and weights in memory
   vec<L> acc[MR][NV ? NV : 1];
   vec<HL> rest[MR];
   for (int v = 0; v < NV; v++) { vec<L> b = load<L>(w + v * L); for (int r = 0; r < MR; r++) acc[r][v] = b; }
@@ -217,16 +222,17 @@ static ALWAYS void tile(const float* __restrict a, const float* __restrict w, co
     for (int x = 0; x < T::KW; x++) {
       const float* __restrict p = a + y * T::SY + x * T::SX;
       for (int c = 0; c < T::CI; c++, w += W) {
+        if constexpr (MR >= TALL) for (int v = 0; v < W; v += CACHE_LINE) __builtin_prefetch(w + v + AHEAD);
         vec<L> b[NV ? NV : 1];
         for (int v = 0; v < NV; v++) b[v] = load<L>(w + v * L);
         vec<HL> h;
         if constexpr (H) h = load<HL>(w + NV * L);
 #pragma GCC unroll 32
         for (int r = 0; r < MR; r++) {
-          float s = p[(long)r * T::ROW + (long)c * T::SC];
+          vec<L> s = all<L>(p[(long)r * T::ROW + (long)c * T::SC]);
 #pragma GCC unroll 8
           for (int v = 0; v < NV; v++) acc[r][v] += s * b[v];
-          if constexpr (H) rest[r] += s * h;
+          if constexpr (H) rest[r] += lower(s) * h;  // no broadcast of its own: that is done where products are
         }
       }
     }
