@@ -39,7 +39,7 @@ PLACES = {
     "numba": {"base/kernels.py"},
     "transformers": {"integrations/transformers.py"},
     "accelerate": {"integrations"},
-    "lightning": {"integrations/lightning.py"},
+    "lightning": {"integrations/lightning.py", "integrations/lightning_notes.py", "integrations/lightning_reads.py"},
 }  # fmt: skip
 PRIVATE_TORCH = {"capture", "cost/lab/definers.py", "cost/lab/operators.py", "cost/profiler.py", "runtime", "lower"}
 

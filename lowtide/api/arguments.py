@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lowtide.capture.batches import BATCHES
-from lowtide.capture.optimizers.wrapped import scalers_within
+from lowtide.capture.optimizers.wrapped import accumulates_over, scalers_within
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 from lowtide.ir.regions import INDUCTOR
@@ -23,6 +23,11 @@ def check_arguments(model: Any, loss: Any, optimizer: Any, after_backward: Any, 
             f"what {type(model).__name__} does over processes or devices is no part of this: give the module within (`model.module`); "
             "lowtide.optimize takes a DistributedDataParallel to train it"
         )
+    if any(base.__name__ == "_FabricModule" for base in type(model).__mro__):
+        raise CaptureError(
+            "what Fabric has set up casts what goes in, and wants the backward pass for itself: give the module within (`model.module`), "
+            "with `fabric.autocast()` in loss"
+        )
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer: expected a torch.optim.Optimizer, got a {type(optimizer).__name__}")
     if (loss is None) != (optimizer is None):
@@ -34,6 +39,11 @@ def check_arguments(model: Any, loss: Any, optimizer: Any, after_backward: Any, 
         raise TypeError("after_backward and accumulate belong to training: give `loss` and `optimizer` too")
     if accumulate != BATCHES and (not isinstance(accumulate, int) or accumulate < 1):
         raise ValueError(f'accumulate: expected a positive number of micro-batches, or "{BATCHES}" that are given; got {accumulate!r}')
+    if accumulate == 1 and (count := accumulates_over(optimizer)) > 1:
+        raise CaptureError(
+            f"the accelerator of this optimizer accumulates over {count} batches, and a step updates at each call: give a list of batches "
+            f'(`accumulate="{BATCHES}"`, and in loss a share of the mean: `loss / {count}`), or leave gradient_accumulation_steps out'
+        )
 
 
 def check_scaler(scaler: Any, optimizer: Any, swap_state: bool) -> None:

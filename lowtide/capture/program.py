@@ -13,6 +13,7 @@ from torch import nn
 from lowtide.capture import openings as openings  # what torch's registry can open is opened from here on
 from lowtide.capture.batches import micro_batches, objects_in
 from lowtide.capture.care.failures import raised_in
+from lowtide.capture.care.gradients import on_the_callers_own
 from lowtide.capture.care.leaks import Watch
 from lowtide.capture.care.surroundings import put_back_on_failure
 from lowtide.capture.fakes import FakeModel
@@ -148,7 +149,8 @@ def _forward_and_backward(trace: Trace, program: TrainingProgram, args: tuple[An
         returned = None
         if program.after_backward is not None:
             with torch.no_grad(), raised_in("after_backward(model)"), NumbersLater(recorder.draft):
-                returned = program.after_backward(program.given)
+                with on_the_callers_own(trace.fakes.parameters):
+                    returned = program.after_backward(program.given)
                 if trace.in_parts is not None:
                     trace.in_parts.wholes.read([leaf.value for leaf in tree.flatten(returned)[0]], recorder.draft, nullcontext())
         result = beside(joined(results, program.accumulate), returned)

@@ -9,21 +9,33 @@ until the last one comes, which runs them all: the loss that callbacks see of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from lightning.pytorch.utilities import GradClipAlgorithmType
 
 from lowtide.api.step import Step
-from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
+from lowtide.integrations import lightning_notes as notes
+from lowtide.integrations.lightning_notes import Notes
+from lowtide.integrations.lightning_reads import Reads
 from lowtide.integrations.windows import Options, Steps
 
-_MISSED = ("on_before_backward", "on_after_backward", "on_before_optimizer_step")  # hooks that would run when the step is over
+_OVER = "which are one program here: use on_before_optimizer_step of the module, which is captured with it, or do without"
+_NOT_OF_A_MODULE = {  # methods of a module that would do something else than the step does, or at another time
+    "on_before_backward": f"it is to run between forward and backward pass, {_OVER}",
+    "on_after_backward": f"it is to run between backward pass and optimizer, {_OVER}",
+    "on_before_zero_grad": "it is to run before gradients are let go, which are never there all at once: use on_train_batch_end",
+    "optimizer_zero_grad": "a step lets gradients go as soon as they are used: leave it out, or set accumulate_grad_batches of Trainer",
+    "backward": "a step differentiates the loss that training_step returns: change that loss instead",
+}
+_NOT_OF_A_CALLBACK = {
+    **{name: _NOT_OF_A_MODULE[name] for name in ("on_before_backward", "on_after_backward", "on_before_zero_grad")},
+    "on_before_optimizer_step": f"it is to run between backward pass and optimizer, {_OVER}",
+}
 
 
 class LowtideStrategy(SingleDeviceStrategy):
@@ -34,156 +46,139 @@ class LowtideStrategy(SingleDeviceStrategy):
         memory: int | str | None = None,
         dynamic: Mapping[Any, Any] | str | None = None,
         optimize: Mapping[str, Any] | None = None,
+        device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
         """`memory` and `dynamic` (of one batch) are those of `lowtide.optimize`, `optimize` is what else it is to be given.
 
-        Further arguments are those of SingleDeviceStrategy, such as `device`.
+        `device` is Trainer's by default; further arguments are those of SingleDeviceStrategy.
         """
-        super().__init__(**kwargs)
+        super().__init__(device="cpu" if device is None else device, **kwargs)
+        self._is_said = device is not None
         self._options = Options(memory, dynamic, dict(optimize or {}))
         self._steps: Steps | None = None
-        self._clips: tuple[Any, Any] = (None, None)  # how far, and by which algorithm
+        self._reads: dict[int, Reads] = {}  # by number of batches, as programs are
         self._waiting: list[Any] = []  # batches of this update
-        self._noted: list[_Logged] | None = None  # what is logged while a program is captured or run
+        self._names: list[tuple[dict[str, Any], list[str]]] = []  # the optimizer's groups, and the names of the parameters in each
+        self._is_stepping, self._updates = False, 0
+        self.num_nodes = 1
 
     @property
     def lowtide_step(self) -> Step | None:
         """The step of the latest update, with its plan; None before the first one."""
         return None if self._steps is None else self._steps.latest
 
+    @property
+    def parallel_devices(self) -> list[torch.device]:
+        """What Trainer is to run on: it gives its own choice where nothing is said."""
+        return []
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: Sequence[torch.device]) -> None:
+        if len(devices) > 1:
+            raise CaptureError(
+                f"LowtideStrategy expects one device, Trainer has {len(devices)}: give devices=1, or train by torchrun with "
+                "lowtide.optimize in a loop of your own, which takes several processes"
+            )
+        if devices and not self._is_said:
+            self._root_device = torch.device(devices[0])
+
     def setup(self, trainer: Any) -> None:
-        """As Lightning; what the module logs is noted from here on. Raises CaptureError for what has no way into a step."""
+        """As Lightning. Raises CaptureError for what has no way into a step."""
         super().setup(trainer)
         _refuse(trainer, self.lightning_module, self.optimizers)
-        self._steps, self._waiting = None, []
-        self._clips = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
-        module = self.lightning_module
-        own = {"log": _noting(self, type(module).log.__get__(module)), "clip_gradients": _clipping(self.precision_plugin, self._clips)}
-        module.__dict__.update(own)  # theirs ask the trainer, which is another one after each batch
-
-    def teardown(self) -> None:
-        """As Lightning."""
-        if self.lightning_module is not None:
-            for name in ("log", "clip_gradients"):
-                self.lightning_module.__dict__.pop(name, None)
-        super().teardown()
+        self._steps, self._waiting, self._reads = None, [], {}
 
     def training_step(self, batch: Any, *position: Any) -> Any:
         """All of an update at its last batch."""
+        trainer = self.lightning_module.trainer
+        loop = trainer.fit_loop
+        if loop._skip_backward:  # only statistics are wanted (StochasticWeightAveraging)
+            return super().training_step(batch, *position)
+        if isinstance(batch, Iterator):
+            raise CaptureError("training_step(dataloader_iter) fetches batches by itself: take `batch` instead, as the step needs it whole")
+        if loop.batch_idx % trainer.accumulate_grad_batches == 0:
+            self._waiting = []  # an epoch may have ended in the middle of an update
         self._waiting.append({"batch": batch})
-        if self.lightning_module.trainer.fit_loop._should_accumulate():
+        if loop._should_accumulate():
             return torch.full((), float("nan"), device=self.root_device)
+        if not self._is_stepping:
+            raise CaptureError(
+                f"{type(self.lightning_module).__name__}.optimizer_step calls the closure without the optimizer's step, which are one: "
+                "expected optimizer.step(closure=optimizer_closure) for each batch; to accumulate set accumulate_grad_batches of Trainer"
+            )
         batches, self._waiting = self._waiting, []
-        results = self._update(batches, len(position))
-        for *_, logged in results:
-            for each in logged:
-                each.replay(self.lightning_module)
+        return self._update(batches, len(position))
+
+    def _update(self, batches: list[Any], positions: int) -> Any:
+        """Forward, backward, clipping and the optimizer's step; what training_step returned for the last batch."""
+        module, (optimizer,) = self.lightning_module, self.optimizers
+        if self._steps is None or not self._steps.are_of(module, optimizer):
+            self._steps, self._reads = Steps.of(module, optimizer, self._options), {}
+        name_of = {parameter: name for name, parameter in module.named_parameters()}
+        self._names = [({**group, "params": []}, [name_of[each] for each in group["params"]]) for group in optimizer.param_groups]
+        reads = self._reads.setdefault(len(batches), Reads(module.trainer))
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        with reads.instead_of_the_trainer(module):
+            results, clipped = self._steps.run(batches, loss=self._loss(positions), after_backward=self._clip, scaler=scaler)
+        self._updates += 1
+        for *_, made in results:
+            notes.run(made, module)
+        for hook, made in (clipped or {}).items():
+            notes.run(made, module, hook)
         _, loss, beside, _ = results[-1]
         return loss if beside is None else {**beside, "loss": loss}
 
-    def _update(self, batches: list[Any], positions: int) -> list[Any]:
-        """Forward, backward, clipping and the optimizer's step; of each batch the share, the loss, what is beside it, what was logged."""
-        module, (optimizer,) = self.lightning_module, self.optimizers
-        if self._steps is None or not self._steps.are_of(module, optimizer):
-            self._steps = Steps.of(module, optimizer, self._options)
-        scaler = getattr(self.precision_plugin, "scaler", None)
-        program = {
-            "loss": self._loss(module.trainer.accumulate_grad_batches, positions),
-            "after_backward": self._clip(optimizer),
-            "scaler": scaler,
-        }
-        return self._steps.run(batches, **program)[0]
+    def _loss(self, positions: int) -> Callable[..., Any]:
+        """The module's training step, with what it does beside."""
 
-    def _loss(self, count: int, positions: int) -> Callable[..., Any]:
-        """The module's training step, with what it logs."""
-
-        def loss(module: LightningModule, batch: Any) -> tuple[torch.Tensor, torch.Tensor, Any, list[_Logged]]:
-            noted: list[_Logged] = []
-            self._noted = noted
-            try:
-                with self.precision_plugin.train_step_context():
-                    returned = module.training_step(batch, *[Position()] * positions)
-            finally:
-                self._noted = None
+        def loss(module: LightningModule, batch: Any) -> tuple[torch.Tensor, torch.Tensor, Any, list[Any]]:
+            with Notes(module).taken() as made, self.precision_plugin.train_step_context():
+                returned = module.training_step(batch, *[notes.position() for _ in range(positions)])
             if returned is None:
                 raise CaptureError("training_step returned None: a captured step cannot skip a batch; filter the data instead")
+            notes.refuse_unknown(returned)
             value, beside = (returned["loss"], dict(returned)) if isinstance(returned, Mapping) else (returned, None)
             if beside is not None:
                 del beside["loss"]
-            return value / count, value, beside, noted
+            return value / module.trainer.accumulate_grad_batches, value, beside, made
 
         return loss
 
-    def _clip(self, optimizer: Any) -> Callable[[Any], None]:
-        """The module's `configure_gradient_clipping`, as Lightning calls it."""
-        name_of = {parameter: name for name, parameter in self.lightning_module.named_parameters()}
-        groups = [({**group, "params": []}, [name_of[each] for each in group["params"]]) for group in optimizer.param_groups]
-
-        def clip(module: Any) -> None:
-            most, algorithm = self._clips
-            there = dict(module.named_parameters())  # with gradients, which those that the optimizer holds have not
-            stand_in = SimpleNamespace(param_groups=[{**group, "params": [there[name] for name in names]} for group, names in groups])
+    def _clip(self, module: Any) -> dict[str, list[Any]]:
+        """The module's `on_before_optimizer_step` and `configure_gradient_clipping`, as Lightning calls them; what they log."""
+        there = dict(module.named_parameters())  # with gradients, which those that the optimizer holds have not
+        groups = [{**group, "params": [there[name] for name in names]} for group, names in self._names]
+        stand_in, before_hooks = SimpleNamespace(param_groups=groups), [{**group} for group in groups]
+        with Notes(module).taken() as before:
+            module.on_before_optimizer_step(stand_in)
+        most, algorithm = module.trainer.gradient_clip_val, module.trainer.gradient_clip_algorithm
+        with Notes(module).taken() as behind:
             module.configure_gradient_clipping(stand_in, gradient_clip_val=most, gradient_clip_algorithm=algorithm)
-
-        return clip
+        if any(now[name] is not group.get(name) for now, group in zip(groups, before_hooks, strict=True) for name in now):
+            raise CaptureError(
+                "on_before_optimizer_step or configure_gradient_clipping sets a number of the optimizer (a learning rate), which a step "
+                "reads at its beginning: set it in on_train_batch_start"
+            )
+        return {"on_before_optimizer_step": before, "configure_gradient_clipping": behind}
 
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Done already."""
         return closure_loss.detach()
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """Runs the training step, which is all."""
-        return closure()
-
-
-class Position:
-    """Stands for `batch_idx`, which a program that serves every batch cannot look at."""
-
-    def _refuse(self, *others: Any) -> Any:
-        raise CaptureError(
-            f"training_step uses batch_idx at {users_line()}: a captured step is the same for every batch; use a hook of the module or of "
-            "a callback (on_train_batch_end) for what is to happen now and then"
-        )
-
-
-for _name in ("bool", "float", "int", "index", "hash", "eq", "ne", "lt", "le", "gt", "ge", "format", "str", "neg", "add", "radd", "sub",
-              "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "mod", "rmod", "pow", "rpow"):  # fmt: skip
-    setattr(Position, f"__{_name}__", Position._refuse)
-
-
-class _Logged(dict[str, Any]):
-    """One call of `log`: its name, its value, how."""
-
-    def replay(self, module: LightningModule) -> None:
-        """Make that call with the numbers of the step that has just run."""
-        given = dict(self)
-        module.log(given.pop("name"), given.pop("value"), **given)
-
-
-def _noting(strategy: LowtideStrategy, log: Callable[..., None]) -> Callable[..., None]:
-    """`log` for as long as a strategy is in charge: what is logged within a program comes out of it with its results."""
-
-    def noted(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        if strategy._noted is None:
-            log(name, value, *args, **kwargs)
-        elif args or not isinstance(value, (torch.Tensor, int, float)):
-            raise CaptureError(f"self.log({name!r}, ...): expected a tensor or a number, and further arguments by name, got {value!r}")
-        else:
-            strategy._noted.append(_Logged(name=name, value=value.detach() if isinstance(value, torch.Tensor) else value, **kwargs))
-
-    return noted
-
-
-def _clipping(precision: Any, said: tuple[Any, Any]) -> Callable[..., None]:
-    """`clip_gradients` of a module, which looks for the trainer's settings where nothing is given: those that were `said`."""
-
-    def clip_gradients(optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None) -> None:
-        most = said[0] if gradient_clip_val is None else gradient_clip_val
-        algorithm = gradient_clip_algorithm or said[1] or GradClipAlgorithmType.NORM
-        precision.clip_gradients(optimizer, most or 0.0, GradClipAlgorithmType(algorithm))
-
-    return clip_gradients
+        """Runs the training step, which is all. Raises CaptureError where it does not lead to one."""
+        before, self._is_stepping = self._updates, True
+        try:
+            returned = closure()
+        finally:
+            self._is_stepping = False
+        if self._updates == before and not self.lightning_module.trainer.fit_loop._skip_backward:
+            raise CaptureError(
+                f"{type(self.lightning_module).__name__}.optimizer_step steps the optimizer without the closure, which are one: "
+                "expected optimizer.step(closure=optimizer_closure), once for each batch"
+            )
+        return returned
 
 
 def _refuse(trainer: Any, module: LightningModule, optimizers: list[Any]) -> None:
@@ -195,10 +190,10 @@ def _refuse(trainer: Any, module: LightningModule, optimizers: list[Any]) -> Non
             "LowtideStrategy expects automatic optimization with one optimizer: with manual optimization call lowtide.optimize in "
             "training_step, where the parts of your step are"
         )
-    for hook in _MISSED:
-        for owner, base in ((module, LightningModule), *((each, Callback) for each in trainer.callbacks)):
-            if getattr(type(owner), hook) is not getattr(base, hook):
-                raise CaptureError(
-                    f"{type(owner).__name__}.{hook} is to run within the step, between backward pass and optimizer, which are one program "
-                    "here: clip in configure_gradient_clipping, or do without"
-                )
+    if trainer.num_nodes > 1:
+        raise CaptureError(f"LowtideStrategy expects one process, Trainer has {trainer.num_nodes} nodes: give num_nodes=1")
+    owners = ((module, LightningModule, _NOT_OF_A_MODULE), *((each, Callback, _NOT_OF_A_CALLBACK) for each in trainer.callbacks))
+    for owner, base, reasons in owners:
+        for hook, why in reasons.items():
+            if hook in vars(owner) or getattr(type(owner), hook) is not getattr(base, hook):
+                raise CaptureError(f"{type(owner).__name__}.{hook} is overridden: {why}")

@@ -55,7 +55,7 @@ def origin(tensor: LiveTensor) -> str:
 def largest(course: Course) -> list[tuple[str, ...]]:
     """The tensors of most bytes, as a table shows them."""
     return [
-        (bytes_text(each.nbytes), _short(each.name), looks(each), kind_text(each.kind), f"{each.start} to {each.end}", origin(each))
+        (bytes_text(each.nbytes), _short(each.name), looks(each), kind_text(each.kind), _steps(each.start, each.end), origin(each))
         for each in course.tensors[:_MOST_ROWS]
     ]
 
@@ -67,7 +67,7 @@ def evictions(plan: Contents) -> list[tuple[str, ...]]:
 
 
 def _eviction(each: Eviction) -> tuple[str, ...]:
-    away = ", ".join(f"{start} to {end}" for start, end in each.away[:4]) + (", ..." if len(each.away) > 4 else "")
+    away = ", ".join(_steps(start, end) for start, end in each.away[:4]) + (", ..." if len(each.away) > 4 else "")
     runs = f"{each.runs} run again, {time_text(each.run_us)}" if each.runs else ""
     moved = f"{time_text(each.store_us)} to the host, {time_text(each.load_us)} back" if each.load_us else ""
     cost = "; ".join(filter(None, (runs, moved)))
@@ -99,6 +99,11 @@ def frontier(plan: Contents) -> Frontier | None:
         (bytes_text(nbytes), time_text(us), f"{us / report.order_us - 1:+.1%}" if report.order_us else "") for nbytes, us in points
     )
     return Frontier(curve(placed), tuple(Mark("", left, bottom) for left, bottom in placed), chosen, rows, scale)
+
+
+def _steps(start: int, end: int) -> str:
+    """From one step to another, on one line."""
+    return f"{start} to {end}".replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _short(text: str) -> str:

@@ -93,7 +93,8 @@ class BatchSpec:
         if not isinstance(wanted, _TensorLook):
             if isinstance(got, torch.Tensor) or type(got) is not type(wanted) or not _equal(got, wanted):
                 raise BatchError(
-                    f"batch {where}: the step was captured with {wanted!r}, got {got!r}; values that are not tensors are fixed at capture"
+                    f"batch {where}: the step was captured with {wanted!r}, got {got!r}; values that are not tensors are fixed at capture: "
+                    "leave out of the batch what the program does not read, and make a tensor of what changes"
                 )
         elif not isinstance(got, torch.Tensor):
             raise BatchError(f"batch {where}: expected {wanted}, got a {type(got).__name__}")

@@ -293,6 +293,20 @@ def test_what_changes_before_every_call_is_told_and_then_ended():
         anneal(12)
 
 
+def test_what_changes_within_an_object_is_named():
+    model = Tunable()
+    model.config.inner.shift = 0.5
+    step = _step(model)
+
+    def anneal(steps: int) -> None:
+        for _ in range(steps):
+            model.config.inner.shift += 1.0
+            step(torch.ones(4, 6))
+
+    with pytest.warns(UserWarning, match=r"attribute 'config' of '' has changed: 'shift' was 4.5 and is 5.5"):
+        anneal(5)
+
+
 def test_what_a_first_run_fills_in_is_captured_once_it_is_there():
     class Caching(nn.Linear):
         def __init__(self) -> None:

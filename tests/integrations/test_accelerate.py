@@ -72,3 +72,46 @@ def test_trains_what_was_prepared(tmp_path: Path, precision: str, given: dict[st
     expected = trained(tmp_path / "own", precision, lambda *prepared: own(*prepared[:3]), resume=True)
     found = trained(tmp_path / "lowtide", precision, optimized, resume=True)
     assert not (told := differences(expected, found)), "\n".join(told[:8])
+
+
+def test_an_accelerator_that_accumulates_wants_a_list_of_batches():
+    accelerate.state.GradientState._reset_state()
+    accelerate.state.AcceleratorState._reset_state(True)
+    try:
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+        model = torch.nn.Linear(4, 2)
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+        with pytest.raises(lowtide.CaptureError, match=r"accumulates over 2 batches.*`loss / 2`"):
+            lowtide.optimize(model, torch.ones(3, 4), loss=lambda model, x: model(x).sum(), optimizer=optimizer)
+        batches = [torch.ones(3, 4)] * 2
+        step = lowtide.optimize(
+            model, batches, loss=lambda model, x: model(x).sum() / 2, optimizer=optimizer, accumulate="batches", workspaces=False
+        )
+        assert len(step(*batches)) == 2
+    finally:
+        accelerate.state.GradientState._reset_state()
+
+
+def test_a_loss_that_calls_backward_is_refused():
+    accelerate.state.AcceleratorState._reset_state(True)
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = torch.nn.Linear(4, 2)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+
+    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
+        value = model(x).square().sum()
+        accelerator.backward(value)
+        return value
+
+    with pytest.raises(lowtide.CaptureError, match=r"second time: .*calls no backward"):
+        lowtide.optimize(model, torch.ones(3, 4), loss=loss, optimizer=optimizer)
+
+
+def test_what_fabric_has_set_up_is_refused():
+    fabric = pytest.importorskip("lightning").fabric.Fabric(accelerator="cpu", devices=1)
+    model = torch.nn.Linear(4, 2)
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters()))
+    with pytest.raises(lowtide.CaptureError, match=r"`model\.module`"):
+        lowtide.optimize(model, torch.ones(3, 4), loss=lambda model, x: model(x).sum(), optimizer=optimizer)
+    step = lowtide.optimize(model.module, torch.ones(3, 4), loss=lambda model, x: model(x).sum(), optimizer=optimizer, workspaces=False)
+    step(torch.ones(3, 4))

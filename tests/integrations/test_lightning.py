@@ -17,12 +17,16 @@ from tests.training import differences
 torchvision_shim.install()  # torchmetrics imports torchvision
 pytest.importorskip("lightning")
 
+import torchmetrics  # noqa: E402
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything  # noqa: E402
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback, StochasticWeightAveraging  # noqa: E402
+from lightning.pytorch.strategies import SingleDeviceStrategy  # noqa: E402
 
 from lowtide.integrations.lightning import LowtideStrategy  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*(num_workers|GPU|LeafSpec|isinstance|log_every_n_steps|checkpoint).*", "ignore::FutureWarning"
+    "ignore:.*(num_workers|GPU|LeafSpec|isinstance|log_every_n_steps|checkpoint|dataloader_iter|lr_scheduler.step).*",
+    "ignore::FutureWarning",
 )
 
 PLAIN = {"optimize": {"workspaces": False}}
@@ -73,7 +77,7 @@ def fit(folder: Path, strategy: Any, count: int = 5, lengths: tuple[int, ...] = 
     drawn = [torch.randint(20, (2, lengths[at % len(lengths)]), generator=generator) for at in range(count)]
     batches = [(tokens, tokens.roll(1, 1)) for tokens in drawn]
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu", "devices": 1}
-    usual = {"max_epochs": 2, "enable_checkpointing": False, "default_root_dir": folder, "callbacks": [keeps]}
+    usual = {"max_epochs": 2, "enable_checkpointing": False, "default_root_dir": folder, "callbacks": [keeps, *said.pop("further", ())]}
     trainer = Trainer(**{**usual, **quiet, **{name: each for name, each in said.items() if name != "from_checkpoint"}}, strategy=strategy)
     trainer.fit(module, loader(batches), loader(batches[:2]), ckpt_path=said.get("from_checkpoint"))
     optimizer = trainer.optimizers[0].state_dict()
@@ -153,3 +157,185 @@ def test_clips_as_the_module_says(tmp_path: Path):
     expected, _ = fit(tmp_path, "auto", kind=Clips)
     found, _ = fit(tmp_path, LowtideStrategy(**PLAIN), kind=Clips)
     assert not (told := differences(expected, found)), "\n".join(told[:8])
+
+
+class Logs(Net):
+    """Metrics, the trainer and gradients, as modules use them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.right = torchmetrics.Accuracy("multiclass", num_classes=20)
+        both = {"mean": torchmetrics.MeanMetric(), "most": torchmetrics.MaxMetric()}
+        self.both, self.late = torchmetrics.MetricCollection(both, prefix="of_"), torchmetrics.MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        returned = super().training_step(batch, batch_idx)
+        loss, logits = returned["loss"], returned["logits"]
+        self.log("share", self.right(logits.flatten(0, 1), batch[1].flatten()), on_step=True, batch_size=2)
+        self.log("right_metric", self.right, on_step=True, on_epoch=True, batch_size=2)
+        self.log_dict(self.both(loss), batch_size=2)
+        self.late.update(loss)
+        if self.trainer.is_global_zero and len(self.trainer.optimizers) == 1:
+            self.log("rate", self.optimizers().param_groups[0]["lr"], False, batch_size=2)
+        return loss * (1 + self.current_epoch / self.trainer.max_epochs)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.log("norm", torch.stack([each.grad.norm() for each in self.parameters()]).norm())
+
+    def on_train_epoch_end(self) -> None:
+        self.log("late", self.late.compute())
+        self.late.reset()
+
+
+@pytest.mark.parametrize("said", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}])
+def test_logs_as_lightning_does(tmp_path: Path, recwarn: Any, said: dict[str, Any]):
+    """What is read of the trainer is captured anew where it has changed, and nowhere else."""
+    expected, _ = fit(tmp_path, "auto", kind=Logs, **said)
+    recwarn.clear()
+    found, _ = fit(tmp_path, LowtideStrategy(**PLAIN), kind=Logs, **said)
+    assert not (told := differences(expected, found)), "\n".join(told[:8])
+    assert not [each for each in recwarn if "captured" in str(each.message)]
+
+
+class Clipped(Callback):
+    """A limit of the gradients' norm that changes, and an epoch that ends in the middle of an update."""
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        trainer.gradient_clip_val = (0.1, 0.01)[trainer.current_epoch]
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> int | None:
+        return -1 if trainer.current_epoch == 0 and batch_idx == 3 else None
+
+
+class Joins(Callback):
+    """A layer that is trained from the second epoch on."""
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        module.words.requires_grad_(trainer.current_epoch > 0)
+
+
+class Copies(Callback):
+    """Nothing of lowtide's lies in a module between batches, so that it can be copied."""
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *given: Any) -> None:
+        assert not {"log", "clip_gradients"} & vars(module).keys()
+        assert module.trainer is trainer
+
+
+@pytest.mark.parametrize(
+    ("callback", "said"),
+    [
+        (lambda: GradientAccumulationScheduler({0: 1, 1: 4}), {}),
+        (Clipped, {"accumulate_grad_batches": 2, "gradient_clip_val": 1.0}),
+        (Joins, {"gradient_clip_val": 0.1}),
+        (lambda: StochasticWeightAveraging(0.01, swa_epoch_start=1), {"max_epochs": 3}),
+        (Copies, {}),
+    ],
+)
+def test_follows_callbacks(tmp_path: Path, callback: Any, said: dict[str, Any]):
+    expected, _ = fit(tmp_path, "auto", further=[callback()], **said)
+    found, _ = fit(tmp_path, LowtideStrategy(**PLAIN), further=[callback()], **said)
+    assert not (told := differences(expected, found)), "\n".join(told[:8])
+
+
+class Normed(Net):
+    """Its statistics are gathered by a pass without updates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(48), nn.Unflatten(1, (6, 8)))
+
+
+def test_gathers_statistics_without_an_update(tmp_path: Path):
+    """Lightning steps once more behind that pass, on gradients of the epoch before; a strategy may leave that out."""
+
+    class Rests(SingleDeviceStrategy):
+        def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:
+            rests = self.lightning_module.trainer.fit_loop._skip_backward
+            return closure() if rests else super().optimizer_step(optimizer, closure, model, **kwargs)
+
+    said = {"kind": Normed, "max_epochs": 3}
+    expected, _ = fit(tmp_path, Rests(), further=[StochasticWeightAveraging(0.01, swa_epoch_start=1)], **said)
+    found, _ = fit(tmp_path, LowtideStrategy(**PLAIN), further=[StochasticWeightAveraging(0.01, swa_epoch_start=1)], **said)
+    assert not (told := differences(expected["model"], found["model"])), "\n".join(told[:8])
+
+
+def stepping(self: Any, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
+    optimizer_closure() if batch_idx % 2 else optimizer.step(closure=optimizer_closure)
+
+
+def twice(self: Any, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
+    optimizer.step(closure=optimizer_closure)
+    optimizer.step()
+
+
+def slower(self: Any, optimizer: Any) -> None:
+    optimizer.param_groups[0]["lr"] = 0.0
+
+
+def norms(self: Any, optimizer: Any) -> None:
+    self.log("norm", torch.tensor([each.grad.norm() for each in self.parameters()]).norm())
+
+
+def doing(what: Any) -> Any:
+    """A training step that does something beside."""
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        returned = Net.training_step(self, batch, batch_idx)
+        return returned if (other := what(self, returned["loss"], batch_idx)) is None else other
+
+    return training_step
+
+
+class Counted(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.hidden = torchmetrics.MeanMetric(), (torchmetrics.MeanMetric(),)
+
+
+@pytest.mark.parametrize(
+    ("methods", "why"),
+    [
+        ({"optimizer_step": stepping}, r"optimizer_step calls the closure without the optimizer's step"),
+        ({"optimizer_step": twice}, r"optimizer_step steps the optimizer without the closure"),
+        ({"optimizer_zero_grad": lambda self, *given: None}, r"Mine.optimizer_zero_grad is overridden: a step lets gradients go"),
+        ({"backward": lambda self, loss: (loss * 2).backward()}, r"Mine.backward is overridden: .* change that loss"),
+        ({"on_before_zero_grad": lambda self, optimizer: None}, r"on_before_zero_grad is overridden: .* use on_train_batch_end"),
+        ({"on_before_optimizer_step": slower}, r"sets a number of the optimizer .*: set it in on_train_batch_start"),
+        ({"on_before_optimizer_step": norms}, r"wants the numbers of tensors at .*: torch.stack"),
+        (
+            {"training_step": doing(lambda self, loss, at: loss * self.mean(loss))},
+            r"uses the value of a metric at .*functional",
+        ),
+        ({"training_step": doing(lambda self, loss, at: self.mean(loss))}, r"returns batch_idx or the value of a metric"),
+        ({"training_step": doing(lambda self, loss, at: {"loss": loss, "at": at})}, r"value of a metric in \['at'\]"),
+        ({"training_step": doing(lambda self, loss, at: self.log("m", self.hidden[0]))}, r"no attribute of the module"),
+        ({"training_step": doing(lambda self, loss, at: self.trainer.save_checkpoint("x"))}, r"calls trainer.save_checkpoint at .*once"),
+        ({"training_step": doing(lambda self, loss, at: setattr(self.trainer, "should_stop", True))}, r"sets trainer.should_stop at"),
+        ({"training_step": lambda self, dataloader_iter: None}, r"fetches batches by itself"),
+    ],
+)
+def test_refuses_what_would_differ(tmp_path: Path, methods: dict[str, Any], why: str):
+    with pytest.raises(CaptureError, match=why):
+        fit(tmp_path, LowtideStrategy(**PLAIN), kind=type("Mine", (Counted,), methods))
+
+
+def test_refuses_several_devices_and_callbacks_that_look_at_gradients(tmp_path: Path):
+    with pytest.raises(CaptureError, match="expects one device, Trainer has 2"):
+        fit(tmp_path, LowtideStrategy(**PLAIN), devices=2)
+    looks = LambdaCallback(on_before_zero_grad=lambda *given: None)
+    with pytest.raises(CaptureError, match=r"LambdaCallback\.on_before_zero_grad is overridden"):
+        fit(tmp_path, LowtideStrategy(**PLAIN), further=[looks])
+
+
+def test_takes_the_device_of_the_trainer():
+    strategy = LowtideStrategy()
+    strategy.parallel_devices = [torch.device("cuda:1")]
+    assert strategy.root_device == torch.device("cuda:1")
+    strategy = LowtideStrategy(device="cpu")
+    strategy.parallel_devices = [torch.device("cuda:1")]
+    assert strategy.root_device == torch.device("cpu")

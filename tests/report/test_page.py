@@ -180,3 +180,12 @@ def test_light_and_dark_are_laid_out_alike(limited: Plan, tmp_path: Path) -> Non
     assert light == dark
     assert imread(tmp_path / "light.png").mean() > 0.8 > 0.3 > imread(tmp_path / "dark.png")[:, :, :3].mean()
     assert 0.3 < sum(light[0]) / len(light[0]) < 1
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser")
+def test_what_is_printed_is_not_cut_off(limited: Plan, tmp_path: Path) -> None:
+    """As the printer's rules lay it out on a sheet: long names and lines are broken."""
+    text = page(limited).replace("@media print", "@media all").replace('<pre class="scroll" tabindex="0">', f"<pre>{'x' * 500}")
+    measure = "<script>document.title = document.documentElement.scrollWidth - document.documentElement.clientWidth</script>"
+    text = text.replace("<td>", f"<td>{'a_long_name' * 4}", 1)
+    assert "<title>0</title>" in shown(text.replace("</body>", f"{measure}</body>"), tmp_path, "--window-size=700,800")

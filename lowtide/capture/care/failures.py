@@ -20,6 +20,12 @@ _IN_A_RANGE = (
     "example happens to have, or leave the dimension out"
 )
 _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+_NO_DATA = "data is not allocated yet"  # what torch says of a fake tensor of which a constructor wants the numbers
+_TWICE = (
+    "goes through the graph a second time: a step does the backward pass and the optimizer's step by itself, so `loss` returns the loss "
+    "and calls no backward()"
+)
+_STACK = "torch.tensor(...) of tensors reads their numbers, and a capture has shapes only: torch.stack(...) makes the same of them"
 _WHAT_TO_DO = (
     "where plain PyTorch raises this too, the program is at fault; where it does not, the program wants data here, and a capture "
     "has shapes only: compute this before the step and pass it in the batch"
@@ -90,6 +96,10 @@ def _sentence(error: Exception, called: str) -> str:
         what_to_do = _WHAT_TO_DO if with_names(text) == text else _IN_A_RANGE
         return f"{called} failed in operator {operator} at {line}, which {raised}; {what_to_do}"
     line = line_of(error)
+    if "backward through the graph a second time" in text:
+        return f"{called} {_TWICE}"
+    if _NO_DATA in text:
+        return f"{called} wants the numbers of tensors at {line or 'an unknown line'}; {_STACK}"
     if not line and isinstance(error, TypeError) and "argument" in str(error):
         return (
             f"{called} cannot be called with this batch, it {raised}; a tuple or list is passed on as positional arguments, a mapping as "

@@ -29,6 +29,12 @@ def scalers_within(optimizer: Any) -> Iterator[Any]:
             yield scaler
 
 
+def accumulates_over(optimizer: Any) -> int:
+    """Over how many batches a wrapper holds back the step of the optimizer within: 1 where it does not (`Accelerator`)."""
+    states = (getattr(each, "gradient_state", None) for each in _from_outside_in(optimizer) if _passes_on(each))
+    return max((int(getattr(state, "num_steps", 1)) for state in states if state is not None), default=1)
+
+
 def _from_outside_in(optimizer: Any) -> list[Any]:
     """A wrapper, what it wraps, and so on. A ring of wrappers, or one that holds nothing, ends with a wrapper."""
     seen = [optimizer]

@@ -48,11 +48,30 @@ def first_difference(before: Mapping[Location, Token], now: Mapping[Location, To
         old, new = before.get(location, _ABSENT), now.get(location, _ABSENT)
         if old != new:
             shown = (_shown(old), _shown(new))
-            return f"{location} was {shown[0]} and is {shown[1]}" if shown[0] != shown[1] else f"{location} has changed"
+            return f"{location} was {shown[0]} and is {shown[1]}" if shown[0] != shown[1] else f"{location} has changed{_where(old, new)}"
     return ""
 
 
 _ABSENT = "not there"
+
+
+def _where(old: Token, new: Token) -> str:
+    """What within two things differs, by the name under which it lies: ": 'p' was 0.1 and is 0.2"; empty where no name leads there."""
+    name = ""
+    while (names := _by_name(old)) and (others := _by_name(new)):
+        name = next((each for each in {**names, **others} if names.get(each, _ABSENT) != others.get(each, _ABSENT)), "")
+        if not name:
+            return ""
+        old, new = names.get(name, _ABSENT), others.get(name, _ABSENT)
+    shown = (_shown(old), _shown(new))
+    return f": {name!r} was {shown[0]} and is {shown[1]}" if name and shown[0] != shown[1] else ""
+
+
+def _by_name(token: Token) -> dict[str, Token]:
+    """The tokens of what an object or a dictionary holds under a text; empty for others."""
+    entries = token[1] if isinstance(token, tuple) and len(token) == 2 and isinstance(token[1], tuple) else ()
+    pairs = [each for each in entries if isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], tuple)]
+    return {key[1]: value for key, value in pairs if len(key) == 2 and key[0] is str}
 
 
 def _shown(token: Token) -> str:

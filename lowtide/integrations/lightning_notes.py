@@ -1,0 +1,215 @@
+"""What a training step of Lightning's logs, and which metrics it updates: noted while it is captured, done when a step is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torchmetrics import Metric, MetricCollection
+
+from lowtide.capture.sources import users_line
+from lowtide.errors import CaptureError
+from lowtide.ir import tree
+
+_GIVING = ("forward", "compute")
+_OF_METRICS = (*_GIVING, "update", "reset")
+_POSITION = (
+    "training_step uses batch_idx at {}: a captured step is the same for every batch; use a hook of the module or of a callback "
+    "(on_train_batch_end) for what is to happen now and then"
+)
+_OF_A_METRIC = (
+    "training_step uses the value of a metric at {}, which is computed when the step is over: give it to self.log as it is, and take a "
+    "function of torchmetrics.functional for what goes into the loss"
+)
+
+
+class Unknown:
+    """Stands for what no program knows: it can be handed on, and refuses to be looked at."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def _refuse(self, *others: Any) -> Any:
+        raise CaptureError(self._why.format(users_line()))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        self._refuse()
+
+
+for _name in ("bool", "float", "int", "index", "hash", "eq", "ne", "lt", "le", "gt", "ge", "format", "str", "neg", "add", "radd", "sub",
+              "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "mod", "rmod", "pow", "rpow", "iter",
+              "len", "getitem"):  # fmt: skip
+    setattr(Unknown, f"__{_name}__", Unknown._refuse)
+
+
+def position() -> Unknown:
+    """Stands for `batch_idx`, which a program that serves every batch cannot look at."""
+    return Unknown(_POSITION)
+
+
+class Given(Unknown):
+    """Stands for what the note of this number will give."""
+
+    def __init__(self, number: int, key: str | None = None) -> None:
+        super().__init__(_OF_A_METRIC)
+        self._source = Source(number=number, key=key)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the value of a log comes from: a metric of the module, or what a note before it gave."""
+
+    metric: str | None = None
+    number: int | None = None
+    key: str | None = None
+
+    def value(self, module: nn.Module, given: list[Any]) -> Any:
+        """What is to be logged."""
+        if self.number is None:
+            return module.get_submodule(self.metric or "")
+        return given[self.number] if self.key is None else given[self.number][self.key]
+
+
+@dataclass(frozen=True)
+class Log:
+    """One call of `self.log`."""
+
+    name: str
+    value: Any  # a tensor, a number or a Source
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def run(self, module: LightningModule, given: list[Any]) -> None:
+        """Make that call with the numbers of the step that has just run."""
+        value = self.value.value(module, given) if isinstance(self.value, Source) else self.value
+        module.log(self.name, value, *self.args, **self.kwargs)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a metric."""
+
+    metric: str
+    method: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def run(self, module: LightningModule, given: list[Any]) -> Any:
+        """Make that call."""
+        return getattr(module.get_submodule(self.metric), self.method)(*self.args, **self.kwargs)
+
+
+@dataclass
+class Notes:
+    """What a program has done beside, in its order."""
+
+    module: LightningModule
+    made: list[Log | Call] = field(default_factory=list)
+
+    @contextmanager
+    def taken(self) -> Iterator[list[Log | Call]]:
+        """Notes are taken meanwhile; none of it is done."""
+        with _instead(self.module, {"log": self._log}), _each(self._of_metrics()):
+            yield self.made
+
+    def _log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(value, Given):
+            value = value._source
+        elif isinstance(value, Metric):
+            value = Source(metric=self._path_of(value))
+        elif isinstance(value, torch.Tensor):
+            value = value.detach()
+        elif not isinstance(value, (int, float)):
+            raise CaptureError(f"self.log({name!r}, ...): expected a tensor, a number or a metric of the module, got {value!r}")
+        self.made.append(Log(name, value, args, kwargs))
+
+    def _path_of(self, metric: Metric) -> str:
+        path: str
+        for path, each in self.module.named_modules():
+            if each is metric:
+                return path
+        raise CaptureError(f"self.log was given a {type(metric).__name__} that is no attribute of the module: keep it in one")
+
+    def _of_metrics(self) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
+        for path, each in self.module.named_modules():
+            if isinstance(each, (Metric, MetricCollection)):
+                noting = {method: self._noting(each, path, method) for method in _OF_METRICS}
+                yield each, {**noting, "items": _items(each)} if isinstance(each, MetricCollection) else noting
+
+    def _noting(self, metric: Any, path: str, method: str) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            number = len(self.made)
+            self.made.append(Call(path, method, *_detached((args, kwargs))))
+            if method not in _GIVING:
+                return None
+            if isinstance(metric, MetricCollection):
+                return {name: Given(number, str(name)) for name in metric.keys(keep_base=False)}
+            return Given(number)
+
+        return noted
+
+
+def run(notes: list[Log | Call], module: LightningModule, hook: str | None = None) -> None:
+    """Do what was noted, as if within that hook of the module."""
+    within = {} if hook is None else {"_current_fx_name": hook}
+    given: list[Any] = []
+    with _instead(module, within):
+        for note in notes:
+            given.append(note.run(module, given))
+
+
+def refuse_unknown(returned: Any) -> None:
+    """Raise CaptureError for a result in which something stands for what is not known."""
+    for leaf in tree.flatten(returned)[0]:
+        if isinstance(leaf.value, Unknown):
+            raise CaptureError(
+                f"training_step returns batch_idx or the value of a metric in {leaf.where or 'its result'}, which a captured step does not "
+                "know: return tensors"
+            )
+
+
+def _items(metrics: MetricCollection) -> Callable[..., Any]:
+    """`items` of a collection as `log_dict` asks for them; its own look at what metrics have counted."""
+
+    def items(keep_base: bool = False, copy_state: bool = True) -> Any:
+        return dict(zip(metrics.keys(keep_base=keep_base), metrics.children(), strict=True)).items()
+
+    return items
+
+
+def _detached(item: Any) -> Any:
+    leaves, rebuild = tree.flatten(item)
+    return tree.unflatten(rebuild, [each.value.detach() if isinstance(each.value, torch.Tensor) else each.value for each in leaves])
+
+
+@contextmanager
+def _each(put: Iterator[tuple[nn.Module, dict[str, Any]]]) -> Iterator[None]:
+    """Several of `_instead` at once."""
+    pairs = list(put)
+    if not pairs:
+        yield
+        return
+    with _instead(*pairs[0]), _each(iter(pairs[1:])):
+        yield
+
+
+@contextmanager
+def _instead(module: nn.Module, attributes: Mapping[str, Any]) -> Iterator[None]:
+    """A module with other attributes meanwhile; afterwards its own lie where they lay."""
+    before = dict(module.__dict__)
+    module.__dict__.update(attributes)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            if name in before:
+                module.__dict__[name] = before[name]
+            else:
+                module.__dict__.pop(name, None)
