@@ -124,7 +124,7 @@ def test_parts_of_gradients_are_exchanged_over_gloo_and_added_by_who_keeps_them(
 @pytest.mark.parametrize("shard", ["gradients", "parameters"])
 def test_what_a_hook_reads_of_gradients_is_summed_whole_over_gloo_and_not_gathered_after(shard: str):
     step, unread = (captured(shard, accumulate=2, over_gloo=True, hook=hook) for hook in (clip, lambda model: None))
-    assert count(step, "all_reduce") == count(unread, "all_reduce") == 6 + 1, "each weight's, and all biases' together"
+    assert count(step, "all_reduce") == count(unread, "all_reduce") == 6 + 1, "in messages of DistributedDataParallel's length"
     assert count(step, "exchange") == 0
     assert count(step, "load_parts") == count(unread, "load_parts"), "parameters alone"
 
@@ -175,6 +175,20 @@ def test_what_was_loaded_is_held_where_there_is_room_and_loaded_again_where_ther
     for found in (by_order, roomy, least):
         again = as_saved(Plan.from_json(found.to_json()), captured("parameters", rows=64).graph, exact=True)
         assert (again.order, again.peak_bytes) == (found.order, found.peak_bytes)
+
+
+@pytest.mark.parametrize("share", [0.85, 0.95])
+def test_what_is_computed_again_for_a_limit_leaves_room_to_hold_loads(share: float, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(wholes, "TOGETHER_BYTES", 10_000)
+    step = captured("parameters", accumulate=2, rows=64)
+    limit_bytes = int(share * planned(step).peak_bytes)
+    found = planned(step, limit_bytes)
+    assert found.peak_bytes <= limit_bytes
+    assert found.cost_report is not None
+    assert found.cost_report.recomputed
+    assert begun(found) < sum(map(loads_parts, step.graph.nodes))
+    again = as_saved(Plan.from_json(found.to_json()), step.graph, exact=True)
+    assert (again.order, again.peak_bytes) == (found.order, found.peak_bytes)
 
 
 @pytest.mark.parametrize("shard", ["", "optimizer", "gradients", "parameters"])

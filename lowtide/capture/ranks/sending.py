@@ -3,8 +3,8 @@
 The order is that of their coming to exist, which is the same on all ranks; each message is as long as DistributedDataParallel's would be.
 
 Where a hook will look at gradients, they would be gathered for that right away. To sum parts and to gather the sums moves what a sum of the
-whole does, and over gloo takes longer: that is summed in its own memory. Each rank keeps its part, and a plan lets go of the whole behind
-what the hook reads of it.
+whole does, and over gloo takes longer: they are summed whole, in messages as long, and lie by themselves after that. Each rank keeps its
+part, and a plan lets go of the whole behind what the hook reads of it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from lowtide.capture.ranks.exchange import MESSAGE_BYTES, average, buckets
 from lowtide.capture.ranks.ranks import Ranks
 from lowtide.capture.ranks.shards import own, scatter
 from lowtide.capture.sizes.strides import is_dense
-
-TOGETHER_BYTES = 2**18  # tensors below travel together: a larger one needs no copy to be whole
 
 
 class Sending:
@@ -53,10 +51,9 @@ class Sending:
     def _send(self, *, only_full: bool) -> None:
         gradients = {each: each.grad for each in self._waiting if each.grad is not None}
         sums_whole = self.shown and self._ranks.over_gloo and all(each.device.type == "cpu" for each in gradients)
-        most_bytes = min(self._most_bytes, TOGETHER_BYTES) if sums_whole else self._most_bytes
-        for bucket in buckets(self._waiting, gradients, most_bytes):
+        for bucket in buckets(self._waiting, gradients, self._most_bytes):
             held = [gradients[each] for each in bucket]
-            if only_full and sum(each.nbytes for each in held) < most_bytes:
+            if only_full and sum(each.nbytes for each in held) < self._most_bytes:
                 continue
             with torch.no_grad():
                 self.sent |= zip(bucket, self._means(bucket) if sums_whole else scatter(held, self._ranks), strict=True)

@@ -26,11 +26,12 @@ from lowtide.capture.calls import targets_of, tensors_in
 from lowtide.capture.draft import Draft
 from lowtide.capture.ranks.exchange import buckets
 from lowtide.capture.ranks.ranks import Ranks
-from lowtide.capture.ranks.sending import TOGETHER_BYTES
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 
 Recording: TypeAlias = AbstractContextManager[Any]  # what runs inside is recorded
+
+TOGETHER_BYTES = 2**18  # tensors below travel together: a larger one needs no copy to be whole
 
 _FOREACH = "aten._foreach_"
 

@@ -29,9 +29,9 @@ class _Gap(NamedTuple):
 def fewer(plan: Plan, most_bytes: int) -> Plan:
     """The plan with what it loads held until it would load it again, where that fits into `most_bytes`: the shortest gaps first.
 
-    Not where a search has chosen what is there twice: that has weighed loads against all else.
+    What a search has evicted is left as it is: its report says when that is there.
     """
-    if not any(map(loads_parts, plan.graph.nodes)) or (plan.cost_report is not None and plan.cost_report.recomputed):
+    if not any(map(loads_parts, plan.graph.nodes)):
         return plan
     problem = order_problem(plan.graph, plan.workspace_bytes, round_to=plan.granule_bytes)
     level_bytes, left_out = simulate(problem, plan.order).footprint_bytes.copy(), set[int]()
@@ -54,6 +54,8 @@ def apart(plan: Plan) -> Plan:
 
 def _gaps(plan: Plan) -> Iterator[_Gap]:
     """Between loads of the same that come one after the other both as written and in the plan's order."""
+    evictions = () if plan.cost_report is None else plan.cost_report.evictions
+    evicted, again = {each.tensor.name for each in evictions}, {back for each in evictions for _, back in each.away}
     nodes, step_of = plan.graph.nodes, {index: step for step, index in enumerate(plan.order)}
     used = {value.storage: step_of[index] for index in plan.order for value in (*nodes[index].inputs, *nodes[index].results)}
     loads, same = defaultdict(list), alike(plan.graph)
@@ -66,7 +68,9 @@ def _gaps(plan: Plan) -> Iterator[_Gap]:
         for first, second in pairwise(group):
             storage = nodes[first].results[0].storage
             assert isinstance(storage.nbytes, int), "a plan is of one size"
-            yield _Gap(used[storage] + 1, step_of[second], storage.nbytes, second)
+            touched = {value.storage.name for value in (*nodes[second].inputs, *nodes[second].results)}
+            if step_of[second] not in again and evicted.isdisjoint(touched):
+                yield _Gap(used[storage] + 1, step_of[second], storage.nbytes, second)
 
 
 def _rewritten(plan: Plan, graph: Graph, counts: Sequence[int]) -> Plan:
