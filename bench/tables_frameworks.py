@@ -35,11 +35,12 @@ def _frameworks() -> str:
         "frameworks",
         "python -m bench.frameworks",
         "A small Llama (4 layers, width 256, 4 x 256 tokens, float32, AdamW) in transformers' Trainer, Lightning and a loop\n"
-        "with accelerate: alone, with gradient checkpointing, with lowtide, and with lowtide in as many bytes as checkpointing took.\n"
-        "Peaks above weights, measured; medians of a step, over the framework's own alone and checkpointed; the first step has capture\n"
-        "and planning in it. Equal: losses to the framework's own, to the last bit. Three turns of 50 steps, alone on it.\n"
-        "Without a limit Trainer's step is 6 % slower than its own here, where the others' are 1 to 9 % faster. That differs between\n"
-        "processes: where the C library gives pages back after a step, up to 20,000 come anew in the next, which takes up to 20 ms.",
+        "with accelerate: alone, with gradient checkpointing, with lowtide, the same with `arena=True`, and within as many bytes as\n"
+        "checkpointing took. Peaks above weights, measured; medians of a step, over the framework's own alone and checkpointed; the first\n"
+        "step has capture and planning in it. Equal: losses to the framework's own, to the last bit. Three turns of 50 steps, alone\n"
+        "on the machine.\n"
+        "Without an arena Trainer's step is slower than its own here, where the others' are faster: the C library gives pages back after\n"
+        "a step or does not, as blocks happen to lie, and they come anew in the next one. An arena keeps them.",
         ("framework, way", "peak, MiB", "ms", "over alone", "over checkpointing", "first step, s", "equal"),
         lines,
     )
