@@ -44,9 +44,9 @@ def _trained_together() -> str:
         "What shards cost is traffic. For each element DistributedDataParallel's sum sends two, over two ranks. ZeRO 1 gathers one more;\n"
         "so does ZeRO 2 where gradients are clipped, as their norm is of the whole; unclipped it exchanges one and gathers one. ZeRO 3\n"
         'gathers one in every pass, but for what it has room to keep: "to the bound" it may take DistributedDataParallel\'s less shards.\n'
-        "Rows of four ranks are of commit f6ba20f, before ZeRO 3 and clipping with ZeRO 2. DistributedDataParallel's own peak was read\n"
-        "once in some of them, and is 13 MiB more where a thread of gloo's still held a bucket: the bounds of such rows are as much too\n"
-        "high.",
+        "Rows of four ranks are of commit f6ba20f, before ZeRO 3 and clipping with ZeRO 2, on an AMD EPYC. DistributedDataParallel's own\n"
+        "peak was read once in some of them, and is 13 MiB more where a thread of gloo's still held a bucket: the bounds of such rows\n"
+        "are as much too high.",
         ("model, ranks", "way", "promised", "measured", "DDP less shards", "ms", "over DDP", "over FSDP2", "equal"),
         lines,
     )
