@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lowtide.api.running.looks import Looks
-from lowtide.api.running.steady import Short, is_free
+from lowtide.api.running.quick import UNLIKE, Quick, Quickly
+from lowtide.api.running.short import Short
+from lowtide.api.running.steady import is_free
 from lowtide.api.running.variant import Variant
 from lowtide.errors import BatchError, StepError
 from lowtide.runtime.batch import BatchSpec, NewShapeError
@@ -27,6 +29,7 @@ class Frozen:
         self._batch, self._looks = batch, Looks([leaf for leaf in leaves if hasattr(leaf, "shape")])
         self._networks = {name: network.frozen() for name, network in variant.networks.items()}
         self._short = Short(variant, inputs, dict(self._networks))
+        self._quickly = Quickly()
         self._run: Callable[[Sequence[Any]], Any] = self._first
 
     @property
@@ -37,7 +40,18 @@ class Frozen:
     @undisturbed
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result. Raises BatchError for a batch unlike the step's, of another shape, too."""
-        return self._run(args if self._looks.hold(args, kwargs) else self._leaves(args, kwargs))
+        quick = self._quickly.way
+        if quick is not None and not kwargs and (found := quick(args)) is not UNLIKE:
+            return found
+        if not self._looks.hold(args, kwargs):
+            return self._run(self._leaves(args, kwargs))
+        result = self._run(args)
+        self._quickly.renew(lambda: self._quick(args))
+        return result
+
+    def _quick(self, args: tuple[Any, ...]) -> Quick | None:
+        held = next(iter(self._networks.values()))
+        return None if held.kept is None else Quick.of(self._short, held, held.kept, args)
 
     def _first(self, leaves: Sequence[Any]) -> Any:
         """The first call's result. What it took to come here is gone by then, perhaps the model, too: its memory becomes the system's."""

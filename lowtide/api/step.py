@@ -17,6 +17,7 @@ from lowtide.api.ranges.guessed import Shapes as Seen
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.running.eager import run_eagerly
 from lowtide.api.running.kinds import too_many
+from lowtide.api.running.quick import UNLIKE
 from lowtide.api.running.recaptures import Recaptures
 from lowtide.api.running.steady import Steady
 from lowtide.api.running.variant import Variant
@@ -220,8 +221,8 @@ class Step:
         what the program itself raises where it checks its data and finds them wrong: nothing has been changed then.
         """
         steady = self._steady  # which another thread may set
-        if steady is not None and steady.fits(args, kwargs):
-            return steady.run(args)
+        if steady is not None and (found := steady(args, kwargs)) is not UNLIKE:
+            return found
         self._steady = None  # whatever becomes of this call, networks may have other constants behind it
         known = self._others.known(lambda: shape_of(args, kwargs))
         if known is not None:

@@ -32,17 +32,17 @@ class Held:
         addresses = [*map(dictionary_of, self._dictionaries)], [*map(id, self._keys)], [*map(id, self._values)]
         self._addresses = tuple(np.array(each, np.uintp) for each in addresses)
         self._cell = np.zeros(3, np.uintp)  # position, key, value
-        self._tags = Words(map(tag_of, self._dictionaries)) if tags_are_known() and not SWITCHED_OFF else None
+        self.tags = Words(map(tag_of, self._dictionaries)) if tags_are_known() and not SWITCHED_OFF else None
 
     def same(self) -> bool:
         """Whether they hold the same objects in the same order."""
-        if self._tags is None:
+        if self.tags is None:
             return self._looked()
-        if self._tags.same():
+        if self.tags.same():
             return True
         found = self._looked()
         if found:
-            self._tags.renew()
+            self.tags.renew()
         return found
 
     def _looked(self) -> bool:

@@ -19,8 +19,9 @@ from lowtide.base.kernels import kernel
 
 BYTES = 8
 _FIRST = 4096  # below that lies nothing
-# In Python's objects: a container's length, a type, the number of a dictionary's last change, the dictionary that a view shows.
-_SIZE, _SET_SIZE, _TYPE, _TAG, _SHOWN = 16, 24, 8, 24, 16
+# In Python's objects: a container's length, a type, the number of a dictionary's last change, the dictionary that a view shows,
+# the first item of a tuple.
+_SIZE, _SET_SIZE, _TYPE, _TAG, _SHOWN, _ITEMS = 16, 24, 8, 24, 16, 24
 
 
 class Words:
@@ -30,13 +31,18 @@ class Words:
         self._places = (np.array([*addresses], np.int64) - _FIRST) // BYTES
         self.renew()
 
+    @property
+    def addresses(self) -> Any:
+        """Where they are."""
+        return self._places.astype(np.uint64) * BYTES + _FIRST
+
     def renew(self) -> None:
         """Let them be right as they are now."""
-        self._words = _memory()[self._places]
+        self.seen = _memory()[self._places]
 
     def same(self) -> bool:
         """Whether all are what they were."""
-        return bool(_same(_memory(), self._places, self._words))
+        return bool(_same(_memory(), self._places, self.seen))
 
 
 def word(address: int) -> int:
@@ -45,8 +51,13 @@ def word(address: int) -> int:
 
 
 def length_of(container: Any) -> int:
-    """Where a dictionary, list, deque or set says how many it holds."""
+    """Where a dictionary, list, tuple, deque or set says how many it holds."""
     return id(container) + (_SET_SIZE if isinstance(container, set) else _SIZE)
+
+
+def items_of(held: tuple[Any, ...]) -> int:
+    """Where a tuple's items are."""
+    return id(held) + _ITEMS
 
 
 def dictionary_of(table: Any) -> int:

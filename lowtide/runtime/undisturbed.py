@@ -8,6 +8,8 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch.compiler import is_dynamo_compiling
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -19,8 +21,8 @@ def undisturbed(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
-        if "torch._dynamo" not in sys.modules:
-            return function(*args, **kwargs)
+        if "torch._dynamo" not in sys.modules or (not is_dynamo_compiling() and get_eval_frame_callback() is None):
+            return function(*args, **kwargs)  # nobody compiles: to switch that off takes longer than to look
         if not disabled:
             disabled.append(torch.compiler.disable(function))
         return disabled[0](*args, **kwargs)

@@ -32,7 +32,7 @@ def _grown(tensor: torch.Tensor) -> None:
 @pytest.fixture(params=[True, False], ids=["words", "asked"])
 def by_words(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     if not request.param:
-        monkeypatch.setattr(constants, "_layout", lambda: None)
+        monkeypatch.setattr(constants, "layout", lambda: None)
     return bool(request.param)
 
 
@@ -60,4 +60,4 @@ def test_a_gradient_is_no_change(by_words: bool):
 
 
 def test_the_words_of_this_torch_are_found():
-    assert constants._layout() is not None
+    assert constants.layout() is not None

@@ -7,35 +7,14 @@ by their looks. All else goes the long way. A frozen function takes this way alo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 from lowtide.api.running.looks import Looks
+from lowtide.api.running.quick import UNLIKE, Quick, Quickly
+from lowtide.api.running.short import Short
 from lowtide.api.running.variant import Variant
-from lowtide.lower.constants import WithoutConstants
-from lowtide.lower.python import lower
 from lowtide.runtime.caller import View
-
-
-class Short:
-    """A variant's program without what is constant of its regions, on the inputs of a call, of which the batch is replaced."""
-
-    def __init__(self, variant: Variant, inputs: Sequence[Any], networks: Mapping[str, Callable[..., Sequence[Any]]]) -> None:
-        short = WithoutConstants.of(variant.decision)
-        self.program, self._result = replace(variant.program, source=lower(short), regions=networks), variant.captured.result
-        self._inputs = [inputs[at] for at in short.given]
-        slots = enumerate(variant.captured.slots[at] for at in short.given)
-        self._places = [(at, int(slot.path[0])) for at, slot in slots if slot.table == "batch"]
-        for at, _ in self._places:
-            self._inputs[at] = None  # a batch is not kept
-
-    def __call__(self, leaves: Sequence[Any]) -> Any:
-        """The result for a batch."""
-        inputs = self._inputs.copy()
-        for at, leaf in self._places:
-            inputs[at] = leaves[leaf]
-        return self._result(self.program(inputs))
 
 
 class Steady:
@@ -43,7 +22,9 @@ class Steady:
 
     def __init__(self, variant: Variant, inputs: Sequence[Any], batch: Sequence[Any]) -> None:
         self._granted, self._looks = variant.granted, Looks(batch)
-        self.run = Short(variant, inputs, {name: network.again for name, network in variant.networks.items()})
+        self._networks = variant.networks
+        self._short = Short(variant, inputs, {name: network.again for name, network in variant.networks.items()})
+        self._quickly = Quickly()
 
     @classmethod
     def of(cls, variant: Variant, inputs: Sequence[Any], now: View, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steady | None:
@@ -52,9 +33,28 @@ class Steady:
         same = plain and all(arg is leaf for arg, leaf in zip(args, now.batch, strict=True))
         return cls(variant, inputs, args) if same and is_free(variant) and Looks(args).hold(args, kwargs) else None
 
-    def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a call may go this way."""
-        return self._looks.hold(args, kwargs) and self._granted.unmoved()
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result; UNLIKE for a call that may not go this way."""
+        quick = self._quickly.way
+        if quick is not None and not kwargs and (found := quick(args)) is not UNLIKE:
+            return found
+        if not self._looks.hold(args, kwargs) or not self._granted.unmoved():
+            return UNLIKE
+        result = self._short(args)
+        self._quickly.renew(lambda: self._quick(args))
+        return result
+
+    def _quick(self, args: tuple[Any, ...]) -> Quick | None:
+        """The quick way for calls like this one, and what it takes for granted."""
+        watch, networks = self._granted.watch, [*self._networks.values()]
+        words = None if watch is None else watch.words
+        if watch is None or words is None or len(networks) != 1 or self._short.alone() is None:
+            return None
+        found = networks[0].watched(words)
+        if found is None or not watch.same():  # since the words were read
+            return None
+        held, constants, unchanged = found
+        return Quick.of(self._short, held, constants, args, lambda: unchanged() and watch.rest_same())
 
 
 def is_free(variant: Variant) -> bool:

@@ -58,7 +58,7 @@ def _team() -> Team:
     if platform.system() != "Linux":
         raise NativeError(f"generated kernels are made for Linux, this is {platform.system()}")
     making = Making("generated kernels", partial(compile_library, _TEAM, options=FLAGS), _team_of)
-    made: Team = library(directory(), f"team-{_key(_TEAM.read_bytes())}.so", making)
+    made: Team = library(directory(), f"team-{key(_TEAM.read_bytes())}.so", making)
     return made
 
 
@@ -72,7 +72,7 @@ def _team_of(path: Path) -> Team:
 def network(source: str) -> Any:
     """The address of a network's function, and the library that has it, which is to be kept. Raises NativeError."""
     making = Making("generated kernels", partial(build, source), _network_of)
-    return library(directory(), f"network-{_key(source.encode())}.so", making)
+    return library(directory(), f"network-{key(source.encode())}.so", making)
 
 
 def build(source: str, target: Path) -> None:
@@ -96,7 +96,7 @@ def _network_of(path: Path) -> tuple[int, Any]:
     return address, found
 
 
-def _key(source: bytes) -> str:
+def key(source: bytes) -> str:
     """All that a library depends on: its source, the templates, the options, the machine and the compiler that is asked for."""
     circumstances = "\0".join((*FLAGS[:-1], platform.machine(), *platform.libc_ver(), processor(), os.environ.get("CXX", "")))
     templates = b"".join((_HERE / name).read_bytes() for name in _TEMPLATES)

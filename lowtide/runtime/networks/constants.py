@@ -28,9 +28,14 @@ class Constants:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.tensors = list(tensors)
         self._versions, self._addresses = [*map(_version, tensors)], [*map(_address, tensors)]
-        layout = _layout()
-        self._own = None if layout is None else Words(at for tensor in tensors for at in layout.own(tensor))
-        self._beyond = None if layout is None else Words(at for tensor in tensors for at in layout.beyond(tensor))
+        known = layout()
+        self._own = None if known is None else Words(at for tensor in tensors for at in known.own(tensor))
+        self._beyond = None if known is None else Words(at for tensor in tensors for at in known.beyond(tensor))
+
+    @property
+    def words(self) -> tuple[Words, Words] | None:
+        """Their words, and those that these point to; None where they are not known."""
+        return None if self._own is None or self._beyond is None else (self._own, self._beyond)
 
     def same(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether these are they, unchanged."""
@@ -44,7 +49,7 @@ class Constants:
         return [*map(_version, self.tensors)] == self._versions and [*map(_address, self.tensors)] == self._addresses
 
 
-class _Layout(NamedTuple):
+class Layout(NamedTuple):
     """Words of a tensor, from its beginning; and of what two of them point to."""
 
     storage: int
@@ -64,26 +69,27 @@ class _Layout(NamedTuple):
 
 
 @cache
-def _layout() -> _Layout | None:
+def layout() -> Layout | None:
     """Where the words are; None where that is not found."""
     if not python_is_known():
         return None
     one, other = torch.zeros(_OFFSET + 1), torch.zeros(3)
     alike = one.detach()  # shares memory and counter
-    pointers = [at for at, here in enumerate(_words(one)) if here == _words(alike)[at] != _words(other)[at] and _is_pointer(here)]
-    before = {at: _read(_words(one)[at]) for at in pointers}
+    pointers = [at for at, here in enumerate(words_of(one)) if here == words_of(alike)[at] != words_of(other)[at] and _is_pointer(here)]
+    before = {at: _read(words_of(one)[at]) for at in pointers}
     for _ in range(3):
         one.add_(0)
-    versions = [(at, k) for at in pointers for k, now in enumerate(_read(_words(one)[at])) if now == before[at][k] + 3]
+    versions = [(at, k) for at in pointers for k, now in enumerate(_read(words_of(one)[at])) if now == before[at][k] + 3]
     data = [(at, k) for at in pointers for k, now in enumerate(before[at]) if now == one.data_ptr()]
     part = one[_OFFSET:]
-    offsets = [at for at, (mine, its) in enumerate(zip(_words(part), _words(one), strict=True)) if (mine, its) == (_OFFSET, 0)]
+    offsets = [at for at, (mine, its) in enumerate(zip(words_of(part), words_of(one), strict=True)) if (mine, its) == (_OFFSET, 0)]
     if len(versions) != 1 or not data or len(offsets) != 1:
         return None
-    return _Layout(*data[0], *versions[0], offsets[0])
+    return Layout(*data[0], *versions[0], offsets[0])
 
 
-def _words(tensor: torch.Tensor) -> tuple[int, ...]:
+def words_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The first words of a tensor of torch's."""
     return _read(tensor._cdata)
 
 

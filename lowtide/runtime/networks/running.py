@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 
+from lowtide.base.words import Words
 from lowtide.ir.graph import Value
 from lowtide.ir.packed import Packed
 from lowtide.runtime.networks.built import Experience, Team
 from lowtide.runtime.networks.constants import Constants
+from lowtide.runtime.networks.native import Unchanged
 from lowtide.runtime.networks.pack import aligned, pack
 
 SPIN_US = 200  # how long threads wait awake for the next run
@@ -50,7 +52,7 @@ class Held:
         self.its, self.team, self.always, self.lock = described, team, always, threading.Lock()
         self.kept: torch.Tensor | None = None
         self._experience = Experience()
-        self._experience_at = None if always else ctypes.addressof(self._experience)
+        self.experience_at = None if always else ctypes.addressof(self._experience)
         self._arena = aligned(described.arena_bytes // 4 + _SLACK_ELEMENTS)
         self._looks = [([int(size) for size in value.shape], [int(step) for step in value.stride]) for value in described.results]
         self._at = (ctypes.c_void_p * (2 + len(described.live) + len(described.results)))()
@@ -72,12 +74,25 @@ class Held:
 
     def run(self, live: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The same for who has the lock."""
-        results = [torch.empty_strided(shape, stride, dtype=torch.float32) for shape, stride in self._looks]
-        at = self._at
+        results, at = self._results(), self._at
         for place, tensor in enumerate((*live, *results), 2):
             at[place] = tensor.data_ptr()
-        self.team.run(self.its.address, at, torch.get_num_threads(), SPIN_US, self._experience_at)
+        self.team.run(self.its.address, at, torch.get_num_threads(), SPIN_US, self.experience_at)
         return results
+
+    @property
+    def result_bytes(self) -> int:
+        """What the results of a run take."""
+        return sum(int(value.storage.nbytes) for value in self.its.results)
+
+    def fresh(self, constants: torch.Tensor) -> tuple[list[torch.Tensor], Any]:
+        """Results for one run with these constants, and all addresses for it but those of the arguments that differ."""
+        results = self._results()
+        at = type(self._at)(self._at[0], constants.data_ptr(), *([None] * len(self.its.live)), *(each.data_ptr() for each in results))
+        return results, at
+
+    def _results(self) -> list[torch.Tensor]:
+        return [torch.empty_strided(shape, stride, dtype=torch.float32) for shape, stride in self._looks]
 
 
 class Running:
@@ -105,6 +120,17 @@ class Running:
             if not self._constants.unchanged() or self._marked() != self._mark:
                 self._pack(self._constants.tensors)
             return self._held.run(live)
+
+    def watched(self, words: Sequence[Words]) -> tuple[Held, torch.Tensor, Unchanged] | None:
+        """What runs, with which constants, and what tells whether they, and these words, are what they are now; None where none does."""
+        with self._held.lock:
+            theirs = self._constants.words
+            if theirs is None or self._held.kept is None:
+                return None
+            marked = [at + 4 * place for at, place in zip(self._marks, self._places, strict=True)]
+            unchanged = Unchanged([*words, theirs[0]], [theirs[1]], marked, self._constants)  # whose tensors keep what is read
+            same = self._constants.unchanged() and self._marked() == self._mark  # what was read before this is what was packed
+            return (self._held, self._held.kept, unchanged) if same else None
 
     def frozen(self) -> Held:
         """What runs with the constants of the last call for good, and holds nothing of the caller's."""

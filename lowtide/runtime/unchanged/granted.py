@@ -37,6 +37,11 @@ class Granted:
         """Whether nothing was put elsewhere since it was last asked; False may also be said of what only looks alike."""
         return self._watch is not None and self._watch.same()
 
+    @property
+    def watch(self) -> Watch | None:
+        """What was watched when it was last asked."""
+        return self._watch
+
     def change(self) -> str:
         """What does not hold any more, in words; empty where all does."""
         return first_difference(self._locations, Look(self._caller, self._reads).locations)

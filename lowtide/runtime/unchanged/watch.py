@@ -74,10 +74,18 @@ class Watch:
 
     def same(self) -> bool:
         """Whether all of it is as it was. False may also be said of what only looks alike."""
+        return self._plain_same() and self._in_dictionaries.same() and self.rest_same()
+
+    @property
+    def words(self) -> list[Words] | None:
+        """Words that are what they were while all but the rest is; None where there are none that tell it."""
+        tags = self._in_dictionaries.tags
+        return None if self._words is None or tags is None else [self._words, tags]
+
+    def rest_same(self) -> bool:
+        """Whether what no words tell of is as it was."""
         return (
-            self._plain_same()
-            and self._in_dictionaries.same()
-            and [*map(len, self._full)] == self._lengths
+            [*map(len, self._full)] == self._lengths
             and all(map(is_, chain.from_iterable(self._full), self._items))
             and all(map(is_, chain.from_iterable(map(_values, self._mappings)), self._held))
             and [*map(_flags, self._parameters)] == self._flags

@@ -1,0 +1,43 @@
+"""A program of generated kernels on what a call found before, of which only the batch is another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lowtide.api.running.variant import Variant
+from lowtide.ir.regions import is_region
+from lowtide.lower.constants import WithoutConstants
+from lowtide.lower.python import lower
+
+
+class Short:
+    """A variant's program without what is constant of its regions, on the inputs of a call, of which the batch is replaced."""
+
+    def __init__(self, variant: Variant, inputs: Sequence[Any], networks: Mapping[str, Callable[..., Sequence[Any]]]) -> None:
+        short = WithoutConstants.of(variant.decision)
+        self.program, self.result = replace(variant.program, source=lower(short), regions=networks), variant.captured.result
+        self._graph = short.graph
+        self._inputs = [inputs[at] for at in short.given]
+        slots = enumerate(variant.captured.slots[at] for at in short.given)
+        self._places = [(at, int(slot.path[0])) for at, slot in slots if slot.table == "batch"]
+        for at, _ in self._places:
+            self._inputs[at] = None  # a batch is not kept
+
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        """The result for a batch."""
+        inputs = self._inputs.copy()
+        for at, leaf in self._places:
+            inputs[at] = leaves[leaf]
+        return self.result(self.program(inputs))
+
+    def alone(self) -> list[int] | None:
+        """Where the program is one region that reads nothing but the batch: which of the batch it reads; None elsewhere."""
+        leaves = dict(self._places)
+        if len(self._graph.nodes) != 1 or len(leaves) != len(self._inputs):
+            return None
+        (node,) = self._graph.nodes
+        if not is_region(node) or node.results != self._graph.outputs:
+            return None
+        return [leaves[self._graph.inputs.index(value)] for value in node.inputs]
