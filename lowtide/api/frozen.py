@@ -34,8 +34,9 @@ class Frozen:
 
     @property
     def held_bytes(self) -> int:
-        """What it holds from call to call for generated kernels: weights as they read them, and arenas."""
-        return sum(network.nbytes for network in self._networks.values())
+        """What it holds from call to call for generated kernels: weights as they read them, arenas, and results made before."""
+        ready = 0 if self._quickly.way is None else self._quickly.way.ready_bytes
+        return ready + sum(network.nbytes for network in self._networks.values())
 
     @undisturbed
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -51,9 +51,15 @@ class Quick:
         self._ready.append(made)
         return UNLIKE
 
+    @property
+    def ready_bytes(self) -> int:
+        """What results that were made before take at most."""
+        return (self._ahead - 1) * self._run.result_bytes
+
     def _more(self) -> tuple[Any, Any]:
         """One to be used now, others for later."""
-        made = [self._run.fresh(self._constants) for _ in range(self._ahead)]
+        with torch.inference_mode(False):  # who uses them may be out of it
+            made = [self._run.fresh(self._constants) for _ in range(self._ahead)]
         found = [(self._result(results), at) for results, at in made]
         self._ready.extend(found[1:])
         return found[0]

@@ -121,8 +121,8 @@ def _look(alike: Sequence[torch.Tensor]) -> tuple[_Word, ...]:
     ]
     found = [_Word(at, _mask([each[at] for each in words])) for at in range(keys[0] + 1)] if keys else []
     others = [words_of(other) for _ in range(_TIMES) for other in _others(alike[0])]
-    told = all(any((other[each.at] ^ words[0][each.at]) & each.mask for each in found) for other in others)
-    return tuple(each for each in found if each.mask) if told else ()
+    tells = all(any((other[each.at] ^ words[0][each.at]) & each.mask for each in found) for other in others)
+    return tuple(each for each in found if each.mask) if tells else ()
 
 
 def _mask(words: Sequence[int]) -> int:

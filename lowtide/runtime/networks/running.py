@@ -92,7 +92,7 @@ class Held:
         return results, at
 
     def _results(self) -> list[torch.Tensor]:
-        return [torch.empty_strided(shape, stride, dtype=torch.float32) for shape, stride in self._looks]
+        return [torch.empty_strided(shape, stride, dtype=torch.float32, device="cpu") for shape, stride in self._looks]
 
 
 class Running:
