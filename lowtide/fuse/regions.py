@@ -88,7 +88,8 @@ def _replaced(graph: Graph, group: Sequence[Node], fixed: Collection[Value], des
     The same graph where the group's body is not to be generated.
     """
     inside = set(group)
-    members = [node for node in graph.nodes if node in inside or node in _constants(graph, inside, fixed)]
+    needed = inside | _constants(graph, inside, fixed)
+    members = [node for node in graph.nodes if node in needed]
     made = {value for node in members for value in node.results}
     given = list(dict.fromkeys(value for node in members for value in node.inputs if value not in made))
     kept = set(graph.outputs) | {value for node in graph.nodes if node not in inside for value in node.inputs}

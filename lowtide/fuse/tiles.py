@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ _UNEVEN = 0.12  # how much it counts that one of two threads waits for the other
 _FROM_ANOTHER = 2.0  # what a byte takes that another core has written, over one from the cache that all share; 1 to 4.5 by where cores lie
 _SEEN = 0.25  # of the time to come, behind products
 _FEWEST = 8  # accumulators that keep the multipliers busy: their latency
+_REMEMBERED = 4096  # answers: layers of one shape are many, and networks made again
 
 
 class Tile(NamedTuple):
@@ -39,6 +41,7 @@ def by_panels(rows: int, inner: int, columns: int, target: Target) -> bool:
     return target.width(columns) * (inner + 1) > _FROM_ANOTHER * (inner + columns) * rows
 
 
+@lru_cache(_REMEMBERED)
 def tile_of(rows: int, columns: int, target: Target, panels: bool = False, once: bool = False) -> Tile:
     """The tile that takes the fewest cycles for a product of so many rows and columns, where threads share rows, or panels.
 
@@ -48,6 +51,7 @@ def tile_of(rows: int, columns: int, target: Target, panels: bool = False, once:
     return min((round(_shared(tile, rows, columns, target, panels, far), 6), -tile.vectors, tile) for tile in _tiles(rows, target))[2]
 
 
+@lru_cache(_REMEMBERED)
 def rows_beside(rows: int, columns: int, vectors: int, target: Target, once: bool = False) -> Tile:
     """The best tile of so many vectors, for a product of few rows whose weight is packed already."""
     far = _far(target) if once else 0.0
@@ -73,6 +77,7 @@ def by_columns(packed_bytes: int) -> bool:
     return packed_bytes > _COLUMNS_BYTES
 
 
+@lru_cache(_REMEMBERED)
 def transform_of(images: int, side: tuple[int, int], inner: int, columns: int, target: Target) -> Transform | None:
     """The best transform for so many rows and columns, from `inner` channels to `columns`; None where products alone are faster."""
     plain, weights = tile_of(side[1], columns, target), 36 * inner * target.width(columns)
@@ -172,6 +177,7 @@ def _widths(tile: Tile, columns: int, target: Target) -> list[int]:
     return panels
 
 
+@lru_cache(_REMEMBERED)
 def _step(rows: int, vectors: int) -> float:
     """What one step of a sum takes: multiplications, or loads where these are more; few rows wait for weights from the second cache."""
     busy = max(rows * vectors, _FEWEST, vectors + rows / 2)
