@@ -16,7 +16,7 @@ import torch
 
 from lowtide.base.words import BYTES, items_of, length_of, python_is_known, type_of, word
 from lowtide.runtime.compiler import NativeError
-from lowtide.runtime.networks.constants import layout, words_of
+from lowtide.runtime.networks.constants import Layout, layout, words_of
 from lowtide.runtime.networks.native import native
 from lowtide.runtime.networks.running import SPIN_US, Held
 
@@ -101,7 +101,7 @@ def _places() -> _Found | None:
         return None
     tensors = [at for at in _PYTHON_WORDS if all(word(id(each) + BYTES * at) == each._cdata for each in alike)]
     look = _look(alike)
-    if not tensors or not look or word(length_of(held)) != len(held):
+    if not tensors or not look or word(length_of(held)) != len(held) or any(_data(each, known) != each.data_ptr() for each in alike):
         return None
     try:
         native()
@@ -109,6 +109,12 @@ def _places() -> _Found | None:
         return None
     ours = (length_of(held) - id(held), items - id(held), type_of(held) - id(held), BYTES * tensors[0])
     return _Found(_Places(*ours, *(BYTES * at for at in (known.storage, known.data, known.offset))), look)
+
+
+def _data(tensor: torch.Tensor, known: Layout) -> int:
+    """Where a tensor's data are, by its words."""
+    storage, _, offset = map(word, known.own(tensor))
+    return word(storage + BYTES * known.data) + offset * tensor.element_size()
 
 
 def _look(alike: Sequence[torch.Tensor]) -> tuple[_Word, ...]:
