@@ -13,7 +13,6 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from pathlib import Path
 
 from lowtide.cost.cache import Cache
 from lowtide.fuse.choosing import Choosing, Joins, Variant
@@ -79,7 +78,6 @@ def _elements(value: Value) -> int:
 
 
 def _cache() -> Cache:
-    here = Path(built.__file__).parent
-    templates = b"".join(path.read_bytes() for path in sorted(here.glob("*.?pp")))
+    templates = b"".join(path.read_bytes() for path in sorted(built.SOURCES))
     machine = (platform.machine(), hashlib.sha256(processor().encode()).hexdigest(), os.environ.get("CXX", ""))
     return Cache("kernel_times", (*machine, hashlib.sha256(templates).hexdigest(), version("lowtide")), 1, _MOST_NS)

@@ -20,6 +20,7 @@ ENTRY = "lowtide_network"
 _HERE = Path(__file__).parent
 _TEAM = _HERE / "team.cpp"
 _TEMPLATES = ("kernels.hpp", "blocks.hpp", "attention.hpp", "winograd.hpp")
+SOURCES = (_TEAM, *(_HERE / name for name in _TEMPLATES))  # that decide what a kernel takes
 _NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 # NaN and infinities are as in IEEE 754; only that nobody looks at errno or at traps is taken for granted.
 FLAGS = ("-O3", "-std=c++20", _NATIVE, "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-pthread", f"-I{_HERE}")
