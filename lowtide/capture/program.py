@@ -66,7 +66,8 @@ def capture_inference(model: nn.Module, given: Given) -> Captured:
 
 
 def _captured_inference(watch: Watch, model: nn.Module, given: Given) -> Captured:
-    with tracing(watch, model, given, False) as trace, passing_on(None), torch.no_grad():
+    # in inference mode torch would hand over whole operators that it takes apart elsewhere
+    with torch.inference_mode(False), tracing(watch, model, given, False) as trace, passing_on(None), torch.no_grad():
         fake_args, fake_kwargs = trace.declare_batch(given.args, given.kwargs)
         with trace.recording(), raised_in(f"{type(model).__name__}()"):
             result = model(*fake_args, **fake_kwargs)

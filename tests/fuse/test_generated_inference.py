@@ -107,7 +107,7 @@ def test_a_call_like_the_last_hands_over_what_may_differ_alone(net):
     model, x, step = net
     step(x)
     assert "weight" in step.source
-    assert "weight" not in step._steady.run.program.source
+    assert "weight" not in step._steady._short.program.source
     steady = step._steady
     before = step(x)
     with torch.no_grad():

@@ -241,3 +241,19 @@ def test_nothing_of_the_model_is_kept_by_a_frozen_function():
     noise = [torch.full((4096,), 7.0) for _ in range(64)]
     assert torch.equal(warm(fn, x)(x), want)
     assert noise
+
+
+@pytest.mark.parametrize(
+    "mode", [torch.no_grad, torch.inference_mode, lambda: torch.device("meta")], ids=["no_grad", "inference", "device"]
+)
+def test_words_are_found_whatever_the_caller_has_set(mode: Callable[[], Any]):
+    calls._places.cache_clear()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with mode():
+            assert calls._places() is not None
+    finally:
+        torch.set_default_dtype(before)
+        calls._places.cache_clear()
+    assert calls._places() is not None

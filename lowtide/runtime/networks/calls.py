@@ -94,6 +94,14 @@ class _Found(NamedTuple):
 @cache
 def _places() -> _Found | None:
     """None where they are not found."""
+    with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):  # whatever the caller has set
+        try:
+            return _by_experiment()
+        except (RuntimeError, NotImplementedError, AttributeError):  # of a torch in which tensors like these cannot be made
+            return None
+
+
+def _by_experiment() -> _Found | None:
     known, alike = layout(), _alike()
     held = (alike[0], alike[1], 1)
     items = items_of(held)
@@ -142,12 +150,13 @@ def _mask(words: Sequence[int]) -> int:
 def _alike() -> list[torch.Tensor]:
     """Tensors that look alike, as different as such can be: of gradients, counted otherwise, parts, of other memory."""
     shape = (3, 5, 7, 11)
-    trained = torch.ones(shape, requires_grad=True)
-    kept = torch.ones(shape)
+    trained = torch.ones(shape, dtype=torch.float32, requires_grad=True)
+    kept = torch.ones(shape, dtype=torch.float32)
     made = trained * kept  # which keeps both for its gradient
     made.retain_grad()
-    written = torch.ones(shape).add_(1)
-    return [torch.zeros(shape), trained, kept, made, written, torch.zeros(4, *shape[1:])[1:], torch.from_numpy(np.zeros(shape, np.float32))]
+    written = torch.ones(shape, dtype=torch.float32).add_(1)
+    part = torch.zeros(4, *shape[1:], dtype=torch.float32)[1:]
+    return [torch.zeros(shape, dtype=torch.float32), trained, kept, made, written, part, torch.from_numpy(np.zeros(shape, np.float32))]
 
 
 def _others(like: torch.Tensor) -> list[torch.Tensor]:

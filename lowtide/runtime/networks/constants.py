@@ -9,14 +9,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from operator import attrgetter, is_
+from operator import is_
 from typing import NamedTuple
 
 import torch
 
 from lowtide.base.words import BYTES, Words, python_is_known, word
 
-_version = attrgetter("_version")
 _address = torch.Tensor.data_ptr
 _WORDS = 24  # of a tensor, and of what it points to, that are looked at
 _OFFSET = 12_345
@@ -28,7 +27,7 @@ class Constants:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.tensors = list(tensors)
         self._versions, self._addresses = [*map(_version, tensors)], [*map(_address, tensors)]
-        known = layout()
+        known = None if any(map(torch.Tensor.is_inference, tensors)) else layout()
         self._own = None if known is None else Words(at for tensor in tensors for at in known.own(tensor))
         self._beyond = None if known is None else Words(at for tensor in tensors for at in known.beyond(tensor))
 
@@ -47,6 +46,11 @@ class Constants:
         if self._own is not None and self._beyond is not None and self._own.same() and self._beyond.same():
             return True
         return [*map(_version, self.tensors)] == self._versions and [*map(_address, self.tensors)] == self._addresses
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often a tensor was written; torch does not count that for one that was made in inference mode."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 class Layout(NamedTuple):
@@ -73,6 +77,11 @@ def layout() -> Layout | None:
     """Where the words are; None where that is not found."""
     if not python_is_known():
         return None
+    with torch.inference_mode(False), torch.device("cpu"):  # whatever the caller has set
+        return _by_experiment()
+
+
+def _by_experiment() -> Layout | None:
     one, other = torch.zeros(_OFFSET + 1), torch.zeros(3)
     alike = one.detach()  # shares memory and counter
     pointers = [at for at, here in enumerate(words_of(one)) if here == words_of(alike)[at] != words_of(other)[at] and _is_pointer(here)]
