@@ -68,7 +68,7 @@ def near(one: torch.Tensor, two: torch.Tensor) -> bool:
 
 
 def test_this_torch_is_known():
-    assert calls._places() is not None
+    assert calls._found() is not None
 
 
 def test_it_goes_the_quick_way(made: tuple[Any, nn.Module, torch.Tensor]):
@@ -225,7 +225,7 @@ def test_looks_that_alternate_end_the_quick_way(made: tuple[Any, nn.Module, torc
 def test_without_a_compiler_python_looks(monkeypatch: pytest.MonkeyPatch):
     torch.manual_seed(0)
     model, x = Net().eval(), torch.randn(1, 3, 6, 6)
-    monkeypatch.setattr(calls, "_places", lambda: None)
+    monkeypatch.setattr(calls, "_found", lambda: None)
     step = warm(lowtide.optimize(model, (x,), exact=False), x)
     assert step._steady is not None
     assert step._steady._quickly.way is None
@@ -247,13 +247,13 @@ def test_nothing_of_the_model_is_kept_by_a_frozen_function():
     "mode", [torch.no_grad, torch.inference_mode, lambda: torch.device("meta")], ids=["no_grad", "inference", "device"]
 )
 def test_words_are_found_whatever_the_caller_has_set(mode: Callable[[], Any]):
-    calls._places.cache_clear()
+    calls._found.cache_clear()
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         with mode():
-            assert calls._places() is not None
+            assert calls._found() is not None
     finally:
         torch.set_default_dtype(before)
-        calls._places.cache_clear()
-    assert calls._places() is not None
+        calls._found.cache_clear()
+    assert calls._found() is not None

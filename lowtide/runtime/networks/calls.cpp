@@ -10,14 +10,14 @@ extern "C" {
 typedef void (*Runs)(void* network, void* const* at, int count, long spin_us, void* experience);
 
 // Where objects have what they know of themselves, in bytes.
-struct Places {
+struct Offsets {
   int64_t length, items;  // of a tuple
   int64_t kind, tensor;  // of a Python object, and of one that is a tensor
   int64_t storage, data, offset;  // of torch's tensor, of its storage, of the tensor again
 };
 
 struct Call {
-  Places places;
+  Offsets offsets;
   const void* kind;  // that arguments are of
   int64_t arguments, looks;  // words of each that are compared
   const int64_t* look;  // [looks]: where, in bytes
@@ -63,21 +63,21 @@ bool is_same(int64_t count, const Number* const* at, const Number* seen) {
 }
 
 const char* argument(const Call& its, const char* given, int64_t at) {
-  return pointer(given + its.places.items + at * (int64_t)sizeof(void*));
+  return pointer(given + its.offsets.items + at * (int64_t)sizeof(void*));
 }
 
 bool is_alike(const Call& its, const char* item, const uint64_t* looked) {
-  if (pointer(item + its.places.kind) != its.kind) return false;
-  const char* tensor = pointer(item + its.places.tensor);
+  if (pointer(item + its.offsets.kind) != its.kind) return false;
+  const char* tensor = pointer(item + its.offsets.tensor);
   uint64_t other = 0;
   for (int64_t i = 0; i < its.looks; i++) other |= (word(tensor + its.look[i]) ^ looked[i]) & its.mask[i];
   return other == 0;
 }
 
 char* data_of(const Call& its, const char* item, int64_t item_bytes) {
-  const char* tensor = pointer(item + its.places.tensor);
-  const char* data = pointer(pointer(tensor + its.places.storage) + its.places.data);
-  return data ? const_cast<char*>(data) + (int64_t)word(tensor + its.places.offset) * item_bytes : nullptr;
+  const char* tensor = pointer(item + its.offsets.tensor);
+  const char* data = pointer(pointer(tensor + its.offsets.storage) + its.offsets.data);
+  return data ? const_cast<char*>(data) + (int64_t)word(tensor + its.offsets.offset) * item_bytes : nullptr;
 }
 
 }  // namespace
@@ -93,7 +93,7 @@ int lowtide_unchanged(const Watched* its) {
 // Runs a network on a tuple of tensors. `at` has room for the live arguments' addresses behind the first two. 0 where all is to be looked at
 // again by other means, and nothing ran.
 int lowtide_call(const Call* its, const char* given, void** at, int threads) {
-  if ((int64_t)word(given + its->places.length) != its->arguments) return 0;
+  if ((int64_t)word(given + its->offsets.length) != its->arguments) return 0;
   for (int64_t i = 0; i < its->arguments; i++)
     if (!is_alike(*its, argument(*its, given, i), its->looked + i * its->looks)) return 0;
   for (int64_t i = 0; i < its->live; i++)

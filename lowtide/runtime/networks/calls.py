@@ -26,13 +26,13 @@ _TIMES = 3  # tensors are made that look otherwise: chance is not to tell them
 _ALL, _LOWER = 2**64 - 1, 2**32 - 1
 
 
-class _Places(ctypes.Structure):
+class _Offsets(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_int64) for name in ("length", "items", "kind", "tensor", "storage", "data", "offset"))
 
 
 class _Call(ctypes.Structure):
     _fields_ = (
-        ("places", _Places),
+        ("offsets", _Offsets),
         ("kind", ctypes.c_void_p),
         ("arguments", ctypes.c_int64),
         ("looks", ctypes.c_int64),
@@ -52,15 +52,15 @@ class _Call(ctypes.Structure):
 class Calls:
     """Calls of a network on tensors that look as those of one call. Whoever calls knows that all else is unchanged."""
 
-    def __init__(self, held: Held, batch: Sequence[torch.Tensor], live: Sequence[int], places: _Found) -> None:
-        looked = np.array([[words_of(each)[word.at] for word in places.look] for each in batch], np.uint64)
-        at, masks = np.array([word.at * BYTES for word in places.look], np.int64), np.array([word.mask for word in places.look], np.uint64)
+    def __init__(self, held: Held, batch: Sequence[torch.Tensor], live: Sequence[int], found: _Found) -> None:
+        looked = np.array([[words_of(each)[word.at] for word in found.look] for each in batch], np.uint64)
+        at, masks = np.array([word.at * BYTES for word in found.look], np.int64), np.array([word.mask for word in found.look], np.uint64)
         item_bytes = np.array([batch[at].element_size() for at in live], np.int64)
         arrays = at, masks, looked, np.array(live, np.int64), item_bytes
         self._held, self._arrays = held, arrays
         look, mask, words, which, sizes = (each.ctypes.data for each in arrays)
         self._its = _Call(
-            places.offsets, id(torch.Tensor), len(batch), len(places.look), look, mask, words, len(live), which, sizes,
+            found.offsets, id(torch.Tensor), len(batch), len(found.look), look, mask, words, len(live), which, sizes,
             ctypes.cast(held.team.run, ctypes.c_void_p).value, held.its.address, held.experience_at, SPIN_US,
         )  # fmt: skip
         self._at, self._call = ctypes.addressof(self._its), native().call
@@ -68,9 +68,9 @@ class Calls:
     @classmethod
     def of(cls, held: Held, batch: Sequence[Any], live: Sequence[int]) -> Calls | None:
         """Those for tensors like these, of which the network reads some; None where native code cannot tell what is alike."""
-        places = _places()
-        possible = places is not None and len(live) == len(held.its.live) and all(map(_is_plain, batch))
-        return cls(held, batch, live, places) if places is not None and possible else None
+        found = _found()
+        possible = found is not None and len(live) == len(held.its.live) and all(map(_is_plain, batch))
+        return cls(held, batch, live, found) if found is not None and possible else None
 
     def __call__(self, args: tuple[Any, ...], at: Any) -> bool:
         """Run, with `at` for the addresses; False where arguments are not seen to look alike, and nothing ran."""
@@ -87,12 +87,12 @@ class _Word(NamedTuple):
 class _Found(NamedTuple):
     """Where things are."""
 
-    offsets: _Places
+    offsets: _Offsets
     look: tuple[_Word, ...]  # of a tensor
 
 
 @cache
-def _places() -> _Found | None:
+def _found() -> _Found | None:
     """None where they are not found."""
     with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):  # whatever the caller has set
         try:
@@ -116,7 +116,7 @@ def _by_experiment() -> _Found | None:
     except NativeError:
         return None
     ours = (length_of(held) - id(held), items - id(held), type_of(held) - id(held), BYTES * tensors[0])
-    return _Found(_Places(*ours, *(BYTES * at for at in (known.storage, known.data, known.offset))), look)
+    return _Found(_Offsets(*ours, *(BYTES * at for at in (known.storage, known.data, known.offset))), look)
 
 
 def _data(tensor: torch.Tensor, known: Layout) -> int:
@@ -128,12 +128,11 @@ def _data(tensor: torch.Tensor, known: Layout) -> int:
 def _look(alike: Sequence[torch.Tensor]) -> tuple[_Word, ...]:
     """The words that are alike in tensors that are, up to their dispatch keys, which are the last; none where these do not tell others."""
     words = [*map(words_of, alike)]
-    keys = [
-        at
-        for at, now in enumerate(words[0])
-        if now == torch._C._dispatch_keys(alike[0]).raw_repr() and all(each[at] == now for each in words)
-    ]
-    found = [_Word(at, _mask([each[at] for each in words])) for at in range(keys[0] + 1)] if keys else []
+    raw, integers = torch._C._dispatch_keys(alike[0]).raw_repr(), words_of(alike[0].to(torch.int32))
+    keys = [at for at in range(len(words[0])) if all(each[at] == raw for each in words)]
+    # what stands behind a type in its word follows from the strides, and not all of it is set
+    halves = [_ALL if one == other else _LOWER for one, other in zip(words[0], integers, strict=True)]
+    found = [_Word(at, _mask([each[at] for each in words]) & halves[at]) for at in range(keys[0] + 1)] if keys else []
     others = [words_of(other) for _ in range(_TIMES) for other in _others(alike[0])]
     tells = all(any((other[each.at] ^ words[0][each.at]) & each.mask for each in found) for other in others)
     return tuple(each for each in found if each.mask) if tells else ()
