@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 import torch.distributed._functional_collectives
 
+import lowtide.capture.ranks.waits
 import lowtide.kernels  # noqa: F401  (defines the operators of lowtide's own)
 from lowtide.capture.ranks.ranks import Ranks
-from lowtide.capture.ranks.waits import swap
 from lowtide.kernels.library import LIBRARY, define
 
 _COLLECTIVES = torch.ops._c10d_functional
@@ -31,7 +31,9 @@ def reduced_parts(terms: torch.Tensor, ranks: Ranks) -> torch.Tensor:
 
 def exchange(sent: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     """[ranks * n] begins to collect what each rank of a group has for this one: of what it sends, its part of as many."""
-    return swap(sent.view(ranks, -1).unbind(), torch.empty_like(sent), group)
+    count = sent.numel() // ranks
+    begun: torch.Tensor = _COLLECTIVES.all_to_all_single(sent, [count] * ranks, [count] * ranks, group)
+    return begun
 
 
 def _exchange(sent: torch.Tensor, ranks: int, group: str) -> torch.Tensor:

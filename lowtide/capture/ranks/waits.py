@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.distributed._functional_collectives
 from torch._C._distributed_c10d import _register_work, _resolve_process_group
@@ -17,30 +15,22 @@ _TAG = 16_909  # of messages between ranks: those of one tag come in the order i
 def all_gather(sent: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     """[ranks * n] begins to gather what each rank of a group has sent, n elements each.
 
-    On a CPU these are messages (`swap`): gloo's own gather fills a second block as large, and copies that; and two `all_gather_into_tensor`
-    at a time have corrupted the heap (torch 2.13: once in some 20,000).
+    On a CPU every rank sends its part to each other one, straight into its place of the whole there. gloo's own gather fills a second block
+    as large, and copies that; two `all_gather_into_tensor` at a time have corrupted the heap (torch 2.13: once in some 20,000); and each
+    of its collectives is carried out by a thread that has to be woken, which a message is not: a step has dozens of gathers.
     """
     if sent.device.type != "cpu":
         begun: torch.Tensor = _COLLECTIVES.all_gather_into_tensor(sent, ranks, group)
         return begun
-    return swap([sent] * ranks, sent.new_empty(ranks * sent.numel()), group)
-
-
-def swap(parts: Sequence[torch.Tensor], whole: torch.Tensor, group: str) -> torch.Tensor:
-    """Begins to send each rank its part, and to collect those for this one in `whole`, which it gives back: one behind the other.
-
-    Each comes straight into its place, by the order in which all ranks call this. A collective of gloo's is carried out by a thread, which
-    has to be woken, and holds on to its tensors until it is scheduled again; a message is not.
-    """
-    peers = _resolve_process_group(group)  # type: ignore[arg-type]
-    rank, ranks, places = peers.rank(), len(parts), whole.view(len(parts), -1).unbind()
+    whole = sent.new_empty(ranks * sent.numel())
+    places, peers = whole.view(ranks, -1).unbind(), _resolve_process_group(group)  # type: ignore[arg-type]
+    rank = peers.rank()
     for distance in range(1, ranks):
         source = (rank - distance) % ranks
         _register_work(whole, peers.recv([places[source]], source, _TAG))
     for distance in range(1, ranks):
-        to = (rank + distance) % ranks
-        _register_work(whole, peers.send([parts[to]], to, _TAG))
-    places[rank].copy_(parts[rank])
+        _register_work(whole, peers.send([sent], (rank + distance) % ranks, _TAG))
+    places[rank].copy_(sent)
     return whole
 
 
