@@ -15,15 +15,13 @@ OWN = torch.ops.lowtide
 
 def begun(draw: random.Random, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What is under way, what it reads, and what it is to become: a gather, or an exchange."""
-    size, group = dist.get_world_size(), dist.group.WORLD.group_name
-    count, dtype = draw.choice([1, 3, 1000, 70_000]), draw.choice([torch.float32, torch.float16, torch.bool, torch.complex64])
-    of_rank = [torch.randint(0, 100, (size, count), generator=torch.Generator().manual_seed(seed + rank)).to(dtype) for rank in range(size)]
-    rank = dist.get_rank()
-    if draw.random() < 0.5:
-        sent = of_rank[rank][0]
-        return OWN.all_gather(sent, size, group), sent, torch.cat([each[0] for each in of_rank])
-    sent = of_rank[rank].view(-1)
-    return OWN.exchange(sent, size, group), sent, torch.cat([each[rank] for each in of_rank])
+    size, group, rank = dist.get_world_size(), dist.group.WORLD.group_name, dist.get_rank()
+    count, exchanges = draw.choice([1, 3, 1000, 70_000]), draw.random() < 0.3
+    dtype = torch.float32 if exchanges else draw.choice([torch.float32, torch.float16, torch.bool, torch.complex64])
+    of_rank = [torch.randint(0, 100, (size, count), generator=torch.Generator().manual_seed(seed + each)).to(dtype) for each in range(size)]
+    sent = of_rank[rank].view(-1) if exchanges else of_rank[rank][0]
+    whole = (OWN.exchange if exchanges else OWN.all_gather)(sent, size, group)
+    return whole, sent, torch.cat([each[rank if exchanges else 0] for each in of_rank])
 
 
 def all_come() -> bool:
