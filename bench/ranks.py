@@ -4,7 +4,8 @@
 
 All ways train in the same processes, one step each in turns, from the same weights on the same batches: two micro-batches a step, and
 AdamW. Gradients are clipped by their global norm, but in the ways named "unclipped". Ways "to the bound" have as limit what
-DistributedDataParallel takes less what is in shards, and may hold what they have gathered up to that; others take the least. A step's
+DistributedDataParallel takes less what is in shards, and may hold what they have gathered up to that; others take the least. All ways of
+this file live in one process, so that the C library may give back pages between their turns; ways "in an arena" keep theirs. A step's
 time is from one meeting of all ranks to the next. What a rank holds at the most is what it holds before the step and the step's own
 peak, both as the allocator counts them: for PyTorch's own ways from the making of the model on, for lowtide by `step.measure`.
 """
@@ -52,6 +53,8 @@ SHARDS = {
     "ZeRO 3, unclipped": "parameters",
     "ZeRO 3 to the bound": "parameters",
     "ZeRO 3 to the bound, unclipped": "parameters",
+    "ZeRO 3 to the bound in an arena": "parameters",
+    "ZeRO 3 to the bound in an arena, unclipped": "parameters",
 }  # by way
 EAGER = {"DDP": True, "DDP, unclipped": False}  # whether it clips
 FSDP = "FSDP2, unclipped"
@@ -192,7 +195,7 @@ def _way(how: str, name: str, batch: Batch, peaks_bytes: Mapping[str, int]) -> W
     model = _model(name)
     if how in SHARDS:
         limit_bytes = int(_bound_bytes(how, peaks_bytes, model.parameters())) if "to the bound" in how else None
-        return _lowtide(model, SHARDS[how], batch, limit_bytes, unclipped=how.endswith("unclipped"))
+        return _lowtide(model, how, batch, limit_bytes)
     if how == FSDP:
         return _fully_sharded(model)
     wrapped = nn.parallel.DistributedDataParallel(model)
@@ -200,16 +203,17 @@ def _way(how: str, name: str, batch: Batch, peaks_bytes: Mapping[str, int]) -> W
     return Way(wrapped, lambda batch: _eager(wrapped, optimizer, batch, _syncs_by_context, clips=EAGER[how]))
 
 
-def _lowtide(model: nn.Module, shard: str | None, batch: Batch, limit_bytes: int | None, *, unclipped: bool) -> Way:
+def _lowtide(model: nn.Module, how: str, batch: Batch, limit_bytes: int | None) -> Way:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, foreach=False)
     given: dict[str, Any] = {
         "process_group": dist.group.WORLD,
-        "shard": shard,
+        "shard": SHARDS[how],
         "memory": limit_bytes,
+        "arena": "in an arena" in how,
         "accumulate": _MICRO,
         "progress": False,
     }
-    after = None if unclipped else _clip
+    after = None if how.endswith("unclipped") else _clip
     step = lowtide.optimize(model, batch, loss=_loss, optimizer=optimizer, after_backward=after, **given)
 
     def call(batch: Batch) -> torch.Tensor:

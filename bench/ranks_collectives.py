@@ -45,7 +45,7 @@ def _measure(rank: int, ranks: int, sizes_mib: Sequence[float], turns: int, port
         if rank == 0:
             print(f"{mib} MiB: " + ", ".join(f"{name} {took_ms:.2f} ms" for name, took_ms in taken_ms.items()))
             for name in ("reduce_scatter", "reduce to each", "exchange and sum"):
-                ratio = (2 * taken_ms["gather by broadcasts"] + taken_ms[name]) / taken_ms["all_reduce"]
+                ratio = (2 * taken_ms["gather"] + taken_ms[name]) / taken_ms["all_reduce"]
                 print(f"  ZeRO 3 by {name}: {ratio:.2f} of all_reduce")
     dist.destroy_process_group()
 
@@ -65,7 +65,7 @@ def _ways(ranks: int, count: int) -> dict[str, Callable[[], object]]:
         "reduce_scatter": lambda: functional.wait_tensor(functional.reduce_scatter_tensor(whole, "sum", ranks, group)),
         "reduce to each": lambda: [dist.reduce(each, owner) for owner, each in enumerate(whole.chunk(ranks))],
         "exchange and sum": exchanged,
-        "gather by broadcasts": lambda: own.load_parts(part, ranks, group),
+        "gather": lambda: own.load_parts(part, ranks, group),
     }
 
 

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import torch
 import torch.distributed._functional_collectives
+from torch._C._distributed_c10d import _register_work, _resolve_process_group
 
 from lowtide.kernels.library import LIBRARY, define
-from lowtide.kernels.parts import RANK_OF
 
 _COLLECTIVES = torch.ops._c10d_functional
+_TAG = 16_909  # of messages between ranks: those of one tag come in the order in which they were sent
 
 
 def all_gather(sent: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     """[ranks * n] begins to gather what each rank of a group has sent, n elements each.
 
-    On a CPU every rank broadcasts its part into its place of the whole. gloo's own gather fills a second block as large, and copies that;
-    and two `all_gather_into_tensor` at a time have corrupted the heap (torch 2.13: once in some 20,000).
+    On a CPU every rank sends its part to each other one, straight into its place of the whole there. gloo's own gather fills a second block
+    as large, and copies that; two `all_gather_into_tensor` at a time have corrupted the heap (torch 2.13: once in some 20,000); and each
+    of its collectives is carried out by a thread that has to be woken, which a message is not: a step has dozens of gathers.
     """
     if sent.device.type != "cpu":
         begun: torch.Tensor = _COLLECTIVES.all_gather_into_tensor(sent, ranks, group)
         return begun
     whole = sent.new_empty(ranks * sent.numel())
-    places = whole.view(ranks, -1).unbind()
-    places[RANK_OF[group]].copy_(sent)
-    for rank, place in enumerate(places):
-        _COLLECTIVES.broadcast_(place, rank, group)
+    places, peers = whole.view(ranks, -1).unbind(), _resolve_process_group(group)  # type: ignore[arg-type]
+    rank = peers.rank()
+    for distance in range(1, ranks):
+        source = (rank - distance) % ranks
+        _register_work(whole, peers.recv([places[source]], source, _TAG))
+    for distance in range(1, ranks):
+        _register_work(whole, peers.send([sent], (rank + distance) % ranks, _TAG))
+    places[rank].copy_(sent)
     return whole
 
 
