@@ -73,22 +73,23 @@ class StepArena:
     absent: str = ""
 
     @classmethod
-    def of(cls, device: torch.device, placer: Placer | None, stages: Stages) -> StepArena:
-        """An arena for a step that runs on `device`. Where there can be none, a warning says so once."""
+    def of(cls, device: torch.device, placer: Placer | None, stages: Stages, *, warns: bool = True) -> StepArena:
+        """An arena for a step that runs on `device`. Where there can be none, a warning says so once, if it is to."""
         if device.type != "cpu":
-            return cls._absent(f"arenas are for steps on the CPU, this one is on {device.type}")
+            return cls._absent(f"arenas are for steps on the CPU, this one is on {device.type}", warns)
         try:
             with stages.stage("arena", "building the planned allocator, or loading it"):
                 allocator = Allocator(native.load(directory()))
         except (native.NativeError, BusyError) as why:
-            return cls._absent(str(why))
+            return cls._absent(str(why), warns)
         with stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):
             warm_up(placer or QUICK)
         return cls(Arena(allocator, lambda problem: place(problem, placer or QUICK)))
 
     @classmethod
-    def _absent(cls, why: str) -> StepArena:
-        _warn(f"lowtide runs without an arena: {why}")
+    def _absent(cls, why: str, warns: bool) -> StepArena:
+        if warns:
+            _warn(f"lowtide runs without an arena: {why}")
         return cls(None, why)
 
     def report(self) -> ArenaReport:

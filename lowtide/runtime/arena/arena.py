@@ -95,7 +95,7 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """The memory that the arena takes; 0 before the first run that is served."""
+        """The memory that the arena takes; 0 before the first run that is served, and where it was given back."""
         return 0 if self._region is None else self._region.nbytes
 
     @property
@@ -121,6 +121,16 @@ class Arena:
         return self._allocator.alone(
             self._running, lambda: self._run(program, call, shape), lambda: self._without("the same step was running", call)
         )
+
+    def empty(self) -> None:
+        """Give the memory back; the next run that is served takes it anew. While a run is under way nothing happens.
+
+        Tensors that lie in it stay as they are, and their pages go with the last of them.
+        """
+        self._allocator.alone(self._running, self._drop, lambda: None)
+
+    def _drop(self) -> None:
+        self._region = None
 
     def _run(self, program: Hashable, call: Run, shape: Shape | None) -> list[Any]:
         track = self._tracks.setdefault((program, None), _Track())
