@@ -33,6 +33,7 @@ class ArenaReport:
     last: Counts  # of the latest step that was served
     held: int  # tensors that lie in the arena between steps, as something holds what a step made on its way
     absent: str = ""  # why there is no arena at all
+    taken_bytes: int = 0  # of the system's memory now; 0 before the first served step, and after `step.empty_arena()`
 
     @property
     def served_share(self) -> float:
@@ -99,7 +100,7 @@ class StepArena:
             return ArenaReport(0, 0, 0, 0, {}, Counts(), 0, self.absent)
         return ArenaReport(
             arena.planned_bytes, arena.lower_bound_bytes, arena.recorded_runs, arena.served_runs, dict(arena.runs_without), arena.counts,
-            arena.held,
+            arena.held, taken_bytes=arena.nbytes,
         )  # fmt: skip
 
 

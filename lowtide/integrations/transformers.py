@@ -55,11 +55,12 @@ class LowtideMixin(Trainer):
         return None if self._steps is None else self._steps.latest
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As Trainer; memory that was kept from step to step is let go at the end."""
+        """As Trainer. At the end memory that was kept from step to step is let go, and accelerate takes steps of optimizers again."""
         try:
             return super().train(*args, **kwargs)
         finally:
             self._empty_arena()
+            self.accelerator.gradient_state._set_sync_gradients(True)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """As Trainer, which evaluates and predicts by it; memory that was kept from step to step is let go before."""
