@@ -72,6 +72,19 @@ class TestArena:
         assert [turn(), turn()] == [256, 256]
         assert (arena.recorded_runs, arena.served_runs) == (1, 3)
 
+    def test_an_arena_is_let_go_while_another_program_is_recorded(self, allocator: Allocator):
+        arena = Arena(allocator, FirstFit.of)
+        found = []
+
+        def call(size):
+            made = empty(size).fill_(7)
+            found.append(arena.nbytes)
+            return [bool((made.numpy() == 7).all())]
+
+        for size in (100, 100, 70, 100, 70):
+            assert arena.run(size, lambda size=size: call(size)) == [True]
+        assert found == [0, 128, 0, 128, 128]
+
     def test_nothing_is_emptied_within_a_run(self, allocator: Allocator):
         arena = Arena(allocator, FirstFit.of)
         found = []

@@ -159,6 +159,8 @@ class Arena:
         return self._allocator.aside(call)
 
     def _record(self, track: _Track, call: Run) -> list[Any]:
+        if not self.held:
+            self._drop()  # this run takes its memory elsewhere
         try:
             outputs, recorded = self._allocator.record(call)
         except BusyError as why:
@@ -176,7 +178,8 @@ class Arena:
             if track.script is None:
                 self._plan(track, recorded)
             if self._region is None or self._region.nbytes < track.planned_bytes:
-                self._region = None  # goes first, unless something still lies in it
+                self._drop()  # goes first, unless something still lies in it
+                self._allocator.trim()
                 self._region = Region(self._allocator, track.planned_bytes)
         except (MemoryError, BusyError) as why:
             self._refused = str(why) or "there is no memory to plan an arena"
@@ -192,7 +195,6 @@ class Arena:
         script = Script(self._allocator, recorded.size_bytes, offsets, up_to=bool(track.shapes))
         track.planned_bytes, track.lower_bound_bytes = addresses.arena_bytes, addresses.lower_bound_bytes
         track.script, self._latest = script, track
-        self._allocator.trim()
 
     def _serve(self, track: _Track, region: Region, script: Script, call: Run, key: tuple[Hashable, Shape | None]) -> list[Any]:
         try:
