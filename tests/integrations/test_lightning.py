@@ -316,7 +316,7 @@ def slower(self: Any, optimizer: Any) -> None:
 
 
 def norms(self: Any, optimizer: Any) -> None:
-    self.log("norm", torch.tensor([each.grad.norm() for each in self.parameters()]).norm())
+    self.log("norm", torch.tensor([each.grad.norm() for each in self.parameters()], dtype=torch.float64).norm())
 
 
 def doing(what: Any) -> Any:
