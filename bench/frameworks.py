@@ -3,10 +3,11 @@
     python -m bench.frameworks [--steps 50] [--turns 3] [--only trainer lightning] [--answers FILE]
 
 Each way to train is a process of its own: once for four steps under the profiler, for the peak above what was there before training
-(gradients, optimizer state, activations), and in each turn once more, timed step by step. "arena" is lowtide with `arena=True`, "within"
-has as many bytes as checkpointing took. Losses are compared bit for bit with the framework's own. The table is saved after each
-framework's turn; what stands in the file of answers is not measured again, so that a run that was stopped goes on where it was. A way
-that fails, or is not over within its limit, has a row without numbers.
+(gradients, optimizer state, activations), and in each turn once more, timed step by step. "arena" is what Trainer and Lightning have by
+default, and a loop by `arena=True`; "no arena" is `arena=False`; "within" is in an arena, and has as many bytes as checkpointing took.
+Losses are compared bit for bit with the framework's own. The table is saved after each framework's turn; what stands in the file of
+answers is not measured again, so that a run that was stopped goes on where it was. A way that fails, or is not over within its limit,
+has a row without numbers.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from lowtide.cost.profiler import measure_memory
 
 COLUMNS = ("framework", "how", "peak_mib", "step_ms", "time_ratio", "to_checkpointing", "first_step_s", "losses_equal")
 FRAMEWORKS = ("trainer", "lightning", "accelerate")
-HOWS = ("alone", "checkpointing", "lowtide", "arena", "within")
-OURS = ("lowtide", "arena", "within")
+HOWS = ("alone", "checkpointing", "no arena", "arena", "within")
+OURS = ("no arena", "arena", "within")
 NOTES = (
     "peak_mib: above weights, measured; step_ms: the median without the first two, of all turns; time_ratio: over the framework alone, "
     "to_checkpointing: over the framework with gradient checkpointing, medians over turns; first_step_s has capture and planning in it, "
-    "the most of the turns; arena: with arena=True, whose steps fetch no pages anew. "
+    "the most of the turns; arena: the default of Trainer and Lightning, whose steps fetch no pages anew. "
     "Llama of 4 layers, width 256, vocabulary 4,096; 4 x 256 tokens, float32, AdamW, no clipping",
 )
 _PROFILED = 4
@@ -190,8 +191,8 @@ def _adamw(model: Any) -> torch.optim.Optimizer:
 
 
 def _further(how: str) -> dict[str, Any]:
-    """What `optimize` is given beside a limit."""
-    return {"arena": True} if how == "arena" else {}
+    """What an adapter hands on to `optimize` beside a limit."""
+    return {"arena": False} if how == "no arena" else {}
 
 
 def _trainer(how: str, limit: int | None, steps: int) -> tuple[Callable[[Ticks], Any], int]:
@@ -271,10 +272,8 @@ def _accelerate(how: str, limit: int | None, steps: int) -> tuple[Callable[[Tick
     def train(ticks: Ticks) -> None:
         step = eager
         if how in OURS:
-            first, further = next(iter(loader)), _further(how)
-            step = lowtide.optimize(
-                model, first, loss=lambda model, **batch: model(**batch).loss, optimizer=optimizer, memory=limit, **further
-            )
+            said = {"optimizer": optimizer, "memory": limit, "arena": how != "no arena"}
+            step = lowtide.optimize(model, next(iter(loader)), loss=lambda model, **batch: model(**batch).loss, **said)
         for batch in loader:
             ticks.append((time.perf_counter(), step(**batch).item()))
             ticks[-1] = (time.perf_counter(), ticks[-1][1])

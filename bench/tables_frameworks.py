@@ -35,10 +35,10 @@ def _frameworks() -> str:
         "frameworks",
         "python -m bench.frameworks",
         "A small Llama (4 layers, width 256, 4 x 256 tokens, float32, AdamW) in transformers' Trainer, Lightning and a loop\n"
-        "with accelerate: alone, with gradient checkpointing, with lowtide, the same with `arena=True`, and within as many bytes as\n"
-        "checkpointing took. Peaks above weights, measured; medians of a step, over the framework's own alone and checkpointed; the first\n"
-        "step has capture and planning in it. Equal: losses to the framework's own, to the last bit. Three turns of 50 steps, alone\n"
-        "on the machine.\n"
+        "with accelerate: alone, with gradient checkpointing, with lowtide without an arena and in one (which is the default in Trainer\n"
+        "and Lightning), and within as many bytes as checkpointing took. Peaks above weights, measured; medians of a step, over the\n"
+        "framework's own alone and checkpointed; the first step has capture and planning in it. Equal: losses to the framework's own,\n"
+        "to the last bit. Three turns of 50 steps, alone on the machine.\n"
         "Without an arena Trainer's step is slower than its own here, where the others' are faster: the C library gives pages back after\n"
         "a step or does not, as blocks happen to lie, and they come anew in the next one. An arena keeps them.",
         ("framework, way", "peak, MiB", "ms", "over alone", "over checkpointing", "first step, s", "equal"),

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from lowtide.api.optimize import optimize
     from lowtide.api.order import order
     from lowtide.api.place import place_buffers
+    from lowtide.api.running.measured import MeasuredStep
     from lowtide.api.running.verify import Verification
     from lowtide.api.stages import Stage
-    from lowtide.api.step import MeasuredStep, Step
+    from lowtide.api.step import Step
     from lowtide.cost.device import Device
     from lowtide.cost.profiler import Measurement, measure
     from lowtide.place.base import Placement
@@ -39,7 +40,7 @@ _MODULES = {
     "Device": "lowtide.cost.device",
     "Explanation": "lowtide.api.explanation",
     "Frozen": "lowtide.api.frozen",
-    "MeasuredStep": "lowtide.api.step",
+    "MeasuredStep": "lowtide.api.running.measured",
     "Measurement": "lowtide.cost.profiler",
     "OrderProblem": "lowtide.problems.order",
     "PlaceProblem": "lowtide.problems.placement",

@@ -102,6 +102,19 @@ def mapped(address: int) -> bool:
     return any(int(low, 16) <= address < int(high, 16) for low, high in limits)
 
 
+def resident_bytes(address: int) -> int:
+    """What the system holds of the mapping at an address."""
+    found = None
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        name, _, rest = line.partition(" ")
+        if "-" in name and not name.endswith(":"):
+            low, high = (int(limit, 16) for limit in name.split("-"))
+            found = low <= address < high
+        elif found and name == "Rss:":
+            return int(rest.split()[0]) * 1024
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
 _SIZES = st.one_of(st.sampled_from([1, 64, 65, 256, 256, 1000, 1000]), st.integers(1, 3000))
 _EVENTS = st.one_of(st.tuples(st.just("make"), _SIZES), st.tuples(st.just("drop"), st.integers(0, 30)))
 schedules = st.lists(_EVENTS, max_size=40)

@@ -33,6 +33,7 @@ class ArenaReport:
     last: Counts  # of the latest step that was served
     held: int  # tensors that lie in the arena between steps, as something holds what a step made on its way
     absent: str = ""  # why there is no arena at all
+    taken_bytes: int = 0  # of the system's memory now; 0 before the first served step, and after `step.empty_arena()`
 
     @property
     def served_share(self) -> float:
@@ -73,22 +74,23 @@ class StepArena:
     absent: str = ""
 
     @classmethod
-    def of(cls, device: torch.device, placer: Placer | None, stages: Stages) -> StepArena:
-        """An arena for a step that runs on `device`. Where there can be none, a warning says so once."""
+    def of(cls, device: torch.device, placer: Placer | None, stages: Stages, *, warns: bool = True) -> StepArena:
+        """An arena for a step that runs on `device`. Where there can be none, a warning says so once, if it is to."""
         if device.type != "cpu":
-            return cls._absent(f"arenas are for steps on the CPU, this one is on {device.type}")
+            return cls._absent(f"arenas are for steps on the CPU, this one is on {device.type}", warns)
         try:
             with stages.stage("arena", "building the planned allocator, or loading it"):
                 allocator = Allocator(native.load(directory()))
         except (native.NativeError, BusyError) as why:
-            return cls._absent(str(why))
+            return cls._absent(str(why), warns)
         with stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):
             warm_up(placer or QUICK)
         return cls(Arena(allocator, lambda problem: place(problem, placer or QUICK)))
 
     @classmethod
-    def _absent(cls, why: str) -> StepArena:
-        _warn(f"lowtide runs without an arena: {why}")
+    def _absent(cls, why: str, warns: bool) -> StepArena:
+        if warns:
+            _warn(f"lowtide runs without an arena: {why}")
         return cls(None, why)
 
     def report(self) -> ArenaReport:
@@ -98,7 +100,7 @@ class StepArena:
             return ArenaReport(0, 0, 0, 0, {}, Counts(), 0, self.absent)
         return ArenaReport(
             arena.planned_bytes, arena.lower_bound_bytes, arena.recorded_runs, arena.served_runs, dict(arena.runs_without), arena.counts,
-            arena.held,
+            arena.held, taken_bytes=arena.nbytes,
         )  # fmt: skip
 
 

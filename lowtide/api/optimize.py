@@ -65,7 +65,7 @@ def optimize(
     search: Sweep | None = None,
     solver: Solver | None = None,
     workspaces: bool | None = None,
-    arena: bool = False,
+    arena: bool | None = False,
     placer: Placer | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
     dynamic: Mapping[str | int, Mapping[int, Any]] | str | None = None,
@@ -139,7 +139,8 @@ def optimize(
     arena: give the step memory of its own: what it allocates, operators' temporaries included, lies at planned addresses in one block
         that stays, so that nothing is asked of the system at each step. The first step of each kind is recorded, the next one plans.
         What the step returns is never in it. On the CPU under Linux, and with a C++ compiler, which is run once; where there is none, a
-        warning says so and the step runs without. `step.arena` tells how much was served.
+        warning says so and the step runs without. `step.arena` tells how much was served, and `step.empty_arena()` gives the memory
+        back until the next call. None: an arena where there can be one, and no warning elsewhere.
     placer: how to find those addresses; by default what `lowtide.place` does, with little exact search, as a step waits for it.
     plan: a plan saved earlier for this very program, to be used instead of solving again; with `dynamic` the path of what `step.save`
         wrote for that range.
@@ -196,5 +197,5 @@ def optimize(
     maker = RangeMaker(of_shapes, varying, (args, kwargs), ranged) if varying else guessing or of_shapes
     with trainers.beginning(runs=not obstacle):
         family = maker.make(args, kwargs, as_saved=saved is not None)
-    new_arena = partial(StepArena.of, target, placer) if arena and not obstacle else None
+    new_arena = None if arena is False or obstacle else partial(StepArena.of, target, placer, warns=arena is not None)
     return Step(maker, spec, family, obstacle, new_arena, on_new_shape, seen)

@@ -17,6 +17,7 @@ from lowtide.api.ranges.guessed import Shapes as Seen
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.running.eager import run_eagerly
 from lowtide.api.running.kinds import too_many
+from lowtide.api.running.measured import MeasuredStep
 from lowtide.api.running.quick import UNLIKE
 from lowtide.api.running.recaptures import Recaptures
 from lowtide.api.running.steady import Steady
@@ -48,27 +49,12 @@ _MOST_EARLIER = MOST_PROGRAMS + 8  # of earlier captures
 _TRAINS = "step.measure trains: parameters and optimizer state are now one step further, as after any call of the step"
 
 
-@dataclasses.dataclass(frozen=True)
-class MeasuredStep:
-    """What one step took, as the allocator counts; each number means what the plan's of the same name does."""
-
-    peak_bytes: int  # with what is resident
-    resident_bytes: int  # of it what the caller holds throughout: parameters, buffers, optimizer state, the batch
-    end_bytes: int  # what the step left, with its results, beside what was there
-
-    @property
-    def above_bytes(self) -> int:
-        """The peak above what is resident."""
-        return self.peak_bytes - self.resident_bytes
-
-
 class Step:
     """A training step, or an inference call, in less memory. Call it as the loop would: `loss = step(*batch)`.
 
     It reads parameters, buffers, optimizer state and hyper-parameters from the caller's own objects at each call and advances them in
-    place. What
-    it was planned for may change between calls: a learning rate at no cost, a flag (frozen layers, `model.eval()`, a weight decay that
-    becomes zero) by capturing once more, and so does what the program reads from its data (whether a mask is all ones).
+    place. What it was planned for may change between calls: a learning rate at no cost, a flag (frozen layers, `model.eval()`, a weight
+    decay that becomes zero) by capturing once more, and so does what the program reads from its data (whether a mask is all ones).
     """
 
     def __init__(
@@ -85,6 +71,7 @@ class Step:
         self._maker, self._batch, self._obstacle, self._new_arena = maker, batch, obstacle, arena
         self._caller, self._peers = maker.capturing.caller, maker.capturing.peers
         self._arena = None if arena is None else arena(maker.stages)
+        self._own_memory = None if self._arena is None else self._arena.arena
         self._families = [family]  # newest first
         self._current = family.variants[-1]
         self._recaptures = Recaptures()
@@ -145,6 +132,14 @@ class Step:
     def arena(self) -> ArenaReport | None:
         """What the step's arena does; None where none was asked for."""
         return None if self._arena is None else self._arena.report()
+
+    def empty_arena(self) -> None:
+        """Give the arena's memory back until the next call, as torch.cuda.empty_cache does: no number changes, and no tensor that is held.
+
+        Nothing happens where there is no arena, and while a call is under way in another thread.
+        """
+        if self._own_memory is not None:
+            self._own_memory.empty()
 
     def frozen(self, *args: Any, **kwargs: Any) -> Frozen:
         """A function for batches like this one that has the model's weights as they are now, and holds nothing of the model.
@@ -234,12 +229,13 @@ class Step:
         else:
             result, stepped = self._run(variant, inputs, now)
             self._caller.end_step(stepped)
-            self._steady = Steady.of(variant, inputs, now, args, kwargs) if self._arena is None else None
+            self._steady = Steady.of(variant, inputs, now, args, kwargs) if self._own_memory is None else None
             return result
         if self._obstacle:
             raise StepError(self._obstacle)
         other = self._others.find(reshaped, self._families[0], args, kwargs)
         if other is None:
+            self.empty_arena()
             return run_eagerly(self._caller.model, self._maker.capturing.program, args, kwargs)
         return other(*args, **kwargs)
 
@@ -312,7 +308,7 @@ class Step:
         return Trained(self._caller.model, self._caller.optimizer, self._peers, in_shards)
 
     def _run(self, variant: Variant, inputs: Sequence[Any], now: View) -> tuple[Any, bool]:
-        return variant.run(inputs, now, None if self._arena is None else self._arena.arena)
+        return variant.run(inputs, now, self._own_memory)
 
     def _made_for(self, error: NewShapeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
         """The step for a batch of another shape, whatever the policy says."""

@@ -39,17 +39,26 @@ for _name in (
 
 
 class NumbersLater(TorchFunctionMode):
-    """Lets `tensor.item()` give a number that can be returned."""
+    """Lets `tensor.item()` give a number that can be returned, and `torch.tensor` put such numbers together, as hooks do to log norms."""
 
     def __init__(self, draft: Draft) -> None:
         super().__init__()
         self.draft = draft
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """`item` of a tensor with one element is a node; everything else is as it is."""
+        """`item` of a tensor with one element is a node, a tensor of tensors without dimensions their stack; all else is as it is."""
         if func is torch.Tensor.item and args[0].numel() == 1:
             return Number(self.draft.emit_scalar(ITEM, (self.draft.value(args[0]),)))
+        if func is torch.tensor and len(args) == 1 and not kwargs and _are_scalars(args[0]):
+            return torch.stack(list(args[0]))
         return func(*args, **(kwargs or {}))
+
+
+def _are_scalars(given: Any) -> bool:
+    """Whether `torch.tensor` of it is their stack, to the last bit: it would lie on the CPU, wherever they do."""
+    if not isinstance(given, (list, tuple)) or not given or not all(isinstance(each, torch.Tensor) and not each.dim() for each in given):
+        return False
+    return len({each.dtype for each in given}) == 1 and all(each.device.type == "cpu" for each in given)
 
 
 def is_result(item: Any) -> bool:

@@ -89,6 +89,22 @@ class LowtideStrategy(SingleDeviceStrategy):
         _refuse(trainer, self.lightning_module, self.optimizers)
         self._steps, self._waiting, self._reads = None, [], {}
 
+    def on_validation_start(self) -> None:
+        """Memory that was kept from step to step is let go."""
+        self._empty_arena()
+
+    def on_train_end(self) -> None:
+        """The same."""
+        self._empty_arena()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """The same, where training ends by an error or an interrupt."""
+        self._empty_arena()
+
+    def _empty_arena(self) -> None:
+        if self._steps is not None:
+            self._steps.empty_arena()
+
     def training_step(self, batch: Any, *position: Any) -> Any:
         """All of an update at its last batch."""
         trainer = self.lightning_module.trainer

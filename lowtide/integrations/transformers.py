@@ -54,6 +54,23 @@ class LowtideMixin(Trainer):
         """The step of the latest update, with its plan; None before the first one."""
         return None if self._steps is None else self._steps.latest
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer. At the end memory that was kept from step to step is let go, and accelerate takes steps of optimizers again."""
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            self._empty_arena()
+            self.accelerator.gradient_state._set_sync_gradients(True)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer, which evaluates and predicts by it; memory that was kept from step to step is let go before."""
+        self._empty_arena()
+        return super().evaluation_loop(*args, **kwargs)
+
+    def _empty_arena(self) -> None:
+        if self._steps is not None:
+            self._steps.empty_arena()
+
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """As Trainer; the batches of the update that follows are kept."""
         batches, count = super().get_batch_samples(*args, **kwargs)

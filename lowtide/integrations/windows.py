@@ -1,4 +1,8 @@
-"""The batches between two updates of the parameters, and the steps that serve them: one for each number of batches."""
+"""The batches between two updates of the parameters, and the steps that serve them: one for each number of batches.
+
+On a CPU a step has an arena, as pages would come anew in each step otherwise. Frameworks say when something else than training begins:
+then its memory is let go. Of several steps one has it at a time.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ class Options:
         """The arguments for a step over so many batches: each has lengths of its own."""
         said = self.dynamic
         dynamic = said if not isinstance(said, Mapping) else {key: axes for at in range(count) for key, axes in _of_batch(said, at)}
-        return {**self.further, "memory": self.memory, "dynamic": dynamic}
+        return {"arena": None, **self.further, "memory": self.memory, "dynamic": dynamic}
 
     def within_bytes_of(self, step: Step) -> Options:
         """The same with as many bytes as a share is of this step's own peak: every other step keeps to them, too."""
@@ -79,6 +83,8 @@ class Steps:
         `program` are `loss`, `after_backward` and `scaler` as `optimize` takes them; they count when the first such window comes.
         """
         count = len(batches)
+        if self.latest is not self.made.get(count):
+            self.empty_arena()
         if count not in self.made:
             further = self.options.for_count(count)
             self.made[count] = optimize(self.model, list(batches), optimizer=self.optimizer, accumulate=BATCHES, **program, **further)
@@ -87,3 +93,8 @@ class Steps:
         self.latest = self.made[count]
         returned = self.latest(*batches)
         return (returned[0], returned[1]) if isinstance(returned, tuple) else (returned, None)
+
+    def empty_arena(self) -> None:
+        """Let the memory go that was kept for the next update."""
+        if self.latest is not None:
+            self.latest.empty_arena()

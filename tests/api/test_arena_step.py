@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import sys
 import threading
@@ -304,6 +305,43 @@ def test_the_arena_goes_with_its_step():
     assert not mapped(base)
 
 
+def test_an_arena_that_was_let_go_changes_no_number():
+    """Before there is any, twice, with losses kept, after a batch that failed and while its error is held."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 100), nn.Tanh(), nn.Linear(100, 3))
+    twin = copy.deepcopy(model)
+    x, right, wrong = torch.randn(4, 6), torch.tensor([0, 2]), torch.tensor([0, 7])
+    step = lowtide.optimize(model, (x, right), loss=_chosen, optimizer=torch.optim.AdamW(model.parameters()), arena=True)
+    plain = lowtide.optimize(twin, (x, right), loss=_chosen, optimizer=torch.optim.AdamW(twin.parameters()))
+    found, expected, held = [], [], []
+    for turn in range(8):
+        if turn == 5:
+            with pytest.raises(IndexError) as told:
+                step(x, wrong)
+            held.append(told)
+            assert step.arena.held > 0
+        if turn in (0, 3, 5):
+            step.empty_arena(), step.empty_arena()
+            assert (step.arena.taken_bytes, step.arena.held) == (0, 0)
+        found.append(step(x, right)), expected.append(plain(x, right))
+    assert torch.equal(torch.stack(found), torch.stack(expected))
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert (step.arena.recorded_steps, step.arena.served_steps) == (2, 6)
+    assert step.arena.taken_bytes > 0
+
+
+def test_an_arena_is_let_go_before_an_eager_step():
+    x = torch.randn(6, 4)
+    model = nn.Sequential(nn.Linear(4, 50), nn.Tanh(), nn.Linear(50, 2))
+    step = lowtide.optimize(model, x, arena=True, on_new_shape="eager")
+    step(x), step(x)
+    assert step.arena.taken_bytes > 0
+    assert torch.equal(step(x[:5]), model(x[:5]))
+    assert step.arena.taken_bytes == 0
+    assert torch.equal(step(x), model(x))
+
+
 def test_steps_recaptured_between_share_the_arena():
     def between(model, optimizer):
         return lambda turn: model[4].requires_grad_(turn % 2 == 1)
@@ -335,6 +373,19 @@ def test_without_a_compiler_it_says_so_once_and_trains(tmp_path, monkeypatch):
     assert step.arena.served_steps == 0
     assert str(step.arena).startswith("no arena: it takes a C++ compiler")
     api_arena._warn.cache_clear()
+
+
+def test_where_an_arena_is_not_insisted_on_nothing_is_said(tmp_path, monkeypatch, recwarn):
+    assert _training(arena=None)[2].arena.absent == ""
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(native, "_loaded", [])
+    api_arena._warn.cache_clear()
+    step = check(workload(convnet, pictures, cross_entropy), options={"arena": None})
+    assert step.arena.absent.startswith("it takes a C++ compiler")
+    step.empty_arena()
+    assert not [each for each in recwarn if "arena" in str(each.message)]
 
 
 def test_other_devices_say_so():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import torchmetrics  # noqa: E402
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything  # noqa: E402
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback, StochasticWeightAveraging  # noqa: E402
 from lightning.pytorch.strategies import SingleDeviceStrategy  # noqa: E402
+from lightning.pytorch.utilities import grad_norm  # noqa: E402
 
 from lowtide.integrations.lightning import LowtideStrategy  # noqa: E402
 
@@ -99,6 +101,41 @@ def test_trains_as_lightning_does(tmp_path: Path, said: dict[str, Any], given: d
     found, trainer = fit(tmp_path, LowtideStrategy(**{**PLAIN, **given}), **said)
     assert not (told := differences(expected, found)), "\n".join(told[:8])
     assert trainer.strategy.lowtide_step.plan.peak_bytes <= trainer.strategy.lowtide_step.plan.eager_peak_bytes
+
+
+class Sure(Net):
+    """Draws no random numbers, as loaders do at the beginning of a validation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Identity()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="arenas are for Linux")
+def test_updates_run_in_an_arena_that_validation_does_not_pay_for(tmp_path: Path):
+    """Validation comes within an update, too."""
+    taken: dict[str, list[int]] = {"update": [], "validation": []}
+
+    class Looks(Callback):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            self._look(trainer, "update")
+
+        def on_validation_batch_end(self, trainer: Any, *args: Any) -> None:
+            self._look(trainer, "validation")
+
+        def _look(self, trainer: Any, when: str) -> None:
+            step = getattr(trainer.strategy, "lowtide_step", None)
+            taken[when].append(0 if step is None else step.arena.taken_bytes)
+
+    said = {"count": 10, "accumulate_grad_batches": 2, "val_check_interval": 5, "max_epochs": 1, "kind": Sure, "further": [Looks()]}
+    expected, _ = fit(tmp_path, "auto", **said)
+    found, trainer = fit(tmp_path, LowtideStrategy(**PLAIN), **said)
+    step = trainer.strategy.lowtide_step
+    if step.arena.absent:
+        pytest.skip(step.arena.absent)
+    assert not (told := differences(expected, found)), "\n".join(told[:8])
+    assert max(taken["update"]) > 0
+    assert max(taken["validation"]) == step.arena.taken_bytes == 0
 
 
 def test_goes_on_from_lightnings_checkpoint(tmp_path: Path):
@@ -185,6 +222,7 @@ class Logs(Net):
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         self.log("norm", torch.stack([each.grad.norm() for each in self.parameters()]).norm())
+        self.log_dict(grad_norm(self, norm_type=2))
 
     def on_train_epoch_end(self) -> None:
         self.log("late", self.late.compute())
@@ -278,7 +316,7 @@ def slower(self: Any, optimizer: Any) -> None:
 
 
 def norms(self: Any, optimizer: Any) -> None:
-    self.log("norm", torch.tensor([each.grad.norm() for each in self.parameters()]).norm())
+    self.log("norm", torch.tensor([each.grad.norm() for each in self.parameters()], dtype=torch.float64).norm())
 
 
 def doing(what: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ def both(folder: Path, said: dict[str, Any], given: dict[str, Any] | None = None
     found = trainer(LowtideTrainer, llama(), folder / "lowtide", said, **{**PLAIN, **(given or {})}, **setting)
     found.train()
     assert not (told := differences(kept, outcome(found))), "\n".join(told[:8])
+    assert found.accelerator.sync_gradients  # of the process: other loops' optimizers would not step otherwise
     return found
 
 
@@ -73,6 +75,36 @@ def test_evaluates_saves_and_resumes(tmp_path: Path):
     kept, found = outcome(done), outcome(again)
     assert found["logs"][:-1] == kept["logs"][:-1]  # the last is of the whole run
     assert not differences({**kept, "logs": []}, {**found, "logs": []})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="arenas are for Linux")
+def test_updates_run_in_an_arena_that_evaluation_does_not_pay_for(tmp_path: Path):
+    taken: dict[str, list[int]] = {"update": [], "evaluation": []}
+
+    class Looks(transformers.TrainerCallback):
+        def _look(self, when: str) -> None:
+            step = done.lowtide_step
+            taken[when].append(0 if step is None else step.arena.taken_bytes)
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            self._look("update")
+
+        def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+            self._look("evaluation")
+
+    said = {"eval_strategy": "steps", "eval_steps": 4, "num_train_epochs": 2, "gradient_accumulation_steps": 1}
+    done = trainer(LowtideTrainer, llama(), tmp_path, said, eval_dataset=rows(count=2), callbacks=[Looks()], **PLAIN)
+    done.train()
+    if done.lowtide_step.arena.absent:
+        pytest.skip(done.lowtide_step.arena.absent)
+    assert [each > 0 for each in taken["update"]] == [False] * 2 + [True] * 8  # the first of each kind is recorded
+    assert taken["evaluation"] == [0, 0, 0]
+    assert done.lowtide_step.arena.taken_bytes == 0
+
+
+def test_an_arena_is_left_out_where_that_is_said(tmp_path: Path):
+    done = both(tmp_path, {"max_steps": 2}, {"optimize": {"workspaces": False, "arena": False}})
+    assert done.lowtide_step.arena is None
 
 
 def test_noise_in_embeddings_and_a_schedule_that_reads_metrics(tmp_path: Path):
@@ -164,5 +196,5 @@ def test_refuses_a_callback_that_would_miss_the_gradients(tmp_path: Path):
 
 
 def test_trainer_still_has_what_the_adapter_overrides():
-    for name in ("get_batch_samples", "training_step", "_clip_grad_norm", "_get_grad_norm", "_prepare_inputs"):
+    for name in ("get_batch_samples", "training_step", "evaluation_loop", "_clip_grad_norm", "_get_grad_norm", "_prepare_inputs"):
         assert callable(getattr(transformers.Trainer, name))

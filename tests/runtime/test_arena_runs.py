@@ -10,7 +10,7 @@ import torch
 from lowtide.cost.profiler import measure_memory
 from lowtide.runtime.arena.allocator import Allocator
 from lowtide.runtime.arena.arena import Arena
-from tests.arenas import FirstFit, empty, planned
+from tests.arenas import FirstFit, empty, mapped, planned, resident_bytes, script_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the planned allocator is for Linux")
 
@@ -34,7 +34,70 @@ def test_the_profiler_sees_the_arenas_tensors(allocator: Allocator):
     assert served == [3, 3]
 
 
+def test_what_is_held_keeps_its_own_pages_alone(allocator: Allocator):
+    """The arena's owner goes while something lies in it."""
+    large, kept = 64 * 2**20, []
+    script, region = script_of(allocator, (large, 0), (10_000, large), (large, large + 64 * 200))
+
+    def call() -> None:
+        first, second, third = empty(large).fill_(1), empty(10_000).fill_(2), empty(large).fill_(3)
+        kept.append(second)
+        del first, third
+
+    allocator.serve(region, script, call)
+    base = region.base
+    assert resident_bytes(base) >= large
+    del region
+    assert (kept[0] == 2).all()
+    assert resident_bytes(kept[0].data_ptr()) < 2**20
+    kept.clear()
+    assert not mapped(base)
+
+
 class TestArena:
+    def test_an_arena_that_was_emptied_is_taken_anew_and_not_recorded_again(self, allocator: Allocator):
+        arena = Arena(allocator, FirstFit.of)
+
+        def turn() -> int:
+            (result,) = arena.run("program", lambda: [empty(100).fill_(1) + empty(100).fill_(2)])
+            assert (result == 3).all()
+            return arena.nbytes
+
+        arena.empty()
+        assert [turn(), turn()] == [0, 256]
+        base = arena._region.base
+        arena.empty(), arena.empty()
+        assert arena.nbytes == 0
+        assert not mapped(base)
+        assert [turn(), turn()] == [256, 256]
+        assert (arena.recorded_runs, arena.served_runs) == (1, 3)
+
+    def test_an_arena_is_let_go_while_another_program_is_recorded(self, allocator: Allocator):
+        arena = Arena(allocator, FirstFit.of)
+        found = []
+
+        def call(size):
+            made = empty(size).fill_(7)
+            found.append(arena.nbytes)
+            return [bool((made.numpy() == 7).all())]
+
+        for size in (100, 100, 70, 100, 70):
+            assert arena.run(size, lambda size=size: call(size)) == [True]
+        assert found == [0, 128, 0, 128, 128]
+
+    def test_nothing_is_emptied_within_a_run(self, allocator: Allocator):
+        arena = Arena(allocator, FirstFit.of)
+        found = []
+
+        def call():
+            made = empty(100).fill_(1)
+            arena.empty()
+            found.append(arena.nbytes)
+            return [bool((made.numpy() == 1).all())]
+
+        assert [arena.run("program", call) for _ in range(3)] == [[True]] * 3
+        assert found == [0, 128, 128]
+
     def test_the_first_run_is_recorded_and_later_ones_are_served(self, allocator: Allocator):
         arena = Arena(allocator, FirstFit.of)
         for _ in range(4):

@@ -16,6 +16,7 @@
 #include <malloc.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -108,6 +109,22 @@ void unmap(Region& region) {  // under its guard
   munmap(region.mapped, region.mapped_bytes);
   region.mapped = nullptr;
   region.used = region.dropped = false;
+}
+
+void let_pages_go(char* low, char* high) {  // those that lie between, whole
+  const uintptr_t page = sysconf(_SC_PAGESIZE);
+  const uintptr_t from = (reinterpret_cast<uintptr_t>(low) + page - 1) / page * page, to = reinterpret_cast<uintptr_t>(high) / page * page;
+  if (from < to) madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED);
+}
+
+// Of an arena whose owner is gone the system gets back what lies between the blocks that are still alive.
+void thin_out(Region& region) {  // under its guard
+  char* from = region.mapped;
+  for (const auto& block : region.live) {
+    let_pages_go(from, block.first);
+    from = block.first + block.second;
+  }
+  let_pages_go(from, region.mapped + region.mapped_bytes);
 }
 
 // Whether `p` was an arena's; it no longer is.
@@ -342,13 +359,14 @@ int lowtide_region(int64_t bytes, void** made) {
   return kYes;
 }
 
-// The arena's owner is gone: it goes too, with the last block that lies in it. Nobody may be served from it.
+// The arena's owner is gone: it goes too, but for the pages of blocks that lie in it, and for those with the last block. Nobody may be
+// served from it.
 void lowtide_region_drop(void* handle) {
   if (forked.load()) return;
   Region& region = *static_cast<Region*>(handle);
   std::lock_guard<std::mutex> lock(region.guard);
   region.dropped = true;
-  if (region.live.empty()) unmap(region);
+  region.live.empty() ? unmap(region) : thin_out(region);
 }
 
 void* lowtide_region_base(void* handle) { return static_cast<Region*>(handle)->low.load(); }

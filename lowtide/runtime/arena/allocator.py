@@ -104,7 +104,7 @@ class _Made:
 
 
 class Region(_Made):
-    """An arena's memory. It goes with this object, or with the last tensor that lies in it."""
+    """An arena's memory. It goes with this object; pages on which tensors lie by then go with the last of these."""
 
     def __init__(self, allocator: Allocator, nbytes: int) -> None:
         self._library = allocator.library

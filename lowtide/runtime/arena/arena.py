@@ -95,7 +95,7 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """The memory that the arena takes; 0 before the first run that is served."""
+        """The memory that the arena takes; 0 before the first run that is served, and where it was given back."""
         return 0 if self._region is None else self._region.nbytes
 
     @property
@@ -121,6 +121,16 @@ class Arena:
         return self._allocator.alone(
             self._running, lambda: self._run(program, call, shape), lambda: self._without("the same step was running", call)
         )
+
+    def empty(self) -> None:
+        """Give the memory back; the next run that is served takes it anew. While a run is under way nothing happens.
+
+        Tensors that lie in it stay as they are, and their pages go with the last of them.
+        """
+        self._allocator.alone(self._running, self._drop, lambda: None)
+
+    def _drop(self) -> None:
+        self._region = None
 
     def _run(self, program: Hashable, call: Run, shape: Shape | None) -> list[Any]:
         track = self._tracks.setdefault((program, None), _Track())
@@ -149,6 +159,8 @@ class Arena:
         return self._allocator.aside(call)
 
     def _record(self, track: _Track, call: Run) -> list[Any]:
+        if not self.held:
+            self._drop()  # this run takes its memory elsewhere
         try:
             outputs, recorded = self._allocator.record(call)
         except BusyError as why:
@@ -166,7 +178,8 @@ class Arena:
             if track.script is None:
                 self._plan(track, recorded)
             if self._region is None or self._region.nbytes < track.planned_bytes:
-                self._region = None  # goes first, unless something still lies in it
+                self._drop()  # goes first, unless something still lies in it
+                self._allocator.trim()
                 self._region = Region(self._allocator, track.planned_bytes)
         except (MemoryError, BusyError) as why:
             self._refused = str(why) or "there is no memory to plan an arena"
@@ -182,7 +195,6 @@ class Arena:
         script = Script(self._allocator, recorded.size_bytes, offsets, up_to=bool(track.shapes))
         track.planned_bytes, track.lower_bound_bytes = addresses.arena_bytes, addresses.lower_bound_bytes
         track.script, self._latest = script, track
-        self._allocator.trim()
 
     def _serve(self, track: _Track, region: Region, script: Script, call: Run, key: tuple[Hashable, Shape | None]) -> list[Any]:
         try:
