@@ -45,9 +45,8 @@ def _trained_together() -> str:
         "so does ZeRO 2 where gradients are clipped, as their norm is of the whole; unclipped it exchanges one and gathers one. ZeRO 3\n"
         'gathers one in every pass, but for what it has room to keep: "to the bound" it may take DistributedDataParallel\'s less shards.\n'
         "All ways of a model run in one process, whose C library gives pages back between their turns: a way in an arena keeps its own.\n"
-        "Rows of four ranks are of commit f6ba20f, before ZeRO 3 and clipping with ZeRO 2, on an AMD EPYC. DistributedDataParallel's own\n"
-        "peak was read once in some of them, and is 13 MiB more where a thread of gloo's still held a bucket: the bounds of such rows\n"
-        "are as much too high.",
+        "DistributedDataParallel's own peak is 13 MiB more where a thread of gloo's still held a bucket while it was read: the bounds of\n"
+        "such rows are as much too high.",
         ("model, ranks", "way", "promised", "measured", "DDP less shards", "ms", "over DDP", "over FSDP2", "equal"),
         lines,
     )
