@@ -31,6 +31,7 @@ _SINCE = {
     "ago": _PRODUCTS,
     "ago_pairs": _PRODUCTS,
     "ago_tuning": _PRODUCTS,
+    "ago_compiling": "nothing has changed; rows of networks but MobileViT, EdgeNeXt and ConvNeXt are of commit 8d0bddd",
     "order_only": "nothing has changed; but for four language models of batch 1, rows are of commit da106ea",
     "algebra": "nothing has changed; the rows of GPT-2 are of commit b689608",
     "order_real": "capture has changed",
