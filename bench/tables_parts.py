@@ -32,6 +32,7 @@ _SINCE = {
     "ago_pairs": _PRODUCTS,
     "ago_tuning": _PRODUCTS,
     "ago_compiling": "nothing has changed; rows of networks but MobileViT, EdgeNeXt and ConvNeXt are of commit 8d0bddd",
+    "ago_memory": "nothing has changed; MobileViT's row is of commit 92aa2fb, on an AMD EPYC",
     "order_only": "nothing has changed; but for four language models of batch 1, rows are of commit da106ea",
     "algebra": "nothing has changed; the rows of GPT-2 are of commit b689608",
     "order_real": "capture has changed",
