@@ -53,8 +53,8 @@ class Calls:
     """Calls of a network on tensors that look as those of one call. Whoever calls knows that all else is unchanged."""
 
     def __init__(self, held: Held, batch: Sequence[torch.Tensor], live: Sequence[int], found: _Found) -> None:
-        looked = np.array([[words_of(each)[word.at] for word in found.look] for each in batch], np.uint64)
-        at, masks = np.array([word.at * BYTES for word in found.look], np.int64), np.array([word.mask for word in found.look], np.uint64)
+        looked = np.array([[words_of(tensor)[each.at] for each in found.look] for tensor in batch], np.uint64)
+        at, masks = np.array([each.at * BYTES for each in found.look], np.int64), np.array([each.mask for each in found.look], np.uint64)
         item_bytes = np.array([batch[at].element_size() for at in live], np.int64)
         arrays = at, masks, looked, np.array(live, np.int64), item_bytes
         self._held, self._arrays = held, arrays
@@ -69,8 +69,9 @@ class Calls:
     def of(cls, held: Held, batch: Sequence[Any], live: Sequence[int]) -> Calls | None:
         """Those for tensors like these, of which the network reads some; None where native code cannot tell what is alike."""
         found = _found()
-        possible = found is not None and len(live) == len(held.its.live) and all(map(_is_plain, batch))
-        return cls(held, batch, live, found) if found is not None and possible else None
+        if found is None or len(live) != len(held.its.live) or not all(map(_is_plain, batch)):
+            return None
+        return cls(held, batch, live, found)
 
     def __call__(self, args: tuple[Any, ...], at: Any) -> bool:
         """Run, with `at` for the addresses; False where arguments are not seen to look alike, and nothing ran."""
