@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lowtide.api.running.looks import Looks
-from lowtide.api.running.quick import UNLIKE, Quick, Quickly
+from lowtide.api.running.quick import UNLIKE, Quick
+from lowtide.api.running.quickly import Quickly
 from lowtide.api.running.short import Short
 from lowtide.api.running.steady import is_free
 from lowtide.api.running.variant import Variant
@@ -29,7 +30,7 @@ class Frozen:
         self._batch, self._looks = batch, Looks([leaf for leaf in leaves if hasattr(leaf, "shape")])
         self._networks = {name: network.frozen() for name, network in variant.networks.items()}
         self._short = Short(variant, inputs, dict(self._networks))
-        self._quickly = Quickly()
+        self._quickly: Quickly[Quick] = Quickly()
         self._run: Callable[[Sequence[Any]], Any] = self._first
 
     @property

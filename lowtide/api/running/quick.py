@@ -14,23 +14,24 @@ from lowtide.api.running.short import Short
 from lowtide.runtime.networks.calls import Calls
 from lowtide.runtime.networks.running import Held
 
-Asks = Callable[[], bool] | None
+Asks = tuple[Callable[[int], bool], Callable[[], bool]]  # of so many threads; and what needs no more than one
 UNLIKE = object()  # a call's answer where all is to be looked at by other means
 _AHEAD, _MOST_BYTES = 8, 2**14  # results made at once, where one takes at most so much
-_TRIES = 8  # in a row, without a call that went this way
 
 
 class Quick:
     """Calls of a program that is one network, on tensors that look as those of one call, as long as all else is unchanged."""
 
-    def __init__(self, calls: Calls, run: Held, constants: torch.Tensor, result: Callable[[Sequence[Any]], Any], unchanged: Asks) -> None:
+    def __init__(
+        self, calls: Calls, run: Held, constants: torch.Tensor, result: Callable[[Sequence[Any]], Any], unchanged: Asks | None
+    ) -> None:
         self._calls, self._run, self._constants, self._result, self._unchanged = calls, run, constants, result, unchanged
         self._ready: list[tuple[Any, Any]] = []  # results, and the addresses for a run that leaves them
         self._ahead = _AHEAD if run.result_bytes <= _MOST_BYTES else 1
         self.served = False
 
     @classmethod
-    def of(cls, short: Short, run: Held, constants: torch.Tensor, batch: Sequence[Any], unchanged: Asks = None) -> Quick | None:
+    def of(cls, short: Short, run: Held, constants: torch.Tensor, batch: Sequence[Any], unchanged: Asks | None = None) -> Quick | None:
         """The way for such a batch, with these constants; None where there is none."""
         live = short.alone()
         calls = None if live is None else Calls.of(run, batch, live)
@@ -38,14 +39,15 @@ class Quick:
 
     def __call__(self, args: tuple[Any, ...]) -> Any:
         """The result, or UNLIKE, and then nothing ran."""
-        if self._unchanged is not None and not self._unchanged():
+        threads = torch.get_num_threads()
+        if self._unchanged is not None and not (self._unchanged[0](threads) and self._unchanged[1]()):
             return UNLIKE
         try:
             made = self._ready.pop()
         except IndexError:
             made = self._more()
         result, at = made
-        if self._calls(args, at):
+        if self._calls(args, at, threads):
             self.served = True
             return result
         self._ready.append(made)
@@ -63,21 +65,3 @@ class Quick:
         found = [(self._result(results), at) for results, at in made]
         self._ready.extend(found[1:])
         return found[0]
-
-
-class Quickly:
-    """A quick way that is made anew where looks have changed, until that happens too often: then it is not worth making."""
-
-    def __init__(self) -> None:
-        self.way: Quick | None = None
-        self._tries = _TRIES
-
-    def renew(self, make: Callable[[], Quick | None]) -> None:
-        """Let the way be what fits the last call."""
-        if self.way is not None and self.way.served:
-            self._tries = _TRIES
-        if self._tries:
-            self._tries -= 1
-            self.way = make()
-        else:
-            self.way = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +32,12 @@ class Short:
         for at, leaf in self._places:
             inputs[at] = leaves[leaf]
         return self.result(self.program(inputs))
+
+    def on(self, networks: Mapping[str, Callable[..., Sequence[Any]]]) -> Short:
+        """The same with other calls of its networks."""
+        other = copy(self)
+        other.program = replace(self.program, regions=networks)
+        return other
 
     def alone(self) -> list[int] | None:
         """Where the program is one region that reads nothing but the batch: which of the batch it reads; None elsewhere."""

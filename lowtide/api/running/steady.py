@@ -10,11 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lowtide.api.running.direct import Direct
 from lowtide.api.running.looks import Looks
-from lowtide.api.running.quick import UNLIKE, Quick, Quickly
+from lowtide.api.running.quick import UNLIKE, Quick
+from lowtide.api.running.quickly import Quickly
 from lowtide.api.running.short import Short
 from lowtide.api.running.variant import Variant
 from lowtide.runtime.caller import View
+from lowtide.runtime.compiler import NativeError
+from lowtide.runtime.networks.running import SPIN_US
+from lowtide.runtime.networks.watched import Unchanged
 
 
 class Steady:
@@ -24,7 +29,7 @@ class Steady:
         self._granted, self._looks = variant.granted, Looks(batch)
         self._networks = variant.networks
         self._short = Short(variant, inputs, {name: network.again for name, network in variant.networks.items()})
-        self._quickly = Quickly()
+        self._quickly: Quickly[Quick | Direct] = Quickly()
 
     @classmethod
     def of(cls, variant: Variant, inputs: Sequence[Any], now: View, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steady | None:
@@ -44,17 +49,20 @@ class Steady:
         self._quickly.renew(lambda: self._quick(args))
         return result
 
-    def _quick(self, args: tuple[Any, ...]) -> Quick | None:
-        """The quick way for calls like this one, and what it takes for granted."""
-        watch, networks = self._granted.watch, [*self._networks.values()]
-        words = None if watch is None else watch.words
-        if watch is None or words is None or len(networks) != 1 or self._short.alone() is None:
+    def _quick(self, args: tuple[Any, ...]) -> Quick | Direct | None:
+        """The quickest way for calls like this one, and what it takes for granted."""
+        watch, networks = self._granted.watch, {name: network.packed() for name, network in self._networks.items()}
+        words, kept = None if watch is None else watch.words, [each for each in networks.values() if each is not None]
+        if watch is None or words is None or len(kept) != len(networks) or not watch.same():  # since the words were read
             return None
-        found = networks[0].watched(words)
-        if found is None or not watch.same():  # since the words were read
+        try:
+            unchanged = Unchanged(words, [each.seen for each in kept], kept[0].held.team, SPIN_US)
+        except NativeError:
             return None
-        held, constants, unchanged = found
-        return Quick.of(self._short, held, constants, args, lambda: unchanged() and watch.rest_same())
+        if len(kept) == 1 and self._short.alone() is not None:
+            return Quick.of(self._short, kept[0].held, kept[0].constants, args, (unchanged, watch.meaning_same))
+        short = self._short.on({name: each.held for name, each in networks.items() if each is not None})
+        return Direct(self._looks, short, (unchanged, watch.rest_same))
 
 
 def is_free(variant: Variant) -> bool:

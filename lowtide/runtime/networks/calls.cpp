@@ -32,7 +32,7 @@ struct Call {
 };
 
 // Words of anything else that must be what they were, and of numbers half as long.
-struct Watched {
+struct Part {
   int64_t firm;  // words that lie where they are throughout
   const uint64_t* const* at;
   const uint64_t* seen;
@@ -42,6 +42,21 @@ struct Watched {
   int64_t marks;  // those that lie there while all others are the same
   const uint32_t* const* mark_at;
   const uint32_t* marked;
+};
+
+struct Watched {
+  int64_t parts;
+  const Part* part;  // [parts]
+  Runs runs;
+  void* experience;
+  int64_t spin_us, differs;
+};
+
+// What a team gives to a network: the beginning of its Run.
+struct Share {
+  void* team;
+  int id, count;
+  Watched* const* at;
 };
 }
 
@@ -60,6 +75,18 @@ bool is_same(int64_t count, const Number* const* at, const Number* seen) {
   Number other = 0;
   for (int64_t i = 0; i < count; i++) other |= *at[i] ^ seen[i];
   return other == 0;
+}
+
+bool is_part_same(const Part& its) {
+  return is_same(its.firm, its.at, its.seen) && is_same(its.beyond, its.beyond_at, its.beyond_seen) &&
+         is_same(its.marks, its.mark_at, its.marked);
+}
+
+// One thread's share of the parts.
+void look(const Share* run) {
+  Watched& its = *run->at[0];
+  for (int64_t i = run->id; i < its.parts; i += run->count)
+    if (!is_part_same(its.part[i])) __atomic_store_n(&its.differs, 1, __ATOMIC_RELAXED);
 }
 
 const char* argument(const Call& its, const char* given, int64_t at) {
@@ -84,10 +111,12 @@ char* data_of(const Call& its, const char* item, int64_t item_bytes) {
 
 extern "C" {
 
-// Whether all is what it was; nobody may change any of it meanwhile.
-int lowtide_unchanged(const Watched* its) {
-  return is_same(its->firm, its->at, its->seen) && is_same(its->beyond, its->beyond_at, its->beyond_seen) &&
-         is_same(its->marks, its->mark_at, its->marked);
+// Whether all is what it was; nobody may change any of it meanwhile. Words of some thousand objects wait for memory: threads wait side by side.
+int lowtide_unchanged(Watched* its, int threads) {
+  its->differs = 0;
+  void* at[] = {its};
+  its->runs((void*)look, at, threads, its->spin_us, its->experience);
+  return !its->differs;
 }
 
 // Runs a network on a tuple of tensors. `at` has room for the live arguments' addresses behind the first two. 0 where all is to be looked at

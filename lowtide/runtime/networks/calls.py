@@ -73,9 +73,9 @@ class Calls:
             return None
         return cls(held, batch, live, found)
 
-    def __call__(self, args: tuple[Any, ...], at: Any) -> bool:
-        """Run, with `at` for the addresses; False where arguments are not seen to look alike, and nothing ran."""
-        return bool(self._call(self._at, args, at, torch.get_num_threads()))
+    def __call__(self, args: tuple[Any, ...], at: Any, threads: int) -> bool:
+        """Run, with `at` for the addresses, on up to so many threads; False where arguments are not seen to look alike, and nothing ran."""
+        return bool(self._call(self._at, args, at, threads))
 
 
 class _Word(NamedTuple):

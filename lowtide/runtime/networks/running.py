@@ -10,17 +10,16 @@ import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from lowtide.base.words import Words
 from lowtide.ir.graph import Value
 from lowtide.ir.packed import Packed
 from lowtide.runtime.networks.built import Experience, Team
 from lowtide.runtime.networks.constants import Constants
-from lowtide.runtime.networks.native import Unchanged
 from lowtide.runtime.networks.pack import aligned, pack
+from lowtide.runtime.networks.watched import Seen
 
 SPIN_US = 200  # how long threads wait awake for the next run
 _SLACK_ELEMENTS = 64  # behind the arena, which kernels may read
@@ -95,6 +94,14 @@ class Held:
         return [torch.empty_strided(shape, stride, dtype=torch.float32, device="cpu") for shape, stride in self._looks]
 
 
+class Kept(NamedTuple):
+    """A network with constants as they were when this was made."""
+
+    held: Held
+    constants: torch.Tensor
+    seen: Seen
+
+
 class Running:
     """Calls a network with constants that may change."""
 
@@ -121,16 +128,16 @@ class Running:
                 self._pack(self._constants.tensors)
             return self._held.run(live)
 
-    def watched(self, words: Sequence[Words]) -> tuple[Held, torch.Tensor, Unchanged] | None:
-        """What runs, with which constants, and what tells whether they, and these words, are what they are now; None where none does."""
+    def packed(self) -> Kept | None:
+        """What runs, with which constants, and what tells that these are what they were packed of; None where nothing does."""
         with self._held.lock:
             theirs = self._constants.words
             if theirs is None or self._held.kept is None:
                 return None
             marked = [at + 4 * place for at, place in zip(self._marks, self._places, strict=True)]
-            unchanged = Unchanged([*words, theirs[0]], [theirs[1]], marked, self._constants)  # whose tensors keep what is read
+            seen = Seen(*theirs, marked, self._marked_at, self._constants)  # whose tensors keep what is read
             same = self._constants.unchanged() and self._marked() == self._mark  # what was read before this is what was packed
-            return (self._held, self._held.kept, unchanged) if same else None
+            return Kept(self._held, self._held.kept, seen) if same else None
 
     def frozen(self) -> Held:
         """What runs with the constants of the last call for good, and holds nothing of the caller's."""
@@ -146,7 +153,8 @@ class Running:
         values = its.constants(fixed)
         pack(its.recipes, dict(zip(its.wanted, values, strict=True)), kept)
         self._constants = Constants(fixed)
-        marked = [tensor for tensor in fixed if tensor.dtype == torch.float32 and tensor.numel()]
+        self._marked_at = [at for at, tensor in enumerate(fixed) if tensor.dtype == torch.float32 and tensor.numel()]
+        marked = [fixed[at] for at in self._marked_at]
         self._marks = (ctypes.c_void_p * len(marked))(*map(torch.Tensor.data_ptr, marked))
         self._places = (ctypes.c_int64 * len(marked))(*map(_middle, marked))
         self._mark = self._marked()

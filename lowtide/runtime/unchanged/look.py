@@ -21,6 +21,11 @@ _ABOUT_FILES = frozenset({
     "_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 })  # fmt: skip
+# tables that say how the hooks of another are called; its items are what they are of
+_HOW_CALLED = {
+    "_forward_hooks_with_kwargs": "_forward_hooks", "_forward_hooks_always_called": "_forward_hooks",
+    "_forward_pre_hooks_with_kwargs": "_forward_pre_hooks",
+}  # fmt: skip
 _CALLS = frozenset({"__call__", "__getattr__", "__getattribute__", "__setattr__"})
 
 
@@ -127,7 +132,7 @@ class Look:
         self._watch.container(module.__dict__)
         self._put("class", path, "", type(module))
         for name, item in module.__dict__.items():
-            if name not in _TABLES and name not in _ABOUT_FILES and (name.endswith("_hooks") or self._reads.of_module(path, name)):
+            if self._counts(path, module, name):
                 # The program reads a tensor anew in each step.
                 self._put("attribute", path, name, torch.Tensor if type(item) is torch.Tensor else self._tokens.of(item))
         for name, parameter in module._parameters.items():
@@ -137,6 +142,12 @@ class Look:
                 self._put(what, path, name, None if each is None else self._known[id(each)])
         for name in _TABLES:
             self._watch.container(module.__dict__[name])
+
+    def _counts(self, path: str, module: nn.Module, name: str) -> bool:
+        """Whether a program may read this attribute of a module, or torch does where it calls it."""
+        if name in _HOW_CALLED:
+            return bool(module.__dict__.get(_HOW_CALLED[name], True))
+        return name not in _TABLES and name not in _ABOUT_FILES and (name.endswith("_hooks") or self._reads.of_module(path, name))
 
     def _parameter(self, parameter: torch.Tensor) -> Token:
         if self._trains:  # where nothing is differentiated, neither matters: a small network's call is short

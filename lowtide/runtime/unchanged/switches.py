@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.backends import mha
 from torch.nn.modules.module import (
     _global_backward_hooks,
     _global_backward_pre_hooks,
@@ -14,11 +15,9 @@ from torch.nn.modules.module import (
     _global_forward_pre_hooks,
 )
 
-_ASKED = (
-    torch.get_default_dtype,
-    torch.are_deterministic_algorithms_enabled,
-    torch.is_deterministic_algorithms_warn_only_enabled,
-    torch.backends.mha.get_fastpath_enabled,
+_KERNELS = (  # which choose how something is computed
+    torch._C._get_deterministic_algorithms,
+    torch._C._get_deterministic_algorithms_warn_only,
     torch._C._get_mkldnn_enabled,
     torch._C._get_nnpack_enabled,
     torch._C._get_cudnn_enabled,
@@ -33,8 +32,17 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 def switches() -> tuple[Any, ...]:
     """Their positions now; some microseconds."""
-    cast = [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _AUTOCAST_DEVICES]
-    return (*[ask() for ask in _ASKED], *cast, torch._C._len_torch_function_stack())
+    return (meaning(), mha._is_fastpath_enabled, *[ask() for ask in _KERNELS])
+
+
+def meaning() -> tuple[Any, ...]:
+    """The positions of those that choose what is computed, not by which kernels alone."""
+    found = torch.get_default_dtype(), torch._C._len_torch_function_stack()
+    return (*found, *map(_cast, _AUTOCAST_DEVICES)) if torch._C._is_any_autocast_enabled() else found
+
+
+def _cast(device: str) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def global_hooks() -> dict[str, Any]:

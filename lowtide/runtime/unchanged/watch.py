@@ -14,7 +14,7 @@ from torch import nn
 
 from lowtide.base.identity import Held
 from lowtide.base.words import Words, dictionary_of, length_of, python_is_known, type_of
-from lowtide.runtime.unchanged.switches import switches
+from lowtide.runtime.unchanged.switches import meaning, switches
 
 _values = methodcaller("values")
 _flags = attrgetter("requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
@@ -68,7 +68,8 @@ class Watch:
         self._in_dictionaries, self._lengths = Held(self._dictionaries), [*map(len, self._full)]
         self._items, self._held = [*chain.from_iterable(self._full)], [*chain.from_iterable(map(_values, self._mappings))]
         self._types, self._flags = [*map(type, self._modules)], [*map(_flags, self._parameters)]
-        self._lists, self._switches = self._groups(), switches()
+        self._lists, self._switches, self._meaning = self._groups(), switches(), meaning()
+        self._is_rest_empty = not (self._full or self._parameters or self._lists)
         self._words = Words([*map(length_of, self._empty), *map(type_of, self._modules)]) if python_is_known() else None
         return self
 
@@ -84,13 +85,19 @@ class Watch:
 
     def rest_same(self) -> bool:
         """Whether what no words tell of is as it was."""
+        return switches() == self._switches and (self._is_rest_empty or self._others_same())
+
+    def meaning_same(self) -> bool:
+        """The same for who runs generated kernels alone: switches that choose among torch's kernels are not asked."""
+        return meaning() == self._meaning and (self._is_rest_empty or self._others_same())
+
+    def _others_same(self) -> bool:
         return (
             [*map(len, self._full)] == self._lengths
             and all(map(is_, chain.from_iterable(self._full), self._items))
             and all(map(is_, chain.from_iterable(map(_values, self._mappings)), self._held))
             and [*map(_flags, self._parameters)] == self._flags
             and [*map(id, self._groups())] == [*map(id, self._lists)]
-            and switches() == self._switches
         )
 
     def _plain_same(self) -> bool:
