@@ -13,6 +13,7 @@ import torch
 from lowtide.api.running.short import Short
 from lowtide.runtime.networks.calls import Calls
 from lowtide.runtime.networks.running import Held
+from lowtide.runtime.plain import is_differentiated
 
 Asks = Callable[[], bool] | None
 UNLIKE = object()  # a call's answer where all is to be looked at by other means
@@ -45,7 +46,7 @@ class Quick:
         except IndexError:
             made = self._more()
         result, at = made
-        if self._calls(args, at):
+        if self._calls(args, at) and not is_differentiated(args):
             self.served = True
             return result
         self._ready.append(made)
