@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import strategies as st
 
+from lowtide.api.arena import directory
 from lowtide.problems.placement import PlaceProblem
+from lowtide.runtime.arena import native
 from lowtide.runtime.arena.allocator import OUTLIVES, Allocator, Recorded, Region, Script
 
 Schedule = list[tuple[str, int]]  # ("make", bytes) or ("drop", which of those that live, modulo their number)
@@ -36,6 +40,16 @@ class FirstFit:
             offsets.append(at)
         arena = max((at + int(size) for at, size in zip(offsets, problem.size_bytes, strict=True)), default=0)
         return cls(tuple(offsets), arena, problem.lower_bound_bytes)
+
+
+def skip_without_arenas() -> None:
+    """Skip the test where there can be none, or no compiler for them."""
+    if sys.platform != "linux":
+        pytest.skip("arenas are for Linux")
+    try:
+        native.load(directory())
+    except native.NativeError as why:
+        pytest.skip(str(why))
 
 
 class Tensors:

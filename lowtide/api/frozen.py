@@ -27,7 +27,7 @@ class Frozen:
     def __init__(self, variant: Variant, batch: BatchSpec, inputs: Sequence[Any], leaves: Sequence[Any]) -> None:
         if not is_free(variant) or any(node.writes for node in variant.decision.graph.nodes):
             raise StepError(_REFUSED)
-        self._batch, self._looks = batch, Looks([leaf for leaf in leaves if hasattr(leaf, "shape")])
+        self._batch, self._looks = batch, Looks(leaves)
         self._networks = {name: network.frozen() for name, network in variant.networks.items()}
         self._short = Short(variant, inputs, dict(self._networks))
         self._quickly: Quickly[Quick] = Quickly()

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lowtide.errors import BatchError, CaptureError
 from lowtide.ir import tree
@@ -32,15 +31,8 @@ def objects_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
 
 
 def refuse_batch_leaf(leaf: tree.Leaf) -> None:
-    """Raise CaptureError for a tensor that is no plain dense one."""
+    """Raise CaptureError for a tensor whose gradient somebody may wait for. Who asks for a capture has looked that it is a plain one."""
     tensor: torch.Tensor = leaf.value
-    if tensor.is_nested or tensor.layout is not torch.strided:
-        kind = "is a nested tensor" if tensor.is_nested else f"has layout {tensor.layout}"
-        raise CaptureError(f"batch{leaf.where} {kind}: dense tensors can be captured; pass it dense or padded, with a mask beside it")
-    if tensor.is_conj() or tensor.is_neg():
-        raise CaptureError(f"batch{leaf.where} is a lazy conjugate or negative view: pass it with resolve_conj() and resolve_neg()")
-    if is_traceable_wrapper_subclass(tensor):
-        raise CaptureError(f"batch{leaf.where} is a {type(tensor).__name__}: plain dense tensors can be captured")
     if tensor.requires_grad:
         raise CaptureError(f"batch{leaf.where} requires gradients, which a captured step does not return: pass it detached")
 

@@ -90,7 +90,12 @@ def capture_training(program: TrainingProgram, given: Given) -> tuple[Captured, 
 def _captured_training(watch: Watch, program: TrainingProgram, given: Given) -> tuple[Captured, ...]:
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
         raise CaptureError("torch's anomaly detection is on, which looks at the values of all gradients: switch it off for the capture")
-    with tracing(watch, program.model, given, True, program.ranks) as trace, passing_on(program.wrapper), torch.enable_grad():
+    with (
+        torch.inference_mode(False),
+        tracing(watch, program.model, given, True, program.ranks) as trace,
+        passing_on(program.wrapper),
+        torch.enable_grad(),
+    ):
         fake_args, fake_kwargs = trace.declare_batch(given.args, given.kwargs)
         shadow = Shadow.of(program.optimizer, trace.fakes.names, trace.fakes.parameters, trace.recorder.draft)
         if program.scaler is not None and program.scales:

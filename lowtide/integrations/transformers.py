@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import has_length
 
 from lowtide.api.step import Step
 from lowtide.errors import CaptureError
@@ -88,6 +89,7 @@ class LowtideMixin(Trainer):
     def _update(self, model: nn.Module, batches: Sequence[Any], count: torch.Tensor | int | None) -> list[torch.Tensor]:
         """Forward, backward, clipping and the optimizer's step; the loss of each batch."""
         _refuse_callbacks(self)
+        _refuse_unfinished(self, len(batches))
         model.train()
         if callable(switch := getattr(self.optimizer, "train", None)):
             switch()
@@ -189,3 +191,17 @@ def _refuse_callbacks(trainer: Trainer) -> None:
                 f"{type(callback).__name__}.on_pre_optimizer_step is to run between the backward pass and the optimizer, which are one "
                 "step here: remove the callback"
             )
+
+
+def _refuse_unfinished(trainer: Trainer, found: int) -> None:
+    """Raise CaptureError for an update of which the data's end is a part: without their length Trainer does not see it come.
+
+    It makes no step then, and adds those gradients to the first update of the next epoch.
+    """
+    wanted = trainer.args.gradient_accumulation_steps
+    if found < wanted and not has_length(trainer.callback_handler.train_dataloader):
+        raise CaptureError(
+            f"the data ended after {found} of the {wanted} batches of an update, and have no length: Trainer would add their gradients to "
+            "the next epoch's first update, and a step of lowtide is whole; give the data a length, or let them end after a multiple of "
+            f"{wanted} batches"
+        )

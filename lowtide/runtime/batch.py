@@ -9,15 +9,17 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 import torch
 
-from lowtide.errors import BatchError
+from lowtide.errors import BatchError, CaptureError
 from lowtide.ir import tree
 from lowtide.ir.made import same_strides
 from lowtide.runtime.caller import describe
+from lowtide.runtime.plain import refuse_surroundings, unlike_plain
 
 Shape: TypeAlias = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # by tensor of a batch: its shape and strides
 
 _META = torch.device("meta")
 _MOST_NAMES = 12  # of leaves in one message
+_DIFFERENTIATED = "is differentiated, and no derivative by the batch is made here: pass it detached, or call the model itself"
 
 
 def shape_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape:
@@ -59,15 +61,23 @@ class BatchSpec:
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, training: bool = False) -> BatchSpec:
-        """The specification of this batch; tensors on the meta device are taken to lie on `device`."""
-        leaves, _ = tree.flatten((args, kwargs))
-        return cls(tuple((_name(leaf.where), _look(leaf.value, device)) for leaf in leaves), training)
+        """The specification of this batch; tensors on the meta device are taken to lie on `device`.
+
+        Raises CaptureError for a tensor that is no plain one, BatchError within what torch puts around all tensors.
+        """
+        refuse_surroundings()
+        looks = [(_name(leaf.where), _look(leaf.value, device)) for leaf in tree.flatten((args, kwargs))[0]]
+        for where, look in looks:
+            if isinstance(look, _NotPlain):
+                raise CaptureError(f"batch {where} is {look.kind}: plain dense tensors can be captured; {look.remedy}")
+        return cls(tuple(looks), training)
 
     def leaves_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device = _META) -> Sequence[Any]:
         """The leaves of another batch like it; tensors on the meta device are taken to lie on `device`.
 
         Raises BatchError that says which argument is unlike, what was expected and what came.
         """
+        refuse_surroundings()
         leaves, _ = tree.flatten((args, kwargs))
         found = [_name(leaf.where) for leaf in leaves]
         expected = [where for where, _ in self.leaves]
@@ -98,6 +108,8 @@ class BatchSpec:
                 )
         elif not isinstance(got, torch.Tensor):
             raise BatchError(f"batch {where}: expected {wanted}, got a {type(got).__name__}")
+        elif got.requires_grad and isinstance(look, _TensorLook) and (self.training or torch.is_grad_enabled()):
+            raise BatchError(f"batch {where} {_DIFFERENTIATED}")
         elif not wanted.is_like(look):
             if isinstance(look, _TensorLook) and (look.dtype, look.device) == (wanted.dtype, wanted.device):
                 return False
@@ -110,6 +122,7 @@ class _NotPlain:
     """The look of a tensor that is no dense one."""
 
     kind: str
+    remedy: str
 
     def __str__(self) -> str:
         return self.kind
@@ -135,10 +148,8 @@ class _TensorLook:
 def _look(item: Any, device: torch.device) -> Any:
     if not isinstance(item, torch.Tensor):
         return item
-    if item.is_nested or item.layout is not torch.strided:
-        return _NotPlain("a nested tensor" if item.is_nested else f"a tensor of layout {item.layout}")
-    if item.is_conj() or item.is_neg():
-        return _NotPlain("a lazy conjugate or negative view")
+    if unlike := unlike_plain(item):
+        return _NotPlain(*unlike)
     return _TensorLook(tuple(item.shape), item.stride(), item.dtype, device if item.device.type == "meta" else item.device)
 
 
@@ -166,7 +177,7 @@ def _equal(one: Any, two: Any) -> bool:
 def _advice(look: _TensorLook | _NotPlain, wanted: _TensorLook, training: bool) -> str:
     """What helps against the usual differences."""
     if isinstance(look, _NotPlain):
-        return "; pass it dense, and with resolve_conj() and resolve_neg()"
+        return f"; {look.remedy}"
     if look.device != wanted.device:
         return f"; move it with .to({str(wanted.device)!r})"
     if look.dtype != wanted.dtype:

@@ -51,11 +51,17 @@ class Program:
         for device in enabled:
             torch.set_autocast_enabled(device, False)
         try:
-            with torch.set_grad_enabled(self.gradients), torch._C._AutoDispatchBelowAutograd():
-                return self._run(inputs)
+            if self.gradients and torch.is_inference_mode_enabled():
+                with torch.inference_mode(False):  # what is made for the optimizer stays beyond that mode
+                    return self._beneath_autograd(inputs)
+            return self._beneath_autograd(inputs)
         finally:
             for device in enabled:
                 torch.set_autocast_enabled(device, True)
+
+    def _beneath_autograd(self, inputs: Sequence[Any]) -> list[Any]:
+        with torch.set_grad_enabled(self.gradients), torch._C._AutoDispatchBelowAutograd():
+            return self._run(inputs)
 
     def line_of(self, error: BaseException) -> int:
         """The line of the source at which a run has failed, the first is 1; 0 where it was none of them."""

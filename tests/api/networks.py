@@ -41,6 +41,11 @@ def squares(model: nn.Module, *batch: Any) -> Tensor:
     return model(*batch).square().mean()
 
 
+def chosen_rows(model: nn.Module, x: Tensor, index: Tensor) -> Tensor:
+    """Fails in the middle of a step where an index is too large."""
+    return model(x)[index].square().mean()
+
+
 def pictures() -> tuple[Tensor, Tensor]:
     return torch.randn(4, 3, 8, 8), torch.randint(0, 5, (4,))
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import sys
 import threading
 import warnings
 
@@ -18,8 +16,8 @@ import lowtide
 from lowtide.api import arena as api_arena
 from lowtide.api.stages import Stages
 from lowtide.runtime.arena import native
-from tests.api.networks import convnet, cross_entropy, pictures, rows, sgd, squares, workload
-from tests.arenas import mapped
+from tests.api.networks import chosen_rows, convnet, cross_entropy, pictures, rows, sgd, squares, workload
+from tests.arenas import skip_without_arenas
 from tests.training import check, varied
 
 IN_ARENA = {"arena": True}
@@ -27,12 +25,7 @@ IN_ARENA = {"arena": True}
 
 @pytest.fixture(autouse=True)
 def _compiled():
-    if sys.platform != "linux":
-        pytest.skip("arenas are for Linux")
-    try:
-        native.load(api_arena.directory())
-    except native.NativeError as why:
-        pytest.skip(str(why))
+    skip_without_arenas()
 
 
 def _training(seed: int = 0, **options):
@@ -175,10 +168,6 @@ def test_a_forked_data_loader_between_steps():
     assert not step.arena.last.deviates
 
 
-def _chosen(model, x, index):
-    return model(x)[index].square().mean()
-
-
 @pytest.mark.parametrize("keeps", [False, True])
 def test_an_error_inside_a_step(keeps: bool):
     """The traceback holds what the step had made by then: its memory is not used again before that is let go."""
@@ -187,8 +176,8 @@ def test_an_error_inside_a_step(keeps: bool):
     twin = nn.Sequential(nn.Linear(6, 100), nn.Tanh(), nn.Linear(100, 100), nn.Tanh(), nn.Linear(100, 3))
     twin.load_state_dict(model.state_dict())
     x, right, wrong = torch.randn(4, 6), torch.tensor([0, 2]), torch.tensor([0, 7])
-    step = lowtide.optimize(model, (x, right), loss=_chosen, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), arena=True)
-    plain = lowtide.optimize(twin, (x, right), loss=_chosen, optimizer=torch.optim.SGD(twin.parameters(), lr=0.1))
+    step = lowtide.optimize(model, (x, right), loss=chosen_rows, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), arena=True)
+    plain = lowtide.optimize(twin, (x, right), loss=chosen_rows, optimizer=torch.optim.SGD(twin.parameters(), lr=0.1))
     kept = []
     for turn in range(6):
         assert torch.equal(step(x, right), plain(x, right))
@@ -289,57 +278,6 @@ def test_the_peak_is_measured_as_without_an_arena():
         step(*batch), plain(*batch)
     assert step.measure(*batch) == plain.measure(*batch)
     assert step.arena.last.served == step.arena.last.asked - 1
-
-
-def test_the_arena_goes_with_its_step():
-    _, batch, step = _training(arena=True)
-    for _ in range(3):
-        step(*batch)
-    assert step._arena is not None
-    assert step._arena.arena is not None
-    assert step._arena.arena._region is not None
-    base = step._arena.arena._region.base
-    assert mapped(base)
-    del step
-    gc.collect()
-    assert not mapped(base)
-
-
-def test_an_arena_that_was_let_go_changes_no_number():
-    """Before there is any, twice, with losses kept, after a batch that failed and while its error is held."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 100), nn.Tanh(), nn.Linear(100, 3))
-    twin = copy.deepcopy(model)
-    x, right, wrong = torch.randn(4, 6), torch.tensor([0, 2]), torch.tensor([0, 7])
-    step = lowtide.optimize(model, (x, right), loss=_chosen, optimizer=torch.optim.AdamW(model.parameters()), arena=True)
-    plain = lowtide.optimize(twin, (x, right), loss=_chosen, optimizer=torch.optim.AdamW(twin.parameters()))
-    found, expected, held = [], [], []
-    for turn in range(8):
-        if turn == 5:
-            with pytest.raises(IndexError) as told:
-                step(x, wrong)
-            held.append(told)
-            assert step.arena.held > 0
-        if turn in (0, 3, 5):
-            step.empty_arena(), step.empty_arena()
-            assert (step.arena.taken_bytes, step.arena.held) == (0, 0)
-        found.append(step(x, right)), expected.append(plain(x, right))
-    assert torch.equal(torch.stack(found), torch.stack(expected))
-    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(one, other)
-    assert (step.arena.recorded_steps, step.arena.served_steps) == (2, 6)
-    assert step.arena.taken_bytes > 0
-
-
-def test_an_arena_is_let_go_before_an_eager_step():
-    x = torch.randn(6, 4)
-    model = nn.Sequential(nn.Linear(4, 50), nn.Tanh(), nn.Linear(50, 2))
-    step = lowtide.optimize(model, x, arena=True, on_new_shape="eager")
-    step(x), step(x)
-    assert step.arena.taken_bytes > 0
-    assert torch.equal(step(x[:5]), model(x[:5]))
-    assert step.arena.taken_bytes == 0
-    assert torch.equal(step(x), model(x))
 
 
 def test_steps_recaptured_between_share_the_arena():

@@ -14,7 +14,7 @@ from tests.refusals import Function, refused, square
     ("batch", "message"),
     [
         (torch.ones(6, 4, requires_grad=True), r"batch.* requires gradients.*detached"),
-        (torch.ones(6, 4).to_sparse(), r"batch.* has layout torch\.sparse_coo"),
+        (torch.ones(6, 4).to_sparse(), r"batch.* is a tensor of layout torch\.sparse_coo"),
     ],
 )
 def test_batches_that_cannot_be_captured(batch, message):
@@ -78,9 +78,9 @@ def test_a_plan_for_another_machine_is_not_run():
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        (lambda x: x.to_sparse_csr(), r"batch.* has layout torch\.sparse_csr: dense tensors.*padded"),
-        (lambda x: torch.nested.nested_tensor([x, x]), "batch.* is a nested tensor: dense tensors"),
-        (lambda x: torch.nested.nested_tensor([x, x], layout=torch.jagged), "batch.* is a nested tensor: dense tensors"),
+        (lambda x: x.to_sparse_csr(), r"batch.* is a tensor of layout torch\.sparse_csr: plain dense tensors.*padded"),
+        (lambda x: torch.nested.nested_tensor([x, x]), "batch.* is a nested tensor: plain dense tensors"),
+        (lambda x: torch.nested.nested_tensor([x, x], layout=torch.jagged), "batch.* is a nested tensor: plain dense tensors"),
     ],
     ids=["csr", "nested", "jagged"],
 )

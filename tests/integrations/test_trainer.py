@@ -198,3 +198,28 @@ def test_refuses_a_callback_that_would_miss_the_gradients(tmp_path: Path):
 def test_trainer_still_has_what_the_adapter_overrides():
     for name in ("get_batch_samples", "training_step", "evaluation_loop", "_clip_grad_norm", "_get_grad_norm", "_prepare_inputs"):
         assert callable(getattr(transformers.Trainer, name))
+
+
+def test_refuses_data_without_a_length_that_end_within_an_update(tmp_path: Path):
+    """Trainer makes no step of what is left over, and adds its gradients to the next epoch's first update."""
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __init__(self, count: int) -> None:
+            self.count = count
+
+        def __iter__(self) -> Any:
+            yield from rows(count=self.count)
+
+    said = {"gradient_accumulation_steps": 2, "max_steps": 4}
+    made = trainer(LowtideTrainer, llama(), tmp_path, said, **PLAIN)
+    made.train_dataset = Stream(10)
+    with pytest.raises(CaptureError, match=r"ended after 1 of the 2 batches of an update.*give the data a length"):
+        made.train()
+    assert made.state.global_step == 2
+    found = []
+    for kind, given in ((transformers.Trainer, {}), (LowtideTrainer, PLAIN)):
+        done = trainer(kind, llama(), tmp_path, said, **given)
+        done.train_dataset = Stream(8)
+        done.train()
+        found.append(outcome(done))
+    assert not (told := differences(*found)), "\n".join(told[:8])

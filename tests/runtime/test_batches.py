@@ -98,10 +98,15 @@ def test_keyword_arguments_are_part_of_it(step):
         step(*good()[0], mask=torch.ones(3))
 
 
-def test_a_batch_that_requires_gradients_is_taken_as_data(step):
+def test_a_batch_that_requires_gradients_is_data_only_where_there_are_none(step):
     args, _ = good()
-    assert torch.equal(step(args[0].requires_grad_(), args[1]), step(*args))
-    assert not step(*args).requires_grad
+    expected = step(*args)
+    args[0].requires_grad_()
+    with torch.no_grad():
+        assert torch.equal(step(*args), expected)
+    with pytest.raises(lowtide.BatchError, match=r"batch \[0\] is differentiated, and no derivative .* pass it detached"):
+        step(*args)
+    assert torch.equal(step(args[0].detach(), args[1]), expected)
 
 
 def test_a_mapping_is_passed_by_keyword_and_anything_else_as_the_one_argument():

@@ -121,7 +121,7 @@ def _wait(given: Sequence[Any]) -> None:
 
 def made_up(body: Graph) -> list[Any]:
     """Tensors and numbers as a body takes them; the caller's random numbers stay as they are."""
-    draws = torch.Generator().manual_seed(0)
+    draws = torch.Generator("cpu").manual_seed(0)
     return [_tensor(value, draws) for value in body.inputs]
 
 
@@ -136,11 +136,13 @@ def _tensor(value: Value, draws: torch.Generator) -> Any:
     dtype: Any = getattr(torch, value.dtype)
     elements = 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     if not dtype.is_floating_point:
-        flat = torch.zeros(elements, dtype=dtype)
+        flat = torch.zeros(elements, dtype=dtype, device="cpu")
     elif len(shape) > 1:
-        flat = torch.randn(elements, generator=draws) / max(1.0, prod(shape[1:]) ** 0.5 if len(shape) == 4 else shape[0] ** 0.5)
+        flat = torch.randn(elements, generator=draws, dtype=torch.float32, device="cpu") / max(
+            1.0, prod(shape[1:]) ** 0.5 if len(shape) == 4 else shape[0] ** 0.5
+        )
     else:
-        flat = torch.rand(elements, generator=draws) + 0.5
+        flat = torch.rand(elements, generator=draws, dtype=torch.float32, device="cpu") + 0.5
     return flat.to(value.storage.device, dtype).as_strided(shape, stride)  # elements may share a place
 
 

@@ -8,25 +8,23 @@ from typing import Any
 import torch
 
 from lowtide.ir.made import same_strides
+from lowtide.runtime.plain import dispatched, is_differentiated
 
 
 class Looks:
-    """Of tensors on a CPU, each an argument by itself."""
+    """Of tensors on a CPU, each an argument by itself. Where one is no tensor, no call looks like it."""
 
     def __init__(self, batch: Sequence[Any]) -> None:
-        self._each = [(leaf.shape, leaf.stride(), leaf.dtype) for leaf in batch]
+        plain = all(isinstance(leaf, torch.Tensor) for leaf in batch)
+        self._each = [(leaf.shape, leaf.stride(), leaf.dtype, dispatched(leaf)) for leaf in batch] if plain else None
 
     def hold(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether these are arguments like them; False may also be said of what only looks alike to a longer look."""
-        if kwargs or len(args) != len(self._each):
+        if kwargs or self._each is None or len(args) != len(self._each):
             return False
-        for arg, (shape, stride, dtype) in zip(args, self._each, strict=True):
-            if type(arg) is not torch.Tensor or arg.shape != shape or arg.dtype is not dtype or arg.layout is not torch.strided:
+        for arg, (shape, stride, dtype, keys) in zip(args, self._each, strict=True):
+            if type(arg) is not torch.Tensor or dispatched(arg) != keys or arg.shape != shape or arg.dtype is not dtype:
                 return False
-            if (arg.stride() != stride and not same_strides(shape, arg.stride(), stride)) or arg.device.type != "cpu" or _is_lazy(arg):
+            if (arg.stride() != stride and not same_strides(shape, arg.stride(), stride)) or not (arg.data_ptr() or not arg.numel()):
                 return False
-        return True
-
-
-def _is_lazy(tensor: torch.Tensor) -> bool:
-    return tensor.is_neg() or tensor.is_conj()
+        return not is_differentiated(args)

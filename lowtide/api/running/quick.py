@@ -13,6 +13,7 @@ import torch
 from lowtide.api.running.short import Short
 from lowtide.runtime.networks.calls import Calls
 from lowtide.runtime.networks.running import Held
+from lowtide.runtime.plain import is_differentiated
 
 Asks = tuple[Callable[[int], bool], Callable[[], bool]]  # of so many threads; and what needs no more than one
 UNLIKE = object()  # a call's answer where all is to be looked at by other means
@@ -47,7 +48,7 @@ class Quick:
         except IndexError:
             made = self._more()
         result, at = made
-        if self._calls(args, at, threads):
+        if self._calls(args, at, threads) and not is_differentiated(args):
             self.served = True
             return result
         self._ready.append(made)

@@ -16,7 +16,7 @@ _POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 0.75, -0.75, 1.5, -1.5)}  # by the side
 
 def aligned(elements: int) -> torch.Tensor:
     """Zeros, on a boundary of 64 bytes."""
-    block = torch.zeros(elements + ALIGN_ELEMENTS, dtype=torch.float32)
+    block = torch.zeros(elements + ALIGN_ELEMENTS, dtype=torch.float32, device="cpu")
     skip = -block.data_ptr() // 4 % ALIGN_ELEMENTS
     return block[skip : skip + elements]
 
@@ -36,7 +36,7 @@ def _write(recipe: Packed, tensors: Tensors, into: torch.Tensor) -> None:
     if isinstance(recipe, (Panels, Transformed)) and weight.dim() == 4:
         rows = weight.permute(2, 3, 1, 0).reshape(-1, weight.shape[0])
     count = rows.shape[1]
-    both = torch.cat([torch.zeros(1, count) if bias is None else bias.reshape(1, count), rows])
+    both = torch.cat([rows.new_zeros(1, count) if bias is None else bias.reshape(1, count), rows])
     if recipe.norm is not None:
         both = _folded(both, recipe.norm, tensors)
     if isinstance(recipe, Taps):
@@ -60,14 +60,14 @@ def _write_transformed(both: torch.Tensor, recipe: Transformed, into: torch.Tens
     share = (into.numel() - recipe.bias_elements) // recipe.points
     for at, rows in enumerate(points):
         begin = recipe.bias_elements + at * share
-        _write_parts(torch.cat([torch.zeros(1, recipe.columns), rows]), _panels(recipe), recipe, into[begin : begin + share])
+        _write_parts(torch.cat([rows.new_zeros(1, recipe.columns), rows]), _panels(recipe), recipe, into[begin : begin + share])
 
 
 def _evaluation(points: Sequence[float]) -> torch.Tensor:
     """[points and infinity, 3]: what a polynomial of three coefficients is there, over what interpolation would divide by."""
     scales = [prod(point - other for other in points if other != point) for point in points]
     rows = [[point**k / scale for k in range(3)] for point, scale in zip(points, scales, strict=True)]
-    return torch.tensor([*rows, [0.0, 0.0, 1.0]], dtype=torch.float64)
+    return torch.tensor([*rows, [0.0, 0.0, 1.0]], dtype=torch.float64, device="cpu")
 
 
 def _panels(recipe: Panels | Transformed) -> list[int]:
@@ -79,7 +79,7 @@ def _panels(recipe: Panels | Transformed) -> list[int]:
 def _write_parts(both: torch.Tensor, widths: Sequence[int], recipe: Panels | Taps | Transformed, into: torch.Tensor) -> None:
     """[rows, columns] part by part, with zeros behind the last column."""
     columns, target = both.shape[1], recipe.target
-    wide = torch.zeros(both.shape[0], target.width(columns))
+    wide = both.new_zeros(both.shape[0], target.width(columns))
     wide[:, :columns] = both
     widths = list(widths)
     if target.half(columns):

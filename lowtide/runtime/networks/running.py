@@ -20,6 +20,7 @@ from lowtide.runtime.networks.built import Experience, Team
 from lowtide.runtime.networks.constants import Constants
 from lowtide.runtime.networks.pack import aligned, pack
 from lowtide.runtime.networks.watched import Seen
+from lowtide.runtime.plain import refuse_surroundings
 
 SPIN_US = 200  # how long threads wait awake for the next run
 _SLACK_ELEMENTS = 64  # behind the arena, which kernels may read
@@ -91,6 +92,7 @@ class Held:
         return results, at
 
     def _results(self) -> list[torch.Tensor]:
+        refuse_surroundings()
         return [torch.empty_strided(shape, stride, dtype=torch.float32, device="cpu") for shape, stride in self._looks]
 
 

@@ -55,4 +55,4 @@ def _least_ns(addresses: Sequence[int], at: ctypes.Array[ctypes.c_void_p]) -> li
 def _numbers(elements: int) -> torch.Tensor:
     """Some that no sum makes huge or tiny."""
     block = aligned(elements + 64)
-    return block.copy_(torch.arange(block.numel()).remainder_(997)).mul_(1e-4)
+    return block.copy_(torch.arange(block.numel(), device="cpu").remainder_(997)).mul_(1e-4)
