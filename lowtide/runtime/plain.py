@@ -10,6 +10,7 @@ from functools import reduce
 from operator import or_
 
 import torch
+from torch import is_grad_enabled
 from torch.autograd import forward_ad
 
 from lowtide.errors import BatchError
@@ -69,7 +70,11 @@ def is_differentiated(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether somebody may wait for a derivative by one of them: eager PyTorch would make it."""
     if forward_ad._current_level >= 0:
         return True
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if is_grad_enabled():
+        for tensor in tensors:  # asked at each call: `any` takes three times as long
+            if tensor.requires_grad:
+                return True
+    return False
 
 
 def refuse_surroundings() -> None:
