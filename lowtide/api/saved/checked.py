@@ -32,7 +32,7 @@ def check(graph: Graph, order: Sequence[int], stored: Collection[Value]) -> None
         check_order(graph, order)
         regions = [Region.of(node) for node in graph.nodes if is_region(node)]
     except CheckError as error:
-        raise FormatError(str(error)) from error
+        raise FormatError(f"expected a right graph: {error}") from error
     if graph.dimensions or any(not value.storage.kind.caller_owned for value in graph.inputs):
         raise FormatError("expected a graph of tensors of one shape each that the caller gives or the file has")
     for node in graph.nodes:

@@ -92,7 +92,7 @@ def _check_shape(node: Node) -> None:
 
 
 def _check_groups(node: Node) -> None:
-    a, gamma, beta, *said, groups = node.args
+    a, gamma, beta, *said, groups, _ = node.args
     assert isinstance(a, Value), "a tensor"
     n, channels, *rest = a.shape
     vectors = [each.shape for each in (gamma, beta) if isinstance(each, Value)]
