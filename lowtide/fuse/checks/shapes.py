@@ -167,7 +167,7 @@ def _expand(node: Node) -> list[Shape]:
     a, said = _shape(node.args[0]), _ints(node.args[1])
     own = (1,) * (len(said) - len(a)) + a
     found = tuple(mine if size == -1 else size for size, mine in zip(said, own, strict=True))
-    _check(node, all(mine in (1, size) for size, mine in zip(found, own, strict=True)), "a shape to be repeated to")
+    _check(node, all(mine in (1, size) and size > 0 for size, mine in zip(found, own, strict=True)), "a shape to be repeated to")
     return [found]
 
 
