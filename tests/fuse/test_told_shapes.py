@@ -172,7 +172,8 @@ def run(op: str, args: list[Any]) -> list[Any] | None:
         found = getattr(getattr(torch.ops.aten, name), overload)(*args)
     except (RuntimeError, IndexError, ValueError, TypeError):
         return None
-    return list(found) if isinstance(found, (tuple, list)) else [found]
+    made = list(found) if isinstance(found, (tuple, list)) else [found]
+    return None if any(size < 0 for each in made for size in each.shape) else made  # torch expands an extent to -2
 
 
 def _fit(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -205,7 +206,7 @@ def test_what_torch_gives_is_told(op: str) -> None:
         nonlocal told
         args = CALLS[op](data.draw)
         made = run(op, args)
-        if made is None or not all(isinstance(each, Tensor) and min(each.shape, default=1) > 0 for each in made):
+        if made is None:
             return
         call, fixed = node(op, args, made)
         try:
