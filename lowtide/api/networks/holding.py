@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
 
-from lowtide.fuse.network import Bare, Network, network_of
+from lowtide.errors import CheckError
+from lowtide.fuse.network import Bare, Network, Placing, network_of
 from lowtide.ir.packed import Target
 from lowtide.ir.regions import Region
 from lowtide.lower.watched import watched
-from lowtide.place import Portfolio, place
 from lowtide.problems.placement import PlaceProblem
+from lowtide.problems.placement_check import check_placement
 from lowtide.runtime.networks.built import network, team
 from lowtide.runtime.networks.running import Described, Held, packed
 
 
-def held(region: Region, constants: Sequence[torch.Tensor]) -> Held:
+def held(region: Region, constants: Sequence[torch.Tensor], placing: Placing) -> Held:
     """What runs a region with these constants, and keeps nothing of the region. Raises NativeError, FormatError."""
-    its = network_of(Bare.of(region.body, region.fixed, target()), region.joined, placed)
+    its = network_of(Bare.of(region.body, region.fixed, target()), region.joined, placing)
     described = ready(its, network(its.source), region.fixed, partial(watched, its.constants))
     found = Held(replace(described, recipes=(), wanted=(), constants=list), team())
     found.keep(packed(described, constants))
@@ -39,7 +41,17 @@ def target() -> Target:
     return replace(team().target, threads=torch.get_num_threads())
 
 
-def placed(problem: PlaceProblem) -> tuple[list[int], int]:
-    """Where buffers of an arena lie, and its bytes."""
-    found = place(problem, Portfolio())
-    return [int(offset) for offset in found.offsets], int(found.arena_bytes)
+def placing_as(offsets: Sequence[int]) -> Placing:
+    """Places buffers at offsets that were found before, in bytes, if these are right for them; else finds others."""
+
+    def placed(problem: PlaceProblem) -> tuple[Sequence[int], int]:
+        pairs = zip(offsets, problem.size_bytes.tolist(), strict=False)
+        arena_bytes = max((offset + size for offset, size in pairs), default=0)
+        try:
+            check_placement(problem, offsets, arena_bytes)
+        except CheckError:  # as for a machine with other vectors
+            found: Placing = import_module("lowtide.api.networks.placing").placed  # which takes as much memory as a network
+            return found(problem)
+        return offsets, arena_bytes
+
+    return placed

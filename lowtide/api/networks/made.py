@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 
 from lowtide.api.networks.faster import is_faster
-from lowtide.api.networks.holding import placed, ready, target
+from lowtide.api.networks.holding import ready, target
+from lowtide.api.networks.placing import offsets_of, placed
 from lowtide.api.networks.tuned import tuned
 from lowtide.fuse.network import Bare, Network, network_of
 from lowtide.fuse.regions import Described, with_regions
@@ -45,6 +46,11 @@ def runners(graph: Graph) -> Mapping[str, Running]:
 def networks_of(graph: Graph) -> list[tuple[Region, Network]]:
     """A graph's own regions, each with its network. Raises NativeError."""
     return [(region, built(region.body, region.fixed, region.joined)[0]) for region in _own(graph)]
+
+
+def placements(graph: Graph) -> list[list[int]]:
+    """Where the buffers of a graph's own regions lie, in bytes. Raises NativeError."""
+    return [offsets_of(region, bare(region.body, region.fixed)) for region in _own(graph)]
 
 
 def _own(graph: Graph) -> list[Region]:

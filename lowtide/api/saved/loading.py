@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from lowtide.api.frozen import Frozen
-from lowtide.api.networks.holding import held
+from lowtide.api.networks.holding import held, placing_as
 from lowtide.api.saved import archive
 from lowtide.api.saved.checked import check
 from lowtide.api.saved.results import Result, result_of
 from lowtide.base import fields
 from lowtide.errors import FormatError, StepError
+from lowtide.fuse.network import Placing
 from lowtide.ir.graph import Graph, Value
 from lowtide.ir.regions import Region, is_region
 from lowtide.ir.slots import Slot
@@ -28,7 +29,8 @@ from lowtide.runtime.compiler import NativeError
 from lowtide.runtime.networks.running import Held
 from lowtide.runtime.program import Program
 
-_FIELDS = {"versions", "batch", "result", "inputs", "order", "graph", "blocks", "tensors"}
+_MOST_BYTES = 2**40  # of an arena
+_FIELDS = {"versions", "batch", "result", "inputs", "order", "offsets", "graph", "blocks", "tensors"}
 
 
 def load_frozen(path: str | os.PathLike[str]) -> Frozen:
@@ -79,6 +81,7 @@ class _Read:
     batch: BatchSpec
     result: Result
     inputs: list[Any]  # stored tensors; of the batch, made-up ones
+    offsets: list[list[int]]  # by region, of its buffers
 
     @classmethod
     def of(cls, said: dict[str, Any], tensors: Sequence[Tensor]) -> _Read:
@@ -93,13 +96,16 @@ class _Read:
         for value, tensor in zip(graph.inputs, inputs, strict=True):
             looked_at(value, tensor)
         decision = _Decision(graph, tuple(order), (-1,) * len(graph.nodes))
-        return cls(decision, slots, batch, result_of(said.get("result"), len(graph.outputs)), inputs)
+        result = result_of(said.get("result"), len(graph.outputs))
+        return cls(decision, slots, batch, result, inputs, _offsets(said.get("offsets"), sum(map(is_region, graph.nodes))))
 
 
 def _loaded(read: _Read) -> Frozen:
     graph = read.decision.graph
     given = dict(zip(graph.inputs, read.inputs, strict=True))
-    networks = {node.results[0].name: _held(Region.of(node), given) for node in graph.nodes if is_region(node)}
+    regions = [Region.of(node) for node in graph.nodes if is_region(node)]
+    placings = [placing_as(offsets) for offsets in read.offsets]
+    networks = {each.node.results[0].name: _held(each, given, placing) for each, placing in zip(regions, placings, strict=True)}
     short = WithoutConstants.of(read.decision)
     inputs = _own(read.inputs, short.given)
     if any(not is_region(node) for node in graph.nodes):  # what torch makes is looked at once
@@ -108,10 +114,11 @@ def _loaded(read: _Read) -> Frozen:
     return Frozen(_Loaded(read.decision, settings, _Tied(read.slots, read.result)), read.batch, inputs, networks)
 
 
-def _held(region: Region, given: dict[Value, Any]) -> Held:
+def _held(region: Region, given: dict[Value, Any], placing: Placing) -> Held:
     """Raises FormatError for what kernels cannot be generated for after all."""
     try:
-        return held(region, [given[value] for value in (region.node.args[at] for at in region.fixed) if isinstance(value, Value)])
+        fixed = [given[value] for value in (region.node.args[at] for at in region.fixed) if isinstance(value, Value)]
+        return held(region, fixed, placing)
     except (NativeError, FormatError):
         raise
     except (ValueError, TypeError, KeyError, IndexError, AssertionError, ArithmeticError, RuntimeError) as error:
@@ -135,6 +142,13 @@ def _lines(said: dict[str, Any]) -> list[str]:
     if not isinstance(lines, list) or not all(isinstance(line, str) and "\n" not in line for line in lines):
         fields.refuse("frozen function", "graph", "a list of lines of text", lines)
     return lines
+
+
+def _offsets(entries: Any, regions: int) -> list[list[int]]:
+    right = isinstance(entries, list) and len(entries) == regions and all(isinstance(each, list) for each in entries)
+    if not right or any(type(offset) is not int or not 0 <= offset < _MOST_BYTES for each in entries for offset in each):
+        raise FormatError(f"expected offsets as a list of {regions} lists of bytes, one for each region")
+    return [list(each) for each in entries]
 
 
 def _slots(entries: Any, graph: Graph, batch: BatchSpec, stored: int) -> tuple[Slot, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lowtide.api.networks.made import placements
 from lowtide.api.running.variant import Variant
 from lowtide.api.saved import archive
 from lowtide.api.saved.checked import check
@@ -36,6 +37,7 @@ def save(path: str | os.PathLike[str], variant: Variant, batch: BatchSpec, input
             "result": said_of(variant.captured.result, len(graph.outputs)),
             "inputs": [places.get(at, ["batch", slots[at].path[0]]) for at in kept],
             "order": list(decision.order),
+            "offsets": placements(graph),
             "graph": to_text(graph, sources=False).splitlines(),
         }
     except (FormatError, BatchError) as error:
