@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import lowtide
 from lowtide.errors import BatchError, FormatError, StepError
-from tests.saved.saved_nets import NETS
+from tests.saved.saved_nets import NETS, between
 
 _HEAD_BYTES = 128
 _HOSTILE = (
@@ -114,6 +114,86 @@ def test_a_file_that_is_cut_short_or_damaged_is_refused(saved: tuple[bytes, Path
     at = begin + data.draw(st.integers(0, length - 1))
     flipped = bytes([whole[at] ^ (1 << data.draw(st.integers(0, 7)))])
     assert refused(whole[:at] + flipped + whole[at + 1 :], path, args)
+
+
+def told(whole: bytes, old: str, new: str, count: int = 0) -> bytes:
+    """A file in whose text something is another, everywhere or at the first places."""
+    said, blocks = parts(whole)
+    text = json.dumps(said["graph"])
+    quoted = json.dumps(old)[1:-1]
+    assert quoted in text
+    said["graph"] = json.loads(text.replace(quoted, json.dumps(new)[1:-1], count or -1))
+    return put_together(said, blocks)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Path, tuple[Any, ...]]:
+    """A convolution, and cumsum by torch, and a product."""
+    torch.manual_seed(0)
+    model, args = between()
+    path = tmp_path_factory.mktemp("small") / "net.lowtide"
+    lowtide.optimize(model.eval(), args, exact=False).save_frozen(path, *args)
+    return path.read_bytes(), path, args
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        # A weight, a batch and a result larger than they are: kernels would read and write past their ends.
+        ("float32[8, 3, 3, 3] 864 B", "float32[16, 3, 3, 3] 1.69 KiB", "expected"),
+        ("float32[1, 3, 6, 6] 432 B", "float32[1, 3, 60, 60] 42.19 KiB", "expected"),
+        ("float32[1, 8, 6, 6] 1.12 KiB", "float32[1, 8, 12, 6] 2.25 KiB", "expected a result of shape (1, 8, 6, 6)"),
+        ("(1, 1), (1, 1), (1, 1), False", "(1, 1), (100, 100), (1, 1), False", "expected a result of shape (1, 8, 204, 204)"),
+        ("(1, 1), (1, 1), (1, 1), False", "(0, 1), (1, 1), (1, 1), False", "expected a window that moves"),
+        # What torch makes is of another shape than is said, and read by a kernel.
+        ("aten.cumsum.default(relu, 2)", "aten.sum.default(relu)", "expected"),
+        # Operators that do more than compute, or that are none.
+        ("aten.cumsum.default(relu, 2)", "aten.set_.source_Tensor(relu, relu)", "expected an operator that only computes"),
+        ("aten.cumsum.default(relu, 2)", 'aten.from_file.default("/etc/passwd")', "expected an operator that only computes"),
+        ("aten.cumsum.default(relu, 2)", "aten.empty_like.default(relu)", "expected an operator that only computes"),
+        ("aten.cumsum.default(relu, 2)", "aten.__class__.__call__(relu, 2)", "expected an operator"),
+        ("aten.cumsum.default(relu, 2)", "prims.cumsum.default(relu, 2)", "expected an operator"),
+        ("aten.cumsum.default(relu, 2)", "os.system.default(relu, 2)", "expected an operator"),
+        ("aten.relu.default", "aten.cumsum.default", "expected"),
+        ("cumsum.default(relu, 2)", "cumsum.default(relu, dim=2, dtype=dtype(\"load\"))", "expected a CPU, a dtype"),
+        # A constant that is the batch, so that it would never be read again.
+        ("fixed=(1, 2,", "fixed=(0, 2,", "expected"),
+    ],
+)  # fmt: skip
+def test_lies_are_refused(old: str, new: str, expected: str, small: tuple[bytes, Path, tuple[Any, ...]]) -> None:
+    whole, path, args = small
+    assert expected in refusal(told(whole, old, new), path, args)
+
+
+def test_what_is_said_of_batch_and_weights_is_what_the_graph_says(small: tuple[bytes, Path, tuple[Any, ...]]) -> None:
+    whole, path, args = small
+    said, blocks = parts(whole)
+    said["batch"][0][1]["shape"][2] = 60
+    assert "as the graph says" in refusal(put_together(said, blocks), path, args)
+    said["batch"][0][1]["shape"] = [2**31 - 1] * 4
+    assert "expected" in refusal(put_together(said, blocks), path, args)
+    said, blocks = parts(whole)
+    said["tensors"][0], said["tensors"][1] = said["tensors"][1], said["tensors"][0]
+    assert "as the graph says" in refusal(put_together(said, blocks), path, args)
+
+
+def test_other_offsets_are_other_places_and_overlaps_are_not_used(small: tuple[bytes, Path, tuple[Any, ...]]) -> None:
+    whole, path, args = small
+    loaded = []
+    for change in (lambda each: each, lambda each: [0] * len(each), lambda each: [64 * 2**20 + offset for offset in each], lambda each: []):
+        said, blocks = parts(whole)
+        said["offsets"] = [change(each) for each in said["offsets"]]
+        path.write_bytes(put_together(said, blocks))
+        loaded.append(lowtide.load_frozen(path)(*args)["all"])
+    assert all(torch.equal(each, loaded[0]) for each in loaded)
+
+
+def test_where_a_node_comes_from_is_not_executed(small: tuple[bytes, Path, tuple[Any, ...]]) -> None:
+    whole, path, args = small
+    source = '; at "net.py":7 in "head\\n    raise SystemExit\\n    #"'
+    said, blocks = parts(whole)
+    said["graph"] = [line + source if "aten.cumsum" in line else line for line in said["graph"]]
+    assert not refused(put_together(said, blocks), path, args)
 
 
 def places(item: Any, set_to: Callable[[Any], None]) -> Iterator[tuple[Any, Callable[[Any], None]]]:

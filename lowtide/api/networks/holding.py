@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lowtide.errors import CheckError
+from lowtide.errors import CheckError, FormatError
 from lowtide.fuse.network import Bare, Network, Placing, network_of
 from lowtide.ir.packed import Target
 from lowtide.ir.regions import Region
@@ -19,6 +19,8 @@ from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_check import check_placement
 from lowtide.runtime.networks.built import network, team
 from lowtide.runtime.networks.running import Described, Held, packed
+
+_MOST_BYTES = 2**33  # of a buffer: 2**31 elements, which no index of a kernel comes near
 
 
 def held(region: Region, constants: Sequence[torch.Tensor], placing: Placing) -> Held:
@@ -45,6 +47,8 @@ def placing_as(offsets: Sequence[int]) -> Placing:
     """Places buffers at offsets that were found before, in bytes, if these are right for them; else finds others."""
 
     def placed(problem: PlaceProblem) -> tuple[Sequence[int], int]:
+        if problem.size_bytes.max(initial=0) >= _MOST_BYTES:
+            raise FormatError(f"expected buffers of less than {_MOST_BYTES} bytes, got {problem.size_bytes.max()}")
         pairs = zip(offsets, problem.size_bytes.tolist(), strict=False)
         arena_bytes = max((offset + size for offset, size in pairs), default=0)
         try:

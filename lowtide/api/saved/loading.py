@@ -46,6 +46,8 @@ def load_frozen(path: str | os.PathLike[str]) -> Frozen:
         raise FormatError(f"{os.fspath(path)}: {error}") from error
     except NativeError as error:
         raise StepError(f"load_frozen: expected a machine that generated kernels can be made for: {error}") from error
+    except (MemoryError, OverflowError, RuntimeError) as error:
+        raise StepError(f"load_frozen: expected a function that this machine has the memory for: {error}") from error
 
 
 @dataclass(frozen=True)

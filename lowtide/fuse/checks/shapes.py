@@ -17,6 +17,7 @@ from lowtide.ir.graph import Arg, Node, Value
 Shape: TypeAlias = tuple[int, ...]
 
 _MOST_ELEMENTS = 2**31  # of a tensor; no index of a kernel comes near what its type holds
+_MOST_PLACES = 1024  # of a window along a dimension, whose weights lie on a thread's stack
 _KEYWORDS = {"cat": {"dim"}, "clone": {"memory_format"}, "contiguous": {"memory_format"}, "expand": {"implicit"}}
 
 
@@ -237,6 +238,7 @@ def _windows(along: tuple[int, ...], ceil: bool) -> int:
     size, kernel, stride, pad, dilation = along
     room = size + 2 * pad - dilation * (kernel - 1) - 1
     assert room >= 0, "a window within the image"
+    assert kernel <= _MOST_PLACES, f"a window of up to {_MOST_PLACES} places"
     found = (room + (stride - 1 if ceil else 0)) // stride + 1
     return found - (ceil and (found - 1) * stride >= size + pad)
 
