@@ -167,3 +167,11 @@ def test_a_batch_of_another_shape_is_saved_for_itself(path: Path) -> None:
     step, other = lowtide.optimize(model, (torch.randn(1, 3, 6, 6),), exact=False), torch.randn(2, 3, 8, 8)
     step.save_frozen(path, other)
     assert torch.equal(lowtide.load_frozen(path)(other)["all"], step(other)["all"])
+
+
+def test_it_is_loaded_onto_the_cpu_whatever_the_default_is(path: Path) -> None:
+    step, (x,) = step_of(between())
+    step.save_frozen(path, x)
+    with torch.device("meta"):
+        loaded = lowtide.load_frozen(path)
+    assert torch.equal(loaded(x)["all"], step(x)["all"])

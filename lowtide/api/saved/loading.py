@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +41,7 @@ def load_frozen(path: str | os.PathLike[str]) -> Frozen:
     Raises FormatError for what is no such file, or was damaged, StepError where no kernels can be compiled, and OSError.
     """
     try:
-        with torch.inference_mode(False), torch.device("cpu"):  # whatever the caller has set
+        with torch.inference_mode(False), _on_cpu():  # whatever the caller has set
             return _loaded(_Read.of(*archive.read(path)))
     except FormatError as error:
         raise FormatError(f"{os.fspath(path)}: {error}") from error
@@ -48,6 +49,11 @@ def load_frozen(path: str | os.PathLike[str]) -> Frozen:
         raise StepError(f"load_frozen: expected a machine that generated kernels can be made for: {error}") from error
     except (MemoryError, OverflowError, RuntimeError) as error:
         raise StepError(f"load_frozen: expected a function that this machine has the memory for: {error}") from error
+
+
+def _on_cpu() -> AbstractContextManager[Any]:
+    """Where tensors are made; each takes longer to make where that is said."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ _MOST_ELEMENTS = 2**31
 
 def check_region(region: Region) -> None:
     """Raises FormatError for a body that no kernels may be made of."""
-    body = region.body
-    fixed = following(body, region.constants)
+    body, constants = region.body, set(region.constants)
+    fixed = following(body, constants)
     for value in (*body.inputs, *body.outputs):
-        if value not in region.constants and not _is_plain_block(value):
+        if value not in constants and not _is_plain_block(value):
             raise FormatError(f"{region.name}: expected tensors of float32 on a CPU at the ends of generated kernels, got {value.name}")
     if any(value in fixed for value in body.outputs) or not body.outputs:
         raise FormatError(f"{region.name}: expected results that follow from the batch, got constants")
