@@ -141,8 +141,8 @@ def _memory() -> str:
     by_case: dict[str, dict[str, Row]] = {}
     for row in rows_of("ago_memory"):
         by_case.setdefault(row["case"], {})[row["contender"]] = row
-    names = ("lowtide", "lowtide frozen", "onnxruntime", "openvino", "eager")
-    seconds = names[1:4] if any(row.get("more_bytes") for row in rows_of("ago_memory")) else ()
+    names = ("lowtide", "lowtide frozen", "lowtide loaded", "onnxruntime", "openvino", "eager")
+    seconds = names[1:5] if any(row.get("more_bytes") for row in rows_of("ago_memory")) else ()
     columns = (
         *((name, "promised_bytes") for name in names[:2]),
         *((name, "peak_bytes") for name in names),
@@ -155,7 +155,8 @@ def _memory() -> str:
         "python -m bench.ago.memory",
         "MiB of resident memory while a function runs, above what its process has once the libraries are there; weights included.\n"
         "lowtide leaves the model's weights to the caller, and has them a second time, as its kernels read them; a frozen function has\n"
-        "them once, as the peers. Promised is what the plan says of weights, kernels' weights and activations, and what a frozen function\n"
+        "them once, as the peers; a loaded one is that from a file, in a process without the model. Promised is what the plan says of\n"
+        "weights, kernels' weights and activations, and what a frozen function\n"
         f"holds.{_OF_A_SECOND if seconds else ''}",
         ("network, pixels or tokens", "promised", "frozen, promised", *names, *(f"second {name}" for name in seconds)),
         lines,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lowtide.api.place import place_buffers
     from lowtide.api.running.measured import MeasuredStep
     from lowtide.api.running.verify import Verification
+    from lowtide.api.saved.loading import load_frozen
     from lowtide.api.stages import Stage
     from lowtide.api.step import Step
     from lowtide.cost.device import Device
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchError", "BudgetError", "CaptureError", "CheckError", "Device", "Explanation", "FormatError", "Frozen", "LowtideError",
     "MeasuredStep", "Measurement", "OrderProblem", "PlaceProblem", "Placement", "Plan", "Schedule", "Stage", "Status", "Step",
-    "StepError", "Sweep", "Task", "Verification", "explain", "measure", "optimize", "order", "place", "place_buffers", "schedule",
+    "StepError", "Sweep", "Task", "Verification", "explain", "load_frozen", "measure", "optimize", "order", "place", "place_buffers",
+    "schedule",
 ]  # fmt: skip
 
 # Imported when first asked for: torch takes seconds, and ordering and placing do without it.
@@ -54,6 +56,7 @@ _MODULES = {
     "Task": "lowtide.problems.order_check",
     "Verification": "lowtide.api.running.verify",
     "explain": "lowtide.api.explain",
+    "load_frozen": "lowtide.api.saved.loading",
     "measure": "lowtide.cost.profiler",
     "optimize": "lowtide.api.optimize",
     "order": "lowtide.api.order",

@@ -113,6 +113,33 @@ def _frozen(name: str, threads: int, folder: Path) -> Run:
     return _torch(lowtide.optimize(model, args, exact=False).frozen(*args), args)
 
 
+def _loaded(name: str, threads: int, folder: Path) -> Run:
+    """A frozen function from its file, in a process without the model; `saved` has written it."""
+    import torch
+
+    import lowtide
+
+    torch.set_num_threads(threads)
+    fn, args = lowtide.load_frozen(frozen_file(name, folder)), torch.load(f"{frozen_file(name, folder)}.batch")
+    return _torch(fn, args)
+
+
+def saved(name: str, folder: Path) -> None:
+    """Write a frozen function to its file, and a batch beside it."""
+    import torch
+
+    import lowtide
+
+    model, args = case(name).built()
+    lowtide.optimize(model, args, exact=False).save_frozen(frozen_file(name, folder), *args)
+    torch.save(args, f"{frozen_file(name, folder)}.batch")
+
+
+def frozen_file(name: str, folder: Path) -> Path:
+    """Where a frozen function lies."""
+    return onnx_file(name, folder).with_suffix(".lowtide")
+
+
 def _given(name: str, folder: Path) -> list[np.ndarray]:
     """The example, which an exporter saved: a peer's process need not import torch."""
     with np.load(onnx_file(name, folder).with_suffix(".npz")) as found:
@@ -133,6 +160,7 @@ _MAKERS: Mapping[str, Callable[[str, int, Path], Run]] = {
     "openvino": _openvino,
     "lowtide": _lowtide("BEST"),
     "lowtide frozen": _frozen,
+    "lowtide loaded": _loaded,
     "lowtide NI": _lowtide("NONE"),
     "lowtide NR": _lowtide("ALL"),
 }

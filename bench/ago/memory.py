@@ -8,7 +8,7 @@ the first runs, weights included; "peak" the most while it runs; "more" what a s
 the first also pays for what its library and Python keep of operators that they have not met before. All that was freed is given back to
 the system before. lowtide and eager keep the model as the caller has it, lowtide also weights as its kernels read them; "promised" is what
 the plan says of these and of activations. A frozen function has no model, as the peers; what is promised of it is what it holds. Compilers
-have filled their caches before.
+have filled their caches before. A loaded function is a frozen one that a process without the model reads from a file.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from bench.ago.networks import case, paper_cases
 from bench.results import Cell, Results, with_kept
 
 COLUMNS = ("case", "contender", "held_bytes", "peak_bytes", "more_bytes", "promised_bytes", "failed")
-CONTENDERS = ("eager", "onnxruntime", "openvino", "lowtide", "lowtide frozen")
+CONTENDERS = ("eager", "onnxruntime", "openvino", "lowtide", "lowtide frozen", "lowtide loaded")
 _CODE = "import sys; from bench.ago.memory import taken; taken(*sys.argv[1:4])"
+_SAVING = "import sys; from pathlib import Path; from bench.ago.contenders import saved; saved(sys.argv[1], Path(sys.argv[2]))"
 _PATIENCE_S = 300
 _SMALL = ("squeezenet 56", "shufflenet_v2 56")  # of the first that is another each library makes a function first
 
@@ -39,7 +40,7 @@ def taken(contender: str, name: str, folder: str) -> None:
     from bench.ago.contenders import make
 
     make(contender, next(small for small in _SMALL if small != name), 1, Path(folder))()
-    if "torch" in sys.modules:
+    if "torch" in sys.modules and contender != "lowtide loaded":
         case(name).built()  # imports what it is written with
     base = _settled_bytes()
     run = make(contender, name, 1, Path(folder))
@@ -108,6 +109,9 @@ def save(rows: Sequence[dict[str, Cell]]) -> Results:
 def _asked(contender: str, name: str, folder: Path) -> dict[str, Cell]:
     command = [sys.executable, "-W", "ignore", "-c", _CODE, contender, name, str(folder)]
     try:
+        if contender == "lowtide loaded":
+            for each in {name, *_SMALL}:
+                subprocess.run([sys.executable, "-W", "ignore", "-c", _SAVING, each, str(folder)], capture_output=True, check=True)
         if contender.startswith("lowtide"):
             subprocess.run(command, capture_output=True, timeout=_PATIENCE_S, check=True)  # fills the caches
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=True)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lowtide.api.running.looks import Looks
 from lowtide.api.running.quick import UNLIKE, Quick
 from lowtide.api.running.quickly import Quickly
-from lowtide.api.running.short import Short
-from lowtide.api.running.steady import is_free
-from lowtide.api.running.variant import Variant
-from lowtide.errors import BatchError, StepError
+from lowtide.api.running.short import Runs, Short
+from lowtide.errors import BatchError
 from lowtide.runtime.batch import BatchSpec, NewShapeError
 from lowtide.runtime.heap import give_back
+from lowtide.runtime.networks.running import Held
 from lowtide.runtime.undisturbed import undisturbed
 
 
@@ -24,12 +23,10 @@ class Frozen:
     model's own. Where nobody else holds the model, its memory is free; the first call gives the system back what is.
     """
 
-    def __init__(self, variant: Variant, batch: BatchSpec, inputs: Sequence[Any], leaves: Sequence[Any]) -> None:
-        if not is_free(variant) or any(node.writes for node in variant.decision.graph.nodes):
-            raise StepError(_REFUSED)
-        self._batch, self._looks = batch, Looks(leaves)
-        self._networks = {name: network.frozen() for name, network in variant.networks.items()}
-        self._short = Short(variant, inputs, dict(self._networks))
+    def __init__(self, runs: Runs, batch: BatchSpec, inputs: Sequence[Any], networks: Mapping[str, Held]) -> None:
+        self._batch, self._networks = batch, networks
+        self._looks = Looks(batch.made_up()) if batch.is_plain else None
+        self._short = Short(runs, inputs, dict(networks))
         self._quickly: Quickly[Quick] = Quickly()
         self._run: Callable[[Sequence[Any]], Any] = self._first
 
@@ -45,7 +42,7 @@ class Frozen:
         quick = self._quickly.way
         if quick is not None and not kwargs and (found := quick(args)) is not UNLIKE:
             return found
-        if not self._looks.hold(args, kwargs):
+        if self._looks is None or not self._looks.hold(args, kwargs):
             return self._run(self._leaves(args, kwargs))
         result = self._run(args)
         self._quickly.renew(lambda: self._quick(args))
@@ -69,9 +66,3 @@ class Frozen:
 
     def __repr__(self) -> str:
         return f"Frozen({len(self._networks)} generated networks, {self.held_bytes / 2**20:.1f} MiB)"
-
-
-_REFUSED = (
-    "frozen: expected an inference function with generated kernels (exact=False, on a CPU, with a C++ compiler) that changes nothing of "
-    "the model's, of one shape; this step is none: keep the step itself, it holds no weights but the model's"
-)

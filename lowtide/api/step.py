@@ -7,7 +7,8 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from lowtide.api.arena import ArenaReport, StepArena
 from lowtide.api.frozen import Frozen
@@ -23,6 +24,8 @@ from lowtide.api.running.recaptures import Recaptures
 from lowtide.api.running.steady import Steady
 from lowtide.api.running.variant import Variant
 from lowtide.api.running.verify import Verification, verified
+from lowtide.api.saved.freezing import freeze
+from lowtide.api.saved.saving import save
 from lowtide.api.stages import Stages
 from lowtide.base.files import write_whole
 from lowtide.capture.data.facts import Facts
@@ -43,6 +46,7 @@ from lowtide.runtime.undisturbed import undisturbed
 if TYPE_CHECKING:
     from lowtide.api.ranks.checkpoint import Trained
 
+T = TypeVar("T")
 MOST_PROGRAMS = 32  # that differ in nothing but what they read from the data
 _MOST_RANGED = 4096  # shapes of a range whose steps are kept
 _MOST_EARLIER = MOST_PROGRAMS + 8  # of earlier captures
@@ -142,19 +146,24 @@ class Step:
             self._own_memory.empty()
 
     def frozen(self, *args: Any, **kwargs: Any) -> Frozen:
-        """A function for batches like this one that has the model's weights as they are now, and holds nothing of the model.
+        """A function for batches like this one that has the model's weights as they are now, for kernels to read, and nothing of the model.
 
-        Of inference by generated kernels. Weights are there once, as kernels read them, once nobody holds the model or this step; and
-        nothing is looked up at a call. Runs once on the batch. Raises StepError for another step, and as a call does.
+        Of inference by generated kernels; nothing is looked up at a call. Runs once on the batch. Raises StepError for another step.
         """
+        return self._for_good(freeze, args, kwargs)
+
+    def save_frozen(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Write that function to a file, which `lowtide.load_frozen` reads without the model. Raises as `frozen`, and OSError."""
+        self._for_good(partial(save, path), args, kwargs)
+
+    def _for_good(self, make: Callable[[Variant, BatchSpec, Sequence[Any]], T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         try:
             variant, inputs, now = self._prepare(args, kwargs)
         except NewShapeError as error:
-            return self._made_for(error, args, kwargs).frozen(*args, **kwargs)
+            return self._made_for(error, args, kwargs)._for_good(make, args, kwargs)
         self._steady = None
-        _, stepped = self._run(variant, inputs, now)
-        self._caller.end_step(stepped)
-        return Frozen(variant, self._batch, inputs, now.batch)
+        self._caller.end_step(self._run(variant, inputs, now)[1])
+        return make(variant, self._batch, inputs)
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write that plan for people: a page (.html), a picture (.png, .svg, .pdf), a trace (.json), a snapshot for memory_viz (.pickle).
@@ -250,9 +259,7 @@ class Step:
         except NewShapeError as error:
             return self._made_for(error, args, kwargs).measure(*args, **kwargs)
         if variant is not self._families[0].variants[-1]:
-            raise StepError(
-                "the first step of this optimizer makes its state and is not like the later ones: call the step once, then measure"
-            )
+            raise StepError("the first step of this optimizer makes its state, unlike the later ones: call the step once, then measure")
         device = max((value.storage.device for value in variant.captured.graph.inputs), default="cpu")
         done: list[tuple[Any, bool]] = []  # holds the result, as a caller would
         if variant.program.gradients:
@@ -280,9 +287,7 @@ class Step:
             raise StepError(self._obstacle)
         found = self._find(self._caller.look(leaves))
         if not isinstance(found, tuple):
-            raise StepError(
-                f"verify: the step is to be captured anew first, which its next call does: {found or 'its data are of another kind'}"
-            )
+            raise StepError(f"verify: the step is to be captured anew first, as its next call does: {found or 'for data of another kind'}")
         return verified(*found)
 
     def __repr__(self) -> str:

@@ -13,15 +13,16 @@ that is written has the same limit to silence, but where it is standard output.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import secrets
 import select
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from lowtide.errors import FormatError
 
@@ -32,10 +33,12 @@ _SILENT_SECONDS = 60.0  # for a program at the other end to say something
 _CLOSED_FOLDER = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY}  # a draft cannot be made there, or not take the file's place
 
 _PathLike = str | os.PathLike[str]
+_Pieces: TypeAlias = bytes | Sequence[bytes | memoryview]
+Content: TypeAlias = str | _Pieces
 
 
-def write_whole(path: _PathLike, content: str | bytes, *, regular: bool = False) -> None:
-    """Write text or bytes to `path`, as told above; `regular`: only to a regular file. Raises OSError, which names `path`."""
+def write_whole(path: _PathLike, content: Content, *, regular: bool = False) -> None:
+    """Write text, bytes or pieces to `path`, as told above; `regular`: only to a regular file. Raises OSError, which names `path`."""
     content = content.encode() if isinstance(content, str) else content
     with _naming(path):
         found = _stat(path)
@@ -76,6 +79,22 @@ def read_bytes(path: _PathLike, *, regular: bool = False) -> bytes:
             if regular or stat.S_ISBLK(mode):
                 raise OSError(errno.EINVAL, f"expected a regular file, got {_kind(mode)}")
             return _limited(_arriving(descriptor))
+
+
+def mapped(path: _PathLike) -> mmap.mmap:
+    """A regular file's bytes, as they are read; who writes to them writes to a copy. Raises OSError, which names `path`.
+
+    Whoever holds it depends on the file: one that is cut short meanwhile ends the process.
+    """
+    with _naming(path):
+        descriptor = os.open(path, os.O_RDONLY | _WITHOUT_WAITING)
+        with open(descriptor, "rb", buffering=0) as file:
+            found = os.fstat(descriptor)
+            if stat.S_ISDIR(found.st_mode):
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(errno.EINVAL, f"expected a regular file, got {_kind(found.st_mode)}")
+            return mmap.mmap(file.fileno() if found.st_size else -1, found.st_size or 1, access=mmap.ACCESS_COPY)
 
 
 def read_utf8(path: _PathLike, *, regular: bool = False) -> str:
@@ -132,7 +151,7 @@ def _check_may_be_written(target: Path) -> None:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def _replace(target: Path, found: os.stat_result | None, content: bytes) -> None:
+def _replace(target: Path, found: os.stat_result | None, content: _Pieces) -> None:
     if found is not None:
         _check_may_be_written(target)
     # In the same folder: only there does a rename replace at once. No longer than the shortest limit to names.
@@ -149,7 +168,7 @@ def _replace(target: Path, found: os.stat_result | None, content: bytes) -> None
             draft.unlink(missing_ok=True)
 
 
-def _draft(draft: Path, found: os.stat_result | None, content: bytes) -> None:
+def _draft(draft: Path, found: os.stat_result | None, content: _Pieces) -> None:
     """Write the draft; nobody may see in it what they may not see in the file whose place it takes."""
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _WITHOUT_WAITING, 0o666 if found is None else 0o600)
     with open(descriptor, "wb", buffering=0) as file:
@@ -163,7 +182,7 @@ def _draft(draft: Path, found: os.stat_result | None, content: bytes) -> None:
             os.fchmod(descriptor, stat.S_IMODE(found.st_mode))  # after the owner: changing that takes away setuid
 
 
-def _write_straight(path: _PathLike, found: os.stat_result, content: bytes) -> None:
+def _write_straight(path: _PathLike, found: os.stat_result, content: _Pieces) -> None:
     """Into what stands there. Raises OSError, in a sentence where it is a FIFO that nobody reads."""
     standard = _is_open_for_output(found)
     if standard is not None:
@@ -186,8 +205,12 @@ def _opened_for_writing(path: _PathLike, flags: int) -> int:
         raise
 
 
-def _write(descriptor: int, content: bytes) -> None:
-    rest = memoryview(content)
+def _write(descriptor: int, content: _Pieces) -> None:
+    for piece in [content] if isinstance(content, bytes) else content:
+        _write_piece(descriptor, memoryview(piece))
+
+
+def _write_piece(descriptor: int, rest: memoryview) -> None:
     while rest:
         try:
             rest = rest[os.write(descriptor, rest) :]

@@ -21,7 +21,8 @@ from lowtide.base.kernels import kernel
 from lowtide.errors import CheckError
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.ir.operators.names import DROP, LOAD, STORE
+from lowtide.ir.operators.names import DROP, LOAD
+from lowtide.ir.operators.nodes import offloaded_storages
 from lowtide.ir.operators.table import writes_in_place
 from lowtide.problems.order import Bytes, Ints, OrderProblem
 from lowtide.problems.order_check import Task
@@ -85,15 +86,6 @@ def resident_storages(graph: Graph) -> tuple[Storage, ...]:
     """
     offloaded = offloaded_storages(graph)
     return tuple(dict.fromkeys(value.storage for value in graph.inputs if _is_resident(value.storage) and value.storage not in offloaded))
-
-
-def offloaded_storages(graph: Graph) -> frozenset[Storage]:
-    """What is offloaded, state that the caller lends: the inputs of the caller's that are stored on the host.
-
-    Such a storage lives from the start to its drop, and what the last load makes of it is kept: that is the caller's again.
-    """
-    given = {value.storage for value in graph.inputs}
-    return frozenset(value.storage for node in graph.nodes if node.op == STORE for value in node.inputs if value.storage in given)
 
 
 def counted_storages(graph: Graph) -> tuple[Storage, ...]:

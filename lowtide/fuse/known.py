@@ -9,7 +9,7 @@ from lowtide.fuse.views import VIEWS
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.table import functional_base
 
-_NORMS = ("native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm")
+NORMS = ("native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm")
 _MOST_DIMENSIONS = 6
 _MOST_KEYS = 2**14  # of a softmax: a few rows of them lie on a thread's stack
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
@@ -23,7 +23,7 @@ def name_of(node: Node) -> str:
 
 def is_given_norm(node: Node) -> bool:
     """Whether this is a batch norm whose statistics are given."""
-    if name_of(node) not in _NORMS or node.writes or any(value is not None for value in node.outputs[1:]):
+    if name_of(node) not in NORMS or node.writes or any(value is not None for value in node.outputs[1:]):
         return False
     training = node.args[5] if name_of(node) != "_native_batch_norm_legit_no_training" else False
     return training is False and all(isinstance(arg, Value) for arg in node.args[3:5])
@@ -35,7 +35,7 @@ def is_known(node: Node, fixed: Collection[Value]) -> bool:
     made = [value for value in node.outputs if value is not None]
     if not name or not made or node.writes or node.body is not None or node.after:
         return False
-    if not all(_is_plain(value) for value in (*made, *node.inputs)):
+    if not all(is_plain(value) for value in (*made, *node.inputs)):
         return False
     if name == "as_strided" and not _is_same(node.inputs[0], made[0]):
         return False
@@ -46,7 +46,8 @@ def is_known(node: Node, fixed: Collection[Value]) -> bool:
     return _KNOWN.get(name, _never)(node, fixed)
 
 
-def _is_plain(value: Value) -> bool:
+def is_plain(value: Value) -> bool:
+    """Whether kernels can read and make a tensor like this."""
     sizes = (*value.shape, *value.stride)
     plain = value.dtype == "float32" and value.storage.device == "cpu" and all(isinstance(size, int) for size in sizes)
     return plain and 0 not in value.shape and 0 < len(value.shape) <= _MOST_DIMENSIONS
@@ -145,7 +146,7 @@ _KNOWN: dict[str, Callable[[Node, Collection[Value]], bool]] = {
     "mm": _product,
     "mean": _mean,
     "native_layer_norm": _layer_norm,
-    **dict.fromkeys(_NORMS, _batch_norm),
+    **dict.fromkeys(NORMS, _batch_norm),
     "max_pool2d_with_indices": _pool,
     "avg_pool2d": _average,
     "bmm": _batched,

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
 
 import sympy
 import torch
 
-from lowtide.cost.bodies import body_footprint
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.loops import NEUTRAL, Into, Loop, is_loop
 from lowtide.ir.shapes.at import at, sizes_of_arg
@@ -78,7 +78,8 @@ def _within(loop: Loop, names: Names, turn: tuple[str, str], fresh: Callable[[st
 
 def _steps(body: Graph, names: Names, fresh: Callable[[str], str], wide: dict[str, int]) -> Iterator[str]:
     """The nodes of a body, in its order."""
-    reuses = body_footprint(_at(body, wide)).reuses.tolist()
+    footprint = import_module("lowtide.cost.bodies").body_footprint  # whose kernels take more memory than most programs without loops
+    reuses = footprint(_at(body, wide)).reuses.tolist()
     dying = deaths(body, range(len(body.nodes)))
     for node, reuse, dead in zip(body.nodes, reuses, dying, strict=True):
         yield from lines(node, reuse, names, fresh, wide) if is_loop(node) else statements(node, reuse, names, _NOTHING)

@@ -169,4 +169,5 @@ def comment(node: Node) -> str:
     made = next((output for output in node.outputs if output is not None), None)
     what = f"{made.dtype}[{', '.join(map(str, made.shape))}]" if made is not None else ""
     where = f"{node.source.module}:{node.source.line}" if node.source is not None and node.source.module else ""
-    return f"  # {' '.join(filter(None, (what, where)))}" if what or where else ""
+    text = " ".join(filter(None, (what, where)))
+    return f"  # {text if text.isprintable() else ascii(text)}" if text else ""  # a module's name may hold a line's end

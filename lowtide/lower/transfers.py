@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from lowtide.cost.memory import offloaded_storages
 from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.operators.names import DROP, LOAD, STORE
-from lowtide.ir.operators.nodes import is_transfer, is_view
+from lowtide.ir.operators.nodes import is_transfer, is_view, offloaded_storages
 from lowtide.ir.sizes import Size
 from lowtide.plan.contents import Decision
 from lowtide.plan.summary import bytes_text

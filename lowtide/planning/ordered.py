@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lowtide.cost.memory import offloaded_storages, simulate, storage_bytes
+from lowtide.cost.memory import simulate, storage_bytes
 from lowtide.cost.peak import profile_of
+from lowtide.ir.operators.nodes import offloaded_storages
 from lowtide.plan.plan import Plan
 from lowtide.planning.algebra import told
 from lowtide.planning.candidate import Candidate, order_together

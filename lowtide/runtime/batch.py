@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 import torch
 
-from lowtide.errors import BatchError, CaptureError
+from lowtide.errors import BatchError, CaptureError, FormatError
 from lowtide.ir import tree
 from lowtide.ir.made import same_strides
 from lowtide.runtime.caller import describe
@@ -18,6 +18,8 @@ from lowtide.runtime.plain import refuse_surroundings, unlike_plain
 Shape: TypeAlias = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # by tensor of a batch: its shape and strides
 
 _META = torch.device("meta")
+_PLAIN = (type(None), bool, int, float, str)  # what a file holds of leaves that are no tensors
+_MOST_EXTENT = 2**31
 _MOST_NAMES = 12  # of leaves in one message
 _DIFFERENTIATED = "is differentiated, and no derivative by the batch is made here: pass it detached, or call the model itself"
 
@@ -71,6 +73,26 @@ class BatchSpec:
             if isinstance(look, _NotPlain):
                 raise CaptureError(f"batch {where} is {look.kind}: plain dense tensors can be captured; {look.remedy}")
         return cls(tuple(looks), training)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each leaf is a tensor that is an argument by itself."""
+        return all(where == f"[{at}]" and isinstance(look, _TensorLook) for at, (where, look) in enumerate(self.leaves))
+
+    def made_up(self) -> list[Any]:
+        """Leaves like these, on a CPU: tensors of zeros."""
+        return [_zeros(look) if isinstance(look, _TensorLook) else look for _, look in self.leaves]
+
+    def rows(self) -> list[Any]:
+        """What a file keeps of it. Raises BatchError for a leaf that text cannot hold."""
+        return [[where, _row(where, look)] for where, look in self.leaves]
+
+    @classmethod
+    def from_rows(cls, rows: Any) -> BatchSpec:
+        """What `rows` has written. Raises FormatError for what cannot be one."""
+        if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) for row in rows):
+            raise FormatError("expected a batch as a list of [where, what]")
+        return cls(tuple((where, _from_row(row)) for where, row in rows))
 
     def leaves_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device = _META) -> Sequence[Any]:
         """The leaves of another batch like it; tensors on the meta device are taken to lie on `device`.
@@ -143,6 +165,31 @@ class _TensorLook:
 
     def __str__(self) -> str:
         return describe(self.shape, self.stride, self.dtype, self.device)
+
+
+def _zeros(look: _TensorLook) -> torch.Tensor:
+    reach = 0 if 0 in look.shape else 1 + sum((size - 1) * step for size, step in zip(look.shape, look.stride, strict=True))
+    return torch.as_strided(torch.zeros(reach, dtype=look.dtype, device="cpu"), look.shape, look.stride)
+
+
+def _row(where: str, look: Any) -> dict[str, Any]:
+    if isinstance(look, _TensorLook):
+        return {"dtype": str(look.dtype).removeprefix("torch."), "shape": list(look.shape), "stride": list(look.stride)}
+    if type(look) not in _PLAIN:
+        raise BatchError(f"batch {where}: expected tensors, numbers, texts and None, which a file can hold, got a {type(look).__name__}")
+    return {"value": look}
+
+
+def _from_row(row: Any) -> Any:
+    match row:
+        case {"value": value, **more} if not more and type(value) in _PLAIN:
+            return value
+        case {"dtype": str(name), "shape": list(shape), "stride": list(stride), **more} if not more:
+            dtype = getattr(torch, name, None)
+            sizes = all(type(size) is int and 0 <= size < _MOST_EXTENT for size in (*shape, *stride))
+            if isinstance(dtype, torch.dtype) and sizes and len(shape) == len(stride):
+                return _TensorLook(tuple(shape), tuple(stride), dtype, torch.device("cpu"))
+    raise FormatError(f"expected a leaf of a batch as dtype, shape and stride, or as a value, got {str(row)[:80]}")
 
 
 def _look(item: Any, device: torch.device) -> Any:

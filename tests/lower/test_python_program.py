@@ -11,7 +11,7 @@ from torch import nn, optim
 import lowtide
 from lowtide.cost.profiler import measure_memory
 from lowtide.errors import FormatError
-from lowtide.ir.graph import Arg, Atom, Kind, Node
+from lowtide.ir.graph import Arg, Atom, Kind, Node, Source
 from lowtide.lower.python import lower
 from lowtide.runtime.program import Program
 from lowtide.schedule import ProgramOrder
@@ -57,6 +57,16 @@ def test_values_of_any_name_get_variables_of_their_own(name):
     source = lower(plan(node, last, inputs=(x,), outputs=(z,)))
     assert "os" not in source.replace("ops", "")
     assert Program(source)([torch.ones(3)])[0].tolist() == [3.0] * 3
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n", "\x0c", "\u2028", "\0"])
+def test_where_a_node_comes_from_is_a_comment_whatever_it_says(end):
+    """Files of plans hold that, and nothing that binds them to a program is over it."""
+    x, y = tensor("x", Kind.INPUT), tensor("y")
+    source = Source("net.py", 7, f"head{end}    raise SystemExit{end}    #")
+    program = Program(lower(plan(Node("aten.mul.Tensor", (x, 2.0), (y,), source=source), inputs=(x,), outputs=(y,))))
+    assert program([torch.ones(3)])[0].tolist() == [2.0] * 3
+    assert len([line for line in program.source.splitlines() if "SystemExit" in line and "aten.mul" in line]) == 1
 
 
 @pytest.mark.parametrize(

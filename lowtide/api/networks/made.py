@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache, partial
 
-import torch
-
 from lowtide.api.networks.faster import is_faster
+from lowtide.api.networks.holding import ready, target
+from lowtide.api.networks.placing import offsets_of, placed
 from lowtide.api.networks.tuned import tuned
 from lowtide.fuse.network import Bare, Network, network_of
 from lowtide.fuse.regions import Described, with_regions
@@ -17,11 +16,8 @@ from lowtide.ir.graph import Graph
 from lowtide.ir.packed import Target
 from lowtide.ir.regions import Region, is_by_inductor, is_region
 from lowtide.lower.python import lower
-from lowtide.place import Portfolio, place
-from lowtide.problems.placement import PlaceProblem
 from lowtide.runtime.compiler import NativeError
 from lowtide.runtime.networks.built import network, team
-from lowtide.runtime.networks.running import Described as Ready
 from lowtide.runtime.networks.running import Running
 from lowtide.runtime.program import Program
 
@@ -52,6 +48,11 @@ def networks_of(graph: Graph) -> list[tuple[Region, Network]]:
     return [(region, built(region.body, region.fixed, region.joined)[0]) for region in _own(graph)]
 
 
+def placements(graph: Graph) -> list[list[int]]:
+    """Where the buffers of a graph's own regions lie, in bytes. Raises NativeError."""
+    return [offsets_of(region, bare(region.body, region.fixed)) for region in _own(graph)]
+
+
 def _own(graph: Graph) -> list[Region]:
     """Those that no other compiler runs."""
     return [Region.of(node) for node in graph.nodes if is_region(node) and not is_by_inductor(node)]
@@ -60,18 +61,13 @@ def _own(graph: Graph) -> list[Region]:
 def running(body: Graph, fixed: tuple[int, ...], joined: tuple[int, ...]) -> Running:
     """What runs a body with these blocks. Raises NativeError."""
     its, address, library = built(body, fixed, joined)
-    constants = Program(lower(InOrder(its.constants)), gradients=False)
-    described = Ready(
-        address, library, its.arena_bytes, its.kept_elements, its.recipes, its.live, fixed, its.constants.outputs, constants,
-        its.results,
-    )  # fmt: skip
-    return Running(described, team())
+    return Running(ready(its, (address, library), fixed, Program(lower(InOrder(its.constants)), gradients=False)), team())
 
 
 def _described(chosen: Mapping[str, tuple[int, ...]] | None, most: int, body: Graph, fixed: tuple[int, ...]) -> Described | None:
     if chosen is not None and body.outputs[0].name not in chosen:
         return None
-    joined = tuned(bare(body, fixed), most, _placed) if chosen is None else chosen[body.outputs[0].name]
+    joined = tuned(bare(body, fixed), most, placed) if chosen is None else chosen[body.outputs[0].name]
     its, *_ = built(body, fixed, joined)
     if chosen is None and not _is_faster(body, fixed, joined, its):
         return None
@@ -86,16 +82,12 @@ def _is_faster(body: Graph, fixed: tuple[int, ...], joined: tuple[int, ...], its
 
 def built(body: Graph, fixed: tuple[int, ...], joined: tuple[int, ...]) -> tuple[Network, int, object]:
     """A body's network, its function and the library that has it, for as many threads as there are now. Raises NativeError."""
-    return _built(body, fixed, _target(), joined)
-
-
-def _target() -> Target:
-    return replace(team().target, threads=torch.get_num_threads())
+    return _built(body, fixed, target(), joined)
 
 
 def bare(body: Graph, fixed: tuple[int, ...]) -> Bare:
     """A body as stages, for as many threads as there are now. Raises NativeError."""
-    return _bare(body, fixed, _target())
+    return _bare(body, fixed, target())
 
 
 @lru_cache(_MOST)
@@ -105,14 +97,9 @@ def _bare(body: Graph, fixed: tuple[int, ...], target: Target) -> Bare:
 
 @lru_cache(_MOST)
 def _built(body: Graph, fixed: tuple[int, ...], target: Target, joined: tuple[int, ...]) -> tuple[Network, int, object]:
-    its = network_of(_bare(body, fixed, target), joined, _placed)
+    its = network_of(_bare(body, fixed, target), joined, placed)
     address, library = network(its.source)
     return its, address, library
-
-
-def _placed(problem: PlaceProblem) -> tuple[list[int], int]:
-    found = place(problem, Portfolio())
-    return [int(offset) for offset in found.offsets], int(found.arena_bytes)
 
 
 class InOrder:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
-import lowtide.kernels  # noqa: F401  (defines the operators of lowtide's own)
 from lowtide.errors import FormatError
 
 _OPERATOR = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2}", re.ASCII)
@@ -20,6 +20,8 @@ def operator(name: str) -> OpOverload:
     if not _OPERATOR.fullmatch(name):
         raise FormatError(f"expected an operator's name such as 'aten.add.Tensor', got {name!r}")
     namespace, base, overload = name.split(".")
+    if namespace == "lowtide":
+        import_module("lowtide.kernels")  # which defines them, and takes as much memory as a network
     try:
         found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload)
     except AttributeError as error:

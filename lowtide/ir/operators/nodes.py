@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from lowtide.errors import FormatError
-from lowtide.ir.graph import Arg, Graph, Node, Value
+from lowtide.ir.graph import Arg, Graph, Node, Storage, Value
 from lowtide.ir.operators.collectives.nodes import is_collective, loads_parts
 from lowtide.ir.operators.names import ARITHMETIC, DROP, LOAD, LOOP, REGION, STORE
 from lowtide.ir.operators.row import Draws, Operator
@@ -49,6 +49,15 @@ def is_arithmetic(node: Node) -> bool:
 def is_transfer(node: Node) -> bool:
     """Whether a node begins, ends or needs a copy in the host's memory."""
     return node.op in (STORE, DROP, LOAD)
+
+
+def offloaded_storages(graph: Graph) -> frozenset[Storage]:
+    """What is offloaded, state that the caller lends: the inputs of the caller's that are stored on the host.
+
+    Such a storage lives from the start to its drop, and what the last load makes of it is kept: that is the caller's again.
+    """
+    given = {value.storage for value in graph.inputs}
+    return frozenset(value.storage for node in graph.nodes if node.op == STORE for value in node.inputs if value.storage in given)
 
 
 def is_view(node: Node) -> bool:

@@ -56,18 +56,27 @@ def _write_transformed(both: torch.Tensor, recipe: Transformed, into: torch.Tens
     into[: both.shape[1]] = both[0]
     evaluate = _evaluation(_POINTS[recipe.side])
     weight = both[1:].double().reshape(3, 3, recipe.rows, recipe.columns)
-    points = torch.einsum("ia,abcn,jb->ijcn", evaluate, weight, evaluate).float().reshape(recipe.points, recipe.rows, recipe.columns)
+    lines = [_combined(weight, factors) for factors in evaluate]
     share = (into.numel() - recipe.bias_elements) // recipe.points
-    for at, rows in enumerate(points):
+    for at in range(recipe.points):
+        rows = _combined(lines[at // len(evaluate)], evaluate[at % len(evaluate)]).float()
         begin = recipe.bias_elements + at * share
         _write_parts(torch.cat([rows.new_zeros(1, recipe.columns), rows]), _panels(recipe), recipe, into[begin : begin + share])
 
 
-def _evaluation(points: Sequence[float]) -> torch.Tensor:
+def _combined(parts: torch.Tensor, factors: Sequence[float]) -> torch.Tensor:
+    """The sum of parts times factors: an operator for whole products would load what takes megabytes."""
+    found = torch.zeros_like(parts[0])
+    for part, factor in zip(parts, factors, strict=True):
+        if factor:
+            found += part * factor
+    return found
+
+
+def _evaluation(points: Sequence[float]) -> list[list[float]]:
     """[points and infinity, 3]: what a polynomial of three coefficients is there, over what interpolation would divide by."""
     scales = [prod(point - other for other in points if other != point) for point in points]
-    rows = [[point**k / scale for k in range(3)] for point, scale in zip(points, scales, strict=True)]
-    return torch.tensor([*rows, [0.0, 0.0, 1.0]], dtype=torch.float64, device="cpu")
+    return [*([point**k / scale for k in range(3)] for point, scale in zip(points, scales, strict=True)), [0.0, 0.0, 1.0]]
 
 
 def _panels(recipe: Panels | Transformed) -> list[int]:

@@ -150,10 +150,7 @@ class Running:
             return held
 
     def _pack(self, fixed: Sequence[torch.Tensor]) -> None:
-        its = self._its
-        kept = aligned(its.kept_elements)
-        values = its.constants(fixed)
-        pack(its.recipes, dict(zip(its.wanted, values, strict=True)), kept)
+        kept = packed(self._its, fixed)
         self._constants = Constants(fixed)
         self._marked_at = [at for at, tensor in enumerate(fixed) if tensor.dtype == torch.float32 and tensor.numel()]
         marked = [fixed[at] for at in self._marked_at]
@@ -164,6 +161,13 @@ class Running:
 
     def _marked(self) -> int:
         return int(self._team.mark(self._marks, self._places, len(self._marks)))
+
+
+def packed(its: Described, fixed: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Constants as kernels read them."""
+    kept = aligned(its.kept_elements)
+    pack(its.recipes, dict(zip(its.wanted, its.constants(fixed), strict=True)), kept)
+    return kept
 
 
 def _middle(tensor: torch.Tensor) -> int:

@@ -1,0 +1,108 @@
+"""Which operators of torch a graph that came from a file may call: those of which it is known that they only compute.
+
+Arguments are looked at by torch itself. What torch takes on trust, as some operators that only torch calls do, is looked at here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+import sympy
+import torch
+
+from lowtide.cost.lab.operators import of_torch, operator
+from lowtide.errors import FormatError
+from lowtide.fuse.checks.shapes import shapes_of
+from lowtide.fuse.known import ATTENTION, NORMS, name_of
+from lowtide.ir.graph import Arg, Atom, Node, Value
+
+# Beside torch's core and what is element by element: names that stand for several of these, and what only torch calls but looks at itself.
+_ALSO = frozenset({
+    "t", "detach", "unbind", "split", "split_with_sizes", "reshape", "contiguous", "stack", "roll", "tril", "triu", "square", "matmul",
+    "linear", "baddbmm", "ones_like", "zeros_like", "new_full", "new_zeros", "new_ones", "zeros", "ones", "eye", "linspace", "masked_fill",
+    "lift_fresh_copy", "lift_fresh", "unfold", "pixel_shuffle", "channel_shuffle", "bucketize", "logsumexp", "std", "std_mean", "var_mean",
+    "aminmax", "glu", "movedim", "upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d", "expand_as", "view_as", "type_as",
+    "flip", "arange", "hardswish", "index", "native_group_norm", "linalg_vector_norm",
+    "_unsafe_view", "_reshape_alias", "_to_copy", "_softmax", "_safe_softmax", "_log_softmax", "_adaptive_avg_pool2d",
+    "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", *NORMS, ATTENTION,
+})  # fmt: skip
+_NOT = ("empty", "new_empty", "sym_", "equal")  # what is no tensor, or holds what lay in memory before
+_TRUSTING = (*NORMS, ATTENTION, "native_group_norm")
+_KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+
+
+def check_call(node: Node) -> None:
+    """Whether a node may be run by torch. Raises FormatError that names its operator.
+
+    What is said of its arguments must be true: who runs it looks at them.
+    """
+    _check_operator(node)
+    for arg in _each((*node.args, *(arg for _, arg in node.kwargs))):
+        _check_argument(arg, node.op)
+    if name_of(node) in _TRUSTING:
+        _check_shape(node)
+
+
+def _check_operator(node: Node) -> None:
+    library, base, *_ = node.op.split(".")
+    found = operator(node.op)
+    plain = isinstance(found, type(torch.ops.aten.add.Tensor)) and library == "aten" and not found._schema.is_mutable
+    tags = {*found.tags} if plain else set()
+    varies = torch.Tag.dynamic_output_shape in tags and not (base == "index" and _selects_places(node))
+    if not plain or varies or not _is_known(base, tags):
+        raise FormatError(f"{node.op}: expected an operator that only computes, with results of one shape, got one of another kind")
+
+
+def _is_known(base: str, tags: set[torch.Tag]) -> bool:
+    if base.startswith(_NOT) or base.endswith("_backward"):
+        return False
+    return base in _ALSO or (not base.startswith("_") and bool({torch.Tag.core, torch.Tag.pointwise} & tags))
+
+
+def _selects_places(node: Node) -> bool:
+    """Whether a lookup is by numbers of places, not by which of them are true."""
+    return all(value.dtype not in ("bool", "uint8") for value in {*node.inputs} - {node.args[0]})
+
+
+def _each(args: tuple[Arg, ...]) -> Iterator[Arg]:
+    for arg in args:
+        if isinstance(arg, tuple):
+            yield from _each(arg)
+        else:
+            yield arg
+
+
+def _check_argument(arg: Arg, op: str) -> None:
+    if isinstance(arg, sympy.Expr):
+        raise FormatError(f"{op}: expected sizes that are numbers, got {arg}")
+    if not isinstance(arg, Atom):
+        return
+    right = arg.name == "cpu" if arg.kind == "device" else isinstance(of_torch(arg.name), _KINDS.get(arg.kind, ()))
+    if not right or arg.name in ("sparse_coo", "sparse_csr"):
+        raise FormatError(f"{op}: expected a CPU, a dtype, a layout or a memory format, got {arg.kind} {arg.name!r}")
+
+
+def _check_shape(node: Node) -> None:
+    """Of operators whose arguments torch looks at before, where they are called from above."""
+    try:
+        _check_groups(node) if name_of(node) == "native_group_norm" else shapes_of(node)
+    except (ValueError, TypeError, IndexError, AssertionError) as error:
+        raise FormatError(f"{node.op}: expected arguments as torch takes them, got others ({error})") from error
+
+
+def _check_groups(node: Node) -> None:
+    a, gamma, beta, *said, groups, _ = node.args
+    assert isinstance(a, Value), "a tensor"
+    n, channels, *rest = a.shape
+    vectors = [each.shape for each in (gamma, beta) if isinstance(each, Value)]
+    right = said == [n, channels, prod(int(size) for size in rest)] and isinstance(groups, int) and groups > 0 == int(channels) % groups
+    if not right or any(each != (channels,) for each in vectors):
+        raise FormatError(f"{node.op}: expected norms of groups of an image's channels")
+
+
+def check_value(value: Value) -> None:
+    """Whether a tensor of such a look can be. Raises FormatError."""
+    sizes = (*value.shape, *value.stride, value.offset, value.storage.nbytes)
+    if value.dtype == "scalar" or value.storage.device != "cpu" or not all(type(size) is int for size in sizes):
+        raise FormatError(f"{value.name}: expected a tensor on a CPU with sizes that are numbers")

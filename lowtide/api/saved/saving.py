@@ -1,0 +1,52 @@
+"""Writes an inference function to a file, as `loading` reads it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from lowtide.api.networks.made import placements
+from lowtide.api.running.variant import Variant
+from lowtide.api.saved import archive
+from lowtide.api.saved.checked import check
+from lowtide.api.saved.freezing import check_can_be_frozen
+from lowtide.api.saved.results import said_of
+from lowtide.errors import BatchError, FormatError, StepError
+from lowtide.ir.graph import Graph
+from lowtide.ir.text.graph_text import to_text
+from lowtide.runtime.batch import BatchSpec
+
+
+def save(path: str | os.PathLike[str], variant: Variant, batch: BatchSpec, inputs: Sequence[Any]) -> None:
+    """Write what a variant runs on now, but for the batch. Raises StepError for what a file cannot hold, OSError."""
+    check_can_be_frozen(variant)
+    decision, slots = variant.decision, variant.captured.slots
+    graph, kept = _used(decision.graph)
+    stored = [at for at in kept if slots[at].table != "batch"]
+    places = {at: ["tensor", place] for place, at in enumerate(stored)}
+    try:
+        check(graph, decision.order, [decision.graph.inputs[at] for at in stored])
+        said = {
+            "versions": {"lowtide": version("lowtide"), "torch": torch.__version__},
+            "batch": batch.rows(),
+            "result": said_of(variant.captured.result, len(graph.outputs)),
+            "inputs": [places.get(at, ["batch", slots[at].path[0]]) for at in kept],
+            "order": list(decision.order),
+            "offsets": placements(graph),
+            "graph": to_text(graph, sources=False).splitlines(),
+        }
+    except (FormatError, BatchError) as error:
+        raise StepError(f"save_frozen: {error}: such a function can be frozen in this process, not saved") from error
+    archive.write(path, said, [inputs[at] for at in stored])
+
+
+def _used(graph: Graph) -> tuple[Graph, list[int]]:
+    """The graph without inputs that nobody reads, and which it has."""
+    read = {*graph.outputs, *(value for node in graph.nodes for value in node.inputs)}
+    kept = [at for at, value in enumerate(graph.inputs) if value in read]
+    return replace(graph, inputs=tuple(graph.inputs[at] for at in kept)), kept
