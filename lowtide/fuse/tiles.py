@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from lowtide.ir.packed import Target
 
-_LESS = 0.85  # what a transform must take of the plain way, as it keeps more weights
+_LESS = 0.85  # what a way that keeps more weights must take of the best that keeps less: plain, two results along a side, four
 _TILES_BYTES = 192 * 1024  # of tiles at all points, that stay near while all panels pass them
 _MADE_VECTORS = 4  # of a panel of products
 _TRANSFORM_CYCLES = 4.0  # for a vector of a point, on the way there and back
@@ -79,18 +79,20 @@ def by_columns(packed_bytes: int) -> bool:
 
 @lru_cache(_REMEMBERED)
 def transform_of(images: int, side: tuple[int, int], inner: int, columns: int, target: Target) -> Transform | None:
-    """The best transform for so many rows and columns, from `inner` channels to `columns`; None where products alone are faster."""
+    """The best transform for so many rows and columns, from `inner` channels to `columns`; None where products alone are about as fast."""
     plain, weights = tile_of(side[1], columns, target), 36 * inner * target.width(columns)
     cycles = 9 * inner * images * side[0] * _cost(plain, side[1], columns, target) / target.threads
     cycles += weights / (target.threads if by_columns(weights) else 1) / _FIRST_RATE
-    found: list[tuple[float, Transform | None]] = [(cycles * _LESS, None)]
+    best: tuple[float, Transform | None] = cycles, None
     for tile_side in (2, 4):
         count = images * -(-side[0] // tile_side) * -(-side[1] // tile_side)
         row = 4 * (tile_side + 2) ** 2 * max(-(-inner // target.lanes) * target.lanes, _MADE_VECTORS * target.lanes)
         blocks = -(-count // max(4, _TILES_BYTES // row))
-        for made in _ways(tile_side, count, blocks, columns, target):
-            found.append((_transform_cycles(made, count, (inner, columns), target), made))
-    return min(found, key=lambda each: each[0])[1]
+        ways = _ways(tile_side, count, blocks, columns, target)
+        cycles, made = min(((_transform_cycles(way, count, (inner, columns), target), way) for way in ways), key=lambda each: each[0])
+        if cycles <= _LESS * best[0]:
+            best = cycles, made
+    return best[1]
 
 
 def _ways(side: int, count: int, blocks: int, columns: int, target: Target) -> list[Transform]:

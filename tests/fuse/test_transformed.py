@@ -81,4 +81,5 @@ def test_a_transform_is_chosen_where_it_is_less_work():
     wide = Target(16, 32)
     assert transform_of(1, (28, 28), 96, 96, wide).side == 4
     assert transform_of(1, (14, 14), 256, 128, wide).side == 2  # larger tiles' weights would come from afar
+    assert transform_of(1, (13, 13), 48, 192, wide).side == 2  # larger tiles would save a twentieth of the time, for twice the weights
     assert transform_of(1, (1, 1), 64, 64, wide) is None
