@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lowtide.api.networks.lowest import lowest
 from lowtide.errors import CheckError, FormatError
 from lowtide.fuse.network import Bare, Network, Placing, network_of
 from lowtide.ir.packed import Target
@@ -20,6 +21,7 @@ from lowtide.problems.placement_check import check_placement
 from lowtide.runtime.networks.built import network, team
 from lowtide.runtime.networks.running import Described, Held, packed
 
+_MOST_BUFFERS = 2000  # that are placed without a search
 _MOST_BYTES = 2**33  # of a buffer: 2**31 elements, which no index of a kernel comes near
 
 
@@ -53,9 +55,13 @@ def placing_as(offsets: Sequence[int]) -> Placing:
         arena_bytes = max((offset + size for offset, size in pairs), default=0)
         try:
             check_placement(problem, offsets, arena_bytes)
-        except CheckError:  # as for a machine with other vectors
-            found: Placing = import_module("lowtide.api.networks.placing").placed  # which takes as much memory as a network
-            return found(problem)
+        except CheckError:  # as for a machine with other vectors, or for other threads
+            return lowest(problem) if problem.buffer_count <= _MOST_BUFFERS else _searched(problem)
         return offsets, arena_bytes
 
     return placed
+
+
+def _searched(problem: PlaceProblem) -> tuple[Sequence[int], int]:
+    found: Placing = import_module("lowtide.api.networks.placing").placed  # which takes more memory than most networks
+    return found(problem)
