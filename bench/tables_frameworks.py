@@ -38,9 +38,9 @@ def _frameworks() -> str:
         "with accelerate: alone, with gradient checkpointing, with lowtide without an arena and in one (which is the default in Trainer\n"
         "and Lightning), and within as many bytes as checkpointing took. Peaks above weights, measured; medians of a step, over the\n"
         "framework's own alone and checkpointed; the first step has capture and planning in it. Equal: losses to the framework's own,\n"
-        "to the last bit. Three turns of 50 steps, alone on the machine.\n"
-        "Without an arena Trainer's step is slower than its own here, where the others' are faster: the C library gives pages back after\n"
-        "a step or does not, as blocks happen to lie, and they come anew in the next one. An arena keeps them.",
+        "to the last bit. Two turns of 50 steps, alone on the machine. Without an arena a Trainer's step took up to 1.27 of its own time\n"
+        "in another run: the C library gives pages back after a step or does not, as blocks happen to lie, and they come anew in the next\n"
+        "one. An arena keeps them.",
         ("framework, way", "peak, MiB", "ms", "over alone", "over checkpointing", "first step, s", "equal"),
         lines,
     )
