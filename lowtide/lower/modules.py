@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowtide.cost.lab.operators import atom, operator
-from lowtide.ir.graph import Arg, Atom, Graph, Node, Value
+from lowtide.cost.lab.operators import argument, operator
+from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.operators.table import functional_base, writes_in_place
 
 _aten = torch.ops.aten
@@ -46,12 +46,14 @@ def _call(graph: fx.Graph, node: Node, names: dict[Value, Any]) -> Any:
     if any(value.dtype == "scalar" for value in node.inputs):
         return _scaled(graph, node, names)
     target = _aten._native_batch_norm_legit.default if node.op == _NORM and node.writes else operator(node.op)
-    return graph.call_function(target, tuple(_arg(arg, names) for arg in node.args), {key: _arg(arg, names) for key, arg in node.kwargs})
+    return graph.call_function(
+        target, tuple(argument(arg, names) for arg in node.args), {key: argument(arg, names) for key, arg in node.kwargs}
+    )
 
 
 def _scaled(graph: fx.Graph, node: Node, names: dict[Value, Any]) -> Any:
     """A call with numbers that differ from call to call: `a + s * b` and the like, in the memory of `a` where the operator works there."""
-    args, said = [_arg(arg, names) for arg in node.args], {key: _arg(arg, names) for key, arg in node.kwargs}
+    args, said = [argument(arg, names) for arg in node.args], {key: argument(arg, names) for key, arg in node.kwargs}
     call, name = graph.call_function, functional_base(node.op).removeprefix("aten.")
     in_place = writes_in_place(node.op)
     if name in ("mul", "div"):
@@ -66,11 +68,3 @@ def _scaled(graph: fx.Graph, node: Node, names: dict[Value, Any]) -> Any:
     base = _aten.sub if name == "sub" else _aten.add
     inplace_base = _aten.sub_ if name == "sub" else _aten.add_
     return call((inplace_base if in_place else base).Tensor, (args[0], more))
-
-
-def _arg(arg: Arg, names: dict[Value, Any]) -> Any:
-    if isinstance(arg, Value):
-        return names[arg]
-    if isinstance(arg, tuple):
-        return [_arg(each, names) for each in arg]
-    return atom(arg.kind, arg.name) if isinstance(arg, Atom) else arg

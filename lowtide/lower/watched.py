@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from lowtide.cost.lab.operators import atom, operator
+from lowtide.cost.lab.operators import argument, operator
 from lowtide.errors import FormatError
-from lowtide.ir.graph import Arg, Atom, Graph, Node, Value
+from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.made import same_strides
 from lowtide.ir.regions import is_region
 
@@ -50,7 +50,7 @@ def looked_at(value: Value, tensor: Any) -> Any:
 
 
 def _results(node: Node, made: Mapping[Value, Any], regions: Regions) -> Sequence[Any]:
-    args, said = [_arg(arg, made) for arg in node.args], {key: _arg(arg, made) for key, arg in node.kwargs}
+    args, said = [argument(arg, made) for arg in node.args], {key: argument(arg, made) for key, arg in node.kwargs}
     if is_region(node):
         return regions[node.results[0].name](*args)
     called = operator(node.op)
@@ -64,11 +64,3 @@ def _results(node: Node, made: Mapping[Value, Any], regions: Regions) -> Sequenc
     if len(results) != len(node.outputs):
         raise FormatError(f"{node.op}: expected {len(node.outputs)} results, as the graph says, got {len(results)}")
     return results
-
-
-def _arg(arg: Arg, made: Mapping[Value, Any]) -> Any:
-    if isinstance(arg, Value):
-        return made[arg]
-    if isinstance(arg, tuple):
-        return [_arg(each, made) for each in arg]
-    return atom(arg.kind, arg.name) if isinstance(arg, Atom) else arg

@@ -1,21 +1,5 @@
 """What these tests save is generated, however fast torch's operators are on the machine that runs them."""
 
-from __future__ import annotations
+from tests.generated import always_generated
 
-from collections.abc import Iterator
-from functools import partial
-
-import pytest
-
-from lowtide.api.networks import made
-from lowtide.fuse.choosing import Joins, chosen
-from lowtide.runtime.networks.running import Running
-
-
-@pytest.fixture(scope="package", autouse=True)
-def always_generated() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(made, "is_faster", lambda *_: True)
-        patch.setattr(made, "tuned", lambda bare, *_: chosen(bare.stages, bare.body, bare.known, Joins.BEST))
-        patch.setattr(made, "Running", partial(Running, always=True))
-        yield
+__all__ = ["always_generated"]

@@ -1,4 +1,4 @@
-"""A quick way for programs of more than one generated network: what they take for granted is seen at once, then each runs as it is held."""
+"""A quick way for programs of several generated networks, or of which torch runs a part: what they take for granted is seen at once."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch._ops import OpOverload
 
 from lowtide.errors import FormatError
+from lowtide.ir.graph import Arg, Atom, Value
 
 _OPERATOR = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2}", re.ASCII)
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -42,6 +44,15 @@ def of_torch(name: str) -> Any:
 def atom(kind: str, name: str) -> Any:
     """An argument that only torch can spell. Raises FormatError for what is none."""
     return torch.device(name) if kind == "device" else of_torch(name)
+
+
+def argument(arg: Arg, made: Mapping[Value, Any]) -> Any:
+    """What torch is called with for a graph's argument, of what stands for values. Raises FormatError."""
+    if isinstance(arg, Value):
+        return made[arg]
+    if isinstance(arg, tuple):
+        return [argument(each, made) for each in arg]
+    return atom(arg.kind, arg.name) if isinstance(arg, Atom) else arg
 
 
 def dtype_name(dtype: torch.dtype) -> str:
