@@ -15,38 +15,27 @@ _NAMES = ("lowtide", "lowtide frozen", "lowtide NI", "lowtide NR", *_PEERS)
 
 def inference() -> tuple[str, ...]:
     """Times beside peers, memory, what it takes to make kernels, and partitions."""
-    return _times(), _again(), _others(), _pairs(), _tuning(), _memory(), _compiling(), _partitions(), _steps()
+    return _times(), _others(), _pairs(), _tuning(), _memory(), _compiling(), _partitions(), _steps()
 
 
 def _times() -> str:
-    return _beside_peers(
-        "Inference of one example",
-        "ago",
-        "python -m bench.ago",
-        "float32, random weights, milliseconds, with 1 thread and 2; each contender is a process of its own, and they take turns. NI is\n"
-        "lowtide without intensive fusion, NR with all of it that is legal. A ratio is to the best peer that ran beside it. Other work\n"
-        "ran on the machine meanwhile: what differs by more than a fifth from turn to turn is marked with ~.",
-        "network, pixels or tokens, threads",
-    )
-
-
-def _again() -> str:
     means = (
         f"{threads} thread{'s' * (threads > 1)}: {_mean(threads, 'lowtide')}, frozen {_mean(threads, 'lowtide frozen')}"
         for threads in (1, 2)
     )
     return _beside_peers(
-        "The same on another machine",
-        "ago_again",
-        'python -m bench.ago --threads 1 2 --contenders lowtide "lowtide frozen" onnxruntime openvino eager --save ago_again',
-        "The same networks, on a machine that ran little else. The geometric mean of the ratio to the best peer is, with\n"
-        f"{'; with '.join(means)}.",
+        "Inference of one example",
+        "ago",
+        'python -m bench.ago --contenders lowtide "lowtide frozen" "lowtide NI" "lowtide NR" onnxruntime openvino inductor eager',
+        "float32, random weights, milliseconds, with 1 thread and 2; each contender is a process of its own, and they take turns. NI is\n"
+        "lowtide without intensive fusion, NR with all of it that is legal. A ratio is to the best peer that ran beside it. The geometric\n"
+        f"mean of these is, with {'; with '.join(means)}.",
         "network, pixels or tokens, threads",
     )
 
 
 def _mean(threads: int, contender: str) -> str:
-    ratios = [row["to_best_peer"] for row in rows_of("ago_again") if row["threads"] == threads and row["contender"] == contender]
+    ratios = [row["to_best_peer"] for row in rows_of("ago") if row["threads"] == threads and row["contender"] == contender]
     return f"{geometric_mean(ratios):.3f}"
 
 

@@ -28,8 +28,6 @@ _SINCE = {
     "in_parts": "results of loops may lie where arguments lay, the search goes down in wide steps first, and the last column, which is "
     "over the same program with nothing computed again, will be over no limit",
     "planning_time": "the search goes down in wide steps first, and uses two threads where a problem is large",
-    "ago": _PRODUCTS,
-    "ago_pairs": _PRODUCTS,
     "ago_tuning": _PRODUCTS,
     "ago_compiling": "nothing has changed; rows of networks but MobileViT, EdgeNeXt and ConvNeXt are of commit 8d0bddd",
     "ago_memory": "nothing has changed; rows of MobileNet-V2, MNASNet, and ShuffleNet of 56 and 112 pixels are of c260820 and before",

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture.batches import refuse_batch_leaf, refuse_changed_batch
 from lowtide.capture.care.conversions import conversions_in_place
 from lowtide.capture.care.failures import no_tracebacks_logged, raised_in
 from lowtide.capture.care.generators import untouched_randomness
-from lowtide.capture.care.hooks import watched_hooks
+from lowtide.capture.care.hooks import watched_hooks, without_trackers
 from lowtide.capture.care.leaks import Watch
 from lowtide.capture.care.memos import of_call
 from lowtide.capture.care.reads import AttributeReads, following_reads
@@ -206,8 +207,11 @@ class Trace:
 
 @contextmanager
 def tracing(watch: Watch, model: nn.Module, given: Given, training: bool, ranks: Ranks | None = None) -> Iterator[Trace]:
-    """A capture: the model has fakes for its tensors inside, and its own again behind it, whatever happens."""
-    with raised_in("the capture"), no_tracebacks_logged(), untouched_randomness(), scalers_refused():
+    """A capture: the model has fakes for its tensors inside, and its own again behind it, whatever happens.
+
+    Modes of torch's dispatch that the caller has entered (a `FlopCounterMode`) do not see it: what they see is the program as it runs.
+    """
+    with raised_in("the capture"), no_tracebacks_logged(), untouched_randomness(), scalers_refused(), _disable_current_modes():
         trace = Trace(watch, model, given, training, ranks)
         following = None if training or trace.symbols.env is not None else partial(of_call, trace.recorder.draft)
         try:
@@ -215,6 +219,7 @@ def tracing(watch: Watch, model: nn.Module, given: Given, training: bool, ranks:
                 nothing_twice() if trace.symbols.env is not None else nullcontext(),
                 following_reads() as trace.reads,
                 swapped(model, trace.fakes, trace.reads, following) as trace.module_tensors,
+                without_trackers(),
                 trace.sources.following(model),
                 conversions_in_place(),
                 watched_hooks(model, trace.fakes, trace.recorder.draft, trace.module_tensors),

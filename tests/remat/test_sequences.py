@@ -1,5 +1,7 @@
 """What a sequence with recomputation costs equals the cost of the program written out; eviction keeps its limit and runs what it must."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.remat.cost import cost_of, first_wrong
+from lowtide.remat.evict import eviction
 from lowtide.remat.evict.eviction import Weights, evict
 from lowtide.remat.problem import RematProblem
 from tests.problems import Case, slow_footprint, unhurried
@@ -85,6 +88,20 @@ def test_eviction_keeps_its_limit_and_every_run_is_right(made, share, weights):
         assert set(firsts) == set(base)
 
 
+@unhurried
+@given(repeating(), st.floats(0, 1), st.integers(0, 200))
+def test_a_rule_that_may_look_only_so_often_finds_the_same_or_nothing(made, share, looks):
+    case, problem, order, _ = made
+    if not order:
+        return
+    base = np.array(order, np.int32)
+    limit = case.resident_bytes + int(share * (cost_of(problem, base).peak_bytes - case.resident_bytes))
+    found = evict(problem, base, limit)
+    with mock.patch.multiple(eviction, _LOOKS=looks, _LOOKS_A_STEP=0):
+        hurried = evict(problem, base, limit)
+    assert hurried is None or hurried.sequence.tolist() == found.sequence.tolist()
+
+
 def _own_bytes(case, node):
     return sum(case.tensor_bytes[tensor] for tensor in (*case.tasks[node].makes, *case.tasks[node].reads))
 
@@ -123,6 +140,17 @@ def test_a_long_chain_fits_into_little_memory():
     assert found is not None
     assert cost_of(problem, found.sequence).peak_bytes <= kept.peak_bytes // 4
     assert cost_of(problem, found.sequence).time_us < 2 * kept.time_us
+
+
+def test_a_rule_that_looks_without_end_gives_up():
+    graph = _chain(64)
+    problem = RematProblem.of(graph, [1.0] * len(graph.nodes))
+    base = problem.sequence_of(range(len(graph.nodes)))
+    limit = cost_of(problem, base).peak_bytes // 4
+    with mock.patch.multiple(eviction, _LOOKS=1000, _LOOKS_A_STEP=0):
+        assert evict(problem, base, limit) is None
+    with mock.patch.multiple(eviction, _LOOKS=0, _LOOKS_A_STEP=200):
+        assert evict(problem, base, limit) is not None
 
 
 def test_what_is_written_over_limits_its_readers():

@@ -1,7 +1,8 @@
 """Hooks on tensors, parameters and modules: what they do to tensors is part of the graph, what they do beside it would be done but once.
 
 A hook that gives nothing back, writes no tensor and puts none into a module can only have done something that no graph holds: counted,
-printed, kept. It is refused. Hooks of torch's own files are let through, and those on a module's forward that a library has put there.
+printed, kept. It is refused. Hooks of torch's own files are let through, those around all modules aside, and those on a module's forward
+that a library has put there.
 """
 
 from __future__ import annotations
@@ -26,12 +27,32 @@ _OF_FORWARD, _OF_BACKWARD = ("_forward_pre_hooks", "_forward_hooks"), ("_backwar
 
 
 @contextmanager
+def without_trackers() -> Iterator[None]:
+    """Without torch's own hooks around all modules: those of `torch.utils.module_tracker`, which hold on to graphs of autograd."""
+    tables = [table for table, _ in _around_all()]
+    before = [(table, dict(table)) for table in tables]
+    for table, hooks in before:
+        for key in [key for key, hook in hooks.items() if is_torchs(hook)]:
+            del table[key]
+    try:
+        yield
+    finally:
+        for table, hooks in before:
+            table.clear()
+            table.update(hooks)
+
+
+def _around_all() -> list[tuple[dict[int, Hook], str]]:
+    """The tables of hooks that run around every module."""
+    return [(vars(torch_module)[f"_global{name}"], name) for name in (*_OF_FORWARD, *_OF_BACKWARD)]
+
+
+@contextmanager
 def watched_hooks(model: nn.Module, fakes: FakeModel, draft: Draft, module_tensors: ModuleTensors) -> Iterator[None]:
     """Hooks of parameters run for their fakes; all hooks are watched. The tables of modules and of torch are as before afterwards."""
     watch = _Watch(draft, module_tensors)
     names = (*_OF_FORWARD, *_OF_BACKWARD)
-    around_all = [(vars(torch_module)[f"_global{name}"], name) for name in names]
-    tables = [*((module.__dict__[name], name) for module in model.modules() for name in names), *around_all]
+    tables = [*((module.__dict__[name], name) for module in model.modules() for name in names), *_around_all()]
     before = [(table, dict(table)) for table, _ in tables if table]
     _follow(fakes, watch)
     try:

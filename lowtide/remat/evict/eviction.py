@@ -44,6 +44,7 @@ from lowtide.remat.evict.victims import has_room, make_room
 from lowtide.remat.problem import RematProblem
 
 _LONGEST = 12  # a sequence of more entries than this many times the nodes is no answer
+_LOOKS, _LOOKS_A_STEP = 1_000_000, 1_000  # at tensors and nodes; where rules lead on, a step takes 250 at most
 _WORKS = 4  # problems whose arrays a thread keeps
 _CHUNK = 512  # steps: what their distances count for is kept for so many more at once
 
@@ -104,6 +105,7 @@ def evict(
     work.now[:], now = _rule(weights), work.present
     now["limit_bytes"] = limit_bytes - problem.problem.resident_bytes
     now["reserve_node"], now["reserve_bytes"] = (-1, 0) if reserve is None else reserve
+    now["most_looks"] = _LOOKS + _LOOKS_A_STEP * len(sequence)
     if bias is not None:
         by_bytes = by_bytes / bias.keep
     by_steps = _powers(weights.steps_power, len(sequence) // _CHUNK + 1)

@@ -68,6 +68,7 @@ NOW = np.dtype([
     ("limit_bytes", np.int64), ("cost_power", np.float64),
     ("store_above", np.float64), ("store_cap", np.float64), ("load_weight", np.float64), ("lead", np.float64), ("pushes", np.bool_),
     ("reserve_node", np.int64), ("reserve_bytes", np.int64),  # what a node finds free while it runs, in place of its workspace
+    ("looks", np.int64), ("most_looks", np.int64),  # at tensors and nodes, to choose victims: so many were there, and may be
 ])  # fmt: skip
 
 

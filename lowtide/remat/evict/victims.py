@@ -26,9 +26,14 @@ def has_room(need: Any, now: Any) -> bool:
 
 @kernel(borrows=True)
 def make_room(need: Any, step: Any, again: Any, before: Any, state: Any) -> bool:
-    """Evict tensors until `need` bytes fit beneath the limit; none that is read before step `before`. False where that cannot be."""
+    """Evict tensors until `need` bytes fit beneath the limit; none that is read before step `before`. False where that cannot be.
+
+    False as well where choosing has taken too long: tensors then come and go without end.
+    """
     if has_room(need, state.now):
         return True
+    if state.now[0].looks > state.now[0].most_looks:
+        return False
     now, tensors, nodes, scores, heap = state.now, state.tensors, state.nodes, state.scores, state.heap
     found = _candidates(step, again, before, state)
     heapify(heap, found, scores)
@@ -57,6 +62,7 @@ def _candidates(step: Any, again: Any, before: Any, state: Any) -> int:
     """All that may be evicted, with a bound from below of their scores; how many."""
     now, tensors, nodes, uses, scores, roles = state.now, state.tensors, state.nodes, state.uses, state.scores, state.roles
     found = 0
+    now[0].looks += now[0].members
     for position in range(now[0].members):
         tensor = tensors[position].member
         each = tensors[tensor]
@@ -179,6 +185,7 @@ def remake_us(maker: Any, when: Any, now: Any, tensors: Any, nodes: Any, ids: An
     while top >= 0:
         node = nodes[nodes[top].stack]
         top -= 1
+        now[0].looks += 1
         if node.until <= when:
             return -1.0
         total += node.cost_us
