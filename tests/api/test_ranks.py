@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import warnings
 from functools import partial
@@ -234,6 +235,42 @@ def checkpointed(path: str) -> list[Any]:
     return found
 
 
+class Words(nn.Module):
+    """Reads whether there is padding, as transformers does, and fails of a word that is not among its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(8, 4)
+
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        found = self.words(tokens)
+        return found.square().mean() if mask.all() else (found * mask[..., None]).square().mean()
+
+
+def of_other_data() -> list[str]:
+    """What is raised where ranks read otherwise from their data, and where the data of one make it fail within a step."""
+    rank = dist.get_rank()
+    tokens, full, padded = torch.arange(6).view(2, 3), torch.ones(2, 3), torch.ones(2, 3).tril()
+    short = dist.new_group(timeout=datetime.timedelta(seconds=4))
+
+    def optimized(mask: torch.Tensor, group: Any = dist.group.WORLD) -> lowtide.Step:
+        optimizer, given = torch.optim.SGD(model.parameters(), lr=0.1), {"process_group": group, "workspaces": False}
+        return lowtide.optimize(model, (tokens, mask), loss=lambda model, *batch: model(*batch), optimizer=optimizer, **given)
+
+    model = Words()
+    found = [raised(lambda: optimized(full if rank else padded))]
+    step = optimized(padded)
+    found.append(raised(lambda: step(tokens, full if rank else padded)))
+    for mask in (padded, full, padded):  # there is a program for each, on all ranks
+        step(tokens, mask)
+    found.append(raised(lambda: step(tokens, full if rank else padded)))
+    step = optimized(padded, short)
+    found.append(raised(lambda: step(tokens + 5 * rank, padded)))
+    found.append(raised(lambda: step(tokens, padded)))
+    model.register_buffer("short", torch.zeros(3, dtype=torch.int16))
+    return [*found, raised(lambda: optimized(padded))]
+
+
 def left_alone() -> str:
     """What a rank is told whose peer dies."""
     batch = batches(0, 1)[0]
@@ -247,8 +284,19 @@ def left_alone() -> str:
 
 
 def test_two_processes(tmp_path: Path):
-    programs = trained_together, whole_again, partial(checkpointed, str(tmp_path / "saved")), left_alone
-    trained, whole, checkpoints, alone = on_ranks(*programs)
+    programs = trained_together, whole_again, partial(checkpointed, str(tmp_path / "saved")), of_other_data, left_alone
+    trained, whole, checkpoints, unlike, alone = on_ranks(*programs)
+    for rank, (captured, called, known, failed, refused, short) in enumerate(unlike):
+        for text in (captured, called, known):
+            assert "test_ranks.py" in text, "the line that reads"
+            assert "pad all batches, or none" in text
+        assert "on rank 0 aten._local_scalar_dense" in captured
+        assert "rank 1 a new program for a batch of [2, 3], [2, 3] (aten" in called
+        assert "rank 0 is about to run program 0.0" in known
+        assert "rank 1 program 1.0" in known
+        assert failed.startswith("IndexError" if rank else "StepError: another rank does not answer")
+        assert short.startswith("CaptureError: a buffer of torch.int16 cannot be sent by gloo")
+        assert "this rank failed within an earlier step, in which the others wait for it (" in refused
     for as_before, parts, frozen, bias, equal, over, written, other, within, apart in whole:
         assert as_before, "a failure leaves parameters whole"
         assert parts == [(18,), (4,), (25,), (4,), (11,), (2,)]
@@ -320,6 +368,7 @@ def test_what_several_processes_cannot_do_is_refused_before_they_meet():
         ({"shard": "parameters", "process_group": None}, "shard: expected several processes"),
         ({"shard": "optimizer", "process_group": None}, "shard: expected several processes"),
         ({"loss": None, "optimizer": None}, "each process runs by itself"),
+        ({"process_group": dist.GroupMember.NON_GROUP_MEMBER}, "process_group: expected a group .* that this process is in, got -100"),
     ):
         arguments = {"loss": entropy, "optimizer": torch.optim.SGD(plain.parameters()), "process_group": _Group()} | given
         with pytest.raises((lowtide.CaptureError, ValueError), match=sentence):

@@ -25,6 +25,10 @@ from lowtide.errors import CaptureError
 
 MESSAGE_BYTES = 4 * 2**20  # long enough for a link's rate: a larger bucket would hold more, and be ready later
 
+_BY_GLOO = frozenset({
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool,
+})  # fmt: skip
+
 Age: TypeAlias = Callable[[torch.Tensor], int]  # when a tensor came to exist, as the recording counts
 
 _COLLECTIVES = torch.ops._c10d_functional
@@ -33,6 +37,11 @@ _COLLECTIVES = torch.ops._c10d_functional
 def broadcast_buffers(buffers: Iterable[torch.Tensor], ranks: Ranks) -> None:
     """Write what rank 0 holds over the buffers of all ranks: those of one type in one message."""
     for alike in _alike(buffer for buffer in buffers if buffer.numel()):
+        if ranks.over_gloo and alike[0].device.type == "cpu" and alike[0].dtype not in _BY_GLOO:
+            raise CaptureError(
+                f"a buffer of {alike[0].dtype} cannot be sent by gloo, and rank 0's are sent at the start of each step: make it one of "
+                "another type, as int64, or no buffer (DistributedDataParallel has broadcast_buffers=False)"
+            )
         pieces = [buffer.reshape(-1) for buffer in alike]
         sent = _COLLECTIVES.broadcast(torch.cat(pieces), 0, ranks.group)
         received = _COLLECTIVES.wait_tensor(sent).split([piece.numel() for piece in pieces])
