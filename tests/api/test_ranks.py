@@ -23,9 +23,21 @@ from lowtide.capture.ranks.exchange import buckets
 from tests.ranks import on_ranks, raised
 
 
+class Scale(nn.Module):
+    """A parameter of no dimension, as models of pictures and texts have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.by
+
+
 def network(seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.1), nn.Flatten(), nn.Linear(8 * 36, 50), nn.Linear(50, 10)
+    ends = nn.Flatten(), nn.Linear(8 * 36, 50), nn.Linear(50, 10), Scale()
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.1), *ends
     return nn.Sequential(*layers).to(memory_format=torch.channels_last)
 
 
@@ -267,6 +279,17 @@ def of_other_data() -> list[str]:
     step = optimized(padded, short)
     found.append(raised(lambda: step(tokens + 5 * rank, padded)))
     found.append(raised(lambda: step(tokens, padded)))
+    own = [dist.new_group([each]) for each in (0, 1)][rank]
+    linear = nn.Linear(3, 2)
+    expected, optimizer = _sum(linear, full).item(), torch.optim.SGD(linear.parameters(), lr=0.1)
+    given = {"process_group": own, "shard": "parameters", "workspaces": False}
+    alone = lowtide.optimize(linear, full, loss=_sum, optimizer=optimizer, **given)(full).item() == expected
+    assert alone, "a group of one holds all parts"
+    weight = nn.Linear(2, 2, dtype=torch.complex64)
+    found.append(raised(lambda: lowtide.optimize(
+        weight, torch.ones(2, 2, dtype=torch.complex64), loss=lambda model, x: model(x).abs().sum(),
+        optimizer=torch.optim.SGD(weight.parameters(), lr=0.1), process_group=dist.group.WORLD, shard="gradients", workspaces=False,
+    )))  # fmt: skip
     model.register_buffer("short", torch.zeros(3, dtype=torch.int16))
     return [*found, raised(lambda: optimized(padded))]
 
@@ -286,7 +309,7 @@ def left_alone() -> str:
 def test_two_processes(tmp_path: Path):
     programs = trained_together, whole_again, partial(checkpointed, str(tmp_path / "saved")), of_other_data, left_alone
     trained, whole, checkpoints, unlike, alone = on_ranks(*programs)
-    for rank, (captured, called, known, failed, refused, short) in enumerate(unlike):
+    for rank, (captured, called, known, failed, refused, of_complex, short) in enumerate(unlike):
         for text in (captured, called, known):
             assert "test_ranks.py" in text, "the line that reads"
             assert "pad all batches, or none" in text
@@ -296,7 +319,8 @@ def test_two_processes(tmp_path: Path):
         assert "rank 1 program 1.0" in known
         assert failed.startswith("IndexError" if rank else "StepError: another rank does not answer")
         assert short.startswith("CaptureError: a buffer of torch.int16 cannot be sent by gloo")
-        assert "this rank failed within an earlier step, in which the others wait for it (" in refused
+        assert "gradients of complex numbers cannot be exchanged" in of_complex
+        assert ("this rank failed within an earlier step" if rank else "another rank does not answer") in refused
     for as_before, parts, frozen, bias, equal, over, written, other, within, apart in whole:
         assert as_before, "a failure leaves parameters whole"
         assert parts == [(18,), (4,), (25,), (4,), (11,), (2,)]

@@ -93,11 +93,16 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 def _in_memory_order(gradient: torch.Tensor) -> torch.Tensor:
     """All elements in one dimension."""
-    if gradient.is_complex():
-        raise CaptureError("gradients of complex numbers cannot be exchanged between processes yet: keep the plain loop for this model")
+    refuse_complex(gradient)
     if gradient.is_contiguous() or not is_dense(gradient):
         return gradient.reshape(-1)
     return gradient.as_strided((gradient.numel(),), (1,), gradient.storage_offset())
+
+
+def refuse_complex(gradient: torch.Tensor) -> None:
+    """Raise CaptureError for what no message can hold."""
+    if gradient.is_complex():
+        raise CaptureError("gradients of complex numbers cannot be exchanged between processes yet: keep the plain loop for this model")
 
 
 def _laid_out(mean: torch.Tensor, start: int, gradient: torch.Tensor) -> torch.Tensor:

@@ -146,6 +146,8 @@ class Peers(Alone):
         try:
             yield
         except BaseException as error:  # an interrupt, too
+            if str(error).startswith(UNANSWERED):  # what was sent has failed: the group itself will say so, or all ranks have the same
+                raise
             _LEFT[self.main] = f"{type(error).__name__}: {error}"
             if hasattr(error, "add_note"):  # from Python 3.11 on
                 error.add_note("The other ranks wait for this one within the step, until the group's time limit: end this process.")
