@@ -290,6 +290,11 @@ def of_other_data() -> list[str]:
         weight, torch.ones(2, 2, dtype=torch.complex64), loss=lambda model, x: model(x).abs().sum(),
         optimizer=torch.optim.SGD(weight.parameters(), lr=0.1), process_group=dist.group.WORLD, shard="gradients", workspaces=False,
     )))  # fmt: skip
+    words = nn.Embedding(8, 4, max_norm=1.0)
+    found.append(raised(lambda: lowtide.optimize(
+        words, tokens, loss=_sum, optimizer=torch.optim.SGD(words.parameters(), lr=0.1), process_group=dist.group.WORLD, shard="optimizer",
+        workspaces=False,
+    )))  # fmt: skip
     model.register_buffer("short", torch.zeros(3, dtype=torch.int16))
     return [*found, raised(lambda: optimized(padded))]
 
@@ -309,7 +314,7 @@ def left_alone() -> str:
 def test_two_processes(tmp_path: Path):
     programs = trained_together, whole_again, partial(checkpointed, str(tmp_path / "saved")), of_other_data, left_alone
     trained, whole, checkpoints, unlike, alone = on_ranks(*programs)
-    for rank, (captured, called, known, failed, refused, of_complex, short) in enumerate(unlike):
+    for rank, (captured, called, known, failed, refused, of_complex, written, short) in enumerate(unlike):
         for text in (captured, called, known):
             assert "test_ranks.py" in text, "the line that reads"
             assert "pad all batches, or none" in text
@@ -319,6 +324,7 @@ def test_two_processes(tmp_path: Path):
         assert "rank 1 program 1.0" in known
         assert failed.startswith("IndexError" if rank else "StepError: another rank does not answer")
         assert short.startswith("CaptureError: a buffer of torch.int16 cannot be sent by gloo")
+        assert "the forward pass writes weight (as an embedding with max_norm does)" in written
         assert "gradients of complex numbers cannot be exchanged" in of_complex
         assert ("this rank failed within an earlier step" if rank else "another rank does not answer") in refused
     for as_before, parts, frozen, bias, equal, over, written, other, within, apart in whole:
