@@ -70,6 +70,7 @@ class Family:
     granted: Granted  # what they take for granted
     planner: Planner  # of those that no plan was saved for; it keeps what it has searched
     variants: list[Variant] = field(default_factory=list)  # by program
+    number: int = field(default=0, kw_only=True)  # of those of a step, in the order in which they were captured: the same on all ranks
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Maker:
             compile_ahead(self.asked.solver, limited=self._is_limited)
         with self.machine.laboratory(self.capturing.trains) as laboratory:
             captured, granted = self.peers.together(lambda: self.capturing.as_it_is(args, kwargs, laboratory))
-            compare_programs(self.peers, [each.graph for each in captured])
+            compare_programs(self.peers, captured)
             if as_saved:
                 self._check_saved(captured)
             programs = self.peers.together(lambda: self._programs(captured, laboratory))

@@ -28,7 +28,7 @@ from lowtide.api.saved.freezing import freeze
 from lowtide.api.saved.saving import save
 from lowtide.api.stages import Stages
 from lowtide.base.files import write_whole
-from lowtide.capture.data.facts import Facts
+from lowtide.capture.data.facts import Facts, brief
 from lowtide.cost.profiler import measure_memory
 from lowtide.errors import StepError
 from lowtide.plan.plan import Plan
@@ -313,7 +313,8 @@ class Step:
         return Trained(self._caller.model, self._caller.optimizer, self._peers, in_shards)
 
     def _run(self, variant: Variant, inputs: Sequence[Any], now: View) -> tuple[Any, bool]:
-        return variant.run(inputs, now, self._own_memory)
+        with self._peers.in_step():
+            return variant.run(inputs, now, self._own_memory)
 
     def _made_for(self, error: NewShapeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
         """The step for a batch of another shape, whatever the policy says."""
@@ -331,7 +332,9 @@ class Step:
         else:
             if found or not self._is_of_the_data(now):
                 self._recaptures.one_more(found or self._current.granted.change())
-            self._families = [captured(self._maker, args, kwargs), *self._families[:_MOST_EARLIER]]
+            number = 1 + max(family.number for family in self._families)
+            new = dataclasses.replace(captured(self._maker, args, kwargs), number=number)
+            self._families = [new, *self._families[:_MOST_EARLIER]]
             self._measured = None
             found = self._find(now)
         if not isinstance(found, tuple):
@@ -358,13 +361,19 @@ class Step:
             raise
         if self._peers.several:
             which = "a new program" if isinstance(found, str) else f"program {self._number(found[0])}"
-            self._peers.meet(f"{which} for {described(shape_of(args, kwargs))}")
+            self._peers.meet(f"{which} for {described(shape_of(args, kwargs))}", lambda: self._read_unlike(now))
         return now, found
+
+    def _read_unlike(self, now: View) -> str:
+        """What is read from the data otherwise than when another of these programs was captured."""
+        facts, variants = Facts(now.read), [variant for family in self._families for variant in family.variants]
+        unlike = (facts.unlike(variant.captured.readings) for variant in variants if variant.fits_settings(now))
+        reading = next((each for each in unlike if each is not None), None)
+        return "" if reading is None else f" ({reading} gives {brief(str(facts.outcome(reading.question)))} there)"
 
     def _number(self, variant: Variant) -> str:
         """Which of the programs a variant is, as on all ranks."""
-        families = (family.variants for family in self._families)
-        return next(f"{at}.{variants.index(variant)}" for at, variants in enumerate(families) if variant in variants)
+        return next(f"{family.number}.{family.variants.index(variant)}" for family in self._families if variant in family.variants)
 
     def _find(self, now: View) -> tuple[Variant, list[Any]] | str:
         """The program for what the caller holds now, and its inputs; its family becomes the first. Else what looks otherwise."""

@@ -149,6 +149,7 @@ def _forward_and_backward(trace: Trace, program: TrainingProgram, args: tuple[An
                 trace.in_parts.end_backward()
         _refuse_sparse(trace.fakes)
         if program.ranks is not None:
+            _refuse_written(trace, program.ranks)
             with torch.no_grad():
                 _exchange(trace, program, program.ranks)
         found = None if trace.scaler is None else trace.scaler.unscale(_trained(program.optimizer, trace.fakes))
@@ -164,6 +165,16 @@ def _forward_and_backward(trace: Trace, program: TrainingProgram, args: tuple[An
             trace.scaler.update(found)
             recorder.stop = stop_if(found, trace.values_of(result), recorder.draft)
         return result
+
+
+def _refuse_written(trace: Trace, ranks: Ranks) -> None:
+    """Raise CaptureError for a parameter that each rank has written for its own batch, where parts of all ranks are put together."""
+    for real, fake in trace.fakes.parameters.items():
+        if ranks.shard and fake.requires_grad and fake.numel() and trace.recorder.draft.value(fake).version:
+            raise CaptureError(
+                f"the forward pass writes {trace.fakes.names[real]} (as an embedding with max_norm does), each rank for its own batch, and "
+                "`shard` puts its parts together from all ranks, which would mix them: leave `shard` out, or the writes"
+            )
 
 
 def _exchange(trace: Trace, program: TrainingProgram, ranks: Ranks) -> None:

@@ -138,7 +138,9 @@ class LowtideStrategy(SingleDeviceStrategy):
         with reads.instead_of_the_trainer(module):
             results, clipped = self._steps.run(batches, loss=self._loss(positions), after_backward=self._clip, scaler=scaler)
         self._updates += 1
-        for *_, made in results:
+        for each, (*_, made) in zip(batches, results, strict=True):
+            logged = module.trainer._results
+            logged.batch, logged.batch_size = each["batch"], None  # a mean over the epoch weighs a log by its own batch
             notes.run(made, module)
         for hook, made in (clipped or {}).items():
             notes.run(made, module, hook)

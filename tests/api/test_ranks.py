@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import warnings
 from functools import partial
@@ -22,9 +23,21 @@ from lowtide.capture.ranks.exchange import buckets
 from tests.ranks import on_ranks, raised
 
 
+class Scale(nn.Module):
+    """A parameter of no dimension, as models of pictures and texts have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.by
+
+
 def network(seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.1), nn.Flatten(), nn.Linear(8 * 36, 50), nn.Linear(50, 10)
+    ends = nn.Flatten(), nn.Linear(8 * 36, 50), nn.Linear(50, 10), Scale()
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.1), *ends
     return nn.Sequential(*layers).to(memory_format=torch.channels_last)
 
 
@@ -234,6 +247,58 @@ def checkpointed(path: str) -> list[Any]:
     return found
 
 
+class Words(nn.Module):
+    """Reads whether there is padding, as transformers does, and fails of a word that is not among its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(8, 4)
+
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        found = self.words(tokens)
+        return found.square().mean() if mask.all() else (found * mask[..., None]).square().mean()
+
+
+def of_other_data() -> list[str]:
+    """What is raised where ranks read otherwise from their data, and where the data of one make it fail within a step."""
+    rank = dist.get_rank()
+    tokens, full, padded = torch.arange(6).view(2, 3), torch.ones(2, 3), torch.ones(2, 3).tril()
+    short = dist.new_group(timeout=datetime.timedelta(seconds=4))
+
+    def optimized(mask: torch.Tensor, group: Any = dist.group.WORLD) -> lowtide.Step:
+        optimizer, given = torch.optim.SGD(model.parameters(), lr=0.1), {"process_group": group, "workspaces": False}
+        return lowtide.optimize(model, (tokens, mask), loss=lambda model, *batch: model(*batch), optimizer=optimizer, **given)
+
+    model = Words()
+    found = [raised(lambda: optimized(full if rank else padded))]
+    step = optimized(padded)
+    found.append(raised(lambda: step(tokens, full if rank else padded)))
+    for mask in (padded, full, padded):  # there is a program for each, on all ranks
+        step(tokens, mask)
+    found.append(raised(lambda: step(tokens, full if rank else padded)))
+    step = optimized(padded, short)
+    found.append(raised(lambda: step(tokens + 5 * rank, padded)))
+    found.append(raised(lambda: step(tokens, padded)))
+    own = [dist.new_group([each]) for each in (0, 1)][rank]
+    linear = nn.Linear(3, 2)
+    expected, optimizer = _sum(linear, full).item(), torch.optim.SGD(linear.parameters(), lr=0.1)
+    given = {"process_group": own, "shard": "parameters", "workspaces": False}
+    alone = lowtide.optimize(linear, full, loss=_sum, optimizer=optimizer, **given)(full).item() == expected
+    assert alone, "a group of one holds all parts"
+    weight = nn.Linear(2, 2, dtype=torch.complex64)
+    found.append(raised(lambda: lowtide.optimize(
+        weight, torch.ones(2, 2, dtype=torch.complex64), loss=lambda model, x: model(x).abs().sum(),
+        optimizer=torch.optim.SGD(weight.parameters(), lr=0.1), process_group=dist.group.WORLD, shard="gradients", workspaces=False,
+    )))  # fmt: skip
+    words = nn.Embedding(8, 4, max_norm=1.0)
+    found.append(raised(lambda: lowtide.optimize(
+        words, tokens, loss=_sum, optimizer=torch.optim.SGD(words.parameters(), lr=0.1), process_group=dist.group.WORLD, shard="optimizer",
+        workspaces=False,
+    )))  # fmt: skip
+    model.register_buffer("short", torch.zeros(3, dtype=torch.int16))
+    return [*found, raised(lambda: optimized(padded))]
+
+
 def left_alone() -> str:
     """What a rank is told whose peer dies."""
     batch = batches(0, 1)[0]
@@ -247,8 +312,21 @@ def left_alone() -> str:
 
 
 def test_two_processes(tmp_path: Path):
-    programs = trained_together, whole_again, partial(checkpointed, str(tmp_path / "saved")), left_alone
-    trained, whole, checkpoints, alone = on_ranks(*programs)
+    programs = trained_together, whole_again, partial(checkpointed, str(tmp_path / "saved")), of_other_data, left_alone
+    trained, whole, checkpoints, unlike, alone = on_ranks(*programs)
+    for rank, (captured, called, known, failed, refused, of_complex, written, short) in enumerate(unlike):
+        for text in (captured, called, known):
+            assert "test_ranks.py" in text, "the line that reads"
+            assert "pad all batches, or none" in text
+        assert "on rank 0 aten._local_scalar_dense" in captured
+        assert "rank 1 a new program for a batch of [2, 3], [2, 3] (aten" in called
+        assert "rank 0 is about to run program 0.0" in known
+        assert "rank 1 program 1.0" in known
+        assert failed.startswith("IndexError" if rank else "StepError: another rank does not answer")
+        assert short.startswith("CaptureError: a buffer of torch.int16 cannot be sent by gloo")
+        assert "the forward pass writes weight (as an embedding with max_norm does)" in written
+        assert "gradients of complex numbers cannot be exchanged" in of_complex
+        assert ("this rank failed within an earlier step" if rank else "another rank does not answer") in refused
     for as_before, parts, frozen, bias, equal, over, written, other, within, apart in whole:
         assert as_before, "a failure leaves parameters whole"
         assert parts == [(18,), (4,), (25,), (4,), (11,), (2,)]
@@ -320,6 +398,7 @@ def test_what_several_processes_cannot_do_is_refused_before_they_meet():
         ({"shard": "parameters", "process_group": None}, "shard: expected several processes"),
         ({"shard": "optimizer", "process_group": None}, "shard: expected several processes"),
         ({"loss": None, "optimizer": None}, "each process runs by itself"),
+        ({"process_group": dist.GroupMember.NON_GROUP_MEMBER}, "process_group: expected a group .* that this process is in, got -100"),
     ):
         arguments = {"loss": entropy, "optimizer": torch.optim.SGD(plain.parameters()), "process_group": _Group()} | given
         with pytest.raises((lowtide.CaptureError, ValueError), match=sentence):

@@ -118,6 +118,16 @@ def test_an_optimizer_around_another_whose_own_step_nobody_knows():
     refused(model, Sharpness(model.parameters(), base), r"this Sharpness steps another optimizer.*'base'.*give the optimizer within")
 
 
+class ZeroRedundancyOptimizer(Sharpness):
+    """By its name torch's: the optimizer within is for a part of the parameters."""
+
+
+def test_state_in_parts_is_asked_for_otherwise():
+    model = Net()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), optim.SGD([next(model.parameters())], 0.1))
+    refused(model, optimizer, r'for all of them, and give lowtide\.optimize shard="optimizer"')
+
+
 def test_timms_lookahead_is_refused():
     torchvision_shim.install()  # timm imports torchvision
     lookahead = pytest.importorskip("timm.optim.lookahead").Lookahead

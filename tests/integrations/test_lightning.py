@@ -103,6 +103,25 @@ def test_trains_as_lightning_does(tmp_path: Path, said: dict[str, Any], given: d
     assert trainer.strategy.lowtide_step.plan.peak_bytes <= trainer.strategy.lowtide_step.plan.eager_peak_bytes
 
 
+class Weighs(Net):
+    """Its mean over an epoch weighs each batch by the rows that Lightning counts in it."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return [each.t() for each in batch]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        returned = super().training_step(batch, batch_idx)
+        self.log("mean", returned["loss"], on_step=False, on_epoch=True)
+        return returned
+
+
+def test_weighs_what_is_logged_by_its_own_batch(tmp_path: Path):
+    said = {"kind": Weighs, "lengths": (6, 9), "accumulate_grad_batches": 2}
+    expected, _ = fit(tmp_path, "auto", **said)
+    found, _ = fit(tmp_path, LowtideStrategy(**PLAIN), **said)
+    assert not (told := differences(expected, found)), "\n".join(told[:8])
+
+
 class Sure(Net):
     """Draws no random numbers, as loaders do at the beginning of a validation."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from lowtide.capture.trace import Captured
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Graph
 from lowtide.ir.text.graph_text import to_text
@@ -14,10 +15,11 @@ from lowtide.runtime.ranks.peers import Alone
 _GPU = re.compile(r"cuda:\d+")
 
 
-def compare_programs(peers: Alone, graphs: Sequence[Graph]) -> None:
-    """Raises CaptureError on all ranks, naming the first operator that differs, unless they have captured the same."""
+def compare_programs(peers: Alone, captured: Sequence[Captured]) -> None:
+    """Raises CaptureError on all ranks, naming what they read differently or the first operator that differs, unless all have the same."""
     if peers.several:
-        peers.compare([_GPU.sub("cuda", to_text(graph, sources=False)) for graph in graphs])
+        read = [each.told for one in captured for each in one.readings]
+        peers.compare([_GPU.sub("cuda", to_text(one.graph, sources=False)) for one in captured], read)
 
 
 def agreed_plans(peers: Alone, make: Callable[[], list[Plan]], graphs: Sequence[Graph], put: Callable[[int, Plan], Plan]) -> list[Plan]:

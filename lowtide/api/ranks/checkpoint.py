@@ -27,6 +27,7 @@ from lowtide.errors import FormatError
 from lowtide.runtime.ranks.peers import Alone, Peers
 
 _GROUPS = "optimizer_groups"
+_NUMBERS = frozenset({"step", "mu_product", "mu", "eta"})  # of torch's optimizers: numbers also where the parameter has no dimension
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Trained:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint; all ranks come here."""
-        found = {**self._own_of_model(), **{key: self._saved(item, n) for key, item, n in self._state()}}
+        found = {**self._own_of_model(), **{key: self._saved(key, item, of) for key, item, of in self._state()}}
         with _alone_without_warning():
             save({**found, **self._groups()}, checkpoint_id=path, **self._how())
 
@@ -48,7 +49,7 @@ class Trained:
         """Read a checkpoint into the very tensors that are there. Raises FormatError where it is not one of this model and optimizer."""
         there = FileSystemReader(path).read_metadata().state_dict_metadata
         self._make_state(there)
-        flat = {key: (item, self._saved(item, n)) for key, item, n in self._state()}
+        flat = {key: (item, self._saved(key, item, of)) for key, item, of in self._state()}
         wanted = {**self._of_model(), **{key: saved for key, (_, saved) in flat.items()}}
         if missing := sorted(wanted.keys() - there.keys()):
             raise FormatError(f"{path}: expected a checkpoint of this model and optimizer; it has no {missing[0]}")
@@ -75,22 +76,25 @@ class Trained:
     def _names(self) -> dict[torch.Tensor, str]:
         return {parameter: name for name, parameter in self.model.named_parameters()}
 
-    def _state(self) -> Iterator[tuple[str, Any, int]]:
-        """The optimizer's state by parameter and key, and how many elements the parameter has; no flags."""
+    def _state(self) -> Iterator[tuple[str, Any, torch.Tensor]]:
+        """The optimizer's state by parameter and key, and the parameter; no flags."""
         if self.optimizer is None:
             return
         names = self._names()
         for parameter, entries in self.optimizer.state.items():
             for key, item in entries.items():
                 if isinstance(item, (torch.Tensor, int, float)) and not isinstance(item, bool):
-                    yield f"optimizer.{names[parameter]}.{key}", item, parameter.numel()
+                    yield f"optimizer.{names[parameter]}.{key}", item, parameter
 
-    def _saved(self, item: Any, numel: int) -> torch.Tensor:
+    def _saved(self, key: str, item: Any, parameter: torch.Tensor) -> torch.Tensor:
         """An entry as a checkpoint has it, in its own memory where that can be."""
         if not isinstance(item, torch.Tensor):
             return torch.tensor(item, dtype=torch.float64 if isinstance(item, float) else torch.int64)
+        if not item.dim() and (parameter.dim() or key.rpartition(".")[2] in _NUMBERS):
+            return item
         if not item.dim() or not self.in_shards or not isinstance(self.peers, Peers):
-            return item.reshape(-1) if item.dim() else item
+            return item.reshape(-1)
+        numel = parameter.numel()
         mesh = DeviceMesh.from_group(self.peers.main, item.device.type)
         mine = item[: max(0, min(len(item), numel - self.peers.main.rank() * len(item)))]
         return DTensor.from_local(mine, mesh, [Shard(0)], run_check=False, shape=torch.Size([numel]), stride=(1,))

@@ -53,7 +53,8 @@ class Trainers:
                 "shard: DistributedDataParallel holds all parameters on each rank, and buckets as large as all gradients: give the plain "
                 "module with `process_group=`"
             )
-        ranks, found = ranks_of(model, group, shard or ""), group_of(model, group)
+        found = group_of(model, group)
+        ranks = ranks_of(model, group, shard or "")
         if ranks is None or found is None:
             if shard is not None:
                 raise ValueError("shard: expected several processes: a model in DistributedDataParallel, or `process_group`")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lowtide.capture.data.facts import Reading
+from lowtide.capture.data.facts import Reading, brief
 
 
 def too_many(readings: Sequence[tuple[Reading, ...]]) -> str:
@@ -13,13 +13,9 @@ def too_many(readings: Sequence[tuple[Reading, ...]]) -> str:
     for reading in (each for program in readings for each in program):
         outcomes.setdefault(reading.question.key, {})[reading.outcome] = reading
     often = max(outcomes.values(), key=len)
-    first, few = next(iter(often.values())), ", ".join(_brief(outcome) for outcome in list(often)[:3])
+    first, few = next(iter(often.values())), ", ".join(brief(outcome) for outcome in list(often)[:3])
     return (
         f"{len(readings)} programs were captured for as many kinds of batches, and this batch is of yet another kind: {first} came out in "
         f"{len(often)} ways ({few}, ...) and changes with almost every batch. Python reads it, so a program is fixed for it: compute "
         "with tensors instead (torch.where, masks), or pad and bucket batches so that few kinds are left"
     )
-
-
-def _brief(outcome: str) -> str:
-    return outcome if len(outcome) <= 40 else f"{outcome[:37]}..."

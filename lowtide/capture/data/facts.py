@@ -99,6 +99,16 @@ class Reading:
     def __str__(self) -> str:
         return f"{self.question.op} at {self.question.line}"
 
+    @property
+    def told(self) -> str:
+        """The same with its answer, briefly."""
+        return f"{self} gave {brief(self.outcome)}"
+
+
+def brief(outcome: str) -> str:
+    """An answer in few characters."""
+    return outcome if len(outcome) <= 40 else f"{outcome[:37]}..."
+
 
 def at_numbers(reading: Reading, number: Number) -> Reading:
     """The same question about batches in which sizes are these numbers."""
@@ -149,7 +159,11 @@ class Facts:
 
     def hold(self, readings: Iterable[Reading]) -> bool:
         """Whether all of these come out as they did. In the program's order: an early one may guard a later one from failing."""
-        return all(self.outcome(reading.question) == reading.outcome for reading in readings)
+        return self.unlike(readings) is None
+
+    def unlike(self, readings: Iterable[Reading]) -> Reading | None:
+        """The first of these that comes out otherwise now."""
+        return next((reading for reading in readings if self.outcome(reading.question) != reading.outcome), None)
 
 
 def outcome_of(kind: str, found: Any) -> str:

@@ -62,6 +62,11 @@ def refuse_unknown_steps(optimizer: torch.optim.Optimizer) -> None:
             f"the step of this {name} was replaced (`optimizer.step = ...`), and a captured step would not call the replacement: "
             "override `step` in a class, or use after_backward"
         )
+    if any(base.__name__ == "ZeroRedundancyOptimizer" for base in type(optimizer).__mro__):
+        raise CaptureError(
+            f"this {name} has each process step its part of the parameters alone: make the optimizer itself for all of them, and give "
+            'lowtide.optimize shard="optimizer", which keeps a part of its state on each'
+        )
     for attribute, item in vars(optimizer).items():
         if _holds_optimizer(item):
             raise CaptureError(

@@ -25,6 +25,10 @@ from lowtide.errors import CaptureError
 
 MESSAGE_BYTES = 4 * 2**20  # long enough for a link's rate: a larger bucket would hold more, and be ready later
 
+_BY_GLOO = frozenset({
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool,
+})  # fmt: skip
+
 Age: TypeAlias = Callable[[torch.Tensor], int]  # when a tensor came to exist, as the recording counts
 
 _COLLECTIVES = torch.ops._c10d_functional
@@ -33,6 +37,11 @@ _COLLECTIVES = torch.ops._c10d_functional
 def broadcast_buffers(buffers: Iterable[torch.Tensor], ranks: Ranks) -> None:
     """Write what rank 0 holds over the buffers of all ranks: those of one type in one message."""
     for alike in _alike(buffer for buffer in buffers if buffer.numel()):
+        if ranks.over_gloo and alike[0].device.type == "cpu" and alike[0].dtype not in _BY_GLOO:
+            raise CaptureError(
+                f"a buffer of {alike[0].dtype} cannot be sent by gloo, and rank 0's are sent at the start of each step: make it one of "
+                "another type, as int64, or no buffer (DistributedDataParallel has broadcast_buffers=False)"
+            )
         pieces = [buffer.reshape(-1) for buffer in alike]
         sent = _COLLECTIVES.broadcast(torch.cat(pieces), 0, ranks.group)
         received = _COLLECTIVES.wait_tensor(sent).split([piece.numel() for piece in pieces])
@@ -84,11 +93,16 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 def _in_memory_order(gradient: torch.Tensor) -> torch.Tensor:
     """All elements in one dimension."""
-    if gradient.is_complex():
-        raise CaptureError("gradients of complex numbers cannot be exchanged between processes yet: keep the plain loop for this model")
+    refuse_complex(gradient)
     if gradient.is_contiguous() or not is_dense(gradient):
         return gradient.reshape(-1)
     return gradient.as_strided((gradient.numel(),), (1,), gradient.storage_offset())
+
+
+def refuse_complex(gradient: torch.Tensor) -> None:
+    """Raise CaptureError for what no message can hold."""
+    if gradient.is_complex():
+        raise CaptureError("gradients of complex numbers cannot be exchanged between processes yet: keep the plain loop for this model")
 
 
 def _laid_out(mean: torch.Tensor, start: int, gradient: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 import lowtide.kernels  # noqa: F401  (defines the operators of lowtide's own)
 from lowtide.capture import operators
 from lowtide.capture.optimizers.optimizer import Shadow
-from lowtide.capture.ranks.exchange import buckets
+from lowtide.capture.ranks.exchange import buckets, refuse_complex
 from lowtide.capture.ranks.ranks import Ranks
 from lowtide.capture.ranks.sums import reduced_parts
 from lowtide.errors import CaptureError
@@ -112,5 +112,6 @@ def _is_elementwise(node: Node) -> bool:
 
 def _rows(gradient: torch.Tensor, size: int) -> torch.Tensor:
     """[size, ceil(n / size)] all parts of a gradient, one a row."""
+    refuse_complex(gradient)
     flat, missing = gradient.reshape(-1), -gradient.numel() % size
     return (torch.nn.functional.pad(flat, (0, missing)) if missing else flat).view(size, -1)

@@ -122,4 +122,5 @@ class Wholes:
         rows = torch.ops.lowtide.load_parts(sent, self._ranks.size, self._ranks.group).view(self._ranks.size, -1)
         for whole, piece in zip(bucket, rows.split([len(part) for part in parts], 1), strict=True):
             found = piece.reshape(-1)[: whole.numel()].view(whole.shape)
-            yield found if found.stride() == whole.stride() else found.new_empty_strided(whole.shape, whole.stride()).copy_(found)
+            lies_alike = (found.stride(), found.storage_offset()) == (whole.stride(), whole.storage_offset())  # one element may be a view
+            yield found if lies_alike else found.new_empty_strided(whole.shape, whole.stride()).copy_(found)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -37,18 +38,23 @@ class Alone:
         """What `run` gives."""
         return run()
 
-    def compare(self, texts: Sequence[str]) -> None:
+    def compare(self, texts: Sequence[str], read: Sequence[str] = ()) -> None:
         """Nobody has another text."""
 
     def from_leader(self, run: Callable[[], str]) -> str:
         """What `run` gives."""
         return run()
 
-    def meet(self, doing: str) -> None:
+    def meet(self, doing: str, read: Callable[[], str] = str) -> None:
         """Nobody does anything else."""
 
     def refuse(self, error: Exception) -> None:
         """Nobody waits."""
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Nobody is left behind."""
+        yield
 
 
 ALONE = Alone()
@@ -87,14 +93,22 @@ class Peers(Alone):
         self._check(self._all(None))
         return found
 
-    def compare(self, texts: Sequence[str]) -> None:
-        """Raises CaptureError on all ranks, naming the first line that differs, unless these texts are the same on all of them."""
+    def compare(self, texts: Sequence[str], read: Sequence[str] = ()) -> None:
+        """Raises CaptureError on all ranks, naming the first line that differs, unless these texts are the same on all of them.
+
+        What each has `read` from its data may differ; where texts do, it is told first.
+        """
         digests = self._all(tuple(_digest(text) for text in texts))
         if all(each == digests[0] for each in digests):
             return
         other = next(rank for rank, each in enumerate(digests) if each != digests[0])
         lines = [text.splitlines() for text in texts]
-        first, second = (self._of_rank(rank, lines) for rank in (0, other))
+        (first_read, first), (other_read, second) = (self._of_rank(rank, (list(read), lines)) for rank in (0, other))
+        if unlike := next(((one, two) for one, two in zip(first_read, other_read, strict=False) if one != two), None):
+            raise CaptureError(
+                f"the program is not the same on all ranks, as they read other data: on rank 0 {unlike[0]}, on rank {other} {unlike[1]}. "
+                f"{_READ_ALIKE}"
+            )
         raise CaptureError(f"the program is not the same on all ranks: {_first_difference(first, second, other)}")
 
     def from_leader(self, run: Callable[[], str]) -> str:
@@ -111,33 +125,59 @@ class Peers(Alone):
             raise
         return str(self._of_rank(0, text))
 
-    def meet(self, doing: str) -> None:
-        """Go on where all ranks are about to do the same; else StepError on all, saying what each of two would do.
+    def meet(self, doing: str, read: Callable[[], str] = str) -> None:
+        """Go on where all ranks are about to do the same; else StepError on all, saying what each of two would do, and what it has read.
 
         One message of two numbers: all have the same one where its greatest is its least.
         """
         if not self._are_one(doing):
-            self._differ(doing)
+            self._differ(doing, read())
 
     def refuse(self, error: Exception) -> None:
         """Tell the others, who meet, that this rank cannot go on."""
         if not self._are_one(f"{_UNLIKE}{self.group.rank()}"):
             self._all(_said(error))
 
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """A step runs, which all ranks are in. Where it ends with an error here, this one does not meet the others again: they wait for it
+        within the step, and would take its next message for what the step was to send.
+        """
+        try:
+            yield
+        except BaseException as error:  # an interrupt, too
+            if str(error).startswith(UNANSWERED):  # what was sent has failed: the group itself will say so, or all ranks have the same
+                raise
+            _LEFT[self.main] = f"{type(error).__name__}: {error}"
+            if hasattr(error, "add_note"):  # from Python 3.11 on
+                error.add_note("The other ranks wait for this one within the step, until the group's time limit: end this process.")
+            raise
+
+    def _check_in_step(self) -> None:
+        """Raises StepError where this rank has left a step that the others wait in."""
+        if self.main in _LEFT:
+            raise StepError(
+                f"this rank failed within an earlier step, in which the others wait for it ({_LEFT[self.main]}), and cannot meet them "
+                "again in this group: end all processes, and begin anew from a checkpoint"
+            )
+
     def _are_one(self, doing: str) -> bool:
+        self._check_in_step()
         number = int(_digest(doing)[:15], 16)
         both = torch.tensor([number, -number])
         with heard():
             dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
         return int(both[0]) == -int(both[1])
 
-    def _differ(self, doing: str) -> None:
-        said = self._all(doing)
+    def _differ(self, doing: str, read: str) -> None:
+        said = self._all([doing, read])
         self._check([each if isinstance(each, tuple) else None for each in said])
-        other = next(rank for rank, each in enumerate(said) if each != said[0])
+        other = next(rank for rank, each in enumerate(said) if each[0] != said[0][0])
+        advice = f" {_READ_ALIKE}" if said[0][1] or said[other][1] else ""
         raise StepError(
-            f"ranks do not do the same: rank 0 is about to run {said[0]}, rank {other} {said[other]}. All ranks run the same program at "
-            "each step: give all of them batches of one shape (a loader with drop_last=True) and take the same decisions on all"
+            f"ranks do not do the same: rank 0 is about to run {''.join(said[0])}, rank {other} {''.join(said[other])}. All ranks run the "
+            "same program at each step: give all of them batches of one shape (a loader with drop_last=True) and take the same decisions "
+            f"on all.{advice}"
         )
 
     def _check(self, failures: Sequence[tuple[str, str] | None]) -> None:
@@ -149,6 +189,7 @@ class Peers(Alone):
 
     def _of_rank(self, rank: int, item: Any) -> Any:
         """What one rank tells all others; `item` is what this one would."""
+        self._check_in_step()
         source = dist.get_process_group_ranks(self.group)[rank]
         items = [item]
         with heard():
@@ -157,6 +198,7 @@ class Peers(Alone):
 
     def _all(self, item: Any) -> list[Any]:
         """What every rank tells."""
+        self._check_in_step()
         found: list[Any] = [None] * self.group.size()
         with heard():
             dist.all_gather_object(found, item, group=self.group)
@@ -173,6 +215,12 @@ def heard() -> Iterator[None]:
 
 
 _UNLIKE = "failed on rank "
+_READ_ALIKE = (
+    "What Python reads from the data (whether a mask is all ones) has to come out alike on all ranks: pad all batches, or none, or compute "
+    "with tensors instead (torch.where)."
+)
+# By group: what the step ended with here that the others are still in.
+_LEFT: WeakKeyDictionary[dist.ProcessGroup, str] = WeakKeyDictionary()
 
 
 def _digest(text: str) -> str:
