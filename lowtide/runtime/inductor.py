@@ -17,7 +17,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ import torch
 from torch import fx
 
 from lowtide.base.folders import directory
+from lowtide.base.release import VERSION
 from lowtide.runtime.compiler import NativeError
 from lowtide.runtime.libraries import Making, library, processor, unsealed
 
@@ -58,7 +58,7 @@ def circumstances(device: str) -> str:
     """All that what is compiled depends on beside what it computes."""
     gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else ""
     where = (platform.machine(), processor(), os.environ.get("CXX", ""), str(torch.get_num_threads()), gpu)
-    return "\0".join((torch.__version__, version("lowtide"), *where))
+    return "\0".join((torch.__version__, VERSION, *where))
 
 
 def _key(text: str) -> str:
