@@ -10,6 +10,7 @@ of it in a cache of its own.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import platform
 import tempfile
@@ -77,8 +78,18 @@ def _compile(module: Callable[[], fx.GraphModule], looks: Sequence[Look], path: 
                 torch.empty_strided(look.shape, look.stride, dtype=getattr(torch, look.dtype), device=look.device) for look in looks
             ]
         with torch.no_grad(), config.patch(compile_threads=1):
-            made = standalone_compile(module(), fakes, dynamic_shapes="from_example_inputs", fake_mode=mode)
+            graph = module()
+            made = standalone_compile(graph, fakes, **_told_of(mode, fakes, graph, standalone_compile))
         made.save(path=str(path), format="binary")
+
+
+def _told_of(mode: Any, fakes: Sequence[Any], graph: fx.GraphModule, compiler: Callable[..., Any]) -> dict[str, Any]:
+    """How inductor is told whose fakes these are: that of torch 2.11 looks for the mode at what the graph gives, or makes another."""
+    if "fake_mode" in inspect.signature(compiler).parameters:
+        return {"dynamic_shapes": "from_example_inputs", "fake_mode": mode}
+    for given in graph.graph.output_node().all_input_nodes:
+        given.meta["example_value"] = fakes[0]
+    return {"dynamic_shapes": "from_graph"}
 
 
 def _opened(path: Path) -> Run:
