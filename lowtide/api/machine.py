@@ -6,13 +6,13 @@ import platform
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import version
 
 import torch
 
 from lowtide.api.networks.compiled import as_compiled, compiled_graph
 from lowtide.api.networks.made import networked
 from lowtide.api.stages import Say, Stages
+from lowtide.base.release import VERSION
 from lowtide.capture.trace import Captured
 from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.device import Device
@@ -62,7 +62,7 @@ class Machine:
 
     def provenance(self, captured: Captured) -> Provenance:
         """With what a plan is made."""
-        return Provenance(version("lowtide"), torch.__version__, self.name(captured), platform.python_version(), torch.get_num_threads())
+        return Provenance(VERSION, torch.__version__, self.name(captured), platform.python_version(), torch.get_num_threads())
 
     def links(self, captured: Captured) -> Device | None:
         """The device over whose links to a host tensors may be swapped; None where there is nowhere to swap to."""

@@ -31,7 +31,13 @@ def kernel(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> C
         return functools.partial(_viewed, func)
     if wrong is Fake.FIXES_SIZES and any(map(is_symbolic, args[0].shape)):
         return decomposition_table[func]
+    if wrong is Fake.MISSING:
+        return _as_first
     return _least_squares if wrong is Fake.ASKS_DATA_FOR_SHAPES and _shapes_are_fixed(*args, **kwargs) else func
+
+
+def _as_first(first: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return torch.empty_like(first)
 
 
 def _viewed(func: OpOverload, tensor: torch.Tensor, look: Sequence[int] | torch.dtype) -> torch.Tensor:

@@ -10,6 +10,7 @@ of it in a cache of its own.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import platform
 import tempfile
@@ -17,7 +18,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ import torch
 from torch import fx
 
 from lowtide.base.folders import directory
+from lowtide.base.release import VERSION
 from lowtide.runtime.compiler import NativeError
 from lowtide.runtime.libraries import Making, library, processor, unsealed
 
@@ -58,7 +59,7 @@ def circumstances(device: str) -> str:
     """All that what is compiled depends on beside what it computes."""
     gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else ""
     where = (platform.machine(), processor(), os.environ.get("CXX", ""), str(torch.get_num_threads()), gpu)
-    return "\0".join((torch.__version__, version("lowtide"), *where))
+    return "\0".join((torch.__version__, VERSION, *where))
 
 
 def _key(text: str) -> str:
@@ -77,8 +78,18 @@ def _compile(module: Callable[[], fx.GraphModule], looks: Sequence[Look], path: 
                 torch.empty_strided(look.shape, look.stride, dtype=getattr(torch, look.dtype), device=look.device) for look in looks
             ]
         with torch.no_grad(), config.patch(compile_threads=1):
-            made = standalone_compile(module(), fakes, dynamic_shapes="from_example_inputs", fake_mode=mode)
+            graph = module()
+            made = standalone_compile(graph, fakes, **_told_of(mode, fakes, graph, standalone_compile))
         made.save(path=str(path), format="binary")
+
+
+def _told_of(mode: Any, fakes: Sequence[Any], graph: fx.GraphModule, compiler: Callable[..., Any]) -> dict[str, Any]:
+    """How inductor is told whose fakes these are: that of torch 2.11 looks for the mode at what the graph gives, or makes another."""
+    if "fake_mode" in inspect.signature(compiler).parameters:
+        return {"dynamic_shapes": "from_example_inputs", "fake_mode": mode}
+    for given in graph.graph.output_node().all_input_nodes:
+        given.meta["example_value"] = fakes[0]
+    return {"dynamic_shapes": "from_graph"}
 
 
 def _opened(path: Path) -> Run:

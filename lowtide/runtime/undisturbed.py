@@ -17,14 +17,15 @@ T = TypeVar("T")
 
 def undisturbed(function: Callable[P, T]) -> Callable[P, T]:
     """The function, neither traced nor compiled where a compiled one calls it: a program is a program already."""
-    disabled: list[Callable[P, T]] = []
+    disabled: Callable[P, T] | None = None
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        nonlocal disabled
         if "torch._dynamo" not in sys.modules or (not is_dynamo_compiling() and get_eval_frame_callback() is None):
             return function(*args, **kwargs)  # nobody compiles: to switch that off takes longer than to look
-        if not disabled:
-            disabled.append(torch.compiler.disable(function))
-        return disabled[0](*args, **kwargs)
+        if disabled is None:
+            disabled = torch.compiler.disable(function)
+        return disabled(*args, **kwargs)
 
     return called

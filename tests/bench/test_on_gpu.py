@@ -13,7 +13,7 @@ from torch import nn
 
 from bench.models.workload import Workload
 from bench.on_gpu import __main__ as runner
-from bench.on_gpu import exact, graphed, limits, one
+from bench.on_gpu import exact, graphed, large, limits, one
 from bench.on_gpu.ground import Ground, Row
 from bench.on_gpu.parts import PARTS, Part
 
@@ -61,6 +61,14 @@ def test_what_people_use_is_measured(ground: Ground, peer: str):
 
 def test_a_step_is_timed_beside_eager(ground: Ground):
     assert [row["setting"] for row in graphed.rows("", 1, "", ground)] == ["eager", "lowtide", "lowtide, graph"]
+
+
+@pytest.mark.parametrize("what", ["LoRA", "whole"])
+def test_a_large_model_is_fine_tuned_within_a_limit(what: str):
+    pytest.importorskip("transformers", exc_type=ImportError)
+    (row,) = large.rows(what, large.LIMITS_GIB[0], Ground("cpu"))
+    assert row["verdict"] == "runs"
+    assert row["measured_bytes"] > 0 < row["step_ms"]
 
 
 def test_a_part_that_raises_is_a_row(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -78,6 +78,15 @@ def test_complex_products():
     trained_alike(lambda p, x: torch.view_as_complex(p).cumprod(1).abs().sum(), torch.randn(3, 4, 2), OTHER)
 
 
+@pytest.mark.parametrize("zeros", [[0], [1], [3], [0, 3], [1, 2], [0, 1, 2, 3], [5, 7, 8]])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_running_products_around_zeros(zeros, dim):
+    torch.manual_seed(0)
+    values = torch.randn(3, 4)
+    values.view(-1)[zeros] = 0
+    trained_alike(lambda p, x: (p.cumprod(dim) * x).sum(), values, OTHER)
+
+
 def test_a_long_sum_of_a_filled_values_gradient():
     torch.manual_seed(0)
     x = torch.randn(301, 77)

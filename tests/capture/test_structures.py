@@ -20,6 +20,8 @@ import lowtide
 from bench import torchvision_shim
 from lowtide.ir import tree
 
+_renamed = pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")  # which later releases call `cache`
+
 
 class Pair(NamedTuple):
     first: Any
@@ -190,6 +192,7 @@ def caching_model() -> Any:
     return transformers.GPT2Model(config).eval()
 
 
+@_renamed
 def test_a_cache_is_returned_as_eager_returns_it():
     model, batch = caching_model(), {"input_ids": torch.randint(0, 50, (2, 5)), "use_cache": True}
     step = lowtide.optimize(model, batch, workspaces=False)
@@ -204,6 +207,7 @@ def test_a_cache_is_returned_as_eager_returns_it():
         assert_same(model(**following, past_key_values=expected.past_key_values), model(**following, past_key_values=first.past_key_values))
 
 
+@_renamed
 def test_a_cache_that_the_program_would_fill_is_refused():
     transformers = pytest.importorskip("transformers")
     model, cache = caching_model(), transformers.DynamicCache()

@@ -88,6 +88,35 @@ def test_a_training_step_is_at_every_point_the_step_captured_there(model, optimi
             everywhere_alike(one.graph, other.graph, {"rows": rows, "length": length})
 
 
+class Turned(nn.Module):
+    """Products of many matrices and one, of what is not contiguous."""
+
+    def __init__(self, trains: bool) -> None:
+        super().__init__()
+        self.scale, self.layer = nn.Parameter(torch.randn(5)), nn.Linear(5, 3)
+        self.layer.requires_grad_(trains)
+        self.vector = nn.Parameter(torch.randn(5), requires_grad=trains)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        rows = (given[..., None] * self.scale).transpose(0, 1)
+        return self.layer(rows).square().mean() + (rows @ self.layer.weight.t()).sum() + (rows @ self.vector).sum()
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("autocast", [True, False])
+def test_products_of_many_matrices_and_one(trains, autocast):
+    def loss(model, given):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return model(given)
+
+    model = Turned(trains)
+    program = TrainingProgram(model, loss, torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.1))
+    symbolic = capture_training(program, Given((torch.randn(4, 19),), {}, CPU, BOTH))
+    for rows, length in ((4, 19), (2, 32)):
+        captured = capture_training(program, Given((torch.randn(rows, length),), {}, CPU))
+        everywhere_alike(symbolic[-1].graph, captured[-1].graph, {"rows": rows, "length": length})
+
+
 class Numbers(nn.Module):
     """What follows from sizes alone."""
 

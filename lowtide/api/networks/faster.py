@@ -16,12 +16,12 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from math import prod
 from typing import Any
 
 import torch
 
+from lowtide.base.release import VERSION
 from lowtide.cost.cache import Cache
 from lowtide.ir.graph import Graph, Value
 from lowtide.ir.sizes import ITEM_BYTES
@@ -71,7 +71,7 @@ def _cache() -> Cache:
         hashlib.sha256(processor().encode()).hexdigest(),
         os.environ.get("CXX", ""),
     )
-    return Cache("generated_times", (*circumstances, torch.__version__, version("lowtide")), 1, _MOST_NS)
+    return Cache("generated_times", (*circumstances, torch.__version__, VERSION), 1, _MOST_NS)
 
 
 def _times_ns(one: Runs, two: Runs, given: Sequence[Any]) -> tuple[int, int]:

@@ -12,8 +12,8 @@ import hashlib
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 
+from lowtide.base.release import VERSION
 from lowtide.cost.cache import Cache
 from lowtide.fuse.choosing import Choosing, Joins, Variant
 from lowtide.fuse.network import Bare, Placing
@@ -80,4 +80,4 @@ def _elements(value: Value) -> int:
 def _cache() -> Cache:
     templates = b"".join(path.read_bytes() for path in sorted(built.SOURCES))
     machine = (platform.machine(), hashlib.sha256(processor().encode()).hexdigest(), os.environ.get("CXX", ""))
-    return Cache("kernel_times", (*machine, hashlib.sha256(templates).hexdigest(), version("lowtide")), 1, _MOST_NS)
+    return Cache("kernel_times", (*machine, hashlib.sha256(templates).hexdigest(), VERSION), 1, _MOST_NS)

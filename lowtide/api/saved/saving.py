@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from lowtide.api.saved import archive
 from lowtide.api.saved.checked import check
 from lowtide.api.saved.freezing import check_can_be_frozen
 from lowtide.api.saved.results import said_of
+from lowtide.base.release import VERSION
 from lowtide.errors import BatchError, FormatError, StepError
 from lowtide.ir.graph import Graph
 from lowtide.ir.text.graph_text import to_text
@@ -32,7 +32,7 @@ def save(path: str | os.PathLike[str], variant: Variant, batch: BatchSpec, input
     try:
         check(graph, decision.order, [decision.graph.inputs[at] for at in stored])
         said = {
-            "versions": {"lowtide": version("lowtide"), "torch": torch.__version__},
+            "versions": {"lowtide": VERSION, "torch": torch.__version__},
             "batch": batch.rows(),
             "result": said_of(variant.captured.result, len(graph.outputs)),
             "inputs": [places.get(at, ["batch", slots[at].path[0]]) for at in kept],

@@ -144,15 +144,40 @@ class _RunningProductInPlace(Formula):
 
 
 def _running_product_gradient(grad: Tensor, values: Tensor, result: Tensor, dim: int) -> Tensor:
-    """Without zeros a quotient; with zeros ATen has one formula for both, which is asked for."""
+    """Without zeros a quotient; with zeros ATen has two formulas that round differently: the slow one can be differentiated."""
     if values.numel() <= 1 or values.shape[dim] == 1:
         return grad
-    plain = (result.conj() * grad).flip(dim).cumsum(dim).flip(dim).div(values.conj())
-    differentiated = torch.is_grad_enabled() and values.requires_grad
-    with torch.enable_grad(), as_aten():
-        again = values if differentiated else values.detach().requires_grad_()
-        (with_zeros,) = torch.autograd.grad(_ATEN.cumprod.default(again, dim), again, grad, create_graph=differentiated)
+    weighed = result.conj() * grad
+    plain = _reversed_sums(weighed, dim).div(values.conj())
+    slow = torch.is_grad_enabled() and values.requires_grad
+    with_zeros = _asked_running_product(grad, values, dim) if slow else _around_zeros(grad, weighed, values, result, dim)
     return torch.where((values == 0).any(), with_zeros, plain)
+
+
+def _asked_running_product(grad: Tensor, values: Tensor, dim: int) -> Tensor:
+    with torch.enable_grad(), as_aten():
+        (found,) = torch.autograd.grad(_ATEN.cumprod.default(values, dim), values, grad, create_graph=True)
+    return found
+
+
+def _around_zeros(grad: Tensor, weighed: Tensor, values: Tensor, result: Tensor, dim: int) -> Tensor:
+    """Before the first zero of a line the quotient, at it the products up to the second one, behind it nothing.
+
+    ATen selects, whose results' sizes depend on data; and on fakes some releases of torch take the slow formula.
+    """
+    zeros = (values == 0).cumsum(dim)
+    before, at_one = zeros == 0, zeros == 1
+    quotient = _reversed_sums(weighed.masked_fill(~before, 0.0), dim).div(values.conj())
+    place = at_one.to(torch.uint8).max(dim, keepdim=True).indices
+    first = torch.zeros_like(at_one).scatter(dim, place, True).logical_and(at_one)
+    behind = values.conj().masked_fill(~at_one, 1.0).masked_fill(first, 1.0).cumprod(dim)
+    up_to = result.conj().gather(dim, (place - 1).relu()).masked_fill(place == 0, 1.0)
+    at_first = grad.masked_fill(~at_one, 0.0).mul(behind).sum(dim, keepdim=True).mul(up_to)
+    return torch.where(first, at_first, torch.where(before, quotient, torch.zeros_like(values)))
+
+
+def _reversed_sums(values: Tensor, dim: int) -> Tensor:
+    return values.flip(dim).cumsum(dim).flip(dim)
 
 
 # The largest, the smallest, the middle of all: the gradient is shared among those that are equal.

@@ -45,6 +45,7 @@ _ARITHMETIC = tuple(Operator(name=f"aten.{name}.Tensor", rounds_once=True) for n
 
 _ASKING_DATA = (
     Operator(name="aten.linalg_lstsq.default", fake=Fake.ASKS_DATA_FOR_SHAPES),
+    Operator(name="aten._transformer_encoder_layer_fwd.default", fake=Fake.MISSING),
     Operator(name="aten.multilabel_margin_loss_forward.default", fake=Fake.LOSS_OF_ONE),
     Operator(name="aten._nested_tensor_from_mask_left_aligned.default", answers_without_data=True),
     Operator(name="aten.masked_select.default", shaped_by=(1,)),
