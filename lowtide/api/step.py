@@ -17,7 +17,7 @@ from lowtide.api.others import Others, captured
 from lowtide.api.ranges.guessed import Shapes as Seen
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.running.eager import run_eagerly
-from lowtide.api.running.kinds import too_many
+from lowtide.api.running.kinds import read_unlike, too_many
 from lowtide.api.running.measured import MeasuredStep
 from lowtide.api.running.quick import UNLIKE
 from lowtide.api.running.recaptures import Recaptures
@@ -28,7 +28,7 @@ from lowtide.api.saved.freezing import freeze
 from lowtide.api.saved.saving import save
 from lowtide.api.stages import Stages
 from lowtide.base.files import write_whole
-from lowtide.capture.data.facts import Facts, brief
+from lowtide.capture.data.facts import Facts
 from lowtide.cost.profiler import measure_memory
 from lowtide.errors import StepError
 from lowtide.plan.plan import Plan
@@ -361,15 +361,9 @@ class Step:
             raise
         if self._peers.several:
             which = "a new program" if isinstance(found, str) else f"program {self._number(found[0])}"
-            self._peers.meet(f"{which} for {described(shape_of(args, kwargs))}", lambda: self._read_unlike(now))
+            known = (variant for family in self._families for variant in family.variants)
+            self._peers.meet(f"{which} for {described(shape_of(args, kwargs))}", lambda: read_unlike(now, known))
         return now, found
-
-    def _read_unlike(self, now: View) -> str:
-        """What is read from the data otherwise than when another of these programs was captured."""
-        facts, variants = Facts(now.read), [variant for family in self._families for variant in family.variants]
-        unlike = (facts.unlike(variant.captured.readings) for variant in variants if variant.fits_settings(now))
-        reading = next((each for each in unlike if each is not None), None)
-        return "" if reading is None else f" ({reading} gives {brief(str(facts.outcome(reading.question)))} there)"
 
     def _number(self, variant: Variant) -> str:
         """Which of the programs a variant is, as on all ranks."""

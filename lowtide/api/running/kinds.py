@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from lowtide.capture.data.facts import Reading, brief
+from lowtide.api.running.variant import Variant
+from lowtide.capture.data.facts import Facts, Reading, brief
+from lowtide.runtime.caller import View
+
+
+def read_unlike(now: View, variants: Iterable[Variant]) -> str:
+    """What is read from the data otherwise than when another of these programs was captured; "" where nothing is."""
+    facts = Facts(now.read)
+    unlike = (facts.unlike(variant.captured.readings) for variant in variants if variant.fits_settings(now))
+    reading = next((each for each in unlike if each is not None), None)
+    return "" if reading is None else f" ({reading} gives {brief(str(facts.outcome(reading.question)))} there)"
 
 
 def too_many(readings: Sequence[tuple[Reading, ...]]) -> str:

@@ -1,8 +1,8 @@
 """Hooks on tensors, parameters and modules: what they do to tensors is part of the graph, what they do beside it would be done but once.
 
 A hook that gives nothing back, writes no tensor and puts none into a module can only have done something that no graph holds: counted,
-printed, kept. It is refused. Hooks of torch's own files are let through, those around all modules aside, and those on a module's forward
-that a library has put there.
+printed, kept. It is refused. Hooks of torch's own files are let through, and those on a module's forward that a library has put there;
+torch's own around all modules do not run.
 """
 
 from __future__ import annotations
