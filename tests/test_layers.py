@@ -23,7 +23,6 @@ ROWS = (
 )
 TESTS = Path(__file__).parent
 TEST_MODULES = {path.stem for path in TESTS.rglob("test_*.py")}
-MOST_FILES = 17  # of a room beside its inner rooms: sixteen and what it says of itself
 ROW_OF = {member: row for row, members in enumerate(ROWS) for member in members}
 
 # What only some may import: folders and files of the package.
@@ -63,12 +62,6 @@ def test_the_package_knows_nothing_of_the_bench():
     texts = (node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     found = [node.value for node in texts if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     assert [text for text in found if re.fullmatch(r"bench(\.\w+)*", text)] == []
-
-
-def test_no_room_is_crowded():
-    rooms = {path.parent for path in PACKAGE.rglob("*.py")}
-    crowded = {str(room): count for room in rooms if (count := len(list(room.glob("*.py")))) > MOST_FILES}
-    assert not crowded
 
 
 def test_no_imports_go_in_a_circle():
