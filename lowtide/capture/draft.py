@@ -230,11 +230,6 @@ class Draft:
     def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake of a real tensor that the program closes over, declared as an input on first sight."""
         if id(tensor) not in self._constant_fakes:
-            if tensor.requires_grad and self.trains:
-                raise CaptureError(
-                    f"a tensor of shape {tuple(tensor.shape)} that requires gradients, used at {users_line()}, is not a parameter "
-                    "of the model: make it one, so that the step can train it"
-                )
             with _disable_current_modes():  # making a fake is no part of the program
                 fake = self.fake_mode.from_tensor(tensor.detach() if tensor.requires_grad else tensor)
             self._constant_fakes[id(tensor)] = fake

@@ -13,7 +13,7 @@ from torch import nn
 from lowtide.capture import openings as openings  # what torch's registry can open is opened from here on
 from lowtide.capture.batches import micro_batches, objects_in
 from lowtide.capture.care.failures import raised_in
-from lowtide.capture.care.gradients import on_the_callers_own
+from lowtide.capture.care.gradients import none_left_on, on_the_callers_own, refuse_strangers
 from lowtide.capture.care.leaks import Watch
 from lowtide.capture.care.surroundings import put_back_on_failure
 from lowtide.capture.fakes import FakeModel
@@ -126,7 +126,7 @@ def _later_step(trace: Trace, following: Shadow, result: Any) -> Captured | None
 def _forward_and_backward(trace: Trace, program: TrainingProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record everything up to the optimizer; gradients are left on the fake parameters, as eager would."""
     results, recorder = [], trace.recorder
-    with trace.recording(), torch.autograd.set_multithreading_enabled(False):
+    with none_left_on(recorder.draft.constants), trace.recording(), torch.autograd.set_multithreading_enabled(False):
         if program.ranks is not None and program.ranks.broadcasts_buffers:
             with torch.no_grad():
                 broadcast_buffers(trace.fakes.buffers.values(), program.ranks)
@@ -138,6 +138,7 @@ def _forward_and_backward(trace: Trace, program: TrainingProgram, args: tuple[An
             loss = checked_loss(result)
             scaled = share_of(loss, program.accumulate)
             recorder.note_loss()
+            refuse_strangers(loss, trace.sources)
             if trace.in_parts is not None:
                 completes = number == len(parts) and not program.scales
                 trace.in_parts.begin_backward(completes=completes, shown=program.after_backward is not None)

@@ -35,12 +35,16 @@ class Sources:
         """The source of the operator that runs now. In a backward pass, that of the forward operator whose gradient it computes."""
         node = torch._C._current_autograd_node()
         if node is not None:
-            return self._by_sequence.get(node._sequence_nr())
+            return self.of_gradient(node)
         source = self.of_frame(sys._getframe(1), _CALLS_THE_USER)
         if source is not None and torch.is_grad_enabled():
             # Autograd numbered this operator's backward node just before it came here (see torch.fx.proxy).
             self._by_sequence[torch.autograd._get_sequence_nr() - 1] = source
         return source
+
+    def of_gradient(self, node: Any) -> Source | None:
+        """The source of the forward operator whose gradient an autograd node computes."""
+        return self._by_sequence.get(node._sequence_nr())
 
     def of_frame(self, frame: FrameType | None, last: str = "") -> Source | None:
         """The innermost frame that is neither torch's nor lowtide's nor Python's own, searched up to the first one of the file `last`."""

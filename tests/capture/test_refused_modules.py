@@ -61,7 +61,7 @@ def test_sparse_gradients():
 
 def test_a_tensor_that_should_be_a_parameter():
     outside = torch.ones(4, requires_grad=True)
-    refused(lambda model, x: (model(x) * outside).sum(), rf"shape \(4,\) that requires gradients, used at .*{HERE}.*is not a parameter")
+    refused(lambda model, x: (model(x) * outside).sum(), rf"to a tensor of shape \(4,\).*, used at .*{HERE}, and is not a parameter")
 
 
 def test_hooks_after_accumulation():

@@ -1,16 +1,57 @@
-"""Gradients where a caller may look for them: on the parameters that it holds itself, for as long as `after_backward` runs."""
+"""Gradients on what the caller holds itself: on its parameters for as long as `after_backward` runs, on nothing else ever."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lowtide.capture.sources import users_line
+from lowtide.capture.sources import Sources, users_line
 from lowtide.errors import CaptureError
+from lowtide.ir.graph import Source
+
+
+def refuse_strangers(loss: torch.Tensor, sources: Sources) -> None:
+    """Raise CaptureError where a backward pass would leave a gradient on what is no parameter of the model (nor made by the program)."""
+    waiting: list[tuple[Any, Source | None]] = [(loss.grad_fn, None)]
+    seen = set()
+    while waiting:
+        node, user = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor) and not isinstance(leaf, FakeTensor):
+            raise CaptureError(_text_of(leaf, "" if user is None else f", used at {user.file}:{user.line}"))
+        source = sources.of_gradient(node)
+        waiting.extend((each, source) for each, _ in node.next_functions)
+
+
+@contextmanager
+def none_left_on(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """The same for backward passes of the program's own; what they leave is taken away, whatever happens."""
+    left: list[torch.Tensor] = []
+    try:
+        yield
+    finally:
+        left.extend(tensor for tensor in tensors if isinstance(tensor.grad, FakeTensor))
+        for tensor in left:
+            tensor.grad = None
+    if left:
+        raise CaptureError(_text_of(left[0], ""))
+
+
+def _text_of(leaf: torch.Tensor, where: str) -> str:
+    return (
+        f"a backward pass leads to a tensor of shape {tuple(leaf.shape)} that requires gradients{where}, and is not a parameter of the "
+        "model: eager PyTorch would leave a gradient on it, a step does not. If the optimizer is to train it, hold it in the model "
+        "(one nn.Module that has both networks). If not, as a teacher's or a critic's weights: `network.requires_grad_(False)` before "
+        "lowtide.optimize keeps the gradient that goes through it, torch.no_grad() or .detach() stops that"
+    )
 
 
 @contextmanager
