@@ -174,14 +174,19 @@ class Machine:
     def timed(self, captured: Captured, candidates: Sequence[Candidate], laboratory: Laboratory) -> tuple[Candidate, ...]:
         """The candidates with microseconds of each node: measured where operators may be run, else by roofline."""
         if self.simulated is not None:
-            return tuple(each.timed(self.simulated.graph_us(each.graph)) for each in candidates)
+            return tuple(_by_rates(each, self.simulated) for each in candidates)
         with self.stages.stage("measure", "measuring operators' times") as say:
             laboratory.listener = _share(say)
             rates = self._rates(captured)
             if not self.tries:
-                return tuple(each.timed(rates().graph_us(each.graph)) for each in candidates)
-            found = [measure_timings(each.graph.nodes, rates, laboratory=laboratory).us for each in candidates]
-            return tuple(each.timed(as_compiled(each.graph.nodes, us)) for each, us in zip(candidates, found, strict=True))
+                return tuple(_by_rates(each, rates()) for each in candidates)
+            found = [measure_timings(each.graph.nodes, rates, laboratory=laboratory) for each in candidates]
+            pairs = zip(candidates, found, strict=True)
+            return tuple(each.timed(as_compiled(each.graph.nodes, its.us), its.issue_us) for each, its in pairs)
+
+
+def _by_rates(candidate: Candidate, device: Device) -> Candidate:
+    return candidate.timed(device.graph_us(candidate.graph), device.graph_issue_us(candidate.graph))
 
 
 def _knowing(candidate: Candidate, rewriting: Rewriting | None, generated: bool = False) -> Candidate:

@@ -39,6 +39,7 @@ def _figures(device: Device) -> dict[str, Any]:
         "from_host_bytes_per_s": device.from_host_bytes_per_s,
         "can_swap": device.can_swap,
         "launch_us": device.launch_us,
+        "issue_us": device.issue_us,
         "half_flops": device.half_flops,
         "efficiency": device.efficiency,
         "granule_bytes": device.granule_bytes,

@@ -22,6 +22,9 @@ from lowtide.ir.operators.shapes import bytes_of
 from lowtide.ir.operators.table import row_of
 from lowtide.ir.regions import is_region
 
+_ALIGNED = 8  # elements of 16 bits
+_VIEW = 0.3  # of what an operator takes the host that launches something
+
 
 @dataclass(frozen=True)
 class Device:
@@ -33,11 +36,14 @@ class Device:
     launch_us: float  # before an operator does anything
     to_host_bytes_per_s: float  # of the link to a host with memory of its own; 0 where there is none to swap to
     from_host_bytes_per_s: float
-    efficiency: float = 1.0  # of peak rate and bandwidth
+    efficiency: float = 1.0  # of peak rate and, where it is not `moving_efficiency`, bandwidth
     half_flops: float = 0.0  # an operator of this many operations reaches half of what a large one does
     granule_bytes: int = 1  # its allocator rounds sizes up to this
     memory_bytes: int = 0  # 0 where it has no memory of its own
     peers_bytes_per_s: float = 0.0  # of its links to the other devices of one machine; 0 where they are not known
+    moving_efficiency: float | None = None
+    askew: float = 1.0  # by so much products of 16 bits take longer whose rows are no multiple of 16 bytes
+    issue_us: float = 0.0  # of the host for an operator, from Python; 0 where the host itself computes
     moves_beside: bool = True  # whether bytes move while it computes; else one comes after the other
 
     def node_us(self, node: Node) -> float:
@@ -53,8 +59,8 @@ class Device:
             return self._exchange_us(node) if begins_collective(node) or loads_parts(node) else 0.0
         flops = node_flops(node)
         rate = self.flops_per_s.get(compute_dtype(node), self.flops_per_s["float32"])
-        arithmetic_s = (flops + self.half_flops) / (rate * self.efficiency) if flops else 0.0
-        moving_s = node_moved_bytes(node) / (self.bandwidth_bytes_per_s * self.efficiency)
+        arithmetic_s = (flops + self.half_flops) / (rate * self.efficiency) * (self.askew if _is_askew(node) else 1.0) if flops else 0.0
+        moving_s = node_moved_bytes(node) / (self.bandwidth_bytes_per_s * (self.moving_efficiency or self.efficiency))
         taken_s = max(arithmetic_s, moving_s) if self.moves_beside else arithmetic_s + moving_s
         return self.launch_us * row_of(node.op).launches + 1e6 * taken_s
 
@@ -62,6 +68,18 @@ class Device:
         """What the links take: of a sum each byte goes out twice, else once. Of n ranks (n - 1) / n stay less; that is not taken off."""
         sent_bytes = max(bytes_of(node.inputs), bytes_of(node.results))
         return self.launch_us + 1e6 * sent_bytes * (2 if node.op == SUM else 1) / self.peers_bytes_per_s
+
+    def node_issue_us(self, node: Node) -> float:
+        """What it takes the host to have a node run; less for views, which launch nothing, and none for Python's arithmetic."""
+        if is_arithmetic(node) or is_transfer(node) or not self.issue_us:
+            return 0.0
+        if is_loop(node):
+            return sum(run.times * self.node_issue_us(run.node) for run in runs_of(node))
+        return self.issue_us * (_VIEW if is_view(node) else row_of(node.op).launches)
+
+    def graph_issue_us(self, graph: Graph) -> tuple[float, ...]:
+        """The same of a graph's nodes; empty where the host itself computes."""
+        return tuple(map(self.node_issue_us, graph.nodes)) if self.issue_us else ()
 
     def graph_us(self, graph: Graph) -> tuple[float, ...]:
         """The times of a graph's nodes."""
@@ -84,6 +102,13 @@ class Device:
         if not self.can_swap:
             raise CheckError(f"expected a device with a link to a host, got {self.name}, which has none to swap to: ask `can_swap` first")
         return self.launch_us + 1e6 * nbytes / bytes_per_s
+
+
+def _is_askew(node: Node) -> bool:
+    """Whether it is a product of matrices of 16 bits of which one has rows that begin where no kernel for tensor cores can read them."""
+    values = [value for value in (*node.inputs, *node.results) if value.dtype in ("float16", "bfloat16") and len(value.shape) in (2, 3)]
+    strides = [step for value in values for step in value.stride if isinstance(step, int)]
+    return any(step > 1 and step % _ALIGNED for step in strides)
 
 
 def half_flops_of(samples: Sequence[tuple[int, float]], flops_per_ns: float, launch_ns: float) -> float:

@@ -15,18 +15,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from lowtide.cost.bodies import runs_of
 from lowtide.cost.cache import Cache
 from lowtide.cost.device import Device, half_flops_of
-from lowtide.cost.lab.laboratory import Call, Laboratory, Unknown
-from lowtide.cost.lab.trial import aside, circumstances, once_ns
+from lowtide.cost.lab.laboratory import Call, Laboratory, Unknown, device_of
+from lowtide.cost.lab.launched import clocks_ns
+from lowtide.cost.lab.trial import aside, circumstances, on_gpu, once_ns
 from lowtide.cost.workspaces import call_of, needs_none, warn_of_memory
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Node
+from lowtide.ir.operators.nodes import is_view
 
 _RUNS = ((10**6, 2), (2 * 10**7, 1))  # nanoseconds, and how often what takes less is run for its time
 _COUNTS_NS = 2 * 10**6  # from here on the watching of allocations is none to speak of: the run in which they were watched counts
@@ -35,12 +37,15 @@ _LEAST_RUNS, _LEAST_S = 3, 1e-3
 _LONGEST_NS = 3600 * 10**9  # no operator takes an hour: such an entry is no measurement
 _RATED_DTYPES = ("float32", "float64", "bfloat16", "float16")
 
+_Clocks: TypeAlias = tuple[int, int]  # nanoseconds of a device beside the host, and of the host
+
 
 @dataclass(frozen=True)
 class Timings:
     """What `measure_timings` found."""
 
-    us: tuple[float, ...]  # by node
+    us: tuple[float, ...]  # by node, of the device
+    issue_us: tuple[float, ...]  # by node, of the host to issue it; empty where the host itself computes
     unknown: tuple[Unknown, ...]  # distinct calls that were not measured: their times are the roofline's
 
 
@@ -61,28 +66,74 @@ def measure_timings(
     call, both get what the first one wrote down. A `laboratory` that is given stays open. The caller's random state stays as it is.
     """
     runs = [list(runs_of(node, among or nodes)) for node in nodes]
-    calls = {run.node: None if needs_none(run.node) else call_of(run.node, run.beside, limit_bytes) for each in runs for run in each}
+    calls = {run.node: call_of(run.node, run.beside, limit_bytes) if _takes_time(run.node) else None for each in runs for run in each}
     wanted = {call.text: call for call in calls.values() if call is not None}
-    known: dict[str, int] = {}  # nanoseconds
+    known: dict[str, _Clocks] = {}
     with nullcontext(laboratory) if laboratory is not None else Laboratory(remember=remember) as used:
         for device in dict.fromkeys(call.device for call in wanted.values()):
             known |= _of_device({text: call for text, call in wanted.items() if call.device == device}, device, used)
     unknown = tuple(used.failures[text] for text in wanted if text not in known and text in used.failures)
     warn_of_memory(unknown, "their times are taken from the device's rates")
-    times = {
-        node: 0.0 if call is None else known[call.text] / 1e3 if call.text in known else rates().node_us(node)
-        for node, call in calls.items()
-    }
-    return Timings(tuple(sum(run.times * times[run.node] for run in each) for each in runs), unknown)
+    us, issue_us = (
+        tuple(sum(run.times * times[run.node][clock] for run in each) for each in runs)
+        for times in [{node: _clocks(node, call, known, rates) for node, call in calls.items()}]
+        for clock in range(2)
+    )
+    if not any(on_gpu(call.device) for call in wanted.values()):  # the host is the device
+        return Timings(tuple(device + host for device, host in zip(us, issue_us, strict=True)), (), unknown)
+    return Timings(us, issue_us, unknown)
 
 
-def _of_device(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) -> dict[str, int]:
-    """Nanoseconds by call: remembered, or measured now and remembered."""
+def _takes_time(node: Node) -> bool:
+    """Whether a node is tried. A view takes no time to speak of, but where the host has more to do than to make it."""
+    return not needs_none(node) or (is_view(node) and on_gpu(device_of(node)))
+
+
+def _clocks(node: Node, call: Call | None, known: Mapping[str, _Clocks], rates: Callable[[], Device]) -> tuple[float, float]:
+    """Microseconds of the device and of the host, as they were measured or by the rates."""
+    if call is None:
+        return 0.0, 0.0
+    if call.text not in known:
+        return rates().node_us(node), rates().node_issue_us(node)
+    device_ns, host_ns = known[call.text]
+    return device_ns / 1e3, host_ns / 1e3
+
+
+def _of_device(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) -> dict[str, _Clocks]:
+    """By call: remembered, or measured now and remembered."""
+    if on_gpu(device):
+        return _of_gpu(wanted, device, laboratory)
     circumstances = (*laboratory.circumstances(device), "caches of 64 MiB are cold")
     cache = Cache("timings", circumstances, 1, _LONGEST_NS) if laboratory.remember else None
     remembered = cache.load() if cache is not None else {}
     found = _measured([call for text, call in wanted.items() if text not in remembered], laboratory)
-    return remembered | (cache.merge(found) if cache is not None and found else found)
+    known = remembered | (cache.merge(found) if cache is not None and found else found)
+    return {text: (0, ns) for text, ns in known.items()}
+
+
+def _of_gpu(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) -> dict[str, _Clocks]:
+    """The same of a device beside the host."""
+    cache = Cache("launches", laboratory.circumstances(device), parse=_parsed) if laboratory.remember else None
+    remembered = cache.load() if cache is not None else {}
+    calls, found = [call for text, call in wanted.items() if text not in remembered], dict[str, str]()
+    for done in range(0, len(calls), _TOGETHER):
+        laboratory.tell(done / len(calls))
+        group = calls[done : done + _TOGETHER]
+        found |= {call.text: _written(each) for call, each in zip(group, laboratory.launches_ns(group), strict=True) if each is not None}
+    known = remembered | (cache.merge(found) if cache is not None and found else found)
+    return {text: _parsed(entry) for text, entry in known.items()}
+
+
+def _written(clocks: _Clocks) -> str:
+    return f"{clocks[0]} {clocks[1]}"
+
+
+def _parsed(text: str) -> _Clocks:
+    """Raises ValueError for what is no measurement."""
+    device_ns, host_ns = map(int, text.split())
+    if not 1 <= min(device_ns, host_ns) <= max(device_ns, host_ns) <= _LONGEST_NS:
+        raise ValueError(f"expected nanoseconds from 1 to {_LONGEST_NS}, got {text!r}")
+    return device_ns, host_ns
 
 
 def _measured(calls: Sequence[Call], laboratory: Laboratory) -> dict[str, int]:
@@ -127,7 +178,9 @@ def _nbytes(call: Call) -> int:
 
 
 def _best_ns(call: Callable[[], Any], device: str) -> int:
-    """The least time of a call in warm caches: the first run is to warm up."""
+    """The least time of a call in warm caches: the first run is to warm up. Of a device beside the host its own time."""
+    if on_gpu(device):
+        return clocks_ns(call, device)[0]
     call()
     best, spent, runs = 2**62, 0, 0
     while runs < _LEAST_RUNS or (spent < _LEAST_S * 1e9 and runs < 1000):
@@ -138,10 +191,10 @@ def _best_ns(call: Callable[[], Any], device: str) -> int:
 
 def device_here(device: str) -> Device:
     """This machine's device as numbers, for what cannot be measured operator by operator; measured at first use and remembered."""
-    on_gpu = device.startswith("cuda")
+    beside = on_gpu(device)
     cache = Cache("rates", circumstances(device), 1)
     known = cache.load()
-    if not known.keys() >= _rate_names(on_gpu):
+    if not known.keys() >= _rate_names(beside):
         known = cache.merge(_rates(device))
     return Device(
         name=device,
@@ -151,29 +204,37 @@ def device_here(device: str) -> Device:
         to_host_bytes_per_s=float(known.get("to_host_bytes_per_s", 0)),
         from_host_bytes_per_s=float(known.get("from_host_bytes_per_s", 0)),
         half_flops=float(known["half_flops"]),
-        granule_bytes=512 if on_gpu else 1,
-        moves_beside=on_gpu,
-        memory_bytes=torch.cuda.get_device_properties(device).total_memory if on_gpu else 0,
+        granule_bytes=512 if beside else 1,
+        issue_us=known.get("issue_ns", 0) / 1e3,
+        moves_beside=beside,
+        memory_bytes=torch.cuda.get_device_properties(device).total_memory if beside else 0,
     )
 
 
-def _rate_names(on_gpu: bool) -> set[str]:
-    link = {"to_host_bytes_per_s", "from_host_bytes_per_s"} if on_gpu else set()
+def _rate_names(beside: bool) -> set[str]:
+    link = {"to_host_bytes_per_s", "from_host_bytes_per_s", "issue_ns"} if beside else set()
     return {"bytes_per_s", "launch_ns", "half_flops"} | {f"{dtype}_flops_per_s" for dtype in _RATED_DTYPES} | link
 
 
 def _rates(device: str) -> dict[str, int]:
     """What matrix products by type, copies, and an operator that does as good as nothing reach."""
-    on_gpu, many = device.startswith("cuda"), 100
     with aside(device):
-        one = torch.ones(1, device=device)
-        launch_ns = max(1, _best_ns(lambda: [one.neg_() for _ in range(many)], device) // many)
-        largest = 12 if on_gpu else 9  # powers of 2; some CPUs take seconds for float16
+        launch_ns, issue_ns = _launch(torch.ones(1, device=device), device)
+        largest = 12 if on_gpu(device) else 9  # powers of 2; some CPUs take seconds for float16
         rates = {f"{dtype}_flops_per_s": _product(largest, dtype, device) for dtype in _RATED_DTYPES}
         rising = [*(_product(power, "float32", device) for power in range(4, largest)), rates["float32_flops_per_s"]]
         half = half_flops_of(rising, max(flops / took_ns for flops, took_ns in rising), launch_ns)
         found = {name: int(flops * 1e9 / took_ns) for name, (flops, took_ns) in rates.items()}
-        return found | {"launch_ns": launch_ns, "half_flops": max(1, int(half)), **_copies(device, on_gpu)}
+        return found | {"launch_ns": launch_ns, "half_flops": max(1, int(half)), **issue_ns, **_copies(device)}
+
+
+def _launch(one: torch.Tensor, device: str) -> tuple[int, dict[str, int]]:
+    """The nanoseconds of an operator that does as good as nothing; on a device beside the host, what it takes the host, too."""
+    if on_gpu(device):
+        launch_ns, issue_ns = clocks_ns(one.neg_, device)
+        return launch_ns, {"issue_ns": issue_ns}
+    many = 100
+    return max(1, _best_ns(lambda: [one.neg_() for _ in range(many)], device) // many), {}
 
 
 def _product(power: int, dtype: str, device: str) -> tuple[int, int]:
@@ -183,13 +244,13 @@ def _product(power: int, dtype: str, device: str) -> tuple[int, int]:
     return 2 * side**3, _best_ns(lambda: matrix @ matrix, device)
 
 
-def _copies(device: str, on_gpu: bool) -> dict[str, int]:
+def _copies(device: str) -> dict[str, int]:
     """Bytes in a second: within the device, read and written; over the link each way, from and to memory that the host holds in place."""
-    count = 2**26 if on_gpu else 2**24
+    count = 2**26 if on_gpu(device) else 2**24
     source = torch.ones(count, device=device)
     target = torch.empty_like(source)
     rates = {"bytes_per_s": int(2 * source.nbytes * 1e9 / _best_ns(lambda: target.copy_(source), device))}
-    if not on_gpu:
+    if not on_gpu(device):
         return rates
     host = torch.empty(count, pin_memory=True)
     return rates | {

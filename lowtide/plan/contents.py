@@ -60,6 +60,7 @@ class Contents:
     granule_bytes: int = 1  # that the device's allocator rounds every request up to
     program: str = ""  # what it is for: `program_hash` of the captured program; "" where text cannot hold that
     node_us: tuple[float, ...] = ()  # by node, 0 for copies to the host and back; empty where no limit was asked for
+    issue_us: tuple[float, ...] = ()  # by node, what it takes the host to issue it; empty where the host itself computes
     eager: Timeline | None = None  # the program as the user wrote it
     first_steps: tuple[Contents, ...] = ()  # plans of the step's other programs: those that make the optimizer's state
     algebra: tuple[RuleReport, ...] = ()  # what rules did to the graph, exact ones or not

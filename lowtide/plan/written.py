@@ -12,9 +12,9 @@
     "checksum": "2c26b46b68..."}
 
 More fields are there where the plan knows of them: "peak", the step at the peak and what is held then (`Snapshot`); "eager", memory over
-the program as it stood (`Timeline`); "node_us", what each node takes, and "cost_report" of a plan under a limit (`CostReport`); "algebra",
-what rules did to the graph (`RuleReport`); "first_steps", the plans of an optimizer's first steps, each an object like the whole. Tensors
-are [storage, bytes, start, end]: what else is known of a storage is in the graph.
+the program as it stood (`Timeline`); "node_us", what each node takes, "issue_us", what it takes the host beside, and "cost_report" of a
+plan under a limit (`CostReport`); "algebra", what rules did to the graph (`RuleReport`); "first_steps", the plans of an optimizer's first
+steps, each an object like the whole. Tensors are [storage, bytes, start, end]: what else is known of a storage is in the graph.
 
 "graph" holds the lines of `text.to_text`. "program" is the hash of the captured program that the plan is for, see `program_hash`: a plan is
 used for no other. What graph and order come to is counted anew when a plan is read, and a promise that is not so is refused; the checksum
@@ -47,6 +47,7 @@ _TEXTS = ("program", "solver", "status")
 _PROMISES = ("resident_bytes", "peak_bytes", "eager_peak_bytes", "lower_bound_bytes", "granule_bytes")
 _SEAL = "checksum"
 _PER_NODE = ("order", "reuses", "workspace_bytes")
+_TIMES = ("node_us", "issue_us")  # by node too, where the plan knows of them
 _SECTIONS = ("peak", "eager", "cost_report")
 
 
@@ -66,7 +67,7 @@ def _entries(plan: Contents) -> dict[str, Any]:
     sections = ((name, getattr(plan, name)) for name in _SECTIONS)
     entries |= {name: section.rows() for name, section in sections if section is not None}
     entries |= {"provenance": asdict(plan.provenance)} | {name: list(getattr(plan, name)) for name in _PER_NODE}
-    entries |= {"node_us": list(plan.node_us)} if plan.node_us else {}
+    entries |= {name: list(getattr(plan, name)) for name in _TIMES if getattr(plan, name)}
     entries |= {"algebra": [report.rows() for report in plan.algebra]} if plan.algebra else {}
     entries |= {"first_steps": [_entries(each) for each in plan.first_steps]} if plan.first_steps else {}
     entries["graph"] = to_text(plan.graph).splitlines()
@@ -102,7 +103,8 @@ def _read(data: Any) -> Contents:
         provenance=_provenance(data),
         granule_bytes=_count(data, "granule_bytes", least=1),
         program=fields.string("plan", data, "program"),
-        node_us=times_from("plan", data, "node_us", len(graph.nodes)) if "node_us" in data else (),
+        node_us=_times(data, "node_us", graph),
+        issue_us=_times(data, "issue_us", graph),
         eager=timeline_from("plan: eager", data["eager"]) if "eager" in data else None,
         first_steps=_first_steps(data),
         algebra=rule_reports_from(data.get("algebra", [])),
@@ -115,13 +117,17 @@ def _read(data: Any) -> Contents:
     return plan
 
 
+def _times(data: dict[str, Any], name: str, graph: Graph) -> tuple[float, ...]:
+    return times_from("plan", data, name, len(graph.nodes)) if name in data else ()
+
+
 def _check_format(data: Any) -> None:
     """Whether it is a plan of this version, with no field unknown."""
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
         raise FormatError(f'plan: expected a JSON object with "format": "{_FORMAT}"')
     if fields.integer("plan", data, "version") != _VERSION:
         raise FormatError(f"plan: expected version {_VERSION}, got {data['version']}: it is of another lowtide; make the plan again")
-    known = {"format", "version", "provenance", "graph", "node_us", "first_steps", "algebra", _SEAL}
+    known = {"format", "version", "provenance", "graph", *_TIMES, "first_steps", "algebra", _SEAL}
     fields.check_fields("plan", data, known | {*_TEXTS, *_PROMISES, *_PER_NODE, *_SECTIONS})
 
 

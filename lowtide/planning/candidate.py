@@ -52,6 +52,7 @@ class Candidate:
     deeds: tuple[Deed, ...] = ()  # what algebra did to it
     root: int = -1  # which of the graphs, in the order in which they are made, it is or was split of; -1 where nothing was split
     generated: bool = False  # it runs generated kernels, which are faster than any order of torch's
+    issue_us: tuple[float, ...] = ()  # by node, what it takes the host to issue it; empty where the host itself computes
     problem_of: Callable[[int], OrderProblem] | None = field(default=None, repr=False)  # by granule: a shorter way to the ordering problem
     _known: list[tuple[tuple[object, ...], Any]] = field(default_factory=list, repr=False)  # what was asked, and the answer
 
@@ -60,9 +61,9 @@ class Candidate:
         """What algebra made it take more than the captured graph, below 0 for less."""
         return sum(deed.cost_us for deed in self.deeds)
 
-    def timed(self, node_us: Sequence[float]) -> Candidate:
-        """The same, knowing what its nodes take; what was derived is kept."""
-        return dataclasses.replace(self, node_us=tuple(node_us))
+    def timed(self, node_us: Sequence[float], issue_us: Sequence[float] = ()) -> Candidate:
+        """The same, knowing what its nodes take, and take the host beside; what was derived is kept."""
+        return dataclasses.replace(self, node_us=tuple(node_us), issue_us=tuple(issue_us))
 
     def order_problem(self, granule_bytes: int) -> OrderProblem:
         """The ordering problem, with sizes rounded up to the granule."""
@@ -98,10 +99,11 @@ class Candidate:
                 "swap": links,
                 "swap_state": swap_state,
                 "known": self.order_problem(granule_bytes),
+                "issue_us": self.issue_us,
             }
             return RematProblem.of(self.graph, self.node_us, self.workspace_bytes, **settings)
 
-        return self._once(("remat", self.node_us, granule_bytes, links, swap_state), problem)
+        return self._once(("remat", self.node_us, self.issue_us, granule_bytes, links, swap_state), problem)
 
     def orders(self, problem: RematProblem, solver: Solver, granule_bytes: int) -> list[Ints]:
         """The orders from which sequences are searched: as written, with updates as soon as can be, and the one of least peak."""

@@ -142,6 +142,7 @@ class Searched:
             reuses=tuple(int(slot) for slot in footprint.reuses),
             workspace_bytes=sizes,
             node_us=done.of_origins(candidate.node_us, 0.0),
+            issue_us=done.of_origins(candidate.issue_us, 0.0) if candidate.issue_us else (),
             peak_bytes=int(footprint.peak_bytes),
             lower_bound_bytes=min(bound_bytes, int(footprint.peak_bytes)),
             status="optimal" if bound_bytes >= footprint.peak_bytes else "feasible",

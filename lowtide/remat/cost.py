@@ -3,7 +3,8 @@
 No lifetime is decided: a copy lives from the entry that makes it to the last that reads it, so a backward sweep finds where each ends.
 Three streams run side by side: operators, one after another; copies to the host; copies from the host. A copy starts when its link is free
 and the operators before it are done; a drop waits for its store, a run for the loads that it reads, the end for offloaded state that is
-restored.
+restored. On a device beside the host nothing starts before the host has issued it, which it does in order, never more than `_QUEUE` runs
+ahead of the device.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from lowtide.base.kernels import kernel
 from lowtide.problems.order import Bytes, Ints
 from lowtide.remat.entries import DROP, LOAD, RUN, STORE, code_of, deed_of, storage_of
 from lowtide.remat.problem import RematProblem
+
+_QUEUE = 1024  # kernels that may wait on a stream before who launches the next one has to
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,9 +186,10 @@ def footprint_kernel(sequence: Any, facts: Any) -> NDArray[np.int64]:
 
 @kernel(inner=True)
 def time_kernel(sequence: Any, facts: Any) -> float:
-    """When the last operator is done: three streams side by side."""
+    """When the last operator is done: three streams side by side, and the host before them."""
     n, m = len(facts.made_bytes), len(facts.tensor_bytes)
     clock, to_host, from_host = 0.0, 0.0, 0.0
+    issued, begun, turn = 0.0, np.zeros(_QUEUE), 0  # by the host; when the runs began that are the last ones so far
     stored, arrived = np.zeros(m), np.zeros(m)
     for position in range(len(sequence)):
         code = sequence[position]
@@ -193,18 +197,22 @@ def time_kernel(sequence: Any, facts: Any) -> float:
         if deed == RUN:
             for entry in range(facts.read_ptr[code], facts.read_ptr[code + 1]):
                 clock = max(clock, arrived[facts.read_ids[entry]])
-            clock += facts.cost_us[code]
+            issued = max(issued, begun[turn]) + facts.issue_us[code]
+            clock = begun[turn] = max(clock, issued)
+            turn = (turn + 1) % _QUEUE
+            clock += facts.device_us[code]
             for entry in range(facts.made_ptr[code], facts.made_ptr[code + 1]):
                 arrived[facts.made_ids[entry]] = 0.0
             continue
         tensor = storage_of(code, n)
+        issued += facts.handling_us[0]
         if deed == STORE:
-            to_host = max(to_host, clock, arrived[tensor]) + facts.store_us[tensor]
+            to_host = max(to_host, clock, issued, arrived[tensor]) + facts.store_us[tensor]
             stored[tensor] = to_host
         elif deed == DROP:
             clock = max(clock, stored[tensor])
         else:
-            from_host = max(from_host, clock) + facts.load_us[tensor]
+            from_host = max(from_host, clock, issued) + facts.load_us[tensor]
             arrived[tensor] = from_host
     for tensor in range(m):
         if facts.kept[tensor]:

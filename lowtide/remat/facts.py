@@ -15,7 +15,10 @@ Times = NDArray[np.float64]
 class Facts(NamedTuple):
     """A `RematProblem` as kernels take it."""
 
-    cost_us: Times
+    cost_us: Times  # what a run counts for in sums
+    device_us: Times  # what it takes the device
+    issue_us: Times  # and the host, to issue it; 0 where the host itself computes
+    handling_us: Times  # [1] what it takes the host to issue a copy, or a wait for one
     repeatable: NDArray[np.bool_]
     limit_ptr: Ints
     limit_ids: Ints

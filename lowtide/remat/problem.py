@@ -28,6 +28,9 @@ from lowtide.remat.entries import Codes
 from lowtide.remat.evict.state import records
 from lowtide.remat.facts import Facts, Times
 from lowtide.remat.offload import offloadable_storages, storable
+from lowtide.remat.price import Clocks, with_views
+
+_CALLS = 3  # of torch's for a copy or a wait: each takes the host about what an operator does
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +40,7 @@ class Links:
     storable: NDArray[np.bool_]  # [m] may be stored
     store_us: Times  # [m]
     load_us: Times  # [m]
+    issue_us: float = 0.0  # what each takes the host, and each wait for one
 
     @classmethod
     def of(cls, problem: OrderProblem, storable: Sequence[bool], device: Device) -> Links:
@@ -44,7 +48,7 @@ class Links:
         sizes = problem.tensor_bytes.tolist()
         store_us = np.array([device.store_us(nbytes) for nbytes in sizes], np.float64)
         load_us = np.array([device.load_us(nbytes) for nbytes in sizes], np.float64)
-        return cls(np.array(storable, np.bool_) & (store_us > 10 * device.launch_us), store_us, load_us)
+        return cls(np.array(storable, np.bool_) & (store_us > 10 * device.launch_us), store_us, load_us, _CALLS * device.issue_us)
 
     @classmethod
     def none(cls, tensors: int) -> Links:
@@ -57,13 +61,14 @@ class RematProblem:
     """An ordering problem whose nodes may run more than once, and what a run costs. Its arrays are read-only."""
 
     problem: OrderProblem
-    cost_us: Times  # [n] of one run
+    cost_us: Times  # [n] what a run counts for in sums
     is_view: NDArray[np.bool_]  # [n] makes no bytes and writes none: in no sequence
     repeatable: NDArray[np.bool_]  # [n] may run again
     limits: Rows  # by node: the nodes that write over what it reads; it is not repeated once one of them has run
     links: Links | None = None  # to the host and back; None where nothing is swapped
     writes: Rows | None = None  # by node: the offloaded tensors that it writes; None where nothing is offloaded
     plain: RematProblem | None = None  # the same without links, and with nothing offloaded
+    clocks: Clocks | None = None  # of a step; None where there is one alone, and a run takes what it counts for
 
     @classmethod
     def of(
@@ -76,11 +81,13 @@ class RematProblem:
         swap: Device | None = None,
         swap_state: bool = False,
         known: OrderProblem | None = None,
+        issue_us: Sequence[float] = (),
     ) -> RematProblem:
         """The problem of a graph whose nodes take `cost_us`, and whose storages may be swapped over the links of `swap`.
 
         With `swap_state`, state that the caller lends may be offloaded, too. `known` is the ordering problem in which nothing is, if the
-        caller has it. Other arguments and errors as for `order_problem`.
+        caller has it. On a device beside the host nodes take the host `issue_us`, views too. Other arguments and errors as for
+        `order_problem`.
         """
         swap_state = swap_state and swap is not None
         offloadable = offloadable_storages(graph) if swap_state else ()
@@ -97,15 +104,18 @@ class RematProblem:
             for index, node in enumerate(again)
         ]
         makes = np.diff(problem.outputs_of.ptr) > 0
+        may_repeat = np.array([node is not None for node in again], np.bool_) & ~views & makes
+        clocks = Clocks(np.array(cost_us, np.float64), np.array(with_views(graph, issue_us), np.float64)) if issue_us else None
         return cls(
             problem=problem,
-            cost_us=np.array(cost_us, np.float64),
+            cost_us=np.array(cost_us, np.float64) if clocks is None else clocks.price_us(may_repeat),
             is_view=views,
-            repeatable=np.array([node is not None for node in again], np.bool_) & ~views & makes,
+            repeatable=may_repeat,
             limits=rows_of(rows),
             links=None if swap is None else Links.of(problem, storable(graph, swap_state=swap_state)[: problem.tensor_count], swap),
             writes=_writes(graph, offloadable, problem.tensor_count) if swap_state else None,
-            plain=cls.of(graph, cost_us, workspace_bytes, round_to=round_to, known=known) if swap_state else None,
+            plain=cls.of(graph, cost_us, workspace_bytes, round_to=round_to, known=known, issue_us=issue_us) if swap_state else None,
+            clocks=clocks,
         )
 
     @cached_property
@@ -128,8 +138,10 @@ class RematProblem:
         """All that kernels want to know."""
         problem, links = self.problem, self.links or Links.none(self.problem.tensor_count)
         offloaded = links.storable & problem.kept & (problem.producer < 0)
+        clocks = self.clocks or Clocks(self.cost_us, np.zeros(len(self.cost_us)))
         return Facts(
-            self.cost_us, self.repeatable, *self.limits, *problem.reads, *problem.outputs_of, *problem.takes, problem.take_output,
+            self.cost_us, *clocks, np.array([links.issue_us]), self.repeatable, *self.limits,
+            *problem.reads, *problem.outputs_of, *problem.takes, problem.take_output,
             problem.tensor_bytes, problem.made_bytes, problem.workspace_bytes, problem.kept, problem.producer,
             links.storable, offloaded, links.store_us, links.load_us, *(self.writes or rows_of([()] * problem.node_count)),
         )  # fmt: skip

@@ -119,16 +119,28 @@ class Laboratory:
         """What a call's results look like; None where that is unknown."""
         return made.parse(self._shelf(call.device).results[call.text]) if self._knows(call) else None
 
+    def launches_ns(self, calls: Sequence[Call]) -> list[tuple[int, int] | None]:
+        """What one run of each call takes a device beside the host, and takes the host; all of one device. None of what cannot be run."""
+        return self._together(calls, self._trials.launches) or [self._launch_ns(call) for call in calls]
+
+    def _launch_ns(self, call: Call) -> tuple[int, int] | None:
+        def run() -> _Reply:
+            return _reply(call, makers_of(call.before), lambda steps: self._trials.launches([steps], call.device))
+
+        reply = self._got(call, run)
+        return None if reply is None else tuple(reply["ns"][0])
+
     def times_ns(self, calls: Sequence[Call], *, warm_up: bool) -> list[int | None]:
         """The time of one run of each call, all of one device; None of what cannot be run.
 
         They are run one after another; where that fails for any, each by itself.
         """
-        return (self._together(calls, warm_up) if len(calls) > 1 else None) or [self._time_ns(call, warm_up) for call in calls]
+        together = self._together(calls, lambda recipes, device: self._trials.times(recipes, device, warm_up))
+        return together or [self._time_ns(call, warm_up) for call in calls]
 
-    def _together(self, calls: Sequence[Call], warm_up: bool) -> list[int | None] | None:
-        """None where they cannot all be run so."""
-        if not self._tries or any(call.text in self.failures for call in calls):
+    def _together(self, calls: Sequence[Call], run: Callable[[list[dict[str, Any]], str], _Reply]) -> list[Any] | None:
+        """What a trial of several calls gives; None where they cannot all be run so."""
+        if len(calls) < 2 or not self._tries or any(call.text in self.failures for call in calls):
             return None
         try:
             for call in calls:
@@ -136,8 +148,8 @@ class Laboratory:
             recipes = [recipe(call.node, makers_of(call.before)) for call in calls]
         except (FormatError, MemoryError):
             return None
-        reply = self._in_turn(lambda: self._trials.times(recipes, calls[0].device, warm_up))
-        return None if "failure" in reply else list(map(int, reply["ns"]))
+        reply = self._in_turn(lambda: run(recipes, calls[0].device))
+        return None if "failure" in reply else list(reply["ns"])
 
     def _time_ns(self, call: Call, warm_up: bool) -> int | None:
         def run() -> _Reply:

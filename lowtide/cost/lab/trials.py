@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from lowtide.cost.lab import spare, trial
+from lowtide.cost.lab import launched, spare, trial
 from lowtide.cost.lab.apart import Apart, GoneError, LateError
 from lowtide.cost.lab.definers import definers
 from lowtide.cost.lab.operators import dtype_name
@@ -36,10 +36,13 @@ class Trials:
         return self._asked({"wanted": "level", "recipes": [recipe]})
 
     def times(self, recipes: list[dict[str, Any]], device: str, warm_up: bool) -> dict[str, Any]:
-        """{"ns": [...]}, one number a recipe; {"failure": ...} where one of them gives nothing."""
-        if trial.on_gpu(device):
-            return trial.answer(lambda: trial.take_times(recipes, device, self._gradients, warm_up))
+        """{"ns": [...]}, one number a recipe, where the host itself computes; {"failure": ...} where one of them gives nothing."""
+        assert not trial.on_gpu(device), "a device beside the host has two clocks"
         return self._asked({"wanted": "times", "recipes": recipes, "warm_up": warm_up})
+
+    def launches(self, recipes: list[dict[str, Any]], device: str) -> dict[str, Any]:
+        """{"ns": [(device's, host's), ...]} by recipe, on a device beside the host; {"failure": ...} where one of them gives nothing."""
+        return trial.answer(lambda: launched.take_launches(recipes, device, self._gradients))
 
     def close(self) -> None:
         """Leave the process to whoever needs one next, and let go what trials in this one keep."""

@@ -96,6 +96,7 @@ def _rewritten(plan: Plan, graph: Graph, counts: Sequence[int]) -> Plan:
         reuses=tuple(int(slot) for slot in footprint.reuses),
         workspace_bytes=sizes,
         node_us=tuple(spread(plan.node_us, 0.0)) if plan.node_us else (),
+        issue_us=tuple(spread(plan.issue_us, 0.0)) if plan.issue_us else (),
         peak_bytes=peak_bytes,
         status="optimal" if plan.lower_bound_bytes >= peak_bytes else "feasible",
         peak=profile_of(graph, problem, order, footprint, round_to=plan.granule_bytes).snapshot(graph, order),
