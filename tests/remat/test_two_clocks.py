@@ -89,12 +89,12 @@ VIEWS = """\
 def graph(
     x,  # float32[4, 4] 64 B input cpu
 ):
-    x_t = aten.t.default(x)  # float32[4, 4](1, 4) on x
+    x_t = aten.view.default(x, (2, 8))  # float32[2, 8] on x
     x_f = aten.view.default(x_t, (16,))  # float32[16] on x
     a = aten.sin.default(x)  # float32[4, 4] 64 B activation cpu
-    a_t = aten.t.default(a)  # float32[4, 4](1, 4) on a
+    a_t = aten.view.default(a, (16,))  # float32[16] on a
     b = aten.cos.default(x_f)  # float32[16] 64 B activation cpu
-    c = aten.exp.default(a_t)  # float32[4, 4] 64 B activation cpu
+    c = aten.exp.default(a_t)  # float32[16] 64 B activation cpu
     return (b, c)
 """
 
