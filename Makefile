@@ -32,7 +32,7 @@ test: $(READY)
 
 # Nothing is installed for it: .venv where there is one, else PYTHON with what it has.
 gpu:
-	@$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) -m bench.on_gpu --minutes 40
+	@$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) -m bench.on_gpu --minutes 15
 
 # torch goes first and by itself: whatever else is asked for then has to live with this build of it.
 $(READY): pyproject.toml constraints.txt Makefile

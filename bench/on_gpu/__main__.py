@@ -1,75 +1,113 @@
 """All that is to be measured on a GPU, in the order of worth, each part in a process of its own, with a time limit.
 
-    python -m bench.on_gpu [--minutes 40] [--only PART ...] [--again]
+    python -m bench.on_gpu [--minutes 15] [--only PART ...] [--again]
 
-Rows are saved as they come, and a part that has rows of this device is not run again: what was cut off goes on where it was. Without a GPU
-it is a dry run: every part does on the CPU what it would do on a GPU, on small stand-ins, and nothing is saved. The exit code is 1 where
-something failed.
+Kernels are compiled once, and parts planned side by side; what is timed runs alone. Rows are saved as they come, and a part that has rows
+of this device is not run again: what was cut off goes on where it was. Without a GPU it is a dry run: every part does on the CPU what it
+would do on a GPU, on small stand-ins, and nothing is saved. The exit code is 1 where something failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import queue
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from bench.on_gpu.ground import Ground, Row
-from bench.on_gpu.parts import PARTS, Part
+from bench.on_gpu.parts import KERNELS, PARTS, Part
 from bench.sweep import Sweep
 
 COLUMNS = (
-    "part", "setting", "device", "verdict", "promised_bytes", "measured_bytes", "reserved_bytes", "eager_bytes", "promised_ratio",
-    "measured_ratio", "step_ms", "peak_share", "recomputed", "operators", "seconds", "why",
+    "part", "setting", "device", "verdict", "promised_bytes", "measured_bytes", "reserved_bytes", "eager_bytes", "promised_ms",
+    "step_ms", "promised_ratio", "measured_ratio", "peak_share", "recomputed", "operators", "seconds", "why",
 )  # fmt: skip
+_GIB = 64  # of the device that processes side by side may hold, beside the one that runs
+_AT_ONCE = max(1, min(8, (os.cpu_count() or 1) // 2))  # parts: each plans and compiles by more than one process
 _PATIENCE = 5  # times as long on a CPU, whose cores others may use
 _BAD = ("failed", "different", "raised", "dead", "time-out", "off")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=40.0, help="of wall clock, for all that is run")
+    parser.add_argument("--minutes", type=float, default=15.0, help="of wall clock, for all that is run")
     parser.add_argument("--only", nargs="+", default=[""], metavar="PART", help="parts whose name has one of these in it")
     parser.add_argument("--again", action="store_true", help="also parts that have rows of this device")
     options = parser.parse_args()
     ground = Ground.here()
-    chosen = [part for part in PARTS if any(text in part.name for text in options.only)]
+    chosen = [part for part in PARTS if part.name == KERNELS or any(text in part.name for text in options.only)]
     done = set() if options.again or ground.dry else {row["part"] for row in SWEEP.saved() if row["device"] == ground.name}
-    pending = [part for part in chosen if part.name not in done]
-    rows = run(pending, time.monotonic() + 60 * options.minutes, _PATIENCE if ground.dry else 1)
+    pending = [part for part in chosen if part.name not in done - {KERNELS}]
+    rows = run(pending, time.monotonic() + 60 * options.minutes, _PATIENCE if ground.dry else 1, at_once=1 if ground.dry else _AT_ONCE)
     table = SWEEP.run(rows, save=not ground.dry)
     table.print()
     sys.exit(any(row["verdict"] in _BAD for row in table.rows))
 
 
-def run(parts: Sequence[Part], deadline: float, patience: int = 1) -> Iterator[Row]:
-    """The rows of these parts, as far as the time goes."""
-    for part in parts:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            print(f"out of time before {part.name!r}: run again to go on", file=sys.stderr)
+def run(parts: Sequence[Part], deadline: float, patience: int = 1, *, at_once: int = 1) -> Iterator[Row]:
+    """The rows of these parts as they come, as far as the time goes: several parts run side by side, what is timed in each alone."""
+    waiting, running, found = list(parts), dict[str, int](), queue.Queue[Row | str]()
+    while waiting or running:
+        for part in [each for each in waiting if _may_begin(each, waiting, running)][: at_once - len(running)]:
+            if time.monotonic() >= deadline or sum(running.values()) + part.gib > _GIB:
+                break
+            waiting.remove(part)
+            running[part.name] = part.gib
+            threading.Thread(target=_attempted, args=(part, patience, deadline, found), daemon=True).start()
+        if not running:
+            print(f"out of time before {', '.join(part.name for part in waiting)}: run again to go on", file=sys.stderr)
             return
-        yield from attempt(part, min(patience * part.seconds, left))
+        got = found.get()
+        if isinstance(got, str):
+            del running[got]
+        else:
+            yield got
+
+
+def _may_begin(part: Part, waiting: Sequence[Part], running: Collection[str]) -> bool:
+    """Kernels are compiled by one part, others beside it do not plan."""
+    return not part.plans or not (KERNELS in running or any(each.name == KERNELS for each in waiting))
+
+
+def _attempted(part: Part, patience: int, deadline: float, found: queue.Queue[Row | str]) -> None:
+    """Each row, then the part's name."""
+    for row in attempt(part, min(patience * part.seconds, deadline - time.monotonic())):
+        found.put(row)
+    found.put(part.name)
 
 
 def attempt(part: Part, seconds: float) -> Iterator[Row]:
-    """One part in a process of its own: what it told before it ended, and how it ended where that was not well."""
+    """One part in a process of its own: what it tells as it comes, and how it ended where that was not well."""
     clock = time.monotonic()
-    process = subprocess.Popen(_command(part.name), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        out, err = process.communicate(timeout=seconds)
-        ended: Row = {} if process.returncode == 0 else {"verdict": "dead", "why": f"exit code {process.returncode}: {_last(err)}"}
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        ended = {"verdict": "time-out", "why": f"ended after {seconds:.0f} s"}
-    found: list[Row] = [_row(line) for line in out.splitlines() if line.startswith("{")]
-    for row in [*found, *([ended] if ended else [])]:
-        yield {"part": part.name, "device": Ground.here().name, "seconds": round(time.monotonic() - clock, 1)} | row
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    process = subprocess.Popen(_command(part.name), **pipes)
+    assert process.stdout is not None, "asked for"
+    assert process.stderr is not None, "asked for"
+    said: list[str] = []
+    reader = threading.Thread(target=said.extend, args=(process.stderr,), daemon=True)
+    reader.start()
+    late = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGKILL))
+    late.start()
+    known: Row = {"part": part.name, "device": Ground.here().name}
+    for line in process.stdout:
+        if line.startswith("{"):
+            yield known | {"seconds": round(time.monotonic() - clock, 1)} | _row(line)
+    code = process.wait()
+    in_time = late.is_alive()
+    late.cancel()
+    reader.join(1)
+    if not in_time:
+        yield known | {"seconds": round(time.monotonic() - clock, 1), "verdict": "time-out", "why": f"ended after {seconds:.0f} s"}
+    elif code:
+        yield known | {"seconds": round(time.monotonic() - clock, 1), "verdict": "dead", "why": f"exit code {code}: {_last(''.join(said))}"}
 
 
 def _command(name: str) -> list[str]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import fcntl
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +18,24 @@ from bench.coverage.subject import scalar_loss
 from bench.models.workload import Workload
 from lowtide.cost.profiler import interleaved_us, measure_memory
 
+LOCK = Path(tempfile.gettempdir()) / "lowtide_bench_on_gpu.lock"
+
 Call = Callable[[], Any]
 Row = dict[str, Any]
+_held: list[None] = []  # by how many that this process is in
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """One process at a time, however often it asks."""
+    with open(LOCK, "a") as file:
+        if not _held:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        _held.append(None)
+        try:
+            yield
+        finally:
+            _held.pop()
 
 
 @dataclass(frozen=True)
@@ -39,24 +59,36 @@ class Ground:
         """As a table says it."""
         return torch.cuda.get_device_name() if not self.dry else "this CPU, in place of a GPU"
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While no other part uses the device; what this one does not need it gives back at the end."""
+        with locked():
+            yield
+            if not self.dry:
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()
+
     def above_bytes(self, call: Call) -> int:
         """The peak of a call above the level at its start, in bytes, as the allocator counts; run once before."""
-        return measure_memory(call, self.device, warmup=1).above_bytes
+        with self.alone():
+            return measure_memory(call, self.device, warmup=1).above_bytes
 
     def reserved_bytes(self, call: Call) -> int | None:
         """What the allocator holds of the device after a call from an empty cache; None on a CPU, which tells nothing of the kind."""
         if self.dry:
             return None
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        call()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_reserved()
+        with self.alone():
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            call()
+            torch.cuda.synchronize()
+            return torch.cuda.max_memory_reserved()
 
     def in_turns_ms(self, calls: dict[str, Call], repeats: int = 10) -> dict[str, float]:
         """The median time of each, in milliseconds, taken in turns."""
-        times = interleaved_us(calls, 1 if self.dry else repeats, 2, self.device)
+        with self.alone():
+            times = interleaved_us(calls, 1 if self.dry else repeats, 2, self.device)
         return {name: timing.median_us / 1e3 for name, timing in times.items()}
 
     def moved(self, made: Workload) -> Workload:

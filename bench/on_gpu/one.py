@@ -10,14 +10,17 @@ import sys
 import warnings
 
 import lowtide
-from bench.on_gpu.ground import Ground
+from bench.on_gpu.ground import Ground, locked
 from bench.on_gpu.parts import PARTS
+from lowtide.cost.lab import launched, trial
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
     part = next(each for each in PARTS if each.name == sys.argv[1])
     ground = Ground.here()
+    if not ground.dry:
+        _try_alone()
     try:
         for row in part.rows(ground):
             print(json.dumps({"device": ground.name} | row), flush=True)
@@ -25,6 +28,12 @@ def main() -> None:
         print(json.dumps({"device": ground.name, "verdict": "refused", "why": _told(error)}), flush=True)
     except Exception as error:
         print(json.dumps({"device": ground.name, "verdict": "raised", "why": _told(error)}), flush=True)
+
+
+def _try_alone() -> None:
+    """Have operators tried while no other part uses the device."""
+    for module, name in ((launched, "take_launches"), (trial, "take_level")):
+        setattr(module, name, locked()(getattr(module, name)))
 
 
 def _told(error: Exception) -> str:
