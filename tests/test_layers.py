@@ -14,7 +14,7 @@ ROWS = (
     {"ir", "problems", "kernels"},
     {"plan"},
     {"capture", "cost", "runtime"},
-    {"schedule", "place", "rewrite", "fission", "fuse", "lower"},
+    {"schedule", "place", "rewrite", "fission", "fuse", "lower", "cuda"},
     {"remat", "report"},
     {"planning", "reference"},
     {"api"},
@@ -28,7 +28,7 @@ ROW_OF = {member: row for row, members in enumerate(ROWS) for member in members}
 # What only some may import: folders and files of the package.
 PLACES = {
     "torch": {
-        "kernels", "capture", "cost/lab", "cost/profiler.py", "cost/timings.py", "runtime", "lower", "api", "integrations",
+        "kernels", "capture", "cost/lab", "cost/profiler.py", "cost/timings.py", "runtime", "cuda", "lower", "api", "integrations",
     },
     "ortools": {
         "reference/cp_sat.py", "reference/orders/ilp.py", "reference/orders/cp_sat.py", "reference/addresses/ilp.py",

@@ -11,6 +11,7 @@ import torch
 
 from lowtide.api.stages import Stages
 from lowtide.base.folders import directory
+from lowtide.cuda import native as cuda_native
 from lowtide.place import Auto, Placer, place
 from lowtide.place.warm_up import warm_up
 from lowtide.runtime.arena import native
@@ -76,11 +77,12 @@ class StepArena:
     @classmethod
     def of(cls, device: torch.device, placer: Placer | None, stages: Stages, *, warns: bool = True) -> StepArena:
         """An arena for a step that runs on `device`. Where there can be none, a warning says so once, if it is to."""
-        if device.type != "cpu":
-            return cls._absent(f"arenas are for steps on the CPU, this one is on {device.type}", warns)
+        if device.type not in ("cpu", "cuda"):
+            return cls._absent(f"arenas are for steps on a CPU or a CUDA device, this one is on {device.type}", warns)
+        on_gpu = device.type == "cuda"
         try:
             with stages.stage("arena", "building the planned allocator, or loading it"):
-                allocator = Allocator(native.load(directory()))
+                allocator = Allocator((cuda_native if on_gpu else native).load(directory()), on_gpu=on_gpu)
         except (native.NativeError, BusyError) as why:
             return cls._absent(str(why), warns)
         with stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):

@@ -65,7 +65,7 @@ def optimize(
     search: Sweep | None = None,
     solver: Solver | None = None,
     workspaces: bool | None = None,
-    arena: bool | None = False,
+    arena: bool | str | None = "limit",
     placer: Placer | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
     dynamic: Mapping[str | int, Mapping[int, Any]] | str | None = None,
@@ -138,9 +138,11 @@ def optimize(
         By default where the model can run. Without, only what is remembered of earlier trials is known.
     arena: give the step memory of its own: what it allocates, operators' temporaries included, lies at planned addresses in one block
         that stays, so that nothing is asked of the system at each step. The first step of each kind is recorded, the next one plans.
-        What the step returns is never in it. On the CPU under Linux, and with a C++ compiler, which is run once; where there is none, a
-        warning says so and the step runs without. `step.arena` tells how much was served, and `step.empty_arena()` gives the memory
-        back until the next call. None: an arena where there can be one, and no warning elsewhere.
+        What the step returns is never in it. Under Linux, on a CPU or a CUDA device, and with a C++ compiler, which is run once; where
+        there is none, a warning says so and the step runs without. On a GPU the first step has it, too, and a limit leaves no memory for
+        PyTorch's allocator to break into pieces; so "limit", the default: True on a GPU under a limit, False elsewhere.
+        `step.arena` tells how much was served, and `step.empty_arena()` gives the memory back until the next call.
+        None: an arena where there can be one, and no warning elsewhere.
     placer: how to find those addresses; by default what `lowtide.place` does, with little exact search, as a step waits for it.
     plan: a plan saved earlier for this very program, to be used instead of solving again; with `dynamic` the path of what `step.save`
         wrote for that range.
@@ -197,5 +199,7 @@ def optimize(
     maker = RangeMaker(of_shapes, varying, (args, kwargs), ranged) if varying else guessing or of_shapes
     with trainers.beginning(runs=not obstacle):
         family = maker.make(args, kwargs, as_saved=saved is not None)
+    if arena == "limit":
+        arena = target.type == "cuda" and limit.is_limit
     new_arena = None if arena is False or obstacle else partial(StepArena.of, target, placer, warns=arena is not None)
     return Step(maker, spec, family, obstacle, new_arena, on_new_shape, seen)

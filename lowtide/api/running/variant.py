@@ -14,6 +14,7 @@ from lowtide.api.networks.made import runners
 from lowtide.api.running.harm import tell_harm
 from lowtide.capture.data.facts import Facts
 from lowtide.capture.trace import Captured
+from lowtide.cuda.expected import expected
 from lowtide.errors import StepError
 from lowtide.ir.slots import Slot
 from lowtide.lower.python import lower
@@ -88,7 +89,10 @@ class Variant:
     def run(self, inputs: Sequence[Any], now: View, arena: Arena | None = None) -> tuple[Any, bool]:
         """Run once on what the caller holds; the result as the captured program returns it, and whether the optimizer has stepped."""
         try:
-            outputs = self.program(inputs) if arena is None else arena.run(self.program, lambda: self.program(inputs), self.shape)
+            if arena is None:
+                outputs = self.program(inputs)
+            else:
+                outputs = arena.run(self.program, lambda: self.program(inputs), self.shape, lambda: expected(self.plan))
         except BaseException as error:  # an interrupt, too, leaves parameters updated by half: it goes on with a note of that
             tell_harm(error, self.decision, self.program)
             raise

@@ -10,6 +10,9 @@
 //
 // What has to end once it has begun begins and ends in one function here, which calls back what runs in between. Python raises interrupts
 // between any two of its own instructions, but not within a call of C: so none can come after a beginning and before its end.
+//
+// With LOWTIDE_CUDA it stands before PyTorch's CUDA allocator instead, and takes its arenas from that. All that differs is in
+// ../../cuda/device.hpp, and named `device`.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
@@ -28,6 +31,10 @@
 #include <new>
 #include <unordered_map>
 #include <vector>
+
+#ifdef LOWTIDE_CUDA
+#include "device.hpp"
+#endif
 
 namespace {
 
@@ -62,6 +69,9 @@ struct Region {
   char* mapped = nullptr;
   int64_t mapped_bytes = 0;
   std::map<char*, int64_t> live;  // where -> bytes
+#ifdef LOWTIDE_CUDA
+  device::Work work;
+#endif
 };
 
 struct Script {
@@ -81,12 +91,15 @@ struct Recording {
 };
 
 struct Session {
-  Region* region;
+  Region* region;        // or null: then nothing is served
   const Script* script;
-  Recording* recording;  // or null: then it is served
+  Recording* recording;  // or null: then nothing is noted
   size_t next;           // request of the script
   int64_t last_bytes;    // of the request before
   Counts counts;
+#ifdef LOWTIDE_CUDA
+  device::Place place;  // where it began: requests of other streams are not its own
+#endif
 };
 
 c10::Allocator* original = nullptr;
@@ -106,7 +119,11 @@ std::vector<Recording*>& recordings_list = *new std::vector<Recording*>;
 void unmap(Region& region) {  // under its guard
   region.high.store(nullptr);
   region.low.store(kNowhere);
+#ifdef LOWTIDE_CUDA
+  device::give_back(region.mapped, region.work);
+#else
   munmap(region.mapped, region.mapped_bytes);
+#endif
   region.mapped = nullptr;
   region.used = region.dropped = false;
 }
@@ -119,6 +136,9 @@ void let_pages_go(char* low, char* high) {  // those that lie between, whole
 
 // Of an arena whose owner is gone the system gets back what lies between the blocks that are still alive.
 void thin_out(Region& region) {  // under its guard
+#ifdef LOWTIDE_CUDA
+  return;  // it is one block of PyTorch's
+#endif
   char* from = region.mapped;
   for (const auto& block : region.live) {
     let_pages_go(from, block.first);
@@ -138,8 +158,13 @@ bool give_back(char* p) {
       std::lock_guard<std::mutex> lock(region.guard);
       if (region.live.find(p) == region.live.end()) continue;  // the limits changed while they were read
     }
+#ifndef LOWTIDE_CUDA
     c10::profiledCPUMemoryReporter().Delete(p);  // before the bytes can be served, and reported, again
+#endif
     std::lock_guard<std::mutex> lock(region.guard);
+#ifdef LOWTIDE_CUDA
+    device::let_go(p, region.work);
+#endif
     region.live.erase(p);
     if (region.dropped && region.live.empty()) unmap(region);
     return true;
@@ -192,9 +217,9 @@ void unlisted(Recording* recording) {
 }
 
 void release(void* p) {
-  if (p == nullptr || give_back(static_cast<char*>(p))) return;
+  if (p == nullptr) return;
   if (recordings.load(std::memory_order_relaxed) > 0) note_release(p);
-  original_release(p);
+  if (!give_back(static_cast<char*>(p))) original_release(p);
 }
 
 // The recorded request that this one is, or the script's length: the next one; or, where requests were left out or replaced, a later one
@@ -218,6 +243,37 @@ bool noted(Region& region, std::map<char*, int64_t>::iterator above, char* p, in
   }
 }
 
+#ifdef LOWTIDE_CUDA
+// Memory for a request that has no place of its own, or whose place is taken: the smallest gap that holds it now, of those that none of the
+// next requests is to have; or any; or null. There is nothing beside the arena that a limit would leave room for.
+void* squeeze(Session& mine, int64_t bytes) {
+  constexpr size_t kNext = 48;  // requests
+  Region& region = *mine.region;
+  char *const low = region.low.load(), *const high = region.high.load();
+  const int64_t needed = device::rounded(bytes);
+  std::vector<std::pair<char*, char*>> soon;
+  for (size_t at = mine.next; at < std::min(mine.script->bytes.size(), mine.next + kNext); ++at)
+    if (mine.script->offset[at] >= 0) soon.emplace_back(low + mine.script->offset[at], low + mine.script->offset[at] + mine.script->bytes[at]);
+  std::lock_guard<std::mutex> lock(region.guard);
+  for (const bool careful : {true, false}) {
+    std::vector<std::pair<char*, char*>> taken = careful ? soon : std::vector<std::pair<char*, char*>>();
+    for (const auto& block : region.live) taken.emplace_back(block.first, block.first + device::rounded(block.second));
+    taken.emplace_back(high, high);
+    std::sort(taken.begin(), taken.end());
+    char *from = low, *best = nullptr;
+    int64_t best_bytes = INT64_MAX;
+    for (const auto& [begin, end] : taken) {
+      if (begin - from >= needed && begin - from < best_bytes) best = from, best_bytes = begin - from;
+      from = std::max(from, end);
+    }
+    if (best != nullptr && noted(region, region.live.lower_bound(best), best, bytes)) return best;
+  }
+  return nullptr;
+}
+#else
+void* squeeze(Session&, int64_t) { return nullptr; }
+#endif
+
 // Memory for a request from the arena, or null.
 void* serve(Session& mine, int64_t bytes) {
   Counts& counts = mine.counts;
@@ -225,7 +281,7 @@ void* serve(Session& mine, int64_t bytes) {
   mine.last_bytes = bytes;
   if (at == mine.script->bytes.size()) {
     counts.unexpected += 1, counts.unexpected_bytes += bytes;
-    return nullptr;
+    return squeeze(mine, bytes);
   }
   counts.absent += static_cast<int64_t>(at - mine.next);
   mine.next = at + 1;
@@ -236,6 +292,7 @@ void* serve(Session& mine, int64_t bytes) {
   }
   Region& region = *mine.region;
   char* const p = region.low.load(std::memory_order_relaxed) + offset;
+  bool free_there = true;
   {
     std::lock_guard<std::mutex> lock(region.guard);
     auto above = region.live.lower_bound(p);
@@ -243,31 +300,46 @@ void* serve(Session& mine, int64_t bytes) {
     const bool meets_below = above != region.live.begin() && std::prev(above)->first + std::prev(above)->second > p;
     if (meets_above || meets_below || !noted(region, above, p, bytes)) {
       counts.occupied += 1, counts.occupied_bytes += bytes;
-      return nullptr;
+      free_there = false;
     }
   }
+  if (!free_there) return squeeze(mine, bytes);
   counts.served += 1, counts.served_bytes += bytes;
+#ifndef LOWTIDE_CUDA
   c10::profiledCPUMemoryReporter().New(p, bytes);  // as PyTorch's own allocator does
+#endif
   return p;
 }
+
+// Memory for a request of this thread's session, or null: then it is PyTorch's to give.
+void* asked(Session& mine, int64_t bytes) {
+  mine.counts.asked += 1, mine.counts.asked_bytes += bytes;
+  void* p = mine.region == nullptr ? nullptr : serve(mine, bytes);
+  if (mine.recording == nullptr) return p;
+  if (p == nullptr) p = original->raw_allocate(bytes);
+  note_request(*mine.recording, p, bytes);
+  return p;
+}
+
+void asked_elsewhere(int64_t bytes) {
+  if (sessions.load(std::memory_order_relaxed) == 0) return;
+  elsewhere.fetch_add(1, std::memory_order_relaxed);
+  elsewhere_bytes.fetch_add(bytes, std::memory_order_relaxed);
+}
+
+#ifdef LOWTIDE_CUDA
+#include "planned.hpp"
+#else
+c10::Allocator* standing() { return c10::GetCPUAllocator(); }
 
 struct Planned final : c10::Allocator {
   c10::DataPtr allocate(size_t n) override {
     Session* const mine = session;
     void* p = nullptr;
-    if (mine != nullptr && n > 0) {
-      const int64_t bytes = static_cast<int64_t>(n);
-      mine->counts.asked += 1, mine->counts.asked_bytes += bytes;
-      if (mine->recording != nullptr) {
-        p = original->raw_allocate(n);
-        note_request(*mine->recording, p, bytes);
-      } else {
-        p = serve(*mine, bytes);
-      }
-    } else if (sessions.load(std::memory_order_relaxed) > 0 && n > 0) {
-      elsewhere.fetch_add(1, std::memory_order_relaxed);
-      elsewhere_bytes.fetch_add(static_cast<int64_t>(n), std::memory_order_relaxed);
-    }
+    if (mine != nullptr && n > 0)
+      p = asked(*mine, static_cast<int64_t>(n));
+    else if (n > 0)
+      asked_elsewhere(static_cast<int64_t>(n));
     if (p == nullptr) p = original->raw_allocate(n);
     return {p, p, &release, c10::Device(c10::DeviceType::CPU)};
   }
@@ -280,6 +352,9 @@ Planned& planned() {
   return *one;
 }
 
+void put_before() { c10::SetCPUAllocator(&planned(), 255); }
+#endif
+
 void after_fork() {
   forked.store(true);
   session = nullptr;
@@ -290,13 +365,17 @@ void after_fork() {
 Answer may_begin() {
   if (forked.load()) return kForked;
   if (session != nullptr) return kNested;
-  return c10::GetCPUAllocator() == &planned() ? kYes : kReplaced;
+  return standing() == &planned() ? kYes : kReplaced;
 }
 
 // Calls back with this thread's requests in `mine`, which may begin.
 void* run(Session& mine, Call call, void* work) {
   mine.counts.elsewhere = -elsewhere.load();
   mine.counts.elsewhere_bytes = -elsewhere_bytes.load();
+#ifdef LOWTIDE_CUDA
+  mine.place = device::here();
+  if (mine.region != nullptr) device::move_to(mine.place, mine.region->work);
+#endif
   session = &mine;
   sessions.fetch_add(1);
   void* const result = call(work);
@@ -319,13 +398,13 @@ int lowtide_install() {
   std::lock_guard<std::mutex> lock(once);
   if (forked.load()) return kForked;
   if (original != nullptr) return kYes;
-  c10::Allocator* const before = c10::GetCPUAllocator();
+  c10::Allocator* const before = standing();
   if (before->raw_deleter() == nullptr) return kNoRawMemory;
   if (pthread_atfork(nullptr, nullptr, &after_fork) != 0) return kNoRawMemory;
   original_release = before->raw_deleter();
   original = before;
-  c10::SetCPUAllocator(&planned(), 255);
-  return c10::GetCPUAllocator() == &planned() ? kYes : kReplaced;
+  put_before();
+  return standing() == &planned() ? kYes : kReplaced;
 }
 
 // Memory for an arena. What is made is noted here, where its owner looks: also where the owner is interrupted right after.
@@ -340,14 +419,21 @@ int lowtide_region(int64_t bytes, void** made) {
     return !each.used;
   });
   if (region == regions + kRegions) return kNoMemory;
+#ifdef LOWTIDE_CUDA
+  void* const mapped = device::take(bytes, region->work);
+  if (mapped == nullptr) return kNoMemory;
+#else
   void* const mapped = mmap(nullptr, needed, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) return kNoMemory;
+#endif
   std::lock_guard<std::mutex> lock(region->guard);
   uintptr_t low = reinterpret_cast<uintptr_t>(mapped);
+#ifndef LOWTIDE_CUDA
   if (huge) {  // whole large pages only: one that reaches beyond the arena would be resident for nothing
     low = (low + kHugePage - 1) / kHugePage * kHugePage;
     madvise(reinterpret_cast<void*>(low), bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
   }
+#endif
   region->mapped = static_cast<char*>(mapped);
   region->mapped_bytes = needed;
   region->used = true;
@@ -413,13 +499,15 @@ void* lowtide_serve(void* region_handle, const void* script_handle, Counts* coun
   return result;
 }
 
-// Calls `work` back and records this thread's requests meanwhile; or, with an answer why not, calls `otherwise`.
-void* lowtide_record(void* handle, int* answer, Call call, void* work, void* otherwise) {
+// Calls `work` back and records this thread's requests meanwhile, which a region serves by a script where there is one; or, with an answer
+// why not, calls `otherwise`.
+void* lowtide_record(
+    void* handle, void* region, const void* script, int* answer, Call call, void* work, void* otherwise) {
   Recording* const recording = static_cast<Recording*>(handle);
   *answer = may_begin();
   if (*answer == kYes && !listed(recording)) *answer = kNoMemory;
   if (*answer != kYes) return call(otherwise);
-  Session mine{nullptr, nullptr, recording, 0, 0, {}};
+  Session mine{static_cast<Region*>(region), static_cast<const Script*>(script), recording, 0, 0, {}};
   void* const result = run(mine, call, work);
   if (!forked.load()) unlisted(recording);
   return result;
@@ -458,7 +546,9 @@ void lowtide_take(const void* handle, int64_t* bytes, int64_t* born, int64_t* di
 
 // Gives back to the system what malloc keeps of memory that was let go: what a recorded step used would lie beside the arena for ever.
 void lowtide_trim() {
-#ifdef __GLIBC__
+#ifdef LOWTIDE_CUDA
+  device::inner->emptyCache();
+#elif defined(__GLIBC__)
   malloc_trim(0);
 #endif
 }

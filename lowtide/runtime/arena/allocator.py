@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 ALIGN_BYTES = 64  # as PyTorch's allocator aligns; some kernels' last bits depend on it
+ALIGN_BYTES_ON_GPU = 512
 Result = TypeVar("Result")
 OUTLIVES = -1  # the offset of a request that is not to be served from the arena
 
@@ -158,15 +159,22 @@ class _Recording(_Made):
 class Allocator:
     """The planned allocator, in its place before PyTorch's. It stays there: tensors know it."""
 
-    def __init__(self, library: Any) -> None:
-        """Takes what `native.load` gives. Raises BusyError where it cannot take its place."""
-        self.library = library
+    def __init__(self, library: Any, *, on_gpu: bool = False) -> None:
+        """Takes what `native.load` gives, of `runtime.arena` or of `cuda`. Raises BusyError where it cannot take its place."""
+        self.library, self.on_gpu = library, on_gpu
+        self.align_bytes = ALIGN_BYTES_ON_GPU if on_gpu else ALIGN_BYTES
         _check(self.library.lowtide_install())
 
-    def record(self, call: Callable[[], Result]) -> tuple[Result, Recorded | None]:
-        """A call's result, and what this thread asked for in it; None where there was no memory to note that. Raises BusyError."""
+    def record(
+        self, call: Callable[[], Result], region: Region | None = None, script: Script | None = None
+    ) -> tuple[Result, Recorded | None]:
+        """A call's result, and what this thread asked for in it; None where there was no memory to note that. Raises BusyError.
+
+        With a region it is served meanwhile, too, as a script says that guesses what will be asked for.
+        """
         recording, answer = _Recording(self.library), ctypes.c_int()
-        result = self.library.lowtide_record(recording.handle, ctypes.byref(answer), _CALL, call, partial(_refuse, answer))
+        served = (None, None) if region is None or script is None else (region.handle, script.handle)
+        result = self.library.lowtide_record(recording.handle, *served, ctypes.byref(answer), _CALL, call, partial(_refuse, answer))
         try:
             return result, recording.ended()
         except BusyError:

@@ -26,9 +26,10 @@ import numpy as np
 import torch
 
 from lowtide.problems.placement import PlaceProblem
-from lowtide.runtime.arena.allocator import ALIGN_BYTES, OUTLIVES, Allocator, BusyError, Counts, Recorded, Region, Script
+from lowtide.runtime.arena.allocator import OUTLIVES, Allocator, BusyError, Counts, Recorded, Region, Script
 
 Run = Callable[[], list[Any]]  # a program on its inputs: its outputs
+Guess = Callable[[], tuple[Recorded, Recorded]]  # what a program will ask for, and what it needs beside that in blocks of unknown pieces
 Shape = tuple[int, ...]  # of the batches of a program that takes several: a number for each of its dimensions
 
 
@@ -113,13 +114,15 @@ class Arena:
         """How many tensors lie in it now: above 0 between steps only where something holds what a step made on its way."""
         return 0 if self._region is None else self._region.live
 
-    def run(self, program: Hashable, call: Run, shape: Shape | None = None) -> list[Any]:
+    def run(self, program: Hashable, call: Run, shape: Shape | None = None, guess: Guess | None = None) -> list[Any]:
         """The outputs of one run of `program`. None of them lies in the arena, where there is memory to copy them to.
 
-        `shape` is that of the batch, where the program takes batches of several.
+        `shape` is that of the batch, where the program takes batches of several. With a guess a run that is recorded has an arena, too:
+        a device that has no memory beside it could not run it otherwise.
         """
+        guess = guess if self._allocator.on_gpu else None
         return self._allocator.alone(
-            self._running, lambda: self._run(program, call, shape), lambda: self._without("the same step was running", call)
+            self._running, lambda: self._run(program, call, shape, guess), lambda: self._without("the same step was running", call)
         )
 
     def empty(self) -> None:
@@ -132,24 +135,26 @@ class Arena:
     def _drop(self) -> None:
         self._region = None
 
-    def _run(self, program: Hashable, call: Run, shape: Shape | None) -> list[Any]:
+    def _run(self, program: Hashable, call: Run, shape: Shape | None, guess: Guess | None) -> list[Any]:
+        if self._allocator.on_gpu and torch.cuda.is_current_stream_capturing():
+            return self._without("a CUDA graph was captured", call)
         track = self._tracks.setdefault((program, None), _Track())
         if shape is not None:
             if (program, shape) in self._tracks:
                 track = self._tracks[program, shape]
             elif not track.covers(shape):
-                return self._record_at(track, program, shape, call)
+                return self._record_at(track, program, shape, call, guess)
         if track.recorded is None:
-            return self._record(track, call)
+            return self._record(track, call, guess)
         region = self._region_for(track, track.recorded)
         if region is None or track.script is None:
             return self._without(self._refused, call)
         return self._serve(track, region, track.script, call, (program, shape))
 
-    def _record_at(self, track: _Track, program: Hashable, shape: Shape, call: Run) -> list[Any]:
+    def _record_at(self, track: _Track, program: Hashable, shape: Shape, call: Run, guess: Guess | None) -> list[Any]:
         """Record a shape that nothing covers; where it asks for memory in another pattern, on its own."""
         own = _Track()
-        outputs = self._record(own, call)
+        outputs = self._record(own, call, guess)
         if own.recorded is not None and not track.take_in(own.recorded, shape):
             self._tracks[program, shape] = own
         return outputs
@@ -158,26 +163,32 @@ class Arena:
         self.runs_without[why] += 1
         return self._allocator.aside(call)
 
-    def _record(self, track: _Track, call: Run) -> list[Any]:
-        if not self.held:
+    def _record(self, track: _Track, call: Run, guess: Guess | None) -> list[Any]:
+        guessed, region = _Track(), None
+        if guess is not None:
+            _have_workspaces()
+            region = self._region_for(guessed, *guess())
+        if region is None and not self.held:
             self._drop()  # this run takes its memory elsewhere
         try:
-            outputs, recorded = self._allocator.record(call)
+            outputs, recorded = self._allocator.record(call, region, guessed.script)
         except BusyError as why:
             return self._without(str(why), call)
         if recorded is not None:
             track.script, track.recorded, track.deviations = None, recorded, 0
             self.recorded_runs += 1
-        return outputs
+        return _moved_out(outputs, region) if region is not None and region.live else outputs
 
-    def _region_for(self, track: _Track, recorded: Recorded) -> Region | None:
+    def _region_for(self, track: _Track, recorded: Recorded, beside: Recorded | None = None) -> Region | None:
         """Memory that holds what is planned for a program; None where the system refuses it."""
         if self._refused:
             return None
         try:
             if track.script is None:
-                self._plan(track, recorded)
-            if self._region is None or self._region.nbytes < track.planned_bytes:
+                self._plan(track, recorded, beside)
+            fits = self._region is not None and self._region.nbytes >= track.planned_bytes
+            # What a program's first run needs less than another's is given back: a limit leaves no room for both.
+            if not fits or (beside is not None and self._region is not None and self._region.nbytes > track.planned_bytes):
                 self._drop()  # goes first, unless something still lies in it
                 self._allocator.trim()
                 self._region = Region(self._allocator, track.planned_bytes)
@@ -185,13 +196,16 @@ class Arena:
             self._refused = str(why) or "there is no memory to plan an arena"
         return self._region
 
-    def _plan(self, track: _Track, recorded: Recorded) -> None:
-        """Give every request that does not outlive its step an address."""
-        dying = np.flatnonzero(recorded.died >= 0)
-        rounded = -(-recorded.size_bytes[dying] // ALIGN_BYTES) * ALIGN_BYTES
-        addresses = self._place(PlaceProblem.of(rounded, recorded.born[dying], recorded.died[dying], align_bytes=ALIGN_BYTES))
+    def _plan(self, track: _Track, recorded: Recorded, beside: Recorded | None) -> None:
+        """Give every request that does not outlive its step an address, and what it needs beside those."""
+        dying, align = np.flatnonzero(recorded.died >= 0), self._allocator.align_bytes
+        sizes, born, died = recorded.size_bytes[dying], recorded.born[dying], recorded.died[dying]
+        if beside is not None:
+            sizes, born = np.concatenate([sizes, beside.size_bytes]), np.concatenate([born, beside.born])
+            died = np.concatenate([died, beside.died])
+        addresses = self._place(PlaceProblem.of(-(-sizes // align) * align, born, died, align_bytes=align))
         offsets = np.full(len(recorded.size_bytes), OUTLIVES, np.int64)
-        offsets[dying] = addresses.offsets
+        offsets[dying] = addresses.offsets[: len(dying)]
         script = Script(self._allocator, recorded.size_bytes, offsets, up_to=bool(track.shapes))
         track.planned_bytes, track.lower_bound_bytes = addresses.arena_bytes, addresses.lower_bound_bytes
         track.script, self._latest = script, track
@@ -217,6 +231,14 @@ class Arena:
             track.recorded, track.patience = None, 2 * track.patience
 
 
+def _have_workspaces() -> None:
+    """Have cuBLAS ask for the workspaces that it keeps for this stream: they must not come to lie in an arena."""
+    torch.cuda.current_blas_handle()
+    with torch.no_grad(), torch.autocast("cuda", enabled=False):
+        row = torch.zeros(16, 16, device="cuda", dtype=torch.float16)
+        torch.addmm(row[0], row, row)
+
+
 def _moved_out(outputs: list[Any], region: Region) -> list[Any]:
     """Copies of the outputs that lie in the arena, which happens where a step deviates; outputs that share memory still do.
 
@@ -230,7 +252,7 @@ def _moved_out(outputs: list[Any], region: Region) -> list[Any]:
 
 
 def _lies_in(item: Any, region: Region) -> bool:
-    if not isinstance(item, torch.Tensor) or item.layout is not torch.strided or item.device.type != "cpu":
+    if not isinstance(item, torch.Tensor) or item.layout is not torch.strided or item.device.type == "meta":
         return False
     return region.holds(item.untyped_storage().data_ptr())
 
@@ -239,6 +261,6 @@ def _copied(tensor: torch.Tensor, copies: dict[int, torch.UntypedStorage]) -> to
     storage = tensor.untyped_storage()
     copy = copies.setdefault(storage.data_ptr(), storage.clone())
     with torch.no_grad():
-        moved = torch.empty(0, dtype=tensor.dtype).set_(copy, tensor.storage_offset(), tensor.size(), tensor.stride())
+        moved = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(copy, tensor.storage_offset(), tensor.size(), tensor.stride())
         moved = moved.conj() if tensor.is_conj() else moved
         return torch._neg_view(moved) if tensor.is_neg() else moved

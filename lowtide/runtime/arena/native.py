@@ -22,9 +22,9 @@ import torch
 from lowtide.runtime.compiler import FLAGS, NativeError, compile_library
 from lowtide.runtime.libraries import Making, library, processor
 
-__all__ = ["NativeError", "load"]
+__all__ = ["SOURCE", "NativeError", "key", "load", "opened"]
 
-_SOURCE = Path(__file__).with_name("allocator.cpp")
+SOURCE = Path(__file__).with_name("allocator.cpp")
 
 _loaded: list[Any] = []  # at most one: a second planned allocator would stand before the first
 _loading = threading.Lock()
@@ -41,25 +41,27 @@ def load(directory: Path | None) -> Any:
 def _library(directory: Path | None) -> Any:
     if sys.platform != "linux":
         raise NativeError(f"the planned allocator is made for Linux, this is {platform.system()}")
-    return library(directory, f"allocator-{_key()}.so", Making("the planned allocator", _compile, _opened))
+    return library(directory, f"allocator-{key(SOURCE)}.so", Making("the planned allocator", _compile, opened))
 
 
 def _compile(target: Path) -> None:
     root = Path(torch.__file__).parent
-    compile_library(_SOURCE, target, (*FLAGS, f"-I{root / 'include'}"), (f"-L{root / 'lib'}", "-lc10"))
+    compile_library(SOURCE, target, (*FLAGS, f"-I{root / 'include'}"), (f"-L{root / 'lib'}", "-lc10"))
 
 
-def _key() -> str:
+def key(*sources: Path) -> str:
     """All that the library depends on; not the compiler that happens to be first, which may be gone once it has done its work."""
     chosen = os.environ.get("CXX", "")
     circumstances = (
         torch.__version__, torch.version.git_version, str(torch.compiled_with_cxx11_abi()), platform.machine(), *platform.libc_ver(),
         chosen, processor() if chosen else "", *FLAGS,
     )  # fmt: skip
-    return hashlib.sha256(_SOURCE.read_bytes() + "\0".join(circumstances).encode(errors="surrogateescape")).hexdigest()[:16]
+    return hashlib.sha256(
+        b"".join(path.read_bytes() for path in sources) + "\0".join(circumstances).encode(errors="surrogateescape")
+    ).hexdigest()[:16]
 
 
-def _opened(path: Path) -> Any:
+def opened(path: Path, *, tries: bool = True) -> Any:
     """A library, loaded and tried, with the types of its functions: ctypes takes everything for an int. Raises NativeError."""
     try:
         library = ctypes.CDLL(str(path))
@@ -68,7 +70,7 @@ def _opened(path: Path) -> Any:
             setattr(library, f"lowtide_{name}", make(result, *arguments)((f"lowtide_{name}", library)))
     except (OSError, AttributeError) as error:
         raise NativeError(f"the library that was built does not load ({error})") from error
-    if not _works(library):
+    if tries and not _works(library):
         raise NativeError("the library that was built does not do what it should: set CXX to another compiler")
     return library
 
@@ -97,7 +99,7 @@ _FUNCTIONS: tuple[tuple[Any, ...], ...] = (  # name, whether it calls Python bac
     ("recorded", False, _INTEGER, _POINTER),
     ("take", False, None, _POINTER, _POINTER, _POINTER, _POINTER),
     ("serve", True, _OBJECT, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _OBJECT, _OBJECT),
-    ("record", True, _OBJECT, _POINTER, _POINTER, _POINTER, _OBJECT, _OBJECT),
+    ("record", True, _OBJECT, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _OBJECT, _OBJECT),
     ("aside", True, _OBJECT, _POINTER, _OBJECT),
     ("alone", True, _OBJECT, _POINTER, _POINTER, _OBJECT, _OBJECT),
     ("trim", False, None),
