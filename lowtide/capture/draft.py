@@ -23,12 +23,15 @@ from lowtide.capture.sizes.numbers import fraction_of
 from lowtide.capture.sizes.symbols import Symbols, size_of
 from lowtide.capture.sources import Sources, users_line
 from lowtide.errors import CaptureError
-from lowtide.ir.graph import Arg, Kind, Node, Source, Storage, Value
+from lowtide.ir.graph import Arg, Atom, Kind, Node, Source, Storage, Value
 from lowtide.ir.operators.names import AS_STRIDED, SCATTER
+from lowtide.ir.shapes.polynomial import normal
+from lowtide.ir.sizes import ITEM_BYTES, Size
 from lowtide.ir.slots import Slot
 
 Arguments: TypeAlias = tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]]  # positional ones, then keywords with theirs
 _WRAPPED = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # what a Python number is as a tensor
+_COMPLEX_OF = {"float16": "complex32", "float32": "complex64", "float64": "complex128"}
 
 
 def no_scalar(number: float) -> Value | None:
@@ -172,9 +175,8 @@ class Draft:
     def scatter(self, tensor: torch.Tensor, update: Value, source: Source | None) -> None:
         """Make the storage that results from writing `update` where `tensor` lies."""
         block = self._blocks[address(tensor)]
-        root, view = block.root, geometry(tensor)
-        if view[0] != root.dtype:
-            raise CaptureError(f"a write through a view of another dtype at {users_line()} cannot be captured: {view[0]} over {root.dtype}")
+        view = geometry(tensor)
+        root = self._root_as(block, view[0])
         storage = Storage(self._names.unique("scatter"), block.storage.nbytes, block.storage.device, self.kind)
         result = Value(storage.name, storage, root.dtype, root.shape, root.stride, root.offset)
         node = Node(SCATTER, (root, update, view[1], view[2], view[3]), (result,), inplace=((root, SCATTER),), source=source)
@@ -188,16 +190,38 @@ class Draft:
     def _view_of_root(self, block: Block, tensor: torch.Tensor) -> Value:
         """A view made before its storage was written, made again from what the storage is now."""
         view = geometry(tensor)
-        if view[0] != block.root.dtype:
-            raise CaptureError(
-                f"a view of another dtype ({view[0]} over {block.root.dtype}), read at {users_line()} after a write, cannot be captured"
-            )
         if block.storage.kind is Kind.INPUT:
             raise CaptureError(f"the batch is written in place through a view, at {users_line()}: clone it first")
-        value = self._value_on(block.storage, tensor, self._names.unique("view"), block.version)
-        self.nodes.append(Node(AS_STRIDED, (block.root, view[1], view[2], view[3]), (value,), source=self.sources.current()))
+        value = self._root_as(block, view[0])
+        if (value.shape, value.stride, value.offset) != view[1:4]:
+            value = self._new_view(block, AS_STRIDED, (value, *view[1:4]), view)
         block.views[view] = self._lazy_view(value, tensor)
         return block.views[view]
+
+    def _root_as(self, block: Block, dtype: str) -> Value:
+        """A view of a block's root, from which every view of this dtype can be made."""
+        root = block.root
+        if root.dtype == dtype:
+            return root
+        if root.dtype == _COMPLEX_OF.get(dtype):
+            shape, stride = (*root.shape, 2), (*(normal(2 * step) for step in root.stride), 1)
+            return self._new_view(block, "aten.view_as_real.default", (root,), (dtype, shape, stride, normal(2 * root.offset)))
+        pairs = _pairs_of(root)
+        if dtype == _COMPLEX_OF.get(root.dtype) and pairs is not None:
+            return self._new_view(block, "aten.view_as_complex.default", (root,), (dtype, *pairs))
+        larger = max(ITEM_BYTES[root.dtype], ITEM_BYTES[dtype])
+        count = _quotient(block.storage.nbytes, larger)  # of whole elements of both
+        flat = (count * (larger // ITEM_BYTES[root.dtype]),), (1,), 0
+        same = self._new_view(block, AS_STRIDED, (root, *flat), (root.dtype, *flat))
+        shape = (count * (larger // ITEM_BYTES[dtype]),)
+        return self._new_view(block, "aten.view.dtype", (same, Atom("dtype", dtype)), (dtype, shape, (1,), 0))
+
+    def _new_view(self, block: Block, op: str, args: tuple[Arg, ...], view: tuple[Any, ...]) -> Value:
+        """A view of a block as it is now, by an operator of the recorder's own."""
+        dtype, shape, stride, offset = view[:4]
+        value = Value(self._names.unique("view"), block.storage, dtype, shape, stride, offset, block.version)
+        self.nodes.append(Node(op, args, (value,), source=self.sources.current()))
+        return value
 
     def _lazy_view(self, value: Value, tensor: torch.Tensor) -> Value:
         """What a lazy conjugate or negative tensor is, given the value of the bytes that it lies on."""
@@ -300,3 +324,15 @@ class Draft:
         """A literal, or the scalar value that this number stands for."""
         value = self.scalar_of(number) or self.counts.share_of(self.emit_scalar, number)
         return number if value is None else value
+
+
+def _pairs_of(value: Value) -> tuple[tuple[Size, ...], tuple[Size, ...], Size] | None:
+    """Shape, strides and offset of the complex numbers that real ones lie for in pairs; None where they do not."""
+    steps = [step for step in (*value.stride[:-1], value.offset) if isinstance(step, int) and step % 2 == 0]
+    if value.shape[-1:] != (2,) or value.stride[-1:] != (1,) or len(steps) < len(value.stride):
+        return None
+    return value.shape[:-1], tuple(step // 2 for step in steps[:-1]), steps[-1] // 2
+
+
+def _quotient(size: Size, divisor: int) -> Size:
+    return size // divisor if isinstance(size, int) else normal(size / divisor)

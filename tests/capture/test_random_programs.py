@@ -18,7 +18,6 @@ _unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow
 _SOLVERS = (Best(), RandomOrder(1), RandomOrder(2))
 # What cannot be captured, and says so.
 _HONEST = (
-    "another dtype",
     "another layout or dtype",
     "written in place through a view",
     "of the caller and of the step in one call",
