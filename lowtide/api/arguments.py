@@ -28,8 +28,11 @@ def check_arguments(model: Any, loss: Any, optimizer: Any, after_backward: Any, 
             "what Fabric has set up casts what goes in, and wants the backward pass for itself: give the module within (`model.module`), "
             "with `fabric.autocast()` in loss"
         )
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer: expected a torch.optim.Optimizer, got a {type(optimizer).__name__}")
+    for each in optimizer if isinstance(optimizer, (list, tuple)) and optimizer else () if optimizer is None else (optimizer,):
+        if not isinstance(each, torch.optim.Optimizer):
+            raise TypeError(
+                f"optimizer: expected a torch.optim.Optimizer, or a list of them that step one after the other; got a {type(each).__name__}"
+            )
     if (loss is None) != (optimizer is None):
         missing, given = ("loss", "optimizer") if loss is None else ("optimizer", "loss")
         raise TypeError(f"{missing}: a training step needs both `loss` and `optimizer`, got only `{given}`; leave both out for inference")
@@ -58,6 +61,11 @@ def check_scaler(scaler: Any, optimizer: Any, swap_state: bool) -> None:
         raise TypeError(f"scaler: expected a torch.amp.GradScaler, got a {type(scaler).__name__}")
     if optimizer is None:
         raise TypeError("scaler belongs to training: give `loss` and `optimizer` too")
+    if isinstance(optimizer, (list, tuple)) and len(optimizer) > 1:
+        raise CaptureError(
+            "a scaler skips each of several optimizers by its own gradients alone, which one program does not: give one optimizer with "
+            "groups for all parameters, or train in bfloat16, which needs no scaler"
+        )
     if swap_state and scaler.is_enabled():
         raise ValueError("swap_state: expected it without `scaler`, as a step that is skipped ends before what was sent away is back")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ def explain(
     batch: Any,
     *,
     loss: Callable[..., Any] | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     after_backward: Callable[[nn.Module], Any] | None = None,
     accumulate: int | str = 1,
     scaler: torch.amp.GradScaler | None = None,
@@ -80,8 +80,8 @@ def explain(
     """
     check_arguments(model, loss, optimizer, after_backward, accumulate)
     check_scaler(scaler, optimizer, swap_state)
-    optimizer = torch_optimizer(optimizer)
-    check_swapping(model, optimizer, swap, swap_state)
+    trained: torch.optim.Optimizer | None = torch_optimizer(optimizer)
+    check_swapping(model, trained, swap, swap_state)
     limit = None if memory is None else Memory.of(memory)
     args, kwargs = positional_and_keyword(batch)
     args, kwargs = largest(args, kwargs, varying_of(dynamic, args, kwargs))
@@ -90,8 +90,8 @@ def explain(
     _check_here(target, machine)
     BatchSpec.of(args, kwargs, target)  # refuses what is no batch
     program = None
-    if loss is not None and optimizer is not None:
-        program = TrainingProgram(model, loss, optimizer, after_backward, accumulate, scaler)
+    if loss is not None and trained is not None:
+        program = TrainingProgram(model, loss, trained, after_backward, accumulate, scaler)
     stages = Stages(callback, wants_progress(progress))
     level = _LEVEL if effort is None and search is None else effort
     asked = Asked(Limit(latency=1.0), swap_state, solver or Auto(), sweeps_of(level, search))

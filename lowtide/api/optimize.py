@@ -49,7 +49,7 @@ def optimize(
     batch: Any,
     *,
     loss: Callable[..., Any] | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     after_backward: Callable[[nn.Module], Any] | None = None,
     accumulate: int | str = 1,
     scaler: torch.amp.GradScaler | None = None,
@@ -89,7 +89,8 @@ def optimize(
         `step(batch)`.
     loss: `loss(model, *batch)`, returns the scalar to be differentiated, or a tuple that starts with it, or an object with a `.loss`.
         What it returns, detached, is what each call returns.
-    optimizer: any torch optimizer whose step is plain arithmetic on tensors and hyper-parameters. Those are read at each call.
+    optimizer: any torch optimizer whose step is plain arithmetic on tensors and hyper-parameters. Those are read at each call. A list
+        (`[muon, adamw]`): all of them step, in this order, each its own parameters.
     after_backward: called as `after_backward(model)` between backward and optimizer step, with gradients in `.grad`; for instance to
         clip them. Where it returns tensors or numbers (`.item()` of a tensor is one), each call returns them beside the loss:
         `value, norm = step(*batch)`.
@@ -170,8 +171,8 @@ def optimize(
     model = trainers.model
     check_arguments(model, loss, optimizer, after_backward, accumulate)
     check_scaler(scaler, optimizer, swap_state)
-    optimizer = torch_optimizer(optimizer)
-    check_swapping(model, optimizer, swap, swap_state)
+    trained: torch.optim.Optimizer | None = torch_optimizer(optimizer)
+    check_swapping(model, trained, swap, swap_state)
     if plan is not None and (memory is not None or latency is not None):
         raise TypeError("plan: a saved plan keeps to the limit that it was made for; leave out `memory` and `latency`, or `plan`")
     saved, ranged = loaded(plan, dynamic)
@@ -181,8 +182,8 @@ def optimize(
     target = device_of(model, device)
     spec = BatchSpec.of(args, kwargs, target, training=loss is not None)
     program = None
-    if loss is not None and optimizer is not None:
-        program = TrainingProgram(model, loss, optimizer, after_backward, accumulate, scaler, trainers.ranks, trainers.wrapper)
+    if loss is not None and trained is not None:
+        program = TrainingProgram(model, loss, trained, after_backward, accumulate, scaler, trainers.ranks, trainers.wrapper)
     machine = preset(simulate) if isinstance(simulate, str) else simulate
     obstacle = _ON_META if on_meta else "" if machine is None else _ELSEWHERE.format(machine.name)  # why the step can only be planned
     stages = Stages(callback, wants_progress(progress))

@@ -13,6 +13,7 @@ from lowtide.errors import BatchError, StepError
 from lowtide.ir.graph import Graph, Kind, Storage, Value
 from lowtide.ir.made import same_strides
 from lowtide.ir.slots import Slot
+from lowtide.kernels.optimizers import each_of
 from lowtide.runtime import hooks
 
 
@@ -41,15 +42,17 @@ class Caller:
         scaling = self.scaler is not None and self.scaler._enabled
         if self.scaler is not None and scaling and self.scaler._scale is None:
             self.scaler._lazy_init_scale_growth_tracker(next(self.model.parameters()).device)
-        hooks.run_before(self.model, self.optimizer, may_skip=scaling)
+        for each in each_of(self.optimizer):
+            hooks.run_before(self.model, each, may_skip=scaling)
 
     def end_step(self, stepped: bool) -> None:
         """Learning-rate schedulers learn that the optimizer has stepped (they warn if it has not before they do); hooks run that follow."""
         if self.optimizer is None or not stepped:
             return
-        if getattr(self.optimizer.step, "_wrapped_by_lr_sched", False):
-            self.optimizer._opt_called = True  # type: ignore[attr-defined]
-        hooks.run_after(self.optimizer)
+        for each in each_of(self.optimizer):
+            if getattr(each.step, "_wrapped_by_lr_sched", False):
+                each._opt_called = True  # type: ignore[attr-defined]
+            hooks.run_after(each)
 
     @property
     def state_entries(self) -> int:

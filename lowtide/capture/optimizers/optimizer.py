@@ -28,6 +28,7 @@ from lowtide.capture.optimizers.wrapped import refuse_unknown_steps
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Graph, Kind, Value
 from lowtide.ir.slots import Slot
+from lowtide.kernels.optimizers import Optimizers, each_of
 
 # Settings that choose an implementation, not a result. The single-tensor one updates each parameter by nodes of its own.
 _IMPLEMENTATION = {"foreach": False, "fused": False}
@@ -100,23 +101,36 @@ class Shadow:
     def step(self, draft: Draft, seed: int) -> tuple[Update, Shadow]:
         """Record one step in `draft`; what it assigns, and the shadow that the step after it starts from."""
         scalars = Scalars(draft, seed)
-        twin = object.__new__(type(self.optimizer))  # copy.copy would leave out what a class of the user's own keeps
-        twin.__dict__.update(self.optimizer.__dict__)
-        twin.param_groups = [self._group(index, scalars) for index in range(len(self.optimizer.param_groups))]
-        start = self._declare_state(draft, scalars)
-        twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
-        twin.state = defaultdict(dict, {self.fakes[parameter]: dict(entries) for parameter, entries in start.items()})
-        groups, attributes = [dict(group) for group in twin.param_groups], dict(twin.__dict__)
+        shown = [self._group(index, scalars) for index in range(len(self.optimizer.param_groups))]
+        start, groups = self._declare_state(draft, scalars), [dict(group) for group in shown]
+        twins = Optimizers([self._twin(each, shown, start) for each in each_of(self.optimizer)])
         storages = {parameter: address(fake) for parameter, fake in self.fakes.items()}
-        _run(twin, scalars)
+        for twin in twins.within:
+            attributes = dict(twin.__dict__)
+            _run(twin, scalars)
+            _refuse_changed_attributes(twin, attributes)
         self._refuse_replaced_data(storages)
-        _refuse_changed_attributes(twin, attributes)
         changes = Changes(draft, scalars)
-        state = self._after(start, twin, changes)
-        settings = {(index, key): item for index, key, item in changes.of_settings(groups, twin.param_groups)}
+        state = self._after(start, twins, changes)
+        settings = {(index, key): item for index, key, item in changes.of_settings(groups, twins.param_groups)}
         guards = (*scalars.facts, *(Guard(slot, "absent", None, True) for slot in changes.added))
         update = Update(tuple(changes.assigned), tuple(changes.constants), guards, sum(map(len, self.state.values())))
         return update, Shadow(self.optimizer, self.names, self.fakes, state, {**self.settings, **settings}, changes.contents)
+
+    def _twin(
+        self, optimizer: torch.optim.Optimizer, shown: list[dict[str, Any]], start: Mapping[torch.Tensor, Mapping[str, Any]]
+    ) -> torch.optim.Optimizer:
+        """One of the optimizers with the first of the groups, which are taken from the list, and the state of their parameters."""
+        twin = object.__new__(type(optimizer))  # copy.copy would leave out what a class of the user's own keeps
+        twin.__dict__.update(optimizer.__dict__)
+        twin.param_groups = [shown.pop(0) for _ in optimizer.param_groups]
+        twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+        others = {
+            id(item) for each in each_of(self.optimizer) if each is not optimizer for group in each.param_groups for item in group["params"]
+        }
+        mine = {parameter: entries for parameter, entries in start.items() if id(parameter) not in others}
+        twin.state = defaultdict(dict, {self.fakes[parameter]: dict(entries) for parameter, entries in mine.items()})
+        return twin
 
     def _refuse_replaced_data(self, before: dict[torch.Tensor, int]) -> None:
         for parameter, storage in before.items():
@@ -201,8 +215,9 @@ def refuse_idle(optimizer: torch.optim.Optimizer, graphs: Sequence[Graph]) -> No
     """Raise CaptureError for a training step that would train nothing. The first step may, where it only makes state."""
     if any(before.storage.kind is Kind.PARAMETER for graph in graphs for node in graph.nodes for before, _ in node.writes):
         return
+    names = " and ".join(type(each).__name__ for each in each_of(optimizer))
     raise CaptureError(
-        f"the step of {type(optimizer).__name__} changes no parameter: none of those in its groups has a gradient from this loss, or its "
+        f"the step of {names} changes no parameter: none of those in its groups has a gradient from this loss, or its "
         "step does nothing; check `requires_grad` and which parameters it was given"
     )
 
@@ -228,6 +243,12 @@ def _fake_state(item: Any, draft: Draft, name: str, key: str) -> Any:
 
 
 def _refuse_what_cannot_be_traced(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
+    refuse_unknown_steps(optimizer)
+    for each in each_of(optimizer):
+        _refuse_groups(each, names)
+
+
+def _refuse_groups(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
     name = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
         raise CaptureError(
@@ -236,7 +257,6 @@ def _refuse_what_cannot_be_traced(optimizer: torch.optim.Optimizer, names: Mappi
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise CaptureError(f"{name} works on sparse gradients, which cannot be captured: use Adam, and embeddings with sparse=False")
-    refuse_unknown_steps(optimizer)
     for index, group in enumerate(optimizer.param_groups):
         for position, parameter in enumerate(group["params"]):
             if parameter not in names:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from lowtide.errors import CaptureError
+from lowtide.kernels.optimizers import Optimizers, each_of
 
 # Wrappers whose step is that of the optimizer within, by the name of a class among their bases (frameworks make subclasses on the fly).
 _PASS_ON = frozenset({"LightningOptimizer", "_FabricOptimizer", "AcceleratedOptimizer"})
@@ -15,11 +16,28 @@ _WITHIN = ("optimizer", "_optimizer")
 
 
 def torch_optimizer(optimizer: Any) -> Any:
-    """The optimizer that does the work: itself, or what frameworks' wrappers hold. Raises CaptureError for wrappers that lead nowhere."""
+    """The optimizer that does the work: itself, or what frameworks' wrappers hold; several of a list as one.
+
+    Raises CaptureError for wrappers that lead nowhere, and for optimizers of a list that share a parameter.
+    """
+    if isinstance(optimizer, (list, tuple)):
+        return _together([torch_optimizer(each) for each in optimizer])
     *_, innermost = _from_outside_in(optimizer)
     if _passes_on(innermost):
         raise CaptureError(f"no optimizer was found within this {type(innermost).__name__}: give the torch optimizer that it wraps")
     return innermost
+
+
+def _together(optimizers: list[Any]) -> Any:
+    seen: dict[int, int] = {}
+    for number, each in enumerate(optimizers):
+        for parameter in (item for group in each.param_groups for item in group["params"]):
+            if seen.setdefault(id(parameter), number) != number:
+                raise CaptureError(
+                    f"optimizers {seen[id(parameter)]} and {number} of the list both train a parameter of shape {tuple(parameter.shape)}, "
+                    "each with state of its own: give each parameter to one of them"
+                )
+    return optimizers[0] if len(optimizers) == 1 else Optimizers(optimizers)
 
 
 def scalers_within(optimizer: Any) -> Iterator[Any]:
@@ -37,6 +55,8 @@ def accumulates_over(optimizer: Any) -> int:
 
 def _from_outside_in(optimizer: Any) -> list[Any]:
     """A wrapper, what it wraps, and so on. A ring of wrappers, or one that holds nothing, ends with a wrapper."""
+    if isinstance(optimizer, (list, tuple)):
+        return [each for item in optimizer for each in _from_outside_in(item)]
     seen = [optimizer]
     while _passes_on(seen[-1]):
         within = next((item for name in _WITHIN if isinstance(item := getattr(seen[-1], name, None), torch.optim.Optimizer)), None)
@@ -56,6 +76,11 @@ def steps_as_its_class(optimizer: torch.optim.Optimizer) -> bool:
 
 def refuse_unknown_steps(optimizer: torch.optim.Optimizer) -> None:
     """Raise CaptureError for an optimizer whose step does what its class does not say."""
+    for each in each_of(optimizer):
+        _refuse_unknown_step(each)
+
+
+def _refuse_unknown_step(optimizer: torch.optim.Optimizer) -> None:
     name = type(optimizer).__name__
     if not steps_as_its_class(optimizer):
         raise CaptureError(
@@ -71,7 +96,7 @@ def refuse_unknown_steps(optimizer: torch.optim.Optimizer) -> None:
         if _holds_optimizer(item):
             raise CaptureError(
                 f"this {name} steps another optimizer, which it keeps in its attribute {attribute!r}; what its own step does beside cannot "
-                f"be captured: give the optimizer within (`optimizer.{attribute}`) if that one's step is all that is wanted"
+                f"be captured: give what is within (`optimizer=optimizer.{attribute}`, also a list) if those steps are all that is wanted"
             )
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from lowtide.kernels.optimizers import each_of
 from lowtide.runtime.caller import Caller
 from lowtide.runtime.unchanged.switches import global_hooks, switches
 from lowtide.runtime.unchanged.tokens import Token, Tokens
@@ -116,14 +117,16 @@ class Look:
     def _trained(self, optimizer: torch.optim.Optimizer) -> dict[int, tuple[int, int]]:
         """Where each parameter is in the optimizer's groups."""
         self._watch.groups(optimizer)
-        self._watch.container(optimizer.param_groups)
         for group in optimizer.param_groups:
             self._watch.container(group["params"])
-        self._put("class of the optimizer", "", "", type(optimizer))
-        self._watch.container(optimizer.__dict__)
-        own = vars(optimizer).get("step")  # a scheduler's wrapper around the class's step only counts
-        counts = getattr(own, "_wrapped_by_lr_sched", False) and getattr(own, "__wrapped__", None) is type(optimizer).step
-        self._put("step of the optimizer", "", "", self._tokens.of(None if counts else own))
+        for number, each in enumerate(each_of(optimizer)):
+            path = str(number or "")
+            self._watch.container(each.param_groups)
+            self._put("class of the optimizer", path, "", type(each))
+            self._watch.container(each.__dict__)
+            own = vars(each).get("step")  # a scheduler's wrapper around the class's step only counts
+            counts = getattr(own, "_wrapped_by_lr_sched", False) and getattr(own, "__wrapped__", None) is type(each).step
+            self._put("step of the optimizer", path, "", self._tokens.of(None if counts else own))
         self._put("groups of the optimizer", "", "", tuple(len(group["params"]) for group in optimizer.param_groups))
         return {id(each): (at, index) for at, group in enumerate(optimizer.param_groups) for index, each in enumerate(group["params"])}
 
