@@ -23,7 +23,7 @@ class Spectral(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         lines = torch.einsum("bim,iom->bom", torch.fft.rfft(x), self.weight)
-        kernel = torch.exp(torch.view_as_complex(self.poles)[:, None] * torch.arange(5)).real
+        kernel = torch.exp(torch.view_as_complex(self.poles)[:, None] * torch.arange(8)).real
         return torch.fft.irfft(lines, n=8) * kernel
 
 
