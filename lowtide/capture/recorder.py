@@ -30,6 +30,7 @@ from lowtide.capture.data import shaped
 from lowtide.capture.data.batch_counts import is_count_of_batches
 from lowtide.capture.data.reader import Reader
 from lowtide.capture.draft import Draft
+from lowtide.capture.formulas.within import calls_within
 from lowtide.capture.prune import needed
 from lowtide.capture.ranks.chain import CALLED_BY_LAYERS, REFUSED, Chain
 from lowtide.capture.ranks.wholes import Wholes
@@ -111,6 +112,9 @@ class Recorder(TorchDispatchMode):
         if operators.row(func).view and isinstance(args[0], (bool, int, float, complex)):
             args = (self.draft.literal_number(args[0]), *args[1:])  # so a dispatch mode is handed what eager wraps in a tensor
         args, kwargs = self.draft.fake(args), self.draft.fake(kwargs)
+        if (within := calls_within(func, args, kwargs, tensors_in((*args, *kwargs.values())))) is not None:
+            with self:
+                return within()
         if self.wholes is not None and self.wholes.run(func, args, kwargs, self.draft, self):
             return args[0] if func._schema.returns else None
         if operators.changes_geometry_only(func):

@@ -22,7 +22,7 @@ _KEY = torch._C._parse_dispatch_key(_NAME) or torch._C.DispatchKey.Undefined
 _KEYS = torch._C.DispatchKeySet(_KEY)
 _EVERY_OPERATOR = torch.library.Library("_", "IMPL")  # held for as long as the process lives
 _EVERY_OPERATOR.fallback(torch.library.fallthrough_kernel, _NAME)
-_LIBRARIES: list[torch.library.Library] = [_EVERY_OPERATOR]
+_LIBRARIES: dict[OpOverload | None, torch.library.Library] = {None: _EVERY_OPERATOR}
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
@@ -46,12 +46,16 @@ def formula(*ops: OpOverload) -> Callable[[Kernel], Kernel]:
 
     def register(kernel: Kernel) -> Kernel:
         for op in ops:
-            library = torch.library.Library(op.namespace, "IMPL")
+            library = _LIBRARIES[op] = torch.library.Library(op.namespace, "IMPL")
             library.impl(op, functools.partial(_called, kernel, op), _NAME)
-            _LIBRARIES.append(library)
         return kernel
 
     return register
+
+
+def has_formula(op: OpOverload) -> bool:
+    """Whether something stands before it already."""
+    return op in _LIBRARIES
 
 
 def _called(kernel: Callable[..., Any], op: OpOverload, *args: Any, **kwargs: Any) -> Any:

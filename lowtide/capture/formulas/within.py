@@ -1,0 +1,107 @@
+"""Operators whose own kernels call others: autocast, which lets the operator itself pass, casts those.
+
+Such a kernel is written in operators, for every device alike. Where autocast changes what it calls, the calls are recorded in place of the
+operator. Whether it does is asked of the kernel itself, on fakes, so that no list can fall behind. A dispatch mode cannot see
+whether autocast is on, as all above it is switched off there; so that is noted on the way to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lowtide.capture.formulas.dispatch import formula, has_formula
+
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+_KERNELS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+_OTHERS = ("CPU", "CUDA", "AutocastCPU", "AutocastCUDA", "SparseCPU", "NestedTensorCPU")
+_under_autocast: ContextVar[OpOverload | None] = ContextVar("under_autocast", default=None)  # the operator that was called so
+_known: dict[tuple[Any, ...], bool] = {}  # by operator, device and dtypes
+
+
+def _operators() -> Iterator[OpOverload]:
+    """Those that every device computes by other operators."""
+    for name in sorted({name for key in _KERNELS for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)}):
+        space, _, full = name.partition("::")
+        base, _, overload = full.partition(".")
+        if space != "aten" or any(_has_kernel(name, key) for key in _OTHERS):
+            continue
+        op = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
+        if op is not None and not has_formula(op) and _computes(op):
+            yield op
+
+
+def _computes(op: OpOverload) -> bool:
+    """Whether it makes tensors of tensors, and of nothing that a kernel in Python cannot be handed."""
+    types = [str(argument.type) for argument in op._schema.arguments]
+    if op._schema.is_mutable or op.is_view or any("Storage" in each or "Generator" in each for each in types):
+        return False
+    return any("Tensor" in each for each in types) and any("Tensor" in str(each.type) for each in op._schema.returns)
+
+
+@formula(*_operators())
+def _noted(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    if not torch._C._is_any_autocast_enabled():
+        return op(*args, **kwargs)
+    with _noting(op):
+        return op(*args, **kwargs)
+
+
+@contextmanager
+def _noting(op: OpOverload | None) -> Iterator[None]:
+    token = _under_autocast.set(op)
+    try:
+        yield
+    finally:
+        _under_autocast.reset(token)
+
+
+def calls_within(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Callable[[], Any] | None:
+    """What calls the others in place of the operator, from within a dispatch mode, where autocast is on and changes them."""
+    if _under_autocast.get() is not func or not tensors:
+        return None
+    kind = tensors[0].device.type
+    key = next(key for key in _KERNELS if _has_kernel(func.name(), key))
+    autograd, autocast = torch._C.DispatchKey.AutogradFunctionality, getattr(torch._C.DispatchKey, f"Autocast{kind.upper()}")
+
+    def kernel() -> Any:
+        # where autograd is passed by, composite operators would come here whole
+        with _noting(None), torch.no_grad(), torch._C._SetExcludeDispatchKeyGuard(autograd, False):
+            return func._op_dk(getattr(torch._C.DispatchKey, key), *args, **kwargs)
+
+    def cast() -> Any:
+        with torch._C._SetExcludeDispatchKeyGuard(autocast, False):
+            return kernel()
+
+    asked = (func, kind, torch.get_autocast_dtype(kind), *(tensor.dtype for tensor in tensors))
+    if asked not in _known:
+        try:
+            _known[asked] = _names(cast) != _names(kernel)
+        except Exception:  # a call that fails does so where it is recorded, too
+            return None
+    return cast if _known[asked] else None
+
+
+def _names(kernel: Callable[[], Any]) -> list[str]:
+    calls = _Calls()
+    with calls:
+        kernel()
+    return calls.names
+
+
+class _Calls(TorchDispatchMode):
+    """Takes down what is called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
