@@ -88,7 +88,7 @@ class Machine:
         so here, and what is compiled there is compiled here. With `fuse`, another compiler's kernels are among what is offered, in place of
         generated ones.
         """
-        graphs, held = equal_graphs(captured.graph), captured.gradients
+        graphs, held = equal_graphs(captured.graph), captured.held
         equal = {graph: Rewriting(graph, (), exact=True) for graph in graphs}
         algebra = {each.graph: each for each in self.rewritings(graphs[-1], captured, laboratory, exact=exact, limited=limited)}
         known, roots = equal | algebra, dict[Graph, int]()

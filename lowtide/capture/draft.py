@@ -6,7 +6,7 @@ view of a view are one and the same question.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import torch
@@ -19,6 +19,7 @@ from lowtide.capture import operators
 from lowtide.capture.blocks import Block, Names, address, geometry, is_lazy
 from lowtide.capture.calls import atom_of, may_take
 from lowtide.capture.data.batch_counts import BatchCounts
+from lowtide.capture.ends import Ends
 from lowtide.capture.sizes.numbers import fraction_of
 from lowtide.capture.sizes.symbols import Symbols, size_of
 from lowtide.capture.sources import Sources, users_line
@@ -52,6 +53,7 @@ class Draft:
         self.scalar_of: Callable[[float], Value | None] = no_scalar
         self.read_number: Callable[[torch.Tensor], float] | None = None  # what `item()` gives, where numbers can be traced
         self.counts = BatchCounts()
+        self.ends = Ends()
         self._blocks: dict[int, Block] = {}
         self._constant_fakes: dict[int, torch.Tensor] = {}
         self._names = Names()
@@ -62,7 +64,7 @@ class Draft:
     def fork(self) -> Draft:
         """A draft that continues from here and leaves this one as it is."""
         twin = Draft(self.fake_mode, self.sources, self.symbols, self.trains)
-        twin.kind, twin.scalar_of = self.kind, self.scalar_of
+        twin.kind, twin.scalar_of, twin.ends = self.kind, self.scalar_of, self.ends
         twin.inputs, twin.slots, twin.nodes, twin.constants = list(self.inputs), list(self.slots), list(self.nodes), list(self.constants)
         twin._blocks = {key: block.fork() for key, block in self._blocks.items()}
         twin._constant_fakes, twin._names, twin._lazy = dict(self._constant_fakes), self._names.fork(), set(self._lazy)
@@ -153,16 +155,24 @@ class Draft:
             return value
         storage = self._new_storage(tensor, base, self.kind)
         value = self._value_on(storage, tensor, storage.name)
-        self._blocks[address(tensor)] = Block(tensor, value, owned=False)
+        self._follow(tensor, value)
         return value
 
     def renew(self, tensor: torch.Tensor, value: Value) -> None:
         """The content of the storage that `tensor` lies on is now `value`."""
         block = self._blocks.get(address(tensor))
         if block is None:
-            self._blocks[address(tensor)] = Block(tensor, value, owned=False)
+            self._follow(tensor, value)
         else:
             block.renew(value)
+
+    def _follow(self, tensor: torch.Tensor, value: Value) -> None:
+        self._blocks[address(tensor)] = Block(tensor, value, owned=False)
+        self.ends.follow(tensor)
+
+    def held_until(self, kept: Iterable[Node]) -> dict[str, str]:
+        """By storage, the first result of the last of the `kept` nodes that ran before the program let go of it."""
+        return self.ends.until(self._blocks.items(), self.nodes, kept)
 
     def next_version(self, tensor: torch.Tensor) -> Value:
         """`tensor` after a write through it; its storage goes to the next version."""

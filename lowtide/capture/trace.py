@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,7 @@ from lowtide.capture.sizes.symbols import Symbols, nothing_twice
 from lowtide.capture.sources import Sources
 from lowtide.ir import tree
 from lowtide.ir.graph import Graph, Kind, Value
+from lowtide.ir.held import Held
 from lowtide.ir.shapes.conditions import Condition
 from lowtide.ir.slots import Slot
 from lowtide.ir.varying import FIXED, Varying
@@ -63,7 +64,13 @@ class Captured:
     read: frozenset[tuple[str, str]]  # the attributes of modules that the program has read: (path, name)
     result: Callable[[Sequence[Any]], Any]  # the tensors of the result -> what the program returns
     trained: tuple[str, ...] = ()  # the parameters that those gradients are of
+    held_until: Mapping[str, str] = field(default_factory=dict)  # as `Held` says
     conditions: tuple[Condition, ...] = ()  # on the graph's dimensions, under which this is the program
+
+    @property
+    def held(self) -> Held:
+        """What eager holds for longer than the graph needs it."""
+        return Held(self.gradients, self.held_until)
 
     def to_assign(self, made: Sequence[Any]) -> tuple[list[Slot], list[Any]]:
         """Slots and what goes into them, given what the program made for `assigned`, in the order that eager's `state_dict` shows."""
@@ -133,6 +140,7 @@ class Trace:
     def recording(self, recorder: Recorder | None = None) -> Iterator[None]:
         """What runs inside is recorded."""
         recorder = recorder or self.recorder
+        recorder.draft.ends.nodes = recorder.draft.nodes
         with self.mode, recorder, as_eager(), host.reading(recorder):
             yield
 
@@ -201,6 +209,7 @@ class Trace:
             self.reads.pairs(self.model),
             put,
             tuple(self.fakes.names[real] for real, fake in self.fakes.parameters.items() if fake.grad is not None),
+            recorder.draft.held_until(graph.nodes),
             self.symbols.conditions(),
         )
 

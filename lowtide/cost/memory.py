@@ -10,7 +10,7 @@ takes over ends where the taker starts, so that at every step the bytes of the t
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from lowtide.base.kernels import kernel
 from lowtide.errors import CheckError
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
+from lowtide.ir.held import NOTHING_HELD, Held
 from lowtide.ir.operators.names import DROP, LOAD
 from lowtide.ir.operators.nodes import offloaded_storages
 from lowtide.ir.operators.table import writes_in_place
@@ -52,6 +53,7 @@ def order_problem(
     *,
     round_to: int = 1,
     eager: bool = False,
+    held: Held = NOTHING_HELD,
     offloadable: Sequence[Storage] = (),
 ) -> OrderProblem:
     """The ordering problem of a graph; its tensor i is `counted_storages(graph)[i]`, its node i is `graph.nodes[i]`.
@@ -63,13 +65,13 @@ def order_problem(
 
     Of the reuses that nodes permit, those remain that memory allows: of a storage of as many bytes, neither kept nor the caller's,
     and that the node reads in no other layout. With `eager`, only those that the user's own program does (by operators like
-    `aten.relu_.default`): the others are the planner's own freedom.
+    `aten.relu_.default`): the others are the planner's own freedom. What it lets go late is `held` until then.
 
     Raises CheckError where a storage has a symbolic size or `workspace_bytes` another length than the nodes.
     """
     if workspace_bytes is not None and len(workspace_bytes) != len(graph.nodes):
         raise CheckError(f"expected workspace_bytes of {len(graph.nodes)} nodes, got {len(workspace_bytes)}")
-    tasks = _Tasks(graph, eager, offloadable)
+    tasks = _Tasks(graph, eager, held, offloadable)
     spaces = [0] * len(graph.nodes) if workspace_bytes is None else workspace_bytes
     return OrderProblem.of(
         [storage_bytes(storage, round_to) for storage in tasks.tensor_of],
@@ -138,18 +140,20 @@ def checked_order(problem: OrderProblem, order: ArrayLike) -> Ints:
 class _Tasks:
     """The tasks of a graph's nodes: storages numbered, and who makes and keeps them."""
 
-    def __init__(self, graph: Graph, eager: bool, offloadable: Sequence[Storage]) -> None:
+    def __init__(self, graph: Graph, eager: bool, held: Held, offloadable: Sequence[Storage]) -> None:
         self.maker_of = _makers(graph) | dict.fromkeys(offloadable, -1)
         self.tensor_of = {storage: tensor for tensor, storage in enumerate(self.maker_of)}
         kept = (*(value.storage for value in graph.outputs), *offloadable, *_given_back(graph))
         self.kept = {self.tensor_of[storage] for storage in kept if storage in self.tensor_of}
         self.nodes = graph.nodes
         self.eager = eager
+        self.held = _held_at(graph, held.until)  # by node: storages that are not let go before it has run
 
     def of(self, index: int, workspace_bytes: int, after: tuple[int, ...]) -> Task:
         node = self.nodes[index]
         written = [before for before, _ in node.writes]
         touched = [value.storage for value in (*node.outputs, *node.inputs, *written) if value is not None]
+        touched += [storage for storage in self.held.get(node, ()) if self.maker_of.get(storage, index) < index]
         counted = [storage for storage in dict.fromkeys(touched) if storage in self.tensor_of]
         return Task(
             name=" ".join([node.op, *(value.name for value in node.results[:1])]),
@@ -178,6 +182,15 @@ class _Tasks:
         if value.storage.device != output.storage.device or _exact_bytes(value.storage) != _exact_bytes(output.storage):
             return False
         return all(_layout(other) == _layout(value) for other in node.inputs if other.storage is value.storage)
+
+
+def _held_at(graph: Graph, until: Mapping[str, str]) -> dict[Node, list[Storage]]:
+    nodes = {node.results[0].name: node for node in graph.nodes if node.results}
+    found: dict[Node, list[Storage]] = {}
+    for storage in counted_storages(graph):
+        if (node := nodes.get(until.get(storage.name, ""))) is not None:
+            found.setdefault(node, []).append(storage)
+    return found
 
 
 def _makers(graph: Graph) -> dict[Storage, int]:

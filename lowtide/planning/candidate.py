@@ -12,7 +12,8 @@ import numpy as np
 from lowtide.cost.device import Device
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.peak import profile_of
-from lowtide.ir.graph import Graph, Value
+from lowtide.ir.graph import Graph
+from lowtide.ir.held import NOTHING_HELD, Held
 from lowtide.ir.operators.collectives.nodes import serving_collectives
 from lowtide.plan.plan import program_hash
 from lowtide.plan.snapshot import Snapshot
@@ -47,7 +48,7 @@ class Candidate:
     workspace_bytes: tuple[int, ...]  # by node, beside its inputs and results; 0 where unknown
     node_us: tuple[float, ...] = ()  # by node; empty where times do not matter
     exact: bool = True  # its numbers are the captured graph's, to the last bit
-    held_by_eager: tuple[Value, ...] = ()  # of the captured graph: eager PyTorch keeps gradients until after the step
+    held_by_eager: Held = NOTHING_HELD  # of the captured graph
     costs_time: bool = False  # it takes longer than the captured graph
     deeds: tuple[Deed, ...] = ()  # what algebra did to it
     root: int = -1  # which of the graphs, in the order in which they are made, it is or was split of; -1 where nothing was split
@@ -115,8 +116,9 @@ class Candidate:
         """The program as it stands: in place only where it works so itself, holding to the end what eager PyTorch holds."""
 
         def played() -> Eager:
-            graph, order = dataclasses.replace(self.graph, outputs=(*self.graph.outputs, *self.held_by_eager)), range(len(self.graph.nodes))
-            problem = order_problem(graph, self.workspace_bytes, round_to=granule_bytes, eager=True)
+            held, order = self.held_by_eager, range(len(self.graph.nodes))
+            graph = dataclasses.replace(self.graph, outputs=(*self.graph.outputs, *held.values))
+            problem = order_problem(graph, self.workspace_bytes, round_to=granule_bytes, eager=True, held=held)
             profile = profile_of(graph, problem, order, simulate(problem, order), round_to=granule_bytes)
             spans = ((tensor.kind, tensor.nbytes, tensor.start, tensor.end) for tensor in profile.tensors)
             timeline = Timeline.of(spans, profile.workspace_bytes, graph.nodes)

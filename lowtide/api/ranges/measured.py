@@ -17,6 +17,7 @@ from lowtide.cost.timings import device_here, measure_timings
 from lowtide.cost.workspaces import measure_workspaces
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Graph, Node
+from lowtide.ir.held import NOTHING_HELD
 from lowtide.ir.shapes.at import AtPoint, at_points
 from lowtide.ir.shapes.dimension import Dimensions
 from lowtide.planning.algebra import cost_of_deeds, over_dimensions
@@ -77,7 +78,7 @@ def _ranged(captured: Captured, grid: _Grid, *, timed: bool, exact: bool) -> tup
 
     for graph in equal:
         if (measured := measures(graph)) is not None:
-            found.append(Ranged.of(graph, measured, held_by_eager=() if found else captured.gradients))
+            found.append(Ranged.of(graph, measured, held_by_eager=NOTHING_HELD if found else captured.held))
     corners = largest(equal[-1].dimensions), smallest(equal[-1].dimensions)
     ends = [grid.written[grid.points.index(each)].graph(equal[-1]) for each in corners]
     rewritings = [*grid.machine.rewritings(ends[0], captured, grid.laboratory, exact=exact, limited=timed)]

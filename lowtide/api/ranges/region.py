@@ -69,7 +69,7 @@ class Region:
         timed: bool,
     ) -> Region:
         """The same with what was saved for these programs: nothing is measured. Raises FormatError where that is not for them."""
-        planner = planner_of(saved, [(each.graph, each.gradients) for each in captured], request, limited=timed)
+        planner = planner_of(saved, [(each.graph, each.held) for each in captured], request, limited=timed)
         return cls(captured, _fixed(captured, point), granted, planner, timed)
 
     def timed(self, machine: Machine, trains: bool, *, exact: bool) -> Region:

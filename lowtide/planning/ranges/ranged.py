@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from lowtide.cost.measures import Measures
 from lowtide.cost.symbolic import SymbolicProblem, fits_everywhere, symbolic_problem
-from lowtide.ir.graph import Graph, Node, Value
+from lowtide.ir.graph import Graph, Node
+from lowtide.ir.held import NOTHING_HELD, Held
 from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.shapes.at import AtPoint, at
 from lowtide.ir.shapes.dimension import Dimensions
@@ -37,7 +38,7 @@ class Ranged:
     graph: Graph
     measures: Measures
     exact: bool = True  # its numbers are the captured graph's, to the last bit
-    held_by_eager: tuple[Value, ...] = ()  # of the captured graph: eager PyTorch keeps gradients until after the step
+    held_by_eager: Held = NOTHING_HELD  # of the captured graph
     costs_time: bool = False  # it takes longer than the captured graph
     deeds: tuple[Deed, ...] = ()  # what algebra did to it
     extra_us: tuple[float, float] = (0.0, 0.0)  # by how much longer it takes, at the smallest and at the largest point
@@ -47,7 +48,7 @@ class Ranged:
     _problems: list[tuple[tuple[object, ...], RangedProblem]] = field(default_factory=list, repr=False)
 
     @classmethod
-    def of(cls, graph: Graph, measures: Measures, *, held_by_eager: tuple[Value, ...] = ()) -> Ranged:
+    def of(cls, graph: Graph, measures: Measures, *, held_by_eager: Held = NOTHING_HELD) -> Ranged:
         """Of a graph over dimensions and the measures of its nodes."""
         return cls(same_everywhere(graph), measures, held_by_eager=held_by_eager)
 
@@ -123,12 +124,11 @@ class Ranged:
     def made(self, point: Mapping[str, int]) -> Candidate:
         """The same, of which nothing is known yet. Raises ShapeError for a wrong point."""
         graph = self.at_largest if dict(point) == largest(self.dimensions) else self._at(point)
-        held = {value.name for value in self.held_by_eager}
-        values = (value for node in graph.nodes for value in node.results if value.name in held)
+        held = self.held_by_eager.in_graph(graph)
         deeds = tuple(deed.at(partial(size_at, dimensions=self.dimensions, point=point)) for deed in self.deeds)
         spaces, times = self.measures.workspaces_at(point), self.measures.times_at(point)
         costs_time, problem_of = self.costs_time or not self.is_free_at(point), partial(self.order_problem_at, dict(point))
-        return Candidate(graph, spaces, times, self.exact, tuple(values), costs_time, deeds, problem_of=problem_of)
+        return Candidate(graph, spaces, times, self.exact, held, costs_time, deeds, problem_of=problem_of)
 
 
 def same_everywhere(graph: Graph) -> Graph:

@@ -1,0 +1,128 @@
+"""The promised peak of eager PyTorch is that of its own loop, by the allocator's record."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+import lowtide
+
+NODES, EDGES = 60, 900
+
+
+class Masked(nn.Module):
+    """Encodes a quarter of the patches, and decodes all."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.mask, self.mix, self.head = (
+            nn.Linear(12, 24),
+            nn.Parameter(torch.zeros(1, 1, 24)),
+            nn.Linear(24, 24),
+            nn.Linear(24, 12),
+        )
+
+    def forward(self, x, noise):
+        patches = self.embed(x)
+        many, length, width = patches.shape
+        order = noise.argsort(1)
+        back, keep = order.argsort(1), order[:, : length // 4]
+        seen = self.mix(torch.gather(patches, 1, keep.unsqueeze(-1).repeat(1, 1, width))).relu()
+        mask = torch.ones(many, length)
+        mask[:, : length // 4] = 0
+        mask = torch.gather(mask, 1, back)
+        whole = torch.cat([seen, self.mask.repeat(many, length - length // 4, 1)], 1)
+        whole = torch.gather(whole, 1, back.unsqueeze(-1).repeat(1, 1, width))
+        wrong = ((self.head(F.gelu(self.mix(whole))) - x) ** 2).mean(-1)
+        return (wrong * mask).sum() / mask.sum()
+
+
+class Rotary(nn.Module):
+    """Attention with rotated queries and keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.out = nn.Linear(24, 72), nn.Linear(24, 24)
+
+    def forward(self, x):
+        angle = torch.einsum("i,j->ij", torch.arange(x.shape[1]).float(), 1 / 100 ** (torch.arange(0, 6, 2).float() / 6))
+        angle = torch.cat([angle, angle], -1)
+
+        def rotated(heads):
+            one, two = heads.reshape(*heads.shape[:-1], 2, 3).unbind(-2)
+            return heads * angle.cos() + torch.cat((-two, one), -1) * angle.sin()
+
+        query, key, value = (each.view(*each.shape[:2], 4, 6).transpose(1, 2) for each in self.into(x).chunk(3, -1))
+        scores = torch.einsum("bhid,bhjd->bhij", rotated(query), rotated(key))
+        attended = torch.einsum("bhij,bhjd->bhid", scores.softmax(-1), value)
+        return (self.out(attended.transpose(1, 2).reshape(x.shape)) - x).square().mean()
+
+
+class Messages(nn.Module):
+    """Messages along the edges of a graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.filter, self.head = nn.Embedding(20, 16), nn.Linear(8, 16), nn.Linear(16, 1)
+        self.register_buffer("centres", torch.linspace(0, 5, 8))
+
+    def forward(self, kind, place, source, target):
+        distance = (place[source] - place[target]).norm(dim=-1)
+        weights = F.softplus(self.filter(torch.exp(-((distance[:, None] - self.centres) ** 2)))) * distance.cos()[:, None]
+        states = self.embed(kind)
+        for _ in range(2):
+            states = states + torch.zeros_like(states).index_add(0, target, states[source] * weights)
+        return torch.zeros(3, 1).scatter_add(0, (torch.arange(NODES) % 3)[:, None], self.head(states)).square().mean()
+
+
+NETWORKS = {
+    "masked": (Masked, lambda: (torch.randn(16, 32, 12), torch.rand(16, 32))),
+    "rotary": (Rotary, lambda: (torch.randn(8, 32, 24),)),
+    "messages": (
+        Messages,
+        lambda: (torch.randint(0, 20, (NODES,)), torch.randn(NODES, 3), *torch.randint(0, NODES, (2, EDGES)).unbind()),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_eagers_peak_is_what_its_loop_takes(name):
+    torch.manual_seed(0)
+    network, batch_of = NETWORKS[name]
+    model, batch = network(), batch_of()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+
+    def loop():
+        optimizer.zero_grad()
+        loss = model(*batch)
+        loss.backward()
+        optimizer.step()
+
+    loop()
+    taken_bytes = _most_bytes(loop, optimizer)
+    plan = lowtide.optimize(model, batch, loss=lambda model, *batch: model(*batch), optimizer=optimizer, progress=False).plan
+    assert plan.eager_peak_bytes - plan.resident_bytes == pytest.approx(taken_bytes, rel=0.02)
+
+
+def _most_bytes(loop, optimizer):
+    """The most that is allocated at once beyond what was there before."""
+    optimizer.zero_grad()
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        loop()
+    events, found = list(record.profiler.kineto_results.experimental_event_tree()), []
+    while events:
+        event = events.pop()
+        events.extend(event.children)
+        if event.name == "[memory]":
+            found.append((event.start_time_ns, event.extra_fields.alloc_size))
+    now = most = 0
+    for _, nbytes in sorted(found, key=lambda each: each[0]):
+        now += nbytes
+        most = max(most, now)
+    return most
