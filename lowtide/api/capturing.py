@@ -56,12 +56,12 @@ class Capturing:
             before = Look(self.caller).locations
             captured = self.programs(args, kwargs, laboratory)
             reads = Reads(frozenset().union(*(each.read for each in captured)))
-            change = first_difference(reads.of(before), reads.of(Look(self.caller).locations))
+            change = captured[-1].counted or first_difference(reads.of(before), reads.of(Look(self.caller).locations))
             if not change:
-                return captured, Granted(self.caller, reads)
+                return captured, Granted(self.caller, reads, captured[-1].beside)
         raise CaptureError(
             f"the program changes what it rests on each time it runs, which a captured step would not: {change}; "
-            "keep what changes from step to step in a buffer"
+            "keep what changes from step to step in a buffer, or count outside of the step"
         )
 
     def programs(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[Captured, ...]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from lowtide.capture import openings as openings  # what torch's registry can open is opened from here on
 from lowtide.capture.batches import micro_batches, objects_in
+from lowtide.capture.care.beside import following
 from lowtide.capture.care.failures import raised_in
 from lowtide.capture.care.gradients import none_left_on, on_the_callers_own, refuse_strangers
 from lowtide.capture.care.leaks import Watch
@@ -59,10 +60,12 @@ class TrainingProgram:
 def capture_inference(model: nn.Module, given: Given) -> Captured:
     """Capture `model(*args, **kwargs)` without gradients. Raises CaptureError; the model is as before, whatever happens."""
     watch = Watch()
-    with put_back_on_failure((), objects_in(given.args, given.kwargs)):
+    with put_back_on_failure((), objects_in(given.args, given.kwargs)), following((model,)) as follower:
         captured = _captured_inference(watch, model, given)
+        beside, counted = follower.places(), follower.changed()
+        follower.forget()
         watch.refuse_survivors()
-        return captured
+        return replace(captured, beside=beside, counted=counted)
 
 
 def _captured_inference(watch: Watch, model: nn.Module, given: Given) -> Captured:
@@ -80,11 +83,17 @@ def capture_training(program: TrainingProgram, given: Given) -> tuple[Captured, 
     The first steps of most optimizers make their state, the later ones update it: two programs, which share forward and backward.
     Raises CaptureError; model, optimizer and generators are as before, whatever happens.
     """
-    watch = Watch()
-    with put_back_on_failure((program.loss, program.after_backward), objects_in(given.args, given.kwargs)):
+    watch, functions = Watch(), (program.loss, program.after_backward)
+    models = (program.model,) if program.wrapper is None else (program.model, program.wrapper)
+    with (
+        put_back_on_failure(functions, objects_in(given.args, given.kwargs)),
+        following(models, functions, program.optimizer) as follower,
+    ):
         captured = _captured_training(watch, program, given)
+        beside, counted = follower.places(), follower.changed()
+        follower.forget()
         watch.refuse_survivors()
-        return captured
+        return tuple(replace(each, beside=beside, counted=counted) for each in captured)
 
 
 def _captured_training(watch: Watch, program: TrainingProgram, given: Given) -> tuple[Captured, ...]:

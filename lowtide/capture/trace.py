@@ -13,6 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lowtide.base.places import NOTHING, Beside
 from lowtide.capture.batches import refuse_batch_leaf, refuse_changed_batch
 from lowtide.capture.care.conversions import conversions_in_place
 from lowtide.capture.care.failures import no_tracebacks_logged, raised_in
@@ -66,6 +67,8 @@ class Captured:
     trained: tuple[str, ...] = ()  # the parameters that those gradients are of
     held_until: Mapping[str, str] = field(default_factory=dict)  # as `Held` says
     conditions: tuple[Condition, ...] = ()  # on the graph's dimensions, under which this is the program
+    beside: Beside = NOTHING  # what the program has read beside the model
+    counted: str = ""  # what of that it has changed, which a captured step would not; "" where it is nothing
 
     @property
     def held(self) -> Held:

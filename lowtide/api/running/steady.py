@@ -53,16 +53,17 @@ class Steady:
         """The quickest way for calls like this one, and what it takes for granted."""
         watch, networks = self._granted.watch, {name: network.packed() for name, network in self._networks.items()}
         words, kept = None if watch is None else watch.words, [each for each in networks.values() if each is not None]
-        if watch is None or words is None or len(kept) != len(networks) or not watch.same():  # since the words were read
+        if watch is None or words is None or len(kept) != len(networks) or not self._granted.unmoved():  # since the words were read
             return None
+        beside = self._granted.beside.unmoved
         try:
             unchanged = Unchanged(words, [each.seen for each in kept], kept[0].held.team, SPIN_US)
         except NativeError:
             return None
         if len(kept) == 1 and self._short.alone() is not None:
-            return Quick.of(self._short, kept[0].held, kept[0].constants, args, (unchanged, watch.meaning_same))
+            return Quick.of(self._short, kept[0].held, kept[0].constants, args, (unchanged, lambda: beside() and watch.meaning_same()))
         short = self._short.on({name: each.held for name, each in networks.items() if each is not None})
-        return Direct(self._looks, short, (unchanged, watch.rest_same))
+        return Direct(self._looks, short, (unchanged, lambda: beside() and watch.rest_same()))
 
 
 def is_free(variant: Variant) -> bool:

@@ -13,6 +13,8 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+from lowtide.capture.care.beside import noted_of_module
+
 _READ_ALL = frozenset({"__dict__", "__getstate__", "__deepcopy__", "__reduce_ex__", "__reduce__"})
 # They look at a module's tables on its behalf.
 _NOT_THE_PROGRAM = (torch_module.__file__, functools.__file__, str(Path(__file__).parents[2]))
@@ -92,4 +94,6 @@ def _noting(self: nn.Module, name: str) -> Any:
     reader = sys._getframe(1).f_code.co_filename
     for reads in _active:
         reads.note(self, name, reader)
+    if name not in _READ_ALL or not reader.startswith(_NOT_THE_PROGRAM):
+        noted_of_module(self, name)
     return super(nn.Module, self).__getattribute__(name)

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from lowtide.base import places
 from lowtide.runtime.caller import Caller
+from lowtide.runtime.unchanged.beside import Beside
 from lowtide.runtime.unchanged.look import Location, Look, Reads
 from lowtide.runtime.unchanged.tokens import Identity, Token
 from lowtide.runtime.unchanged.watch import Watch
 
 
 class Granted:
-    """How a caller's objects looked when they were captured, as far as the program reads them.
+    """How a caller's objects, and what lies `beside`, looked when they were captured, as far as the program reads them.
 
     Asking again compares identities, in microseconds; only where something was put elsewhere does it look anew, and compares values.
     """
 
-    def __init__(self, caller: Caller, reads: Reads) -> None:
-        self._caller, self._reads = caller, reads
+    def __init__(self, caller: Caller, reads: Reads, beside: places.Beside = places.NOTHING) -> None:
+        self._caller, self._reads, self._beside = caller, reads, Beside(beside)
         look = Look(caller, reads)
         self._locations = look.locations
         self._watch: Watch | None = look.watched()
 
     def holds(self) -> bool:
         """Whether a program that was captured then is right now."""
+        if not self._beside.holds():
+            return False
         if self._watch is not None and self._watch.same():
             return True
         look = Look(self._caller, self._reads)
@@ -35,7 +39,12 @@ class Granted:
 
     def unmoved(self) -> bool:
         """Whether nothing was put elsewhere since it was last asked; False may also be said of what only looks alike."""
-        return self._watch is not None and self._watch.same()
+        return self._watch is not None and self._beside.unmoved() and self._watch.same()
+
+    @property
+    def beside(self) -> Beside:
+        """What lies beside the caller's objects."""
+        return self._beside
 
     @property
     def watch(self) -> Watch | None:
@@ -44,6 +53,8 @@ class Granted:
 
     def change(self) -> str:
         """What does not hold any more, in words; empty where all does."""
+        for place, old, new in self._beside.changes():
+            return f"{place} {_changed(old, new)}"
         return first_difference(self._locations, Look(self._caller, self._reads).locations)
 
 
@@ -52,12 +63,16 @@ def first_difference(before: Mapping[Location, Token], now: Mapping[Location, To
     for location in (*before, *now):
         old, new = before.get(location, _ABSENT), now.get(location, _ABSENT)
         if old != new:
-            shown = (_shown(old), _shown(new))
-            return f"{location} was {shown[0]} and is {shown[1]}" if shown[0] != shown[1] else f"{location} has changed{_where(old, new)}"
+            return f"{location} {_changed(old, new)}"
     return ""
 
 
-_ABSENT = "not there"
+def _changed(old: Token, new: Token) -> str:
+    shown = (_shown(old), _shown(new))
+    return f"was {shown[0]} and is {shown[1]}" if shown[0] != shown[1] else f"has changed{_where(old, new)}"
+
+
+_ABSENT = places.ABSENT
 
 
 def _where(old: Token, new: Token) -> str:

@@ -7,11 +7,9 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
-
-from lowtide.runtime.unchanged.watch import Watch
 
 Token: TypeAlias = Any  # hashable; equal to itself and to tokens of what looks alike
 
@@ -45,10 +43,17 @@ class Identity:
         return f"a {self.text}"
 
 
+class Watching(Protocol):
+    """Who is told what tokens rest on."""
+
+    def container(self, item: Any) -> None:
+        """They rest on what this holds."""
+
+
 class Tokens:
     """Makes tokens, and tells `watch` what they rest on. `known` are the tokens of things that have their own, by id."""
 
-    def __init__(self, watch: Watch, known: Mapping[int, Token]) -> None:
+    def __init__(self, watch: Watching, known: Mapping[int, Token]) -> None:
         self._watch, self._known = watch, known
         self._made: dict[tuple[int, int], Token] = {}
         self._left = _MOST
@@ -77,6 +82,7 @@ class Tokens:
         if isinstance(item, types.MethodType):
             return kind, Identity(item.__func__), self._of(item.__self__, _DEEPEST)
         if isinstance(item, functools.partial):
+            self._watch.container(item.keywords)
             return kind, self._of(item.func, _DEEPEST), self._pieces(item.args, depth), self._entries(item.keywords, depth)
         if isinstance(item, (*_SEQUENCES, set, frozenset, dict)):
             return self._container(item, kind, depth)

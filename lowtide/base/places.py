@@ -1,0 +1,112 @@
+"""Where Python keeps what a program reads beside its model: looked up again without running anything of the program's."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ABSENT = "not there"
+EVERYTHING = "__dict__"  # in place of a name: all attributes of an object
+_TABLES = ("_modules", "_parameters", "_buffers")  # of a torch module, which finds there what it has no attribute for
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """One attribute of an object, one variable of a function, or one name in a table. It keeps no object alive."""
+
+    name: str
+    text: str  # "attribute 'beta' of a Criterion"
+    line: str  # where it was read, "loss.py:12"
+    _holder: Callable[[], Any] = field(repr=False)
+
+    @classmethod
+    def of(cls, holder: Any, name: str, text: str, line: str) -> Place:
+        """`holder` is an object, a cell, or a dictionary of names."""
+        return cls(name, text, line, referred(holder))
+
+    @property
+    def holder(self) -> Any:
+        """Who holds it; None where that is gone."""
+        return self._holder()
+
+    def now(self) -> Any:
+        """What lies there; ABSENT where nothing does."""
+        holder = self._holder()
+        if isinstance(holder, types.CellType):
+            try:
+                return holder.cell_contents
+            except ValueError:  # not assigned, or deleted
+                return ABSENT
+        return holder.get(self.name, ABSENT) if type(holder) is dict else held(holder, self.name)
+
+    def tables(self) -> Iterator[tuple[Mapping[str, Any], bool]]:
+        """The tables that say what lies there, and whether the name is in each; none where no table does."""
+        holder = self._holder()
+        if type(holder) is dict:
+            yield holder, self.name in holder
+        elif not isinstance(holder, types.CellType) and self.name != EVERYTHING:
+            yield from _tables_with(holder, self.name)
+
+    def __str__(self) -> str:
+        return f"{self.text}, read at {self.line},"
+
+
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """What a program has read beside its model."""
+
+    places: tuple[Place, ...] = ()
+    followed: tuple[Callable[[], Any], ...] = ()  # objects of which each attribute that was read is a place
+
+
+NOTHING = Beside()
+
+
+def referred(item: Any) -> Callable[[], Any]:
+    """Gives the item, which it does not keep alive where Python can do so."""
+    try:
+        return weakref.ref(item)
+    except TypeError:
+        return lambda: item
+
+
+def held(item: Any, name: str) -> Any:
+    """An object's attribute as it is kept, by itself or by its class; a property is itself. ABSENT where there is none."""
+    if name == EVERYTHING:
+        return attributes(item)
+    if isinstance(item, types.FunctionType):
+        return getattr(item, name, ABSENT)
+    for table, there in _tables_with(item, name):
+        if there:
+            found = table[name]
+            if type(found) in (types.MemberDescriptorType, types.GetSetDescriptorType) and not isinstance(item, type):
+                try:
+                    return found.__get__(item)
+                except AttributeError:
+                    return ABSENT
+            return found
+    return ABSENT
+
+
+def attributes(item: Any) -> Any:
+    """The dictionary of an object's own attributes; ABSENT where it has none."""
+    try:
+        return object.__getattribute__(item, "__dict__")
+    except AttributeError:
+        return ABSENT
+
+
+def _tables_with(item: Any, name: str) -> Iterator[tuple[Mapping[str, Any], bool]]:
+    """The object's own table, those of a module, those of its classes; up to the first that has the name."""
+    tables: list[Mapping[str, Any]] = []
+    if not isinstance(item, type) and (own := attributes(item)) is not ABSENT:
+        tables = [own, *(table for each in _TABLES if isinstance(table := own.get(each), dict))]
+    for table in (*tables, *(cls.__dict__ for cls in (item if isinstance(item, type) else type(item)).__mro__)):
+        there = name in table
+        if there or isinstance(table, dict):  # of what its bases have not, a class is not asked
+            yield table, there
+        if there:
+            return

@@ -1,0 +1,397 @@
+"""What a program reads beside its model: variables and globals of its functions, attributes of objects that these lead to.
+
+A function's code says which variables, globals and (of modules and classes) attributes it names. Which attributes of an object a program
+reads is seen while it runs, however far from the function the object is: for as long as a capture lasts, classes of such objects note
+what is read of their instances in this thread. What a container holds is followed as a whole.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dis
+import enum
+import functools
+import sys
+import threading
+import types
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowtide.base.places import ABSENT, EVERYTHING, Beside, Place, attributes, held, referred
+from lowtide.capture.sources import is_library, is_users, users_line
+
+_CAPTURE, _PACKAGE = str(Path(__file__).parents[1]), __name__.partition(".")[0]
+_MOST = 20_000  # objects that are followed
+_DEEPEST, _LARGEST = 4, 1000  # containers within containers, items of one
+_CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
+_NOT_FOLLOWED = (*_PLAIN, torch.Tensor, torch.dtype, torch.device, torch.Size, torch.Generator, types.ModuleType, types.BuiltinFunctionType)
+_TYPED_IN = ("<string>", "<stdin>", "<ipython", "<doctest", "<python-input")  # names of code that lies in no file
+_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of types: made by a class statement; closed to changes
+_OF_ALL_OPTIMIZERS = frozenset({"state", "param_groups", "step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"})
+_NAMES, _ATTRIBUTES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"), ("LOAD_ATTR", "LOAD_METHOD")
+
+_MARK = "_lowtide_notes"  # on what notes
+_HOOKS = ("__getattribute__", "__setattr__", "__delattr__")
+
+_lock = threading.Lock()
+_patched: dict[type, int] = {}  # how many captures note what is read of its instances
+_originals: dict[type, dict[str, Any]] = {}  # what those classes had of their own
+_active: dict[int, Follower] = {}  # by thread
+
+
+class Follower:
+    """Follows one program, from its functions and its optimizer on."""
+
+    def __init__(self, models: Iterable[nn.Module], functions: Iterable[Any], optimizer: torch.optim.Optimizer | None) -> None:
+        self._own = {id(module) for model in models for module in model.modules()}
+        self._optimizer = optimizer
+        self._places: dict[tuple[int, str], Place] = {}
+        self._before: dict[tuple[int, str], Any] = {}  # what lay there when it was found
+        self._written: dict[tuple[int, str], tuple[Any, Any]] = {}  # the object, and what lay there before
+        self._seen: dict[int, Any] = {}  # kept alive meanwhile, so that ids stay their own, and what is in `_held`
+        self._held: list[Any] = []
+        self._followed: dict[int, Any] = {}  # objects of which reads are noted
+        self._closed: list[Any] = []  # objects that are looked into elsewhere, or not at all
+        self._contents: list[tuple[Any, Any]] = []  # containers, and copies as they were found
+        self.classes: list[type] = []
+        for function in functions:
+            self._follow(function)
+        if optimizer is not None:
+            self._follow(optimizer)
+            self._follow(type(optimizer).step)
+
+    def places(self) -> Beside:
+        """What was read so far."""
+        return Beside(tuple(self._places.values()), tuple(map(referred, (*self._followed.values(), *self._closed))))
+
+    def changed(self) -> str:
+        """What the program has read and changed, in words: counts that a captured step would not go on with; "" where nothing is."""
+        for key, place in self._places.items():
+            old, new = self._before[key], place.now()
+            if _differ(old, new) and (isinstance(place.holder, (types.CellType, dict, nn.Module)) or key in self._written):
+                return f"{place} was {old!r} and is {new!r}"
+        for container, before in self._contents:
+            if (difference := _plain_difference(before, container)) is not None:
+                return f"a {type(container).__name__} that it reads {difference}"
+        return ""
+
+    def put_back(self) -> None:
+        """Undo what the program has written into attributes."""
+        for (_, name), (item, before) in self._written.items():
+            own = attributes(item)
+            if own is ABSENT:
+                object.__delattr__(item, name) if before is ABSENT else object.__setattr__(item, name, before)
+            elif before is ABSENT:
+                own.pop(name, None)
+            else:
+                own[name] = before
+        for key, place in self._places.items():
+            if isinstance(holder := place.holder, nn.Module) and _differ(self._before[key], place.now()):
+                object.__setattr__(holder, place.name, self._before[key])
+
+    def forget(self) -> None:
+        """Hold on to nothing of the program's."""
+        for each in (self._places, self._before, self._written, self._seen, self._followed):
+            each.clear()
+        for held_here in (self._held, self._closed, self._contents):
+            held_here.clear()
+
+    # While the program runs.
+
+    def read(self, item: Any, name: str) -> None:
+        """An attribute of some object is read."""
+        if isinstance(item, nn.Module) and id(item) in self._own:
+            self._follow_code(held(item, name))  # the rest of the model's is looked at elsewhere
+            return
+        if type(item) is type(self._optimizer) and id(item) not in self._followed:  # the twin whose step is traced
+            if name in _OF_ALL_OPTIMIZERS:
+                return
+            item = self._optimizer
+        if (id(item), name) in self._places or id(item) not in self._followed:
+            return
+        if (id(item), name) not in self._written:
+            self._note(item, name, f"attribute {name!r} of a {type(item).__name__}" if name != EVERYTHING else f"a {type(item).__name__}")
+        self._follow(held(item, name))
+
+    def write(self, item: Any, name: str) -> None:
+        """An attribute of some object is about to be written."""
+        if id(item) in self._followed and not isinstance(item, nn.Module):
+            own = attributes(item)
+            before = held(item, name) if own is ABSENT else own.get(name, ABSENT)
+            self._written.setdefault((id(item), name), (item, before))
+
+    def _note(self, holder: Any, name: str, text: str, line: str = "") -> None:
+        key = id(holder), name
+        if key not in self._places and len(self._places) < _MOST:
+            self._held.append(holder)
+            self._places[key] = place = Place.of(holder, name, text, line or users_line())
+            self._before[key] = place.now()
+
+    # What leads to what.
+
+    def _follow_code(self, item: Any) -> None:
+        """Of what lies in a module of the model: functions, also in tables of hooks."""
+        if isinstance(item, (types.FunctionType, types.MethodType, functools.partial)):
+            self._follow(item)
+        elif isinstance(item, (classmethod, staticmethod)):
+            self._follow(item.__func__)
+        elif isinstance(item, property):
+            self._follow(item.fget)
+        elif type(item) in (dict, collections.OrderedDict) and len(item) < _LARGEST:
+            for piece in item.values():
+                if isinstance(piece, types.FunctionType):
+                    self._follow(piece)
+
+    def _follow(self, item: Any, depth: int = 0) -> None:
+        if isinstance(item, _NOT_FOLLOWED) or id(item) in self._seen or len(self._seen) > _MOST:
+            return
+        self._seen[id(item)] = item
+        if isinstance(item, types.MethodType):
+            self._follow(item.__func__)
+            self._follow(item.__self__)
+        elif isinstance(item, functools.partial):
+            self._note(item, "keywords", "the keywords of a partial", "its making")
+            for piece in (item.func, *item.args, *item.keywords.values()):
+                self._follow(piece)
+        elif isinstance(item, (classmethod, staticmethod)):
+            self._follow(item.__func__)
+        elif isinstance(item, property):
+            self._follow(item.fget)
+        elif isinstance(item, types.FunctionType):
+            self._of_function(item)
+        elif isinstance(item, type):
+            self._of_class(item, all_functions=True)
+        elif isinstance(item, _CONTAINERS):
+            self._of_container(item, depth)
+        else:
+            self._of_object(item)
+
+    def _of_container(self, item: Any, depth: int) -> None:
+        if depth >= _DEEPEST or len(item) > _LARGEST:
+            return
+        if isinstance(item, (list, dict, set, collections.deque)):
+            self._contents.append((item, copy.copy(item) if type(item) in _CONTAINERS else _copied(item)))
+        for piece in list(item.values() if isinstance(item, dict) else item):
+            self._follow(piece, depth + 1)
+
+    def _of_object(self, item: Any) -> None:
+        cls = type(item)
+        if isinstance(item, nn.Module):
+            if id(item) in self._own:
+                self._closed.append(item)
+            else:
+                self._followed[id(item)] = item  # `nn.Module` itself notes what is read
+            return
+        if all(base.__module__.partition(".")[0] == _PACKAGE for base in cls.__mro__[:-1]):
+            self._closed.append(item)
+            return
+        if not _noted(cls, self.classes):
+            return
+        self._followed[id(item)] = item
+        self._of_class(cls, all_functions=False)
+
+    def _of_class(self, cls: type, *, all_functions: bool) -> None:
+        """Functions of a class of the user's; of an object's class those that Python calls unasked, as `__call__`."""
+        for base in cls.__mro__:
+            file = getattr(sys.modules.get(base.__module__), "__file__", None)
+            if base is object or (isinstance(file, str) and is_library(file)):
+                continue
+            for name, function in list(vars(base).items()):
+                if all_functions or name.startswith("__"):
+                    self._follow_code(function)
+
+    def _of_function(self, function: types.FunctionType) -> None:
+        """Its variables, the globals that it names, its defaults."""
+        code, table = function.__code__, function.__globals__
+        cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+        where = f"{code.co_filename}:{code.co_firstlineno}"
+        for name, cell in cells.items():
+            self._note(cell, name, f"variable {name!r} of {function.__qualname__}", where)
+            self._follow(Place.of(cell, name, "", "").now())
+        if not is_users(function) and not code.co_filename.startswith(_TYPED_IN):
+            return
+        for name in ("__defaults__", "__kwdefaults__"):
+            if (found := getattr(function, name)) and not _is_plain(found):
+                self._note(function, name, f"the defaults of {function.__qualname__}", where)
+                self._follow(found)
+        for name, chain, line in _named(code):
+            if name in cells:
+                found = Place.of(cells[name], name, "", "").now()
+            elif name in table:
+                self._note(table, name, f"global {name!r} of {table.get('__name__', 'a module')}", f"{code.co_filename}:{line}")
+                self._follow(found := table[name])
+            else:
+                continue
+            self._of_chain(found, chain, f"{code.co_filename}:{line}")
+
+    def _of_chain(self, found: Any, chain: tuple[str, ...], line: str) -> None:
+        """Attributes of modules and classes of the user's, which say nothing of who reads them."""
+        for name in chain:
+            if not isinstance(found, (types.ModuleType, type)) or not _is_of_users(found):
+                return
+            self._note(found, name, f"attribute {name!r} of {found.__name__}", line)
+            found = held(found, name)
+            self._follow(found)
+
+
+def noted_of_module(module: nn.Module, name: str) -> None:
+    """An attribute of a torch module is read in this thread."""
+    follower = _active.get(threading.get_ident())
+    if follower is not None and (not name.startswith("__") or name == EVERYTHING):
+        follower.read(module, name)
+
+
+@contextmanager
+def following(
+    models: Iterable[nn.Module], functions: Iterable[Any] = (), optimizer: torch.optim.Optimizer | None = None
+) -> Iterator[Follower]:
+    """Follow what a program reads that runs inside, in this thread; `models` are looked at elsewhere."""
+    thread = threading.get_ident()
+    before, follower = _active.get(thread), Follower(models, functions, optimizer)
+    _active[thread] = follower
+    try:
+        yield follower
+    finally:
+        if before is None:
+            del _active[thread]
+        else:
+            _active[thread] = before
+        with _lock:
+            for cls in follower.classes:
+                _let_go(cls)
+
+
+def _noted(cls: type, mine: list[type]) -> bool:
+    """Have a class note what is read of its instances; False where that cannot be, as it reads in a way of its own."""
+    own = cls.__getattribute__
+    if hasattr(own, _MARK) and cls in mine:
+        return True
+    if not cls.__flags__ & _HEAP or cls.__flags__ & _IMMUTABLE or issubclass(cls, BaseException):
+        return False
+    with _lock:
+        if cls not in _patched:
+            if cls.__getattribute__ is not object.__getattribute__ and not hasattr(own, _MARK):
+                return False
+            if "__getattribute__" in vars(cls):
+                return False
+            _patch(cls)
+        _patched[cls] = _patched.get(cls, 0) + 1
+        mine.append(cls)
+    return True
+
+
+def _patch(cls: type) -> None:
+    writes: Any = cls.__setattr__
+    deletes: Any = cls.__delattr__
+
+    def read(self: Any, name: str) -> Any:
+        _read(self, name)
+        return object.__getattribute__(self, name)
+
+    def write(self: Any, name: str, value: Any) -> None:
+        _write(self, name)
+        writes(self, name, value)
+
+    def delete(self: Any, name: str) -> None:
+        _write(self, name)
+        deletes(self, name)
+
+    setattr(read, _MARK, True)
+    _originals[cls] = {name: vars(cls)[name] for name in _HOOKS if name in vars(cls)}
+    for name, function in zip(_HOOKS, (read, write, delete), strict=True):
+        type.__setattr__(cls, name, function)
+
+
+def _let_go(cls: type) -> None:
+    _patched[cls] -= 1
+    if _patched[cls]:
+        return
+    del _patched[cls]
+    originals = _originals.pop(cls)
+    for name in _HOOKS:
+        if name in originals:
+            type.__setattr__(cls, name, originals[name])
+        else:
+            type.__delattr__(cls, name)
+
+
+def _read(item: Any, name: str) -> None:
+    follower = _active.get(threading.get_ident())
+    if follower is None or (name.startswith("__") and name != EVERYTHING):
+        return
+    if not sys._getframe(2).f_code.co_filename.startswith(_CAPTURE):
+        follower.read(item, name)
+
+
+def _write(item: Any, name: str) -> None:
+    follower = _active.get(threading.get_ident())
+    if follower is not None:
+        follower.write(item, name)
+
+
+def _named(code: types.CodeType) -> Iterator[tuple[str, tuple[str, ...], int]]:
+    """The globals and free variables that code names, each with the attributes that are read of it in a row, and the line."""
+    name, chain, line, at = "", [], code.co_firstlineno, code.co_firstlineno
+    for each in dis.get_instructions(code):
+        at = each.starts_line or at if not isinstance(each.starts_line, bool) else getattr(each, "line_number", at) or at
+        if name and each.opname in _ATTRIBUTES:
+            chain.append(each.argval)
+            continue
+        if name:
+            yield name, tuple(chain), line
+            name, chain = "", []
+        if each.opname in _NAMES:
+            name, line = each.argval, at
+    if name:
+        yield name, tuple(chain), line
+    for piece in code.co_consts:
+        if isinstance(piece, types.CodeType):
+            yield from _named(piece)
+
+
+def _is_of_users(item: Any) -> bool:
+    """Whether a module, or the module of a class, was written by the user."""
+    module = item if isinstance(item, types.ModuleType) else sys.modules.get(item.__module__)
+    if module is None or module.__name__ in sys.builtin_module_names:
+        return False
+    file = getattr(module, "__file__", None)
+    return not (isinstance(file, str) and is_library(file))
+
+
+def _copied(item: Any) -> Any:
+    """What a container of a class of its own holds, as a plain one."""
+    return dict(item) if isinstance(item, dict) else set(item) if isinstance(item, set) else list(item)
+
+
+def _is_plain(items: Any) -> bool:
+    return all(isinstance(piece, _PLAIN) for piece in (items.values() if isinstance(items, dict) else items))
+
+
+def _differ(old: Any, new: Any) -> bool:
+    """Whether two numbers or texts do; nan is like itself."""
+    if old is new or not (isinstance(old, _PLAIN) and isinstance(new, _PLAIN)):
+        return False
+    return type(old) is not type(new) or not (old == new or (old != old and new != new))
+
+
+def _plain_difference(before: Any, now: Any) -> str | None:
+    """The first number or text that one has and the other has not, in words; None where that is none: tensors are looked at elsewhere."""
+    if isinstance(now, (set, frozenset)):
+        gone = next((piece for piece in before ^ now if isinstance(piece, _PLAIN)), ABSENT)
+        return None if gone is ABSENT else f"has gained or lost {gone!r}"
+    pairs = (
+        [(key, before.get(key, ABSENT), now.get(key, ABSENT)) for key in {**before, **now}]
+        if isinstance(now, dict)
+        else [(at, *(each[at] if at < len(each) else ABSENT for each in (before, now))) for at in range(max(len(before), len(now)))]
+    )
+    for key, old, new in pairs:
+        if _differ(old, new):
+            return f"had {old!r} at {key!r} and has {new!r}"
+    return None
