@@ -10,6 +10,8 @@ from torch import nn
 
 from lowtide.api.believed import Believed, Known
 from lowtide.api.stages import Stages
+from lowtide.capture.batches import objects_in
+from lowtide.capture.care.surroundings import put_back_on_failure
 from lowtide.capture.program import TrainingProgram, capture_inference, capture_training
 from lowtide.capture.ranks.wrapped import unlike_a_step
 from lowtide.capture.real import knowing
@@ -52,6 +54,11 @@ class Capturing:
 
     def as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[tuple[Captured, ...], Granted]:
         """The program, and what it takes for granted. A first run may fill in what later ones find (a cache in a configuration)."""
+        functions = () if self.program is None else (self.program.loss, self.program.after_backward)
+        with put_back_on_failure(functions, objects_in(args, kwargs)):
+            return self._as_it_is(args, kwargs, laboratory)
+
+    def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[tuple[Captured, ...], Granted]:
         for _ in range(2):
             before = Look(self.caller).locations
             captured = self.programs(args, kwargs, laboratory)
@@ -63,6 +70,14 @@ class Capturing:
             f"the program changes what it rests on each time it runs, which a captured step would not: {change}; "
             "keep what changes from step to step in a buffer, or count outside of the step"
         )
+
+    def again(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> Captured:
+        """The program for the optimizer's state as it is now, to be compared; nothing is tried, and nothing is changed by that."""
+        given = Given(args, kwargs, self.device, self.varying)
+        with knowing(Known(laboratory)):
+            if self.program is None:
+                return capture_inference(self.model, given, put_back=True)
+            return capture_training(self.program, given, put_back=True)[0]
 
     def programs(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[Captured, ...]:
         """One program for each state of the optimizer's; the last is what most steps run."""

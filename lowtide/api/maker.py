@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lowtide.api.arguments import detached
 from lowtide.api.capturing import Capturing
 from lowtide.api.machine import Machine
 from lowtide.api.networks.told import told
@@ -13,9 +14,12 @@ from lowtide.api.ranks.agreed import agreed_plans, compare_programs
 from lowtide.api.running.variant import Variant
 from lowtide.api.stages import Stages
 from lowtide.base.garbage import collected_seldom
+from lowtide.capture.care.failures import programs_own
+from lowtide.capture.data.unread import with_stand_ins
+from lowtide.capture.difference import difference
 from lowtide.capture.trace import Captured
 from lowtide.cost.lab.laboratory import Laboratory
-from lowtide.errors import BudgetError, FormatError
+from lowtide.errors import BudgetError, CaptureError, FormatError
 from lowtide.ir.graph import Graph
 from lowtide.ir.regions import is_by_inductor, is_region
 from lowtide.plan.plan import Plan
@@ -113,6 +117,27 @@ class Maker:
                 programs = self.peers.together(lambda: other._programs([each.captured for each in family.programs], laboratory))
             family = Family(programs, family.granted, _planner(programs))
         return other, other._planned(family)
+
+    def difference(self, captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bool]:
+        """What the program does otherwise now than when it was captured, in words, "" where that is nothing; and whether it counts."""
+        with replace(self.machine, tries=False).laboratory(self.capturing.trains) as laboratory:
+            try:
+                now = self.capturing.again(*detached(args, kwargs), laboratory)
+            except CaptureError as error:
+                return "" if programs_own(error) is not None else f"it can be captured no more: {error}", False
+        return (now.counted, True) if now.counted else (difference(captured, now), False)
+
+    def reads(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: Set[str]) -> bool:
+        """Whether the program does anything with these leaves of a batch, which are no tensors."""
+        args, kwargs = detached(args, kwargs)
+        found: list[str] = []
+        with replace(self.machine, tries=False).laboratory(self.capturing.trains) as laboratory:
+            try:
+                now = self.capturing.again(args, kwargs, laboratory)
+                blind = self.capturing.again(*with_stand_ins(args, kwargs, where, found), laboratory)
+            except CaptureError:
+                return True
+        return bool(found or difference(now, blind))
 
     def for_other_shapes(self, family: Family) -> Maker:
         """The maker for batches of other shapes: a share of eager's peak is as many bytes as it is for this family."""

@@ -20,6 +20,7 @@ from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.ranges.said import check_uncut, varying_of
 from lowtide.api.ranges.saved import limit_of, loaded
 from lowtide.api.ranks.group import Trainers
+from lowtide.api.running.check import checked_policy as checked_check
 from lowtide.api.running.shapes import checked_policy
 from lowtide.api.stages import Callback, Stages, wants_progress
 from lowtide.api.step import Step
@@ -71,6 +72,7 @@ def optimize(
     dynamic: Mapping[str | int, Mapping[int, Any]] | str | None = None,
     batches: Sequence[Any] = (),
     on_new_shape: str | None = None,
+    check: str = "auto",
     device: torch.device | str | None = None,
     simulate: Device | str | None = None,
     progress: bool | None = None,
@@ -157,6 +159,9 @@ def optimize(
         for that shape as well, once, within as many bytes as here. "eager": it runs as the caller's own loop would, on the same objects;
         no limit holds for it. "error": BatchError. By default one further shape is captured, as the last batch of an epoch is mostly
         smaller, and what is met beyond that runs eagerly, with one warning; under a limit, every shape is captured.
+    check: what a program reads beside its model and batch is watched, and a step is captured once more to see that it is still what the
+        program does, in case it reads what nobody watches. "auto": at its second call, then ever more seldom, within a hundredth of the
+        time that the steps take. "always": at each call. "never". What differs is named by a warning; not with `dynamic`.
     device: where a model on the meta device is taken to be; "cpu" by default.
     simulate: plan for another machine: the name of a preset ("rtx3090", "a100", "h100", "h200", "cpu"; `lowtide devices` lists them) or a
         lowtide.Device. Times are then by its roofline, sizes as its allocator rounds them, nothing is measured, and the step cannot run.
@@ -167,6 +172,7 @@ def optimize(
     plan within `memory` was found, FormatError for a `plan` that is of another program.
     """
     checked_policy(on_new_shape)
+    checked_check(check)
     trainers = Trainers.of(model, process_group, shard, trains=loss is not None, varies=dynamic is not None, policy=on_new_shape)
     model = trainers.model
     check_arguments(model, loss, optimizer, after_backward, accumulate)
@@ -203,4 +209,4 @@ def optimize(
     if arena == "limit":
         arena = target.type == "cuda" and limit.is_limit
     new_arena = None if arena is False or obstacle else partial(StepArena.of, target, placer, warns=arena is not None)
-    return Step(maker, spec, family, obstacle, new_arena, on_new_shape, seen)
+    return Step(maker, spec, family, obstacle, new_arena, on_new_shape, seen, check)

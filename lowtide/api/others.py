@@ -26,15 +26,15 @@ class Others(Generic[S]):
     """Finds and makes them, each by `make`, on the objects that a step works on.
 
     policy: what becomes of a shape out of the range, as `Shapes` has it. seen: the shapes from which ranges are guessed, as other batches
-    come; none where nothing is guessed.
+    come; none where nothing is guessed. limited: the caller's own loop would not do what is asked for.
     """
 
     def __init__(self, maker: Maker | RangeMaker, policy: str | None, seen: Sequence[Seen], *, training: bool, make: Make[S]) -> None:
         self._maker, self._training, self._make = maker, training, make
         self.range = maker if isinstance(maker, RangeMaker) else None
         self.seen = list(seen)
-        limited = maker.asked.limit.is_limit or maker.saved is not None or maker.capturing.peers.several
-        self._apart = Shapes[S](policy, limited=limited)
+        self.limited = maker.asked.limit.is_limit or maker.saved is not None or maker.capturing.peers.several
+        self._apart = Shapes[S](policy, limited=self.limited)
         self._ranged: OrderedDict[Shape, S] = OrderedDict()
 
     @property

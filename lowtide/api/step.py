@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -16,8 +17,9 @@ from lowtide.api.maker import Family, Maker
 from lowtide.api.others import Others, captured
 from lowtide.api.ranges.guessed import Shapes as Seen
 from lowtide.api.ranges.maker import RangeMaker
+from lowtide.api.running.check import Check
 from lowtide.api.running.eager import run_eagerly
-from lowtide.api.running.kinds import read_unlike, too_many
+from lowtide.api.running.kinds import change_of_kind, read_unlike
 from lowtide.api.running.measured import MeasuredStep
 from lowtide.api.running.quick import UNLIKE
 from lowtide.api.running.recaptures import Recaptures
@@ -29,6 +31,7 @@ from lowtide.api.saved.saving import save
 from lowtide.api.stages import Stages
 from lowtide.base.files import write_whole
 from lowtide.capture.data.facts import Facts
+from lowtide.capture.data.unread import can_stand_in
 from lowtide.cost.profiler import measure_memory
 from lowtide.errors import StepError
 from lowtide.plan.plan import Plan
@@ -37,7 +40,7 @@ from lowtide.planning.effort import sweeps_of
 from lowtide.planning.limits import Limit
 from lowtide.report import save as save_report
 from lowtide.report import save_picture
-from lowtide.runtime.batch import BatchSpec, NewShapeError, described, shape_of
+from lowtide.runtime.batch import BatchSpec, NewShapeError, OtherValueError, described, shape_of
 from lowtide.runtime.caller import ChangedError, View
 from lowtide.runtime.ranks.parameters import gathered
 from lowtide.runtime.ranks.peers import Peers
@@ -47,9 +50,14 @@ if TYPE_CHECKING:
     from lowtide.api.ranks.checkpoint import Trained
 
 T = TypeVar("T")
-MOST_PROGRAMS = 32  # that differ in nothing but what they read from the data
-_MOST_RANGED = 4096  # shapes of a range whose steps are kept
-_MOST_EARLIER = MOST_PROGRAMS + 8  # of earlier captures
+_UNSEEN = (
+    "lowtide has not seen what it reads there change, so calls since may have been of the old program. It is captured anew; "
+    'hand it over as a tensor of the batch, or in an attribute of an object (check="always" looks at each call)'
+)
+_COUNTS = (
+    "a captured step would not count on: from here on steps run as the loop would run them, without lowtide; count outside of the step"
+)
+_MOST_EARLIER = 40  # captures that are remembered
 _TRAINS = "step.measure trains: parameters and optimizer state are now one step further, as after any call of the step"
 
 
@@ -70,6 +78,7 @@ class Step:
         arena: Callable[[Stages], StepArena] | None = None,
         on_new_shape: str | None = None,
         seen: Sequence[Seen] = (),
+        check: str = "auto",
     ) -> None:
         """`seen` are the shapes from which ranges are guessed, as other batches come; none where nothing is guessed."""
         self._maker, self._batch, self._obstacle, self._new_arena = maker, batch, obstacle, arena
@@ -81,6 +90,10 @@ class Step:
         self._recaptures = Recaptures()
         self._measured: MeasuredStep | None = None
         self._others = Others[Step](maker, on_new_shape, seen, training=batch.training, make=self._on_same)
+        self._policy, self._checks = check, dict[int, Check]()  # by family
+        self._check = self._check_of(family)  # of the family that runs
+        self._stale: set[int] = set()  # families that the program is not any more, though nothing was seen to change
+        self._unseen = ""  # what changes unseen again and again: then the caller's own loop runs
         self._steady: Steady | None = None  # the short way, once a call has gone the long one
         self.seconds = maker.stages.seconds  # by stage: "capture", "measure", "compile", "order", "arena"
 
@@ -114,7 +127,7 @@ class Step:
         """
         sweeps = () if effort is None else sweeps_of(effort, None)
         maker, family = self._maker.at(Limit.of(memory, latency), self._families[0], sweeps)
-        return Step(maker, self._batch, family, self._obstacle, self._new_arena, self._others.policy, self._others.seen)
+        return Step(maker, self._batch, family, self._obstacle, self._new_arena, self._others.policy, self._others.seen, self._policy)
 
     def plan_for(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for batches of this one's shape, which is captured now where it is new: what it promises is known before it runs.
@@ -225,18 +238,24 @@ class Step:
         what the program itself raises where it checks its data and finds them wrong: nothing has been changed then.
         """
         steady = self._steady  # which another thread may set
-        if steady is not None and (found := steady(args, kwargs)) is not UNLIKE:
+        if steady is not None and not self._check.comes and (found := steady(args, kwargs)) is not UNLIKE:
             return found
         self._steady = None  # whatever becomes of this call, networks may have other constants behind it
         known = self._others.known(lambda: shape_of(args, kwargs))
         if known is not None:
             return known(*args, **kwargs)
         try:
-            variant, inputs, now = self._prepare(args, kwargs)
+            prepared = self._prepared(args, kwargs, always=self._others.limited)
         except NewShapeError as error:
             reshaped = error
         else:
+            if prepared is None:
+                self.empty_arena()
+                return run_eagerly(self._caller.model, self._maker.capturing.program, args, kwargs, begun=True)
+            variant, inputs, now = prepared
+            began = time.perf_counter()
             result, stepped = self._run(variant, inputs, now)
+            self._check.ran(time.perf_counter() - began)
             self._caller.end_step(stepped)
             self._steady = Steady.of(variant, inputs, now, args, kwargs) if self._own_memory is None else None
             return result
@@ -323,19 +342,31 @@ class Step:
     def _on_same(self, maker: Maker | RangeMaker, spec: BatchSpec, family: Family) -> Step:
         """A step for another shape, on the same objects and in the same arena."""
         held = self._arena
-        return Step(maker, spec, family, self._obstacle, None if held is None else lambda _: held, "error")
+        return Step(maker, spec, family, self._obstacle, None if held is None else lambda _: held, "error", check=self._policy)
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, list[Any], View]:
+        """The program for a call, captured now where there is none."""
+        prepared = self._prepared(args, kwargs, always=True)
+        assert prepared is not None, "it is captured in any case"
+        return prepared
+
+    def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, always: bool) -> tuple[Variant, list[Any], View] | None:
+        """The same; None where the caller's own loop is to run, which `always` is never so."""
         now, found = self._looked_up(args, kwargs)
+        if self._unseen and not always:
+            return None
         if isinstance(found, tuple):
             self._recaptures.none()
         else:
-            if found or not self._is_of_the_data(now):
-                self._recaptures.one_more(found or self._current.granted.change())
+            if not self._recaptures.allows(found or self._change(now), always=always):
+                self._unseen = found if self._is_stale(self._current) else ""
+                return None
             number = 1 + max(family.number for family in self._families)
             new = dataclasses.replace(captured(self._maker, args, kwargs), number=number)
             self._families = [new, *self._families[:_MOST_EARLIER]]
             self._measured = None
+            self._forget_unread(args, kwargs)
+            self._check_of(new).begin()
             found = self._find(now)
         if not isinstance(found, tuple):
             why = found or "is the optimizer's state changed by another thread?"
@@ -343,16 +374,23 @@ class Step:
         self._current = found[0]
         return *found, now
 
+    def _change(self, now: View) -> str:
+        """Why no program is for a call, in words."""
+        last = [family.variants[-1] for family in self._families]
+        return change_of_kind(now, last) or self._current.granted.change()
+
     def _looked_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[View, tuple[Variant, list[Any]] | str]:
         """What the caller holds now, and what `_find` finds for it; processes that train together go on only where all go the same way."""
         try:
-            leaves = self._batch.leaves_of(args, kwargs)
+            leaves = self._leaves_of(args, kwargs)
             if self._obstacle:
                 raise StepError(self._obstacle)
             self._maker.capturing.check_wrapper()
             self._caller.begin_step()
             now = self._caller.look(leaves)
             found = self._find(now)
+            if isinstance(found, tuple) and not self._unseen:
+                found = self._looked_again(found[0], args, kwargs) or found
         except NewShapeError as error:
             self._peers.meet(f"a new program for {described(error.shape)}")
             raise
@@ -365,6 +403,46 @@ class Step:
             self._peers.meet(f"{which} for {described(shape_of(args, kwargs))}", lambda: read_unlike(now, known))
         return now, found
 
+    def _leaves_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+        """The leaves of a batch; of those that are no tensors the program reads none that may differ."""
+        try:
+            return self._batch.leaves_of(args, kwargs)
+        except OtherValueError:
+            others = self._batch.other_values(args, kwargs)
+            if self._peers.several or not all(map(can_stand_in, others.values())) or self._reads(args, kwargs, others.keys()):
+                raise
+        self._batch = self._batch.with_unread(others)
+        return self._batch.leaves_of(args, kwargs)
+
+    def _reads(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: Set[str]) -> bool:
+        return not isinstance(self._maker, Maker) or self._maker.reads(args, kwargs, where)
+
+    def _forget_unread(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A new program may read what the others did not: then it is for the values of this batch."""
+        if self._batch.unread and self._reads(args, kwargs, self._batch.unread_in(args, kwargs)):
+            self._batch = BatchSpec.of(args, kwargs, self._maker.capturing.device, self._batch.training)
+
+    def _looked_again(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Where a look is due: what the program does otherwise than when it was captured, though nothing was seen to change; else ""."""
+        check = self._check = self._check_of(self._families[0])
+        if not isinstance(self._maker, Maker) or not check.due():
+            return ""
+        began = time.perf_counter()
+        difference, counts = self._maker.difference(variant.captured, args, kwargs)
+        since = check.took(time.perf_counter() - began)
+        if difference:
+            if not self._stale:
+                warnings.warn(f"{since}: {difference}; {_COUNTS if counts and not self._others.limited else _UNSEEN}", stacklevel=6)
+            self._stale.add(self._families[0].number)
+            self._unseen = difference if counts else ""
+        return difference
+
+    def _check_of(self, family: Family) -> Check:
+        return self._checks.setdefault(family.number, Check(self._policy, timed=not self._peers.several))
+
+    def _is_stale(self, variant: Variant) -> bool:
+        return any(variant in family.variants for family in self._families if family.number in self._stale)
+
     def _number(self, variant: Variant) -> str:
         """Which of the programs a variant is, as on all ranks."""
         return next(f"{family.number}.{family.variants.index(variant)}" for family in self._families if variant in family.variants)
@@ -373,7 +451,7 @@ class Step:
         """The program for what the caller holds now, and its inputs; its family becomes the first. Else what looks otherwise."""
         facts, changed = Facts(now.read), ""
         for variant in (self._current, *(each for family in self._families for each in family.variants if each is not self._current)):
-            if not variant.fits(now, facts):
+            if not variant.fits(now, facts) or (self._stale and self._is_stale(variant)):
                 continue
             try:
                 inputs = variant.inputs(now)
@@ -383,14 +461,6 @@ class Step:
             self._show(variant)
             return variant, inputs
         return changed
-
-    def _is_of_the_data(self, now: View) -> bool:
-        """Whether only what is read from the data is in the way. Raises StepError where that has made too many programs already."""
-        families = [family.variants for family in self._families if family.variants[0].granted.holds()]
-        alike = [family[-1].captured.readings for family in families if any(each.fits_settings(now) for each in family)]
-        if len(alike) >= MOST_PROGRAMS:
-            raise StepError(too_many(alike))
-        return bool(alike)
 
     def _show(self, variant: Variant) -> None:
         """Make the family of a variant the one whose plan is shown."""

@@ -16,11 +16,11 @@ BATCHES = "batches"  # in place of a number of micro-batches: they are given, no
 def positional_and_keyword(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """How a batch is passed on:
 
-    a tuple or list as positional arguments, a mapping as keyword arguments, anything else as the one argument.
+    a tuple (a NamedTuple, too) or list as positional arguments, a mapping as keyword arguments, anything else as the one argument.
     """
     if isinstance(batch, Mapping):
         return (), dict(batch)
-    if isinstance(batch, (tuple, list)) and not hasattr(batch, "_fields"):
+    if isinstance(batch, (tuple, list)):
         return tuple(batch), {}
     return (batch,), {}
 

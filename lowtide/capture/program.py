@@ -57,12 +57,17 @@ class TrainingProgram:
         return self.scaler is not None and self.scaler.is_enabled()
 
 
-def capture_inference(model: nn.Module, given: Given) -> Captured:
-    """Capture `model(*args, **kwargs)` without gradients. Raises CaptureError; the model is as before, whatever happens."""
+def capture_inference(model: nn.Module, given: Given, *, put_back: bool = False) -> Captured:
+    """Capture `model(*args, **kwargs)` without gradients. Raises CaptureError; the model is as before, whatever happens.
+
+    `put_back`: what the program changes beside the model is as before, too, as far as that is seen.
+    """
     watch = Watch()
-    with put_back_on_failure((), objects_in(given.args, given.kwargs)), following((model,)) as follower:
+    with put_back_on_failure((), objects_in(given.args, given.kwargs), always=put_back), following((model,)) as follower:
         captured = _captured_inference(watch, model, given)
         beside, counted = follower.places(), follower.changed()
+        if put_back:
+            follower.put_back()
         follower.forget()
         watch.refuse_survivors()
         return replace(captured, beside=beside, counted=counted)
@@ -77,20 +82,22 @@ def _captured_inference(watch: Watch, model: nn.Module, given: Given) -> Capture
         return trace.finish(trace.recorder, result, Update())
 
 
-def capture_training(program: TrainingProgram, given: Given) -> tuple[Captured, ...]:
+def capture_training(program: TrainingProgram, given: Given, *, put_back: bool = False) -> tuple[Captured, ...]:
     """Capture a training step as the optimizer's state is now, and as it is from the next step on if that differs.
 
     The first steps of most optimizers make their state, the later ones update it: two programs, which share forward and backward.
-    Raises CaptureError; model, optimizer and generators are as before, whatever happens.
+    Raises CaptureError; model, optimizer and generators are as before, whatever happens. `put_back` as for inference.
     """
     watch, functions = Watch(), (program.loss, program.after_backward)
     models = (program.model,) if program.wrapper is None else (program.model, program.wrapper)
     with (
-        put_back_on_failure(functions, objects_in(given.args, given.kwargs)),
+        put_back_on_failure(functions, objects_in(given.args, given.kwargs), always=put_back),
         following(models, functions, program.optimizer) as follower,
     ):
         captured = _captured_training(watch, program, given)
         beside, counted = follower.places(), follower.changed()
+        if put_back:
+            follower.put_back()
         follower.forget()
         watch.refuse_survivors()
         return tuple(replace(each, beside=beside, counted=counted) for each in captured)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -54,12 +54,17 @@ class NewShapeError(BatchError):
         return NewShapeError(f"{difference}: declare a wider one, or see `on_new_shape`", difference, self.shape)
 
 
+class OtherValueError(BatchError):
+    """A batch that has another value in the place of one that is no tensor."""
+
+
 @dataclass(frozen=True)
 class BatchSpec:
     """The leaves of a batch as captured: for a tensor its shape, strides, dtype and device, for anything else the value itself."""
 
     leaves: tuple[tuple[str, Any], ...]
     training: bool = False  # whether batches come from a loader over a data set
+    unread: frozenset[str] = frozenset()  # leaves that are no tensors, and may be any value of their types
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, training: bool = False) -> BatchSpec:
@@ -112,6 +117,21 @@ class BatchSpec:
             self._refuse_shape(reshaped[0], items)
         return items
 
+    def other_values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The leaves of a batch like it that have other values than tensors in their places, by where they stand in (args, kwargs)."""
+        pairs = zip(self.leaves, tree.flatten((args, kwargs))[0], strict=True)
+        return {
+            leaf.where: leaf.value for (_, wanted), leaf in pairs if type(leaf.value) is type(wanted) and not _equal(leaf.value, wanted)
+        }
+
+    def with_unread(self, where: Iterable[str]) -> BatchSpec:
+        """The same where these, too, may be any values of their types."""
+        return replace(self, unread=self.unread.union(map(_name, where)))
+
+    def unread_in(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
+        """Where in (args, kwargs) leaves stand that may be any values."""
+        return {leaf.where for leaf in tree.flatten((args, kwargs))[0] if _name(leaf.where) in self.unread}
+
     def _refuse_shape(self, where: str, items: Sequence[Any]) -> NoReturn:
         """Raise for the first leaf of another shape."""
         wanted, got = next((look, item) for (name, look), item in zip(self.leaves, items, strict=True) if name == where)
@@ -123,8 +143,10 @@ class BatchSpec:
         """False where a tensor has another shape or other strides. Raises BatchError for what differs otherwise."""
         look = _look(got, device)
         if not isinstance(wanted, _TensorLook):
+            if where in self.unread and type(got) is type(wanted):
+                return True
             if isinstance(got, torch.Tensor) or type(got) is not type(wanted) or not _equal(got, wanted):
-                raise BatchError(
+                raise OtherValueError(
                     f"batch {where}: the step was captured with {wanted!r}, got {got!r}; values that are not tensors are fixed at capture: "
                     "leave out of the batch what the program does not read, and make a tensor of what changes"
                 )

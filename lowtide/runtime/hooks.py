@@ -6,6 +6,8 @@ does not know of; not parameters, buffers, state or the random generator. Gradie
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -36,6 +38,20 @@ def run_before(model: nn.Module, optimizer: torch.optim.Optimizer, may_skip: boo
             f"a hook before the step of {type(optimizer).__name__} changes parameters, buffers, optimizer state or the random generator. A "
             "captured step runs such hooks before its forward pass, which would see the change too early: use after_backward"
         )
+
+
+@contextmanager
+def already_run(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """The optimizer's own step runs no hooks before it meanwhile."""
+    tables: list[dict[Any, Any]] = [_global_optimizer_pre_hooks, optimizer._optimizer_step_pre_hooks]
+    held = [dict(table) for table in tables]
+    try:
+        for table in tables:
+            table.clear()
+        yield
+    finally:
+        for table, hooks in zip(tables, held, strict=True):
+            table.update(hooks)
 
 
 def run_after(optimizer: torch.optim.Optimizer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,14 +12,20 @@ from lowtide.capture.batches import micro_batches
 from lowtide.capture.losses import checked_loss, joined, share_of, with_loss
 from lowtide.capture.program import TrainingProgram
 from lowtide.capture.returned import beside
+from lowtide.runtime.hooks import already_run
 
 
-def run_eagerly(model: nn.Module, program: TrainingProgram | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One training step, or without a program one call of the model without gradients; what a captured one would return."""
+def run_eagerly(
+    model: nn.Module, program: TrainingProgram | None, args: tuple[Any, ...], kwargs: dict[str, Any], *, begun: bool = False
+) -> Any:
+    """One training step, or without a program one call of the model without gradients; what a captured one would return.
+
+    `begun`: hooks that precede the optimizer's step have run.
+    """
     if program is None:
         with torch.no_grad():
             return model(*args, **kwargs)
-    with torch.enable_grad():
+    with torch.enable_grad(), already_run(program.optimizer) if begun else nullcontext():
         return _trained(program, args, kwargs)
 
 

@@ -1,33 +1,59 @@
-"""A step that has to be captured anew again and again: told once, then ended."""
+"""A step that has to be captured anew again and again: told once, and then left to the caller's own loop."""
 
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 
-from lowtide.errors import StepError
-
-_WARNED_AT, _ENDED_AT = 5, 16
+_IN_A_ROW = 3  # captures for one cause
+_SETTLED = 8  # calls in a row that found their programs: a row is over
+_MOST_CAUSES = 4096
+_REMEDY = "keep what changes from step to step in a buffer or in a tensor of the batch, or where the program does not read it"
 
 
 class Recaptures:
-    """How many calls in a row were captured anew."""
+    """Whether a call for which there is no program is captured.
+
+    Where one cause has had three calls in a row captured, it is captured no more, but for what comes again: programs for that serve.
+    """
 
     def __init__(self) -> None:
-        self._in_a_row = 0
+        self._place, self._in_a_row, self._found = "", 0, 0
+        self._given_up: set[str] = set()  # causes
+        self._met: Counter[str] = Counter()
 
     def none(self) -> None:
         """A call found its program."""
-        self._in_a_row = 0
+        self._found += 1
+        if self._found >= _SETTLED:
+            self._in_a_row = 0
 
-    def one_more(self, change: str) -> None:
-        """A call has to be captured, because of `change`. Warns at the fifth in a row; raises StepError after sixteen."""
-        self._in_a_row += 1
+    def allows(self, change: str, *, always: bool) -> bool:
+        """Whether a call is to be captured, because of `change`: "attribute 'rate' of 'head' was 1.0 and is 2.0".
+
+        Warns where a cause is given up. `always`: nothing else than a capture can serve the call.
+        """
+        self._found = 0
+        place = change.partition(" was ")[0].partition(" gives ")[0].partition(" has changed")[0]
+        if place in self._given_up:
+            return always or self._comes_again(change)
+        self._in_a_row = self._in_a_row + 1 if place == self._place else 1
+        self._place = place
+        if self._in_a_row <= _IN_A_ROW:
+            return True
+        self._given_up.add(place)
+        self._met[change] += 1
+        then = "each call is captured anew" if always else "calls that no program is for run as the loop would run them, without lowtide"
         why = f": {change}" if change else ""
-        remedy = "keep what changes from step to step in a buffer, or where the program does not read it"
-        if self._in_a_row > _ENDED_AT:
-            raise StepError(
-                f"each of the last {_ENDED_AT} calls had to be captured anew, since something had changed that the program rests on{why}; "
-                f"{remedy}"
-            )
-        if self._in_a_row == _WARNED_AT:
-            warnings.warn(f"lowtide has captured the step anew in {_WARNED_AT} calls in a row{why}; {remedy}", stacklevel=4)
+        warnings.warn(
+            f"lowtide has captured the step anew in {_IN_A_ROW} calls in a row{why}. From here on {then}; {_REMEDY}", stacklevel=5
+        )
+        return always
+
+    def _comes_again(self, change: str) -> bool:
+        """Whether what is there now was met before: at its second time, its fourth, its eighth, as it may only read alike."""
+        if len(self._met) >= _MOST_CAUSES:
+            self._met.clear()
+        self._met[change] += 1
+        count = self._met[change]
+        return count > 1 and count & (count - 1) == 0

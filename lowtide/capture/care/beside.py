@@ -8,14 +8,14 @@ what is read of their instances in this thread. What a container holds is follow
 from __future__ import annotations
 
 import collections
-import copy
 import dis
 import enum
 import functools
+import os
 import sys
 import threading
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ from torch import nn
 from lowtide.base.places import ABSENT, EVERYTHING, Beside, Place, attributes, held, referred
 from lowtide.capture.sources import is_library, is_users, users_line
 
-_CAPTURE, _PACKAGE = str(Path(__file__).parents[1]), __name__.partition(".")[0]
+_PACKAGE_FOLDER, _PACKAGE = f"{Path(__file__).parents[2]}{os.sep}", __name__.partition(".")[0]
+_INTEGRATIONS = f"{_PACKAGE_FOLDER}integrations{os.sep}"
 _MOST = 20_000  # objects that are followed
 _DEEPEST, _LARGEST = 4, 1000  # containers within containers, items of one
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
@@ -49,7 +50,7 @@ _active: dict[int, Follower] = {}  # by thread
 class Follower:
     """Follows one program, from its functions and its optimizer on."""
 
-    def __init__(self, models: Iterable[nn.Module], functions: Iterable[Any], optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(self, models: Sequence[nn.Module], functions: Iterable[Any], optimizer: torch.optim.Optimizer | None) -> None:
         self._own = {id(module) for model in models for module in model.modules()}
         self._optimizer = optimizer
         self._places: dict[tuple[int, str], Place] = {}
@@ -59,10 +60,13 @@ class Follower:
         self._held: list[Any] = []
         self._followed: dict[int, Any] = {}  # objects of which reads are noted
         self._closed: list[Any] = []  # objects that are looked into elsewhere, or not at all
-        self._contents: list[tuple[Any, Any]] = []  # containers, and copies as they were found
+        self._contents: list[tuple[Any, dict[Any, Any]]] = []  # containers, and what they held when they were found
         self.classes: list[type] = []
-        for function in functions:
-            self._follow(function)
+        tables = [
+            table for model in models for module in model.modules() for name, table in vars(module).items() if name.endswith("_hooks")
+        ]
+        for found in (*functions, *tables):
+            self._follow(found) if callable(found) else self._follow_code(found)
         if optimizer is not None:
             self._follow(optimizer)
             self._follow(type(optimizer).step)
@@ -78,8 +82,10 @@ class Follower:
             if _differ(old, new) and (isinstance(place.holder, (types.CellType, dict, nn.Module)) or key in self._written):
                 return f"{place} was {old!r} and is {new!r}"
         for container, before in self._contents:
-            if (difference := _plain_difference(before, container)) is not None:
-                return f"a {type(container).__name__} that it reads {difference}"
+            now = _pieces(container)
+            for name in before.keys() & now.keys():
+                if _differ(before[name], now[name]):
+                    return f"a {type(container).__name__} that it reads had {before[name]!r} at {name!r} and has {now[name]!r}"
         return ""
 
     def put_back(self) -> None:
@@ -105,8 +111,8 @@ class Follower:
 
     # While the program runs.
 
-    def read(self, item: Any, name: str) -> None:
-        """An attribute of some object is read."""
+    def read(self, item: Any, name: str, *, by_user: bool = True) -> None:
+        """An attribute of some object is read. What lowtide's own code reads (a Trainer's `compute_loss`) only leads to further things."""
         if isinstance(item, nn.Module) and id(item) in self._own:
             self._follow_code(held(item, name))  # the rest of the model's is looked at elsewhere
             return
@@ -116,7 +122,7 @@ class Follower:
             item = self._optimizer
         if (id(item), name) in self._places or id(item) not in self._followed:
             return
-        if (id(item), name) not in self._written:
+        if (id(item), name) not in self._written and by_user:
             self._note(item, name, f"attribute {name!r} of a {type(item).__name__}" if name != EVERYTHING else f"a {type(item).__name__}")
         self._follow(held(item, name))
 
@@ -174,11 +180,12 @@ class Follower:
             self._of_object(item)
 
     def _of_container(self, item: Any, depth: int) -> None:
-        if depth >= _DEEPEST or len(item) > _LARGEST:
+        pieces = _pieces(item)
+        if depth >= _DEEPEST or len(pieces) > _LARGEST:
             return
-        if isinstance(item, (list, dict, set, collections.deque)):
-            self._contents.append((item, copy.copy(item) if type(item) in _CONTAINERS else _copied(item)))
-        for piece in list(item.values() if isinstance(item, dict) else item):
+        if not isinstance(item, (tuple, frozenset)):
+            self._contents.append((item, pieces))
+        for piece in pieces.values():
             self._follow(piece, depth + 1)
 
     def _of_object(self, item: Any) -> None:
@@ -210,6 +217,10 @@ class Follower:
     def _of_function(self, function: types.FunctionType) -> None:
         """Its variables, the globals that it names, its defaults."""
         code, table = function.__code__, function.__globals__
+        if code.co_filename.startswith(_PACKAGE_FOLDER):  # of an integration; what a capture itself puts around things ends with it
+            for cell in function.__closure__ or () if code.co_filename.startswith(_INTEGRATIONS) else ():
+                self._follow(Place.of(cell, "", "", "").now())
+            return
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         where = f"{code.co_filename}:{code.co_firstlineno}"
         for name, cell in cells.items():
@@ -250,7 +261,7 @@ def noted_of_module(module: nn.Module, name: str) -> None:
 
 @contextmanager
 def following(
-    models: Iterable[nn.Module], functions: Iterable[Any] = (), optimizer: torch.optim.Optimizer | None = None
+    models: Sequence[nn.Module], functions: Iterable[Any] = (), optimizer: torch.optim.Optimizer | None = None
 ) -> Iterator[Follower]:
     """Follow what a program reads that runs inside, in this thread; `models` are looked at elsewhere."""
     thread = threading.get_ident()
@@ -270,14 +281,15 @@ def following(
 
 def _noted(cls: type, mine: list[type]) -> bool:
     """Have a class note what is read of its instances; False where that cannot be, as it reads in a way of its own."""
-    own = cls.__getattribute__
+    own: Any = cls.__getattribute__
     if hasattr(own, _MARK) and cls in mine:
         return True
-    if not cls.__flags__ & _HEAP or cls.__flags__ & _IMMUTABLE or issubclass(cls, BaseException):
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ".py"
+    if not cls.__flags__ & _HEAP or cls.__flags__ & _IMMUTABLE or not file.endswith(".py"):
         return False
     with _lock:
         if cls not in _patched:
-            if cls.__getattribute__ is not object.__getattribute__ and not hasattr(own, _MARK):
+            if own is not object.__getattribute__ and not hasattr(own, _MARK):
                 return False
             if "__getattribute__" in vars(cls):
                 return False
@@ -326,8 +338,7 @@ def _read(item: Any, name: str) -> None:
     follower = _active.get(threading.get_ident())
     if follower is None or (name.startswith("__") and name != EVERYTHING):
         return
-    if not sys._getframe(2).f_code.co_filename.startswith(_CAPTURE):
-        follower.read(item, name)
+    follower.read(item, name, by_user=not sys._getframe(2).f_code.co_filename.startswith(_PACKAGE_FOLDER))
 
 
 def _write(item: Any, name: str) -> None:
@@ -365,9 +376,13 @@ def _is_of_users(item: Any) -> bool:
     return not (isinstance(file, str) and is_library(file))
 
 
-def _copied(item: Any) -> Any:
-    """What a container of a class of its own holds, as a plain one."""
-    return dict(item) if isinstance(item, dict) else set(item) if isinstance(item, set) else list(item)
+def _pieces(item: Any) -> dict[Any, Any]:
+    """What a container holds, by key or position; of a set each piece by itself. Methods of a class of its own are not asked."""
+    if isinstance(item, dict):
+        return dict(dict.items(item))
+    base = next(each for each in _CONTAINERS if isinstance(item, each))
+    pieces = list(base.__iter__(item))
+    return dict(zip(pieces, pieces, strict=True)) if isinstance(item, (set, frozenset)) else dict(enumerate(pieces))
 
 
 def _is_plain(items: Any) -> bool:
@@ -379,19 +394,3 @@ def _differ(old: Any, new: Any) -> bool:
     if old is new or not (isinstance(old, _PLAIN) and isinstance(new, _PLAIN)):
         return False
     return type(old) is not type(new) or not (old == new or (old != old and new != new))
-
-
-def _plain_difference(before: Any, now: Any) -> str | None:
-    """The first number or text that one has and the other has not, in words; None where that is none: tensors are looked at elsewhere."""
-    if isinstance(now, (set, frozenset)):
-        gone = next((piece for piece in before ^ now if isinstance(piece, _PLAIN)), ABSENT)
-        return None if gone is ABSENT else f"has gained or lost {gone!r}"
-    pairs = (
-        [(key, before.get(key, ABSENT), now.get(key, ABSENT)) for key in {**before, **now}]
-        if isinstance(now, dict)
-        else [(at, *(each[at] if at < len(each) else ABSENT for each in (before, now))) for at in range(max(len(before), len(now)))]
-    )
-    for key, old, new in pairs:
-        if _differ(old, new):
-            return f"had {old!r} at {key!r} and has {new!r}"
-    return None

@@ -24,11 +24,13 @@ _CONTAINERS = (list, dict, set, collections.deque)
 
 
 @contextmanager
-def put_back_on_failure(functions: Iterable[Any], objects: Iterable[Any] = ()) -> Iterator[None]:
-    """Where what runs inside raises, what these functions and objects lead to is put back: contents, attributes, variables."""
+def put_back_on_failure(functions: Iterable[Any], objects: Iterable[Any] = (), *, always: bool = False) -> Iterator[None]:
+    """Where what runs inside raises, or `always`, what these functions and objects lead to is put back: contents, attributes, variables."""
     restores = _found([*functions, *objects], {id(item) for item in objects})
     try:
         yield
+        for restore in restores if always else ():
+            restore()
     except BaseException:  # an interrupt leaves as much behind as an error does; what was raised goes on
         for restore in restores:
             restore()

@@ -1,0 +1,60 @@
+"""Whether a program reads values of its batch that are no tensors: file names, ids.
+
+They are replaced by stand-ins of the same types that note whatever is done with them, and raise. A program that does nothing with
+them does the same whatever they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from typing import Any
+
+from lowtide.ir import tree
+
+_TYPES = (str, bytes, int, float)  # flags and None are there to be read
+_LEFT_ALONE = frozenset({
+    "__class__", "__new__", "__init__", "__init_subclass__", "__subclasshook__", "__doc__", "__getattribute__", "__setattr__",
+    "__delattr__", "__dir__", "__class_getitem__", "__sizeof__",
+})  # fmt: skip
+_OTHERS = ("__bool__", "__fspath__", "__bytes__", "__complex__", "__int__", "__index__", "__float__", "__iter__", "__len__", "__getitem__")
+
+
+class ReadError(Exception):
+    """A stand-in was read."""
+
+
+def can_stand_in(value: Any) -> bool:
+    """Whether there are stand-ins for values of its type."""
+    return type(value) in _TYPES
+
+
+def with_stand_ins(
+    args: tuple[Any, ...], kwargs: dict[str, Any], where: Set[str], reads: list[str]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A batch with stand-ins for the leaves at these places, which write into `reads` what is done with them."""
+    leaves, rebuild = tree.flatten((args, kwargs))
+    items = [_stand_in(leaf.value, reads.append) if leaf.where in where else leaf.value for leaf in leaves]
+    built: tuple[tuple[Any, ...], dict[str, Any]] = tree.unflatten(rebuild, items)
+    return built
+
+
+def _stand_in(value: Any, note: Callable[[str], None]) -> Any:
+    def raising(name: str) -> Callable[..., Any]:
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            note(name)
+            raise ReadError(f"{name} of a value of the batch")
+
+        return method
+
+    def attribute(self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            return object.__getattribute__(self, name)
+        return raising(name)(self)
+
+    base = type(value)
+    names: Sequence[str] = [name for name in {*dir(base), *_OTHERS} if name.startswith("__") and name not in _LEFT_ALONE]
+    made = type(base.__name__, (base,), {name: raising(name) for name in names} | {"__getattribute__": attribute})
+    return made(_UNLIKELY[base])
+
+
+_UNLIKELY: dict[type, Any] = {str: "\0lowtide", bytes: b"\0lowtide", int: -0x10BD_71DE, float: -1.0727368e-37}  # what C reads of them

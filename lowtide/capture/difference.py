@@ -1,0 +1,112 @@
+"""What two recordings of one program do otherwise: an operator, a number, what is written, what is returned.
+
+They are compared by what they compute, not by how results lie: inputs by their slots, values by the nodes that make them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import Any
+
+import torch
+
+from lowtide.capture.trace import Captured
+from lowtide.ir import tree
+from lowtide.ir.graph import Node, Value
+
+_LARGEST = 2**16  # numbers of a tensor that are compared one by one
+
+
+def difference(before: Captured, now: Captured) -> str:
+    """The first difference, in words; "" where there is none."""
+    return next(_differences(before, now), "")
+
+
+def _differences(before: Captured, now: Captured) -> Iterator[str]:
+    one, two = _Named(before), _Named(now)
+    for old, new in zip_longest(before.graph.nodes, now.graph.nodes):
+        found = _between(old, new, one, two)
+        if found:
+            yield found
+            return
+        one.number(old)
+        two.number(new)
+    for first, second in zip(before.constants, now.constants, strict=False):
+        if first is not second and not _equal(first, second):
+            yield f"the numbers of a tensor of shape {list(first.shape)}, which the program finds or makes beside the model, have changed"
+    if [*map(one.text, before.graph.outputs)] != [*map(two.text, now.graph.outputs)] or before.assigned != now.assigned:
+        yield "which of its values the program returns or keeps has changed"
+    yield from _returned(before, now)
+
+
+def _between(old: Node | None, new: Node | None, one: _Named, two: _Named) -> str:
+    """What differs between two nodes in one place; "" where nothing does."""
+    if old is None or new is None:
+        node = old or new
+        assert node is not None, "one of them is there"
+        return f"{node.op} at {_line(node)} {'is not there any more' if new is None else 'was not there'}"
+    if old.op != new.op:
+        return f"the operator at {_line(old)} was {old.op} and is {new.op}"
+    for first, second in zip_longest((*old.args, *old.kwargs), (*new.args, *new.kwargs)):
+        was, now = one.text(first), two.text(second)
+        if was != now:
+            return f"an argument of {old.op} at {_line(old)} was {was} and is {now}"
+    if [one.text(value) for value, _ in old.writes] != [two.text(value) for value, _ in new.writes]:
+        return f"what {old.op} at {_line(old)} writes has changed"
+    if [*map(_look, old.results)] != [*map(_look, new.results)]:
+        return f"the shapes of what {old.op} at {_line(old)} makes have changed"
+    return ""
+
+
+def _returned(before: Captured, now: Captured) -> Iterator[str]:
+    """What a call returns beside tensors."""
+    old, new = (_leaves(each) for each in (before, now))
+    for first, second in zip_longest(old, new):
+        if first != second:
+            shown = ["not there" if each is None else f"{each.value!r} (result{each.where})" for each in (first, second)]
+            yield f"what the program returns beside tensors was {shown[0]} and is {shown[1]}"
+            return
+
+
+def _leaves(captured: Captured) -> list[tree.Leaf]:
+    count = len(captured.graph.outputs) - len(captured.assigned)
+    leaves = tree.flatten(captured.result([_TENSOR] * count))[0]
+    return [leaf for leaf in leaves if type(leaf.value) in (bool, int, float, str, type(None))]
+
+
+_TENSOR = object()  # in place of each in a result
+
+
+class _Named:
+    """The values of one recording, by what makes them."""
+
+    def __init__(self, captured: Captured) -> None:
+        self._names = {value: str(slot) for value, slot in zip(captured.graph.inputs, captured.slots, strict=True)}
+        self._made = 0
+
+    def number(self, node: Node) -> None:
+        """Name what a node makes."""
+        for value in node.results:
+            self._names[value] = f"%{self._made}"
+            self._made += 1
+
+    def text(self, arg: Any) -> str:
+        """An argument, the same in both recordings where it is the same; repr tells 0.0 from -0.0, and nan equals itself."""
+        if isinstance(arg, Value):
+            return self._names[arg]
+        return f"({', '.join(map(self.text, arg))})" if isinstance(arg, tuple) else repr(arg)
+
+
+def _look(value: Value) -> tuple[Any, ...]:
+    return value.dtype, value.shape
+
+
+def _line(node: Node) -> str:
+    return "an unknown line" if node.source is None else f"{node.source.file}:{node.source.line}"
+
+
+def _equal(one: torch.Tensor, two: torch.Tensor) -> bool:
+    if (one.shape, one.dtype, one.device) != (two.shape, two.dtype, two.device):
+        return False
+    return one.numel() <= _LARGEST and torch.equal(one, two)
