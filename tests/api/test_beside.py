@@ -213,7 +213,7 @@ def side_by_side(make: Callable[[], tuple[Loss, Change]], changes: dict[int, flo
         (model, optimizer), (loss, change) = model_and_optimizer(), make()
         step = functools.partial(eager_step, model, optimizer, loss)
         if captured:
-            step = lowtide.optimize(model, (batches[0],), loss=loss, optimizer=optimizer, workspaces=False)
+            step = lowtide.optimize(model, (batches[0],), loss=loss, optimizer=optimizer, workspaces=False, check="never")
         torch.manual_seed(2)
         values = []
         for at in range(steps):
@@ -232,7 +232,7 @@ def test_what_a_loss_reads_beside_the_model_is_noticed(kind: str):
     drawn = random.Random(kind)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        side_by_side(KINDS[kind], {at: drawn.uniform(0.2, 3.0) for at in drawn.sample(range(1, 20), 2)})
+        side_by_side(KINDS[kind], {drawn.randrange(1, 20): drawn.uniform(1.5, 3.0)})
 
 
 def test_what_the_loss_does_not_read_changes_as_it_likes():
