@@ -67,7 +67,7 @@ class Follower:
         ]
         for found in (*functions, *tables):
             self._follow(found) if callable(found) else self._follow_code(found)
-        if optimizer is not None:
+        if optimizer is not None and not type(optimizer).__module__.startswith("torch.optim."):  # those rest on groups and state alone
             self._follow(optimizer)
             self._follow(type(optimizer).step)
 

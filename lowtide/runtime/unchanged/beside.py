@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from operator import contains, getitem, is_, methodcaller
+from operator import attrgetter, contains, getitem, is_, methodcaller
+from types import CellType
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from lowtide.base import places
 from lowtide.base.places import Place
 from lowtide.runtime.unchanged.tokens import Identity, Token, Tokens
 
-_values = methodcaller("values")
+_values, _content = methodcaller("values"), attrgetter("cell_contents")
 _MOST_BYTES = 4096  # of an array that is compared number by number
 
 
@@ -72,7 +73,10 @@ class _Sealed:
         self._tables, self._names = [table for table, _ in there], [name for _, name in there]
         self._without, self._missing = [table for table, _ in absent], [name for _, name in absent]
         self._held = [*map(getitem, self._tables, self._names)]
-        self._other = [place for place, tables in pairs if not any(has for _, has in tables) or _is_kept_elsewhere(place)]
+        self._cells = [place.holder for place in found if isinstance(place.holder, CellType) and place.now() is not places.ABSENT]
+        self._variables = [*map(_content, self._cells)]
+        known = {id(cell) for cell in self._cells}
+        self._other = [place for place, tables in pairs if id(place.holder) not in known and _is_kept_elsewhere(place, tables)]
         self._others = [place.now() for place in self._other]
         self._containers = [*containers.items.values()]
         self._lengths, self._items = [*map(len, self._containers)], [*chain.from_iterable(self._containers)]
@@ -86,19 +90,21 @@ class _Sealed:
             return (
                 all(map(is_, map(getitem, self._tables, self._names), self._held))
                 and not any(map(contains, self._without, self._missing))
+                and all(map(is_, map(_content, self._cells), self._variables))
                 and all(place.now() is item for place, item in zip(self._other, self._others, strict=True))
                 and [*map(len, self._containers)] == self._lengths
                 and all(map(is_, chain.from_iterable(self._containers), self._items))
                 and all(map(is_, chain.from_iterable(map(_values, self._mappings)), self._values))
                 and all(item.tobytes() == numbers for item, numbers in self._arrays)
             )
-        except KeyError:  # a name is gone
+        except (KeyError, ValueError):  # a name is gone, or a variable
             return False
 
 
-def _is_kept_elsewhere(place: Place) -> bool:
-    """Whether a name in a table stands for what an object keeps by itself, as `__slots__` do."""
-    return next((table[place.name] for table, has in place.tables() if has), None) is not place.now()
+def _is_kept_elsewhere(place: Place, tables: Sequence[tuple[Mapping[str, Any], bool]]) -> bool:
+    """Whether no table holds what lies there: a name in it may stand for what an object keeps by itself, as `__slots__` do."""
+    held = next((table[place.name] for table, has in tables if has), places.ABSENT)
+    return not tables or held is not place.now()
 
 
 def _token(place: Place, tokens: Tokens) -> Token:
