@@ -14,7 +14,7 @@ _TABLES = ("_modules", "_parameters", "_buffers")  # of a torch module, which fi
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class Position:
     """One attribute of an object, one variable of a function, or one name in a table. It keeps no object alive."""
 
     name: str
@@ -23,7 +23,7 @@ class Place:
     _holder: Callable[[], Any] = field(repr=False)
 
     @classmethod
-    def of(cls, holder: Any, name: str, text: str, line: str) -> Place:
+    def of(cls, holder: Any, name: str, text: str, line: str) -> Position:
         """`holder` is an object, a cell, or a dictionary of names."""
         return cls(name, text, line, referred(holder))
 
@@ -58,7 +58,7 @@ class Place:
 class Beside:
     """What a program has read beside its model."""
 
-    places: tuple[Place, ...] = ()
+    places: tuple[Position, ...] = ()
     followed: tuple[Callable[[], Any], ...] = ()  # objects of which each attribute that was read is a place
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.base.places import ABSENT, EVERYTHING, Beside, Place, attributes, held, referred
+from lowtide.base.places import ABSENT, EVERYTHING, Beside, Position, attributes, held, referred
 from lowtide.capture.sources import is_library, is_users, users_line
 
 _PACKAGE_FOLDER, _PACKAGE = f"{Path(__file__).parents[2]}{os.sep}", __name__.partition(".")[0]
@@ -53,7 +53,7 @@ class Follower:
     def __init__(self, models: Sequence[nn.Module], functions: Iterable[Any], optimizer: torch.optim.Optimizer | None) -> None:
         self._own = {id(module) for model in models for module in model.modules()}
         self._optimizer = optimizer
-        self._places: dict[tuple[int, str], Place] = {}
+        self._places: dict[tuple[int, str], Position] = {}
         self._before: dict[tuple[int, str], Any] = {}  # what lay there when it was found
         self._written: dict[tuple[int, str], tuple[Any, Any]] = {}  # the object, and what lay there before
         self._seen: dict[int, Any] = {}  # kept alive meanwhile, so that ids stay their own, and what is in `_held`
@@ -137,7 +137,7 @@ class Follower:
         key = id(holder), name
         if key not in self._places and len(self._places) < _MOST:
             self._held.append(holder)
-            self._places[key] = place = Place.of(holder, name, text, line or users_line())
+            self._places[key] = place = Position.of(holder, name, text, line or users_line())
             self._before[key] = place.now()
 
     # What leads to what.
@@ -219,13 +219,13 @@ class Follower:
         code, table = function.__code__, function.__globals__
         if code.co_filename.startswith(_PACKAGE_FOLDER):  # of an integration; what a capture itself puts around things ends with it
             for cell in function.__closure__ or () if code.co_filename.startswith(_INTEGRATIONS) else ():
-                self._follow(Place.of(cell, "", "", "").now())
+                self._follow(Position.of(cell, "", "", "").now())
             return
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         where = f"{code.co_filename}:{code.co_firstlineno}"
         for name, cell in cells.items():
             self._note(cell, name, f"variable {name!r} of {function.__qualname__}", where)
-            self._follow(Place.of(cell, name, "", "").now())
+            self._follow(Position.of(cell, name, "", "").now())
         if not is_users(function) and not code.co_filename.startswith(_TYPED_IN):
             return
         for name in ("__defaults__", "__kwdefaults__"):
@@ -234,7 +234,7 @@ class Follower:
                 self._follow(found)
         for name, chain, line in _named(code):
             if name in cells:
-                found = Place.of(cells[name], name, "", "").now()
+                found = Position.of(cells[name], name, "", "").now()
             elif name in table:
                 self._note(table, name, f"global {name!r} of {table.get('__name__', 'a module')}", f"{code.co_filename}:{line}")
                 self._follow(found := table[name])

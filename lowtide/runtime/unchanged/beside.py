@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lowtide.base import places
-from lowtide.base.places import Place
+from lowtide.base.places import Position
 from lowtide.runtime.unchanged.tokens import Identity, Token, Tokens
 
 _values, _content = methodcaller("values"), attrgetter("cell_contents")
@@ -40,7 +40,7 @@ class Beside:
         """Whether the same objects lie there; False may also be said of what only looks alike."""
         return self._sealed is not None and self._sealed.same()
 
-    def changes(self) -> list[tuple[Place, Token, Token]]:
+    def changes(self) -> list[tuple[Position, Token, Token]]:
         """The places that look otherwise now, with how they looked, and how they look."""
         triples = zip(self._found.places, self._tokens, self._looked(), strict=True)
         return [(place, old, new) for place, old, new in triples if old != new]
@@ -66,7 +66,7 @@ class _Containers:
 class _Sealed:
     """The objects that lie in places, and in containers there."""
 
-    def __init__(self, found: tuple[Place, ...], containers: _Containers) -> None:
+    def __init__(self, found: tuple[Position, ...], containers: _Containers) -> None:
         pairs = [(place, list(place.tables())) for place in found]
         there = [(table, place.name) for place, tables in pairs for table, has in tables if has]
         absent = [(table, place.name) for place, tables in pairs for table, has in tables if not has]
@@ -82,7 +82,7 @@ class _Sealed:
         self._lengths, self._items = [*map(len, self._containers)], [*chain.from_iterable(self._containers)]
         self._mappings = [each for each in self._containers if isinstance(each, Mapping)]
         self._values = [*chain.from_iterable(map(_values, self._mappings))]
-        self._arrays = [(item, item.tobytes()) for item in map(Place.now, found) if _is_small_array(item)]
+        self._arrays = [(item, item.tobytes()) for item in map(Position.now, found) if _is_small_array(item)]
 
     def same(self) -> bool:
         """Whether all lies where it lay."""
@@ -101,13 +101,13 @@ class _Sealed:
             return False
 
 
-def _is_kept_elsewhere(place: Place, tables: Sequence[tuple[Mapping[str, Any], bool]]) -> bool:
+def _is_kept_elsewhere(place: Position, tables: Sequence[tuple[Mapping[str, Any], bool]]) -> bool:
     """Whether no table holds what lies there: a name in it may stand for what an object keeps by itself, as `__slots__` do."""
     held = next((table[place.name] for table, has in tables if has), places.ABSENT)
     return not tables or held is not place.now()
 
 
-def _token(place: Place, tokens: Tokens) -> Token:
+def _token(place: Position, tokens: Tokens) -> Token:
     item = place.now()
     if place.holder is None:
         return places.ABSENT
