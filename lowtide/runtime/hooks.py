@@ -17,6 +17,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.overrides import TorchFunctionMode
 
 from lowtide.errors import StepError
+from lowtide.kernels.optimizers import each_of
 
 
 def run_before(model: nn.Module, optimizer: torch.optim.Optimizer, may_skip: bool = False) -> None:
@@ -43,7 +44,7 @@ def run_before(model: nn.Module, optimizer: torch.optim.Optimizer, may_skip: boo
 @contextmanager
 def already_run(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """The optimizer's own step runs no hooks before it meanwhile."""
-    tables: list[dict[Any, Any]] = [_global_optimizer_pre_hooks, optimizer._optimizer_step_pre_hooks]
+    tables: list[dict[Any, Any]] = [_global_optimizer_pre_hooks, *(each._optimizer_step_pre_hooks for each in each_of(optimizer))]
     held = [dict(table) for table in tables]
     try:
         for table in tables:
