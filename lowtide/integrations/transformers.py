@@ -6,10 +6,14 @@
 Trainer collects the batches of an update (`get_batch_samples`) and asks for each by itself (`training_step`): the first is answered by the
 whole update, forward to optimizer, the others by what that found for them. What Trainer does besides is Trainer's: it logs, evaluates,
 saves, and steps the scheduler. Accelerate takes the step of its optimizer for one that is not due.
+
+A Trainer between (trl's) may have a `training_step` that does something around its base's. So the update stands in the place of Trainer's
+own, behind all of them (`_Updates`, which `LowtideMixin` adds to the bases of its subclasses).
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +27,10 @@ from lowtide.errors import CaptureError
 from lowtide.integrations.windows import Options, Steps
 
 _COUNT = "num_items_in_batch"  # beside what the model gets of a batch
+_OWN_STEP = (
+    "{}.training_step does not call `super().training_step`, in whose place the step of lowtide stands: override `compute_loss` instead, "
+    "or call lowtide.optimize in a loop of your own"
+)
 
 
 class LowtideMixin(Trainer):
@@ -32,6 +40,12 @@ class LowtideMixin(Trainer):
     _losses: Iterator[torch.Tensor] = iter(())  # of those that Trainer has not asked for yet
     _norm: Any = None  # of this update's gradients
     _steps: Steps | None = None
+    _has_updated = False  # whether the current call of `training_step` came to the update
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if _Updates not in cls.__mro__:
+            cls.__bases__ = (*cls.__bases__, _Updates)  # right before Trainer, behind every base that calls `super().training_step`
 
     def __init__(
         self,
@@ -78,8 +92,35 @@ class LowtideMixin(Trainer):
         self._batches, self._losses = batches, iter(())
         return batches, count
 
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As the Trainer between. Raises CaptureError where that one does not come to its base's `training_step`."""
+        self._has_updated = False
+        loss: torch.Tensor = super().training_step(*args, **kwargs)
+        if not self._has_updated:
+            raise CaptureError(_OWN_STEP.format(_overriding(type(self))[0].__name__))
+        return loss
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        """The norm of the gradients, which the step has clipped."""
+        return self._norm
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        """The norm of the gradients that the step has used."""
+        return self._norm
+
+
+class _Updates(Trainer):
+    """Trainer's own `training_step`, as an update by lowtide. It comes behind all other bases but Trainer."""
+
+    _batches: Sequence[Any]  # what `LowtideMixin` has, which comes first among the bases
+    _losses: Iterator[torch.Tensor]
+    _norm: Any
+    _steps: Steps | None
+    _options: Options
+
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None) -> torch.Tensor:
         """The loss of one batch. At the first batch of an update all of it is done."""
+        self._has_updated = True
         if not self._batches or inputs is self._batches[0]:
             self._losses = iter(self._update(model, self._batches or [inputs], num_items_in_batch))
         loss = next(self._losses)
@@ -103,14 +144,6 @@ class LowtideMixin(Trainer):
         if scaler is not None:
             self.optimizer._is_overflow = scaler.get_scale() < scale  # what its own step would have found
         return losses
-
-    def _clip_grad_norm(self, model: nn.Module) -> Any:
-        """The norm of the gradients, which the step has clipped."""
-        return self._norm
-
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        """The norm of the gradients that the step has used."""
-        return self._norm
 
 
 class LowtideTrainer(LowtideMixin):
@@ -152,14 +185,20 @@ def _clip(most: float) -> Callable[[nn.Module], torch.Tensor]:
 
 
 def _refuse_other_steps(trainer: Trainer) -> None:
-    """Raise CaptureError for a Trainer whose own `training_step` would be passed over."""
-    bases = type(trainer).__mro__
-    within = next(base for base in bases[bases.index(LowtideMixin) + 1 :] if "training_step" in vars(base))
-    if within is not Trainer:
-        raise CaptureError(
-            f"{within.__name__}.training_step is its own, and a step of lowtide would not call it: override `compute_loss` instead, "
-            "or call lowtide.optimize in a loop of your own"
-        )
+    """Raise CaptureError for a Trainer whose own `training_step` does not call that of its base, in whose place the update stands."""
+    if _Updates not in type(trainer).__mro__:
+        raise TypeError("LowtideMixin is a base for Trainers of your own: take LowtideTrainer, or derive a class from it and your Trainer")
+    for base in _overriding(type(trainer)):
+        step = inspect.unwrap(vars(base)["training_step"])
+        if "super" not in getattr(getattr(step, "__code__", None), "co_names", ("super",)):
+            raise CaptureError(_OWN_STEP.format(base.__name__))
+
+
+def _overriding(trainer: type) -> list[type]:
+    """The classes before the update that have a `training_step` of their own."""
+    classes = trainer.__mro__
+    before = classes[: classes.index(_Updates)]
+    return [each for each in before if each is not LowtideMixin and "training_step" in vars(each)]
 
 
 def _refuse_arguments(trainer: Trainer) -> None:
@@ -167,6 +206,7 @@ def _refuse_arguments(trainer: Trainer) -> None:
     args, accelerator = trainer.args, trainer.accelerator
     reasons = {
         "activation checkpointing": _recomputes(args) and "`memory` says what is to be computed again: leave it out",
+        "activation_offloading": getattr(args, "activation_offloading", False) and "`memory` says what leaves the device: leave it out",
         "torch_compile": args.torch_compile and "the step runs as one program already: leave it out",
         "deepspeed": trainer.is_deepspeed_enabled and "it has an engine of its own: use one or the other",
         "fsdp": trainer.is_fsdp_enabled and "its parameters are held in shards: use one or the other",

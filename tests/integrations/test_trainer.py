@@ -176,13 +176,53 @@ def test_refuses_what_does_not_go_with_a_step(tmp_path: Path, said: dict[str, An
         trainer(LowtideTrainer, llama(), tmp_path, said)
 
 
-def test_refuses_another_training_step(tmp_path: Path):
-    class Own(transformers.Trainer):
-        def training_step(self, *args: Any, **kwargs: Any) -> Any:
-            return super().training_step(*args, **kwargs)
+class Counting(transformers.Trainer):
+    """As trl's: something around the training step of its base."""
 
-    with pytest.raises(CaptureError, match=r"Own\.training_step is its own"):
+    calls = 0
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return super().training_step(*args, **kwargs)
+
+
+class LowtideCounting(LowtideMixin, Counting): ...
+
+
+def test_a_trainer_between_does_what_it_does_around_a_step(tmp_path: Path):
+    expected = trainer(Counting, llama(), tmp_path / "own")
+    expected.train()
+    found = trainer(LowtideCounting, llama(), tmp_path / "lowtide", **PLAIN)
+    found.train()
+    assert not (told := differences(outcome(expected), outcome(found))), "\n".join(told[:8])
+    assert found.calls == expected.calls > 0
+    assert found.lowtide_step is not None
+
+
+def test_refuses_a_training_step_that_never_asks_its_base(tmp_path: Path):
+    class Own(transformers.Trainer):
+        def training_step(self, model: nn.Module, inputs: Any, *args: Any) -> Any:
+            return self.compute_loss(model, inputs)
+
+    with pytest.raises(CaptureError, match=r"Own\.training_step does not call `super\(\)\.training_step`"):
         trainer(type("Mixed", (LowtideMixin, Own), {}), llama(), tmp_path)
+    last = type("Last", (LowtideTrainer,), {"training_step": Own.training_step})
+    with pytest.raises(CaptureError, match=r"Last\.training_step does not call"):
+        trainer(last, llama(), tmp_path)
+
+
+def test_refuses_a_training_step_that_does_not_come_to_its_base(tmp_path: Path):
+    class Skips(transformers.Trainer):
+        def training_step(self, model: nn.Module, inputs: Any, *args: Any) -> Any:
+            return super().compute_loss(model, inputs)
+
+    with pytest.raises(CaptureError, match=r"Skips\.training_step does not call"):
+        trainer(type("Mixed", (LowtideMixin, Skips), {}), llama(), tmp_path).train()
+
+
+def test_the_mixin_alone_is_no_trainer(tmp_path: Path):
+    with pytest.raises(TypeError, match="take LowtideTrainer"):
+        trainer(LowtideMixin, llama(), tmp_path)
 
 
 def test_refuses_a_callback_that_would_miss_the_gradients(tmp_path: Path):
