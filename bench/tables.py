@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bench.tables_fission import in_parts
 from bench.tables_frameworks import where_people_train
+from bench.tables_gpu import on_a_gpu
 from bench.tables_inference import inference
 from bench.tables_parts import APART, NO_FIGURE, Row, agreed, mib, percent, ratio, rows_of, section
 from bench.tables_ranges import varying_lengths
@@ -49,6 +50,7 @@ def page() -> str:
         *where_people_train(),
         *several_processes(),
         *inference(),
+        *on_a_gpu(),
     )
     return "\n\n".join(parts) + "\n"
 

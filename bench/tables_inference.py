@@ -111,7 +111,7 @@ def _steps() -> str:
         "python -m bench.fused_steps",
         'Training steps with AdamW and `fuse="inductor"` beside the same without, one thread, in turns in one process: processor time in\n'
         "milliseconds, peaks in MiB. Compiling is all of `lowtide.optimize`, in seconds, with an empty cache. Deviation is that of all\n"
-        "parameters after two steps from those of float64, over how far they move. GPUs, for which it is meant, have not been measured.",
+        "parameters after two steps from those of float64, over how far they move..",
         (
             "model, batch", "regions", "compiling", "without", "with", "with over without", "peak of eager", "without", "with, promised",
             "with", "deviation of eager", "with",
