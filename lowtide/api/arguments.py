@@ -23,6 +23,12 @@ def check_arguments(model: Any, loss: Any, optimizer: Any, after_backward: Any, 
             f"what {type(model).__name__} does over processes or devices is no part of this: give the module within (`model.module`); "
             "lowtide.optimize takes a DistributedDataParallel to train it"
         )
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"module {path or type(module).__name__!r} is TorchScript (torch.jit.script or trace), which runs beyond Python on tensors "
+                "of its own: give the nn.Module that it was made of"
+            )
     if any(base.__name__ == "_FabricModule" for base in type(model).__mro__):
         raise CaptureError(
             "what Fabric has set up casts what goes in, and wants the backward pass for itself: give the module within (`model.module`), "

@@ -27,6 +27,12 @@ UNTRACEABLE = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 _ATOMS: dict[str, type] = {"dtype": torch.dtype, "device": torch.device, "layout": torch.layout, "memory_format": torch.memory_format}
 
 
+NESTED = (
+    "makes a nested tensor, whose rows have lengths that no graph can hold: pad the rows to one length, with a mask beside them "
+    "(torch.nn.utils.rnn.pad_sequence, before the step)"
+)
+
+
 def atom_of(item: Any) -> Atom | None:
     """An argument that only torch can spell; None for any other."""
     return next((Atom(kind, str(item).removeprefix("torch.")) for kind, cls in _ATOMS.items() if isinstance(item, cls)), None)
@@ -119,4 +125,6 @@ def why_unshaped_in_range(name: str) -> str:
 def why_untraceable(func: OpOverload, error: Exception) -> str:
     """What an operator that has no answer without data means for its user."""
     name, line = operators.name_of(func), users_line()
+    if "nested" in name:
+        return f"{name} at {line} {NESTED}"
     return f"{name} at {line} cannot be run without data: {error}"

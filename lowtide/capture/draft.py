@@ -33,6 +33,10 @@ from lowtide.ir.slots import Slot
 Arguments: TypeAlias = tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]]  # positional ones, then keywords with theirs
 _WRAPPED = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # what a Python number is as a tensor
 _COMPLEX_OF = {"float16": "complex32", "float32": "complex64", "float64": "complex128"}
+_UNHELD = (
+    (torch.Generator, ": draw from torch's own generator, without `generator=`"),
+    (torch.ScriptObject, ": a quantised layer keeps its weights so; give the module as it was before it was quantised (in bfloat16, say)"),
+)
 
 
 def no_scalar(number: float) -> Value | None:
@@ -245,7 +249,8 @@ class Draft:
     def _block_of(self, tensor: torch.Tensor) -> Block | None:
         if tensor.layout is not torch.strided:
             raise CaptureError(
-                f"a {tensor.layout} tensor at {users_line()}: only dense tensors can be captured (sparse gradients are not supported)"
+                f"a {tensor.layout} tensor at {users_line()}: only dense tensors can be captured: embeddings with sparse=False; "
+                "of a sparse matrix its indices and values, with index_select and index_add, or all of it (.to_dense())"
             )
         return self._blocks.get(address(tensor))
 
@@ -327,7 +332,7 @@ class Draft:
         if (atom := atom_of(item)) is not None:
             return atom
         name = operators.name_of(func) if func is not None else "an operator"
-        remedy = ": draw from torch's own generator, without `generator=`" if isinstance(item, torch.Generator) else ""
+        remedy = next((words for kind, words in _UNHELD if isinstance(item, kind)), "")
         raise CaptureError(f"{name} at {users_line()} has an argument of type {type(item).__name__}, which a graph cannot hold{remedy}")
 
     def _number(self, number: float) -> Arg:

@@ -118,7 +118,10 @@ def _refuse(name: str, tensor: torch.Tensor) -> None:
     if type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer):
         raise CaptureError(f"{name} is a {type(tensor).__name__}; plain tensors and parameters can be captured")
     if tensor.layout is not torch.strided:
-        raise CaptureError(f"{name} has layout {tensor.layout}; dense tensors can be captured")
+        raise CaptureError(
+            f"{name} has layout {tensor.layout}; dense tensors can be captured: keep its indices and "
+            "values as buffers, and compute with index_select and index_add; or keep it dense (.to_dense())"
+        )
 
 
 @contextmanager

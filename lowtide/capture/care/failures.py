@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
+from lowtide.capture.calls import NESTED
 from lowtide.capture.sizes.symbols import with_names
 from lowtide.capture.sources import line_of, users_line
 from lowtide.errors import CaptureError, LowtideError
@@ -26,6 +27,15 @@ _TWICE = (
     "and calls no backward()"
 )
 _STACK = "torch.tensor(...) of tensors reads their numbers, and a capture has shapes only: torch.stack(...) makes the same of them"
+_BY_TEXT = (  # torch's own words for what no capture can follow, and what that is
+    (
+        "found no compiled frames",
+        "compiles a part of itself (as flex_attention does), which cannot be while it is captured: use what it computes as plain operators "
+        "(functional.scaled_dot_product_attention with attn_mask=)",
+    ),
+    ("shape_env must not be None", NESTED),
+    ("NestedTensor", NESTED),
+)
 _WHAT_TO_DO = (
     "where plain PyTorch raises this too, the program is at fault; where it does not, the program wants data here, and a capture "
     "has shapes only: compute this before the step and pass it in the batch"
@@ -96,6 +106,8 @@ def _sentence(error: Exception, called: str) -> str:
         what_to_do = _WHAT_TO_DO if with_names(text) == text else _IN_A_RANGE
         return f"{called} failed in operator {operator} at {line}, which {raised}; {what_to_do}"
     line = line_of(error)
+    if (known := next((words for part, words in _BY_TEXT if part in text), None)) is not None:
+        return f"{called} {known}, at {line or 'an unknown line'}"
     if "backward through the graph a second time" in text:
         return f"{called} {_TWICE}"
     if _NO_DATA in text:

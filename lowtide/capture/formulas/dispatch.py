@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch._ops import OpOverload
 
+from lowtide.capture.control import refuse_called
+
 _NAME = "TESTING_ONLY_GenericMode"
 _KEY = torch._C._parse_dispatch_key(_NAME) or torch._C.DispatchKey.Undefined
 _KEYS = torch._C.DispatchKeySet(_KEY)
@@ -30,6 +32,7 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 @contextmanager
 def as_eager() -> Iterator[None]:
     """What runs inside, on this thread, computes by the formulas of this room."""
+    refuse_called(_KEY)
     with torch._C._IncludeDispatchKeyGuard(_KEY):
         yield
 

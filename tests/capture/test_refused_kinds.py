@@ -1,0 +1,102 @@
+"""Programs of kinds that torch runs beyond plain operators: what is natural is captured, the rest is one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+
+import lowtide
+
+
+class Calls(nn.Module):
+    """A function of a layer's result, and of the batch."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.layer, self.function = nn.Linear(3, 3), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.layer(x), x)
+
+
+def chosen(y: Tensor, x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: y.sin(), (y,))
+
+
+def summed(y: Tensor, x: Tensor) -> Tensor:
+    return scan(lambda carry, row: (carry + row, carry * row), torch.zeros(3), y)[1]
+
+
+def repeated(y: Tensor, x: Tensor) -> Tensor:
+    return while_loop(lambda i, y: i < x.sum(), lambda i, y: (i + 1, y * 1.5), (torch.tensor(0), y))[1]
+
+
+def by_python(y: Tensor, x: Tensor) -> Tensor:
+    return y * 2 if x.sum() > 0 else y.sin()
+
+
+@pytest.mark.parametrize("function", [chosen, summed, repeated])
+@pytest.mark.parametrize("training", [False, True])
+def test_what_calls_functions_is_refused(function: Callable[..., Tensor], training: bool) -> None:
+    model = Calls(function)
+    with pytest.raises(lowtide.CaptureError, match=r"(cond|scan|while_loop) at \S+py:\d+.* calls functions.* Python's own `if`"):
+        trained(model) if training else lowtide.optimize(model, torch.ones(2, 3), workspaces=False)
+
+
+def test_the_remedy_is_captured() -> None:
+    step = trained(Calls(by_python))
+    assert step(-torch.ones(2, 3)).isfinite()
+
+
+def trained(model: nn.Module) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return lowtide.optimize(model, torch.ones(2, 3), loss=lambda model, x: model(x).mean(), optimizer=optimizer, workspaces=False)
+
+
+def nested(layout: torch.layout) -> Callable[..., Tensor]:
+    return lambda y, x: torch.nested.nested_tensor([y[:1], y], layout=layout).to_padded_tensor(0.0)
+
+
+class Sparse(nn.Module):
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("matrix", matrix)
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.sparse.mm(self.matrix, self.layer(x))  # type: ignore[arg-type]
+
+
+EYE = torch.eye(2)
+KINDS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "jagged": (lambda: Calls(nested(torch.jagged)), r"makes a nested tensor.*pad the rows.*\.py:\d+"),
+    "strided": (lambda: Calls(nested(torch.strided)), r"\.py:\d+ makes a nested tensor.*pad the rows"),
+    "scripted": (lambda: nn.Sequential(torch.jit.script(nn.Linear(3, 3))), "module '0' is TorchScript.*nn.Module that it was made of"),
+    "traced": (lambda: torch.jit.trace(nn.Linear(3, 3), torch.ones(2, 3)), "is TorchScript.*nn.Module that it was made of"),
+    "sparse buffer": (lambda: Sparse(EYE.to_sparse()), r"matrix has layout torch.sparse_coo.*index_add.*to_dense\(\)"),
+    "sparse rows": (lambda: Sparse(EYE.to_sparse_csr()), r"matrix has layout torch.sparse_csr.*index_add.*to_dense\(\)"),
+    "sparse within": (lambda: Calls(lambda y, x: torch.sparse.mm(EYE.to_sparse(), y)), r"sparse.*\.py:\d+.*index_add.*to_dense\(\)"),
+    "generator": (
+        lambda: Calls(lambda y, x: y + torch.randn(2, 3, generator=torch.Generator())),
+        r"argument of type Generator.*without `generator=`",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("training", [False, True])
+def test_one_sentence_each(kind: str, training: bool) -> None:
+    make, message = KINDS[kind]
+    model = make()
+    with pytest.raises(lowtide.CaptureError, match=message) as told:
+        trained(model) if training else lowtide.optimize(model, torch.ones(2, 3), workspaces=False)
+    assert len(str(told.value)) < 500
+    assert "DispatchKey" not in str(told.value)
+    assert all(type(each) is nn.Parameter or isinstance(model, torch.jit.ScriptModule) for each in model.parameters())
