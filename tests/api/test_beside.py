@@ -197,11 +197,12 @@ def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def eager_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, x: torch.Tensor) -> torch.Tensor:
-    optimizer.zero_grad()
+def eager_step(model: nn.Module, optimizer: Any, loss: Loss, x: torch.Tensor) -> torch.Tensor:
+    model.zero_grad()
     value = loss(model, x)
     value.backward()
-    optimizer.step()
+    for each in optimizer if isinstance(optimizer, list) else [optimizer]:
+        each.step()
     return value.detach()
 
 
@@ -303,14 +304,16 @@ class Scheduled(torch.optim.SGD):
                     parameter.add_(parameter.grad, alpha=-0.1 * self.gain)
 
 
-def test_an_attribute_of_an_optimizer_is_noticed():
+@pytest.mark.parametrize("several", [False, True])
+def test_an_attribute_of_an_optimizer_is_noticed(several: bool):
     x, models = torch.ones(6, 3), []
     for captured in (False, True):
         model, _ = model_and_optimizer()
-        optimizer = Scheduled(model.parameters(), lr=0.1)
-        step = functools.partial(eager_step, model, optimizer, scaled)
+        optimizer = Scheduled([model.weight] if several else model.parameters(), lr=0.1)
+        both = [optimizer, Scheduled([model.bias], lr=0.1)] if several else optimizer
+        step = functools.partial(eager_step, model, both, scaled)
         if captured:
-            step = lowtide.optimize(model, (x,), loss=scaled, optimizer=optimizer, workspaces=False)
+            step = lowtide.optimize(model, (x,), loss=scaled, optimizer=both, workspaces=False, check="never")
         for at in range(4):
             optimizer.gain = 1.0 if at < 2 else 2.0
             step(x)

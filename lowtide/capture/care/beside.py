@@ -25,6 +25,7 @@ from torch import nn
 
 from lowtide.base.places import ABSENT, EVERYTHING, Beside, Position, attributes, held, referred
 from lowtide.capture.sources import is_library, is_users, users_line
+from lowtide.kernels.optimizers import each_of
 
 _PACKAGE_FOLDER, _PACKAGE = f"{Path(__file__).parents[2]}{os.sep}", __name__.partition(".")[0]
 _INTEGRATIONS = f"{_PACKAGE_FOLDER}integrations{os.sep}"
@@ -52,7 +53,8 @@ class Follower:
 
     def __init__(self, models: Sequence[nn.Module], functions: Iterable[Any], optimizer: torch.optim.Optimizer | None) -> None:
         self._own = {id(module) for model in models for module in model.modules()}
-        self._optimizer = optimizer
+        within = () if optimizer is None else each_of(optimizer)
+        self._optimizers = [each for each in within if not type(each).__module__.startswith("torch.optim.")]  # those rest on groups alone
         self._places: dict[tuple[int, str], Position] = {}
         self._before: dict[tuple[int, str], Any] = {}  # what lay there when it was found
         self._written: dict[tuple[int, str], tuple[Any, Any]] = {}  # the object, and what lay there before
@@ -67,9 +69,9 @@ class Follower:
         ]
         for found in (*functions, *tables):
             self._follow(found) if callable(found) else self._follow_code(found)
-        if optimizer is not None and not type(optimizer).__module__.startswith("torch.optim."):  # those rest on groups and state alone
-            self._follow(optimizer)
-            self._follow(type(optimizer).step)
+        for each in self._optimizers:
+            self._follow(each)
+            self._follow(type(each).step)
 
     def places(self) -> Beside:
         """What was read so far."""
@@ -116,10 +118,11 @@ class Follower:
         if isinstance(item, nn.Module) and id(item) in self._own:
             self._follow_code(held(item, name))  # the rest of the model's is looked at elsewhere
             return
-        if type(item) is type(self._optimizer) and id(item) not in self._followed:  # the twin whose step is traced
-            if name in _OF_ALL_OPTIMIZERS:
-                return
-            item = self._optimizer
+        if isinstance(item, torch.optim.Optimizer) and id(item) not in self._followed:  # the twin whose step is traced
+            for each in self._optimizers if name not in _OF_ALL_OPTIMIZERS else ():
+                if type(each) is type(item):
+                    self.read(each, name, by_user=by_user)
+            return
         if (id(item), name) in self._places or id(item) not in self._followed:
             return
         if (id(item), name) not in self._written and by_user:
