@@ -1,6 +1,7 @@
 """What two recordings of one program do otherwise: an operator, a number, what is written, what is returned.
 
-They are compared by what they compute, not by how results lie: inputs by their slots, values by the nodes that make them.
+They are compared by what they compute, not by how results lie, which operators that were tried say better than others: inputs by their
+slots, values by the nodes that make them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import torch
 from lowtide.capture.trace import Captured
 from lowtide.ir import tree
 from lowtide.ir.graph import Node, Value
-
-_LARGEST = 2**16  # numbers of a tensor that are compared one by one
 
 
 def difference(before: Captured, now: Captured) -> str:
@@ -54,8 +53,8 @@ def _between(old: Node | None, new: Node | None, one: _Named, two: _Named) -> st
             return f"an argument of {old.op} at {_line(old)} was {was} and is {now}"
     if [one.text(value) for value, _ in old.writes] != [two.text(value) for value, _ in new.writes]:
         return f"what {old.op} at {_line(old)} writes has changed"
-    if [*map(_look, old.results)] != [*map(_look, new.results)]:
-        return f"the shapes of what {old.op} at {_line(old)} makes have changed"
+    if [value.dtype for value in old.results] != [value.dtype for value in new.results]:
+        return f"the dtypes of what {old.op} at {_line(old)} makes have changed"
     return ""
 
 
@@ -98,15 +97,13 @@ class _Named:
         return f"({', '.join(map(self.text, arg))})" if isinstance(arg, tuple) else repr(arg)
 
 
-def _look(value: Value) -> tuple[Any, ...]:
-    return value.dtype, value.shape
-
-
 def _line(node: Node) -> str:
     return "an unknown line" if node.source is None else f"{node.source.file}:{node.source.line}"
 
 
 def _equal(one: torch.Tensor, two: torch.Tensor) -> bool:
-    if (one.shape, one.dtype, one.device) != (two.shape, two.dtype, two.device):
+    """Whether two tensors hold the same numbers, to the last bit: nan is like itself."""
+    if (one.shape, one.dtype, one.device, one.layout) != (two.shape, two.dtype, two.device, two.layout):
         return False
-    return one.numel() <= _LARGEST and torch.equal(one, two)
+    with torch.no_grad():
+        return torch.equal(*(each.reshape(-1).contiguous().view(torch.uint8) for each in (one, two)))
