@@ -2,7 +2,7 @@
 # Another Python: `make demo PYTHON=python3.12`. Nothing is written outside this folder but caches.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test gpu clean
+.PHONY: help demo test test-cuda gpu clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -17,6 +17,7 @@ export PYTHONDONTWRITEBYTECODE =
 help:
 	@echo "make demo    train a small GPT twice, by eager PyTorch and by lowtide, and compare"
 	@echo "make test    lint, types, layers, tests: all that CI runs"
+	@echo "make test-cuda  tests of a GPU, on a device that computes nothing: a second environment of 5.5 GB, .venv-cuda"
 	@echo "make gpu     all that is to be measured on a GPU, by the Python at hand; without a GPU a dry run"
 	@echo "make clean   remove what the other two made"
 
@@ -29,6 +30,16 @@ test: $(READY)
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/mypy --no-error-summary
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
+
+# The tests of a GPU on the null device (tests/null_cuda). Without a CUDA build of torch nothing runs, and that is said.
+CUDA_VENV := .venv-cuda
+CUDA_TORCH ?= torch==2.14.1
+test-cuda:
+	@test -f $(CUDA_VENV)/.ready || { $(PYTHON) -m venv $(CUDA_VENV) && $(CUDA_VENV)/bin/python -m pip install -qq --no-compile \
+		--disable-pip-version-check '$(CUDA_TORCH)' --editable '.[dev]' && touch $(CUDA_VENV)/.ready; } \
+		|| { echo "make test-cuda: nothing was tested, as no CUDA build of torch can be had here"; exit 0; }; \
+	$(CUDA_VENV)/bin/python -m tests.null_cuda pytest tests/gpu; status=$$?; \
+	if [ $$status = 77 ]; then echo "make test-cuda: nothing was tested"; else exit $$status; fi
 
 # Nothing is installed for it: .venv where there is one, else PYTHON with what it has.
 gpu:
@@ -45,5 +56,5 @@ $(READY): pyproject.toml constraints.txt Makefile
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CUDA_VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find lowtide bench tests -name __pycache__ -prune -exec rm -rf {} +

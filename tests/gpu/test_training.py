@@ -30,6 +30,7 @@ def _deterministic(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
 
 
+@pytest.mark.computes
 def test_three_steps_equal_eager():
     eager, batch, plain = _workload()
     model, _, optimizer = _workload()

@@ -1,7 +1,7 @@
 """Builds the null device for the torch at hand, once for each state of its sources and of torch.
 
 takes   a folder to keep it in; a CUDA build of torch, whose wheels bring CUDA's headers; the system's C compiler
-leaves  two libraries in a folder: libnull.so, which is to be loaded before all others, and libcuda.so.1
+leaves  libraries in a folder: libnull.so, which is to be loaded before all others, libcuda.so.1 and libnvidia-ml.so.1
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def libraries() -> Path:
 
 
 def built(cache: Path) -> Path:
-    """The folder with both libraries. Raises NoNullDeviceError."""
+    """The folder with these libraries. Raises NoNullDeviceError."""
     torch = libraries()
     include = _include(torch)
     key = hashlib.sha256(b"".join(path.read_bytes() for path in (*_SOURCES, Path(__file__))))
@@ -72,6 +72,9 @@ def _compile(compiler: str, folder: Path, torch: Path, include: list[str]) -> No
     names |= {name + suffix for name in names for suffix in ("_v2", "_v3", "_v4")}
     rest.write_text(_nothing(names - _defined(driver)))
     _run([compiler, *flags, "-Wl,-soname,libcuda.so.1", str(driver), str(rest), "-o", str(folder / "libcuda.so.1")])
+    wanted = {name.decode() for name in re.findall(rb"nvml[A-Z]\w+", (torch / "libc10_cuda.so").read_bytes())}
+    rest.write_text("\n".join(f"int {name}() {{ return 0; }}" for name in sorted(wanted)))
+    _run([compiler, *flags, "-Wl,-soname,libnvidia-ml.so.1", str(rest), "-o", str(folder / "libnvidia-ml.so.1")])
     rest.unlink()
 
 

@@ -176,14 +176,12 @@ cudnnStatus_t cudnnGetRNNWeightParams(
   const int rows = projects ? look->projected : look->inner, wide = projects ? look->inner : recurrent ? back : in;
   size_t at = all_matrices(look, pseudo);
   at += projects ? count * inner * (in + back) : recurrent ? count * inner * in + (id - count) * inner * back : id * inner * in;
-  *matrix_at = projects && !look->projected ? NULL : (char*)space + each * at;
-  set(matrix, look->dtype, 3, (int[]){1, rows, wide}, NULL);
-  *bias_at = NULL;
-  if (!projects && (look->biases == 2 || (look->biases == 1 && !recurrent))) {
-    at = all_matrices(look, look->layers * directions(look)) + ((size_t)pseudo * look->biases * count + id) * inner;
-    *bias_at = (char*)space + each * at;
-  }
-  set(bias, look->dtype, *bias_at ? 3 : 0, (int[]){1, look->inner, 1}, NULL);
+  if (matrix_at) *matrix_at = projects && !look->projected ? NULL : (char*)space + each * at;  // either is asked for by itself
+  if (matrix) set(matrix, look->dtype, 3, (int[]){1, rows, wide}, NULL);
+  const int biased = !projects && (look->biases == 2 || (look->biases == 1 && !recurrent));
+  at = all_matrices(look, look->layers * directions(look)) + ((size_t)pseudo * look->biases * count + id) * inner;
+  if (bias_at) *bias_at = biased ? (char*)space + each * at : NULL;
+  if (bias) set(bias, look->dtype, biased ? 3 : 0, (int[]){1, look->inner, 1}, NULL);
   return 0;
 }
 cudnnStatus_t cudnnSetRNNDataDescriptor(

@@ -231,8 +231,12 @@ cudaError_t cudaMalloc(void** out, size_t nbytes) {
   if (forbidden) return forbidden;
   nbytes = (nbytes + 2 * MIB - 1) & ~(2 * MIB - 1);
   if (!null_cuda_take(nbytes)) return answer(cudaErrorMemoryAllocation);
-  char* const mapped = space(nbytes + 2 * MIB);
-  char* const at = (char*)(((uintptr_t)mapped + 2 * MIB - 1) & ~(uintptr_t)(2 * MIB - 1));
+  static char* next = NULL;  // each above those before, as on a device that has given nothing back
+  pthread_mutex_lock(&guard);
+  if (!next) next = (char*)(((uintptr_t)space((size_t)1 << 44) + 2 * MIB - 1) & ~(uintptr_t)(2 * MIB - 1));
+  char* const at = next;
+  next += nbytes;
+  pthread_mutex_unlock(&guard);
   null_cuda_note(at, nbytes, 0);
   *out = at;
   return 0;
@@ -242,7 +246,7 @@ cudaError_t cudaFree(void* at) {
   if (forbidden || !at) return forbidden;
   const size_t nbytes = null_cuda_forget(at);
   if (!nbytes) return answer(cudaErrorInvalidValue);
-  munmap(at, nbytes);
+  madvise(at, nbytes, MADV_DONTNEED);
   null_cuda_give(nbytes);
   return 0;
 }
@@ -353,9 +357,13 @@ cudaError_t cudaGetDriverEntryPointByVersion(
 // Kernels.
 static char binary[64];
 void** __cudaRegisterFatBinary(void* given) { return (void**)binary; }
-unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, struct CUstream_st* stream) { return 0; }
+static __thread struct { dim3 grid, block; size_t shared; cudaStream_t stream; } called;
+unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, struct CUstream_st* stream) {
+  called.grid = grid, called.block = block, called.shared = shared, called.stream = stream;
+  return 0;
+}
 cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, void* stream) {
-  *grid = *block = (dim3){1, 1, 1}, *shared = 0, *(cudaStream_t*)stream = 0;
+  *grid = called.grid, *block = called.block, *shared = called.shared, *(cudaStream_t*)stream = called.stream;
   return 0;
 }
 cudaError_t __cudaGetKernel(cudaKernel_t* out, const void* function) { *out = (cudaKernel_t)function; return 0; }
