@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from bench.on_gpu.ground import Ground, Row
+from bench.on_gpu.ground import PLACES, Ground, Row, send
 from bench.on_gpu.parts import KERNELS, PARTS, Part
 from bench.sweep import Sweep
 
@@ -46,6 +47,8 @@ def main() -> None:
     chosen = [part for part in PARTS if part.name == KERNELS or any(text in part.name for text in options.only)]
     done = set() if options.again or ground.dry else {row["part"] for row in SWEEP.saved() if row["device"] == ground.name}
     pending = [part for part in chosen if part.name not in done - {KERNELS}]
+    shutil.rmtree(PLACES, ignore_errors=True)
+    PLACES.mkdir()
     rows = run(pending, time.monotonic() + 60 * options.minutes, _PATIENCE if ground.dry else 1, at_once=1 if ground.dry else _AT_ONCE)
     table = SWEEP.run(rows, save=not ground.dry)
     table.print()
@@ -104,6 +107,10 @@ def attempt(part: Part, seconds: float) -> Iterator[Row]:
     in_time = late.is_alive()
     late.cancel()
     reader.join(1)
+    (PLACES / str(process.pid)).unlink(missing_ok=True)
+    if code:  # others may stand still for it
+        for place in PLACES.glob("*"):
+            send(int(place.name), signal.SIGCONT)
     if not in_time:
         yield known | {"seconds": round(time.monotonic() - clock, 1), "verdict": "time-out", "why": f"ended after {seconds:.0f} s"}
     elif code:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import fcntl
+import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from bench.models.workload import Workload
 from lowtide.cost.profiler import interleaved_us, measure_memory
 
 LOCK = Path(tempfile.gettempdir()) / "lowtide_bench_on_gpu.lock"
+PLACES = Path(tempfile.gettempdir()) / "lowtide_bench_on_gpu"  # in it a file for each part that runs, named after its group of processes
 
 Call = Callable[[], Any]
 Row = dict[str, Any]
@@ -36,6 +39,26 @@ def locked() -> Iterator[None]:
             yield
         finally:
             _held.pop()
+
+
+@contextmanager
+def still() -> Iterator[None]:
+    """The same, and all other parts stand still: their planning takes a host time for which a step would have to wait."""
+    with locked():
+        others = [int(each.name) for each in PLACES.glob("*") if int(each.name) != os.getpid()] if len(_held) == 1 else []
+        for group in others:
+            send(group, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for group in others:
+                send(group, signal.SIGCONT)
+
+
+def send(group: int, what: signal.Signals) -> None:
+    """To a part's processes, where there are any."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, what)
 
 
 @dataclass(frozen=True)
@@ -61,8 +84,8 @@ class Ground:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """While no other part uses the device; what this one does not need it gives back at the end."""
-        with locked():
+        """While all other parts stand still; what of the device's memory this one does not need it gives back at the end."""
+        with still():
             yield
             if not self.dry:
                 torch.cuda.synchronize()

@@ -18,9 +18,10 @@ from bench.models import MODELS
 from bench.models.language import language_model
 from bench.models.workload import Entry, Workload, keyword_loss, labels
 from bench.on_gpu.ground import Ground, Row
+from bench.results import load
 from lowtide.api import compare
 
-SHARES = ("100%", "80%", "60%", "40%", "20%")
+SHARES = (100, 80, 60, 40, 20)  # per cent of what a step makes, beside what the caller holds
 PEERS = ("inductor", "checkpoint", "save_on_cpu")
 _TINY_LLAMA = {
     "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4,
@@ -90,14 +91,26 @@ def rows(network: Network, ground: Ground) -> Iterator[Row]:
     clock = time.monotonic()
     step = lowtide.optimize(work.model, work.batch, loss=work.loss, optimizer=work.optimizer, progress=False)
     yield {"setting": "no limit"} | _measured(step, partial(step, *work.batch), taken, ground, clock)
-    for share in SHARES:
+    held_bytes = step.plan.resident_bytes
+    limits = {f"{share}%": share * (step.plan.eager_peak_bytes - held_bytes) // 100 for share in SHARES}
+    for setting, limit_bytes in {**_checkpointing(network), **limits}.items():
         clock = time.monotonic()
         try:
-            limited = step.at(share)
+            limited = step.at(held_bytes + limit_bytes)
         except lowtide.BudgetError as error:
-            yield {"setting": share, "verdict": "does not fit", "why": str(error).splitlines()[0]}
+            yield {"setting": setting, "verdict": "does not fit", "why": str(error).splitlines()[0]}
             continue
-        yield {"setting": share} | _measured(limited, partial(limited, *work.batch), taken, ground, clock)
+        yield {"setting": setting} | _measured(limited, partial(limited, *work.batch), taken, ground, clock)
+
+
+def _checkpointing(network: Network) -> Row:
+    """What was measured of checkpointing, as a limit."""
+    try:
+        saved = load("on_gpu").rows
+    except FileNotFoundError:
+        return {}
+    found = [row["measured_bytes"] for row in saved if row["part"] == f"peers: {network.name}, checkpoint"]
+    return {"as checkpointing": found[0]} if any(found) else {}
 
 
 def _measured(step: Any, call: Callable[[], Any], eager_ms: float, ground: Ground, clock: float) -> Row:

@@ -46,11 +46,10 @@ def _kernels(ground: Ground) -> Iterator[Row]:
 
 def _steps(network: limits.Network, *peers: str) -> Iterator[Part]:
     """Limits of one network, then what people use."""
-    name = f"limits: {network.name}"
     if not peers:
-        yield Part(name, partial(limits.rows, network), 300, network.gib)
+        yield Part(f"limits: {network.name}", partial(limits.rows, network), 300, network.gib)
     for peer in peers:
-        yield Part(f"{name}, {peer}", partial(limits.peer_rows, network, peer), 200, network.gib, plans=False)
+        yield Part(f"peers: {network.name}, {peer}", partial(limits.peer_rows, network, peer), 200, network.gib, plans=False)
 
 
 PARTS: tuple[Part, ...] = (
