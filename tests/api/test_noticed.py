@@ -282,7 +282,7 @@ def test_what_changes_before_every_call_is_told_and_then_left_to_the_loop():
     torch.manual_seed(0)
     model = Tunable()
     twin, x = copy.deepcopy(model), torch.ones(4, 6)
-    step, sgd = _step(model), torch.optim.SGD(twin.parameters(), lr=0.1)
+    step, eager = _step(model), sgd(twin)
     calls: list[int] = []
     step._caller.optimizer.register_step_pre_hook(lambda *_: calls.append(1))
 
@@ -291,9 +291,9 @@ def test_what_changes_before_every_call_is_told_and_then_left_to_the_loop():
             model.rate *= 0.9
             twin.rate *= 0.9
             step(x)
-            sgd.zero_grad()
+            eager.zero_grad()
             squares(twin, x).backward()
-            sgd.step()
+            eager.step()
 
     with pytest.warns(UserWarning, match="3 calls in a row: attribute 'rate' of '' was.*run as the loop would") as told:
         anneal(12)

@@ -74,7 +74,8 @@ class Follower:
             self._follow(type(each).step)
 
     def places(self) -> Beside:
-        """What was read so far."""
+        """What was read so far. Containers that the program itself fills are looked at by what they are alone."""
+        self._closed += [container for container, before in self._contents if before.keys() != _pieces(container).keys()]
         return Beside(tuple(self._places.values()), tuple(map(referred, (*self._followed.values(), *self._closed))))
 
     def changed(self) -> str:
@@ -91,7 +92,11 @@ class Follower:
         return ""
 
     def put_back(self) -> None:
-        """Undo what the program has written into attributes."""
+        """Undo what the program has written into attributes and containers."""
+        for container, before_it in self._contents:
+            now = _pieces(container)
+            if now.keys() != before_it.keys() or any(now[name] is not piece for name, piece in before_it.items()):
+                _refill(container, before_it)
         for (_, name), (item, before) in self._written.items():
             own = attributes(item)
             if own is ABSENT:
@@ -386,6 +391,16 @@ def _pieces(item: Any) -> dict[Any, Any]:
     base = next(each for each in _CONTAINERS if isinstance(item, each))
     pieces = list(base.__iter__(item))
     return dict(zip(pieces, pieces, strict=True)) if isinstance(item, (set, frozenset)) else dict(enumerate(pieces))
+
+
+def _refill(container: Any, pieces: dict[Any, Any]) -> None:
+    """Put back what it held."""
+    base: Any = next(each for each in _CONTAINERS if isinstance(container, each))
+    base.clear(container)
+    if base is dict:
+        dict.update(container, pieces)
+    else:
+        (base.update if base is set else base.extend)(container, pieces.values())
 
 
 def _is_plain(items: Any) -> bool:
