@@ -191,7 +191,7 @@ class _TensorLook:
 
 def _zeros(look: _TensorLook) -> torch.Tensor:
     reach = 0 if 0 in look.shape else 1 + sum((size - 1) * step for size, step in zip(look.shape, look.stride, strict=True))
-    return torch.as_strided(torch.zeros(reach, dtype=look.dtype, device="cpu"), look.shape, look.stride)
+    return torch.as_strided(torch.empty(reach, dtype=look.dtype, device="cpu"), look.shape, look.stride).zero_()
 
 
 def _row(where: str, look: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from math import prod
-from typing import NoReturn, TypeAlias
+from typing import TypeAlias
 
 from lowtide.errors import FormatError
 from lowtide.fuse.known import ATTENTION, NORMS, is_known, is_plain, name_of
@@ -48,13 +48,9 @@ def shapes_of(node: Node) -> Sequence[Shape]:
     name = name_of(node)
     if name not in _SHAPES:
         return [_of_elements(node)]
-    if name in _NO_KEYWORDS and {key for key, _ in node.kwargs} - _KEYWORDS.get(name, set()):
-        _refuse(node, "no such arguments by name")
+    keywords = {key for key, _ in node.kwargs} - _KEYWORDS.get(name, set()) if name in _NO_KEYWORDS else set()
+    _check(node, not keywords, "no such arguments by name")
     return _SHAPES[name](node)
-
-
-def _refuse(node: Node, expected: str) -> NoReturn:
-    raise FormatError(f"{node.op}: expected {expected}, got {[_said(arg) for arg in node.args]}")
 
 
 def _said(arg: Arg) -> object:
@@ -63,7 +59,12 @@ def _said(arg: Arg) -> object:
 
 def _check(node: Node, right: bool, expected: str) -> None:
     if not right:
-        _refuse(node, expected)
+        raise FormatError(f"{node.op}: expected {expected}, got {[_said(arg) for arg in node.args]}")
+
+
+def _expect(right: bool, expected: str) -> None:
+    if not right:
+        raise ValueError(expected)
 
 
 def _elements(shape: Sequence[object]) -> int:
@@ -71,17 +72,18 @@ def _elements(shape: Sequence[object]) -> int:
 
 
 def _shape(arg: object) -> Shape:
-    assert isinstance(arg, Value), "a tensor"
-    return _ints(arg.shape)
+    _expect(isinstance(arg, Value), "a tensor")
+    return _ints(arg.shape)  # type: ignore[attr-defined]
 
 
 def _int(arg: object) -> int:
-    assert type(arg) is int, "a whole number"
-    return arg
+    _expect(type(arg) is int, "a whole number")
+    return arg  # type: ignore[return-value]
 
 
 def _ints(arg: object) -> Shape:
-    assert isinstance(arg, tuple), "whole numbers"
+    if not isinstance(arg, tuple):
+        raise ValueError("whole numbers")
     return tuple(map(_int, arg))
 
 
@@ -92,7 +94,7 @@ def _made(node: Node) -> Shape:
 def _place(dim: object, rank: int) -> int:
     """A dimension, counted from the front."""
     found = _int(dim)
-    assert -rank <= found < rank, f"a dimension of {rank}"
+    _expect(-rank <= found < rank, f"a dimension of {rank}")
     return found % rank
 
 
@@ -105,10 +107,10 @@ def _of_elements(node: Node) -> Shape:
     """Element by element: of one tensor, or of two, or of one and a number."""
     one, *rest = node.args
     if name_of(node) not in _TWO:
-        assert not any(isinstance(arg, Value) for arg in rest), "one tensor"
+        _expect(not any(isinstance(arg, Value) for arg in rest), "one tensor")
         return _shape(one)
     both = [arg for arg in node.args[:2] if isinstance(arg, Value)]
-    assert not any(isinstance(arg, Value) for arg in node.args[2:]), "two tensors"
+    _expect(not any(isinstance(arg, Value) for arg in node.args[2:]), "two tensors")
     return _broadcast(*map(_shape, both))
 
 
@@ -116,7 +118,7 @@ def _broadcast(*shapes: Shape) -> Shape:
     rank = max(map(len, shapes))
     wide = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     found = tuple(max(sizes) for sizes in zip(*wide, strict=True))
-    assert all(size in (1, whole) for shape in wide for size, whole in zip(shape, found, strict=True)), "shapes that broadcast"
+    _expect(all(size in (1, whole) for shape in wide for size, whole in zip(shape, found, strict=True)), "shapes that broadcast")
     return found
 
 
@@ -208,7 +210,8 @@ def _unbind(node: Node) -> list[Shape]:
 
 def _cat(node: Node) -> list[Shape]:
     parts = node.args[0]
-    assert isinstance(parts, tuple), "tensors"
+    if not isinstance(parts, tuple):
+        raise ValueError("tensors")
     shapes = [_shape(part) for part in parts]
     dim = _place(_at(node, 1, dict(node.kwargs).get("dim", 0)), len(shapes[0]))
     around = {(*shape[:dim], *shape[dim + 1 :]) for shape in shapes}
@@ -218,7 +221,7 @@ def _cat(node: Node) -> list[Shape]:
 
 def _pair(arg: object) -> tuple[int, int]:
     sizes = _ints(arg)
-    assert len(sizes) in (1, 2), "one number, or two"
+    _expect(len(sizes) in (1, 2), "one number, or two")
     return sizes[0], sizes[-1]
 
 
@@ -237,8 +240,8 @@ def _windows(along: tuple[int, ...], ceil: bool) -> int:
     """Places of a window along a dimension, as torch counts them."""
     size, kernel, stride, pad, dilation = along
     room = size + 2 * pad - dilation * (kernel - 1) - 1
-    assert room >= 0, "a window within the image"
-    assert kernel <= _MOST_PLACES, f"a window of up to {_MOST_PLACES} places"
+    _expect(room >= 0, "a window within the image")
+    _expect(kernel <= _MOST_PLACES, f"a window of up to {_MOST_PLACES} places")
     found = (room + (stride - 1 if ceil else 0)) // stride + 1
     return found - (ceil and (found - 1) * stride >= size + pad)
 
