@@ -40,7 +40,8 @@ class Capturing:
     @property
     def caller(self) -> Caller:
         """The objects that the step works on."""
-        return Caller(self.model) if self.program is None else Caller(self.model, self.program.optimizer, self.program.scaler)
+        program = self.program
+        return Caller(self.model) if program is None else Caller(self.model, program.optimizer, program.scaler, program.counters)
 
     @property
     def trains(self) -> bool:

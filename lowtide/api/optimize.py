@@ -25,7 +25,7 @@ from lowtide.api.running.shapes import checked_policy
 from lowtide.api.stages import Callback, Stages, wants_progress
 from lowtide.api.step import Step
 from lowtide.capture.batches import positional_and_keyword
-from lowtide.capture.optimizers.wrapped import torch_optimizer
+from lowtide.capture.optimizers.wrapped import counters_of, torch_optimizer
 from lowtide.capture.program import TrainingProgram
 from lowtide.cost.device import Device
 from lowtide.cost.presets import preset
@@ -189,7 +189,8 @@ def optimize(
     spec = BatchSpec.of(args, kwargs, target, training=loss is not None)
     program = None
     if loss is not None and trained is not None:
-        program = TrainingProgram(model, loss, trained, after_backward, accumulate, scaler, trainers.ranks, trainers.wrapper)
+        around = trainers.wrapper, counters_of(optimizer)
+        program = TrainingProgram(model, loss, trained, after_backward, accumulate, scaler, trainers.ranks, *around)
     machine = preset(simulate) if isinstance(simulate, str) else simulate
     obstacle = _ON_META if on_meta else "" if machine is None else _ELSEWHERE.format(machine.name)  # why the step can only be planned
     stages = Stages(callback, wants_progress(progress))

@@ -45,6 +45,7 @@ class TrainingProgram:
     scaler: torch.amp.GradScaler | None = None
     ranks: Ranks | None = None  # where several processes train it together
     wrapper: nn.Module | None = None  # around the model, where there is one: what the user's functions are given
+    counters: tuple[Callable[[], None], ...] = ()  # called after each step, for the wrappers around the optimizer
 
     @property
     def given(self) -> nn.Module:

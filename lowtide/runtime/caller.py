@@ -24,6 +24,7 @@ class Caller:
     model: nn.Module
     optimizer: torch.optim.Optimizer | None = None
     scaler: torch.amp.GradScaler | None = None
+    counters: tuple[Callable[[], None], ...] = ()  # called after each step, also one that the scaler skipped
 
     def look(self, batch: Sequence[Any] = ()) -> View:
         """What the caller holds at this moment.
@@ -47,6 +48,8 @@ class Caller:
 
     def end_step(self, stepped: bool) -> None:
         """Learning-rate schedulers learn that the optimizer has stepped (they warn if it has not before they do); hooks run that follow."""
+        for count in self.counters:
+            count()
         if self.optimizer is None or not stepped:
             return
         for each in each_of(self.optimizer):

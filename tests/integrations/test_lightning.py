@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import lowtide
 from bench import torchvision_shim
 from lowtide.errors import CaptureError
 from tests.training import differences
@@ -101,6 +102,49 @@ def test_trains_as_lightning_does(tmp_path: Path, said: dict[str, Any], given: d
     found, trainer = fit(tmp_path, LowtideStrategy(**{**PLAIN, **given}), **said)
     assert not (told := differences(expected, found)), "\n".join(told[:8])
     assert trainer.strategy.lowtide_step.plan.peak_bytes <= trainer.strategy.lowtide_step.plan.eager_peak_bytes
+
+
+class Manual(LightningModule):
+    """As refused automatic optimization advises: a step of lowtide within `training_step`, or the loop that it stands for."""
+
+    is_captured, step = False, None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.layers = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 20))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def loss(layers: nn.Module, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return nn.functional.cross_entropy(layers(tokens).flatten(0, 1), labels.flatten())
+
+        optimizer = self.optimizers()
+        if self.is_captured:
+            made = {"loss": loss, "optimizer": optimizer, "workspaces": False, "on_new_shape": "eager"}
+            self.step = self.step or lowtide.optimize(self.layers, batch, **made)
+            return self.step(*batch)
+        optimizer.zero_grad()
+        value = loss(self.layers, *batch)
+        self.manual_backward(value)
+        optimizer.step()
+        return value
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), 0.01, foreach=False)
+
+
+class ManualCaptured(Manual):
+    is_captured = True
+
+
+@pytest.mark.parametrize("lengths", [(6,), (6, 7)])
+def test_manual_optimization_counts_steps_as_lightning_does(tmp_path: Path, lengths: tuple[int, ...]):
+    """A batch of another length is run by the loop, and counted, too."""
+    (expected, _), (found, _) = (
+        fit(tmp_path, "auto", kind=kind, lengths=lengths, max_steps=7, max_epochs=9) for kind in (Manual, ManualCaptured)
+    )
+    assert not (told := differences(expected, found)), "\n".join(told[:8])
+    assert found["steps"] == 7
 
 
 class Weighs(Net):

@@ -45,6 +45,8 @@ def _trained(program: TrainingProgram, args: tuple[Any, ...], kwargs: dict[str, 
     else:
         scaler.step(optimizer)
         scaler.update()
+    for count in program.counters:
+        count()
     optimizer.zero_grad()  # a captured step leaves no gradients, either
     return beside(joined(results, program.accumulate), returned)
 

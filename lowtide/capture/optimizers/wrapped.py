@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,6 +46,19 @@ def scalers_within(optimizer: Any) -> Iterator[Any]:
     for each in _from_outside_in(optimizer):
         if _passes_on(each) and (scaler := getattr(each, "scaler", None)) is not None:
             yield scaler
+
+
+def counters_of(optimizer: Any) -> tuple[Callable[[], None], ...]:
+    """What a framework does around each step of its wrapper: Lightning counts steps there under manual optimization (`global_step`)."""
+    given = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
+    wrappers = (each for one in given for each in _from_outside_in(one) if _passes_on(each))
+    return tuple(partial(_count, each) for each in wrappers if hasattr(each, "_on_before_step"))
+
+
+def _count(wrapper: Any) -> None:
+    """Both at once, after a step: of one that fails nothing has begun. They are looked up now, as Lightning sets them for each batch."""
+    wrapper._on_before_step()
+    wrapper._on_after_step()
 
 
 def accumulates_over(optimizer: Any) -> int:
