@@ -18,9 +18,10 @@ Geometry = tuple[str, tuple[Size, ...], tuple[Size, ...], Size, bool, bool]  # d
 class Block:
     """What is known of one torch storage: which storage of the graph it is now, and the values seen on it."""
 
-    __slots__ = ("owned", "ref", "root", "storage", "version", "views")
+    __slots__ = ("former", "owned", "ref", "root", "storage", "version", "views")
 
-    def __init__(self, tensor: torch.Tensor, root: Value, owned: bool) -> None:
+    def __init__(self, tensor: torch.Tensor, root: Value, owned: bool, former: bool = False) -> None:
+        self.former = former  # what a tensor of the caller's lay on until the program put its data elsewhere
         self.ref = StorageWeakRef(tensor.untyped_storage())  # keeps the address from being given to another storage
         self.owned = owned  # by the caller
         self.renew(root)

@@ -58,6 +58,7 @@ class Draft:
         self.read_number: Callable[[torch.Tensor], float] | None = None  # what `item()` gives, where numbers can be traced
         self.counts = BatchCounts()
         self.ends = Ends()
+        self.shared: set[int] = set()  # addresses on which several of the caller's tensors lie
         self._blocks: dict[int, Block] = {}
         self._constant_fakes: dict[int, torch.Tensor] = {}
         self._names = Names()
@@ -70,6 +71,7 @@ class Draft:
         twin = Draft(self.fake_mode, self.sources, self.symbols, self.trains)
         twin.kind, twin.scalar_of, twin.ends = self.kind, self.scalar_of, self.ends
         twin.inputs, twin.slots, twin.nodes, twin.constants = list(self.inputs), list(self.slots), list(self.nodes), list(self.constants)
+        twin.shared = set(self.shared)
         twin._blocks = {key: block.fork() for key, block in self._blocks.items()}
         twin._constant_fakes, twin._names, twin._lazy = dict(self._constant_fakes), self._names.fork(), set(self._lazy)
         return twin
@@ -85,9 +87,13 @@ class Draft:
             storage = self._new_storage(tensor, name, kind)
             value = self._value_on(storage, tensor, storage.name)
             self._blocks[address(tensor)] = Block(tensor, value, owned=True)
+        elif not block.owned:
+            raise CaptureError(f"{slot} shares memory with a tensor whose data the program has put elsewhere, at {users_line()}: clone it")
         elif (known := block.views.get(geometry(tensor))) is not None:
+            self.shared.add(address(tensor))
             return known
         else:
+            self.shared.add(address(tensor))
             value = self._value_on(block.storage, tensor, self._names.unique(name))
             block.views[geometry(tensor)] = value
         self.inputs.append(value)
@@ -168,6 +174,7 @@ class Draft:
         if block is None:
             self._follow(tensor, value)
         else:
+            _refuse_former(block)
             block.renew(value)
 
     def _follow(self, tensor: torch.Tensor, value: Value) -> None:
@@ -177,6 +184,16 @@ class Draft:
     def held_until(self, kept: Iterable[Node]) -> dict[str, str]:
         """By storage, the first result of the last of the `kept` nodes that ran before the program let go of it."""
         return self.ends.until(self._blocks.items(), self.nodes, kept)
+
+    def moved(self, old: torch.Tensor, new: torch.Tensor, kept: torch.Tensor) -> None:
+        """The caller's storage on which `old` lies is that of `new` from here on; who still looks at the old one sees `kept`."""
+        block = self._blocks[address(old)]
+        self._blocks[address(new)] = Block(new, block.root, owned=True)
+        self._blocks[address(old)] = Block(old, self.value(kept), owned=False, former=True)
+
+    def stands_for(self, real: torch.Tensor, fake: torch.Tensor) -> None:
+        """The program means this fake where it uses a real tensor."""
+        self._constant_fakes[id(real)] = fake
 
     def next_version(self, tensor: torch.Tensor) -> Value:
         """`tensor` after a write through it; its storage goes to the next version."""
@@ -189,6 +206,7 @@ class Draft:
     def scatter(self, tensor: torch.Tensor, update: Value, source: Source | None) -> None:
         """Make the storage that results from writing `update` where `tensor` lies."""
         block = self._blocks[address(tensor)]
+        _refuse_former(block)
         view = geometry(tensor)
         root = self._root_as(block, view[0])
         storage = Storage(self._names.unique("scatter"), block.storage.nbytes, block.storage.device, self.kind)
@@ -351,3 +369,11 @@ def _pairs_of(value: Value) -> tuple[tuple[Size, ...], tuple[Size, ...], Size] |
 
 def _quotient(size: Size, divisor: int) -> Size:
     return size // divisor if isinstance(size, int) else normal(size / divisor)
+
+
+def _refuse_former(block: Block) -> None:
+    """Raise CaptureError for a write of old data that others may look at, in the place of which the program has put new ones."""
+    if block.former:
+        raise CaptureError(
+            f"data are written at {users_line()} after the program has put others in their place (`.data = ...`): clone them first"
+        )

@@ -128,7 +128,8 @@ def _captured_training(watch: Watch, program: TrainingProgram, given: Given) -> 
             if later is None:
                 return (first,)
             captured = first, later
-        refuse_idle(program.optimizer, [each.graph for each in captured])
+        if not any(slot.table == "data" for slot in first.assigned):
+            refuse_idle(program.optimizer, [each.graph for each in captured])
         return captured
 
 

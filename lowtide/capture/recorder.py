@@ -30,6 +30,7 @@ from lowtide.capture.data import shaped
 from lowtide.capture.data.batch_counts import is_count_of_batches
 from lowtide.capture.data.reader import Reader
 from lowtide.capture.draft import Draft
+from lowtide.capture.effects.data import Data, NoData
 from lowtide.capture.formulas.within import calls_within
 from lowtide.capture.prune import needed
 from lowtide.capture.ranks.chain import CALLED_BY_LAYERS, REFUSED, Chain
@@ -53,6 +54,7 @@ class Recorder(TorchDispatchMode):
         self.draft = draft
         self.reader = reader  # of what the example holds
         self.refusals: list[LowtideError] = []  # errors that were raised from here
+        self.data: Data | NoData = NoData(draft)
         self.wholes: Wholes | None = None  # tensors of which each rank holds a part
         self.stop: Node | None = None  # that ends the program early: what acts after it in the program does so in every order
         self._last_random: Node | None = None
@@ -117,6 +119,8 @@ class Recorder(TorchDispatchMode):
                 return within()
         if self.wholes is not None and self.wholes.run(func, args, kwargs, self.draft, self):
             return args[0] if func._schema.returns else None
+        if func.overloadpacket is torch.ops.aten.set_:
+            return self._set(func, args, kwargs)
         if operators.changes_geometry_only(func):
             return self._reshape(func, args, kwargs)
         if func is torch.ops.aten._local_scalar_dense.default and self.draft.read_number is not None:
@@ -170,6 +174,15 @@ class Recorder(TorchDispatchMode):
             name = operators.name_of(func)
             raise CaptureError(f"operator {name} at {users_line()} reshapes a tensor of the caller: use its out-of-place form")
         return out
+
+    def _set(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
+        """`set_` puts a tensor's data elsewhere."""
+        if not self.draft.owns(args[0]):
+            return func(*args, **kwargs)
+        if func is not torch.ops.aten.set_.source_Tensor:
+            raise CaptureError(f"set_ of a tensor of the caller, at {users_line()}: give it a tensor, not a storage, or copy_ into it")
+        self.data.put(args[0], args[1], self.record)
+        return args[0]
 
     def _functional_results(
         self, func: OpOverload, recorded: Any, written: tuple[int | str, ...], args: Any, kwargs: Any

@@ -26,6 +26,7 @@ from lowtide.capture.data import host
 from lowtide.capture.data.facts import Reading
 from lowtide.capture.data.reader import Reader
 from lowtide.capture.draft import Draft
+from lowtide.capture.effects.data import Data, following_data
 from lowtide.capture.fakes import ModuleTensors, fake_batch_leaf, fake_model, swapped
 from lowtide.capture.formulas import as_eager
 from lowtide.capture.optimizers.optimizer import Update
@@ -64,6 +65,7 @@ class Captured:
     state_entries: int  # of the optimizer, all parameters together, that the program starts from
     read: frozenset[tuple[str, str]]  # the attributes of modules that the program has read: (path, name)
     result: Callable[[Sequence[Any]], Any]  # the tensors of the result -> what the program returns
+    alone: tuple[Slot, ...] = ()  # tensors whose memory the step writes where eager PyTorch takes other memory
     trained: tuple[str, ...] = ()  # the parameters that those gradients are of
     held_until: Mapping[str, str] = field(default_factory=dict)  # as `Held` says
     conditions: tuple[Condition, ...] = ()  # on the graph's dimensions, under which this is the program
@@ -85,7 +87,7 @@ class Captured:
 
     def made_before(self, made: Sequence[Any]) -> tuple[list[Slot], list[Any]]:
         """The same of a program that ended before the optimizer stepped: what the model's own places get."""
-        pairs = [(slot, item) for slot, item in zip(self.assigned, made, strict=True) if slot.table in ("buffer", "attribute")]
+        pairs = [(slot, item) for slot, item in zip(self.assigned, made, strict=True) if slot.table in ("buffer", "attribute", "data")]
         return [slot for slot, _ in pairs], [item for _, item in pairs]
 
 
@@ -127,6 +129,7 @@ class Trace:
         self.fakes = fake_model(model, self.mode, given.device)
         self.module_tensors = ModuleTensors(())  # of the model's tensors, once fakes are in them
         self.reads = AttributeReads()
+        slots: dict[torch.Tensor, Slot] = {}
         for table, kind, fakes in (
             ("parameter", Kind.PARAMETER, self.fakes.parameters),
             ("buffer", Kind.BUFFER, self.fakes.buffers),
@@ -134,8 +137,10 @@ class Trace:
         ):
             for real, fake in fakes.items():
                 name = self.fakes.names[real]
-                self.real[Slot(table, (name,))] = real
+                slots[real] = Slot(table, (name,))
+                self.real[slots[real]] = real
                 self.recorder.draft.add_input(self.fakes.parts.get(real, fake), Slot(table, (name,)), kind, name)
+        self.data = self.recorder.data = Data(self.recorder.draft, self.fakes.all, slots)
         self.in_parts = in_parts(self.fakes, ranks)
         self.recorder.wholes = None if self.in_parts is None else self.in_parts.wholes
 
@@ -144,7 +149,7 @@ class Trace:
         """What runs inside is recorded."""
         recorder = recorder or self.recorder
         recorder.draft.ends.nodes = recorder.draft.nodes
-        with self.mode, recorder, as_eager(), host.reading(recorder):
+        with self.mode, recorder, as_eager(), host.reading(recorder), following_data(recorder.data):
             yield
 
     def declare_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -158,6 +163,7 @@ class Trace:
                 fake = fake_batch_leaf(leaf, self.mode, self.device, extents)
                 self.real[Slot("batch", (index,))] = leaf.value
                 self.recorder.draft.add_input(fake, Slot("batch", (index,)), Kind.INPUT, f"batch_{index}")
+                self.data.declare(fake, leaf.value, Slot("batch", (index,)))
                 fakes.append(fake)
             else:
                 fakes.append(leaf.value)
@@ -169,13 +175,19 @@ class Trace:
         """Hold on to nothing of the caller's."""
         self.real.clear()
         self.recorder.reader.close()
+        self.data.forget()
         if self.in_parts is not None:
             self.in_parts.forget()
 
     def values_of(self, result: Any) -> list[Value]:
         """The values that a call returns or puts into modules."""
         items = [leaf.value for leaf in tree.flatten(result)[0] if is_result(leaf.value)]
-        return [_value_of(item, self.recorder.draft) for item in (*items, *(tensor for _, tensor in self.module_tensors.rebound()))]
+        return [_value_of(item, self.recorder.draft) for item in (*items, *(tensor for _, tensor in self.rebound()))]
+
+    def rebound(self) -> Iterator[tuple[Slot, torch.Tensor]]:
+        """Where the program has put another tensor, or other data into one, and that."""
+        yield from self.module_tensors.rebound()
+        yield from self.data.bound()
 
     def finish(self, recorder: Recorder, result: Any, update: Update) -> Captured:
         """The graph of what was recorded."""
@@ -184,7 +196,7 @@ class Trace:
         with self.recording(recorder):
             outputs = [_value_of(leaves[index].value, recorder.draft) for index in at]
             gradients = tuple(recorder.draft.value(fake.grad) for fake in self.fakes.parameters.values() if fake.grad is not None)
-            rebound = [(slot, recorder.draft.value(tensor)) for slot, tensor in self.module_tensors.rebound()]
+            rebound = [(slot, recorder.draft.value(tensor)) for slot, tensor in self.rebound()]
         assigned = (*rebound, *update.assigned)
         graph, slots = recorder.graph([*outputs, *(value for _, value in assigned)])
         graph = replace(graph, dimensions=self.symbols.dimensions)
@@ -211,6 +223,7 @@ class Trace:
             update.state_entries,
             self.reads.pairs(self.model),
             put,
+            self.data.alone,
             tuple(self.fakes.names[real] for real, fake in self.fakes.parameters.items() if fake.grad is not None),
             recorder.draft.held_until(graph.nodes),
             self.symbols.conditions(),

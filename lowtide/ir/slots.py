@@ -19,6 +19,7 @@ class Slot:
     scaler             (attribute,)                    of the gradient scaler
     batch              (leaf's index,)
     constant           (index,)                        a tensor that the program closes over
+    data               (table, *path)                  the memory of the tensor that lies in another slot
     """
 
     table: str

@@ -16,6 +16,8 @@ from lowtide.ir.slots import Slot
 from lowtide.kernels.optimizers import each_of
 from lowtide.runtime import hooks
 
+_ALONE = 2  # users of a storage that one tensor lies on: that, and who asks
+
 
 @dataclass(frozen=True)
 class Caller:
@@ -81,8 +83,15 @@ class View:
         except (KeyError, IndexError, TypeError) as error:
             raise ChangedError(f"{slot} was there when the step was captured and is gone now") from error
 
-    def assign(self, slots: Sequence[Slot], items: Sequence[Any]) -> None:
-        """Put new optimizer state where the optimizer looks for it, and new buffers and attributes into their modules."""
+    def set_apart(self, slots: Sequence[Slot], constants: Sequence[torch.Tensor]) -> None:
+        """Give tensors memory of their own where others look at theirs, who keep it as it is."""
+        for slot in slots:
+            tensor = self.read(slot, constants)
+            if torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > _ALONE or (tensor.is_cpu and tensor.is_shared()):
+                tensor.data = tensor.data.clone()
+
+    def assign(self, slots: Sequence[Slot], items: Sequence[Any], constants: Sequence[torch.Tensor] = ()) -> None:
+        """Put new optimizer state where the optimizer looks for it, new buffers and attributes into their modules, data into tensors."""
         for slot, item in zip(slots, items, strict=True):
             if slot.table == "state":
                 name, key = slot.path
@@ -90,6 +99,8 @@ class View:
             elif slot.table == "group":
                 index, key = slot.path
                 self._optimizer.param_groups[int(index)][str(key)] = item
+            elif slot.table == "data":
+                self.read(Slot(str(slot.path[0]), slot.path[1:]), constants).data = item
             else:
                 module, name = self._owner(slot.path)
                 (module._buffers if slot.table == "buffer" else module.__dict__)[name] = item

@@ -88,6 +88,7 @@ class Variant:
 
     def run(self, inputs: Sequence[Any], now: View, arena: Arena | None = None) -> tuple[Any, bool]:
         """Run once on what the caller holds; the result as the captured program returns it, and whether the optimizer has stepped."""
+        now.set_apart(self.captured.alone, self.captured.constants)
         try:
             if arena is None:
                 outputs = self.program(inputs)
@@ -99,5 +100,5 @@ class Variant:
         results = len(outputs) - len(self.captured.assigned)
         stepped = isinstance(outputs, list)  # a program that ends before the optimizer returns a tuple
         slots, items = self.captured.to_assign(outputs[results:]) if stepped else self.captured.made_before(outputs[results:])
-        now.assign(slots, items)
+        now.assign(slots, items, self.captured.constants)
         return self.captured.result(outputs[:results]), stepped

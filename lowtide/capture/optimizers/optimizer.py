@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.overrides import TorchFunctionMode
 
-from lowtide.capture.blocks import address, geometry
+from lowtide.capture.blocks import geometry
 from lowtide.capture.draft import Draft
 from lowtide.capture.optimizers.changes import Changes
 from lowtide.capture.optimizers.python_calls import traced_calls
@@ -104,12 +104,10 @@ class Shadow:
         shown = [self._group(index, scalars) for index in range(len(self.optimizer.param_groups))]
         start, groups = self._declare_state(draft, scalars), [dict(group) for group in shown]
         twins = Optimizers([self._twin(each, shown, start) for each in each_of(self.optimizer)])
-        storages = {parameter: address(fake) for parameter, fake in self.fakes.items()}
         for twin in twins.within:
             attributes = dict(twin.__dict__)
             _run(twin, scalars)
             _refuse_changed_attributes(twin, attributes)
-        self._refuse_replaced_data(storages)
         changes = Changes(draft, scalars)
         state = self._after(start, twins, changes)
         settings = {(index, key): item for index, key, item in changes.of_settings(groups, twins.param_groups)}
@@ -131,14 +129,6 @@ class Shadow:
         mine = {parameter: entries for parameter, entries in start.items() if id(parameter) not in others}
         twin.state = defaultdict(dict, {self.fakes[parameter]: dict(entries) for parameter, entries in mine.items()})
         return twin
-
-    def _refuse_replaced_data(self, before: dict[torch.Tensor, int]) -> None:
-        for parameter, storage in before.items():
-            if address(self.fakes[parameter]) != storage:
-                raise CaptureError(
-                    f"the optimizer gives {self.names[parameter]} other memory (`parameter.data = ...`), which a captured step would not: "
-                    "write into it with copy_"
-                )
 
     def _group(self, index: int, scalars: Scalars) -> dict[str, Any]:
         """A parameter group with fake parameters and traced numbers."""

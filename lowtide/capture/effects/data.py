@@ -1,0 +1,198 @@
+"""Data that a program puts elsewhere: `tensor.data = other`, `tensor.set_(other)`.
+
+No operator says so: the tensor lies on other memory afterwards, and whoever looked at the old one keeps that. New data that lie alone on
+their memory, as the old ones did, are written where those were, for want of room for both: later reads find them there, older views what
+was there before. All else (a part of another tensor, another layout) is bound to the caller's tensor after each step, as eager binds it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from lowtide.capture.blocks import address, covers, geometry
+from lowtide.capture.draft import Draft
+from lowtide.capture.sources import users_line
+from lowtide.errors import CaptureError
+from lowtide.ir.graph import Kind
+from lowtide.ir.slots import Slot
+
+Call = Callable[..., torch.Tensor]  # an operator on its arguments
+
+_DATA = torch.Tensor.data
+_aten = torch.ops.aten
+_lock = threading.Lock()
+_puts: dict[int, Data | NoData] = {}  # by thread: for as long as it records
+
+
+class Data:
+    """Which of the caller's tensors have other data, and whether those were written into their memory or are to be bound."""
+
+    def __init__(self, draft: Draft, fakes: Mapping[torch.Tensor, torch.Tensor], slots: Mapping[torch.Tensor, Slot]) -> None:
+        """`fakes` and `slots` by real tensor, of a model."""
+        self._draft = draft
+        self._declared = {id(fakes[real]): (fakes[real], real, slot) for real, slot in slots.items()}
+        self._model = {id(real): id(fakes[real]) for real in slots}
+        self._several = {at for at, count in Counter(map(address, fakes.values())).items() if count > 1}
+        self._bound: dict[Slot, torch.Tensor] = {}
+        self._alone: dict[Slot, None] = {}
+
+    def declare(self, fake: torch.Tensor, real: torch.Tensor, slot: Slot) -> None:
+        """A tensor of the batch."""
+        self._declared[id(fake)] = fake, real, slot
+
+    def bound(self) -> Iterator[tuple[Slot, torch.Tensor]]:
+        """Where each step puts other data into a tensor, and a tensor that lies on those."""
+        for slot, fake in self._bound.items():
+            yield Slot("data", (slot.table, *slot.path)), fake
+
+    @property
+    def alone(self) -> tuple[Slot, ...]:
+        """What is written in the place of being put elsewhere: nobody else may look at its memory."""
+        return tuple(self._alone)
+
+    def forget(self) -> None:
+        """Hold on to nothing."""
+        self._declared.clear()
+        self._bound.clear()
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What `tensor.data` is."""
+        if not isinstance(tensor, FakeTensor) and (known := self._known(tensor)) is not None:
+            tensor = known[0]
+        return _get(tensor)
+
+    def put(self, tensor: torch.Tensor, item: torch.Tensor, call: Call | None = None) -> None:
+        """Give a tensor the data of another one."""
+        known = self._known(tensor) if isinstance(tensor, FakeTensor) else self._known(tensor) or self._closed_over(tensor)
+        with torch.no_grad():
+            item = self._draft.fake(item)
+            self._draft.value(item)
+        if known is None:
+            _set(tensor, item)
+            return
+        fake, real, slot = known
+        self._draft.stands_for(real, fake)
+        if self._is_written(slot, fake, item):
+            self._alone[slot] = None
+            old = _get(fake)
+            with torch.no_grad():
+                kept = (call or _called)(_aten.clone.default, old)
+                (call or _called)(_aten.copy_.default, old, item)
+            self._draft.moved(old, item, kept)
+        elif not self._is_its_own(fake, item):
+            self._bound[slot] = fake
+        _set(fake, item)
+
+    def _known(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Slot] | None:
+        return self._declared.get(self._model.get(id(tensor), id(tensor)))
+
+    def _closed_over(self, real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Slot]:
+        fake = self._draft.fake(real)
+        at = next(at for at, constant in enumerate(self._draft.constants) if constant is real)
+        self.declare(fake, real, Slot("constant", (at,)))
+        self._model[id(real)] = id(fake)
+        return self._declared[id(fake)]
+
+    def _is_its_own(self, fake: torch.Tensor, item: torch.Tensor) -> bool:
+        """Whether a tensor gets what it has: `t.data = t.data.mul_(2)`."""
+        return address(fake) == address(item) and geometry(fake) == geometry(item) and not self._shares(fake)
+
+    def _shares(self, fake: torch.Tensor) -> bool:
+        return address(fake) in self._several or address(fake) in self._draft.shared
+
+    def _is_written(self, slot: Slot, fake: torch.Tensor, item: torch.Tensor) -> bool:
+        """Whether the new data may lie where the old ones are, with nobody the wiser."""
+        before, after = self._draft.value(fake), self._draft.value(item)
+        return (
+            before.storage.kind is not Kind.INPUT
+            and (slot in self._alone or (slot not in self._bound and not before.version))
+            and self._draft.owns(fake)
+            and not self._draft.owns(item)
+            and not self._shares(fake)
+            and geometry(fake) == geometry(item)
+            and before.storage.nbytes == after.storage.nbytes
+            and before.storage.device == after.storage.device
+            and covers(fake)
+        )
+
+
+class NoData:
+    """Where an optimizer steps: it may not put its own data elsewhere."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What `tensor.data` is."""
+        return _get(tensor)
+
+    def put(self, tensor: torch.Tensor, item: torch.Tensor, call: Call | None = None) -> None:
+        """Raise CaptureError for a tensor of the caller's."""
+        if not isinstance(tensor, FakeTensor) or self._draft.owns(tensor):
+            raise CaptureError(
+                f"the optimizer gives a tensor of the caller's other memory (`.data = ...`), at {users_line()}, which a captured step "
+                "would not: write into it with copy_"
+            )
+        _set(tensor, item)
+
+
+@contextmanager
+def following_data(data: Data | NoData) -> Iterator[None]:
+    """While this lasts, `tensor.data = ...` of this thread goes to `data`; for other threads it is what it was."""
+    thread = threading.get_ident()
+    with _lock:
+        before = _puts.get(thread)
+        if not _puts:
+            torch.Tensor.data = property(_get_data, _put_data)  # type: ignore[assignment]
+        _puts[thread] = data
+    try:
+        yield
+    finally:
+        with _lock:
+            if before is None:
+                del _puts[thread]
+            else:
+                _puts[thread] = before
+            if not _puts:
+                del torch.Tensor.data
+
+
+def _get_data(tensor: torch.Tensor) -> torch.Tensor:
+    data = _puts.get(threading.get_ident())
+    return _get(tensor) if data is None or _get_current_dispatch_mode() is None else data.of(tensor)
+
+
+def _put_data(tensor: torch.Tensor, item: torch.Tensor) -> None:
+    data = _puts.get(threading.get_ident())
+    if data is None or _get_current_dispatch_mode() is None:
+        _DATA.__set__(tensor, item)  # type: ignore[attr-defined]
+    else:
+        data.put(tensor, item)
+
+
+def _called(op: Any, *args: Any) -> torch.Tensor:
+    result: torch.Tensor = op(*args)
+    return result
+
+
+def _get(tensor: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = _plainly(_DATA.__get__, tensor)  # type: ignore[attr-defined]
+    return found
+
+
+def _set(tensor: torch.Tensor, item: torch.Tensor) -> None:
+    _plainly(_DATA.__set__, tensor, item)  # type: ignore[attr-defined]
+
+
+def _plainly(function: Callable[..., Any], *args: Any) -> Any:
+    """Past modes that would pass it on to the class's own attribute, which leads here again."""
+    with torch._C.DisableTorchFunction():
+        return function(*args)
