@@ -17,6 +17,7 @@ from lowtide.capture.care.failures import raised_in
 from lowtide.capture.care.gradients import none_left_on, on_the_callers_own, refuse_strangers
 from lowtide.capture.care.leaks import Watch
 from lowtide.capture.care.surroundings import put_back_on_failure
+from lowtide.capture.effects.schedules import settings_unchanged
 from lowtide.capture.fakes import FakeModel
 from lowtide.capture.losses import checked_loss, joined, share_of, with_loss
 from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle, same_program
@@ -117,7 +118,8 @@ def _captured_training(watch: Watch, program: TrainingProgram, given: Given) -> 
         shadow = Shadow.of(program.optimizer, trace.fakes.names, trace.fakes.parameters, trace.recorder.draft)
         if program.scaler is not None and program.scales:
             trace.scaler = ScalerTrace.of(program.scaler, trace.recorder.draft, trace.mode, given.device)
-        result = _forward_and_backward(trace, program, fake_args, fake_kwargs)
+        with settings_unchanged(program.optimizer):
+            result = _forward_and_backward(trace, program, fake_args, fake_kwargs)
         if program.ranks is not None and program.ranks.shard:
             shadow = _sharded(trace, shadow, program.ranks)
         first, following = _optimizer_step(trace, shadow, result)

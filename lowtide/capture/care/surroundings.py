@@ -51,7 +51,7 @@ def _found(roots: list[Any], given: set[int]) -> list[Callable[[], None]]:
             waiting.extend((item.func, *item.args, *item.keywords.values()))
         elif isinstance(item, types.FunctionType):
             restores.extend(_of_function(item, waiting))
-        elif isinstance(item, _CONTAINERS) or id(item) in given or _is_of_users(item):
+        elif isinstance(item, (*_CONTAINERS, torch.optim.lr_scheduler.LRScheduler)) or id(item) in given or _is_of_users(item):
             given.update(map(id, _held(item)) if id(item) in given else ())
             restores.extend(_of_object(item))
             waiting.extend(_held(item))
