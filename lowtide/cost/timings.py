@@ -21,10 +21,11 @@ import torch
 
 from lowtide.cost.bodies import runs_of
 from lowtide.cost.cache import Cache
+from lowtide.cost.caches import cold_shares
 from lowtide.cost.device import Device, half_flops_of
 from lowtide.cost.lab.laboratory import Call, Laboratory, Unknown, device_of
 from lowtide.cost.lab.launched import clocks_ns
-from lowtide.cost.lab.trial import aside, circumstances, on_gpu, once_ns
+from lowtide.cost.lab.trial import aside, cache_bytes, circumstances, on_gpu, once_ns
 from lowtide.cost.workspaces import call_of, needs_none, warn_of_memory
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Node
@@ -37,7 +38,7 @@ _LEAST_RUNS, _LEAST_S = 3, 1e-3
 _LONGEST_NS = 3600 * 10**9  # no operator takes an hour: such an entry is no measurement
 _RATED_DTYPES = ("float32", "float64", "bfloat16", "float16")
 
-_Clocks: TypeAlias = tuple[int, int]  # nanoseconds of a device beside the host, and of the host
+_Clocks: TypeAlias = tuple[int, int, int]  # nanoseconds of a device beside the host in warm and in cold caches, and of the host
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,10 @@ def measure_timings(
             known |= _of_device({text: call for text, call in wanted.items() if call.device == device}, device, used)
     unknown = tuple(used.failures[text] for text in wanted if text not in known and text in used.failures)
     warn_of_memory(unknown, "their times are taken from the device's rates")
+    cold = next((cold_shares(among or nodes, cache_bytes(call.device)) for call in wanted.values() if on_gpu(call.device)), {})
     us, issue_us = (
         tuple(sum(run.times * times[run.node][clock] for run in each) for each in runs)
-        for times in [{node: _clocks(node, call, known, rates) for node, call in calls.items()}]
+        for times in [{node: _clocks(node, call, known, rates, cold.get(node, 0.0)) for node, call in calls.items()}]
         for clock in range(2)
     )
     if not any(on_gpu(call.device) for call in wanted.values()):  # the host is the device
@@ -89,14 +91,14 @@ def _takes_time(node: Node) -> bool:
     return not needs_none(node) or (is_view(node) and on_gpu(device_of(node)))
 
 
-def _clocks(node: Node, call: Call | None, known: Mapping[str, _Clocks], rates: Callable[[], Device]) -> tuple[float, float]:
-    """Microseconds of the device and of the host, as they were measured or by the rates."""
+def _clocks(node: Node, call: Call | None, known: Mapping[str, _Clocks], rates: Callable[[], Device], cold: float) -> tuple[float, float]:
+    """Microseconds of the device and of the host, as they were measured or by the rates; so much of what it reads comes from memory."""
     if call is None:
         return 0.0, 0.0
     if call.text not in known:
         return rates().node_us(node), rates().node_issue_us(node)
-    device_ns, host_ns = known[call.text]
-    return device_ns / 1e3, host_ns / 1e3
+    warm_ns, cold_ns, host_ns = known[call.text]
+    return (warm_ns + cold * (cold_ns - warm_ns)) / 1e3, host_ns / 1e3
 
 
 def _of_device(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) -> dict[str, _Clocks]:
@@ -108,12 +110,12 @@ def _of_device(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) 
     remembered = cache.load() if cache is not None else {}
     found = _measured([call for text, call in wanted.items() if text not in remembered], laboratory)
     known = remembered | (cache.merge(found) if cache is not None and found else found)
-    return {text: (0, ns) for text, ns in known.items()}
+    return {text: (0, 0, ns) for text, ns in known.items()}
 
 
 def _of_gpu(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) -> dict[str, _Clocks]:
     """The same of a device beside the host."""
-    cache = Cache("launches", laboratory.circumstances(device), parse=_parsed) if laboratory.remember else None
+    cache = Cache("clocks", laboratory.circumstances(device), parse=_parsed) if laboratory.remember else None
     remembered = cache.load() if cache is not None else {}
     calls, found = [call for text, call in wanted.items() if text not in remembered], dict[str, str]()
     for done in range(0, len(calls), _TOGETHER):
@@ -125,15 +127,15 @@ def _of_gpu(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) -> 
 
 
 def _written(clocks: _Clocks) -> str:
-    return f"{clocks[0]} {clocks[1]}"
+    return " ".join(map(str, clocks))
 
 
 def _parsed(text: str) -> _Clocks:
     """Raises ValueError for what is no measurement."""
-    device_ns, host_ns = map(int, text.split())
-    if not 1 <= min(device_ns, host_ns) <= max(device_ns, host_ns) <= _LONGEST_NS:
-        raise ValueError(f"expected nanoseconds from 1 to {_LONGEST_NS}, got {text!r}")
-    return device_ns, host_ns
+    warm_ns, cold_ns, host_ns = map(int, text.split())
+    if not (1 <= warm_ns <= cold_ns <= _LONGEST_NS and 1 <= host_ns <= _LONGEST_NS):
+        raise ValueError(f"expected nanoseconds in warm caches, in cold ones and of the host, from 1 to {_LONGEST_NS}, got {text!r}")
+    return warm_ns, cold_ns, host_ns
 
 
 def _measured(calls: Sequence[Call], laboratory: Laboratory) -> dict[str, int]:
@@ -178,9 +180,9 @@ def _nbytes(call: Call) -> int:
 
 
 def _best_ns(call: Callable[[], Any], device: str) -> int:
-    """The least time of a call in warm caches: the first run is to warm up. Of a device beside the host its own time."""
+    """The least time of a call in warm caches: the first run is to warm up. Of a device beside the host its own time, in cold ones."""
     if on_gpu(device):
-        return clocks_ns(call, device)[0]
+        return clocks_ns(call, device)[1]
     call()
     best, spent, runs = 2**62, 0, 0
     while runs < _LEAST_RUNS or (spent < _LEAST_S * 1e9 and runs < 1000):
@@ -231,7 +233,7 @@ def _rates(device: str) -> dict[str, int]:
 def _launch(one: torch.Tensor, device: str) -> tuple[int, dict[str, int]]:
     """The nanoseconds of an operator that does as good as nothing; on a device beside the host, what it takes the host, too."""
     if on_gpu(device):
-        launch_ns, issue_ns = clocks_ns(one.neg_, device)
+        launch_ns, _, issue_ns = clocks_ns(one.neg_, device)
         return launch_ns, {"issue_ns": issue_ns}
     many = 100
     return max(1, _best_ns(lambda: [one.neg_() for _ in range(many)], device) // many), {}

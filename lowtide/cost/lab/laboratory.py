@@ -33,6 +33,7 @@ SHOWN = 160  # characters of a call that a warning shows
 
 
 Listener: TypeAlias = Callable[[float], None]
+Clocks: TypeAlias = tuple[int, int, int]
 _Reply: TypeAlias = dict[str, Any]  # what a trial gives, or {"failure": why it gives nothing}
 
 
@@ -102,13 +103,13 @@ class Laboratory:
         self._tell()
 
     def begin(self, call: Call) -> bool:
-        """Have a call tried while the caller goes on, if it is not known yet; whether that is so. On a GPU nothing is tried ahead."""
+        """Have a call tried while the caller goes on, if it is not known yet; whether that is so. Not in the caller's own process."""
         shelf = self._shelf(call.device)
-        if not self._tries or trial.on_gpu(call.device) or call.text in self.failures or shelf.knows(call.text):
+        if not self._tries or self._trials.is_inside(call.device) or call.text in self.failures or shelf.knows(call.text):
             return False
         if call.text not in self._ahead:
             self._behind = self._behind or ThreadPoolExecutor(1, "lowtide-trials")
-            self._ahead[call.text] = self._behind.submit(self._level_of, call, makers_of(call.before))
+            self._ahead[call.text] = self._behind.submit(self._level_of, call, makers_of(call.before), ahead=True)
         return True
 
     def level_bytes(self, call: Call) -> int | None:
@@ -119,11 +120,14 @@ class Laboratory:
         """What a call's results look like; None where that is unknown."""
         return made.parse(self._shelf(call.device).results[call.text]) if self._knows(call) else None
 
-    def launches_ns(self, calls: Sequence[Call]) -> list[tuple[int, int] | None]:
-        """What one run of each call takes a device beside the host, and takes the host; all of one device. None of what cannot be run."""
+    def launches_ns(self, calls: Sequence[Call]) -> list[Clocks | None]:
+        """What one run of each call takes a device beside the host, in warm and in cold caches, and takes the host; all of one device.
+
+        None of what cannot be run.
+        """
         return self._together(calls, self._trials.launches) or [self._launch_ns(call) for call in calls]
 
-    def _launch_ns(self, call: Call) -> tuple[int, int] | None:
+    def _launch_ns(self, call: Call) -> Clocks | None:
         def run() -> _Reply:
             return _reply(call, makers_of(call.before), lambda steps: self._trials.launches([steps], call.device))
 
@@ -177,8 +181,13 @@ class Laboratory:
         shelf = self._shelf(call.device)
         if shelf.knows(call.text):
             return True
-        ahead = self._ahead.get(call.text)
-        reply = self._got(call, (lambda: self._level_of(call, makers_of(call.before))) if ahead is None else ahead.result)
+
+        def run() -> _Reply:
+            ahead = self._ahead.get(call.text)
+            reply = None if ahead is None else ahead.result()
+            return self._level_of(call, makers_of(call.before)) if reply is None or "inside" in reply else reply
+
+        reply = self._got(call, run)
         if reply is None:
             return False
         self.tried += 1
@@ -186,8 +195,8 @@ class Laboratory:
         shelf.note(call.text, reply["level_bytes"], reply["results"])
         return True
 
-    def _level_of(self, call: Call, makers: Makers) -> _Reply:
-        return _reply(call, makers, lambda steps: self._trials.level(steps, call.device))
+    def _level_of(self, call: Call, makers: Makers, *, ahead: bool = False) -> _Reply:
+        return _reply(call, makers, lambda steps: self._trials.level(steps, call.device, ahead=ahead))
 
     def _got(self, call: Call, run: Callable[[], _Reply]) -> _Reply | None:
         """What a trial gives; None, and the failure noted, where it gives nothing."""
@@ -200,9 +209,10 @@ class Laboratory:
         return None
 
     def _in_turn(self, run: Callable[[], _Reply]) -> _Reply:
-        """What a trial gives when those are over that were begun before: there is one process for all."""
+        """What a trial gives when those are over that were begun before: there is one process for all, or none but this one."""
         wait(self._ahead.values())
-        return run()
+        reply = run()
+        return run() if "inside" in reply else reply
 
     def _shelf(self, device: str) -> _Shelf:
         if device not in self._shelves:
@@ -269,7 +279,7 @@ def _first_that_works(call: Call, makers: Makers, run: Callable[[dict[str, Any]]
     """The call on made-up data, or else, as that does not suit every operator, on what the nodes before it make."""
     plain = recipe(call.node, makers)
     reply = run(plain)
-    if "failure" not in reply or reply.get("of_memory") or reply.get("late"):
+    if "failure" not in reply or reply.get("of_memory") or reply.get("late") or reply.get("inside"):
         return reply
     whole = recipe(call.node, makers, with_makers=True)
     again = run(whole) if whole != plain else reply

@@ -45,11 +45,11 @@ def take_level(recipe: dict[str, Any], device: str, gradients: bool) -> dict[str
 def take_times(recipes: list[dict[str, Any]], device: str, gradients: bool, warm_up: bool) -> dict[str, Any]:
     """Nanoseconds of one run of each call with arguments that are in no cache. Runs before it let libraries choose and make kernels."""
     with aside(device, gradients):
-        calls, crowd = [made_ready(recipe) for recipe in recipes], _crowd(device)
+        calls, evict = [made_ready(recipe) for recipe in recipes], crowd(device)
         for call in calls if warm_up else ():
             call()
-        if crowd is not None:
-            crowd()
+        if evict is not None:
+            evict()
         return {"ns": [once_ns(call, device) for call in calls]}
 
 
@@ -167,7 +167,15 @@ def circumstances(device: str, gradients: bool = True) -> tuple[str, ...]:
         f"matmul precision {torch.get_float32_matmul_precision()}",
         f"default {dtype_name(torch.get_default_dtype())}",
         f"gradients {gradients}",
+        *([f"cudnn {cudnn_flags()}"] if on_gpu(device) else []),
     )
+
+
+def cudnn_flags() -> dict[str, bool]:
+    """What decides which of cuDNN's kernels run."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a flag that goes by another name from some version on
+        return {name: bool(getattr(torch.backends.cudnn, name)) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")}
 
 
 def free_bytes(device: str) -> int:
@@ -201,20 +209,20 @@ def on_gpu(device: str) -> bool:
 
 
 @cache
-def _crowd(device: str) -> Callable[[], Any] | None:
+def crowd(device: str) -> Callable[[], Any] | None:
     """Reads as much other memory as crowds what a call reads out of a device's caches; None where there is no memory for that."""
     try:
-        return torch.ones(min(_CROWD_BYTES, 2 * _caches_bytes(device)) // 4, device=device).sum
+        return torch.ones(min(_CROWD_BYTES, 2 * cache_bytes(device)) // 4, device=device).sum
     except (MemoryError, RuntimeError):
         return None
 
 
 def forget_crowds() -> None:
     """Let go the memory that trials of times read beside."""
-    _crowd.cache_clear()
+    crowd.cache_clear()
 
 
-def _caches_bytes(device: str) -> int:
+def cache_bytes(device: str) -> int:
     """The size of the largest cache; a guess where the system does not tell."""
     if on_gpu(device):
         return int(torch.cuda.get_device_properties(device).L2_cache_size)

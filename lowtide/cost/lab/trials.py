@@ -1,11 +1,14 @@
-"""Has recipes tried where they do no harm: those for the CPU in a process of its own, those for a GPU in this one.
+"""Has recipes tried where they do no harm: in a process of its own.
 
 The process starts when the first recipe comes. Made-up data may crash an operator or make it wait for ever: then the process is ended, and
-started again for the next recipe. On a GPU memory and libraries are this process's own, and so are the trials.
+started again for the next recipe. What an operator does to memory of a GPU that is not its own spoils all that its process has there, so
+that trials for a GPU are apart, too. That takes some 600 MiB of its memory meanwhile: where there is not much left, or where no second
+process may use it, they run in this process. LOWTIDE_TRIALS=apart or =inside decides otherwise.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any, NoReturn
 
 import torch
@@ -17,6 +20,8 @@ from lowtide.cost.lab.operators import dtype_name
 
 LIMIT_S = 60.0  # for one request; a CPU may take seconds for a large operator
 _MOST_ENDS = 8  # of the process, before it is given up
+_ROOM_BYTES = 4 * 2**30  # of a GPU that are free, for a second process to use it
+_INSIDE: dict[str, Any] = {"failure": "no other process can use this GPU", "inside": True}
 
 
 class Trials:
@@ -24,30 +29,52 @@ class Trials:
 
     def __init__(self, gradients: bool) -> None:
         self._gradients = gradients
-        self._settings = {**_settings(), "circumstances": list(trial.circumstances("cpu", gradients))}
+        self._settings = _settings()
+        self._circumstances: dict[str, list[str]] = {}  # by device
+        self._inside: dict[str, bool] = {}  # by GPU, whether trials run in this process
+        self._on_gpus: set[str] = set()  # which the process has used
         self._apart: Apart | None = None
         self._ends = 0
         self._given_up = ""  # why there is no process any more
 
-    def level(self, recipe: dict[str, Any], device: str) -> dict[str, Any]:
-        """{"level_bytes": ..., "results": ...}, or {"failure": ...} where the recipe gives nothing."""
-        if trial.on_gpu(device):
-            return trial.answer(lambda: trial.take_level(recipe, device, self._gradients))
-        return self._asked({"wanted": "level", "recipes": [recipe]})
+    def is_inside(self, device: str) -> bool:
+        """Whether recipes for a device are tried in this process."""
+        if not trial.on_gpu(device):
+            return False
+        if device not in self._inside:
+            wanted = os.environ.get("LOWTIDE_TRIALS", "")
+            if wanted not in ("", "apart", "inside"):
+                raise ValueError(f"LOWTIDE_TRIALS: expected apart or inside, got {wanted!r}")
+            self._inside[device] = wanted == "inside" or (not wanted and trial.free_bytes(device) < _ROOM_BYTES)
+        return self._inside[device]
+
+    def level(self, recipe: dict[str, Any], device: str, *, ahead: bool = False) -> dict[str, Any]:
+        """{"level_bytes": ..., "results": ...}, or {"failure": ...} where the recipe gives nothing.
+
+        {"failure": ..., "inside": True} where no other process can try it, but this one: from then on it does, unless `ahead`.
+        """
+        if self.is_inside(device):
+            return _INSIDE if ahead else trial.answer(lambda: trial.take_level(recipe, device, self._gradients))
+        return self._asked({"wanted": "level", "recipes": [recipe]}, device)
 
     def times(self, recipes: list[dict[str, Any]], device: str, warm_up: bool) -> dict[str, Any]:
         """{"ns": [...]}, one number a recipe, where the host itself computes; {"failure": ...} where one of them gives nothing."""
         assert not trial.on_gpu(device), "a device beside the host has two clocks"
-        return self._asked({"wanted": "times", "recipes": recipes, "warm_up": warm_up})
+        return self._asked({"wanted": "times", "recipes": recipes, "warm_up": warm_up}, device)
 
     def launches(self, recipes: list[dict[str, Any]], device: str) -> dict[str, Any]:
-        """{"ns": [(device's, host's), ...]} by recipe, on a device beside the host; {"failure": ...} where one of them gives nothing."""
-        return trial.answer(lambda: launched.take_launches(recipes, device, self._gradients))
+        """{"ns": [(device's, host's), ...]} by recipe, on a device beside the host; {"failure": ...} as for `level`."""
+        if self.is_inside(device):
+            return trial.answer(lambda: launched.take_launches(recipes, device, self._gradients))
+        return self._asked({"wanted": "launches", "recipes": recipes}, device)
 
     def close(self) -> None:
         """Leave the process to whoever needs one next, and let go what trials in this one keep."""
         if self._apart is not None:
-            spare.put(self._apart)
+            if self._on_gpus:  # where it would hold memory
+                self._apart.end()
+            else:
+                spare.put(self._apart)
             self._apart = None
         trial.forget_crowds()
 
@@ -57,19 +84,41 @@ class Trials:
         if (running := self._apart) is not None:
             running.end()
 
-    def _asked(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _asked(self, request: dict[str, Any], device: str) -> dict[str, Any]:
         operators = definers([step["op"] for recipe in request["recipes"] for step in recipe["steps"]])
+        settings = self._settings | {"circumstances": self._circumstances_of(device)}
+        proven = not trial.on_gpu(device) or device in self._on_gpus
         try:
             process = self._process()
-            return process.ask({**request, "operators": operators, "gradients": self._gradients, "settings": self._settings}, LIMIT_S)
+            whole = {**request, "operators": operators, "gradients": self._gradients, "settings": settings, "device": device}
+            reply = process.ask(whole, LIMIT_S)
+            if not reply.pop("shut", False):
+                self._on_gpus |= {device} if trial.on_gpu(device) else set()
+            elif not proven:
+                return self._take_inside(device)
+            if reply.pop("spoilt", False):  # its context of the GPU, for all that would come
+                process.end()
+                self._apart = None
+            return reply
         except GoneError as gone:
             self._apart = None
+            if not proven and not isinstance(gone, LateError):
+                return self._take_inside(device)
             return {"failure": f"the process that tried it is gone: {gone}", "ended": True, "late": isinstance(gone, LateError)}
         except BaseException:  # Ctrl-C in the middle of an answer: the next request would get it
             if self._apart is not None:
                 self._apart.end()
                 self._apart = None
             raise
+
+    def _take_inside(self, device: str) -> dict[str, Any]:
+        self._inside[device] = True
+        return _INSIDE
+
+    def _circumstances_of(self, device: str) -> list[str]:
+        if device not in self._circumstances:
+            self._circumstances[device] = list(trial.circumstances(device, self._gradients))
+        return self._circumstances[device]
 
     def _process(self) -> Apart:
         """The process, started where there is none. Raises GoneError."""
@@ -102,4 +151,5 @@ def _settings() -> dict[str, Any]:
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "precision": torch.get_float32_matmul_precision(),
         "dtype": dtype_name(torch.get_default_dtype()),
+        "cudnn": trial.cudnn_flags(),
     }

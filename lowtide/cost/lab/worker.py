@@ -12,8 +12,11 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from typing import Any, TextIO
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO, TypeAlias
+
+Reply: TypeAlias = dict[str, Any]
+Take: TypeAlias = Callable[[], Reply]
 
 _GRACE_S = 30  # beyond the limit, at which whoever asked ends the process
 
@@ -39,12 +42,12 @@ def _warm_up() -> None:
     take_level({"values": ones, "steps": [{"op": "aten.relu.default", "args": [{"value": 0}], "kwargs": {}}]}, "cpu", True)
 
 
-def _apply(settings: dict[str, Any], gradients: bool) -> None:
+def _apply(settings: dict[str, Any], gradients: bool, device: str) -> None:
     """Take over the settings that decide which kernels run. Raises RuntimeError where they come to something else here."""
     import torch
 
     from lowtide.cost.lab.operators import of_torch
-    from lowtide.cost.lab.trial import circumstances
+    from lowtide.cost.lab.trial import circumstances, on_gpu
 
     torch.set_num_threads(settings["threads"])
     torch.backends.mkldnn.set_flags(settings["onednn"])
@@ -53,22 +56,51 @@ def _apply(settings: dict[str, Any], gradients: bool) -> None:
         torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])  # imports inductor, which takes a second
     torch.set_float32_matmul_precision(settings["precision"])
     torch.set_default_dtype(of_torch(settings["dtype"]))
-    expected, got = settings["circumstances"], list(circumstances("cpu", gradients))
+    if on_gpu(device):
+        for name, flag in settings["cudnn"].items():
+            if getattr(torch.backends.cudnn, name) != flag:
+                setattr(torch.backends.cudnn, name, flag)
+    expected, got = settings["circumstances"], list(circumstances(device, gradients))
     if got != expected:
         raise RuntimeError(f"expected a process that works under {expected}, got one under {got}")
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    from lowtide.cost.lab.trial import answer, take_level, take_times
+    from lowtide.cost.lab.trial import answer, on_gpu, take_level, take_times
+
+    device, recipes, gradients = request["device"], request["recipes"], request["gradients"]
 
     def take() -> dict[str, Any]:
-        _apply(request["settings"], request["gradients"])
+        _apply(request["settings"], gradients, device)
         _have(request["operators"])
         if request["wanted"] == "level":
-            return take_level(request["recipes"][0], "cpu", request["gradients"])
-        return take_times(request["recipes"], "cpu", request["gradients"], request["warm_up"])
+            return take_level(recipes[0], device, gradients)
+        if request["wanted"] == "launches":
+            from lowtide.cost.lab.launched import take_launches
 
-    return answer(take)
+            return take_launches(recipes, device, gradients)
+        return take_times(recipes, device, gradients, request["warm_up"])
+
+    return _on_gpu(answer, take, device) if on_gpu(device) else answer(take)
+
+
+def _on_gpu(answer: Callable[[Take], Reply], take: Take, device: str) -> Reply:
+    """The answer; with "shut" where this process may not use the GPU, with "spoilt" where it can no more."""
+    import torch
+
+    from lowtide.cost.lab.trial import finish
+
+    try:
+        finish(device)
+    except (AssertionError, RuntimeError) as error:
+        return {"failure": f"{type(error).__name__}: {error}", "shut": True}
+    reply = answer(take)
+    try:
+        finish(device)
+        torch.cuda.empty_cache()
+    except RuntimeError as error:
+        return {"failure": reply.get("failure", f"{type(error).__name__}: {error}"), "spoilt": True}
+    return reply
 
 
 def _have(operators: list[dict[str, Any]]) -> None:
