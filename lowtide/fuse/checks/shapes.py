@@ -87,10 +87,6 @@ def _ints(arg: object) -> Shape:
     return tuple(map(_int, arg))
 
 
-def _made(node: Node) -> Shape:
-    return _shape(node.outputs[0])
-
-
 def _place(dim: object, rank: int) -> int:
     """A dimension, counted from the front."""
     found = _int(dim)
@@ -127,7 +123,7 @@ def _same(node: Node) -> list[Shape]:
 
 
 def _view(node: Node) -> list[Shape]:
-    a, said, made = _shape(node.args[0]), _ints(node.args[1]), _made(node)
+    a, said, made = _shape(node.args[0]), _ints(node.args[1]), _shape(node.outputs[0])
     matches = len(said) == len(made) and all(size in (-1, its) for size, its in zip(said, made, strict=True))
     _check(node, matches and prod(made) == prod(a) and said.count(-1) < 2, f"a shape of as many elements, {made}")
     return [made]
