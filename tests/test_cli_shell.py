@@ -109,6 +109,24 @@ def test_a_full_disk_behind_standard_output_is_told():
         )
 
 
+def test_a_full_disk_is_told_by_answers_for_people_too():
+    with open("/dev/full", "w") as full:
+        assert ended("devices", "--no-measure", stdout=full.fileno()) == (2, "lowtide: standard output: No space left on device\n")
+
+
+def test_a_standard_output_that_was_closed_before_is_told():
+    closing = ["sh", "-c", '"$@" >&-', "sh", *command("devices", "--no-measure")]
+    done = subprocess.run(closing, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, timeout=120)
+    assert (done.returncode, done.stderr) == (2, "lowtide: standard output: Bad file descriptor\n")
+
+
+def test_a_terminal_without_columns_gets_its_answer():
+    none = ENVIRONMENT | {"COLUMNS": "0"}
+    done = subprocess.run(command("devices", "--no-measure"), capture_output=True, text=True, env=none, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "h100" in done.stdout
+
+
 STAYS_FULL = """
 import errno, io, sys
 

@@ -113,9 +113,13 @@ def device_of(model: nn.Module, wished: torch.device | str | None) -> torch.devi
     """Where the step runs: where the model lies, or for a model without memory where it is wished to."""
     found = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     if found.type == "meta":
-        if str(wished).startswith("cuda") and torch.version.cuda is torch.version.hip is None:  # whose C++ ends the process there
-            raise ValueError("device: expected a device that is here, or a machine in `simulate` and no `device`: this torch has no CUDA")
-        return torch.device(wished if wished is not None else "cpu")
+        target = torch.device(wished if wished is not None else "cpu")
+        if target.type == "cuda" and torch.version.cuda is None and torch.version.hip is None:  # whose C++ ends the process there
+            raise ValueError(
+                f"device: expected a device that is here, or a machine in `simulate` ('h200') and no `device`, got {wished}: "
+                f"this torch ({torch.__version__}) is built without CUDA, and cannot follow a program there"
+            )
+        return target
     if wished is not None and torch.device(wished) != found:
         raise ValueError(f"device: the model lies on {found}; `device` is for models on the meta device (got {wished})")
     return found

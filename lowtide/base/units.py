@@ -21,3 +21,9 @@ def time_text(us: float) -> str:
 def op_text(op: str) -> str:
     """An operator without its namespace and overload: "gelu" of "aten.gelu.default"."""
     return op.split(".")[1] if op.count(".") == 2 else op
+
+
+def less_text(nbytes: int, before_bytes: int) -> str:
+    """How much less that is than it was: "12.5% less", or more; nothing beside nothing."""
+    share = 1 - nbytes / before_bytes if before_bytes else 0.0
+    return "" if not before_bytes else f"{share:.1%} less" if share >= 0 else f"{-share:.1%} more"

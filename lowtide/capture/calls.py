@@ -100,8 +100,8 @@ def why_unread(name: str, follows_from: str) -> str:
     """What it means for the user that `name` reads numbers which follow from what only the running step knows."""
     return (
         f"control flow depends on data: {name} at {users_line()} reads a tensor's value, which no graph can follow, since it follows from "
-        f"{follows_from}; use torch.where or masks, return tensors for numbers, leave out what only checks "
-        "(torch.distributions: validate_args=False)"
+        f"{follows_from}; use torch.where or masks, return tensors for numbers; what only checks may stay where its other way raises "
+        "(`if not ok.all(): raise ValueError(...)`, `assert ok.all()`)"
     )
 
 

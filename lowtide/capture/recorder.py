@@ -143,11 +143,11 @@ class Recorder(TorchDispatchMode):
         with_writes = operators.form_with_writes(func) if written and not owned else None
         functional = None if with_writes else self._functional_results(func, recorded, written, args, kwargs)
         if operators.row(func).answers_without_data:
-            return shaped.number(self, func, *recorded)
+            return shaped.number(self, func, recorded, args)
         try:
             out = self._results_of(func, recorded, args, kwargs)
         except DataDependentOutputException:
-            return shaped.number(self, func, *recorded)
+            return shaped.number(self, func, recorded, args)
         except DynamicOutputShapeException:
             out = shaped.results(self, func, *recorded)
         source = self.draft.sources.current()

@@ -12,6 +12,7 @@ from lowtide.cli import leaving
 
 def main() -> None:
     """Entry point of the `lowtide` command."""
+    leaving.refuse_without_output()
     leaving.quit_on_interrupt()
     from lowtide.cli.commands import run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 import typer
@@ -27,4 +28,6 @@ def run() -> None:
     """Read the command line and do what it says. Raises SystemExit."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names come from the user's files, and not every terminal can write them
+    if os.environ.get("COLUMNS", "1").strip("0") == "":
+        del os.environ["COLUMNS"]  # of a terminal without columns: in none of them nothing can be told
     app()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -9,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 REFUSED = 2  # as shells say of wrong usage
 INTERRUPTED = 130  # as shells say of a program that ended by SIGINT
@@ -57,16 +58,29 @@ def leave_quietly(run: Callable[[], None]) -> None:
         raise
     except KeyboardInterrupt:
         os._exit(INTERRUPTED)
+    except OSError as error:  # in writing the answer: what happens to files is told where they are
+        _end(error, 0)
+
+
+def refuse_without_output() -> None:
+    """End the program where standard output was closed before it began: there is nowhere to answer."""
+    if sys.stdout is None:
+        _end(OSError(errno.EBADF, os.strerror(errno.EBADF)), 0)
 
 
 def _flush(code: Any) -> None:
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        os._exit(CLOSED_PIPE)
     except OSError as error:
-        if code != REFUSED:  # whoever was refused has been told why
-            print(f"lowtide: standard output: {error.strerror}", file=sys.stderr)
-        os._exit(REFUSED)
+        _end(error, code)
     if code == 1:  # what typer and rich say of a closed pipe, and no command of ours of anything
         os._exit(CLOSED_PIPE)
+
+
+def _end(error: OSError, code: Any) -> NoReturn:
+    """End the program, as nothing can be written to standard output; whoever was refused has been told why."""
+    if isinstance(error, BrokenPipeError):
+        os._exit(CLOSED_PIPE)
+    if code != REFUSED:
+        print(f"lowtide: standard output: {error.strerror}", file=sys.stderr, flush=True)
+    os._exit(REFUSED)

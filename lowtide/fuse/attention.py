@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from lowtide.base.narrow import of_kind, there
 from lowtide.fuse.layout import Lay, fresh, in_rows, stepped
 from lowtide.fuse.stages import Attention, Batched, Epilogue, Rows, Stage
 from lowtide.fuse.staging import Head, Staging
@@ -33,14 +34,14 @@ def _heads_together(name: str, shape: tuple[int, ...]) -> Lay:
     """Where results go: rows of all heads' features, as what reads them usually wants."""
     b, h, q, v = shape
     whole = fresh(name, (b * q, h * v)).viewed((b, q, h, v))
-    assert whole is not None
+    whole = there(whole)
     return whole.permuted((0, 2, 1, 3))
 
 
 def _mask(staging: Staging, mask: Value, shape: tuple[int, ...]) -> Lay:
     """What is added to scores, by keys side by side, or one number for all keys."""
     whole = staging.place(mask).broadcast(shape)
-    assert whole is not None, "torch broadcasts masks"
+    whole = there(whole)
     if whole.shape[3] == 1 or whole.stride[3] in (0, 1):
         return whole
     return staging.copied(whole, in_rows(f"{mask.name}_rows", shape))
@@ -68,7 +69,7 @@ def batched(staging: Staging, node: Node) -> Head:
 def softmax(staging: Staging, node: Node) -> Head:
     """Along the last dimension."""
     made, given = node.results[0], node.args[0]
-    assert isinstance(given, Value)
+    given = of_kind(Value, given)
     read = staging.in_rows(given)
     kind = "safe" if "_safe_" in node.op else "softmax"
 

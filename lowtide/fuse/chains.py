@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from lowtide.base.narrow import of_kind
 from lowtide.fuse import expressions
 from lowtide.fuse.known import is_given_norm, is_known, name_of
 from lowtide.fuse.layout import Lay
@@ -93,9 +94,9 @@ def norm_of(node: Node) -> Norm:
         _, gamma, beta, mean, var, _, eps = node.args
     else:
         _, gamma, beta, mean, var, _, _, eps, *_ = node.args
-    assert isinstance(mean, Value)
-    assert isinstance(var, Value)
-    assert isinstance(eps, float)
+    mean = of_kind(Value, mean)
+    var = of_kind(Value, var)
+    eps = of_kind(float, eps)
     return Norm(gamma if isinstance(gamma, Value) else None, beta if isinstance(beta, Value) else None, mean, var, eps)
 
 

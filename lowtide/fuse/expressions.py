@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import isinf, isnan
 
+from lowtide.errors import CheckError
 from lowtide.ir.graph import Arg, Atom, Node, Value
 from lowtide.ir.operators.table import functional_base
 
@@ -98,7 +99,8 @@ def text(node: Node, names: Names) -> str:
 def _operand(arg: Arg, names: Names) -> str:
     if isinstance(arg, Value):
         return names[arg]
-    assert isinstance(arg, (bool, int, float)), "is_known says so"
+    if not isinstance(arg, (bool, int, float)):
+        raise CheckError(f"expected a number, got {arg!r}")
     return f"all<N>({number(float(arg))})"
 
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from math import prod
 
+from lowtide.base.narrow import of_kind, there
 from lowtide.fuse.attention import attention, batched, softmax
 from lowtide.fuse.known import ATTENTION, name_of
 from lowtide.fuse.layout import Buffer, Lay, fresh, in_rows, stepped
@@ -30,14 +31,14 @@ def head_of(staging: Staging, node: Node) -> Head | None:
 
 def _result(node: Node) -> tuple[Value, Lay]:
     made = node.outputs[0]
-    assert made is not None
+    made = there(made)
     return made, fresh(made.name, [int(size) for size in made.shape])
 
 
 def _pair(arg: Arg) -> tuple[int, int]:
     if isinstance(arg, int):
         return arg, arg
-    assert isinstance(arg, tuple)
+    arg = of_kind(tuple, arg)
     ints = [each for each in arg if isinstance(each, int)]
     return (ints[0], ints[-1]) if ints else (1, 1)
 
@@ -61,9 +62,9 @@ def _is_lined(lay: Lay, step: int) -> bool:
 
 def _convolution(staging: Staging, node: Node) -> Head:
     a, weight, bias, stride, padding, dilation, _, _, groups = node.args
-    assert isinstance(a, Value)
-    assert isinstance(weight, Value)
-    assert isinstance(groups, int)
+    a = of_kind(Value, a)
+    weight = of_kind(Value, weight)
+    groups = of_kind(int, groups)
     columns, inner, kh, kw = (int(size) for size in weight.shape)
     geometry = Geometry((kh, kw), _pair(stride), _pair(padding), _pair(dilation))
     made, lay = _result(node)
@@ -93,8 +94,8 @@ def _convolution(staging: Staging, node: Node) -> Head:
 
 def _transformed(staging: Staging, node: Node, transform: Transform, padding: tuple[int, int]) -> Head:
     a, weight, bias = node.args[:3]
-    assert isinstance(a, Value)
-    assert isinstance(weight, Value)
+    a = of_kind(Value, a)
+    weight = of_kind(Value, weight)
     made, lay = _result(node)
     image = _image(staging, a)
 
@@ -125,8 +126,8 @@ def _padded(staging: Staging, value: Value, padding: tuple[int, int]) -> Lay:
 
 def _depthwise(staging: Staging, node: Node, geometry: Geometry) -> Head:
     a, weight, bias = node.args[:3]
-    assert isinstance(a, Value)
-    assert isinstance(weight, Value)
+    a = of_kind(Value, a)
+    weight = of_kind(Value, weight)
     made, lay = _result(node)
     image = _image(staging, a)
 
@@ -141,7 +142,7 @@ def _depthwise(staging: Staging, node: Node, geometry: Geometry) -> Head:
 def _pool(staging: Staging, node: Node) -> Head:
     args = [*node.args, *[None] * 7][:7]
     a, kernel, stride, padding = args[:4]
-    assert isinstance(a, Value)
+    a = of_kind(Value, a)
     size = _pair(kernel)
     largest = name_of(node) == "max_pool2d_with_indices"
     dilation = _pair(args[4]) if largest and args[4] is not None else (1, 1)
@@ -161,8 +162,8 @@ def _pool(staging: Staging, node: Node) -> Head:
 
 def _product(staging: Staging, node: Node) -> Head:
     bias, a, weight = node.args if name_of(node) == "addmm" else (None, *node.args)
-    assert isinstance(a, Value)
-    assert isinstance(weight, Value)
+    a = of_kind(Value, a)
+    weight = of_kind(Value, weight)
     made, lay = _result(node)
     rows, columns = lay.shape
     k = int(weight.shape[0])
@@ -181,14 +182,14 @@ def _product(staging: Staging, node: Node) -> Head:
 
 def _mean(staging: Staging, node: Node) -> Head:
     a = node.args[0]
-    assert isinstance(a, Value)
+    a = of_kind(Value, a)
     made, _ = _result(node)
     image = _as_image(staging.lays[a], node)
     if image.rows() is None or image.channel != 1 or not _is_lined(image, image.stride[3] if image.shape[3] != 1 else 0):
         image = staging.copied(image, fresh(f"{a.name}_copied", image.shape))
     n, c, h, w = image.shape
     lay = fresh(made.name, (n, c)).viewed([int(size) for size in made.shape])
-    assert lay is not None
+    lay = there(lay)
 
     def make(out: Lay, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
         return Rows("mean", image, image.rows() or 0, n, h * w, out, out.rows() or stepped(c), epilogue, nodes=nodes)
@@ -207,8 +208,8 @@ def _as_image(lay: Lay, node: Node) -> Lay:
 
 def _layer_norm(staging: Staging, node: Node) -> Head:
     a, _, gamma, beta, eps = node.args
-    assert isinstance(a, Value)
-    assert isinstance(eps, float)
+    a = of_kind(Value, a)
+    eps = of_kind(float, eps)
     made, _ = _result(node)
     read = staging.in_rows(a)
     columns, lay = read.shape[-1], in_rows(made.name, read.shape)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from lowtide.base.narrow import there
+
 LANES = 16  # of the widest vector that code is generated for: steps are multiples of it
 SLACK = 64  # elements behind a buffer that may be read, not used
 
@@ -172,5 +174,5 @@ def fresh(name: str, shape: Sequence[int]) -> Lay:
 def in_rows(name: str, shape: Sequence[int]) -> Lay:
     """A new buffer whose last dimension lies side by side, all others as one run of rows."""
     found = fresh(name, (prod(shape[:-1]), shape[-1])).viewed(shape)
-    assert found is not None, "a matrix can be seen in any shape of as many rows"
+    found = there(found)
     return found

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
 
+from lowtide.base.narrow import of_kind, there
 from lowtide.fuse import expressions
 from lowtide.fuse.chains import Chain, Link, Uses, norm_of
 from lowtide.fuse.known import is_given_norm, name_of
@@ -115,7 +116,7 @@ class Staging:
         if found is None:
             shape = self.lays[value].shape
             found = seen(node, self.copied(self.lays[value], _contiguous(f"{value.name}_flat", shape)))
-        assert found is not None, "what lies in order can be seen in any shape"
+        found = there(found)
         for made, lay in zip(node.outputs, found, strict=True):
             if made is not None:
                 self.lays[made] = lay
@@ -201,7 +202,7 @@ class Staging:
             return Operand(self.pack(Plain(value, 1, own[channel], stepped(own[channel]))), 0, int(own[channel] != 1))
         lay = self.constant_place(value)
         whole = lay.broadcast(out.shape)
-        assert whole is not None
+        whole = there(whole)
         return Operand(self.copied(whole, Lay(Buffer(f"{value.name}_as", _span(out)), out.shape, out.stride)), step, 1)
 
     def constant_place(self, value: Value) -> Lay:
@@ -215,7 +216,7 @@ class Staging:
     def _map(self, node: Node) -> None:
         """An element-wise operator that no chain has taken."""
         made = node.outputs[0]
-        assert made is not None
+        made = there(made)
         shape = _ints(made.shape)
         alike = next((self.lays[value] for value in node.inputs if value in self.lays and self.lays[value].shape == shape), None)
         lay = self._for_clone(made) if name_of(node) == "clone" else fresh(made.name, shape) if alike is None else _like(made.name, alike)
@@ -244,7 +245,7 @@ class Staging:
     def _source(self, value: Value, shape: tuple[int, ...]) -> tuple[Lay | Packed, tuple[int, ...]]:
         if value not in self.uses.fixed:
             lay = self.lays[value].broadcast(shape)
-            assert lay is not None, "element-wise operators broadcast"
+            lay = there(lay)
             return lay, lay.stride
         own = _ints(value.shape)
         flat = self.pack(Plain(value, 1, prod(own), stepped(prod(own))))
@@ -281,7 +282,7 @@ class Staging:
     def copy(self, lay: Lay, to: Lay, nodes: tuple[Node, ...] = ()) -> None:
         """A stage that copies."""
         source = lay.broadcast(to.shape)
-        assert source is not None
+        source = there(source)
         self.stages.append(Map((source,), (source.stride,), (), "x0", to, nodes))
 
     def pack(self, packed: Packed) -> Packed:
@@ -330,11 +331,11 @@ def _parts_of(node: Node, whole: Lay) -> Iterator[tuple[Value, Lay]]:
     """What is joined, and where in the whole each belongs."""
     parts = node.args[0]
     dim = node.args[1] if len(node.args) > 1 else dict(node.kwargs).get("dim", 0)
-    assert isinstance(parts, tuple)
-    assert isinstance(dim, int)
+    parts = of_kind(tuple, parts)
+    dim = of_kind(int, dim)
     at = 0
     for part in parts:
-        assert isinstance(part, Value)
+        part = of_kind(Value, part)
         size = _ints(part.shape)[dim % len(whole.shape)]
         yield part, whole.narrowed(dim % len(whole.shape), at, size)
         at += size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from lowtide.base.narrow import of_kind
 from lowtide.fuse.layout import Lay
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.table import functional_base
@@ -27,7 +28,7 @@ def _number(node: Node, position: int, default: int) -> int:
 
 def _shape(node: Node) -> tuple[int, ...]:
     made = node.outputs[0]
-    assert isinstance(made, Value)
+    made = of_kind(Value, made)
     return tuple(int(size) for size in made.shape)
 
 

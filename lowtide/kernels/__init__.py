@@ -9,9 +9,9 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-from lowtide.kernels import bits, losses, norms, parts, pools, rows, shaped
+from lowtide.kernels import bits, checks, losses, norms, parts, pools, rows, shaped
 
-__all__ = ["bits", "losses", "made_of", "norms", "parts", "pools", "rows", "shaped"]
+__all__ = ["bits", "checks", "losses", "made_of", "norms", "parts", "pools", "rows", "shaped"]
 
 
 @cache

@@ -6,6 +6,7 @@ memory of inputs does so in the first that dies there. What operators need for t
 
 from __future__ import annotations
 
+from lowtide.base.narrow import of_kind
 from lowtide.ir.graph import Graph, Node, Storage
 from lowtide.ir.loops import Loop, is_loop
 
@@ -42,5 +43,4 @@ def _can_take(storage: Storage, made: list[Storage], live: dict[Storage, int], l
 
 
 def _rounded(storage: Storage, granule_bytes: int) -> int:
-    assert isinstance(storage.nbytes, int)
-    return -(-storage.nbytes // granule_bytes) * granule_bytes
+    return -(-of_kind(int, storage.nbytes) // granule_bytes) * granule_bytes

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from lowtide.base.narrow import of_kind
 from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.ir.operators.names import DROP, LOAD, STORE
 from lowtide.plan.bodies import body_bytes
@@ -118,8 +119,7 @@ class _Counted:
         return {storage.name: self.bytes_of(storage) for storage in storages if self.bytes_of(storage)}
 
     def bytes_of(self, storage: Storage) -> int:
-        assert isinstance(storage.nbytes, int)
-        return -(-storage.nbytes // self.granule_bytes) * self.granule_bytes
+        return -(-of_kind(int, storage.nbytes) // self.granule_bytes) * self.granule_bytes
 
 
 def _owned(graph: Graph) -> frozenset[Storage]:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lowtide.base.narrow import of_kind
 from lowtide.base.units import bytes_text, op_text, time_text
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Node
@@ -72,8 +73,7 @@ def _line(group: Sequence[Split]) -> str:
 
 def _split(node: Node, granule_bytes: int, us: float) -> Split:
     loop = Loop.of(node)
-    assert isinstance(loop.extent, int)
-    whole, part = loop.at_any(loop.extent), loop.at(loop.part)
+    whole, part = loop.at_any(of_kind(int, loop.extent)), loop.at(loop.part)
     nodes = [each for each in part.nodes if not is_view(each)]
     heaviest = max(nodes, key=_flops)
     return Split(

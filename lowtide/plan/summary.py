@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lowtide.base.units import bytes_text, op_text, time_text
+from lowtide.base.units import bytes_text, less_text, op_text, time_text
 from lowtide.plan.algebra_report import RuleReport
 from lowtide.plan.alike import Alike, alike
 from lowtide.plan.contents import Contents
@@ -144,7 +144,7 @@ def _costs(evictions: Sequence[Eviction]) -> str:
 
 
 def _saving(plan: Contents) -> str:
-    return f"{1 - plan.peak_bytes / plan.eager_peak_bytes:.1%} less" if plan.eager_peak_bytes else ""
+    return less_text(plan.peak_bytes, plan.eager_peak_bytes)
 
 
 def _measured(plan: Contents) -> str:

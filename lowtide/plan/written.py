@@ -30,6 +30,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from lowtide.base import fields
+from lowtide.base.narrow import of_kind
 from lowtide.errors import FormatError
 from lowtide.ir.check.graph_check import check_graph, check_order, check_reuses
 from lowtide.ir.graph import Graph
@@ -169,7 +170,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
 def _provenance(data: dict[str, Any]) -> Provenance:
     item = data.get("provenance")
     fields.check_fields("plan: provenance", item, {"lowtide", "torch", "device", "python", "threads"})
-    assert isinstance(item, dict)
+    item = of_kind(dict, item)
     lowtide, torch, device, python = (fields.string("plan: provenance", item, name) for name in ("lowtide", "torch", "device", "python"))
     return Provenance(lowtide, torch, device, python, fields.integer("plan: provenance", item, "threads"))
 

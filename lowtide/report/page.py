@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.base.files import write_whole
-from lowtide.base.units import bytes_text, time_text
+from lowtide.base.units import bytes_text, less_text, time_text
 from lowtide.plan.contents import Contents
 from lowtide.plan.summary import one_line, snapshot_line, summarize
 from lowtide.report.addresses import addresses
@@ -75,7 +75,7 @@ def _charts(plan: Contents, course: Course) -> tuple[list[Chart], Scale]:
 
 def _figures(plan: Contents) -> list[tuple[str, str, str]]:
     """(what, how much, a remark) of what a reader looks for first."""
-    less = f"{1 - plan.peak_bytes / plan.eager_peak_bytes:.1%} less than eager" if plan.eager_peak_bytes else ""
+    less = f"{less_text(plan.peak_bytes, plan.eager_peak_bytes)} than eager" if plan.eager_peak_bytes else ""
     gap_bytes = plan.peak_bytes - plan.lower_bound_bytes
     proof = "proven: no order of these operators needs less" if not gap_bytes else f"at most {bytes_text(gap_bytes)} above the least"
     found = [

@@ -84,8 +84,15 @@ class BatchSpec:
         """Whether each leaf is a tensor that is an argument by itself."""
         return all(where == f"[{at}]" and isinstance(look, _TensorLook) for at, (where, look) in enumerate(self.leaves))
 
+    def is_tensor_like(self, leaf: int, dtype: str, shape: tuple[Any, ...], stride: tuple[Any, ...]) -> bool:
+        """Whether a leaf is a tensor that looks so."""
+        look = self.leaves[leaf][1]
+        if not isinstance(look, _TensorLook) or (str(look.dtype).removeprefix("torch."), look.shape) != (dtype, shape):
+            return False
+        return same_strides(shape, look.stride, stride)
+
     def made_up(self) -> list[Any]:
-        """Leaves like these, on a CPU: tensors of zeros."""
+        """Leaves like these, on a CPU: tensors of zeros. What lies between their elements is not touched, and takes no memory."""
         return [_zeros(look) if isinstance(look, _TensorLook) else look for _, look in self.leaves]
 
     def rows(self) -> list[Any]:

@@ -323,10 +323,10 @@ def test_an_assertion_that_fails_at_the_example_is_a_capture_error():
 def test_an_example_without_data_is_refused_where_it_is_read():
     model = Reader()
     optimizer = optim.SGD(model.parameters(), 0.1)
-    with pytest.raises(lowtide.CaptureError, match="batch 0, which has no data here"):
-        lowtide.optimize(model, (words(0).to("meta"), MASKS[0]), loss=checked, optimizer=optimizer)
-    with pytest.raises(lowtide.CaptureError, match="batch 0, which has no data here"):
-        lowtide.explain(model, (words(0).to("meta"), MASKS[0]), loss=checked, optimizer=optimizer, simulate="cpu")
+    with pytest.raises(lowtide.CaptureError, match="batch 1, which has no data here"):
+        lowtide.optimize(model, (words(0), MASKS[0].to("meta")), loss=masked_unless_trivial, optimizer=optimizer)
+    with pytest.raises(lowtide.CaptureError, match="batch 1, which has no data here"):
+        lowtide.explain(model, (words(0), MASKS[0].to("meta")), loss=masked_unless_trivial, optimizer=optimizer, simulate="cpu")
 
 
 def test_the_example_and_batches_are_let_go_of():

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import lowtide
 from lowtide.errors import BatchError, FormatError, StepError
-from tests.saved.saved_nets import NETS, between
+from tests.saved.saved_nets import NETS, between, words
 
 _HEAD_BYTES = 128
 _HOSTILE = (
@@ -191,6 +191,38 @@ print("done")
     names = [str(path.with_name(f"{at}.lowtide")) for at in range(len(files))]
     ran = subprocess.run([sys.executable, "-O", "-c", script, *names], capture_output=True, text=True, check=False)
     assert (ran.stdout, ran.returncode) == ("done\n", 0), ran.stdout + ran.stderr
+
+
+def test_strides_that_lie_are_refused_before_anything_is_made(small: tuple[bytes, Path, tuple[Any, ...]]) -> None:
+    """A batch of a few bytes is said to reach over more memory than there is: it is compared with the graph, and never made."""
+    whole, path, args = small
+    said, blocks = parts(whole)
+    for place in range(2, 4):
+        said["batch"][0][1]["stride"] = [2**30 if at == place else step for at, step in enumerate([108, 36, 6, 1])]
+        assert "expected a batch as the graph says" in refusal(put_together(said, blocks), path, args)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("strides[288, 8, 48, 1] offset[32] on addmm", "strides[288, 8, 0, 1] offset[32] on addmm"),
+        ("strides[288, 8, 48, 1] offset[32] on addmm", "strides[288, 8, 48, 1] offset[31] on addmm"),
+        ("strides[96, 8, 16, 1]", "strides[96, 8, 17, 1]"),
+    ],
+)
+def test_strides_within_a_region_are_looked_at(old: str, new: str, attention: tuple[bytes, Path, tuple[Any, ...]]) -> None:
+    whole, path, args = attention
+    assert not refused(whole, path, args)
+    assert "expected" in refusal(told(whole, old, new), path, args)
+
+
+@pytest.fixture(scope="module")
+def attention(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Path, tuple[Any, ...]]:
+    torch.manual_seed(0)
+    model, args = words()
+    path = tmp_path_factory.mktemp("words") / "net.lowtide"
+    lowtide.optimize(model.eval(), args, exact=False).save_frozen(path, *args)
+    return path.read_bytes(), path, args
 
 
 def test_what_is_said_of_batch_and_weights_is_what_the_graph_says(small: tuple[bytes, Path, tuple[Any, ...]]) -> None:

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from lowtide.api.saved.operators import check_call, check_value
+from lowtide.api.saved.operators import check_call, check_value, check_view
 from lowtide.errors import CheckError, FormatError
 from lowtide.fuse.checks.regions import check_region, following, is_constant
 from lowtide.ir.check.graph_check import check_graph, check_order
 from lowtide.ir.graph import Graph, Node, Value
-from lowtide.ir.operators.nodes import check_operators
+from lowtide.ir.operators.nodes import check_operators, is_view
 from lowtide.ir.regions import Region, is_by_inductor, is_region
 
 
@@ -58,6 +58,9 @@ def _check_node(node: Node, stored: Collection[Value]) -> None:
         for value in (*inner.inputs, *inner.results):
             check_value(value)
     check_region(region)
+    for inner in region.body.nodes:
+        if is_view(inner):
+            check_view(inner)
 
 
 def _check_constants(region: Region) -> None:

@@ -17,7 +17,7 @@ from lowtide.api.saved import archive
 from lowtide.api.saved.checked import check
 from lowtide.api.saved.results import Result, result_of
 from lowtide.base import fields
-from lowtide.errors import FormatError, StepError
+from lowtide.errors import CheckError, FormatError, StepError
 from lowtide.fuse.network import Placing
 from lowtide.ir.graph import Graph, Value
 from lowtide.ir.regions import Region, is_region
@@ -99,6 +99,9 @@ class _Read:
         batch = BatchSpec.from_rows(said.get("batch"))
         slots = _slots(said.get("inputs"), graph, batch, len(tensors))
         check(graph, order, [value for value, slot in zip(graph.inputs, slots, strict=True) if slot.table != "batch"])
+        for value, slot in zip(graph.inputs, slots, strict=True):
+            if slot.table == "batch" and not batch.is_tensor_like(int(slot.path[0]), value.dtype, value.shape, value.stride):
+                raise FormatError(f"{value.name}: expected a batch as the graph says, got {batch.leaves[int(slot.path[0])][1]}")
         leaves = batch.made_up()
         inputs = [(leaves if slot.table == "batch" else tensors)[int(slot.path[0])] for slot in slots]
         for value, tensor in zip(graph.inputs, inputs, strict=True):
@@ -129,7 +132,7 @@ def _held(region: Region, given: dict[Value, Any], placing: Placing) -> Held:
         return held(region, fixed, placing)
     except (NativeError, FormatError):
         raise
-    except (ValueError, TypeError, KeyError, IndexError, AssertionError, ArithmeticError, RuntimeError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, CheckError, ArithmeticError, RuntimeError) as error:
         raise FormatError(f"{region.name}: expected a region that kernels can be generated for: {error}") from error
 
 

@@ -11,11 +11,14 @@ from math import prod
 import sympy
 import torch
 
-from lowtide.cost.lab.operators import of_torch, operator
-from lowtide.errors import FormatError
+from lowtide.base.narrow import of_kind
+from lowtide.cost.lab.operators import argument, of_torch, operator
+from lowtide.errors import CheckError, FormatError
 from lowtide.fuse.checks.shapes import shapes_of
 from lowtide.fuse.known import ATTENTION, NORMS, name_of
 from lowtide.ir.graph import Arg, Atom, Node, Value
+from lowtide.ir.made import same_strides
+from lowtide.ir.sizes import ITEM_BYTES
 
 # Beside torch's core and what is element by element: names that stand for several of these, and what only torch calls but looks at itself.
 _ALSO = frozenset({
@@ -87,18 +90,40 @@ def _check_shape(node: Node) -> None:
     """Of operators whose arguments torch looks at before, where they are called from above."""
     try:
         _check_groups(node) if name_of(node) == "native_group_norm" else shapes_of(node)
-    except (ValueError, TypeError, IndexError, AssertionError) as error:
+    except (ValueError, TypeError, IndexError, CheckError) as error:
         raise FormatError(f"{node.op}: expected arguments as torch takes them, got others ({error})") from error
 
 
 def _check_groups(node: Node) -> None:
     a, gamma, beta, *said, groups, _ = node.args
-    assert isinstance(a, Value), "a tensor"
+    a = of_kind(Value, a)
     n, channels, *rest = a.shape
     vectors = [each.shape for each in (gamma, beta) if isinstance(each, Value)]
     right = said == [n, channels, prod(int(size) for size in rest)] and isinstance(groups, int) and groups > 0 == int(channels) % groups
     if not right or any(each != (channels,) for each in vectors):
         raise FormatError(f"{node.op}: expected norms of groups of an image's channels")
+
+
+def check_view(node: Node) -> None:
+    """Whether what a view's node gives lies as torch says, without any memory. Raises FormatError."""
+    known: dict[Value, torch.Tensor] = {value: _without_memory(value) for value in node.inputs}
+    called = operator(node.op)
+    try:
+        found = called(*(argument(arg, known) for arg in node.args), **{key: argument(arg, known) for key, arg in node.kwargs})
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+        raise FormatError(f"{node.op}: expected arguments as torch takes them: {error}") from error
+    for value, made in zip(node.outputs, found if isinstance(found, (list, tuple)) else (found,), strict=False):
+        if value is None:
+            continue
+        lies = made.storage_offset() == value.offset and same_strides(tuple(made.shape), made.stride(), value.stride)
+        if tuple(made.shape) != value.shape or not lies:
+            there = f"shape {tuple(made.shape)}, strides {made.stride()}, offset {made.storage_offset()}"
+            raise FormatError(f"{node.op}: expected {there}, got {value.name} of {value.shape}, {value.stride}, {value.offset}")
+
+
+def _without_memory(value: Value) -> torch.Tensor:
+    whole = torch.empty(value.storage.nbytes // ITEM_BYTES[value.dtype], dtype=of_torch(value.dtype), device="meta")
+    return whole.as_strided(value.shape, value.stride, value.offset)
 
 
 def check_value(value: Value) -> None:

@@ -14,8 +14,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture import operators
 from lowtide.capture.calls import why_unread, why_unshaped, why_unshaped_in_range
+from lowtide.capture.data.checks import check_of_caller
 from lowtide.capture.data.reader import Reader, UnreadableError
-from lowtide.capture.draft import Draft
+from lowtide.capture.draft import Arguments, Draft
+from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Arg, Value
 
@@ -32,11 +34,16 @@ class Recording(Protocol):
         """Call an operator, written down as the program's own calls are."""
 
 
-def number(recorder: Recording, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Any:
-    """What an operator answers that gives no tensor. Raises CaptureError where only the running step knows."""
+def number(recorder: Recording, op: OpOverload, recorded: Arguments, args: tuple[Any, ...]) -> Any:
+    """What an operator answers that gives no tensor. Raises CaptureError where only the running step knows, and does more than check it."""
     try:
-        return recorder.reader.number(recorder.draft, op, args, kwargs)
+        return recorder.reader.number(recorder.draft, op, *recorded)
     except UnreadableError as why:
+        asks = op is _aten._local_scalar_dense.default and args[0].dtype == torch.bool
+        if asks and (check := check_of_caller()) is not None:
+            text = f"the program's own check failed on what this step computed, at {users_line()}, in {check.text}"
+            recorder.record(torch.ops.lowtide.require.default, args[0], check.answer, check.error, text)
+            return check.answer
         raise CaptureError(why_unread(operators.name_of(op), str(why))) from None
 
 

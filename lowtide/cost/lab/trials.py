@@ -59,7 +59,8 @@ class Trials:
 
     def times(self, recipes: list[dict[str, Any]], device: str, warm_up: bool) -> dict[str, Any]:
         """{"ns": [...]}, one number a recipe, where the host itself computes; {"failure": ...} where one of them gives nothing."""
-        assert not trial.on_gpu(device), "a device beside the host has two clocks"
+        if trial.on_gpu(device):
+            raise ValueError(f"expected the host, got {device}: a device beside it has two clocks")
         return self._asked({"wanted": "times", "recipes": recipes, "warm_up": warm_up}, device)
 
     def launches(self, recipes: list[dict[str, Any]], device: str) -> dict[str, Any]:

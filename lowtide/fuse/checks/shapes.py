@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from math import prod
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
-from lowtide.errors import FormatError
+from lowtide.base.narrow import of_kind
+from lowtide.errors import CheckError, FormatError
 from lowtide.fuse.known import ATTENTION, NORMS, is_known, is_plain, name_of
 from lowtide.ir.graph import Arg, Node, Value
 
@@ -29,7 +30,7 @@ def check_generated(node: Node, fixed: Collection[Value]) -> None:
     try:
         known = is_known(node, fixed) and all(is_plain(value) for value in node.inputs)
         expected = shapes_of(node) if known else ()
-    except (ValueError, TypeError, IndexError, AssertionError) as error:  # arguments of another kind or number
+    except (ValueError, TypeError, IndexError, CheckError) as error:  # arguments of another kind or number
         raise FormatError(f"{node.op}: expected arguments as torch takes them, got others ({error})") from error
     if not known:
         raise FormatError(f"{node.op}: expected an operator that kernels are generated for, got one that they are not, or not so")
@@ -38,19 +39,25 @@ def check_generated(node: Node, fixed: Collection[Value]) -> None:
             raise FormatError(f"{node.op}: expected a result of shape {shape}, got {value.name} of shape {value.shape}")
         if value is not None and _elements(value.shape) >= _MOST_ELEMENTS:
             raise FormatError(f"{node.op}: expected results of less than 2**31 elements, got {value.name} of shape {value.shape}")
+        if value is not None and not _is_dense(value) and all(value.storage is not given.storage for given in node.inputs):
+            raise FormatError(f"{node.op}: expected results without gaps, got {value.name} of shape {value.shape}, strides {value.stride}")
 
 
 def shapes_of(node: Node) -> Sequence[Shape]:
     """The shapes of a known operator's results, as far as kernels make them.
 
-    Raises FormatError, ValueError, TypeError, IndexError or AssertionError for arguments that torch does not take.
+    Raises FormatError, ValueError, TypeError, IndexError or CheckError for arguments that torch does not take.
     """
     name = name_of(node)
     if name not in _SHAPES:
         return [_of_elements(node)]
-    keywords = {key for key, _ in node.kwargs} - _KEYWORDS.get(name, set()) if name in _NO_KEYWORDS else set()
-    _check(node, not keywords, "no such arguments by name")
+    if name in _NO_KEYWORDS and {key for key, _ in node.kwargs} - _KEYWORDS.get(name, set()):
+        _refuse(node, "no such arguments by name")
     return _SHAPES[name](node)
+
+
+def _refuse(node: Node, expected: str) -> NoReturn:
+    raise FormatError(f"{node.op}: expected {expected}, got {[_said(arg) for arg in node.args]}")
 
 
 def _said(arg: Arg) -> object:
@@ -59,12 +66,21 @@ def _said(arg: Arg) -> object:
 
 def _check(node: Node, right: bool, expected: str) -> None:
     if not right:
-        raise FormatError(f"{node.op}: expected {expected}, got {[_said(arg) for arg in node.args]}")
+        _refuse(node, expected)
+
+
+def _is_dense(value: Value) -> bool:
+    reach = 1
+    for step, size in sorted(zip(_ints(value.stride), _ints(value.shape), strict=True)):
+        if size != 1 and step != reach:
+            return False
+        reach *= size
+    return True
 
 
 def _expect(right: bool, expected: str) -> None:
     if not right:
-        raise ValueError(expected)
+        raise CheckError(f"expected {expected}")
 
 
 def _elements(shape: Sequence[object]) -> int:
@@ -72,18 +88,16 @@ def _elements(shape: Sequence[object]) -> int:
 
 
 def _shape(arg: object) -> Shape:
-    _expect(isinstance(arg, Value), "a tensor")
-    return _ints(arg.shape)  # type: ignore[attr-defined]
+    arg = of_kind(Value, arg)
+    return _ints(arg.shape)
 
 
 def _int(arg: object) -> int:
-    _expect(type(arg) is int, "a whole number")
-    return arg  # type: ignore[return-value]
+    return of_kind(int, arg)
 
 
 def _ints(arg: object) -> Shape:
-    if not isinstance(arg, tuple):
-        raise ValueError("whole numbers")
+    arg = of_kind(tuple, arg)
     return tuple(map(_int, arg))
 
 
@@ -206,8 +220,7 @@ def _unbind(node: Node) -> list[Shape]:
 
 def _cat(node: Node) -> list[Shape]:
     parts = node.args[0]
-    if not isinstance(parts, tuple):
-        raise ValueError("tensors")
+    parts = of_kind(tuple, parts)
     shapes = [_shape(part) for part in parts]
     dim = _place(_at(node, 1, dict(node.kwargs).get("dim", 0)), len(shapes[0]))
     around = {(*shape[:dim], *shape[dim + 1 :]) for shape in shapes}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lowtide.base.narrow import there
 from lowtide.fuse.codegen.text import Addresses, Functors, exact, flag, listed, window_of
 from lowtide.fuse.layout import stepped
 from lowtide.fuse.stages import Block, Convolution, Product, Windows
@@ -64,7 +65,7 @@ def _expand(first: Product | Convolution, windows: Windows, addresses: Addresses
 def _finish(stage: Block, addresses: Addresses, target: Target) -> str:
     """What becomes of row `y` of the window's results."""
     windows, last, name = stage.windows, stage.last, f"e{len(stage.parts) - 1}"
-    assert last is not None
+    last = there(last)
     width, columns = windows.out.shape[3], last.weight.columns
     tile = rows_beside(width, columns, last.weight.vectors, target)
     taps = f"Taps<1, 1, {last.k}, 0, 0, 1, {stepped(windows.a.shape[1])}>"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from lowtide.base.narrow import there
 from lowtide.fuse.cluster.partition import Partition, ordered
 from lowtide.fuse.reform.chains import Part, chains_of, parts_of
 from lowtide.fuse.reform.schemes import Scheme, Shape, schemes_of
@@ -64,7 +65,7 @@ def joined(chain: Sequence[Part], costs: Costs) -> list[Group]:
     end = len(chain)
     while end:
         group_here = last[end]
-        assert group_here is not None
+        group_here = there(group_here)
         groups.append(group_here)
         end -= len(group_here.parts)
     return groups[::-1]

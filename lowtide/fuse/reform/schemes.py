@@ -13,6 +13,7 @@ from enum import Enum
 from itertools import pairwise
 from math import prod
 
+from lowtide.base.narrow import there
 from lowtide.fuse.reform.chains import Part
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.nests import Nest, nest_of
@@ -71,10 +72,8 @@ def _by_rows(parts: Sequence[Part], threads: int) -> Shape | None:
     rows = _nest(parts[-1]).loop(loops[-1] or "").extent
     ring, repeated = 0, 0.0
     for part, following, loop in zip(parts, parts[1:], loops[1:], strict=False):
-        made = _made(part)
-        assert made is not None
-        assert following.reuse is not None
-        window = next((each for each in following.reuse.windows if each.loop == loop), None)
+        made = there(_made(part))
+        window = next((each for each in there(following.reuse).windows if each.loop == loop), None)
         held = window.span if window is not None else 1
         shape = ints(part.nodes[0], made)
         total = shape[2] if len(shape) == 4 else shape[0]
@@ -104,8 +103,7 @@ def _by_channels(parts: Sequence[Part]) -> Shape | None:
 
 
 def _nest(part: Part) -> Nest:
-    assert part.complex is not None
-    return nest_of(part.complex)
+    return nest_of(there(part.complex))
 
 
 def _row_loop(nest: Nest) -> str | None:

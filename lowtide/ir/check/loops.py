@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterator
 
 import sympy
 
+from lowtide.base.narrow import of_kind
 from lowtide.ir.check.verdict import Verdict, Where, refuse
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.names import LOOP
@@ -46,7 +47,7 @@ def check_loop(node: Node, where: Where) -> None:
         refuse(Verdict.LOOP_ENDS, f"{where}: {len(node.args)} arguments, {len(node.outputs)} results, {len(body.inputs)} in the body")
     whole = [*node.args, *node.outputs]
     for value, inner, dim in zip(whole, body.inputs, (*along, *into), strict=True):
-        assert isinstance(value, Value)
+        value = of_kind(Value, value)
         _check_end(value, inner, dim if isinstance(dim, int) else None, extent, dimension.symbol, where)
     _check_results(body.inputs[len(along) :], into, body, where)
     _check_written(node, body, along, where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from lowtide.base.narrow import of_kind
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.row import Count
 from lowtide.ir.operators.shapes import bytes_of, ints, read_bytes
@@ -18,7 +19,7 @@ def lookup(node: Node) -> int:
 def likelihood(node: Node) -> int:
     """Of the scores one for each target is read."""
     scores, targets = node.args[0], node.args[1]
-    assert isinstance(scores, Value)
+    scores = of_kind(Value, scores)
     return read_bytes(node, (0,)) + prod(ints(node, targets)) * ITEM_BYTES[scores.dtype] + bytes_of(node.results)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.base.folders import directory
+from lowtide.base.narrow import there
 from lowtide.ir.packed import Target
 from lowtide.runtime.compiler import NativeError, compile_library
 from lowtide.runtime.libraries import Making, library, processor
@@ -93,7 +94,7 @@ def _network_of(path: Path) -> tuple[int, Any]:
         address = ctypes.cast(getattr(found, ENTRY), ctypes.c_void_p).value
     except (OSError, AttributeError) as error:
         raise NativeError(f"the library that was built does not load ({error})") from error
-    assert address is not None
+    address = there(address)
     return address, found
 
 

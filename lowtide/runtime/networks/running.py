@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lowtide.base.narrow import there
 from lowtide.ir.graph import Value
 from lowtide.ir.packed import Packed
 from lowtide.runtime.networks.built import Experience, Team
@@ -144,9 +145,8 @@ class Running:
     def frozen(self) -> Held:
         """What runs with the constants of the last call for good, and holds nothing of the caller's."""
         with self._held.lock:
-            assert self._held.kept is not None
             held = Held(self._its, self._team, self._held.always)
-            held.keep(self._held.kept)
+            held.keep(there(self._held.kept))
             return held
 
     def _pack(self, fixed: Sequence[torch.Tensor]) -> None:

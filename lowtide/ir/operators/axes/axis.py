@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
+from lowtide.base.narrow import of_kind
 from lowtide.ir.graph import Arg, Node, Storage, Value
 from lowtide.ir.sizes import Size
 
@@ -71,8 +72,8 @@ def argument(node: Node, path: Path) -> Arg:
     first, rest = path[0], path[1:]
     found: Arg = dict(node.kwargs)[first] if isinstance(first, str) else node.args[first]
     for step in rest:
-        assert isinstance(found, tuple)
-        assert isinstance(step, int)
+        found = of_kind(tuple, found)
+        step = of_kind(int, step)
         found = found[step]
     return found
 
@@ -89,7 +90,7 @@ def cut_by(node: Node, axis: Axis) -> Iterator[tuple[Value, int]]:
     """The values that an axis cuts, arguments and results, and where."""
     for path, dim in axis.sliced:
         value = argument(node, path)
-        assert isinstance(value, Value)
+        value = of_kind(Value, value)
         yield value, dim
     yield from ((value, role) for value, role in zip(node.results, axis.results, strict=True) if isinstance(role, int))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from lowtide.base.narrow import of_kind
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.axes.axis import Axis, Path
 from lowtide.ir.operators.axes.making import SUM, Rule, Where, axis, given
@@ -68,7 +69,7 @@ def index_put(node: Node) -> Iterator[Axis]:
 def _indexed(node: Node) -> tuple[list[int], int, int] | None:
     """The dimensions that are looked up, the rank of the indices together, where they go in the result; None where a mask is among them."""
     indices = node.args[1]
-    assert isinstance(indices, tuple)
+    indices = of_kind(tuple, indices)
     tensors = [each for each in indices if isinstance(each, Value)]
     if not tensors or any(each.dtype in ("bool", "uint8") for each in tensors):
         return None
@@ -80,14 +81,14 @@ def _indexed(node: Node) -> tuple[list[int], int, int] | None:
 def _indices_along(node: Node, dim: int) -> dict[Any, int]:
     """The indices that have a dimension, counted from the back."""
     indices = node.args[1]
-    assert isinstance(indices, tuple)
+    indices = of_kind(tuple, indices)
     having = (at for at, each in enumerate(indices) if isinstance(each, Value) and len(each.shape) >= -dim and each.shape[dim] != 1)
     return {(1, at): dim for at in having}
 
 
 def _whole_mask(node: Node, value: Value) -> Path | None:
     indices = node.args[1]
-    assert isinstance(indices, tuple)
+    indices = of_kind(tuple, indices)
     only = indices[0] if len(indices) == 1 else None
     return (1, 0) if isinstance(only, Value) and only.dtype == "bool" and only.shape == value.shape else None
 
@@ -103,7 +104,7 @@ def along(index_at: int, *others: int, free: bool) -> Rule:
         named = node.args[1]
         if value is None or where is None or len(where.shape) != len(value.shape):
             return
-        assert isinstance(named, int)
+        named = of_kind(int, named)
         for dim in range(len(value.shape)):
             sliced: Where = dict.fromkeys((index_at, *others), dim)
             if dim != named % len(value.shape):
@@ -149,7 +150,7 @@ def _by_vector(node: Node, source: int | None) -> Iterator[Axis]:
     value, named = given(node, (0,)), node.args[1]
     if value is None:
         return
-    assert isinstance(named, int)
+    named = of_kind(int, named)
     for dim in range(len(value.shape)):
         if dim != named % len(value.shape):
             also: Where = {} if source is None else {source: dim}

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import sympy
 
+from lowtide.errors import CheckError
 from lowtide.ir.graph import Arg, Node, Value
 from lowtide.ir.operators.axes.axis import Axis, Combine, Path, Reduced, Role, argument
 from lowtide.ir.sizes import Size
@@ -67,7 +68,7 @@ def given(node: Node, path: Path) -> Value | None:
     """The tensor at a position; None where there is none."""
     try:
         found = argument(node, path)
-    except (LookupError, AssertionError):
+    except (LookupError, CheckError):
         return None
     return found if isinstance(found, Value) and found.dtype != "scalar" else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from lowtide.base.narrow import of_kind
 from lowtide.ir.graph import Node
 from lowtide.ir.operators.axes.axis import Axis, Combine, Reduced, Role
 from lowtide.ir.operators.axes.making import MEAN, SUM, Rule, Where, axis, dims_of, given, number
@@ -39,7 +40,7 @@ def named(position: int, *, default: int = -1) -> Rule:
             return
         rank = len(value.shape)
         dim_of = number(node, position, "dim", default)
-        assert isinstance(dim_of, int)
+        dim_of = of_kind(int, dim_of)
         for dim in range(rank):
             if dim != dim_of % rank:
                 tensors = [at for at in range(len(node.args)) if (one := given(node, (at,))) is not None and len(one.shape) == rank]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from lowtide.base.narrow import of_kind, there
 from lowtide.ir.graph import Arg, Node, Value
 from lowtide.ir.operators.axes.axis import Axis, Path, Role
 from lowtide.ir.operators.axes.making import Rule, axis, divides, given, number
@@ -65,16 +66,16 @@ def _extents(node: Node, position: int, *dims: int) -> tuple[Path, ...]:
 def permute(node: Node) -> Iterator[Axis]:
     """Dimensions in another order."""
     order = node.args[1]
-    assert isinstance(order, tuple)
+    order = of_kind(tuple, order)
     for to, dim in enumerate(order):
-        assert isinstance(dim, int)
+        dim = of_kind(int, dim)
         yield from axis(node, {0: dim}, {0: to})
 
 
 def transpose(node: Node) -> Iterator[Axis]:
     """Two dimensions change places; `t` has at most two."""
     value = given(node, (0,))
-    assert value is not None
+    value = there(value)
     rank = len(value.shape)
     order = list(range(rank))
     pair = [dim % rank for dim in (node.args[1:3] or (0, 1)) if isinstance(dim, int)] if rank > 1 else []
@@ -183,7 +184,7 @@ def cat(node: Node) -> Iterator[Axis]:
 
 def _joined(node: Node, rank: int) -> list[int]:
     tensors = node.args[0]
-    assert isinstance(tensors, tuple)
+    tensors = of_kind(tuple, tensors)
     return [at for at, value in enumerate(tensors) if isinstance(value, Value) and len(value.shape) == rank]
 
 
@@ -204,7 +205,7 @@ def repeat(node: Node) -> Iterator[Axis]:
     times = node.args[1]
     if value is None or made is None:
         return
-    assert isinstance(times, tuple)
+    times = of_kind(tuple, times)
     new = len(times) - len(value.shape)
     for to, count in enumerate(times):
         if to >= new and count == 1:
@@ -231,7 +232,7 @@ def pad(node: Node) -> Iterator[Axis]:
     made, amounts = node.outputs[0], node.args[1]
     if made is None:
         return
-    assert isinstance(amounts, tuple)
+    amounts = of_kind(tuple, amounts)
     rank = len(made.shape)
     for dim in range(rank):
         at = 2 * (rank - 1 - dim)
@@ -240,7 +241,7 @@ def pad(node: Node) -> Iterator[Axis]:
 
 
 def _int(arg: Arg) -> int:
-    assert isinstance(arg, int)
+    arg = of_kind(int, arg)
     return arg
 
 
