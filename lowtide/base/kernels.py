@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, overload
 
 import numba
 import numpy as np
-from numba.core import compiler, config, registry, serialize, types, typing
+from numba.core import compiler, compiler_lock, config, registry, serialize, types, typing
 
 from lowtide.base.files import read_bytes, write_whole
 from lowtide.base.folders import directory, own_folder, warn_if_not_cached, warn_not_cached
@@ -36,6 +36,7 @@ _CompileResult: Any = compiler.CompileResult  # these have no types
 _dumps: Any = serialize.dumps
 _config: Any = config
 _typing: Any = typing
+COMPILING: Any = compiler_lock.global_compiler_lock  # held while numba compiles, on whichever thread
 _Dispatcher: Any = registry.CPUDispatcher
 SWITCHED_OFF = bool(_config.DISABLE_JIT)  # by NUMBA_DISABLE_JIT=1: kernels are Python, which a debugger steps through
 _STARRED = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS

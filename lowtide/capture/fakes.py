@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lowtide.capture.care.memos import OfCall
 from lowtide.capture.care.reads import AttributeReads
 from lowtide.capture.care.snapshots import Snapshot
+from lowtide.capture.care.turns import undoing
 from lowtide.capture.sizes.strides import dense_stride, is_dense, memory_order
 from lowtide.capture.sizes.symbols import Extent
 from lowtide.errors import CaptureError
@@ -135,16 +136,15 @@ def swapped(
     modules = list(model.named_modules())
     before = [Snapshot(module) for _, module in modules]
     replace = fakes.all
-    try:
+    with undoing() as undo:
+        for snapshot in before:
+            undo(snapshot.restore)
         for _, module in modules:
             _swap(module, replace)
         reads.begin(module for _, module in modules)
         yield ModuleTensors.of(modules)
         for (path, module), snapshot in zip(modules, before, strict=True):
             snapshot.refuse_changes(path or type(module).__name__, reads, following)
-    finally:
-        for snapshot in before:
-            snapshot.restore()
 
 
 @dataclass(frozen=True)

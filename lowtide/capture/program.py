@@ -17,6 +17,7 @@ from lowtide.capture.care.failures import raised_in
 from lowtide.capture.care.gradients import none_left_on, on_the_callers_own, refuse_strangers
 from lowtide.capture.care.leaks import Watch
 from lowtide.capture.care.surroundings import put_back_on_failure
+from lowtide.capture.care.turns import one_at_a_time
 from lowtide.capture.effects.schedules import settings_unchanged
 from lowtide.capture.fakes import FakeModel
 from lowtide.capture.losses import checked_loss, joined, share_of, with_loss
@@ -59,6 +60,7 @@ class TrainingProgram:
         return self.scaler is not None and self.scaler.is_enabled()
 
 
+@one_at_a_time
 def capture_inference(model: nn.Module, given: Given, *, put_back: bool = False) -> Captured:
     """Capture `model(*args, **kwargs)` without gradients. Raises CaptureError; the model is as before, whatever happens.
 
@@ -84,6 +86,7 @@ def _captured_inference(watch: Watch, model: nn.Module, given: Given) -> Capture
         return trace.finish(trace.recorder, result, Update())
 
 
+@one_at_a_time
 def capture_training(program: TrainingProgram, given: Given, *, put_back: bool = False) -> tuple[Captured, ...]:
     """Capture a training step as the optimizer's state is now, and as it is from the next step on if that differs.
 

@@ -24,7 +24,7 @@ from lowtide.capture import operators
 from lowtide.capture.blocks import covers, geometry, in_memory_order, is_lazy, overlaps_itself, same_layout
 from lowtide.capture.calls import results_of, targets_of, tensors_in
 from lowtide.capture.care.failures import mark
-from lowtide.capture.care.generators import refuse_seeded
+from lowtide.capture.care.generators import draw
 from lowtide.capture.care.harm import in_order_of_harm
 from lowtide.capture.data import shaped
 from lowtide.capture.data.batch_counts import is_count_of_batches
@@ -302,12 +302,12 @@ class Recorder(TorchDispatchMode):
     def _append(self, node: Node, random: bool) -> None:
         """Add a node; random ones in the order in which they draw, collectives in that in which they begin."""
         if random:
-            refuse_seeded(node.op)
             if torch._C._current_autograd_node() is not None:
                 raise CaptureError(
                     f"operator {node.op} draws random numbers in the backward pass, as torch.utils.checkpoint does when it repeats "
                     "a dropout: its mask would not be the forward's. Remove the checkpointing: lowtide decides what to recompute"
                 )
+            draw(node.op)
             if self._last_random is not None:
                 node = Node(
                     node.op, node.args, node.outputs, node.kwargs, node.writes, (self._last_random,), node.inplace, None, node.source

@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from lowtide.capture.care.turns import listed, replaced
 from lowtide.ir.graph import Source
 
 _OWN_FOLDERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))  # not torchvision's
@@ -28,7 +29,7 @@ class Sources:
     """Follows a running program: `current()` says where it is."""
 
     def __init__(self) -> None:
-        self._modules: list[tuple[nn.Module, str]] = []  # those that run, and their paths
+        self._modules: list[str] = []  # the paths of those that run
         self._by_sequence: dict[int, Source] = {}
 
     def current(self) -> Source | None:
@@ -53,31 +54,27 @@ class Sources:
             if name == last:
                 return None  # what called the capture is no part of the program: a plan must not depend on it
             if not _is_below(name):
-                return Source(name, frame.f_lineno, self._modules[-1][1] if self._modules else "")
+                return Source(name, frame.f_lineno, self._modules[-1] if self._modules else "")
             frame = frame.f_back
         return None
 
     @contextmanager
     def following(self, model: nn.Module) -> Iterator[None]:
-        """Keep track of the module that runs, by hooks that are gone afterwards."""
+        """Keep track of the module that runs."""
         paths = {module: path for path, module in model.named_modules()}
 
-        def enter(module: nn.Module, args: Any) -> None:
-            self._modules.append((module, paths.get(module, type(module).__name__)))
+        def following(call: Callable[..., Any]) -> Callable[..., Any]:
+            def within(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+                self._modules.append(paths.get(module, type(module).__name__))
+                try:
+                    return call(module, *args, **kwargs)
+                finally:
+                    self._modules.pop()
 
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
-            if self._modules and self._modules[-1][0] is module:  # else another hook raised before it was entered
-                self._modules.pop()
+            return within
 
-        entering = nn.modules.module.register_module_forward_pre_hook(enter)
-        leaving = nn.modules.module.register_module_forward_hook(leave, always_call=True)
-        _followed.append(self)
-        try:
+        with listed(_followed, self), replaced(nn.Module, "_call_impl", following):
             yield
-        finally:
-            _followed.remove(self)
-            entering.remove()
-            leaving.remove()
 
 
 _followed: list[Sources] = []  # of the captures under way, the innermost last

@@ -18,7 +18,7 @@ from lowtide.capture.batches import refuse_batch_leaf, refuse_changed_batch
 from lowtide.capture.care.conversions import conversions_in_place
 from lowtide.capture.care.failures import no_tracebacks_logged, raised_in
 from lowtide.capture.care.generators import untouched_randomness
-from lowtide.capture.care.hooks import watched_hooks, without_trackers
+from lowtide.capture.care.hooks import watched_hooks
 from lowtide.capture.care.leaks import Watch
 from lowtide.capture.care.memos import of_call
 from lowtide.capture.care.reads import AttributeReads, following_reads
@@ -244,10 +244,9 @@ def tracing(watch: Watch, model: nn.Module, given: Given, training: bool, ranks:
                 nothing_twice() if trace.symbols.env is not None else nullcontext(),
                 following_reads() as trace.reads,
                 swapped(model, trace.fakes, trace.reads, following) as trace.module_tensors,
-                without_trackers(),
-                trace.sources.following(model),
-                conversions_in_place(),
                 watched_hooks(model, trace.fakes, trace.recorder.draft, trace.module_tensors),
+                trace.sources.following(model),  # around the hooks of modules
+                conversions_in_place(),
             ):
                 yield trace
         finally:

@@ -174,7 +174,11 @@ def _open_sequence(tree: Any) -> Opened:
         return _with_attributes(tree, children, kind._make)
     if isinstance(tree, list):
         return _with_attributes(tree, children, lambda items: _filled_list(kind, items))
-    return Opened(children, kind)  # of C, as torch.Size is and what torch.max returns
+    try:
+        tuple.__new__(kind)
+    except TypeError:
+        return Opened(children, kind)  # of C, as torch.Size is and what torch.max returns
+    return _with_attributes(tree, children, lambda items: tuple.__new__(kind, items))
 
 
 def _filled_list(kind: Any, items: list[Any]) -> Any:

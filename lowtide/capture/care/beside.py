@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from lowtide.base.places import ABSENT, EVERYTHING, Beside, Position, attributes, held, referred
+from lowtide.capture.care.turns import undoing
 from lowtide.capture.sources import is_library, is_users, users_line
 from lowtide.kernels.optimizers import each_of
 
@@ -274,17 +275,20 @@ def following(
     """Follow what a program reads that runs inside, in this thread; `models` are looked at elsewhere."""
     thread = threading.get_ident()
     before, follower = _active.get(thread), Follower(models, functions, optimizer)
-    _active[thread] = follower
-    try:
-        yield follower
-    finally:
+
+    def end() -> None:
         if before is None:
-            del _active[thread]
+            _active.pop(thread, None)
         else:
             _active[thread] = before
         with _lock:
-            for cls in follower.classes:
-                _let_go(cls)
+            while follower.classes:
+                _let_go(follower.classes.pop())
+
+    with undoing() as undo:
+        undo(end)
+        _active[thread] = follower
+        yield follower
 
 
 def _noted(cls: type, mine: list[type]) -> bool:

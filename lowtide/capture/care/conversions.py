@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lowtide.capture.care.turns import replaced
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 
@@ -16,12 +17,8 @@ from lowtide.errors import CaptureError
 @contextmanager
 def conversions_in_place() -> Iterator[None]:
     """Conversions that change nothing (`.to(self.dtype)` in a forward) do nothing; others raise CaptureError."""
-    before = nn.Module._apply
-    nn.Module._apply = _apply  # type: ignore[method-assign]
-    try:
+    with replaced(nn.Module, "_apply", lambda _: _apply):
         yield
-    finally:
-        nn.Module._apply = before  # type: ignore[method-assign]
 
 
 def _apply(module: Any, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:

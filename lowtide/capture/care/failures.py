@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dis
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 
 from lowtide.capture.calls import NESTED
+from lowtide.capture.care.turns import undoing
 from lowtide.capture.sizes.symbols import with_names
 from lowtide.capture.sources import line_of, users_line
 from lowtide.errors import CaptureError, LowtideError
@@ -75,16 +78,17 @@ def mark(error: Exception, operator: str) -> None:
 
 @contextmanager
 def no_tracebacks_logged() -> Iterator[None]:
-    """Keep torch from writing to standard error what an operator or a size failed for: the error tells it."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    before = [each.disabled for each in loggers]
-    for each in loggers:
-        each.disabled = True
-    try:
+    """Keep torch from writing to standard error what an operator or a size failed for, on this thread: the error tells it."""
+    thread = threading.get_ident()
+
+    def is_anothers(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    with undoing() as undo:
+        for name in _LOGGERS:
+            undo(partial(logging.getLogger(name).removeFilter, is_anothers))
+            logging.getLogger(name).addFilter(is_anothers)
         yield
-    finally:
-        for each, disabled in zip(loggers, before, strict=True):
-            each.disabled = disabled
 
 
 @contextmanager

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lowtide.capture.care.turns import undoing
 from lowtide.capture.sources import Sources, users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Source
@@ -62,16 +64,15 @@ def on_the_callers_own(parameters: Mapping[torch.Tensor, torch.Tensor]) -> Itera
     """
     before = {real: real.grad for real in parameters}
     shown = {real: None if fake.grad is None else _for(real, fake.grad) for real, fake in parameters.items()}
-    try:
+    with undoing() as undo:
+        for real, gradient in before.items():
+            undo(partial(setattr, real, "grad", gradient))
         for real, gradient in shown.items():
             real.grad = gradient
         yield
         for real, fake in parameters.items():
             if real.grad is not shown[real]:
                 fake.grad = real.grad
-    finally:
-        for real, gradient in before.items():
-            real.grad = gradient
 
 
 def _for(real: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

@@ -8,14 +8,17 @@ torch's own around all modules do not run.
 from __future__ import annotations
 
 import functools
+import inspect
+import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+from lowtide.capture.care.turns import replaced, undoing
 from lowtide.capture.draft import Draft
 from lowtide.capture.fakes import FakeModel, ModuleTensors
 from lowtide.capture.sources import is_torchs, is_users, users_line
@@ -23,47 +26,40 @@ from lowtide.errors import CaptureError
 from lowtide.ir import tree
 
 Hook = Callable[..., Any]
-_OF_FORWARD, _OF_BACKWARD = ("_forward_pre_hooks", "_forward_hooks"), ("_backward_pre_hooks", "_backward_hooks")
-
-
-@contextmanager
-def without_trackers() -> Iterator[None]:
-    """Without torch's own hooks around all modules: those of `torch.utils.module_tracker`, which hold on to graphs of autograd."""
-    tables = [table for table, _ in _around_all()]
-    before = [(table, dict(table)) for table in tables]
-    for table, hooks in before:
-        for key in [key for key, hook in hooks.items() if is_torchs(hook)]:
-            del table[key]
-    try:
-        yield
-    finally:
-        for table, hooks in before:
-            table.clear()
-            table.update(hooks)
-
-
-def _around_all() -> list[tuple[dict[int, Hook], str]]:
-    """The tables of hooks that run around every module."""
-    return [(vars(torch_module)[f"_global{name}"], name) for name in (*_OF_FORWARD, *_OF_BACKWARD)]
+_OF_BACKWARD = ("_backward_pre_hooks", "_backward_hooks")
+_NAMES = ("_forward_pre_hooks", "_forward_hooks", *_OF_BACKWARD)
+_CALLS = ("_call_impl", "_get_backward_hooks", "_get_backward_pre_hooks")
 
 
 @contextmanager
 def watched_hooks(model: nn.Module, fakes: FakeModel, draft: Draft, module_tensors: ModuleTensors) -> Iterator[None]:
-    """Hooks of parameters run for their fakes; all hooks are watched. The tables of modules and of torch are as before afterwards."""
+    """Hooks of parameters run for their fakes; all hooks are watched. The tables of modules are as before afterwards."""
     watch = _Watch(draft, module_tensors)
-    names = (*_OF_FORWARD, *_OF_BACKWARD)
-    tables = [*((module.__dict__[name], name) for module in model.modules() for name in names), *_around_all()]
-    before = [(table, dict(table)) for table, _ in tables if table]
+    tables = [(module.__dict__[name], name) for module in model.modules() for name in _NAMES]
     _follow(fakes, watch)
-    try:
+    with undoing() as undo, ExitStack() as stack:
         for table, name in tables:
-            _watch_table(table, name, watch)
-        with _watched_registrations(watch):
-            yield
-    finally:
-        for table, hooks in before:
-            table.clear()
-            table.update(hooks)
+            if table:
+                undo(functools.partial(_refill, table, dict(table)))
+                _refill(table, watch.of_table(table, name))
+        if any(map(_around_all, _NAMES)):
+            names: dict[str, Any] = dict(vars(torch_module))
+            for name in _CALLS:
+                stack.enter_context(replaced(nn.Module, name, functools.partial(watch.calling, names)))
+        stack.enter_context(replaced(torch.Tensor, "register_hook", watch.registering))
+        stack.enter_context(replaced(torch.Tensor, "register_post_accumulate_grad_hook", lambda _: _refuse_late))
+        yield
+
+
+def _refill(table: dict[int, Hook], hooks: dict[int, Hook]) -> None:
+    table.clear()
+    table.update(hooks)
+
+
+def _around_all(name: str) -> dict[int, Hook]:
+    """The table of hooks that run around every module, of all threads."""
+    table: dict[int, Hook] = vars(torch_module)[f"_global{name}"]
+    return table
 
 
 class _Watch:
@@ -92,6 +88,34 @@ class _Watch:
 
         return watched
 
+    def of_table(self, table: dict[int, Hook], name: str) -> dict[int, Hook]:
+        """A table with its hooks watched."""
+        what = "a module's backward pass" if name in _OF_BACKWARD else "a module's forward"
+        return {key: self.of(hook, what) if name in _OF_BACKWARD or is_users(hook) else hook for key, hook in table.items()}
+
+    def calling(self, names: dict[str, Any], call: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of torch's that calls a module or finds its hooks, with tables of its own among the `names` of its file.
+
+        They hold the hooks that there are at the time, watched, and none of torch's own, as those of `torch.utils.module_tracker` hold on
+        to graphs of autograd. What is no function of that file is left: somebody has put another one there.
+        """
+        torchs = inspect.unwrap(call)
+        if getattr(torchs, "__globals__", None) is not vars(torch_module):
+            return call
+        own = types.FunctionType(torchs.__code__, names, torchs.__name__, torchs.__defaults__, torchs.__closure__)
+
+        def calling(*args: Any, **kwargs: Any) -> Any:
+            for name in _NAMES:
+                table = {key: hook for key, hook in _around_all(name).items() if not is_torchs(hook)}
+                names[f"_global{name}"] = self.of_table(table, name)
+            return own(*args, **kwargs)
+
+        return calling
+
+    def registering(self, register: Callable[..., Any]) -> Callable[..., Any]:
+        """`tensor.register_hook`: hooks that the program itself registers, while it runs, are watched too."""
+        return lambda tensor, hook: register(tensor, self.of(hook, "a tensor's gradient"))
+
     def _seen(self, given: list[torch.Tensor]) -> tuple[Any, ...]:
         """What a graph knows of: the tensors that a hook is given with their versions, the writes, the tensors put into modules."""
         writes = sum(bool(node.writes) for node in self.draft.nodes)
@@ -110,31 +134,11 @@ def _follow(fakes: FakeModel, watch: _Watch) -> None:
                 fake.register_hook(watch.of(hook, f"the gradient of {fakes.names[real]}"))
 
 
-def _watch_table(table: dict[int, Hook], name: str, watch: _Watch) -> None:
-    for key, hook in table.items():
-        if name in _OF_BACKWARD or is_users(hook):
-            table[key] = watch.of(hook, "a module's backward pass" if name in _OF_BACKWARD else "a module's forward")
-
-
-@contextmanager
-def _watched_registrations(watch: _Watch) -> Iterator[None]:
-    """Hooks that the program itself registers on tensors, while it runs, are watched too."""
-    register, refused = torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook
-
-    def watched(tensor: torch.Tensor, hook: Hook) -> Any:
-        return register(tensor, watch.of(hook, "a tensor's gradient"))  # type: ignore[no-untyped-call]
-
-    def refuse(tensor: torch.Tensor, hook: Hook) -> Any:
-        raise CaptureError(
-            f"the program registers a hook that runs after a gradient is accumulated, at {users_line()}, which a captured step would "
-            "not run: use after_backward"
-        )
-
-    torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook = watched, refuse  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook = register, refused  # type: ignore[method-assign]
+def _refuse_late(tensor: torch.Tensor, hook: Hook) -> Any:
+    raise CaptureError(
+        f"the program registers a hook that runs after a gradient is accumulated, at {users_line()}, which a captured step would "
+        "not run: use after_backward"
+    )
 
 
 def _text(hook: Hook) -> str:

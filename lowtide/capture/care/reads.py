@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+from lowtide.capture.care import turns
 from lowtide.capture.care.beside import noted_of_module
+from lowtide.capture.care.turns import replaced
 
 _READ_ALL = frozenset({"__dict__", "__getstate__", "__deepcopy__", "__reduce_ex__", "__reduce__"})
 # They look at a module's tables on its behalf.
 _NOT_THE_PROGRAM = (torch_module.__file__, functools.__file__, str(Path(__file__).parents[2]))
 ABSENT = object()
-_lock = threading.Lock()
-_active: list[AttributeReads] = []
+_PASSING_ON = (__file__, turns.__file__)
 
 
 class AttributeReads:
@@ -36,10 +37,10 @@ class AttributeReads:
         self._held = {id(module): _held_by(module) for module in modules}
         self._first.clear()
 
-    def note(self, module: nn.Module, name: str, reader: str) -> None:
-        """A name was read, in the file `reader`."""
+    def note(self, module: nn.Module, name: str) -> None:
+        """A name was read."""
         if name in _READ_ALL:
-            if reader.startswith(_NOT_THE_PROGRAM):
+            if _reader().startswith(_NOT_THE_PROGRAM):
                 return
             name = "__dict__"
         self._names.setdefault(id(module), set()).add(name)
@@ -75,25 +76,25 @@ def _now(module: nn.Module, name: str) -> Any:
 
 @contextmanager
 def following_reads() -> Iterator[AttributeReads]:
-    """Note what is read of any module. Every read goes through `nn.Module` meanwhile, by `getattr` as well as by a dot."""
+    """Note what this thread reads of any module. Every read goes through `nn.Module` meanwhile, by `getattr` as well as by a dot."""
     reads = AttributeReads()
-    with _lock:
-        if not _active:
-            nn.Module.__getattribute__ = _noting  # type: ignore[method-assign, assignment]
-        _active.append(reads)
-    try:
+    with replaced(nn.Module, "__getattribute__", partial(_noting, reads)):
         yield reads
-    finally:
-        with _lock:
-            _active.remove(reads)
-            if not _active:
-                del nn.Module.__getattribute__
 
 
-def _noting(self: nn.Module, name: str) -> Any:
-    reader = sys._getframe(1).f_code.co_filename
-    for reads in _active:
-        reads.note(self, name, reader)
-    if name not in _READ_ALL or not reader.startswith(_NOT_THE_PROGRAM):
-        noted_of_module(self, name)
-    return super(nn.Module, self).__getattribute__(name)
+def _noting(reads: AttributeReads, before: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(module: nn.Module, name: str) -> Any:
+        reads.note(module, name)
+        if name not in _READ_ALL or not _reader().startswith(_NOT_THE_PROGRAM):
+            noted_of_module(module, name)
+        return before(module, name)
+
+    return noting
+
+
+def _reader() -> str:
+    """The file of whoever reads."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename in _PASSING_ON and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_filename

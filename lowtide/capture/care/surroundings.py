@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lowtide.capture.care.turns import undoing
 from lowtide.capture.sources import is_library, is_users
 from lowtide.ir import tree
 
@@ -26,15 +27,17 @@ _CONTAINERS = (list, dict, set, collections.deque)
 @contextmanager
 def put_back_on_failure(functions: Iterable[Any], objects: Iterable[Any] = (), *, always: bool = False) -> Iterator[None]:
     """Where what runs inside raises, or `always`, what these functions and objects lead to is put back: contents, attributes, variables."""
-    restores = _found([*functions, *objects], {id(item) for item in objects})
-    try:
+    waiting = _found([*functions, *objects], {id(item) for item in objects})
+
+    def put_back() -> None:
+        for restore in waiting:
+            restore()
+
+    with undoing() as undo:
+        undo(put_back)
         yield
-        for restore in restores if always else ():
-            restore()
-    except BaseException:  # an interrupt leaves as much behind as an error does; what was raised goes on
-        for restore in restores:
-            restore()
-        raise
+        if not always:
+            waiting.clear()
 
 
 def _found(roots: list[Any], given: set[int]) -> list[Callable[[], None]]:

@@ -2,7 +2,7 @@
 
 Some functions take a tensor's memory and look: `tolist`, `numpy`, `tensor_split` by a tensor, the padding of packed sequences. Others build
 a tensor from Python numbers in C++, which a fake tensor has no memory for (`ctc_loss`). Neither reaches the recorder: they are replaced
-here, by what eager PyTorch does with the numbers once it has them.
+here, on the thread that records, by what eager PyTorch does with the numbers once it has them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture.calls import why_unread
+from lowtide.capture.care.turns import listed, replaced
 from lowtide.capture.data.reader import UnreadableError
-from lowtide.capture.data.stand_ins import Kernel, standing_in
+from lowtide.capture.formulas.dispatch import formula
 from lowtide.errors import CaptureError
 
 if TYPE_CHECKING:
     from lowtide.capture.recorder import Recorder
 
-_MISSING = object()
 _aten = torch.ops.aten
 _MEAN = 1  # a reduction, as operators number them
+_hosts: list[_Host] = []  # of what is recorded, the innermost last
 
 
 @contextmanager
@@ -45,23 +46,14 @@ def reading(recorder: Recorder) -> Iterator[None]:
     if (library := sys.modules.get("transformers.utils.import_utils")) is not None and hasattr(library, "is_fake_tensor"):
         replacements.append((library, "is_fake_tensor", lambda tensor: False))  # else it leaves out questions that eager asks
     with ExitStack() as stack:
-        stack.enter_context(standing_in(recorder.draft.fake_mode, host.kernels))
+        stack.enter_context(listed(_hosts, host))
         for owner, name, replacement in replacements:
-            stack.enter_context(_replaced(owner, name, replacement))
+            stack.enter_context(replaced(owner, name, partial(_instead, replacement)))
         yield
 
 
-@contextmanager
-def _replaced(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
-    before = vars(owner).get(name, _MISSING)
-    setattr(owner, name, replacement)
-    try:
-        yield
-    finally:
-        if before is _MISSING:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
+def _instead(replacement: Callable[..., Any], before: Callable[..., Any]) -> Callable[..., Any]:
+    return replacement
 
 
 def _plainly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -86,15 +78,6 @@ class _Host:
             raise CaptureError(why_unread(asked_by, str(why))) from None
 
     @property
-    def kernels(self) -> dict[OpOverload, Kernel]:
-        """For operators that are made of others, and look into a tensor on the way."""
-        return {
-            _aten.tensor_split.tensor_indices_or_sections: self.tensor_split,
-            _aten.ctc_loss.IntList: self.ctc_loss,
-            _aten._pad_packed_sequence.default: self.pad_packed_sequence,
-        }
-
-    @property
     def tolist(self) -> Callable[[torch.Tensor], Any]:
         """For `tensor.tolist()`: one question for all its numbers."""
         return lambda tensor: self.values(tensor, "Tensor.tolist").tolist()
@@ -114,37 +97,43 @@ class _Host:
         """For f"{tensor:.3f}"."""
         return lambda tensor, spec: _plainly(format, self.values(tensor, "Tensor.__format__"), spec) if spec else repr(tensor)
 
-    def tensor_split(self, own: Kernel, tensor: torch.Tensor, by: torch.Tensor, dim: int = 0) -> Any:
-        """By the numbers of a tensor: as a list of them."""
-        if by.dtype != torch.int64 or by.dim() > 1:  # of which torch has a word to say
-            return own(tensor, by, dim)
-        return torch.tensor_split(tensor, self.values(by, "tensor_split").tolist(), dim)
 
-    def ctc_loss(
-        self, own: Kernel, log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: list[int], target_lengths: list[int],
-        blank: int = 0, reduction: int = _MEAN, zero_infinity: bool = False,
-    ) -> Any:  # fmt: skip
-        """Where lengths are Python numbers, the mean divides by a tensor of them, which is made in C++."""
-        each = partial(own, log_probs, targets, input_lengths, target_lengths, blank)
-        if reduction != _MEAN:
-            return each(reduction, zero_infinity)
-        losses = each(0, zero_infinity)
-        return (losses / torch.tensor(target_lengths, dtype=losses.dtype, device=losses.device).clamp_min(1)).mean()
+@formula(_aten.tensor_split.tensor_indices_or_sections)
+def _tensor_split(op: OpOverload, tensor: torch.Tensor, by: torch.Tensor, dim: int = 0) -> Any:
+    """By the numbers of a tensor: as a list of them."""
+    if by.dtype != torch.int64 or by.dim() > 1:  # of which torch has a word to say
+        return op(tensor, by, dim)
+    return torch.tensor_split(tensor, _hosts[-1].values(by, "tensor_split").tolist(), dim)
 
-    def pad_packed_sequence(
-        self, own: Kernel, data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding: float, total: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows of `data`, `batch_sizes[i]` of them for step i, as a padded tensor, and how long each sequence is."""
-        sizes: Sequence[int] = self.values(batch_sizes, "pad_packed_sequence").tolist()
-        if 0 < total < len(sizes):
-            raise RuntimeError(f"Expected total_length to be at least the length of the longest sequence in input, got {total}")
-        padded = torch.full((max(total, len(sizes)), sizes[0], *data.shape[1:]), padding, dtype=data.dtype, device=data.device)
-        begin = offset = 0
-        for end in range(1, len(sizes) + 1):
-            if end == len(sizes) or sizes[end] != sizes[begin]:
-                rows = sizes[begin] * (end - begin)
-                block = data.narrow(0, offset, rows).view(end - begin, sizes[begin], *data.shape[1:])
-                padded[begin:end, : sizes[begin]].copy_(block)
-                begin, offset = end, offset + rows
-        lengths = torch.tensor([sum(size > row for size in sizes) for row in range(sizes[0])])
-        return (padded.transpose(0, 1) if batch_first else padded), lengths
+
+@formula(_aten.ctc_loss.IntList)
+def _ctc_loss(
+    op: OpOverload, log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: list[int], target_lengths: list[int],
+    blank: int = 0, reduction: int = _MEAN, zero_infinity: bool = False,
+) -> Any:  # fmt: skip
+    """Where lengths are Python numbers, the mean divides by a tensor of them, which is made in C++."""
+    each = partial(op, log_probs, targets, input_lengths, target_lengths, blank)
+    if reduction != _MEAN:
+        return each(reduction, zero_infinity)
+    losses = each(0, zero_infinity)
+    return (losses / torch.tensor(target_lengths, dtype=losses.dtype, device=losses.device).clamp_min(1)).mean()
+
+
+@formula(_aten._pad_packed_sequence.default)
+def _pad_packed_sequence(
+    op: OpOverload, data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding: float, total: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of `data`, `batch_sizes[i]` of them for step i, as a padded tensor, and how long each sequence is."""
+    sizes: Sequence[int] = _hosts[-1].values(batch_sizes, "pad_packed_sequence").tolist()
+    if 0 < total < len(sizes):
+        raise RuntimeError(f"Expected total_length to be at least the length of the longest sequence in input, got {total}")
+    padded = torch.full((max(total, len(sizes)), sizes[0], *data.shape[1:]), padding, dtype=data.dtype, device=data.device)
+    begin = offset = 0
+    for end in range(1, len(sizes) + 1):
+        if end == len(sizes) or sizes[end] != sizes[begin]:
+            rows = sizes[begin] * (end - begin)
+            block = data.narrow(0, offset, rows).view(end - begin, sizes[begin], *data.shape[1:])
+            padded[begin:end, : sizes[begin]].copy_(block)
+            begin, offset = end, offset + rows
+    lengths = torch.tensor([sum(size > row for size in sizes) for row in range(sizes[0])])
+    return (padded.transpose(0, 1) if batch_first else padded), lengths

@@ -12,6 +12,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.overrides import TorchFunctionMode
 
 from lowtide.capture.blocks import geometry
+from lowtide.capture.care.turns import for_this_thread, undoing
 from lowtide.capture.draft import Draft
 from lowtide.capture.optimizers.changes import Changes
 from lowtide.capture.optimizers.python_calls import traced_calls
@@ -189,16 +191,22 @@ def _run(twin: torch.optim.Optimizer, scalars: Scalars) -> None:
 
 @contextmanager
 def _without_global_hooks() -> Iterator[None]:
-    """Hooks on every optimizer's step run at each step, not while it is traced."""
-    tables: list[dict[int, Any]] = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
-    held = [dict(table) for table in tables]
-    try:
-        for table in tables:
-            table.clear()
+    """Hooks on every optimizer's step run at each step, not while it is traced on this thread."""
+    with undoing() as undo:
+        for table in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks):
+            for key, hook in list(table.items()):
+                undo(partial(_put_back, table, key, hook))
+                table[key] = for_this_thread(_no_hook, hook)
         yield
-    finally:
-        for table, hooks in zip(tables, held, strict=True):
-            table.update(hooks)
+
+
+def _no_hook(*given: Any) -> None:
+    """What runs in the place of one."""
+
+
+def _put_back(table: dict[int, Any], key: int, hook: Any) -> None:
+    if key in table:  # else another thread has taken it off
+        table[key] = hook
 
 
 def refuse_idle(optimizer: torch.optim.Optimizer, graphs: Sequence[Graph]) -> None:

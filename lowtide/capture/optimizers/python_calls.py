@@ -10,9 +10,12 @@ import builtins
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
+from lowtide.base.kernels import COMPILING
+from lowtide.capture.care.turns import replaced
 from lowtide.ir.operators.names import MATH_FUNCTIONS
 
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -34,7 +37,10 @@ def compute(op: str, operands: Sequence[Any]) -> Any:
 
 @contextmanager
 def traced_calls(is_traced: Callable[[Any], bool], apply: Callable[[str, tuple[Any, ...]], Any]) -> Iterator[None]:
-    """While this lasts, functions of Python that are given a traced number among plain ones record what they do."""
+    """While this lasts, functions of Python that are given a traced number among plain ones record what they do, on this thread.
+
+    Nothing is compiled meanwhile, on any thread: numba knows functions by their identity.
+    """
 
     def following(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -45,13 +51,8 @@ def traced_calls(is_traced: Callable[[Any], bool], apply: Callable[[str, tuple[A
 
         return call
 
-    table: list[tuple[Any, str, str]] = [(builtins, "max", "max"), (builtins, "min", "min")]
-    table += [(math, name, f"math_{name}") for name in _MATH]
-    originals = [getattr(module, name) for module, name, _ in table]
-    try:
-        for (module, name, op), original in zip(table, originals, strict=True):
-            setattr(module, name, following(op, original))
+    with COMPILING, ExitStack() as stack:
+        for module, name in ((builtins, "max"), (builtins, "min"), *((math, name) for name in _MATH)):
+            recorded = name if module is builtins else f"math_{name}"
+            stack.enter_context(replaced(module, name, partial(following, recorded)))
         yield
-    finally:
-        for (module, name, _), original in zip(table, originals, strict=True):
-            setattr(module, name, original)

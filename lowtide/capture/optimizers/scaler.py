@@ -7,13 +7,14 @@ all that happens in a step that is skipped, too, comes before it, and every writ
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from lowtide.capture.care.turns import replaced
 from lowtide.capture.draft import Draft
 from lowtide.capture.optimizers.scalars import Guard
 from lowtide.capture.sources import users_line
@@ -87,22 +88,17 @@ def stop_if(found: torch.Tensor, results: Iterable[Value], draft: Draft) -> Node
 @contextmanager
 def scalers_refused() -> Iterator[None]:
     """A scaler that the user's own functions call would be left with fake tensors: its methods raise CaptureError instead."""
-    cls: Any = torch.amp.GradScaler
-    held = {name: vars(cls)[name] for name in _METHODS}
 
-    def refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise CaptureError(
             f"a GradScaler is used at {users_line()}: give it to lowtide (`scaler=scaler`), which scales the loss, unscales the gradients "
             "before after_backward, skips the step where they are not finite, and updates the scale"
         )
 
-    try:
+    with ExitStack() as stack:
         for name in _METHODS:
-            setattr(cls, name, refuse)
+            stack.enter_context(replaced(torch.amp.GradScaler, name, lambda _: refuse))
         yield
-    finally:
-        for name, method in held.items():
-            setattr(cls, name, method)
 
 
 def _unscaled(gradient: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:

@@ -13,8 +13,9 @@ import random
 import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias, overload
 
 import sympy
@@ -24,6 +25,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy import functions
 
+from lowtide.capture.care.turns import replaced
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, FormatError
 from lowtide.ir.graph import Node
@@ -186,15 +188,11 @@ class _Environment(ShapeEnv):
 @contextmanager
 def nothing_twice() -> Iterator[None]:
     """Within, what an operation on symbolic integers gave is looked up, as a capture asks the same again and again."""
-    plain = {name: getattr(SymNode, name) for name in (_WRAP, *_BINARY)}
-    for name in _BINARY:
-        setattr(SymNode, name, _remembering(name, plain[name]))
-    setattr(SymNode, _WRAP, lambda node, number: _once(node, number, plain[_WRAP], number))
-    try:
+    with ExitStack() as stack:
+        for name in _BINARY:
+            stack.enter_context(replaced(SymNode, name, partial(_remembering, name)))
+        stack.enter_context(replaced(SymNode, _WRAP, lambda plain: lambda node, number: _once(node, number, plain, number)))
         yield
-    finally:
-        for name, method in plain.items():
-            setattr(SymNode, name, method)
 
 
 def _remembering(name: str, plain: Callable[[Any, Any], SymNode]) -> Callable[[Any, Any], SymNode]:

@@ -14,7 +14,7 @@ import torch
 Token: TypeAlias = Any  # hashable; equal to itself and to tokens of what looks alike
 
 _PLAIN = frozenset({bool, int, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.Size})
-_SEQUENCES = (list, tuple, deque)
+_CONTAINERS: tuple[Any, ...] = (list, tuple, deque, set, frozenset, dict)
 _OPAQUE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, property, classmethod, staticmethod, torch.Tensor)
 _DEEPEST = 4  # objects within objects, lists within lists
 _LARGEST = 1000  # items of a container that is compared item by item; a larger one by identity and length
@@ -84,14 +84,15 @@ class Tokens:
         if isinstance(item, functools.partial):
             self._watch.container(item.keywords)
             return kind, self._of(item.func, _DEEPEST), self._pieces(item.args, depth), self._entries(item.keywords, depth)
-        if isinstance(item, (*_SEQUENCES, set, frozenset, dict)):
+        if isinstance(item, _CONTAINERS):
             return self._container(item, kind, depth)
         return self._object(item, depth)
 
     def _container(self, item: Any, kind: type, depth: int) -> Token:
-        if depth >= _DEEPEST or len(item) > min(_LARGEST, self._left):
-            return kind, len(item), Identity(item)
-        self._left -= len(item)
+        length = next(base for base in _CONTAINERS if isinstance(item, base)).__len__(item)  # its class may have another
+        if depth >= _DEEPEST or length > min(_LARGEST, self._left):
+            return kind, length, Identity(item)
+        self._left -= length
         if not isinstance(item, (tuple, frozenset)):
             self._watch.container(item)
         if isinstance(item, dict):

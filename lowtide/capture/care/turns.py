@@ -1,0 +1,175 @@
+"""One capture at a time in a process; what it puts in the place of something stands there for its own thread, and is gone afterwards.
+
+How to undo a change is written down before the change is made, and is done at the end whatever happens: an interrupt may come between any
+two lines, also between those that enter a `with` and those that leave it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ParamSpec, TypeAlias, TypeVar
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.overrides import _pop_mode as _pop_function_mode
+from torch.overrides import _push_mode as _push_function_mode
+from torch.utils import _python_dispatch as dispatching
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Undo: TypeAlias = Callable[[], object]  # may be done twice
+
+_MISSING = object()
+_FLAGS = ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode", "_is_in_any_mode_without_ignore_compile_internals")
+_NOT_THE_USERS = (contextlib.__file__, *(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2])))
+_lock = threading.RLock()
+
+
+class _Undone(threading.local):
+    """What is to be undone on a thread, the latest last."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Undo] = []
+
+
+_own = _Undone()
+
+
+def one_at_a_time(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, which waits until no other thread is within one; whatever it wrote down to be undone is undone when it is over."""
+
+    @functools.wraps(function)
+    def alone(*args: P.args, **kwargs: P.kwargs) -> T:
+        with _lock:
+            mark = len(_own.waiting)
+            try:
+                _own.waiting.append(_modes_of_torch())
+                return function(*args, **kwargs)
+            except BaseException as error:
+                _let_go(error)
+                raise
+            finally:
+                try:
+                    _undo(mark)
+                finally:  # an interrupt may have come meanwhile
+                    _undo(mark)
+
+    return alone
+
+
+@contextmanager
+def undoing() -> Iterator[Callable[[Undo], None]]:
+    """Takes what is to be undone at the end; all of it is, the latest first. The first error is raised when that is done."""
+    mark = len(_own.waiting)
+    try:
+        yield _own.waiting.append
+    finally:
+        _undo(mark)
+
+
+def _undo(mark: int) -> None:
+    waiting, failures = _own.waiting, []
+    while len(waiting) > mark:
+        try:
+            waiting[-1]()
+        except Exception as error:  # what comes after it is put back all the same
+            failures.append(error)
+        waiting.pop()
+    if failures:
+        raise failures[0]
+
+
+@contextmanager
+def replaced(owner: Any, name: str, of: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """While this lasts, `owner.name` is for this thread what `of` makes of it, and for all others what it was."""
+    before = getattr(owner, name)
+    with placed(owner, name, for_this_thread(of(before), before)):
+        yield
+
+
+@contextmanager
+def placed(owner: Any, name: str, item: Any) -> Iterator[None]:
+    """While this lasts, `owner.name` is this, for all threads."""
+    held = vars(owner).get(name, _MISSING)
+    with undoing() as undo:
+        undo(functools.partial(_put_back, owner, name, held))
+        setattr(owner, name, item)
+        yield
+
+
+@contextmanager
+def listed(items: list[T], item: T) -> Iterator[None]:
+    """While this lasts, the list ends with this item."""
+    held = items[:]
+    with undoing() as undo:
+        undo(lambda: items.__setitem__(slice(None), held))
+        items.append(item)
+        yield
+
+
+def for_this_thread(own: Callable[..., Any], others: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is `own` where this thread calls it and `others` where another does."""
+    thread, ident = threading.get_ident(), threading.get_ident
+
+    @functools.wraps(others, updated=())
+    def either(*args: Any, **kwargs: Any) -> Any:
+        return own(*args, **kwargs) if ident() == thread else others(*args, **kwargs)
+
+    return either
+
+
+def _put_back(owner: Any, name: str, held: Any) -> None:
+    if held is not _MISSING:
+        setattr(owner, name, held)
+    elif name in vars(owner):
+        delattr(owner, name)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Empty the frames of torch and lowtide that an error came through: they may hold guards of torch's that nobody left."""
+    while error is not None:
+        for frame in _frames(error.__traceback__):
+            if frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+                with suppress(RuntimeError):  # it still runs
+                    frame.clear()
+        error = error.__cause__ or error.__context__
+
+
+def _frames(traceback: TracebackType | None) -> Iterator[Any]:
+    while traceback is not None:
+        yield traceback.tb_frame
+        traceback = traceback.tb_next
+
+
+def _modes_of_torch() -> Undo:
+    """How to put back the modes of torch in which this thread is now."""
+    gradients, several = torch.is_grad_enabled(), torch._C._is_multithreading_enabled()
+    functions, operators = _get_current_function_mode_stack(), dispatching._get_current_dispatch_mode_stack()
+    flags = {name: vars(dispatching)[name] for name in _FLAGS if name in vars(dispatching)}
+
+    def put_back() -> None:
+        if _get_current_function_mode_stack() != functions:
+            for _ in _get_current_function_mode_stack():
+                _pop_function_mode()
+            for mode in functions:
+                _push_function_mode(mode)
+        if dispatching._get_current_dispatch_mode_stack() != operators:
+            for _ in dispatching._get_current_dispatch_mode_stack():
+                dispatching._pop_mode()
+            for mode in operators:
+                dispatching._push_mode(mode)
+        if torch.is_grad_enabled() != gradients:
+            torch.set_grad_enabled(gradients)
+        if sys.exc_info()[0] is not None:  # else torch has left what it entered; these are of all threads
+            torch._C._set_multithreading_enabled(several)
+            vars(dispatching).update(flags)
+
+    return put_back

@@ -1,0 +1,364 @@
+"""A capture is its own thread's: others draw, train, build and optimize meanwhile; whatever ends it, nothing that is global has changed."""
+
+import builtins
+import contextlib
+import logging
+import math
+import random
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.sym_node import SymNode
+from torch.nn.modules import module as torch_module
+from torch.optim import optimizer as torch_optimizer
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils import _python_dispatch as dispatching
+
+import lowtide
+from lowtide.capture.program import TrainingProgram, capture_training
+from lowtide.capture.trace import Given
+from lowtide.errors import CaptureError
+
+X = torch.linspace(-1, 1, 12).view(4, 3)
+HOSTS = (math, builtins, nn.Module, torch.Tensor, torch.amp.GradScaler, torch.random, random, random._inst, np.random, FakeTensor, SymNode)
+LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(0.5), nn.Linear(4, 1))
+
+
+def mean_square(model, x):
+    return model(x).square().mean()
+
+
+def captured(model=None, loss=mean_square, optimizer=torch.optim.Adam):
+    model = net() if model is None else model
+    return capture_training(TrainingProgram(model, loss, optimizer(model.parameters(), 0.1)), Given((X,), {}, torch.device("cpu")))
+
+
+def trained_eagerly(steps=3):
+    model, found = net(), []
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        found.append(mean_square(model.eval(), X))
+        found[-1].backward()
+        optimizer.step()
+    return [loss.item() for loss in found], [parameter.tolist() for parameter in model.parameters()]
+
+
+def elsewhere(work):
+    """What `work` gives on another thread; what it raises is raised here."""
+    found, raised = [], []
+
+    def run():
+        try:
+            found.append(work())
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+    return found[0]
+
+
+def while_captured(work, during="loss"):
+    """What `work` gave on another thread in the middle of a capture: of its forward pass, or of the optimizer's step."""
+    found = []
+
+    def loss(model, x):
+        if during == "loss":
+            found.append(elsewhere(work))
+        return mean_square(model, x)
+
+    class Adam(torch.optim.Adam):
+        def step(self, closure=None):
+            if during == "step":
+                found.append(elsewhere(work))
+            return super().step(closure)
+
+    captured(loss=loss, optimizer=Adam)
+    return found
+
+
+# Several at once.
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_threads_that_optimize_at_once(count):
+    expected, found, gate = trained_eagerly(), [], threading.Barrier(count)
+    model_of = [net().eval() for _ in range(count)]
+    before = world()
+
+    def work(model):
+        optimizer = torch.optim.Adam(model.parameters(), 0.1)
+        gate.wait()
+        step = lowtide.optimize(model, (X,), loss=mean_square, optimizer=optimizer)
+        found.append(([step(X).item() for _ in range(3)], [parameter.tolist() for parameter in model.parameters()]))
+
+    threads = [threading.Thread(target=work, args=(model,)) for model in model_of]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected] * count
+    assert world() == before
+
+
+# What others do meanwhile.
+
+
+@pytest.mark.parametrize("during", ["loss", "step"])
+def test_another_thread_trains_and_builds(during):
+    expected = elsewhere(trained_eagerly)
+    assert all(each == expected for each in while_captured(trained_eagerly, during))
+
+
+def test_another_threads_hooks_and_conversions():
+    seen = []
+
+    def work():
+        model = net()
+        handles = [nn.modules.module.register_module_forward_hook(lambda *given: seen.append(type(given[0]).__name__))]
+        handles.append(model[0].weight.register_hook(lambda gradient: seen.append("gradient")))
+        handles.append(torch_optimizer.register_optimizer_step_post_hook(lambda *given: seen.append("step")))
+        model.double()
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        scaler.scale(mean_square(model, X.double())).backward()
+        scaler.step(optimizer)
+        for handle in handles:
+            handle.remove()
+        return model[0].weight.dtype
+
+    assert set(while_captured(work)) == {torch.float64}
+    assert len(seen) % 7 == 0
+    assert seen[:7] == ["Linear", "Tanh", "Dropout", "Linear", "Sequential", "gradient", "step"]
+
+
+def test_hooks_around_all_optimizers_run_for_others_alone():
+    seen = []
+
+    def hook(optimizer, args, kwargs):
+        seen.append(threading.current_thread())
+
+    with contextlib.closing(Handles(torch_optimizer.register_optimizer_step_pre_hook(hook))):
+        while_captured(trained_eagerly, "step")
+    assert len(seen) >= 3
+    assert threading.current_thread() not in seen
+
+
+class Handles:
+    def __init__(self, *handles):
+        self.handles = handles
+
+    def close(self):
+        for handle in self.handles:
+            handle.remove()
+
+
+def test_a_prefetcher_draws_the_numbers_that_come_next():
+    def draws():
+        return torch.rand(2).tolist(), np.random.rand(), random.random(), np.random.permutation(3).tolist(), random.sample(range(9), 3)
+
+    def seed():
+        torch.manual_seed(3)
+        np.random.seed(3)
+        random.seed(3)
+
+    model = net()
+    seed()
+    found = while_captured_of(model, draws)
+    seed()
+    assert found == [draws() for _ in found]
+
+
+def while_captured_of(model, work):
+    found = []
+
+    def loss(model, x):
+        found.append(elsewhere(work))
+        return mean_square(model, x)
+
+    captured(model, loss)
+    return found
+
+
+def test_a_thread_that_seeds_has_its_numbers():
+    def work():
+        torch.manual_seed(7)
+        return torch.rand(2).tolist()
+
+    torch.manual_seed(7)
+    expected = torch.rand(2).tolist()
+    assert set(map(tuple, while_captured(work))) == {tuple(expected)}
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [
+        (random.random, "random"),
+        (lambda: random.random(), "random"),
+        (lambda: random.gauss(0, 1), "random"),
+        (np.random.rand, "numpy.random"),
+        (lambda: np.random.rand(), "numpy.random"),
+    ],
+)
+def test_draws_of_the_program_are_refused_beside_those_of_others(draw, name):
+    def loss(model, x):
+        factor = elsewhere(lambda: random.random() + np.random.rand())
+        return mean_square(model, x) * draw() * min(factor, 0)
+
+    with pytest.raises(CaptureError, match=f"draws from {name}"):
+        captured(loss=loss)
+
+
+@pytest.mark.parametrize("again", [lambda: torch.manual_seed(0), lambda: torch.default_generator.manual_seed(0), lambda: torch.seed()])
+def test_a_program_that_seeds_is_refused(again):
+    def loss(model, x):
+        again()
+        return mean_square(model, x)
+
+    torch.manual_seed(0)
+    torch.rand(1)
+    before = torch.get_rng_state()
+    with pytest.raises(CaptureError, match=r"seed(s|ed)"):
+        captured(net_as_it_is(), loss)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def net_as_it_is() -> nn.Module:
+    with torch.random.fork_rng([]):
+        return net()
+
+
+def test_a_forked_generator_that_is_drawn_from_is_refused():
+    """Eager draws the same numbers again behind it."""
+
+    def loss(model, x):
+        with torch.random.fork_rng([]):
+            noise = torch.rand_like(x)
+        return mean_square(model, x + noise)
+
+    with pytest.raises(CaptureError, match="seed"):
+        captured(loss=loss)
+
+
+def test_a_forked_generator_that_nobody_draws_from():
+    def loss(model, x):
+        noise = torch.rand_like(x)
+        with torch.random.fork_rng([]):
+            shifted = x + 1
+        return mean_square(model, shifted + noise)
+
+    captured(loss=loss)
+
+
+def test_modules_are_named_by_their_own_threads_calls():
+    graph = captured(net().eval(), loss_beside_another, torch.optim.SGD)[0].graph
+    found = {node.source.module for node in graph.nodes if node.source is not None}
+    assert found <= {"", "0", "1", "3"}
+
+
+def loss_beside_another(model, x):
+    gate, done = threading.Event(), threading.Event()
+
+    class Slow(nn.Module):
+        def forward(self, x):
+            gate.set()
+            done.wait()
+            return x
+
+    thread = threading.Thread(target=lambda: Slow()(X))
+    thread.start()
+    gate.wait()
+    found = mean_square(model, x)
+    done.set()
+    thread.join()
+    return found
+
+
+# Whatever ends a capture.
+
+
+def world():
+    """What a capture could leave changed."""
+    tables = {name: dict(item) for name, item in vars(torch_module).items() if name.startswith("_global") and isinstance(item, dict)}
+    tables |= {name: dict(item) for name, item in vars(torch_optimizer).items() if name.startswith("_global") and isinstance(item, dict)}
+    return {
+        "names": {
+            (str(host), name): id(item) for host in HOSTS for name, item in list(vars(host).items()) if name != "__warningregistry__"
+        },
+        "hooks": tables,
+        "logging": [list(logging.getLogger(name).filters) for name in LOGGERS],
+        "modes": (
+            _get_current_function_mode_stack(),
+            dispatching._get_current_dispatch_mode_stack(),
+            dispatching._is_in_torch_dispatch_mode,
+        ),
+        "switches": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch._C._is_multithreading_enabled()),
+        "keys": str(torch._C._dispatch_tls_local_include_set()) + str(torch._C._dispatch_tls_local_exclude_set()),
+        "draws": (torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state(legacy=False))),
+    }
+
+
+def held(model):
+    tables = [(module._parameters, module._buffers, module._modules, module.__dict__) for module in model.modules()]
+    return [{name: id(item) for name, item in table.items()} for each in tables for table in each]
+
+
+FOLLOWED = (
+    str(Path(lowtide.__file__).parent / "capture"), contextlib.__file__, dispatching.__file__, torch.overrides.__file__,
+    torch.autograd.grad_mode.__file__,
+)  # fmt: skip
+
+
+class Interruption:
+    """Raises at one of the points where Python lets signals in: where functions are entered, and where calls end."""
+
+    def __init__(self, error, at=None):
+        self.error, self.at, self.count = error, at, 0
+
+    def __call__(self, frame, event, argument):
+        if event != "c_call" and frame.f_code.co_filename.startswith(FOLLOWED):
+            self.count += 1
+            if self.count == self.at:
+                raise self.error
+
+    def during(self, work):
+        sys.setprofile(self)
+        try:
+            return work()
+        finally:
+            sys.setprofile(None)
+
+
+@pytest.mark.parametrize(("error", "points"), [(KeyboardInterrupt, 24), (MemoryError, 12)])
+def test_whatever_is_raised_wherever_all_is_put_back(error, points):
+    model = net()
+    captured(model)
+    counting = Interruption(error)
+    counting.during(lambda: captured(model))
+    before, of_model = world(), held(model)
+    wrong, raised = [], 0
+    for point in range(points):
+        interruption = Interruption(error, at=1 + (point * counting.count + counting.count // 2) // points)
+        try:
+            interruption.during(lambda: captured(model))
+        except (error, CaptureError) as stopped:
+            raised += 1
+            if world() != before or held(model) != of_model:
+                wrong.append((interruption.at, stopped))
+    assert wrong == []
+    assert raised >= points // 2
