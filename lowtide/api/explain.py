@@ -61,14 +61,16 @@ def explain(
     device: torch.device | str | None = None,
     simulate: Device | str | None = None,
     dynamic: Mapping[Any, Any] | None = None,
+    workspaces: bool = True,
     progress: bool | None = None,
     callback: Callback | None = None,
 ) -> Explanation:
     """Where the program's memory peaks as it stands, what is held then, and what would lower it; `print` it.
 
-    The program is followed under fake tensors: neither the model nor any of its operators runs, so a model on the meta device does as well
-    as one with memory, and model, optimizer and random generators are as before. Temporaries within operators are not counted,
-    as only a run can tell them, and times are by the rates of the machine. Arguments are those of `optimize`; beside them:
+    The program is followed under fake tensors: the model does not run, so one on the meta device does as well as one with memory; model,
+    optimizer and random generators are as before. What is advised was planned as `optimize` plans it: each distinct operator is tried
+    on made-up data for its time and its temporaries. With `workspaces=False`, or another machine to `simulate`, nothing runs: temporaries
+    are not counted then, and times are by the rates of the machine. Arguments are those of `optimize`; beside them:
 
     effort: as for `optimize`, but "quick" where nothing is said.
     memory: what it is to fit in: then the answer says whether it does, and if not, the fastest way that was found to make it fit.
@@ -95,7 +97,7 @@ def explain(
     stages = Stages(callback, wants_progress(progress))
     level = _LEVEL if effort is None and search is None else effort
     asked = Asked(Limit(latency=1.0), swap_state, solver or Auto(), sweeps_of(level, search))
-    maker = Maker(Capturing(model, program, target, stages), Machine(target, machine, False, swap, stages), asked, None, stages)
+    maker = Maker(Capturing(model, program, target, stages), Machine(target, machine, workspaces, swap, stages), asked, None, stages)
     captured, plan = maker.plan_of_most_steps(args, kwargs)
     assert plan.cost_report is not None, "a limit was asked for"
     peak = captured.eager(plan.granule_bytes).peak
@@ -119,6 +121,7 @@ def explain(
         within=None if within is None else _with_swap(within, swap, swap_state),
         device=plan.provenance.device,
         training=program is not None,
+        workspaces=workspaces and machine is None,
         dimensions=Table.of(Dimensions.of(captured.graph)).short(),
     )
 
@@ -131,7 +134,7 @@ def _check_here(target: torch.device, machine: Device | None) -> None:
 
 def _remedies(report: CostReport) -> list[Remedy]:
     """From the cheapest to the leanest, each leaner than the one before."""
-    found = [_order_alone(report)]
+    found = [_order_alone(report, f"memory={report.order_peak_bytes}")]
     for share in _SLOWER:
         point = next((peak, us) for peak, us in report.frontier if us <= (1 + share) * report.order_us)
         found.append(_letting_go(f"+{share:.0%} time at most", point, report, f"latency={1 + share:g}"))
@@ -162,15 +165,16 @@ def _letting_go(how_far: str, point: tuple[int, float], report: CostReport, argu
     return Remedy(f"eviction, {how_far}", point[0], point[1] / report.order_us - 1, arguments)
 
 
-def _order_alone(report: CostReport) -> Remedy:
+def _order_alone(report: CostReport, arguments: str) -> Remedy:
+    """Within a limit: without one nothing that takes longer is done for it, so that the same order may need more."""
     us = min((us for peak, us in report.frontier if peak <= report.order_peak_bytes), default=report.order_us)
-    return Remedy("order alone", report.order_peak_bytes, us / report.order_us - 1, "")
+    return Remedy("order alone", report.order_peak_bytes, us / report.order_us - 1, arguments)
 
 
 def _within(report: CostReport, memory_bytes: int, memory: int | str | None) -> Remedy | None:
     """The fastest way to so many bytes."""
     if report.order_peak_bytes <= memory_bytes:
-        return _order_alone(report)
+        return _order_alone(report, f"memory={memory!r}")
     fitting = [point for point in report.frontier if point[0] <= memory_bytes]  # the last is the fastest
     return _letting_go("as little as does", fitting[-1], report, f"memory={memory!r}") if fitting else None
 
@@ -193,9 +197,9 @@ def _halved(maker: Maker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_
         by_order_bytes = halved.peak_by_order_bytes(args, kwargs)
     except (BatchError, CaptureError):
         return None
-    ordered = Remedy("smaller micro-batches", by_order_bytes, None, f"accumulate={count}")
+    within = "" if memory_bytes is None else f", memory={memory_bytes}"
     if memory_bytes is None or by_order_bytes <= memory_bytes:
-        return ordered
+        return Remedy("smaller micro-batches", by_order_bytes, None, f"accumulate={count}{within}")
     peak_bytes = _within_or_least(halved, args, kwargs, memory_bytes)
     return Remedy("smaller micro-batches, eviction", peak_bytes, None, f"accumulate={count}, memory={max(peak_bytes, memory_bytes)}")
 

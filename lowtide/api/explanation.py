@@ -28,7 +28,7 @@ class Remedy:
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """The peak of a program as it stands, before any optimisation, and what would lower it. Nothing was run for it."""
+    """The peak of a program as it stands, before any optimisation, and what would lower it. No step was run for it."""
 
     peak: Snapshot  # of eager PyTorch; its tensors, largest first, are those that live then
     resident_bytes: int  # the caller's own, throughout
@@ -39,11 +39,12 @@ class Explanation:
     within: Remedy | None  # the fastest way to that, if any was found
     device: str  # whose rates times are by
     training: bool
+    workspaces: bool  # temporaries within operators are counted, as these were tried
     dimensions: str  # those along which most is made, by name: "batch (2 to 512; 1.20 GiB), heads of h.*.attn (12; 90.00 MiB)"
 
     @property
     def peak_bytes(self) -> int:
-        """The peak of eager PyTorch, with what is resident; without the temporaries within operators, which only a run can tell."""
+        """The peak of eager PyTorch, with what is resident."""
         return self.peak.footprint_bytes
 
     @property
@@ -113,7 +114,8 @@ class Explanation:
         """What the figures do not count, and the verdict."""
         notes = ["eviction: tensors are let go while still needed and restored later; numbers stay the same to the last bit"]
         notes = notes if any("eviction" in remedy.what for remedy in self.remedies) else []
-        notes += [f"nothing was run: times are by the rates of {self.device}, and temporaries within operators are not counted"]
+        nothing = f"nothing was run: times are by the rates of {self.device}, and temporaries within operators are not counted"
+        notes += ["no step was run: times and temporaries are those of operators tried on made-up data" if self.workspaces else nothing]
         return [*notes, *([self.verdict] if self.verdict else [])]
 
     def part_lines(self) -> list[str]:

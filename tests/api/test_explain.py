@@ -22,7 +22,7 @@ from tests.api.networks import adamw, convnet, cross_entropy, next_character, sg
 from tests.training import Snapshot
 
 SEARCH = lowtide.Sweep(levels=6, max_states=300)
-QUIET = {"search": SEARCH, "progress": False}
+QUIET = {"search": SEARCH, "workspaces": False, "progress": False}
 
 
 def char_gpt(device="cpu"):
@@ -133,7 +133,7 @@ def test_what_fits_by_letting_go_does_so_when_it_is_done(gpt):
     assert again.fits is False
     assert again.within.peak_bytes <= again.memory_bytes == memory
     assert again.verdict.endswith(f"lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, memory={memory})")
-    step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, memory=memory, workspaces=False, **QUIET)
+    step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, memory=memory, **QUIET)
     assert step.plan.peak_bytes == again.within.peak_bytes
     assert step.plan.cost_report.time_us / step.plan.cost_report.order_us - 1 == pytest.approx(again.within.slower)
 
@@ -142,7 +142,7 @@ def test_what_fits_by_letting_go_does_so_when_it_is_done(gpt):
     ("share", "fits", "verdict"),
     [
         ("100%", True, "as it stands"),
-        ("99%", False, "by order alone.*optimize\\(model, batch, loss=loss, optimizer=optimizer\\)"),
+        ("99%", False, "by order alone.*optimize\\(model, batch, loss=loss, optimizer=optimizer, memory='99%'\\)"),
         ("1%", False, "nothing was found that fits in .*; the least is .*, with lowtide.optimize\\(model, batch, loss=loss"),
     ],
 )
@@ -283,3 +283,21 @@ def test_of_a_range_the_largest_shape_is_explained():
     settings = {"loss": lambda model, x: model(x).mean(), "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
     ranged = lowtide.explain(model, (torch.randn(4, 8),), dynamic={0: {0: ("rows", 2, 32)}}, **settings)
     assert ranged.peak.footprint_bytes == lowtide.explain(model, (torch.randn(32, 8),), **settings).peak.footprint_bytes
+
+
+@pytest.mark.parametrize("share", [None, 0.95])
+def test_what_is_advised_was_planned(share):
+    """A network whose operators need temporaries: each call that is advised keeps within what was promised of it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv1d(6, 12, 5, padding=2), nn.GELU(), nn.Conv1d(12, 12, 5, padding=2), nn.GELU(), nn.Conv1d(12, 6, 5, padding=2)
+    )
+    given = {"loss": squares, "optimizer": sgd(model), "progress": False}
+    batch = (torch.randn(16, 6, 64),)
+    told = explain(model, batch, **given)
+    if share is not None:
+        told = explain(model, batch, memory=int(share * told.remedies[-1].peak_bytes), **given)
+    for remedy in (*told.remedies, *([told.within] if told.within is not None else [])):
+        arguments = eval(f"dict({remedy.arguments})")
+        assert lowtide.optimize(model, batch, **given, **arguments).plan.peak_bytes <= remedy.peak_bytes
+    assert "no step was run" in str(told)
