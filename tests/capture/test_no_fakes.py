@@ -146,6 +146,7 @@ def test_a_tuple_without_a_length(batch):
     assert torch.equal(lowtide.optimize(model, batch)(*batch), model(*batch))
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_a_sparse_buffer():
     model = Outer(nn.Linear(3, 2))
     model.register_buffer("adjacency", torch.eye(3).to_sparse_csr())

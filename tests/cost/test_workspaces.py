@@ -192,7 +192,7 @@ def test_what_is_too_large_is_not_run():
 def test_a_lack_of_memory_is_told_and_other_calls_are_measured(monkeypatch: pytest.MonkeyPatch):
     real = trials.Trials.level
 
-    def lacking(self: trials.Trials, steps: dict[str, object], device: str) -> dict[str, object]:
+    def lacking(self: trials.Trials, steps: dict[str, object], device: str, **ahead: bool) -> dict[str, object]:
         if "relu" in str(steps):
             return {"failure": "RuntimeError: DefaultCPUAllocator: not enough memory: you tried to allocate 64 bytes.", "of_memory": True}
         return real(self, steps, device)

@@ -129,6 +129,9 @@ class Manual(LightningModule):
         optimizer.step()
         return value
 
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("checked", self.layers(batch[0]).square().mean(), batch_size=len(batch[0]))
+
     def configure_optimizers(self) -> Any:
         return torch.optim.AdamW(self.parameters(), 0.01, foreach=False)
 
