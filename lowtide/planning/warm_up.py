@@ -12,6 +12,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from typing import Any
 
 from lowtide.base.kernels import can_be_cached, is_at_hand
@@ -74,6 +75,7 @@ class _Beside:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()  # two threads may be the first
 
     @property
     def is_running(self) -> bool:
@@ -83,7 +85,9 @@ class _Beside:
     def start(self, limited: bool) -> None:
         """Let it begin; where no process can be had, this one does it all."""
         silent: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        with contextlib.suppress(OSError, ValueError):
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            if self._process is not None:
+                return
             process = subprocess.Popen([sys.executable, "-c", _CODE], stdin=subprocess.PIPE, text=True, start_new_session=True, **silent)
             self._process = process
             assert process.stdin is not None
