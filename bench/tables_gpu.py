@@ -13,7 +13,7 @@ def on_a_gpu() -> tuple[str, ...]:
 
 
 def _limits() -> str:
-    rows = [row for row in rows_of("on_gpu") if row["part"].startswith("limits: ") and row["verdict"] in _KEPT]
+    rows = [row for row in rows_of("on_gpu") if row["part"].startswith(("limits: ", "peers: ")) and row["verdict"] in _KEPT]
     exact = [row for row in rows_of("on_gpu") if row["part"].startswith("exact: ")]
     equal = sum(row["verdict"] == "right" for row in exact)
     devices = ", ".join(dict.fromkeys(row["device"] for row in rows))
@@ -36,7 +36,7 @@ def _limits() -> str:
 def _line(row: Row) -> list[str]:
     figures = (_number(row.get("promised_ms"), 1, 1), _number(row.get("step_ms"), 1, 1), _number(row.get("measured_ratio"), 1, 2))
     memory = (_number(row.get(f"{name}_bytes"), 1e9, 3) for name in ("promised", "measured", "reserved"))
-    return [row["part"].removeprefix("limits: ").split(",")[0], row["setting"], *figures, *memory, _KEPT[row["verdict"]]]
+    return [row["part"].split(": ", 1)[1].split(",")[0], row["setting"], *figures, *memory, _KEPT[row["verdict"]]]
 
 
 def _number(figure: float | None, unit: float, digits: int) -> str:
