@@ -106,7 +106,10 @@ def attempt(part: Part, seconds: float) -> Iterator[Row]:
     code = process.wait()
     in_time = late.is_alive()
     late.cancel()
+    process.stdout.close()
     reader.join(1)
+    if not reader.is_alive():  # else a process that this one left behind still writes
+        process.stderr.close()
     (PLACES / str(process.pid)).unlink(missing_ok=True)
     if code:  # others may stand still for it
         for place in PLACES.glob("*"):

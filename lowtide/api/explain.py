@@ -201,7 +201,7 @@ def _halved(maker: Maker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_
     if memory_bytes is None or by_order_bytes <= memory_bytes:
         return Remedy("smaller micro-batches", by_order_bytes, None, f"accumulate={count}{within}")
     peak_bytes = _within_or_least(halved, args, kwargs, memory_bytes)
-    return Remedy("smaller micro-batches, eviction", peak_bytes, None, f"accumulate={count}, memory={max(peak_bytes, memory_bytes)}")
+    return Remedy("smaller micro-batches, eviction", peak_bytes, None, f"accumulate={count}, memory={peak_bytes}")
 
 
 def _within_or_least(maker: Maker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_bytes: int) -> int:

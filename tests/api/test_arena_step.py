@@ -328,8 +328,8 @@ def test_where_an_arena_is_not_insisted_on_nothing_is_said(tmp_path, monkeypatch
 
 def test_other_devices_say_so():
     api_arena._warn.cache_clear()
-    with pytest.warns(UserWarning, match="arenas are for steps on the CPU, this one is on cuda"):
-        api_arena.StepArena.of(torch.device("cuda"), None, Stages())
+    with pytest.warns(UserWarning, match="arenas are for steps on a CPU or a CUDA device, this one is on xpu"):
+        api_arena.StepArena.of(torch.device("xpu"), None, Stages())
     api_arena._warn.cache_clear()
 
 

@@ -115,7 +115,7 @@ class Sharpness(optim.Optimizer):
 def test_an_optimizer_around_another_whose_own_step_nobody_knows():
     model = Net()
     base = optim.SGD(model.parameters(), 0.1)
-    refused(model, Sharpness(model.parameters(), base), r"this Sharpness steps another optimizer.*'base'.*give the optimizer within")
+    refused(model, Sharpness(model.parameters(), base), r"this Sharpness steps another optimizer.*'base'.*give what is within")
 
 
 class ZeroRedundancyOptimizer(Sharpness):

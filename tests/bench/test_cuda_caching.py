@@ -178,13 +178,15 @@ def test_a_replay_reserves_no_less_than_is_alive_and_gives_all_back(step: PlaceP
 def test_the_allocator_of_a_gpu_is_asked_as_the_simulated_one_is(monkeypatch: pytest.MonkeyPatch):
     """With PyTorch's functions stood in for by the simulation: that what is asked and counted is the same."""
     stand_in = CachingAllocator()
-    segments = [{"address": 0, "total_size": 1, "allocated_size": 1}]
+    segments = [{"stream": 7, "address": 0, "total_size": 1, "allocated_size": 1}]
     for name, function in {
         "empty_cache": stand_in.empty_cache,
         "memory_reserved": lambda: stand_in.reserved_bytes,
-        "caching_allocator_alloc": stand_in.malloc,
+        "memory_allocated": lambda: stand_in.allocated_bytes,
+        "caching_allocator_alloc": lambda nbytes, stream: stand_in.malloc(nbytes),
         "caching_allocator_delete": stand_in.free,
         "memory_snapshot": lambda: segments,
+        "Stream": lambda: SimpleNamespace(cuda_stream=7),
     }.items():
         monkeypatch.setattr(torch.cuda, name, function)
     step = PlaceProblem.of([4 * MIB, 4 * MIB, 12 * MIB], [0, 1, 2], [1, 3, 3])

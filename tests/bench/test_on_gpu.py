@@ -45,17 +45,17 @@ def test_training_is_eagers_and_the_peak_is_promised(ground: Ground, flavour: st
 
 
 def test_limits_are_kept(ground: Ground):
-    network = limits.Network("", limits.NETWORKS[0].entry, 1, "")
+    network = limits.Network("nowhere measured", limits.NETWORKS[0].entry, 1, "", 1)
     rows = list(limits.rows(network, ground))
-    assert [row["setting"] for row in rows] == ["100%", "80%", "60%", "40%", "20%"]
-    assert all(row["verdict"] in ("kept", "does not fit") for row in rows)
-    assert rows[0]["measured_ratio"] > 0
+    assert [row["setting"] for row in rows] == ["eager", "no limit", "100%", "80%", "60%", "40%", "20%"]
+    assert all(row["verdict"] in ("kept", "does not fit") for row in rows[1:])
+    assert rows[1]["measured_ratio"] > 0
 
 
 @pytest.mark.parametrize("peer", ["save_on_cpu", "budget 0.5"])
 def test_what_people_use_is_measured(ground: Ground, peer: str):
     with torch._functorch.config.patch("activation_memory_budget", 1.0):
-        (row,) = limits.peer_rows(limits.Network("", limits.NETWORKS[0].entry, 1, ""), peer, ground)
+        (row,) = limits.peer_rows(limits.Network("", limits.NETWORKS[0].entry, 1, "", 1), peer, ground)
     assert row["measured_bytes"] > 0 < row["step_ms"]
 
 

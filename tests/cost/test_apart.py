@@ -278,7 +278,7 @@ def test_the_process_imports_no_compiler():
     """What asks for inductor does so unseen, and takes a second."""
     code = (
         "import sys; from lowtide.cost.lab import worker, trial, trials; worker._warm_up(); "
-        "worker._apply({**trials._settings(), 'circumstances': list(trial.circumstances('cpu', True))}, True); "
+        "worker._apply({**trials._settings(), 'circumstances': list(trial.circumstances('cpu', True))}, True, 'cpu'); "
         "sys.exit('torch._inductor' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -297,7 +297,10 @@ def _noted(cls: type, mine: list[type]) -> bool:
     if hasattr(own, _MARK) and cls in mine:
         return True
     file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ".py"
+    sets = type(cls).__setattr__  # a metaclass that another language wrote (pybind11's) lets nobody else set attributes
     if not cls.__flags__ & _HEAP or cls.__flags__ & _IMMUTABLE or not file.endswith(".py"):
+        return False
+    if sets is not type.__setattr__ and not isinstance(sets, types.FunctionType):
         return False
     with _lock:
         if cls not in _patched:
