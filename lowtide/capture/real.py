@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture.blocks import address, dtype_name
@@ -88,7 +89,8 @@ def _asked(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], symb
     Raises what it raises.
     """
     try:
-        return kernel(func, args, kwargs)(*args, **kwargs)
+        with _not_remembered(func, tensors_in((*args, *kwargs.values()))):
+            return kernel(func, args, kwargs)(*args, **kwargs)
     except (*NEEDS_DATA, *UNTRACEABLE):
         raise
     except (FixedError, RuntimeError) as error:
@@ -98,6 +100,20 @@ def _asked(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], symb
             return probed(symbols, func, args, kwargs)
         except Exception:  # not known for all batches, or an error that only some numbers raise: the first one says more
             raise error from None
+
+
+@contextmanager
+def _not_remembered(func: OpOverload, given: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Have the fake kernel of several results run: torch remembers how each of them looked, but not which of them were one tensor."""
+    mode = next((each.fake_mode for each in given if isinstance(each, FakeTensor)), None)
+    if mode is None or len(func._schema.returns) < 2:
+        yield
+        return
+    before, mode.cache_enabled = mode.cache_enabled, False
+    try:
+        yield
+    finally:
+        mode.cache_enabled = before
 
 
 def _put_right(out: Any, given: Sequence[torch.Tensor], ask: _Ask) -> Any:

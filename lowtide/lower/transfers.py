@@ -58,7 +58,10 @@ def arrivals(plan: Decision, offloaded: Offloaded) -> Arrivals:
 
 def statements(node: Node, names: Mapping[Value, str], offloaded: Offloaded) -> Iterator[str]:
     """The line of a store, a drop or a load."""
-    here, there = (node.results[0], node.inputs[0]) if node.op == LOAD else (node.inputs[0], (*node.results, *node.inputs[1:])[0])
+    if node.op == LOAD:
+        here, there = node.results[0], node.inputs[0]
+    else:  # a drop makes no output, but a new version of the tensor that it empties
+        here, there = node.inputs[0], node.results[0] if node.op == STORE else node.inputs[1]
     size, own = size_text(here.storage.nbytes), offloaded.tensor.get(there.storage)
     if node.op == STORE:
         yield f"{names[there]} = host.store({names[here]})  # {size} to the host"

@@ -237,5 +237,5 @@ def test_an_interrupted_search_keeps_what_it_has(monkeypatch):
     monkeypatch.setattr("lowtide.remat.sweep.search.evict", interrupted)
     archive = Sweep().explore([problem], [[np.arange(12, dtype=np.int32)]])
     assert archive.interrupted
-    assert archive.states >= 20
+    assert archive.states >= 19  # the twentieth may be under way in the other thread
     assert archive.points[0].peak_bytes < 606
