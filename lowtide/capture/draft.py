@@ -76,6 +76,11 @@ class Draft:
         twin._constant_fakes, twin._names, twin._lazy = dict(self._constant_fakes), self._names.fork(), set(self._lazy)
         return twin
 
+    def let_go(self) -> None:
+        """Hold no fake any more, now that nothing more is recorded: the numbers that were traced hold this draft, and one another."""
+        self.scalar_of, self.read_number = no_scalar, None
+        self._constant_fakes.clear()
+
     # Inputs and numbers.
 
     def add_input(self, tensor: torch.Tensor, slot: Slot, kind: Kind, name: str) -> Value:

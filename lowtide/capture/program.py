@@ -233,6 +233,7 @@ def _optimizer_step(trace: Trace, shadow: Shadow, result: Any) -> tuple[Captured
             f"{name} turns a hyper-parameter into a constant (through `math`, `torch.tensor` or the like), so later changes "
             "of it would go unseen: it cannot be captured"
         )
+    other.draft.let_go()
     return trace.finish(tail, result, update), following
 
 

@@ -38,7 +38,7 @@ def test_micro_batches_with_more_results_than_the_loss():
         ({"loss": square}, TypeError, "optimizer: a training step needs both"),
         ({"after_backward": print}, TypeError, "belong to training"),
         ({"accumulate": 0, "loss": square, "optimizer": optim.SGD([torch.ones(1)], 0.1)}, ValueError, "accumulate: expected a positive"),
-        ({"optimizer": 3, "loss": square}, TypeError, "optimizer: expected a torch.optim.Optimizer, got a int"),
+        ({"optimizer": 3, "loss": square}, TypeError, "optimizer: expected a torch.optim.Optimizer, or a list of them.*got a int"),
         ({"device": "cuda"}, ValueError, "device: the model lies on cpu"),
     ],
 )

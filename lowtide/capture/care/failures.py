@@ -106,11 +106,12 @@ def _sentence(error: Exception, called: str) -> str:
     text = _text_of(error)
     raised = f"raised {type(error).__name__}: {with_names(text)}"
     operator, line = getattr(error, _MARK, ("", ""))
-    if operator:
+    known = next((words for part, words in _BY_TEXT if part in text), None)
+    if operator and known is None:
         what_to_do = _WHAT_TO_DO if with_names(text) == text else _IN_A_RANGE
         return f"{called} failed in operator {operator} at {line}, which {raised}; {what_to_do}"
-    line = line_of(error)
-    if (known := next((words for part, words in _BY_TEXT if part in text), None)) is not None:
+    line = line or line_of(error)
+    if known is not None:
         return f"{called} {known}, at {line or 'an unknown line'}"
     if "backward through the graph a second time" in text:
         return f"{called} {_TWICE}"

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from lowtide.capture.blocks import address
-from lowtide.capture.draft import Draft, no_scalar
+from lowtide.capture.draft import Draft
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 from lowtide.ir.graph import Node, Storage
@@ -37,10 +37,10 @@ class Watch:
     nodes: list[Node] = field(default_factory=list)
 
     def note(self, draft: Draft) -> None:
-        """What a draft has seen; it forgets how numbers are traced, so that it holds no fake itself."""
+        """What a draft has seen, which lets go of it."""
         self.made.extend(draft.made())
         self.nodes.extend(draft.nodes)
-        draft.scalar_of, draft.read_number = no_scalar, None
+        draft.let_go()
 
     def refuse_survivors(self) -> None:
         """Raise CaptureError if a fake of the capture is still held, after taking it out of the list that holds it.
