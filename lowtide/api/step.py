@@ -30,6 +30,7 @@ from lowtide.api.saved.freezing import freeze
 from lowtide.api.saved.saving import save
 from lowtide.api.stages import Stages
 from lowtide.base.files import write_whole
+from lowtide.capture.care.turns import turn
 from lowtide.capture.data.facts import Facts
 from lowtide.capture.data.unread import can_stand_in
 from lowtide.cost.profiler import measure_memory
@@ -245,7 +246,8 @@ class Step:
         if known is not None:
             return known(*args, **kwargs)
         try:
-            prepared = self._prepared(args, kwargs, always=self._others.limited)
+            with self._turn():
+                prepared = self._prepared(args, kwargs, always=self._others.limited)
         except NewShapeError as error:
             reshaped = error
         else:
@@ -346,9 +348,14 @@ class Step:
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, list[Any], View]:
         """The program for a call, captured now where there is none."""
-        prepared = self._prepared(args, kwargs, always=True)
+        with self._turn():
+            prepared = self._prepared(args, kwargs, always=True)
         assert prepared is not None, "it is captured in any case"
         return prepared
+
+    def _turn(self) -> AbstractContextManager[object]:
+        """While this lasts what the caller holds is what it is. Processes wait for one another, each of them for one step alone."""
+        return nullcontext() if self._peers.several else turn()
 
     def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, always: bool) -> tuple[Variant, list[Any], View] | None:
         """The same; None where the caller's own loop is to run, which `always` is never so."""

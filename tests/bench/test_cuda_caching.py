@@ -1,6 +1,7 @@
 """The simulated caching allocator: each rule by hand, and what always holds."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch

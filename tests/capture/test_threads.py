@@ -344,6 +344,7 @@ class Interruption:
             sys.setprofile(None)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of what a finaliser raises Python only tells
 @pytest.mark.parametrize(("error", "points"), [(KeyboardInterrupt, 24), (MemoryError, 12)])
 def test_whatever_is_raised_wherever_all_is_put_back(error, points):
     model = net()

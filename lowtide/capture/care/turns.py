@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, TypeAlias, TypeVar
@@ -63,6 +63,11 @@ def one_at_a_time(function: Callable[P, T]) -> Callable[P, T]:
                     _undo(mark)
 
     return alone
+
+
+def turn() -> AbstractContextManager[object]:
+    """While this lasts no other thread captures, which has stand-ins in the places of a model's tensors."""
+    return _lock
 
 
 @contextmanager
