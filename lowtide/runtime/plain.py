@@ -37,12 +37,12 @@ def _bits(names: Iterable[str]) -> int:
     return reduce(or_, (torch._C.DispatchKeySet(key).raw_repr() for key in found), 0)
 
 
-_PLAIN, _AUTOGRAD = _bits((*_PLAIN_KEYS, *_CASTS)), _bits(_OF_AUTOGRAD)
+_PLAIN, BESIDE_AUTOGRAD = _bits((*_PLAIN_KEYS, *_CASTS)), ~_bits(_OF_AUTOGRAD)
 
 
 def dispatched(tensor: torch.Tensor) -> int:
     """A number that tells layout, device type, laziness and whatever torch puts around a tensor; not whether autograd looks."""
-    return int(torch._C._dispatch_keys(tensor).raw_repr()) & ~_AUTOGRAD
+    return int(torch._C._dispatch_keys(tensor).raw_repr()) & BESIDE_AUTOGRAD
 
 
 def unlike_plain(tensor: torch.Tensor) -> tuple[str, str] | None:

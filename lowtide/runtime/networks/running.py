@@ -83,7 +83,7 @@ class Held:
 
     def _results(self) -> list[torch.Tensor]:
         refuse_surroundings()
-        return [torch.empty_strided(shape, stride, dtype=torch.float32, device="cpu") for shape, stride in self._looks]
+        return [self._arena.new_empty_strided(shape, stride) for shape, stride in self._looks]
 
 
 class Constants:
