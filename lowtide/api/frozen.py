@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from lowtide.api.running.looks import Looks
-from lowtide.api.running.quick import UNLIKE, Quick
-from lowtide.api.running.quickly import Quickly
-from lowtide.api.running.short import Runs, Short
+from lowtide.api.running.inference import Inference, Runs
 from lowtide.errors import BatchError
 from lowtide.runtime.batch import BatchSpec, NewShapeError
 from lowtide.runtime.heap import give_back
@@ -25,38 +23,28 @@ class Frozen:
 
     def __init__(self, runs: Runs, batch: BatchSpec, inputs: Sequence[Any], networks: Mapping[str, Held]) -> None:
         self._batch, self._networks = batch, networks
-        self._looks = Looks(batch.made_up()) if batch.is_plain else None
-        self._short = Short(runs, inputs, dict(networks))
-        self._quickly: Quickly[Quick] = Quickly()
+        self._looks = batch.looks
+        self._inference = Inference.of(runs, networks)
+        self._kept = self._inference.kept(inputs)
         self._run: Callable[[Sequence[Any]], Any] = self._first
 
     @property
     def held_bytes(self) -> int:
-        """What it holds from call to call for generated kernels: weights as they read them, arenas, and results made before."""
-        ready = 0 if self._quickly.way is None else self._quickly.way.ready_bytes
-        return ready + sum(network.nbytes for network in self._networks.values())
+        """What it holds from call to call for generated kernels: weights as they read them, and arenas."""
+        return sum(network.nbytes for network in self._networks.values())
 
     @undisturbed
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result. Raises BatchError for a batch unlike the step's, of another shape, too."""
-        quick = self._quickly.way
-        if quick is not None and not kwargs and (found := quick(args)) is not UNLIKE:
-            return found
-        if self._looks is None or not self._looks.hold(args, kwargs):
-            return self._run(self._leaves(args, kwargs))
-        result = self._run(args)
-        self._quickly.renew(lambda: self._quick(args))
-        return result
-
-    def _quick(self, args: tuple[Any, ...]) -> Quick | None:
-        held = next(iter(self._networks.values()))
-        return None if held.kept is None else Quick.of(self._short, held, held.kept, args)
+        if self._looks is not None and self._looks.hold(args, kwargs):
+            return self._run(args)
+        return self._run(self._leaves(args, kwargs))
 
     def _first(self, leaves: Sequence[Any]) -> Any:
         """The first call's result. What it took to come here is gone by then, perhaps the model, too: its memory becomes the system's."""
-        self._run = self._short
+        self._run = partial(self._inference, self._kept)
         give_back()
-        return self._short(leaves)
+        return self._run(leaves)
 
     def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         try:

@@ -19,11 +19,10 @@ from lowtide.api.ranges.guessed import Shapes as Seen
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.running.check import Check
 from lowtide.api.running.eager import run_eagerly
+from lowtide.api.running.inference import UNLIKE, Again
 from lowtide.api.running.kinds import change_of_kind, read_unlike
 from lowtide.api.running.measured import MeasuredStep
-from lowtide.api.running.quick import UNLIKE
 from lowtide.api.running.recaptures import Recaptures
-from lowtide.api.running.steady import Steady
 from lowtide.api.running.variant import Variant
 from lowtide.api.running.verify import Verification, verified
 from lowtide.api.saved.freezing import freeze
@@ -95,7 +94,7 @@ class Step:
         self._check = self._check_of(family)  # of the family that runs
         self._stale: set[int] = set()  # families that the program is not any more, though nothing was seen to change
         self._unseen = ""  # what changes unseen again and again: then the caller's own loop runs
-        self._steady: Steady | None = None  # the short way, once a call has gone the long one
+        self._again: Again | None = None  # calls like the last one
         self.seconds = maker.stages.seconds  # by stage: "capture", "measure", "compile", "order", "arena"
 
     @property
@@ -175,7 +174,7 @@ class Step:
             variant, inputs, now = self._prepare(args, kwargs)
         except NewShapeError as error:
             return self._made_for(error, args, kwargs)._for_good(make, args, kwargs)
-        self._steady = None
+        self._again = None
         self._caller.end_step(self._run(variant, inputs, now)[1])
         return make(variant, self._batch, inputs)
 
@@ -238,10 +237,13 @@ class Step:
         CaptureError where it has to be captured anew and cannot be; BudgetError where nothing within the limit is found for that shape;
         what the program itself raises where it checks its data and finds them wrong: nothing has been changed then.
         """
-        steady = self._steady  # which another thread may set
-        if steady is not None and not self._check.comes and (found := steady(args, kwargs)) is not UNLIKE:
-            return found
-        self._steady = None  # whatever becomes of this call, networks may have other constants behind it
+        again = self._again  # which another thread may set
+        if again is not None and not self._check.comes:
+            began = time.perf_counter()
+            if (found := again(args, kwargs)) is not UNLIKE:
+                self._check.ran(time.perf_counter() - began)
+                return found
+        self._again = None  # whatever becomes of this call, networks may have other constants behind it
         known = self._others.known(lambda: shape_of(args, kwargs))
         if known is not None:
             return known(*args, **kwargs)
@@ -259,7 +261,7 @@ class Step:
             result, stepped = self._run(variant, inputs, now)
             self._check.ran(time.perf_counter() - began)
             self._caller.end_step(stepped)
-            self._steady = Steady.of(variant, inputs, now, args, kwargs) if self._own_memory is None else None
+            self._again = self._like_this(variant, inputs)
             return result
         if self._obstacle:
             raise StepError(self._obstacle)
@@ -336,6 +338,13 @@ class Step:
     def _run(self, variant: Variant, inputs: Sequence[Any], now: View) -> tuple[Any, bool]:
         with self._peers.in_step():
             return variant.run(inputs, now, self._own_memory)
+
+    def _like_this(self, variant: Variant, inputs: Sequence[Any]) -> Again | None:
+        """How calls like this one run; None where each has to look everything up."""
+        looks, caller = self._batch.looks, self._caller
+        if looks is None or self._own_memory is not None or self._peers.several or caller.optimizer is not None or caller.counters:
+            return None
+        return None if variant.inference is None else Again(variant.inference, variant.granted, looks, inputs)
 
     def _made_for(self, error: NewShapeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
         """The step for a batch of another shape, whatever the policy says."""

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, overload
 
 import numba
 import numpy as np
-from numba.core import compiler, compiler_lock, config, registry, serialize, types, typing
+from numba.core import compiler, compiler_lock, config, registry, serialize
 
 from lowtide.base.files import read_bytes, write_whole
 from lowtide.base.folders import directory, own_folder, warn_if_not_cached, warn_not_cached
@@ -35,7 +35,6 @@ _SEAL_BYTES = hashlib.sha256().digest_size
 _CompileResult: Any = compiler.CompileResult  # these have no types
 _dumps: Any = serialize.dumps
 _config: Any = config
-_typing: Any = typing
 COMPILING: Any = compiler_lock.global_compiler_lock  # held while numba compiles, on whichever thread
 _Dispatcher: Any = registry.CPUDispatcher
 SWITCHED_OFF = bool(_config.DISABLE_JIT)  # by NUMBA_DISABLE_JIT=1: kernels are Python, which a debugger steps through
@@ -104,12 +103,6 @@ class _Inner(_Dispatcher):  # type: ignore[misc]  # numba has no types
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError(f"expected {self.__name__} to be called by kernels only, got a call from Python: take `inner` off it")
-
-
-def python_function(name: str, returns: str, *takes: str) -> Any:
-    """A function of Python's own C interface, for kernels to call; types by numba's names. Kernels hold Python's lock unless `nogil`."""
-    signature = _typing.signature(getattr(types, returns), *(getattr(types, each) for each in takes))
-    return types.ExternalFunction(name, signature)
 
 
 def is_at_hand(compiled: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -222,7 +223,7 @@ class Trace:
             gradients,
             update.state_entries,
             self.reads.pairs(self.model),
-            put,
+            itemgetter(0) if rebuild is next and at else put,  # most programs return one tensor
             self.data.alone,
             tuple(self.fakes.names[real] for real, fake in self.fakes.parameters.items() if fake.grad is not None),
             recorder.draft.held_until(graph.nodes),

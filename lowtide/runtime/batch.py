@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -13,6 +14,7 @@ from lowtide.errors import BatchError, CaptureError, FormatError
 from lowtide.ir import tree
 from lowtide.ir.made import same_strides
 from lowtide.runtime.caller import describe
+from lowtide.runtime.looks import Looks, reach
 from lowtide.runtime.plain import refuse_surroundings, unlike_plain
 
 Shape: TypeAlias = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # by tensor of a batch: its shape and strides
@@ -79,10 +81,13 @@ class BatchSpec:
                 raise CaptureError(f"batch {where} is {look.kind}: plain dense tensors can be captured; {look.remedy}")
         return cls(tuple(looks), training)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether each leaf is a tensor that is an argument by itself."""
-        return all(where == f"[{at}]" and isinstance(look, _TensorLook) for at, (where, look) in enumerate(self.leaves))
+    @cached_property
+    def looks(self) -> Looks | None:
+        """By which a batch like it is recognised at once; None where not each leaf is a tensor on a CPU and an argument by itself."""
+        tensors = [look for _, look in self.leaves if isinstance(look, _TensorLook) and look.device.type == "cpu"]
+        if [where for where, _ in self.leaves] != [f"[{at}]" for at in range(len(tensors))]:
+            return None
+        return Looks((look.shape, look.stride, look.dtype) for look in tensors)
 
     def is_tensor_like(self, leaf: int, dtype: str, shape: tuple[Any, ...], stride: tuple[Any, ...]) -> bool:
         """Whether a leaf is a tensor that looks so."""
@@ -112,6 +117,9 @@ class BatchSpec:
         Raises BatchError that says which argument is unlike, what was expected and what came.
         """
         refuse_surroundings()
+        looks = self.looks
+        if looks is not None and looks.hold(args, kwargs) and not (self.training and any(arg.requires_grad for arg in args)):
+            return args
         leaves, _ = tree.flatten((args, kwargs))
         found = [_name(leaf.where) for leaf in leaves]
         expected = [where for where, _ in self.leaves]
@@ -197,8 +205,7 @@ class _TensorLook:
 
 
 def _zeros(look: _TensorLook) -> torch.Tensor:
-    reach = 0 if 0 in look.shape else 1 + sum((size - 1) * step for size, step in zip(look.shape, look.stride, strict=True))
-    return torch.as_strided(torch.empty(reach, dtype=look.dtype, device="cpu"), look.shape, look.stride).zero_()
+    return torch.as_strided(torch.empty(reach(look.shape, look.stride), dtype=look.dtype, device="cpu"), look.shape, look.stride).zero_()
 
 
 def _row(where: str, look: Any) -> dict[str, Any]:

@@ -37,12 +37,17 @@ def _bits(names: Iterable[str]) -> int:
     return reduce(or_, (torch._C.DispatchKeySet(key).raw_repr() for key in found), 0)
 
 
-_PLAIN, _AUTOGRAD = _bits((*_PLAIN_KEYS, *_CASTS)), _bits(_OF_AUTOGRAD)
+_PLAIN, BESIDE_AUTOGRAD = _bits((*_PLAIN_KEYS, *_CASTS)), ~_bits(_OF_AUTOGRAD)
+
+
+# asked at each call, the smallest included: looking their names up takes as long as they do
+_transforms, _tracing = torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
+_modes = torch._C._len_torch_dispatch_stack
 
 
 def dispatched(tensor: torch.Tensor) -> int:
     """A number that tells layout, device type, laziness and whatever torch puts around a tensor; not whether autograd looks."""
-    return int(torch._C._dispatch_keys(tensor).raw_repr()) & ~_AUTOGRAD
+    return int(torch._C._dispatch_keys(tensor).raw_repr()) & BESIDE_AUTOGRAD
 
 
 def unlike_plain(tensor: torch.Tensor) -> tuple[str, str] | None:
@@ -79,12 +84,12 @@ def is_differentiated(tensors: Iterable[torch.Tensor]) -> bool:
 
 def refuse_surroundings() -> None:
     """Raise BatchError where torch puts something around every tensor that is made here."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if _transforms() is not None:
         raise BatchError(f"called within {_TRANSFORM}, which puts wrappers around what a program makes: {_OUTSIDE}")
-    if torch._C._get_tracing_state() is not None:
+    if _tracing() is not None:
         raise BatchError("called within torch.jit.trace, which would keep what a program makes as constants: trace the model itself")
     modes = torch._C._TorchDispatchModeKey
-    if torch._C._len_torch_dispatch_stack() and any(map(torch._C._get_dispatch_mode, (modes.FAKE, modes.PROXY, modes.FUNCTIONAL))):
+    if _modes() and any(map(torch._C._get_dispatch_mode, (modes.FAKE, modes.PROXY, modes.FUNCTIONAL))):
         raise BatchError("called within a FakeTensorMode or a tracer such as make_fx, where tensors have no numbers: call it outside")
 
 

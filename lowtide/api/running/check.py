@@ -31,10 +31,7 @@ class Check:
     def due(self) -> bool:
         """Whether the call that comes now is to be looked at. Asked once by each call."""
         self._calls += 1
-        if self._calls < self._at:
-            return False
-        first = self._at == 2 or self._always or not self._timed
-        return first or self._spent_s + self._last_s <= _SHARE * self._steps_s
+        return self._is_due(self._calls)
 
     def begin(self) -> None:
         """The call that comes now is the first one: the program was captured for it."""
@@ -43,7 +40,7 @@ class Check:
     @property
     def comes(self) -> bool:
         """Whether a look is due at the call that comes next; where none is, that counts as one."""
-        if self._calls + 1 >= self._at:
+        if self._is_due(self._calls + 1):
             return True
         self._calls += 1
         return False
@@ -59,3 +56,9 @@ class Check:
     def ran(self, seconds: float) -> None:
         """A step took so long."""
         self._steps_s += seconds
+
+    def _is_due(self, call: int) -> bool:
+        if call < self._at:
+            return False
+        first = self._at == 2 or self._always or not self._timed
+        return first or self._spent_s + self._last_s <= _SHARE * self._steps_s

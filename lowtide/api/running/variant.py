@@ -12,6 +12,7 @@ import torch
 from lowtide.api.networks.compiled import compiled_runners
 from lowtide.api.networks.made import runners
 from lowtide.api.running.harm import tell_harm
+from lowtide.api.running.inference import Inference
 from lowtide.capture.data.facts import Facts
 from lowtide.capture.trace import Captured
 from lowtide.cuda.expected import expected
@@ -60,6 +61,27 @@ class Variant:
     def plan(self) -> Plan:
         """What was decided, and what that promises."""
         return self.planned()
+
+    @property
+    def leaves_only_its_result(self) -> bool:
+        """Whether nothing but tensors decides what it does, and it changes nothing of the caller's."""
+        captured, program = self.captured, self.program
+        bound = captured.assigned or captured.constants_assigned or captured.alone or captured.guards or captured.readings
+        if bound or self.shape is not None or program.gradients or program.host:
+            return False
+        return not any(node.writes for node in self.decision.graph.nodes)
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether generated kernels run its regions, all of them."""
+        return bool(self.networks) and len(self.networks) == len(self.program.regions)
+
+    @cached_property
+    def inference(self) -> Inference | None:
+        """How it is called again where only the batch is another; None where it leaves more than its result."""
+        if not self.leaves_only_its_result:
+            return None
+        return Inference.of(self, {name: network.again for name, network in self.networks.items()} if self.is_generated else {})
 
     def fits(self, now: View, facts: Facts) -> bool:
         """Whether this is the program for what the caller holds now. `facts` are of the same moment."""

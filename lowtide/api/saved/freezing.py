@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from lowtide.api.frozen import Frozen
-from lowtide.api.running.steady import is_free
 from lowtide.api.running.variant import Variant
 from lowtide.errors import StepError
 from lowtide.runtime.batch import BatchSpec
@@ -20,7 +19,7 @@ def freeze(variant: Variant, batch: BatchSpec, inputs: Sequence[Any]) -> Frozen:
 
 def check_can_be_frozen(variant: Variant) -> None:
     """Raise StepError for what is no inference by generated kernels alone."""
-    if not is_free(variant) or any(node.writes for node in variant.decision.graph.nodes):
+    if not (variant.is_generated and variant.leaves_only_its_result):
         raise StepError(_REFUSED)
 
 

@@ -10,7 +10,8 @@ import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from operator import attrgetter, is_
+from typing import Any
 
 import torch
 
@@ -18,12 +19,11 @@ from lowtide.base.narrow import there
 from lowtide.ir.graph import Value
 from lowtide.ir.packed import Packed
 from lowtide.runtime.networks.built import Experience, Team
-from lowtide.runtime.networks.constants import Constants
 from lowtide.runtime.networks.pack import aligned, pack
-from lowtide.runtime.networks.watched import Seen
 from lowtide.runtime.plain import refuse_surroundings
 
 SPIN_US = 200  # how long threads wait awake for the next run
+_shape = attrgetter("shape")
 _SLACK_ELEMENTS = 64  # behind the arena, which kernels may read
 
 
@@ -81,28 +81,29 @@ class Held:
         self.team.run(self.its.address, at, torch.get_num_threads(), SPIN_US, self.experience_at)
         return results
 
-    @property
-    def result_bytes(self) -> int:
-        """What the results of a run take."""
-        return sum(int(value.storage.nbytes) for value in self.its.results)
-
-    def fresh(self, constants: torch.Tensor) -> tuple[list[torch.Tensor], Any]:
-        """Results for one run with these constants, and all addresses for it but those of the arguments that differ."""
-        results = self._results()
-        at = type(self._at)(self._at[0], constants.data_ptr(), *([None] * len(self.its.live)), *(each.data_ptr() for each in results))
-        return results, at
-
     def _results(self) -> list[torch.Tensor]:
         refuse_surroundings()
-        return [torch.empty_strided(shape, stride, dtype=torch.float32, device="cpu") for shape, stride in self._looks]
+        return [self._arena.new_empty_strided(shape, stride) for shape, stride in self._looks]
 
 
-class Kept(NamedTuple):
-    """A network with constants as they were when this was made."""
+class Constants:
+    """Tensors as they were when this was made: which objects, how often torch has counted a write to each, and how each lies in memory."""
 
-    held: Held
-    constants: torch.Tensor
-    seen: Seen
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.tensors = list(tensors)
+        self._seen = self._looked()
+
+    def same(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether these are they, unchanged."""
+        return len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors)) and self.unchanged()
+
+    def unchanged(self) -> bool:
+        """Whether they are as they were."""
+        return self._looked() == self._seen
+
+    def _looked(self) -> tuple[list[Any], ...]:
+        versions, addresses = [*map(_version, self.tensors)], [*map(torch.Tensor.data_ptr, self.tensors)]
+        return versions, addresses, [*map(_shape, self.tensors)], [*map(torch.Tensor.stride, self.tensors)]
 
 
 class Running:
@@ -131,17 +132,6 @@ class Running:
                 self._pack(self._constants.tensors)
             return self._held.run(live)
 
-    def packed(self) -> Kept | None:
-        """What runs, with which constants, and what tells that these are what they were packed of; None where nothing does."""
-        with self._held.lock:
-            theirs = self._constants.words
-            if theirs is None or self._held.kept is None:
-                return None
-            marked = [at + 4 * place for at, place in zip(self._marks, self._places, strict=True)]
-            seen = Seen(*theirs, marked, self._marked_at, self._constants)  # whose tensors keep what is read
-            same = self._constants.unchanged() and self._marked() == self._mark  # what was read before this is what was packed
-            return Kept(self._held, self._held.kept, seen) if same else None
-
     def frozen(self) -> Held:
         """What runs with the constants of the last call for good, and holds nothing of the caller's."""
         with self._held.lock:
@@ -152,8 +142,7 @@ class Running:
     def _pack(self, fixed: Sequence[torch.Tensor]) -> None:
         kept = packed(self._its, fixed)
         self._constants = Constants(fixed)
-        self._marked_at = [at for at, tensor in enumerate(fixed) if tensor.dtype == torch.float32 and tensor.numel()]
-        marked = [fixed[at] for at in self._marked_at]
+        marked = [tensor for tensor in fixed if tensor.dtype == torch.float32 and tensor.numel()]
         self._marks = (ctypes.c_void_p * len(marked))(*map(torch.Tensor.data_ptr, marked))
         self._places = (ctypes.c_int64 * len(marked))(*map(_middle, marked))
         self._mark = self._marked()
@@ -161,6 +150,11 @@ class Running:
 
     def _marked(self) -> int:
         return int(self._team.mark(self._marks, self._places, len(self._marks)))
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often a tensor was written; torch does not count that for one that was made in inference mode."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def packed(its: Described, fixed: Sequence[torch.Tensor]) -> torch.Tensor:

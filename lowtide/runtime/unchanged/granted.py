@@ -46,11 +46,6 @@ class Granted:
         """What lies beside the caller's objects."""
         return self._beside
 
-    @property
-    def watch(self) -> Watch | None:
-        """What was watched when it was last asked."""
-        return self._watch
-
     def change(self) -> str:
         """What does not hold any more, in words; empty where all does."""
         for place, old, new in self._beside.changes():
