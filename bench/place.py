@@ -26,7 +26,7 @@ from lowtide.place.base import Placement, Placer, limited
 from lowtide.place.warm_up import warm_up
 from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_csv import load_buffers
-from lowtide.reference.spec import parse_placer
+from research.solvers import parse_placer
 
 if TYPE_CHECKING:
     from bench.results import Cell  # imports torch, which a row's process would take seconds and memory for
