@@ -16,7 +16,6 @@ from bench.models import Entry
 from bench.models.workload import plain_sgd
 from lowtide.capture.program import TrainingProgram, capture_training
 from lowtide.capture.trace import Captured, Given
-from lowtide.cost.buffers import order_buffers, place_problem
 from lowtide.cost.memory import counted_storages, order_problem, resident_storages, storage_bytes
 from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.place import Placement, place
@@ -25,6 +24,7 @@ from lowtide.planning import planner
 from lowtide.planning.candidate import Candidate, equal_graphs
 from lowtide.planning.request import Request
 from lowtide.problems.placement import PlaceProblem
+from research.buffers import order_buffers, place_problem
 
 GRANULE_BYTES = 512  # what PyTorch's allocator for CUDA rounds sizes up to, and so what both are counted with
 _NOWHERE = Provenance(lowtide="", torch="", device="", python="", threads=0)

@@ -198,9 +198,9 @@ def model_rows(name: str, batch_size: int) -> list[dict[str, Cell]]:
     from bench.models import MODELS
     from bench.models.workload import plain_sgd
     from lowtide import optimize
-    from lowtide.cost.buffers import place_problem
     from lowtide.cost.memory import order_problem
     from lowtide.place import AUTO
+    from research.buffers import place_problem
 
     made = MODELS[name].build(batch_size, "meta")
     plan = optimize(made.model, made.batch, loss=made.loss, optimizer=plain_sgd(made.model), progress=False).plan

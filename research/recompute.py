@@ -15,10 +15,10 @@ from itertools import islice
 from lowtide.cost.memory import counted_storages
 from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.operators.nodes import repeatable
-from lowtide.ir.shapes.compare import sign_of
 from lowtide.ir.shapes.polynomial import Polynomial, number, total
-from lowtide.ir.shapes.sign import Sign
 from lowtide.ir.sizes import Size
+from research.shapes.compare import sign_of
+from research.shapes.sign import Sign
 
 
 @dataclass(frozen=True)

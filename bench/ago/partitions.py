@@ -12,13 +12,13 @@ import time
 
 import torch
 
+from bench.ago.balance import Balance, histogram
 from bench.ago.networks import other_cases, paper_cases
 from bench.results import Cell, Results
 from lowtide.capture.program import capture_inference
 from lowtide.capture.trace import Given
 from lowtide.fuse.cluster.algorithm import PAPERS_WEIGHT, partition, partition_of_operators
 from lowtide.fuse.cluster.partition import Partition, constant_nodes, of_clusters
-from lowtide.fuse.cluster.statistics import Balance, histogram
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.operators.fusion import is_elementwise
 from lowtide.ir.varying import FIXED

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 from lowtide.base.spec import Family, named, parse
 from lowtide.errors import FormatError
@@ -26,11 +26,10 @@ from lowtide.schedule.exact.solver import Exact
 from lowtide.schedule.greedy import ProgramOrder, ReadyList, ReversePostOrder
 from lowtide.schedule.repair import Repair
 
+S = TypeVar("S")
 SOLVERS: Mapping[str, type[Solver]] = named([Auto, Exact, Repair, Beam, Best, ReadyList, ReversePostOrder, ProgramOrder])
 PLACERS: Mapping[str, type[Placer]] = named([AutoPlacer, ExactPlacer, Portfolio, Greedy])
-_NONE_OFFERED = (
-    "the papers' own methods come with lowtide-research, which is not installed: pip install -e ./research in a checkout"
-)
+_NONE_OFFERED = "the papers' own methods come with lowtide-research, which is not installed: pip install -e ./research in a checkout"
 
 
 def parse_solver(text: str, solvers: Mapping[str, type[Solver]] | None = None) -> Solver:
@@ -46,7 +45,7 @@ def parse_placer(text: str, placers: Mapping[str, type[Placer]] | None = None) -
     return parse(text, _family("lowtide.placers", PLACERS, placers, "place", "exact{max_nodes=1000,max_seconds=2.5}"))
 
 
-def _family(group: str, own: Mapping[str, type[Any]], given: Mapping[str, type[Any]] | None, method: str, example: str) -> Family[Any]:
+def _family(group: str, own: Mapping[str, type[S]], given: Mapping[str, type[S]] | None, method: str, example: str) -> Family[S]:
     if given is not None:
         return Family(given, method, example)
     offered = {point.name: _loaded(point, method) for point in entry_points(group=group)}

@@ -3,7 +3,7 @@
     takes   an ordering problem over dimensions, and points of its range
     leaves  orders, and for each point the one to take there, its peak at most (1 + tolerance) times the least that any solver found there
 
-Nothing is said here of points in between: `proof.is_best_everywhere` says of one order that it is best at all of them.
+Nothing is said here of points in between.
 """
 
 from __future__ import annotations

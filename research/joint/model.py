@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowtide.cost.buffers import Buffers, order_buffers
 from lowtide.place import Placement
 from lowtide.place.base import placed
 from lowtide.problems.placement import PlaceProblem
@@ -19,6 +18,7 @@ from lowtide.schedule import Schedule, Solver
 from lowtide.schedule import Status as OrderStatus
 from lowtide.schedule.base import scheduled
 from research.addresses.common import first_placement, in_sequence
+from research.buffers import Buffers, order_buffers
 from research.joint.program import SOLVERS, Answer, Limits, Plan, Program
 from research.joint.spans import WINDOWS, Spans, Windows
 from research.joint.tensors import Tensor, Tensors

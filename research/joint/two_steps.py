@@ -15,7 +15,6 @@ from typing import Protocol, cast, runtime_checkable
 from numpy.typing import ArrayLike
 
 from lowtide.base.described import described
-from lowtide.cost.buffers import place_problem
 from lowtide.place import AUTO as PLACE
 from lowtide.place import Placement, Placer
 from lowtide.problems.order import OrderProblem
@@ -23,6 +22,7 @@ from lowtide.problems.placement import PlaceProblem
 from lowtide.schedule import AUTO as ORDER
 from lowtide.schedule import Schedule, Solver
 from lowtide.schedule.base import scheduled
+from research.buffers import place_problem
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from lowtide.cost.symbolic import SymbolicProblem
-from lowtide.ir.shapes.compare import sign_of
 from lowtide.ir.shapes.polynomial import Polynomial, total
-from lowtide.ir.shapes.sign import Sign
 from lowtide.problems.order import Rows
+from research.shapes.compare import sign_of
+from research.shapes.sign import Sign
 
 
 def symbolic_ready_list(problem: SymbolicProblem) -> tuple[int, ...]:

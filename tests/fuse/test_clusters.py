@@ -7,11 +7,11 @@ import time
 import numpy as np
 import pytest
 
+from bench.ago.balance import Balance, histogram
 from lowtide.errors import CheckError
 from lowtide.fuse.cluster.algorithm import is_complex, partition, partition_of_operators, split
 from lowtide.fuse.cluster.merging import merge
 from lowtide.fuse.cluster.partition import border, of_clusters
-from lowtide.fuse.cluster.statistics import Balance, histogram
 from lowtide.ir.graph import Graph
 from tests.fuse.networks import inverted_residuals, mixed
 

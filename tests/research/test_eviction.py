@@ -16,12 +16,12 @@ from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.shapes.at import at
 from lowtide.ir.shapes.dimension import Dimension
-from lowtide.ir.shapes.shape_graph import simplified
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.write_out import rematerialise
 from lowtide.schedule import ProgramOrder
 from research.eviction.compile_time import compiled
 from research.eviction.run_time import executed, problem_at
+from research.shapes.shape_graph import simplified
 from tests.graphs import graphs
 from tests.listing import listing
 from tests.training import check

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lowtide.cost.buffers import order_buffers
 from lowtide.place import Placement
 from lowtide.place.base import placed
 from lowtide.problems.order import OrderProblem
@@ -18,6 +17,7 @@ from lowtide.problems.order_json import load_problem
 from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_check import check_placement
 from lowtide.schedule import Exact, ProgramOrder
+from research.buffers import order_buffers
 from research.joint import model
 from research.joint.model import Model, buffer_of, execution_sequence
 from research.joint.program import Limits, Plan, Program

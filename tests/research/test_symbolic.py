@@ -6,11 +6,11 @@ from hypothesis import given, settings
 
 from lowtide.cost.memory import checked_order
 from lowtide.cost.symbolic import symbolic_problem
-from lowtide.ir.shapes.compare import Comparison, compare
 from lowtide.ir.shapes.dimension import Dimension
-from lowtide.ir.shapes.shape_graph import simplified
 from research.orders.symbolic import impact, symbolic_ready_list
 from research.recompute import preferred, recomputations
+from research.shapes.compare import Comparison, compare
+from research.shapes.shape_graph import simplified
 from tests.listing import listing
 from tests.symbolic import symbolic_cases
 

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.errors import ShapeError
-from lowtide.ir.shapes import sign
-from lowtide.ir.shapes.compare import Comparison, compare
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.shapes.polynomial import Polynomial
+from research.shapes import sign
+from research.shapes.compare import Comparison, compare
 from tests.ranges import POLYNOMIALS, S0, S1, SIZES, dimensions, points, value
 
 unhurried = settings(deadline=None, max_examples=150)

@@ -7,14 +7,13 @@ from hypothesis import strategies as st
 
 from lowtide.errors import ShapeError
 from lowtide.ir.shapes.at import at
-from lowtide.ir.shapes.compare import Comparison, compare
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.shapes.evaluate import size_at
 from lowtide.ir.shapes.polynomial import Polynomial
-from lowtide.ir.shapes.shape_graph import shape_graph, simplified
-from lowtide.ir.shapes.solve import Equation, solved
-from lowtide.ir.shapes.ties import common_point
 from lowtide.ir.text.graph_text import parse, to_text
+from research.shapes.compare import Comparison, compare
+from research.shapes.shape_graph import shape_graph, simplified
+from research.shapes.solve import Equation, solved
 from tests.listing import listing
 from tests.ranges import points
 
@@ -80,52 +79,6 @@ def test_what_is_left_unsolved_says_all_that_is_missing(pairs, dimensions):
         given = {symbol: number_over(shapes.simplified(symbol), point) for symbol in SYMBOLS}
         if all(each.first.subs(given) == each.second.subs(given) for each in shapes.unsolved):
             assert all(sympy.sympify(one).subs(given) == sympy.sympify(two).subs(given) for one, two in pairs)
-
-
-@unhurried
-@given(PAIRS, ranges(), st.randoms(use_true_random=False))
-def test_a_batch_gives_the_common_dimensions_or_breaks_a_tie(pairs, dimensions, random):
-    """All dimensions given: the common ones are taken where every equation holds, and refused where one does not."""
-    try:
-        shapes = solved([Equation(one, two, "test") for one, two in pairs], dimensions)
-    except ShapeError:
-        return
-    held = holding(pairs, dimensions)
-    for point in random.sample(points(dimensions), min(20, len(points(dimensions)))) + held[:5]:
-        if point in held:
-            assert common_point(shapes, point) == {each.name: point[each.name] for each in shapes.dimensions}
-        else:
-            with pytest.raises(ShapeError):
-                common_point(shapes, point)
-
-
-def test_a_range_of_a_dimension_that_is_gone_still_holds():
-    shapes = shape_graph(parse(BLOCK))
-    with pytest.raises(ShapeError, match=r"expected [nm] in 1..999, got batch\*length = 6400 where batch = 64, length = 100"):
-        common_point(shapes, {"batch": 64, "length": 100})
-
-
-def test_what_a_batch_gives_may_be_solved_for_what_is_common():
-    shapes = shape_graph(listing())
-    assert common_point(shapes, {"S0": 48}) == {"S1": 4}
-    assert common_point(shapes, {"S1": 4}) == {"S1": 4}
-    block = shape_graph(parse(BLOCK))
-    assert common_point(block, {"n": 34, "length": 17}) == {"batch": 2, "length": 17}
-
-
-@pytest.mark.parametrize(
-    ("given_", "message"),
-    [
-        ({"S0": 47}, r"dimension S0: expected 12\*S1 with a whole S1, got 47"),
-        ({"S0": 48, "S1": 5}, r"dimension S0: expected 12\*S1 = 60 where S1 = 5, got 48: the program ties them"),
-        ({}, "expected a number for each of S1 in 1..4096, got none for S1"),
-        ({"S0": 12 * 4097}, "dimension S1: expected a number from 1 to 4096, got 4097"),
-        ({"S1": 4, "S7": 1}, "got one for 'S7', which is no dimension here"),
-    ],
-)
-def test_a_batch_that_does_not_fit_is_refused(given_, message):
-    with pytest.raises(ShapeError, match=message):
-        common_point(shape_graph(listing()), given_)
 
 
 def number_over(size, point):

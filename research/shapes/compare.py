@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import sympy
 
 from lowtide.errors import ShapeError
-from lowtide.ir.shapes.bernstein import Range
 from lowtide.ir.shapes.dimension import Dimensions
 from lowtide.ir.shapes.polynomial import Number, Polynomial, generator
-from lowtide.ir.shapes.sign import FRACTION, Sign, common_sign, sign_over
 from lowtide.ir.sizes import Size
 from lowtide.ir.text.sizes import parse_size
+from research.shapes.bernstein import Range
+from research.shapes.sign import FRACTION, Sign, common_sign, sign_over
 
 _MOST_CASES = 64  # of a difference, one for each way in which its Max and Min may turn out
 

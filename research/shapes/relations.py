@@ -13,11 +13,11 @@ from typing import TypeAlias
 
 from lowtide.ir.graph import Arg, Graph, Node, Value
 from lowtide.ir.operators.table import functional_base
-from lowtide.ir.shapes.compare import sign_of
 from lowtide.ir.shapes.polynomial import Polynomial, number
-from lowtide.ir.shapes.sign import Sign
-from lowtide.ir.shapes.solve import Equation, ShapeGraph
 from lowtide.ir.sizes import Size, product
+from research.shapes.compare import sign_of
+from research.shapes.sign import Sign
+from research.shapes.solve import Equation, ShapeGraph
 
 Pair: TypeAlias = "tuple[Size, Size]"
 Rule: TypeAlias = "Callable[[Node, ShapeGraph], Iterator[Pair]]"

@@ -3,11 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide.cost.buffers import order_buffers, place_problem
 from lowtide.cost.memory import simulate
 from lowtide.errors import CheckError
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
+from research.buffers import order_buffers, place_problem
 from tests.problems import Case, cases, unhurried
 
 

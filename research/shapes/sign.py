@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 import sympy
 
-from lowtide.ir.shapes.bernstein import Range, coefficients, corners
 from lowtide.ir.shapes.polynomial import Monomial, Polynomial, generator, number
+from research.shapes.bernstein import Range, coefficients, corners
 
 FRACTION = "fraction of "  # begins the names of generators that take all numbers from 0 to 1, not the whole ones alone
 _MOST_BOXES = 64  # that one polynomial is cut into

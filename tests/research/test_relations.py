@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.ir.graph import Arg, Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.table import functional_base
-from lowtide.ir.shapes.relations import RULES, equations
-from lowtide.ir.shapes.solve import ShapeGraph
+from research.shapes.relations import RULES, equations
+from research.shapes.solve import ShapeGraph
 
 NOTHING = ShapeGraph((), {}, ())
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from lowtide.ir.graph import Graph
 from lowtide.ir.shapes.at import rewritten, sizes_of
-from lowtide.ir.shapes.relations import equations
-from lowtide.ir.shapes.solve import ShapeGraph, solved
+from research.shapes.relations import equations
+from research.shapes.solve import ShapeGraph, solved
 
 
 def shape_graph(graph: Graph) -> ShapeGraph:
