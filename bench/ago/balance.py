@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import log10
+
+from lowtide.fuse.cluster.partition import Partition, constant_nodes, from_sets, ordered
+from lowtide.fuse.cluster.weights import Weights
+from lowtide.ir.graph import Graph, Node
 
 _TRIVIAL = 20.0  # weighs less: nothing to tune in it
 _BINS = 10
@@ -40,3 +44,26 @@ def histogram(weights: Sequence[float], bins: int = _BINS, most: float = 10_000.
         found[min(bins - 1, place)] += 1
     edges = [most ** (place / bins) for place in range(bins + 1)]
     return tuple((edges[place], edges[place + 1], count) for place, count in enumerate(found))
+
+
+def cluster_weights(parts: Partition) -> tuple[float, ...]:
+    """What each cluster weighs."""
+    return tuple(sum(map(parts.weights.of, nodes)) for nodes in parts.clusters)
+
+
+def of_clusters(graph: Graph, clusters: Iterable[Sequence[Node]], weights: Weights | None = None) -> Partition:
+    """The partition that some clusters make; a node of none, if it is no constant, stays alone.
+
+    Raises ValueError where clusters overlap, or need one another's results.
+    """
+    number = {node: at for at, node in enumerate(graph.nodes)}
+    taken: set[Node] = set()
+    sets: list[list[int]] = []
+    for nodes in clusters:
+        if taken & set(nodes) or len(set(nodes)) < len(nodes):
+            raise ValueError("expected clusters that have no node in common")
+        taken |= set(nodes)
+        sets.append([number[node] for node in nodes])
+    constants = constant_nodes(graph)
+    sets += [[at] for node, at in number.items() if node not in taken and node not in constants]
+    return from_sets(graph, ordered(graph, sets), weights or Weights())

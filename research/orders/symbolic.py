@@ -40,7 +40,7 @@ class _ReadyList:
     """The nodes that are ready, by impact, while an order grows."""
 
     def __init__(self, problem: SymbolicProblem) -> None:
-        self._bare, self._bytes, self._dimensions = problem.structure, problem.tensor_polynomials, problem.dimensions
+        self._bare, self._bytes, self._dimensions = problem.structure, tuple(map(Polynomial.of, problem.tensor_bytes)), problem.dimensions
         self._waiting = np.diff(self._bare.pred_ptr).tolist()
         self._left = self._bare.uses.tolist()  # by tensor: readers to come, and one where it is kept
         self._done = [False] * self._bare.node_count

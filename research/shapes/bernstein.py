@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.ir.shapes.polynomial import Polynomial
+from research.shapes.terms import generators, whole
 
 Range: TypeAlias = "tuple[int, int]"  # the least and the most, both reached
 _MOST_COEFFICIENTS = 4096
@@ -27,10 +28,10 @@ def coefficients(polynomial: Polynomial, ranges: Mapping[str, Range]) -> NDArray
     All are multiples by the same factor. Exponents must not be negative.
     """
     powers = [dict(monomial) for monomial, _ in polynomial.terms]
-    degrees = {name: max(each.get(name, 0) for each in powers) for name in polynomial.generators}
+    degrees = {name: max(each.get(name, 0) for each in powers) for name in generators(polynomial)}
     if prod(degree + 1 for degree in degrees.values()) > _MOST_COEFFICIENTS:
         return None
-    return elevated(polynomial.whole(), ranges, degrees)
+    return elevated(whole(polynomial), ranges, degrees)
 
 
 def elevated(polynomial: Polynomial, ranges: Mapping[str, Range], degrees: Mapping[str, int]) -> NDArray[Any]:

@@ -23,6 +23,7 @@ from lowtide.ir.sizes import Size
 from lowtide.ir.text.sizes import parse_size
 from research.shapes.bernstein import Range
 from research.shapes.sign import FRACTION, Sign, common_sign, sign_over
+from research.shapes.terms import constant, generators, replaced, whole
 
 _MOST_CASES = 64  # of a difference, one for each way in which its Max and Min may turn out
 
@@ -72,13 +73,13 @@ class _Case(NamedTuple):
 def _sign_of_case(case: _Case, dimensions: Dimensions, left: list[int]) -> Sign:
     """The sign of a polynomial some of whose generators may still be functions; `left` counts down how many may be looked at."""
     left[0] -= 1
-    name = next((each for each in case.polynomial.generators if each not in case.ranges), None)
+    name = next((each for each in generators(case.polynomial) if each not in case.ranges), None)
     if name is None:
-        return sign_over(case.polynomial, tuple((each, case.ranges[each]) for each in case.polynomial.generators))
+        return sign_over(case.polynomial, tuple((each, case.ranges[each]) for each in generators(case.polynomial)))
     found = _meanings(name, dimensions)
     if found is None or left[0] < 0 or _divides(name, case.polynomial):
         return Sign.UNKNOWN
-    cases = [_Case(case.polynomial.substituted({name: each.polynomial}), {**case.ranges, **each.ranges}) for each in found]
+    cases = [_Case(replaced(case.polynomial, {name: each.polynomial}), {**case.ranges, **each.ranges}) for each in found]
     signs = [_sign_of_case(each, dimensions, left) for each in cases]
     sign = common_sign(signs)
     if sign is not Sign.UNKNOWN or len(signs) == 1:
@@ -118,7 +119,7 @@ def _meanings(name: str, dimensions: Dimensions) -> tuple[_Case, ...] | None:
     if isinstance(expr, sympy.ceiling):
         return _divided(Polynomial.of(expr.args[0]).scaled(-1), -1)
     if isinstance(expr, sympy.Mod):
-        return _remainder(Polynomial.of(expr.args[0]), Polynomial.of(expr.args[1]).constant)
+        return _remainder(Polynomial.of(expr.args[0]), constant(Polynomial.of(expr.args[1])))
     return None
 
 
@@ -136,7 +137,7 @@ def _extremes(expr: Any, dimensions: Dimensions) -> tuple[_Case, ...]:
 
 def _divided(expr: Polynomial, factor: int) -> tuple[_Case, ...]:
     """`factor` times floor of a polynomial: what is left of it once the remainder is gone."""
-    top = expr.whole()
+    top = whole(expr)
     if not _is_whole(top):
         name = f"{FRACTION}{expr}"
         return (_Case((expr - generator(name)).scaled(factor), {name: (0, 1)}),)
@@ -155,5 +156,5 @@ def _remainder(top: Polynomial, by: Number | None) -> tuple[_Case, ...] | None:
 
 def _is_whole(expr: Polynomial) -> bool:
     """Whether a polynomial is a whole number at every point."""
-    known = all(parse_size(name).is_integer is True for name in expr.generators)  # type: ignore[union-attr]
+    known = all(parse_size(name).is_integer is True for name in generators(expr))  # type: ignore[union-attr]
     return known and all(each.denominator == 1 and all(power > 0 for _, power in monomial) for monomial, each in expr.terms)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lowtide.ir.graph import Graph
-from lowtide.ir.shapes.at import rewritten, sizes_of
+from lowtide.ir.shapes.at import Rewriter, sizes_of
 from research.shapes.relations import equations
 from research.shapes.solve import ShapeGraph, solved
 
@@ -27,4 +27,4 @@ def simplified(graph: Graph) -> Graph:
     """The same graph with all sizes over common dimensions. Raises ShapeError where sizes contradict."""
     shapes = shape_graph(graph)
     sizes = {size: shapes.simplified(size) for size in dict.fromkeys(sizes_of(graph)) if not isinstance(size, int)}
-    return replace(rewritten(graph, sizes), dimensions=shapes.dimensions)
+    return replace(Rewriter(sizes).graph(graph), dimensions=shapes.dimensions)

@@ -16,6 +16,7 @@ import sympy
 
 from lowtide.ir.shapes.polynomial import Monomial, Polynomial, generator, number
 from research.shapes.bernstein import Range, coefficients, corners
+from research.shapes.terms import generators, replaced, whole
 
 FRACTION = "fraction of "  # begins the names of generators that take all numbers from 0 to 1, not the whole ones alone
 _MOST_BOXES = 64  # that one polynomial is cut into
@@ -45,10 +46,10 @@ def common_sign(signs: Iterable[Sign]) -> Sign:
 def sign_over(polynomial: Polynomial, ranges: Ranges) -> Sign:
     """The sign of a polynomial whose generators take every whole number of their ranges."""
     box = dict(ranges)
-    fixed = {name: number(box[name][0]) for name in polynomial.generators if box[name][0] == box[name][1]}
+    fixed = {name: number(box[name][0]) for name in generators(polynomial) if box[name][0] == box[name][1]}
     if any(box[name][0] <= 0 and power < 0 for monomial, _ in polynomial.terms for name, power in monomial):
         return Sign.UNKNOWN  # a division by 0 at some point
-    rest = polynomial.substituted(fixed)
+    rest = replaced(polynomial, fixed)
     shared = _shared_powers(rest, box)
     if shared:  # where the product is 0, so is all; everywhere else what is left decides
         rest = Polynomial(tuple(sorted((_divided(monomial, shared), each) for monomial, each in rest.terms)))
@@ -72,7 +73,7 @@ def _sign_of_numbers(values: Iterable[Any]) -> Sign:
 
 def _shared_powers(polynomial: Polynomial, box: Mapping[str, Range]) -> dict[str, int]:
     """By generator that is never negative: its power in the largest product that all terms share."""
-    least = {name: min(dict(monomial).get(name, 0) for monomial, _ in polynomial.terms) for name in polynomial.generators}
+    least = {name: min(dict(monomial).get(name, 0) for monomial, _ in polynomial.terms) for name in generators(polynomial)}
     return {name: power for name, power in least.items() if power and box[name][0] >= 0}
 
 
@@ -83,8 +84,8 @@ def _divided(monomial: Monomial, shared: Mapping[str, int]) -> Monomial:
 
 def _from_least(polynomial: Polynomial, box: Mapping[str, Range]) -> Polynomial:
     """Of how much more than its least each generator is."""
-    shifted = {name: generator(name) + number(box[name][0]) for name in polynomial.generators if box[name][0]}
-    return polynomial.substituted(shifted)
+    shifted = {name: generator(name) + number(box[name][0]) for name in generators(polynomial) if box[name][0]}
+    return replaced(polynomial, shifted)
 
 
 def _bernstein(polynomial: Polynomial, box: Mapping[str, Range]) -> Sign | None:
@@ -100,8 +101,8 @@ def _bernstein(polynomial: Polynomial, box: Mapping[str, Range]) -> Sign | None:
 
 def _by_factors(polynomial: Polynomial, ranges: Ranges) -> Sign:
     """The sign of the product of its factors; UNKNOWN where it has but one."""
-    names = polynomial.generators
-    powers = {tuple(dict(monomial).get(name, 0) for name in names): int(each) for monomial, each in polynomial.whole().terms}
+    names = generators(polynomial)
+    powers = {tuple(dict(monomial).get(name, 0) for name in names): int(each) for monomial, each in whole(polynomial).terms}
     leading, factors = sympy.Poly(powers, *sympy.symbols(f"x:{len(names)}")).factor_list()
     if len(factors) == 1 and factors[0][1] == 1:
         return Sign.UNKNOWN
@@ -134,7 +135,7 @@ def _by_boxes(polynomial: Polynomial, box: Mapping[str, Range]) -> Sign:
             return Sign.UNKNOWN
         if sign is exact:
             continue
-        halves = _halves(expr, polynomial.generators)
+        halves = _halves(expr, generators(polynomial))
         if not halves:
             return Sign.UNKNOWN
         pending += halves

@@ -22,6 +22,7 @@ from lowtide.ir.shapes.dimension import Dimension, Dimensions
 from lowtide.ir.shapes.polynomial import Monomial, Number, Polynomial, generator
 from lowtide.ir.sizes import Size
 from lowtide.ir.text.sizes import parse_size
+from research.shapes.terms import constant, generators, replaced
 
 
 class Equation(NamedTuple):
@@ -59,8 +60,8 @@ def solved(given: Iterable[Equation], dimensions: Dimensions) -> ShapeGraph:
 
 def substituted(polynomial: Polynomial, meanings: Mapping[str, Polynomial]) -> Polynomial:
     """With what dimensions mean in their places, within functions too."""
-    touched = [name for name in polynomial.generators if not meanings.keys().isdisjoint(_symbols(name))]
-    return polynomial.substituted({name: meanings.get(name) or _within(name, meanings) for name in touched}) if touched else polynomial
+    touched = [name for name in generators(polynomial) if not meanings.keys().isdisjoint(_symbols(name))]
+    return replaced(polynomial, {name: meanings.get(name) or _within(name, meanings) for name in touched}) if touched else polynomial
 
 
 def _within(name: str, meanings: Mapping[str, Polynomial]) -> Polynomial:
@@ -92,9 +93,9 @@ class _Solver:
         while pending:
             current = pending.popleft()
             difference = self._difference(current)
-            if difference.constant == 0:
+            if constant(difference) == 0:
                 continue
-            if difference.constant is not None:
+            if constant(difference) is not None:
                 raise ShapeError(f"{current.because}: expected equal sizes, got {current.first} and {current.second}")
             name = self._solvable(difference)
             if name is None:
@@ -122,7 +123,7 @@ class _Solver:
             for name in known:  # so that long chains of meanings are walked once
                 self._meanings[name] = substituted(self._meanings[name], self._meanings)
             difference = substituted(difference, self._meanings)
-        shared = {name: min(dict(monomial).get(name, 0) for monomial, _ in difference.terms) for name in difference.generators}
+        shared = {name: min(dict(monomial).get(name, 0) for monomial, _ in difference.terms) for name in generators(difference)}
         for name, power in shared.items():
             if power and name in self._ranges and self._ranges[name].least > 0:
                 difference = difference * generator(name) ** -power
@@ -157,7 +158,7 @@ class _Solver:
 
 
 def _names(polynomial: Polynomial) -> set[str]:
-    return {name for expr in polynomial.generators for name in _symbols(expr)}
+    return {name for expr in generators(polynomial) for name in _symbols(expr)}
 
 
 def _solution(name: str, difference: Polynomial) -> Polynomial:

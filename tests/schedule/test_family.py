@@ -1,4 +1,6 @@
-"""Orders for ranges: problems over dimensions at points, and families judged, against brute force."""
+"""Orders for ranges: problems over dimensions at points, and which orders are kept, against brute force."""
+
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -17,10 +19,10 @@ from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
 from lowtide.schedule.auto import schedule
 from lowtide.schedule.base import Status
-from lowtide.schedule.family import order_family
+from lowtide.schedule.family import fewest, one_by_one
 from lowtide.schedule.points import sample_points
 from tests.listing import listing
-from tests.problems import least_peak, same
+from tests.problems import same
 from tests.ranges import points
 from tests.symbolic import symbolic_cases
 
@@ -35,20 +37,6 @@ def test_a_problem_at_a_point_is_that_of_its_numbers(symbolic):
         assert same(problem.at(point), symbolic.at(point).problem)
 
 
-@unhurried
-@given(symbolic_cases(), st.sampled_from([0.0, 0.01, 0.3]))
-def test_a_family_stays_near_the_least_peak_at_each_of_its_points(symbolic, tolerance):
-    problem = symbolic.problem
-    family = order_family(problem, points(symbolic.dimensions), tolerance=tolerance)
-    for place, point in enumerate(family.points):
-        case = symbolic.at(point)
-        assert family.bound_bytes[place] <= least_peak(case) <= family.least_bytes[place]
-        chosen = family.orders[family.chosen[place]]
-        assert simulate(case.problem, chosen).peak_bytes == family.peak_bytes[:, place].min() <= family.least_bytes[place] * (1 + tolerance)
-    if family.is_proven:
-        assert family.least_bytes.tolist() == [least_peak(symbolic.at(point)) for point in family.points]
-
-
 def crossing() -> SymbolicProblem:
     """Two branches that join, each with a large intermediate and a small result: at small `s` one goes first, at large `s` the other."""
     s = sympy.Symbol("s", integer=True, nonnegative=True)
@@ -59,37 +47,6 @@ def crossing() -> SymbolicProblem:
     )  # fmt: skip
     bare = OrderProblem.of([1] * 6, tasks, kept=[4])
     return SymbolicProblem((Dimension("s", 1, 1000),), bare, sizes, (0,) * 5, ())
-
-
-def test_where_sizes_cross_two_orders_are_kept():
-    problem = crossing()
-    family = order_family(problem, tolerance=0.0)
-    assert len(family.orders) == 2
-    assert family.worst_ratio == 1.0
-    assert family.is_proven
-    peaks = [
-        simulate(problem.at(point), family.orders[which]).peak_bytes for point, which in zip(family.points, family.chosen, strict=True)
-    ]
-    assert peaks == family.least_bytes.tolist()
-
-
-def test_what_scales_together_has_one_order():
-    """A training step in small: activations grow with batch and length, weights and their gradients do not."""
-    text = """\
-def graph(  # batch in 1..64, length in 16..2048
-    w,  # float32[64, 64] 16.00 KiB parameter cpu
-    x,  # float32[batch, length, 64] 256*batch*length B input cpu
-):
-    a = aten.mul.Tensor(x, x)  # float32[batch, length, 64] 256*batch*length B activation cpu
-    b = aten.exp.default(a)  # float32[batch, length, 64] 256*batch*length B activation cpu
-    c = aten.sum.default(b)  # float32[] 4 B activation cpu
-    ga = aten.mul.Tensor(b, x)  # float32[batch, length, 64] 256*batch*length B gradient cpu; takes b by aten.mul_.Tensor
-    gw = aten.mm.default(ga, x)  # float32[64, 64] 16.00 KiB gradient cpu
-    return (c, gw)
-"""
-    problem = symbolic_problem(parse(text))
-    family = order_family(problem)
-    assert len(family.orders) == 1
 
 
 def test_a_symbolic_problem_of_a_graph_is_that_of_the_graph_at_each_point():
@@ -136,7 +93,7 @@ def test_no_dimensions_are_one_point():
 def test_wrong_points_and_sizes_are_refused():
     problem = crossing()
     with pytest.raises(ShapeError, match=r"dimension s: expected a number from 1 to 1000, got 1001"):
-        order_family(problem, [{"s": 1001}])
+        problem.at({"s": 1001})
     cubes = (sympy.Symbol("s") ** 3, *problem.tensor_bytes[1:])
     huge = SymbolicProblem((Dimension("s", 1, 10**9),), problem.structure, cubes, (0,) * 5, ())
     with pytest.raises(ShapeError, match=r"at \{'s': 1000000000\}: expected sizes that add up to at most 2\*\*62 bytes, got more"):
@@ -145,14 +102,33 @@ def test_wrong_points_and_sizes_are_refused():
         symbolic_problem(Graph((), (), ()), [3])
 
 
-def test_a_family_of_a_problem_without_nodes():
-    family = order_family(symbolic_problem(Graph((), (), (), (Dimension("s", 1, 4),))))
-    assert family.orders == ((),)
-    assert family.peak_bytes.tolist() == [[0, 0, 0, 0]]
-    assert np.array_equal(family.least_bytes, family.bound_bytes)
-
-
 def test_the_answer_at_each_point_is_the_solvers():
     problem = crossing()
     for point in sample_points(problem.dimensions):
         assert schedule(problem.at(point)).status is Status.OPTIMAL
+
+
+@st.composite
+def peaks_of_orders(draw):
+    """[orders, points], each order the best at some point."""
+    points_of = draw(st.integers(1, 6))
+    rows = draw(st.lists(st.lists(st.integers(1, 9), min_size=points_of, max_size=points_of), min_size=1, max_size=5))
+    return np.array(rows, np.int64)
+
+
+@unhurried
+@given(peaks_of_orders(), st.sampled_from([1.0, 1.3]))
+def test_as_few_orders_are_kept_as_stay_near_the_least(peaks, ratio):
+    near = peaks <= peaks.min(axis=0) * ratio
+    kept = fewest(near, peaks)
+    enough = [
+        chosen
+        for size in range(1, len(peaks) + 1)
+        for chosen in map(list, combinations(range(len(peaks)), size))
+        if near[chosen].any(axis=0).all()
+    ]
+    assert kept in enough
+    assert len(kept) == len(enough[0])
+    assert peaks[kept].min(axis=0).sum() == min(peaks[each].min(axis=0).sum() for each in enough if len(each) == len(kept))
+    served = one_by_one(near)
+    assert near[served].any(axis=0).all()
