@@ -1,4 +1,4 @@
-"""Repeated work: how often an operator's result is computed when the operator that reads it runs tile by tile (AGO, section III-B).
+"""What repeats work: where an operator's result is computed again when the operator that reads it runs tile by tile (AGO, section III-B).
 
 A tile of the downstream operator needs a tile of the upstream one. An element is needed by several tiles in two cases: along a loop of the
 downstream operator that does not index it (the output channels of a convolution), or in windows that overlap (a kernel of more than one
@@ -21,10 +21,6 @@ class Window:
     loop: str  # that moves the window
     step: int  # from one position to the next
     span: int  # elements from the first that a position needs to the last
-
-    def needed(self, positions: int) -> int:
-        """Elements that so many positions side by side need."""
-        return (positions - 1) * self.step + self.span
 
 
 @dataclass(frozen=True, slots=True)
