@@ -20,8 +20,8 @@ from lowtide.cost.memory import counted_storages, order_problem, resident_storag
 from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.place import Placement, place
 from lowtide.plan.plan import Plan, Provenance
-from lowtide.planning import planner
 from lowtide.planning.candidate import Candidate, equal_graphs
+from lowtide.planning.planner import Planner
 from lowtide.planning.request import Request
 from lowtide.problems.placement import PlaceProblem
 from research.buffers import order_buffers, place_problem
@@ -134,7 +134,7 @@ def planned_step(captured: Captured) -> Planned:
     cpu = time.process_time()
     with _timed(seconds, "order_s"):
         among = [Candidate(graph, (0,) * len(graph.nodes), held_by_eager=captured.held) for graph in equal_graphs(captured.graph)]
-        plan = planner.plan(among, Request(_NOWHERE, granule_bytes=GRANULE_BYTES))
+        plan = Planner([among]).plans(Request(_NOWHERE, granule_bytes=GRANULE_BYTES))[-1]
     with _timed(seconds, "place_s"):
         problem = order_problem(plan.graph, plan.workspace_bytes, round_to=GRANULE_BYTES)
         buffers = place_problem(problem, plan.order, align_bytes=GRANULE_BYTES)
