@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from lowtide.cost.memory import order_problem, simulate
+from lowtide.cost.memory import Footprint, order_problem, simulate
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.loops import Loop, is_loop
 from lowtide.ir.operators.collectives.memory import collective_bytes
@@ -45,6 +45,11 @@ def runs_of(node: Node, beside: Sequence[Node] = (), count: int = 1) -> Iterator
         body = loop.at(size)
         for inner in body.nodes:
             yield from runs_of(inner, body.nodes, count * turns)
+
+
+def body_footprint(body: Graph, workspace_bytes: Sequence[int] | None = None, *, round_to: int = 1) -> Footprint:
+    """What a part takes, step by step, with what it is given: of a body at some size."""
+    return simulate(order_problem(body, workspace_bytes, round_to=round_to), range(len(body.nodes)))
 
 
 def inner_peak_bytes(body: Graph, workspace_bytes: Sequence[int] | None = None, *, round_to: int = 1) -> int:
