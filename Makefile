@@ -46,15 +46,15 @@ gpu:
 	@$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) -m bench.on_gpu --minutes 15
 
 # torch goes first and by itself: whatever else is asked for then has to live with this build of it.
-$(READY): pyproject.toml constraints.txt Makefile
+$(READY): pyproject.toml research/pyproject.toml constraints.txt Makefile
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v < (3, 14) or sys.exit("lowtide needs Python 3.10 to 3.13, got %d.%d: make PYTHON=python3.12" % v)'
 	@echo "setting up $(VENV): this takes a minute or two, once"
 	@$(PYTHON) -m venv $(VENV)
 	@$(INSTALL) torch
-	@$(INSTALL) --editable '.[bench,dev]'
+	@$(INSTALL) --editable '.[bench,dev]' --editable ./research
 	@$(INSTALL) --no-deps torchvision timm
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(CUDA_VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find lowtide bench tests -name __pycache__ -prune -exec rm -rf {} +
+	rm -rf $(VENV) $(CUDA_VENV) build *.egg-info research/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find lowtide research bench tests -name __pycache__ -prune -exec rm -rf {} +

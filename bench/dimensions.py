@@ -28,6 +28,7 @@ from torch import nn
 
 import lowtide.kernels  # noqa: F401  makes lowtide's own operators known to torch
 from bench import models
+from bench.closed_axes import reason
 from bench.coverage.subject import scalar_loss
 from bench.coverage.subjects import SUBJECTS
 from bench.parts import alike, call, cut, in_parts
@@ -37,7 +38,6 @@ from lowtide.capture.program import TrainingProgram, capture_inference, capture_
 from lowtide.capture.trace import Given
 from lowtide.errors import LowtideError
 from lowtide.ir.graph import Arg, Atom, Graph, Node, Value
-from lowtide.ir.operators.axes.closed import reason
 from lowtide.ir.operators.axes.table import axes_of
 from lowtide.ir.operators.table import row_of
 from lowtide.ir.text.graph_text import to_text

@@ -25,8 +25,8 @@ from bench.networks import PROBLEMS
 from bench.results import RESULTS, Cell, Results
 from bench.yardstick import Yardstick
 from lowtide.cost.memory import order_problem
-from lowtide.reference.orders.dynamic import DynamicProgramme
 from lowtide.schedule import ProgramOrder, ReversePostOrder, Status
+from research.orders.dynamic import DynamicProgramme
 
 
 def main() -> None:

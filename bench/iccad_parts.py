@@ -10,13 +10,13 @@ from bench.iccad_paper import ABLATIONS, METHODS, PARTS, ROWS, Ablation, Row
 from bench.iccad_tools import exact, kib, timed, warm_up
 from bench.networks import PROBLEMS
 from bench.results import Cell, Results
-from lowtide.base.extras import need_ortools
 from lowtide.problems.order import OrderProblem
-from lowtide.reference.orders.fuse_subgraphs import FuseSubgraphs
-from lowtide.reference.orders.ilp import TimeIndexed
-from lowtide.reference.orders.partition import Partitioned
-from lowtide.reference.orders.reduce import Reducing
 from lowtide.schedule import Schedule, Solver, Status
+from research.needs import need_ortools
+from research.orders.fuse_subgraphs import FuseSubgraphs
+from research.orders.ilp import TimeIndexed
+from research.orders.partition import Partitioned
+from research.orders.reduce import Reducing
 
 _PARTS = 5  # of Tables IV and V, where the paper prints no number
 _MAX_VARIABLES = 60_000  # larger programs are counted but not built: there is no hope of a proof

@@ -29,9 +29,9 @@ from bench.rewrites import Rewritten, Source
 from lowtide.cost.memory import simulate
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_json import load_problem
-from lowtide.reference.orders.incremental import reschedule
 from lowtide.schedule import Schedule, Status
 from lowtide.schedule.exact.solver import Exact
+from research.orders.incremental import reschedule
 
 COLUMNS = (
     "group", "rewrites", "operators", "scratch_us", "incremental_us", "speedup", "bare_speedup", "wall_speedup", "same", "worst_ratio",

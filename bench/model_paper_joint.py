@@ -15,9 +15,9 @@ from bench.model_paper_networks import NETWORKS, network
 from bench.model_paper_step import GRANULE_BYTES, captured_step
 from bench.results import Cell, Results
 from lowtide.cost.memory import order_problem
-from lowtide.reference.joint.model import Model
-from lowtide.reference.joint.two_steps import Joint, JointProblem, TwoStep
 from lowtide.schedule import ProgramOrder
+from research.joint.model import Model
+from research.joint.two_steps import Joint, JointProblem, TwoStep
 
 COLUMNS = (
     "network", "batch_size", "operators", "question", "variables", "constraints", "pairs", "found_bytes", "bound_bytes", "status", "cpu_s",

@@ -16,15 +16,15 @@ from bench.models import Entry
 from bench.models.workload import plain_sgd
 from lowtide.capture.program import TrainingProgram, capture_training
 from lowtide.capture.trace import Captured, Given
-from lowtide.cost.buffers import order_buffers, place_problem
 from lowtide.cost.memory import counted_storages, order_problem, resident_storages, storage_bytes
 from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.place import Placement, place
 from lowtide.plan.plan import Plan, Provenance
-from lowtide.planning import planner
 from lowtide.planning.candidate import Candidate, equal_graphs
+from lowtide.planning.planner import Planner
 from lowtide.planning.request import Request
 from lowtide.problems.placement import PlaceProblem
+from research.buffers import order_buffers, place_problem
 
 GRANULE_BYTES = 512  # what PyTorch's allocator for CUDA rounds sizes up to, and so what both are counted with
 _NOWHERE = Provenance(lowtide="", torch="", device="", python="", threads=0)
@@ -134,7 +134,7 @@ def planned_step(captured: Captured) -> Planned:
     cpu = time.process_time()
     with _timed(seconds, "order_s"):
         among = [Candidate(graph, (0,) * len(graph.nodes), held_by_eager=captured.held) for graph in equal_graphs(captured.graph)]
-        plan = planner.plan(among, Request(_NOWHERE, granule_bytes=GRANULE_BYTES))
+        plan = Planner([among]).plans(Request(_NOWHERE, granule_bytes=GRANULE_BYTES))[-1]
     with _timed(seconds, "place_s"):
         problem = order_problem(plan.graph, plan.workspace_bytes, round_to=GRANULE_BYTES)
         buffers = place_problem(problem, plan.order, align_bytes=GRANULE_BYTES)

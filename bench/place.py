@@ -26,7 +26,7 @@ from lowtide.place.base import Placement, Placer, limited
 from lowtide.place.warm_up import warm_up
 from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_csv import load_buffers
-from lowtide.reference.spec import parse_placer
+from research.solvers import parse_placer
 
 if TYPE_CHECKING:
     from bench.results import Cell  # imports torch, which a row's process would take seconds and memory for
@@ -198,9 +198,9 @@ def model_rows(name: str, batch_size: int) -> list[dict[str, Cell]]:
     from bench.models import MODELS
     from bench.models.workload import plain_sgd
     from lowtide import optimize
-    from lowtide.cost.buffers import place_problem
     from lowtide.cost.memory import order_problem
     from lowtide.place import AUTO
+    from research.buffers import place_problem
 
     made = MODELS[name].build(batch_size, "meta")
     plan = optimize(made.model, made.batch, loss=made.loss, optimizer=plain_sgd(made.model), progress=False).plan

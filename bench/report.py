@@ -21,9 +21,9 @@ from typing import Any
 from bench.results import Results
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
 from lowtide.plan.plan import Plan, Provenance
-from lowtide.planning import planner
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.effort import sweeps_of
+from lowtide.planning.planner import Planner
 from lowtide.planning.request import Budget, Request
 from lowtide.report import page
 
@@ -74,7 +74,7 @@ def chain_plan(operators: int) -> Plan:
     candidate = Candidate(graph, (0,) * len(graph.nodes), tuple(1.0 + index % 7 for index in range(len(graph.nodes))))
     provenance = Provenance("bench", "none", "cpu", "none", 1)
     budget = Budget(candidate.eager(1).peak_bytes // 2)
-    return planner.plan([candidate], Request(provenance, budget, sweeps=sweeps_of("quick", None)))
+    return Planner([[candidate]]).plans(Request(provenance, budget, sweeps=sweeps_of("quick", None)))[-1]
 
 
 def _chain(count: int) -> Graph:

@@ -15,10 +15,10 @@ from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.ir.graph import Graph, Value
 from lowtide.lower.python import lower
 from lowtide.plan.plan import Plan, Provenance
-from lowtide.planning import planner
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.request import Request
 from lowtide.runtime.program import Program
+from tests.planned import plan
 
 NOWHERE = Provenance("", "", "cpu", "", 1)
 ODD = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-45, -1e-45, 6e-8, 65504.0, 1.0, -1.0)
@@ -41,7 +41,7 @@ def training_graph(model: nn.Module, batch: tuple[Any, ...], loss: Callable[...,
 
 def planned(graph: Graph) -> Plan:
     """In the order of least peak, with all reuses that this permits."""
-    return planner.plan([Candidate(graph, (0,) * len(graph.nodes))], Request(NOWHERE))
+    return plan([Candidate(graph, (0,) * len(graph.nodes))], Request(NOWHERE))
 
 
 def run(graph: Graph, inputs: list[Any], seed: int = 0) -> list[Tensor]:

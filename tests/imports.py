@@ -1,7 +1,7 @@
 """What the package's files import and name, found by parsing them: nothing is run, and imports within functions count too."""
 
 import ast
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,6 +91,18 @@ def modules_of(files: Mapping[str, str]) -> dict[str, set[str]]:
         module: {other for mention in imports(files[file], file) if (other := _nearest(mention.name, names))}
         for module, file in names.items()
     }
+
+
+def reached(modules: Mapping[str, set[str]], starts: Iterable[str]) -> set[str]:
+    """What is imported from these modules and folders on, with the folders that importing a module runs, of what `modules_of` gives."""
+    found: set[str] = set()
+    pending = [module for module in modules for start in starts if module == start or module.startswith(f"{start}.")]
+    while pending:
+        module = pending.pop()
+        if module in modules and module not in found:
+            found.add(module)
+            pending += [*modules[module], module.rpartition(".")[0]]
+    return found
 
 
 def _module(file: str) -> str:

@@ -9,10 +9,16 @@ from itertools import pairwise
 import numpy as np
 
 from lowtide.problems.order import Rows
+from lowtide.remat.bound import TimeBound
 from lowtide.remat.problem import RematProblem
 from tests.chains import Builder
 
 State = tuple[int, frozenset[int]]  # nodes of the order that have run, tensors that are there
+
+
+def time_bound_us(problem: RematProblem, limit_bytes: int) -> float:
+    """Microseconds that every sequence takes at least within a limit, as lowtide proves it."""
+    return TimeBound(problem).us(limit_bytes)
 
 
 def least_us(problem: RematProblem, order: Sequence[int], limit_bytes: int) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from tests.imports import PACKAGE, Mention, circles, imports, in_package, is_private, modules_of, names
+from tests.imports import PACKAGE, Mention, circles, imports, in_package, is_private, modules_of, names, reached
 
 ROWS = (
     {"errors"},
@@ -16,24 +16,25 @@ ROWS = (
     {"capture", "cost", "runtime"},
     {"schedule", "place", "rewrite", "fission", "fuse", "lower", "cuda"},
     {"remat", "report"},
-    {"planning", "reference"},
+    {"planning"},
     {"api"},
     {"cli", "integrations"},
     {"__init__"},  # the public names: nobody within imports the package itself
 )
 TESTS = Path(__file__).parent
+RESEARCH = PACKAGE.parent / "research"
 TEST_MODULES = {path.stem for path in TESTS.rglob("test_*.py")}
 ROW_OF = {member: row for row, members in enumerate(ROWS) for member in members}
+
+VERBS = ("lowtide.api", "lowtide.cli", "lowtide.integrations")
+APART = {"lowtide.cost.lab.worker": "a process of its own, started by its name in lowtide/cost/lab/apart.py"}
 
 # What only some may import: folders and files of the package.
 PLACES = {
     "torch": {
         "kernels", "capture", "cost/lab", "cost/profiler.py", "cost/timings.py", "runtime", "cuda", "lower", "api", "integrations",
     },
-    "ortools": {
-        "reference/cp_sat.py", "reference/orders/ilp.py", "reference/orders/cp_sat.py", "reference/addresses/ilp.py",
-        "reference/addresses/cp_sat.py", "reference/joint/program.py",
-    },
+    "ortools": set(),  # research asks for it
     "matplotlib": {"place/picture.py", "report/picture.py"},
     "numba": {"base/kernels.py"},
     "transformers": {"integrations/transformers.py"},
@@ -55,7 +56,7 @@ def test_every_member_has_a_row():
 
 
 def test_only_public_names_and_the_command_line_know_the_reference_solvers():
-    found = [mention for mention in in_package(imports) if mention.name.startswith("lowtide.reference")]
+    found = [mention for mention in in_package(imports) if mention.name.startswith("research")]
     assert [str(mention) for mention in found if not lies_in(mention.file, {"reference", "__init__.py", "cli"})] == []
 
 
@@ -66,10 +67,28 @@ def test_the_package_knows_nothing_of_the_bench():
     assert [text for text in found if re.fullmatch(r"bench(\.\w+)*", text)] == []
 
 
+def test_every_module_is_reached_from_a_verb():
+    modules = modules_of(sources())
+    assert sorted(set(modules) - reached(modules, (*VERBS, *APART)) - {"lowtide"}) == []
+    assert APART.keys().isdisjoint(reached(modules, VERBS)), "needs no exception"
+    assert all(any(module in source for file, source in sources().items() if file != "cost/lab/worker.py") for module in APART)
+
+
+def test_a_module_that_no_verb_reaches_is_found():
+    files = {
+        "api/__init__.py": "def f():\n    from lowtide.a.used import g",
+        "a/__init__.py": "import lowtide.c",
+        "a/used.py": "",
+        "a/unused.py": "from lowtide.a import used",
+        "c.py": "",
+    }
+    modules = modules_of(files)
+    assert sorted(set(modules) - reached(modules, ["lowtide.api"])) == ["lowtide.a.unused"]
+
+
 def test_no_imports_go_in_a_circle():
     """Not even those that only type checkers see, nor those within functions."""
-    files = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
-    assert circles(modules_of(files)) == []
+    assert circles(modules_of(sources())) == []
 
 
 def test_a_circle_is_found():
@@ -155,6 +174,11 @@ def test_torch_out_of_its_place_is_found():
     (outside,) = imports("def f():\n    import torch.nn", "cost/memory.py")
     assert not misplaced(inside)
     assert misplaced(outside)
+
+
+def sources() -> dict[str, str]:
+    """The package's files."""
+    return {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
 
 
 def misdirected(mention: Mention) -> str:

@@ -22,9 +22,8 @@ RETIRED = {  # what is no longer said, and what is said instead
     r"had back|letting go": "evicted and restored, eviction",
     r"place\.parts|_next_part|part: NDArray": "component, subproblem, role",
 }
-PAGES = sorted(
-    path for path in (*(ROOT / "lowtide").rglob("*.py"), *(ROOT / "docs").glob("*.*"), ROOT / "README.md") if path.suffix in (".py", ".md")
-)
+SOURCES = (*(ROOT / "lowtide").rglob("*.py"), *(ROOT / "research").rglob("*.py"))
+PAGES = sorted(path for path in (*SOURCES, *(ROOT / "docs").glob("*.*"), ROOT / "README.md") if path.suffix in (".py", ".md"))
 
 
 @pytest.mark.parametrize("retired", RETIRED)

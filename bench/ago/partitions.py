@@ -12,13 +12,13 @@ import time
 
 import torch
 
+from bench.ago.balance import Balance, cluster_weights, histogram, of_clusters
 from bench.ago.networks import other_cases, paper_cases
 from bench.results import Cell, Results
 from lowtide.capture.program import capture_inference
 from lowtide.capture.trace import Given
 from lowtide.fuse.cluster.algorithm import PAPERS_WEIGHT, partition, partition_of_operators
-from lowtide.fuse.cluster.partition import Partition, constant_nodes, of_clusters
-from lowtide.fuse.cluster.statistics import Balance, histogram
+from lowtide.fuse.cluster.partition import Partition, constant_nodes
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.operators.fusion import is_elementwise
 from lowtide.ir.varying import FIXED
@@ -74,8 +74,9 @@ def main() -> None:
             start = time.process_time()
             parts = find(graph)
             seconds = time.process_time() - start
-            its = Balance.of(parts.cluster_weights)
-            bins = " ".join(str(count) for *_, count in histogram(parts.cluster_weights))
+            weights = cluster_weights(parts)
+            its = Balance.of(weights)
+            bins = " ".join(str(count) for *_, count in histogram(weights))
             figures = {"clusters": its.count, "mean": its.mean, "median": its.median, "jain": its.jain, "trivial": its.trivial}
             rows.append({"network": case.name, "rule": rule, "operators": len(graph.nodes), **figures, "bins": bins, "seconds": seconds})
     notes = ("weights: 0.1 an extent, 1 a loop; ten bins of equal width by logarithm from 1 to 10,000; seconds of processor time",)

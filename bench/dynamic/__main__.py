@@ -45,7 +45,7 @@ NOTES = (
     "peak_bytes: allocator-measured, for the heaviest batch, with parameters and optimizer state; limit_bytes: a share of eager's at the"
     " largest batch size; a CPU has no allocator limit, so `within` compares the two",
     "first_step_s, first_pass_s: with all that is compiled, captured, measured and planned; own caches, empty at first",
-    "BladeDISC++'s method: lowtide.reference.eviction in the better of two orders, what it ran executed by lowtide's programs; the time of"
+    "BladeDISC++'s method: research.eviction in the better of two orders, what it ran executed by lowtide's programs; the time of"
     " its decisions at run time is not in its tokens_per_s, and its compilations are one for each shape where the paper's is one in all",
     "failed: why a row has no numbers; a way gets so many seconds for its first time through, as `bench.dynamic --row-seconds` says",
 )

@@ -1,6 +1,6 @@
 """The paper's method, executed: its order, and what its eviction at run time runs at each shape, as programs of the same kernels.
 
-The order and the ways back are found once, on the program with a symbolic length, by `lowtide.reference.eviction`. What is evicted follows
+The order and the ways back are found once, on the program with a symbolic length, by `research.eviction`. What is evicted follows
 from a batch's shape alone, so it is decided once for a shape, when that first comes; what was run is written out, lowered and run for
 each of its batches. A step so takes what its operators take; the time of deciding, which a compiled run time spends in each step, is not
 in it. Costs are by this machine's roofline, workspaces are measured.
@@ -29,10 +29,10 @@ from lowtide.cost.workspaces import measure_workspaces
 from lowtide.ir.graph import Graph
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.varying import Axis, Varying
-from lowtide.reference.eviction.compile_time import Compiled, compiled
-from lowtide.reference.eviction.run_time import Executed, executed
 from lowtide.remat.write_out import rematerialise
 from lowtide.schedule import ProgramOrder
+from research.eviction.compile_time import Compiled, compiled
+from research.eviction.run_time import Executed, executed
 
 LENGTHS = Varying((Dimension("length", SHORTEST, LONGEST),), (Axis(0, 1, "length"), Axis(1, 1, "length")))
 

@@ -3,7 +3,7 @@
     python -m bench.dynamic.planned [--sizes 20 30 40] [--lengths 128 375 750]
 
 Nothing is run: times are by the roofline of the preset `a100`, sizes as its allocator rounds them, both for lowtide's plan and for what
-the paper's method would run (`lowtide.reference.eviction`, in the better of two orders, reloading allowed as in the paper). Lengths are in
+the paper's method would run (`research.eviction`, in the better of two orders, reloading allowed as in the paper). Lengths are in
 tokens, one for four of CodeAlpaca-20K's characters. The paper does not say which batch sizes it took: these are such that only the
 smallest fits as it stands, which is what its table shows.
 """
@@ -34,7 +34,7 @@ NOTES = (
     "Llama-2 7B widths, 4 layers, float32 with TF32 products, AdamW; planned on the meta device, times by roofline: nothing was run",
     "lowtide: one step for all lengths of a batch size, captured and planned once",
     "paper_peak_bytes: what it ran, counted as all sequences are; paper_held_bytes: with tensors held until they are evicted",
-    "paper: lowtide.reference.eviction, with reloading over the same links as lowtide's swapping; in the paper's order or in the program's"
+    "paper: research.eviction, with reloading over the same links as lowtide's swapping; in the paper's order or in the program's"
     " own, whichever ends sooner within the limit",
 )
 

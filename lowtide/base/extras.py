@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from types import ModuleType
 
@@ -14,12 +13,3 @@ def need(module: str, user: object, extra: str) -> ModuleType:
     except ImportError as error:
         package = module.split(".")[0]
         raise ImportError(f"{user} needs {package}, which is not installed: pip install 'lowtide[{extra}]'") from error
-
-
-def need_ortools(solver: object) -> None:
-    """Raises ImportError, saying what to do, where ortools is missing or cannot be imported any more."""
-    if "highspy" in sys.modules and "ortools" not in sys.modules:
-        raise ImportError(
-            f"{solver!r} needs ortools, which cannot share a process with highspy: run it in a process that imports no highspy"
-        )
-    need("ortools", repr(solver), "ilp")

@@ -5,7 +5,7 @@
 
 A solver's name is that of its class in kebab case, its settings are the fields of that class, and their annotations say what a value
 may be: a number, `true` or `false`, one of several words, a list (of a field `tuple[X, ...]`), another solver, or `none`. Nothing here
-knows any one solver, so a new one needs no more than its place in a list: `reference.spec` has both lists.
+knows any one solver, so a new one needs no more than its place in a list: `cli.solvers` has both lists.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Family(Generic[S]):
     known: Mapping[str, type[S]]  # by their names in text
     method: str  # that makes a class one of them, and a setting a solver within a solver
     example: str  # of one as text, for messages
+    elsewhere: str = ""  # where more are to be had, for who asks for one that is not known
 
 
 def named(classes: Sequence[type[S]]) -> dict[str, type[S]]:
@@ -60,7 +61,8 @@ def replaced(solver: S, limits: Mapping[str, float | None]) -> S:
 
 def _solver(spec: Spec, family: Family[S]) -> S:
     if spec.name not in family.known:
-        raise FormatError(f"solver: expected one of {', '.join(sorted(family.known))}; got {spec.name!r}")
+        elsewhere = f" ({family.elsewhere})" if family.elsewhere else ""
+        raise FormatError(f"solver: expected one of {', '.join(sorted(family.known))}; got {spec.name!r}{elsewhere}")
     made = family.known[spec.name]
     types = _settings(made)
     settings: dict[str, Any] = {}

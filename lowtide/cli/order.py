@@ -12,9 +12,9 @@ from lowtide.cli.leaving import INTERRUPTED
 from lowtide.cli.order_search import Outcome, search
 from lowtide.cli.order_table import show
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, refuse, write_json
+from lowtide.cli.solvers import SOLVERS, parse_solver
 from lowtide.errors import LowtideError
 from lowtide.problems.order_json import Loaded, load_with_positions
-from lowtide.reference.spec import SOLVERS, parse_solver
 from lowtide.schedule import Auto
 from lowtide.schedule.base import limited
 
@@ -27,7 +27,7 @@ def order_command(
         str | None,
         typer.Option(
             metavar="NAME{FIELD=VALUE,...}",
-            help=f"how to find the order: {', '.join(SOLVERS)}, each with settings of its own in braces; auto by default",
+            help=f"how to find the order: {', '.join(SOLVERS)}, or one of an installed package; settings in braces; auto by default",
         ),
     ] = None,
     states: Annotated[

@@ -12,13 +12,13 @@ from lowtide.cli.leaving import INTERRUPTED
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, refuse, write_answer, write_json
 from lowtide.cli.place_search import Outcome, search
 from lowtide.cli.place_table import reason, show
+from lowtide.cli.solvers import PLACERS, parse_placer
 from lowtide.errors import LowtideError
 from lowtide.place.auto import Auto
 from lowtide.place.base import limited
 from lowtide.place.picture import check_picture, draw
 from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_csv import ids, load_buffers, offsets_to_csv, save_offsets
-from lowtide.reference.spec import PLACERS, parse_placer
 
 _DOES_NOT_FIT = 3
 _MOST = 2**62 - 1
@@ -37,7 +37,7 @@ def place_command(
         str | None,
         typer.Option(
             metavar="NAME{FIELD=VALUE,...}",
-            help=f"how to find the offsets: {', '.join(PLACERS)}, each with settings of its own in braces; auto by default",
+            help=f"how to find the offsets: {', '.join(PLACERS)}, or one of an installed package; settings in braces; auto by default",
         ),
     ] = None,
     nodes: Annotated[

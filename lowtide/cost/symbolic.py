@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-import sympy
 
 from lowtide.cost.memory import counted_storages, order_problem, resident_storages
 from lowtide.errors import CheckError, ShapeError
@@ -55,21 +54,6 @@ class SymbolicProblem:
         return replace(self.structure, tensor_bytes=tensors, workspace_bytes=workspaces, resident_bytes=resident_bytes)
 
     @cached_property
-    def tensor_polynomials(self) -> tuple[Polynomial, ...]:
-        """[m] as polynomials, not rounded."""
-        return tuple(map(Polynomial.of, self.tensor_bytes))
-
-    @cached_property
-    def rounded_polynomials(self) -> tuple[Polynomial, ...]:
-        """[m] as the device's allocator rounds them."""
-        return tuple(_rounded(size, self.round_to) for size in self.tensor_polynomials)
-
-    @cached_property
-    def rounded_resident(self) -> tuple[Polynomial, ...]:
-        """What is resident, storage by storage, as the device's allocator rounds it."""
-        return tuple(_rounded(Polynomial.of(size), self.round_to) for size in self.resident_bytes)
-
-    @cached_property
     def _sizes_at(self) -> Compiled:
         return compiled((*self.tensor_bytes, *self.workspace_bytes, *self.resident_bytes), self.dimensions)
 
@@ -106,16 +90,6 @@ def fits_everywhere(node: Node, value: Value) -> bool:
     if output is None or Polynomial.of(value.storage.nbytes) != Polynomial.of(output.storage.nbytes):
         return False
     return all(_looks(other) == _looks(value) for other in node.inputs if other.storage is value.storage)
-
-
-def _rounded(size: Polynomial, round_to: int) -> Polynomial:
-    """A size rounded up: a polynomial where only a number in it is no multiple, else by the function that rounds."""
-    terms = dict(size.terms)
-    number = terms.pop((), 0)
-    if any(each % round_to for each in terms.values()):
-        return Polynomial.of(sympy.ceiling(sympy.sympify(size.size) / round_to) * round_to)
-    terms[()] = -(-number // round_to) * round_to
-    return Polynomial(tuple(sorted((monomial, each) for monomial, each in terms.items() if each)))
 
 
 def _permitted(problem: OrderProblem, graph: Graph) -> OrderProblem:

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowtide.fission.dimensions import Dimensions
-from lowtide.fission.heat import Borders, Dominators, Heat, hot_bytes
+from lowtide.fission.heat import Borders, Dominators, Heat
 from lowtide.fission.regions import Grown, Region, Regions
 from lowtide.ir.graph import Graph, Kind, Storage, Value
 
@@ -42,14 +41,6 @@ class _Phased:
     places: Sequence[int]
     tree: Dominators
     heat: Heat
-
-
-def candidates(graph: Graph, order: Sequence[int] | None = None, *, levels: int = 4, most: int = 512) -> tuple[Candidate, ...]:
-    """Sets to split where the graph peaks in an order, or in program order; the largest scores first, at most so many are tried.
-
-    Raises CheckError for symbolic sizes, or an order that is none.
-    """
-    return candidates_of(Regions(Dimensions.of(graph)), hot_bytes(graph, order), levels=levels, most=most)
 
 
 def candidates_of(regions: Regions, hot: Mapping[Storage, int], *, levels: int = 4, most: int = 512) -> tuple[Candidate, ...]:

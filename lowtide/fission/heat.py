@@ -15,18 +15,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.cost.memory import counted_storages, order_problem, simulate
-from lowtide.ir.graph import Graph, Storage
-
-
-def hot_bytes(graph: Graph, order: Sequence[int] | None = None, workspace_bytes: Sequence[int] | None = None) -> dict[Storage, int]:
-    """The storages that live where an order peaks first, resident ones aside, and their bytes. Without an order, in program order."""
-    problem = order_problem(graph, workspace_bytes)
-    played = simulate(problem, np.arange(len(graph.nodes)) if order is None else order)
-    start, end = played.lifetimes
-    alive = (start <= played.peak_step) & (played.peak_step < end)
-    return {storage: int(problem.tensor_bytes[index]) for index, storage in enumerate(counted_storages(graph)) if alive[index]}
-
 
 class Dominators:
     """The dominator tree of an acyclic graph, built node by node in topological order. Node 0 is the start, before all others.

@@ -5,7 +5,7 @@ A chain goes on while its result has one reader, and that is element-wise, a nor
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from lowtide.base.narrow import of_kind
@@ -110,8 +110,3 @@ def _count(lay: Lay) -> int:
     for size in lay.shape:
         found *= size
     return found
-
-
-def values_made(nodes: Sequence[Node]) -> Iterator[Value]:
-    """What nodes make."""
-    return (value for node in nodes for value in node.outputs if value is not None)

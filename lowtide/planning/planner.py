@@ -21,11 +21,6 @@ from lowtide.planning.searched import Searched
 from lowtide.remat.sweep.search import Listener
 
 
-def plan(candidates: Sequence[Candidate], request: Request) -> Plan:
-    """A checked plan of one program: see `Planner.plans`."""
-    return Planner([candidates]).plans(request)[-1]
-
-
 class Planner:
     """Plans the programs of one step together, and keeps what was searched: what was found under one limit serves every other.
 

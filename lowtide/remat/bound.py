@@ -84,11 +84,6 @@ class TimeBound:
         return low
 
 
-def time_bound_us(problem: RematProblem, limit_bytes: int) -> float:
-    """Microseconds that every sequence takes at least within a limit: see `TimeBound.us`."""
-    return TimeBound(problem).us(limit_bytes)
-
-
 def _links(problem: RematProblem) -> tuple[Times, Times, float, float]:
     """[m] microseconds to store and to load each tensor, infinite where it may not go; and the most bytes that a link carries in one."""
     count = problem.problem.tensor_count

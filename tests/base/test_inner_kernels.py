@@ -71,9 +71,8 @@ def test_what_borrows_makes_no_arrays() -> None:
 
 
 def test_only_kernels_call_inner_kernels() -> None:
-    trees = {
-        path: ast.parse(path.read_text(encoding="utf-8")) for room in ("lowtide", "tests", "bench") for path in (ROOT / room).rglob("*.py")
-    }
+    rooms = ("lowtide", "research", "tests", "bench")
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for room in rooms for path in (ROOT / room).rglob("*.py")}
     inner = {(path, name) for path, tree in trees.items() for name, settings in _kernels(tree) if settings & {"inner", "borrows"}}
     assert len(inner) > 50
     called = []

@@ -12,7 +12,7 @@ from bench.place import MINIMALLOC_S, SOLVERS, Question, questions, row
 from bench.results import Results, load
 from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_csv import buffers_to_csv
-from lowtide.reference.spec import PLACERS, parse_placer
+from research.solvers import PLACERS, parse_placer
 
 DATA = Path(__file__).parents[1] / "data" / "place"
 

@@ -12,15 +12,14 @@ import transformers
 from bench import torchvision_shim
 from lowtide.capture.program import TrainingProgram, capture_inference, capture_training
 from lowtide.capture.trace import Given
-from lowtide.fission.candidates import candidates
 from lowtide.fission.dimensions import Dimensions, cut_by
 from lowtide.fission.names import Table
 from lowtide.fission.regions import Region
-from lowtide.fission.tree import FissionTree
 from lowtide.ir.graph import Graph, Kind, Value
 from lowtide.rewrite.losses import sum_losses
 from lowtide.rewrite.made_anew import make_anew
 from tests.fission_programs import evaluated, wrong_results
+from tests.splits import candidates
 
 torchvision_shim.install()
 timm = pytest.importorskip("timm")
@@ -155,14 +154,6 @@ def test_convolutions_and_their_gradients_are_cut_over_the_batch():
 def test_nothing_random_is_in_a_set(name):
     graph = trained(name)
     assert not any(count(graph, each, "bernoulli", "dropout", "rand") for each in regions(graph))
-
-
-@pytest.mark.parametrize("name", LANGUAGE)
-def test_sets_make_a_tree(name):
-    tree = FissionTree.of(regions(trained(name)))
-    for number, parent in enumerate(tree.parents):
-        assert parent < 0 or tree.regions[number].places <= tree.regions[parent].places
-    assert {name for name, _, _ in tree.mutations()} == {"enable"}
 
 
 @pytest.mark.parametrize("name", LANGUAGE)

@@ -7,11 +7,10 @@ import time
 import numpy as np
 import pytest
 
+from bench.ago.balance import Balance, cluster_weights, histogram, of_clusters
 from lowtide.errors import CheckError
 from lowtide.fuse.cluster.algorithm import is_complex, partition, partition_of_operators, split
 from lowtide.fuse.cluster.merging import merge
-from lowtide.fuse.cluster.partition import border, of_clusters
-from lowtide.fuse.cluster.statistics import Balance, histogram
 from lowtide.ir.graph import Graph
 from tests.fuse.networks import inverted_residuals, mixed
 
@@ -173,19 +172,11 @@ def test_what_is_not_generated_stays_alone():
     assert ["aten.cumsum.default"] in [[node.op for node in nodes] for nodes in parts.clusters]
 
 
-def test_a_border_is_what_goes_in_and_out():
-    graph = inverted_residuals(1)
-    nodes = graph.nodes[:2]
-    read, made = border(nodes, graph)
-    assert read[0] is graph.inputs[0]
-    assert made == graph.nodes[1].outputs
-
-
 def test_the_weight_is_a_limit():
     graph = inverted_residuals(4)
     for find in (partition, partition_of_operators):
-        weights = find(graph, 150.0).cluster_weights
-        heaviest = max(find(graph, 0.0).cluster_weights)
+        weights = cluster_weights(find(graph, 150.0))
+        heaviest = max(cluster_weights(find(graph, 0.0)))
         assert max(weights) < max(150.0, heaviest + 1e-9)
 
 

@@ -15,9 +15,8 @@ from lowtide.ir.graph import Graph, Kind, Node, Storage
 from lowtide.ir.loops import is_loop
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.rewrite.base import replace_nodes
-from lowtide.rewrite.fission.along import along
-from lowtide.rewrite.fission.split import split
 from tests.loops import captured, made, nodes_of
+from tests.splits import along, split
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,11 @@ from lowtide.plan.promises import untrue_promise
 from lowtide.planning.checked import checked as checked_plan
 from lowtide.planning.fission.loops import with_ordered_body
 from lowtide.rewrite.base import replace_nodes
-from lowtide.rewrite.fission.along import along
-from lowtide.rewrite.fission.split import split
 from lowtide.rewrite.losses import sum_losses
 from lowtide.rewrite.made_anew import make_anew
 from lowtide.runtime.program import Program
 from tests.loops import captured, made, nodes_of, planned
+from tests.splits import along, split
 
 LOGITS = ("mm", "_log_softmax", "nll_loss_forward", "nll_loss_backward", "_log_softmax_backward_data")
 

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 
+from lowtide.cli.solvers import PLACERS, parse_placer
 from lowtide.errors import FormatError
 from lowtide.place.auto import Auto
 from lowtide.place.base import Placer, limited
 from lowtide.place.exact.placer import Exact
 from lowtide.place.greedy import Greedy, Portfolio
-from lowtide.reference.addresses.cp_sat import Rectangles
-from lowtide.reference.addresses.ilp import Addresses
-from lowtide.reference.spec import PLACERS, parse_placer
 
 
 @pytest.mark.parametrize(
@@ -24,34 +22,30 @@ from lowtide.reference.spec import PLACERS, parse_placer
         ("exact{max_nodes=1000,max_seconds=2.5}", Exact(max_nodes=1000, max_seconds=2.5)),
         ("greedy{order=start,fit=best}", Greedy("start", "best")),
         ("portfolio{max_moves=0}", Portfolio(max_moves=0)),
-        ("rectangles{workers=2}", Rectangles(workers=2)),
-        ("addresses{solver=cp-sat}", Addresses("cp-sat")),
     ],
 )
 def test_what_is_read(text: str, placer: Placer) -> None:
-    assert parse_placer(text) == placer
+    assert parse_placer(text, PLACERS) == placer
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("exat", "expected one of addresses, auto, exact, greedy, portfolio, rectangles; got 'exat'"),
+        ("exat", "expected one of auto, exact, greedy, portfolio; got 'exat'"),
         ("exact{", r"got the end: write it like exact\{max_nodes=1000,max_seconds=2\.5\}"),
         ("exact{max_states=3}", "solver exact: expected settings among max_nodes, .*, got 'max_states'"),
-        ("addresses{solver=gurobi}", "solver: expected one of highs, scip, cp-sat, got 'gurobi'"),
-        ("rectangles{workers=0}", "solver rectangles: expected max_effort, max_seconds and workers above 0"),
     ],
 )
 def test_what_is_refused(text: str, message: str) -> None:
     with pytest.raises(FormatError, match=message):
-        parse_placer(text)
+        parse_placer(text, PLACERS)
 
 
 @pytest.mark.parametrize("name", PLACERS)
 def test_every_placer_can_be_named_and_its_settings_given_as_text(name: str) -> None:
-    assert isinstance(parse_placer(name), PLACERS[name])
+    assert isinstance(parse_placer(name, PLACERS), PLACERS[name])
     with pytest.raises(FormatError, match=f"solver {name}: expected settings"):
-        parse_placer(f"{name}{{no_such_setting=1}}")
+        parse_placer(f"{name}{{no_such_setting=1}}", PLACERS)
 
 
 def test_limits_replace_settings_where_there_are_such() -> None:
@@ -64,7 +58,6 @@ def test_limits_replace_settings_where_there_are_such() -> None:
     ("placer", "limits", "message"),
     [
         (Greedy(), {"max_nodes": 5}, "Greedy: expected a solver that can be limited by max_nodes, got .* settings among order, fit"),
-        (Rectangles(), {"max_nodes": 5}, "Rectangles: expected a solver that can be limited by max_nodes"),
         (Exact(), {"max_nodes": 0}, "expected max_nodes to be more than 0, got 0"),
         (Auto(), {"max_seconds": math.nan}, "expected max_seconds to be more than 0, got nan"),
     ],

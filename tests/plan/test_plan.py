@@ -16,10 +16,10 @@ from lowtide.errors import CheckError, FormatError
 from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.ir.text.graph_text import to_text
 from lowtide.plan.plan import CostReport, Plan, Provenance, program_hash
-from lowtide.planning import planner
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.request import Request
 from lowtide.schedule import ReadyList
+from tests import planned
 from tests.edits import edited
 from tests.graphs import array, compute, graphs
 from tests.peaks import memory_profile
@@ -63,7 +63,7 @@ def test_a_plan_reads_back(tmp_path: Path) -> None:
 @given(graphs(), st.sampled_from([1, 64, 512]), st.data())
 def test_every_plan_keeps_its_promises_and_reads_back(graph: Graph, granule_bytes: int, data: st.DataObject) -> None:
     candidate = Candidate(graph, tuple(data.draw(st.integers(0, 9)) for _ in graph.nodes))
-    plan = planner.plan([candidate], Request(PROVENANCE, granule_bytes=granule_bytes, solver=ReadyList()))  # the checker counts by itself
+    plan = planned.plan([candidate], Request(PROVENANCE, granule_bytes=granule_bytes, solver=ReadyList()))  # the checker counts by itself
     assert Plan.from_json(plan.to_json()).to_json() == plan.to_json()
     for field in ("peak_bytes", "resident_bytes"):
         told = json.loads(plan.to_json())

@@ -17,12 +17,12 @@ from lowtide.ir.shapes.at import at
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.text.graph_text import to_text
 from lowtide.plan.plan import Plan
-from lowtide.planning import planner
 from lowtide.planning.algebra import over_dimensions, rewritings, rewritten_as
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.ranges.ranged import Ranged
 from lowtide.planning.request import Budget, Request
 from lowtide.rewrite.algebra.table import RULES
+from tests import planned
 from tests.graph_runs import NOWHERE, training_graph
 
 OWN = "lowtide."
@@ -58,7 +58,7 @@ def candidates(graph, times_of, exact=True):
 
 
 def test_what_costs_no_time_is_done_without_a_limit(graph):
-    plain, plan = (planner.plan(candidates(graph, times(us)), Request(NOWHERE)) for us in (2.0, 0.5))
+    plain, plan = (planned.plan(candidates(graph, times(us)), Request(NOWHERE)) for us in (2.0, 0.5))
     assert not plain.algebra
     assert any(node.op.startswith(OWN) for node in plan.graph.nodes)
     (report,) = plan.algebra
@@ -73,15 +73,15 @@ def test_of_graphs_that_need_as_much_the_quicker_is_taken(graph):
     """What is held by masks is none of the peak here: workspaces of the first node are."""
     plain, *others = candidates(graph, times(0.5))
     among = [dataclasses.replace(each, workspace_bytes=(2**24, *each.workspace_bytes[1:])) for each in (plain, *others)]
-    plan = planner.plan(among, Request(NOWHERE))
-    assert plan.peak_bytes == planner.plan(among[:1], Request(NOWHERE)).peak_bytes
+    plan = planned.plan(among, Request(NOWHERE))
+    assert plan.peak_bytes == planned.plan(among[:1], Request(NOWHERE)).peak_bytes
     assert plan.algebra
 
 
 def test_what_costs_time_is_done_under_a_limit_that_needs_it(graph):
     among = candidates(graph, times(1.01))
-    plain = planner.plan(among, Request(NOWHERE))
-    roomy, tight = (planner.plan(among, Request(NOWHERE, Budget(nbytes))) for nbytes in (plain.peak_bytes, plain.peak_bytes * 19 // 20))
+    plain = planned.plan(among, Request(NOWHERE))
+    roomy, tight = (planned.plan(among, Request(NOWHERE, Budget(nbytes))) for nbytes in (plain.peak_bytes, plain.peak_bytes * 19 // 20))
     assert not roomy.algebra
     assert roomy.cost_report.order_peak_bytes == tight.cost_report.order_peak_bytes == plain.peak_bytes
     assert tight.algebra
@@ -106,7 +106,7 @@ def test_some_places_pay_for_others(graph):
 
 
 def test_a_saved_plan_knows_its_rules(graph, tmp_path):
-    plan = planner.plan(candidates(graph, times(0.5)), Request(NOWHERE))
+    plan = planned.plan(candidates(graph, times(0.5)), Request(NOWHERE))
     plan.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
     assert loaded.algebra == plan.algebra
@@ -117,7 +117,7 @@ def test_a_saved_plan_knows_its_rules(graph, tmp_path):
 
 @pytest.mark.parametrize("change", [{"held": []}, {"held": "x"}, {"cost_us": "much"}, {"cost_us": True}, {"peak_bytes": 0.5}, {"more": 1}])
 def test_what_is_no_report_is_refused(graph, change, monkeypatch):
-    plan = planner.plan(candidates(graph, times(0.5)), Request(NOWHERE))
+    plan = planned.plan(candidates(graph, times(0.5)), Request(NOWHERE))
     kind, rows = type(plan.algebra[0]), plan.algebra[0].rows()
     monkeypatch.setattr(kind, "rows", lambda self: rows | change)
     with pytest.raises(FormatError, match="algebra"):
@@ -130,8 +130,8 @@ def test_nothing_that_is_not_exact_unless_it_is_asked_for(graph):
     assert all(each.exact for each in among)
     assert {deed.rule for each in among for deed in each.deeds} <= {rule.name for rule in RULES if rule.exact}
     doubtful = [among[0], *(dataclasses.replace(each, exact=False) for each in among[1:])]
-    assert not planner.plan(doubtful, Request(NOWHERE)).algebra
-    assert planner.plan(doubtful, Request(NOWHERE, exact=False)).algebra
+    assert not planned.plan(doubtful, Request(NOWHERE)).algebra
+    assert planned.plan(doubtful, Request(NOWHERE, exact=False)).algebra
 
 
 def over_rows():

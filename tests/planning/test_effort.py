@@ -10,12 +10,13 @@ from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.effort import Effort, sweeps_of
-from lowtide.planning.planner import Planner, plan
+from lowtide.planning.planner import Planner
 from lowtide.planning.remembered import Remembered
 from lowtide.planning.request import Budget
 from lowtide.planning.searched import Searched
 from lowtide.remat.sweep.search import Sweep, _Search
 from tests.graphs import array, compute
+from tests.planned import plan
 from tests.planning.networks import REQUEST, network
 
 FEW, MORE = Sweep(levels=8, max_states=40), Sweep(levels=8, max_states=200)

@@ -24,12 +24,12 @@ from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.varying import Axis, Varying
 from lowtide.lower.python import lower
 from lowtide.planning.candidate import equal_graphs
-from lowtide.planning.planner import plan
 from lowtide.planning.ranges.planner import RangePlanner
 from lowtide.planning.ranges.ranged import Ranged
 from lowtide.planning.request import Budget
 from lowtide.runtime.program import Program
 from lowtide.schedule.points import sample_points
+from tests.planned import plan
 from tests.planning.networks import REQUEST
 
 DEVICE = preset("rtx3090")

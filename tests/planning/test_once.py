@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from lowtide.planning.candidate import Candidate
-from lowtide.planning.planner import plan
 from lowtide.planning.request import Budget
+from tests.planned import plan
 from tests.planning.networks import REQUEST, network
 
 USERS = {

@@ -18,14 +18,13 @@ from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.checked import checked
 from lowtide.planning.exchange.beside import overlapped
-from lowtide.planning.planner import plan
 from lowtide.planning.request import Budget, Request
 from lowtide.planning.saved import as_saved
 from lowtide.remat.cost import price_of
 from lowtide.runtime.ranks.parameters import lay_out
 from lowtide.schedule import Auto
 from lowtide.schedule.beside import holding
-from tests.planned import PROVENANCE
+from tests.planned import PROVENANCE, plan
 
 
 def captured(

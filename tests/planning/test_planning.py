@@ -10,10 +10,10 @@ from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.plan.plan import Provenance
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.checked import checked
-from lowtide.planning.planner import plan
 from lowtide.planning.request import Request
 from lowtide.planning.saved import replan
 from lowtide.schedule import Best, ProgramOrder
+from tests.planned import plan
 
 BEST = Best()
 PROVENANCE = Provenance(lowtide="0", torch="0", device="cpu", python="3", threads=1)

@@ -12,13 +12,13 @@ from lowtide.plan.plan import CostReport, Plan, Provenance
 from lowtide.plan.snapshot import LiveTensor, Snapshot, looks_by_name
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.impossible import needs_bytes
-from lowtide.planning.planner import plan
 from lowtide.planning.refusal import refusal
 from lowtide.planning.request import Budget
 from lowtide.planning.searched import Searched
 from lowtide.remat.cost import cost_of
 from lowtide.remat.sweep.search import Sweep
 from tests.graphs import array, compute
+from tests.planned import plan
 from tests.planning.networks import REQUEST, network
 
 MIB = 2**20

@@ -12,7 +12,6 @@ from torch import optim
 from torch.nn import functional as F
 
 from lowtide.cost.presets import preset
-from lowtide.fission.candidates import candidates
 from lowtide.ir.graph import Graph, Kind
 from lowtide.ir.loops import Loop, is_loop
 from lowtide.ir.text.graph_text import to_text
@@ -27,8 +26,9 @@ from lowtide.planning.fission.loss import loss_in_parts
 from lowtide.planning.fission.prices import Prices
 from lowtide.planning.fission.search import FissionSearch, Outer, Root
 from lowtide.rewrite.fission.roles import Split
-from lowtide.rewrite.fission.split import looped, split, with_loops
+from lowtide.rewrite.fission.split import looped, with_loops
 from tests.loops import Captured, captured, checked, nodes_of
+from tests.splits import candidates, split
 
 SGD = partial(optim.SGD, lr=0.1)
 DEVICE = replace(preset("rtx3090"), launch_us=0.001)  # so that small parts are not dear

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide.remat.bound import TimeBound, time_bound_us
+from lowtide.remat.bound import TimeBound
 from lowtide.remat.cost import cost_of
 from lowtide.remat.crossing import Crossing
 from lowtide.remat.evict.eviction import Weights, evict
 from lowtide.remat.problem import Links, RematProblem
 from lowtide.remat.sweep.search import Sweep
 from tests.chains import in_order
-from tests.optimum import small_steps
+from tests.optimum import small_steps, time_bound_us
 from tests.problems import unhurried
 from tests.sequences import RULES, linked, stored_chain
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.cost.buffers import order_buffers
 from lowtide.cost.memory import counted_storages, order_problem, resident_storages, simulate
 from lowtide.errors import CheckError
 from lowtide.ir.check.graph_check import check_graph, check_order, check_reuses
@@ -18,6 +17,7 @@ from lowtide.ir.operators.nodes import is_random, is_transfer, is_view, repeatab
 from lowtide.ir.text.graph_text import parse, to_text
 from lowtide.remat.offload import offloadable_storages, storable
 from lowtide.remat.write_out import rematerialise
+from research.buffers import order_buffers
 from tests.graphs import graphs
 from tests.small_graph import A_VIEW, CODES, DROP, GRAPH, LOAD, MUL, RELU, STORE, VIEW, A, B, X, a_value
 from tests.swapping import footprints, random_sequence

@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 
 from lowtide.problems.order import Ints
 from lowtide.remat.blocks.seeds import Seeds
-from lowtide.remat.bound import time_bound_us
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.evict.eviction import evict
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.neighbours import RULES
 from lowtide.remat.sweep.search import Sweep, _Search
 from tests.chains import in_order
-from tests.optimum import least_us, levels, small_steps
+from tests.optimum import least_us, levels, small_steps, time_bound_us
 from tests.problems import unhurried
 from tests.sequences import repeating
 

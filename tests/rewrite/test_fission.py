@@ -18,13 +18,12 @@ from lowtide.ir.graph import Graph
 from lowtide.ir.loops import Loop, is_loop
 from lowtide.ir.operators.axes.axis import cut_by, is_innermost
 from lowtide.rewrite.base import replace_nodes
-from lowtide.rewrite.fission.along import along
 from lowtide.rewrite.fission.roles import Split
-from lowtide.rewrite.fission.split import split
 from lowtide.rewrite.into_sums import add_into_sums
 from lowtide.rewrite.losses import sum_losses
 from lowtide.rewrite.made_anew import make_anew
 from tests.loops import Captured, captured, checked, made, nodes_of, planned, set_around
+from tests.splits import along, split
 
 SGD, ADAMW = partial(optim.SGD, lr=0.1), partial(optim.AdamW, lr=0.1, foreach=False)
 

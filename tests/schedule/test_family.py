@@ -1,7 +1,6 @@
-"""Orders for ranges: problems over dimensions at points, families judged, and proofs for whole ranges, against brute force."""
+"""Orders for ranges: problems over dimensions at points, and which orders are kept, against brute force."""
 
-from dataclasses import replace
-from itertools import islice, permutations
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -11,22 +10,19 @@ from hypothesis import strategies as st
 
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.symbolic import SymbolicProblem, symbolic_problem
-from lowtide.cost.symbolic_peak import symbolic_peak
 from lowtide.errors import CheckError, ShapeError
 from lowtide.ir.graph import Graph
 from lowtide.ir.shapes.at import at
-from lowtide.ir.shapes.compare import Comparison, compare
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.text.graph_text import parse
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
 from lowtide.schedule.auto import schedule
 from lowtide.schedule.base import Status
-from lowtide.schedule.family import order_family
+from lowtide.schedule.family import fewest, one_by_one
 from lowtide.schedule.points import sample_points
-from lowtide.schedule.proof import gap_bytes_everywhere, is_best_everywhere
 from tests.listing import listing
-from tests.problems import least_peak, same, topological_orders
+from tests.problems import same
 from tests.ranges import points
 from tests.symbolic import symbolic_cases
 
@@ -41,58 +37,6 @@ def test_a_problem_at_a_point_is_that_of_its_numbers(symbolic):
         assert same(problem.at(point), symbolic.at(point).problem)
 
 
-@unhurried
-@given(symbolic_cases())
-def test_an_order_that_is_proven_best_is_best_at_every_point(symbolic):
-    problem = symbolic.problem
-    for point in (points(symbolic.dimensions)[0], points(symbolic.dimensions)[-1]):
-        order = schedule(problem.at(point)).order
-        if is_best_everywhere(problem, order):
-            for other in points(symbolic.dimensions):
-                assert simulate(problem.at(other), order).peak_bytes == least_peak(symbolic.at(other))
-
-
-@unhurried
-@given(symbolic_cases(), st.sampled_from([1, 4, 7]))
-def test_a_gap_that_is_proven_holds_at_every_point(symbolic, round_to):
-    problem = replace(symbolic.problem, round_to=round_to)
-    order = schedule(problem.at(points(symbolic.dimensions)[-1])).order
-    gap_bytes = gap_bytes_everywhere(problem, order)
-    if gap_bytes is None:
-        return
-    for point in points(symbolic.dimensions):
-        case = symbolic.at(point)
-        rounded = replace(case, tensor_bytes=tuple(-(-each // round_to) * round_to for each in case.tensor_bytes))
-        resident_bytes = -(-case.resident_bytes // round_to) * round_to
-        assert simulate(problem.at(point), order).peak_bytes <= least_peak(replace(rounded, resident_bytes=resident_bytes)) + gap_bytes
-
-
-@unhurried
-@given(symbolic_cases(), st.sampled_from([0.0, 0.01, 0.3]))
-def test_a_family_stays_near_the_least_peak_at_each_of_its_points(symbolic, tolerance):
-    problem = symbolic.problem
-    family = order_family(problem, points(symbolic.dimensions), tolerance=tolerance)
-    for place, point in enumerate(family.points):
-        case = symbolic.at(point)
-        assert family.bound_bytes[place] <= least_peak(case) <= family.least_bytes[place]
-        chosen = family.orders[family.chosen[place]]
-        assert simulate(case.problem, chosen).peak_bytes == family.peak_bytes[:, place].min() <= family.least_bytes[place] * (1 + tolerance)
-    if family.is_proven:
-        assert family.least_bytes.tolist() == [least_peak(symbolic.at(point)) for point in family.points]
-
-
-@unhurried
-@given(symbolic_cases(), st.sampled_from([1, 4]), st.randoms(use_true_random=False))
-def test_the_peak_over_a_range_is_that_at_each_point(symbolic, round_to, random):
-    problem = replace(symbolic.problem, round_to=round_to)
-    order = random.choice(list(islice(topological_orders(symbolic.case), 20)))
-    peak = symbolic_peak(problem, order)
-    for point in points(symbolic.dimensions)[::2]:
-        assert peak.at(point) == simulate(problem.at(point), order).peak_bytes
-    for one, two in permutations(peak.footprint_bytes, 2):
-        assert compare(one, two, symbolic.dimensions) is Comparison.UNKNOWN
-
-
 def crossing() -> SymbolicProblem:
     """Two branches that join, each with a large intermediate and a small result: at small `s` one goes first, at large `s` the other."""
     s = sympy.Symbol("s", integer=True, nonnegative=True)
@@ -103,40 +47,6 @@ def crossing() -> SymbolicProblem:
     )  # fmt: skip
     bare = OrderProblem.of([1] * 6, tasks, kept=[4])
     return SymbolicProblem((Dimension("s", 1, 1000),), bare, sizes, (0,) * 5, ())
-
-
-def test_no_order_is_best_where_sizes_cross_and_two_are_kept():
-    problem = crossing()
-    family = order_family(problem, tolerance=0.0)
-    assert len(family.orders) == 2
-    assert family.worst_ratio == 1.0
-    assert family.is_proven
-    assert not any(is_best_everywhere(problem, order) for order in family.orders)
-    assert [len(symbolic_peak(problem, order).footprint_bytes) for order in family.orders] == [2, 2]
-    peaks = [
-        simulate(problem.at(point), family.orders[which]).peak_bytes for point, which in zip(family.points, family.chosen, strict=True)
-    ]
-    assert peaks == family.least_bytes.tolist()
-
-
-def test_what_scales_together_has_one_order_and_its_proof():
-    """A training step in small: activations grow with batch and length, weights and their gradients do not."""
-    text = """\
-def graph(  # batch in 1..64, length in 16..2048
-    w,  # float32[64, 64] 16.00 KiB parameter cpu
-    x,  # float32[batch, length, 64] 256*batch*length B input cpu
-):
-    a = aten.mul.Tensor(x, x)  # float32[batch, length, 64] 256*batch*length B activation cpu
-    b = aten.exp.default(a)  # float32[batch, length, 64] 256*batch*length B activation cpu
-    c = aten.sum.default(b)  # float32[] 4 B activation cpu
-    ga = aten.mul.Tensor(b, x)  # float32[batch, length, 64] 256*batch*length B gradient cpu; takes b by aten.mul_.Tensor
-    gw = aten.mm.default(ga, x)  # float32[64, 64] 16.00 KiB gradient cpu
-    return (c, gw)
-"""
-    problem = symbolic_problem(parse(text))
-    family = order_family(problem)
-    assert len(family.orders) == 1
-    assert is_best_everywhere(problem, family.orders[0])
 
 
 def test_a_symbolic_problem_of_a_graph_is_that_of_the_graph_at_each_point():
@@ -165,21 +75,6 @@ def graph(  # s in 8..64
     assert simulate(problem.at({"s": 8}), [0, 1, 2]).peak_bytes == 32 + 64
 
 
-def test_rounding_is_proven_only_where_it_is_a_polynomial():
-    text = """\
-def graph(  # s in 1..64
-    x,  # uint8[{0}*s] {0}*s B input cpu
-):
-    a = aten.exp.default(x)  # uint8[{0}*s] {0}*s B activation cpu
-    b = aten.sum.default(a)  # uint8[1] 1 B activation cpu
-    return (b,)
-"""
-    assert is_best_everywhere(symbolic_problem(parse(text.format(1024)), round_to=512), [0, 1])
-    assert not is_best_everywhere(symbolic_problem(parse(text.format(1000)), round_to=512), [0, 1])
-    assert gap_bytes_everywhere(symbolic_problem(parse(text.format(1000)), round_to=512), [0, 1]) == 2 * 511
-    assert is_best_everywhere(symbolic_problem(parse(text.format(1000))), [0, 1])
-
-
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5000)), min_size=1, max_size=3), st.integers(4, 40))
 def test_sampled_points_are_of_the_range_and_hold_its_corners(given_ranges, most):
     dimensions = tuple(Dimension(f"s{place}", least, least + more) for place, (least, more) in enumerate(given_ranges))
@@ -195,12 +90,10 @@ def test_no_dimensions_are_one_point():
     assert sample_points(()) == ({},)
 
 
-def test_wrong_orders_points_and_sizes_are_refused():
+def test_wrong_points_and_sizes_are_refused():
     problem = crossing()
-    with pytest.raises(CheckError, match="order: expected at step 0"):
-        is_best_everywhere(problem, [2, 0, 1, 3, 4])
     with pytest.raises(ShapeError, match=r"dimension s: expected a number from 1 to 1000, got 1001"):
-        order_family(problem, [{"s": 1001}])
+        problem.at({"s": 1001})
     cubes = (sympy.Symbol("s") ** 3, *problem.tensor_bytes[1:])
     huge = SymbolicProblem((Dimension("s", 1, 10**9),), problem.structure, cubes, (0,) * 5, ())
     with pytest.raises(ShapeError, match=r"at \{'s': 1000000000\}: expected sizes that add up to at most 2\*\*62 bytes, got more"):
@@ -209,14 +102,33 @@ def test_wrong_orders_points_and_sizes_are_refused():
         symbolic_problem(Graph((), (), ()), [3])
 
 
-def test_a_family_of_a_problem_without_nodes():
-    family = order_family(symbolic_problem(Graph((), (), (), (Dimension("s", 1, 4),))))
-    assert family.orders == ((),)
-    assert family.peak_bytes.tolist() == [[0, 0, 0, 0]]
-    assert np.array_equal(family.least_bytes, family.bound_bytes)
-
-
 def test_the_answer_at_each_point_is_the_solvers():
     problem = crossing()
     for point in sample_points(problem.dimensions):
         assert schedule(problem.at(point)).status is Status.OPTIMAL
+
+
+@st.composite
+def peaks_of_orders(draw):
+    """[orders, points], each order the best at some point."""
+    points_of = draw(st.integers(1, 6))
+    rows = draw(st.lists(st.lists(st.integers(1, 9), min_size=points_of, max_size=points_of), min_size=1, max_size=5))
+    return np.array(rows, np.int64)
+
+
+@unhurried
+@given(peaks_of_orders(), st.sampled_from([1.0, 1.3]))
+def test_as_few_orders_are_kept_as_stay_near_the_least(peaks, ratio):
+    near = peaks <= peaks.min(axis=0) * ratio
+    kept = fewest(near, peaks)
+    enough = [
+        chosen
+        for size in range(1, len(peaks) + 1)
+        for chosen in map(list, combinations(range(len(peaks)), size))
+        if near[chosen].any(axis=0).all()
+    ]
+    assert kept in enough
+    assert len(kept) == len(enough[0])
+    assert peaks[kept].min(axis=0).sum() == min(peaks[each].min(axis=0).sum() for each in enough if len(each) == len(kept))
+    served = one_by_one(near)
+    assert near[served].any(axis=0).all()

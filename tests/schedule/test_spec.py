@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowtide.base.spec import named
+from lowtide.cli.solvers import SOLVERS, parse_solver
 from lowtide.errors import FormatError
 from lowtide.problems.order import OrderProblem
-from lowtide.reference.spec import SOLVERS, parse_solver
 from lowtide.schedule import Best, ProgramOrder, ReadyList, ReversePostOrder, Schedule, Solver
 from lowtide.schedule.base import limited
 
@@ -53,7 +53,7 @@ class Plain(Answerless):
     pass
 
 
-KNOWN = SOLVERS | named([ILPModel, Wrapped, Plain])
+KNOWN = {**SOLVERS, **named([ILPModel, Wrapped, Plain])}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_is_read(text: str, solver: Solver) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("exat", r"expected one of at-waists, .*program-order, ready-list.*; got 'exat'"),
+        ("exat", r"expected one of auto, .*program-order, ready-list.*; got 'exat'"),
         ("", "expected a name, got the end: write it like"),
         ("{}", r"expected a name, got '\{'"),
         ("ready-list{oldest=index", r"expected ',' after 'ready-list\{oldest=index', got the end"),
@@ -105,7 +105,7 @@ def test_what_is_read(text: str, solver: Solver) -> None:
         ("ilpmodel{parts=3}", r"parts: expected a list like \[a,b\], got '3'"),
         ("ilpmodel{parts=[1,x]}", "parts: expected an integer below 2\\*\\*63, got 'x'"),
         ("ilpmodel{either=some}", "either: expected an integer below 2\\*\\*63 or one of all, got 'some'"),
-        ("ilpmodel{first=3}", "expected one of at-waists, .*; got '3'"),
+        ("ilpmodel{first=3}", "expected one of auto, .*; got '3'"),
         ("best{solvers=[]}", "solver best: solvers: expected at least one, got none"),
         ("best{solvers=[ready-list{oldest=x}]}", "ready-list: oldest: expected one of index, waiting"),
         ("wrapped", "wrapped: expected a value for 'inner', got none"),
@@ -157,7 +157,7 @@ def test_every_solver_comes_back_from_its_text(solver: Solver) -> None:
 @given(st.text(st.sampled_from("best{}[]=,1 é\n"), max_size=12))
 def test_any_text_is_a_solver_or_refused(text: str) -> None:
     try:
-        parse_solver(text)
+        parse_solver(text, SOLVERS)
     except FormatError:
         return
     assert text.replace(" ", "").replace("\n", "") in ("best", "best{}")
@@ -166,9 +166,9 @@ def test_any_text_is_a_solver_or_refused(text: str) -> None:
 @pytest.mark.parametrize("name", SOLVERS)
 def test_every_solver_can_be_named_and_its_settings_given_as_text(name: str) -> None:
     """The annotations of a solver's settings can be resolved: text that fits none of them is refused, not a NameError."""
-    assert isinstance(parse_solver(name), SOLVERS[name])
+    assert isinstance(parse_solver(name, SOLVERS), SOLVERS[name])
     with pytest.raises(FormatError, match=f"solver {name}: expected (no )?settings"):
-        parse_solver(f"{name}{{no_such_setting=1}}")
+        parse_solver(f"{name}{{no_such_setting=1}}", SOLVERS)
 
 
 def test_limits_replace_settings_where_there_are_such() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from lowtide.fuse.cluster.weights import Weights
 from lowtide.ir.edges import predecessors
-from lowtide.ir.graph import Graph, Kind, Node, Value
+from lowtide.ir.graph import Graph, Kind, Node
 
 CONSTANT = {Kind.PARAMETER, Kind.BUFFER, Kind.CONSTANT}
 
@@ -23,31 +22,8 @@ class Partition:
     constants: tuple[Node, ...]  # in program order
     weights: Weights
 
-    @cached_property
-    def cluster_weights(self) -> tuple[float, ...]:
-        """What each cluster weighs."""
-        return tuple(sum(map(self.weights.of, nodes)) for nodes in self.clusters)
-
     def __repr__(self) -> str:
         return f"Partition of {len(self.graph.nodes)} nodes into {len(self.clusters)} clusters"
-
-
-def of_clusters(graph: Graph, clusters: Iterable[Sequence[Node]], weights: Weights | None = None) -> Partition:
-    """The partition that some clusters make; a node of none, if it is no constant, stays alone.
-
-    Raises ValueError where clusters overlap, or need one another's results.
-    """
-    number = {node: at for at, node in enumerate(graph.nodes)}
-    taken: set[Node] = set()
-    sets: list[list[int]] = []
-    for nodes in clusters:
-        if taken & set(nodes) or len(set(nodes)) < len(nodes):
-            raise ValueError("expected clusters that have no node in common")
-        taken |= set(nodes)
-        sets.append([number[node] for node in nodes])
-    constants = constant_nodes(graph)
-    sets += [[at] for node, at in number.items() if node not in taken and node not in constants]
-    return from_sets(graph, ordered(graph, sets), weights or Weights())
 
 
 def from_sets(graph: Graph, sets: Iterable[Iterable[int]], weights: Weights) -> Partition:
@@ -101,12 +77,3 @@ def ordered(graph: Graph, sets: Sequence[Sequence[int]]) -> list[list[int]]:
     if len(order) < len(sets):
         raise ValueError("expected clusters that can run one after another, got some that need one another's results")
     return order
-
-
-def border(nodes: Sequence[Node], graph: Graph) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
-    """What a cluster reads from outside, and what it makes that others or the caller need; each in the order of its nodes."""
-    inside = set(nodes)
-    mine = {value for node in nodes for value in node.results}
-    needed = {value for node in graph.nodes if node not in inside for value in node.inputs} | set(graph.outputs)
-    read = dict.fromkeys(value for node in nodes for value in node.inputs if value not in mine)
-    return tuple(read), tuple(value for node in nodes for value in node.results if value in needed)

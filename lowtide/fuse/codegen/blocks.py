@@ -12,11 +12,6 @@ from lowtide.ir.packed import Target
 _KINDS = {"Weighted": "RingWeighted", "Largest": "RingLargest"}
 
 
-def is_possible(windows: Windows) -> bool:
-    """Whether there is a kernel for a window over a ring."""
-    return windows.kind in _KINDS
-
-
 def block(stage: Block, addresses: Addresses, target: Target, functors: Functors) -> list[str]:
     """What the stage's function does."""
     lines = [line for part, each in enumerate(stage.parts) for line in functors.filled(f"e{part}", each.epilogue, addresses)]

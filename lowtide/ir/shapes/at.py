@@ -75,11 +75,6 @@ def _has_inner(graph: Graph) -> bool:
     return any(node.body is not None and (node.body.dimensions or _has_inner(node.body)) for node in graph.nodes)
 
 
-def rewritten(graph: Graph, sizes: Mapping[Size, Size]) -> Graph:
-    """A graph with others in the places of all sizes that are no numbers, and no dimensions. Raises ShapeError for a negative number."""
-    return Rewriter(sizes).graph(graph)
-
-
 def sizes_of(graph: Graph) -> Iterator[Size]:
     """Every size that a graph holds, bodies included, some of them many times."""
     for value in graph.inputs:

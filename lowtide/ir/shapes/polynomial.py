@@ -6,16 +6,14 @@ is divided by a dimension. Equal polynomials are equal and hash alike, so that w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from math import lcm
 from typing import Any, TypeAlias
 
 import sympy
 
-from lowtide.errors import ShapeError
 from lowtide.ir.sizes import Size
 from lowtide.ir.text.sizes import canonical, parse_size
 
@@ -47,18 +45,6 @@ class Polynomial:
         return number(size) if isinstance(size, int) else _of_expression(size)
 
     @cached_property
-    def generators(self) -> tuple[str, ...]:
-        """What it is a polynomial of, ascending."""
-        return tuple(sorted({name for monomial, _ in self.terms for name, _ in monomial}))
-
-    @property
-    def constant(self) -> Number | None:
-        """The number that it is; None where it has generators."""
-        if not self.terms:
-            return 0
-        return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
-
-    @cached_property
     def size(self) -> Size:
         """As the graph's own noun: an int, or an expression."""
         pieces = (sympy.Mul(*(sympy.sympify(parse_size(name)) ** power for name, power in monomial), each) for monomial, each in self.terms)
@@ -87,17 +73,6 @@ class Polynomial:
     def scaled(self, factor: Number) -> Polynomial:
         """`factor` times this."""
         return Polynomial(tuple((monomial, _reduced(each * factor)) for monomial, each in self.terms) if factor else ())
-
-    def substituted(self, meaning: Mapping[str, Polynomial]) -> Polynomial:
-        """With polynomials in place of generators. Raises ShapeError where one that is divided by would be no single product."""
-        if not any(name in meaning for name in self.generators):
-            return self
-        return total(_substituted(monomial, each, meaning) for monomial, each in self.terms)
-
-    def whole(self) -> Polynomial:
-        """A positive multiple with whole coefficients."""
-        common = lcm(*(each.denominator for _, each in self.terms))
-        return self if common == 1 else self.scaled(common)
 
     def __str__(self) -> str:
         return str(self.size)
@@ -156,16 +131,6 @@ def _times(one: Monomial, two: Monomial) -> Monomial:
     for name, power in two:
         powers[name] = powers.get(name, 0) + power
     return tuple(sorted((name, power) for name, power in powers.items() if power))
-
-
-def _substituted(monomial: Monomial, each: Number, meaning: Mapping[str, Polynomial]) -> Polynomial:
-    result = Polynomial(((tuple((name, power) for name, power in monomial if name not in meaning), each),))
-    for name, power in monomial:
-        if name in meaning:
-            if power < 0 and len(meaning[name].terms) != 1:
-                raise ShapeError(f"expected {name} to be a product, since a size is divided by it; got {meaning[name]}")
-            result = result * meaning[name] ** power
-    return result
 
 
 def _reduced(value: Number) -> Number:

@@ -49,18 +49,10 @@ class Looped:
         return replace(self, loop=loop)
 
 
-def split(graph: Graph, wanted: Split, parts: int) -> Rewritten:
-    """The graph with a loop of so many parts, of which the last may be smaller; fewer where there are fewer units.
-
-    Raises CheckError saying what is in the way, for a set that cannot be split so.
-    """
-    return with_loops(graph, [looped(graph, wanted, parts)])
-
-
 def looped(graph: Graph, wanted: Split, parts: int, before: Before | None = None) -> Looped:
     """A set of a graph as a loop of so many parts. `before` are the graph's predecessors, if the caller has them.
 
-    Raises CheckError as `split` does.
+    Raises CheckError saying what is in the way, for a set that cannot be split so.
     """
     inside = set(wanted.nodes)
     wanted = _named(graph, wanted)

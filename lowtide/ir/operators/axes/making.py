@@ -73,14 +73,6 @@ def given(node: Node, path: Path) -> Value | None:
     return found if isinstance(found, Value) and found.dtype != "scalar" else None
 
 
-def tensor(node: Node, position: int) -> Value:
-    """The tensor at a position. Raises LookupError where there is none."""
-    found = given(node, (position,))
-    if found is None:
-        raise LookupError(f"{node.op}: expected a tensor at {position}")
-    return found
-
-
 def number(node: Node, position: int, name: str, default: Arg = None) -> Arg:
     """An argument by position or by name."""
     if position < len(node.args):
