@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,9 +10,13 @@ from torch import nn
 
 from lowtide.capture.batches import BATCHES
 from lowtide.capture.optimizers.wrapped import accumulates_over, scalers_within
+from lowtide.cost.device import Device
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 from lowtide.ir.regions import INDUCTOR
+from lowtide.place.base import checked as checked_placer
+from lowtide.remat.sweep.search import Sweep
+from lowtide.schedule.base import checked as checked_solver
 
 
 def check_arguments(model: Any, loss: Any, optimizer: Any, after_backward: Any, accumulate: int | str) -> None:
@@ -53,6 +58,41 @@ def check_arguments(model: Any, loss: Any, optimizer: Any, after_backward: Any, 
             f"the accelerator of this optimizer accumulates over {count} batches, and a step updates at each call: give a list of batches "
             f'(`accumulate="{BATCHES}"`, and in loss a share of the mean: `loss / {count}`), or leave gradient_accumulation_steps out'
         )
+
+
+def check_settings(
+    *,
+    flags: Mapping[str, Any],
+    flags_or_none: Mapping[str, Any],
+    effort: Any,
+    search: Any,
+    solver: Any,
+    callback: Any,
+    simulate: Any,
+) -> None:
+    """Refuse a setting of another kind than is expected, by its name: no word stands for yes or no."""
+    for name, given in (*flags.items(), *((name, given) for name, given in flags_or_none.items() if given is not None)):
+        if not isinstance(given, bool):
+            or_none = ", or None" if name in flags_or_none else ""
+            raise TypeError(f"{name}: expected True or False{or_none}, got {given!r}")
+    if effort is not None and not isinstance(effort, str):
+        raise TypeError(f'effort: expected "quick", "normal" or "thorough", got {effort!r}; a lowtide.Sweep is given as `search`')
+    if search is not None and not isinstance(search, Sweep):
+        raise TypeError(f"search: expected a lowtide.Sweep, got {search!r}; a level of effort is given as `effort`")
+    if solver is not None:
+        checked_solver(solver)
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback: expected a function of a stage, got a {type(callback).__name__}")
+    if simulate is not None and not isinstance(simulate, (str, Device)):
+        raise TypeError(f"simulate: expected the name of a machine or a lowtide.Device, got a {type(simulate).__name__}")
+
+
+def check_arena(arena: Any, placer: Any) -> None:
+    """Refuse what says neither yes, no nor when, and what finds no addresses."""
+    if arena is not None and not isinstance(arena, bool) and arena != "limit":
+        raise TypeError(f'arena: expected True, False, "limit" or None, got {arena!r}')
+    if placer is not None:
+        checked_placer(placer)
 
 
 def check_scaler(scaler: Any, optimizer: Any, swap_state: bool) -> None:

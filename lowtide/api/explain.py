@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.api.arguments import check_arguments, check_scaler, check_swapping, device_of
+from lowtide.api.arguments import check_arguments, check_scaler, check_settings, check_swapping, device_of
 from lowtide.api.capturing import Capturing
 from lowtide.api.explanation import Explanation, Remedy
 from lowtide.api.machine import Machine
@@ -80,6 +80,11 @@ def explain(
     Raises CaptureError, BatchError and TypeError as `optimize` does; ValueError where `device` is a GPU that is not here and `simulate`
     names no machine.
     """
+    check_settings(
+        flags={"swap": swap, "swap_state": swap_state, "workspaces": workspaces},
+        flags_or_none={"progress": progress},
+        effort=effort, search=search, solver=solver, callback=callback, simulate=simulate,
+    )  # fmt: skip
     check_arguments(model, loss, optimizer, after_backward, accumulate)
     check_scaler(scaler, optimizer, swap_state)
     trained: torch.optim.Optimizer | None = torch_optimizer(optimizer)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lowtide.api.arena import StepArena
-from lowtide.api.arguments import check_arguments, check_fuse, check_scaler, check_swapping, device_of
+from lowtide.api.arguments import check_arena, check_arguments, check_fuse, check_scaler, check_settings, check_swapping, device_of
 from lowtide.api.capturing import Capturing
 from lowtide.api.machine import Machine
 from lowtide.api.maker import Asked, Maker
@@ -173,6 +173,12 @@ def optimize(
     """
     checked_policy(on_new_shape)
     checked_check(check)
+    check_settings(
+        flags={"exact": exact, "swap": swap, "swap_state": swap_state},
+        flags_or_none={"workspaces": workspaces, "progress": progress},
+        effort=effort, search=search, solver=solver, callback=callback, simulate=simulate,
+    )  # fmt: skip
+    check_arena(arena, placer)
     trainers = Trainers.of(model, process_group, shard, trains=loss is not None, varies=dynamic is not None, policy=on_new_shape)
     model = trainers.model
     check_arguments(model, loss, optimizer, after_backward, accumulate)

@@ -53,5 +53,5 @@ def preset(name: str) -> Device:
         return device_here(name)
     found = next((device for device in PRESETS if device.name == name), None)
     if found is None:
-        raise ValueError(f"device: expected one of {', '.join([HERE, *(device.name for device in PRESETS)])}, got {name!r}")
+        raise ValueError(f"machine: expected one of {', '.join([HERE, *(device.name for device in PRESETS)])}, got {name!r}")
     return found

@@ -108,6 +108,13 @@ def judged(arena_bytes: int, bound_bytes: int, capacity_bytes: int | None) -> St
     return Status.OPTIMAL if arena_bytes <= bound_bytes else Status.FEASIBLE
 
 
+def checked(placer: object, name: str = "placer") -> Placer:
+    """What a user gave as a placer, under a name. Raises TypeError for anything else, its class or its own name too."""
+    if isinstance(placer, type) or not isinstance(placer, Placer):
+        raise TypeError(f"{name}: expected a value like lowtide.place.Exact(), got {placer!r}")
+    return placer
+
+
 def limited(placer: Placer, *, max_nodes: int | None = None, max_seconds: float | None = None) -> Placer:
     """`placer` with these settings in place of its own; None leaves one as it is. Raises FormatError where it has no such setting."""
-    return replaced(placer, {"max_nodes": max_nodes, "max_seconds": max_seconds})
+    return replaced(checked(placer, "solver"), {"max_nodes": max_nodes, "max_seconds": max_seconds})

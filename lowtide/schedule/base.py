@@ -76,6 +76,13 @@ def scheduled(
     return Schedule(tuple(np.asarray(order).tolist()), footprint.peak_bytes, bound_bytes, status, described(solver), stats or {})
 
 
+def checked(solver: object) -> Solver:
+    """What a user gave as a solver. Raises TypeError for anything else, its class or its name too."""
+    if isinstance(solver, type) or not isinstance(solver, Solver):
+        raise TypeError(f"solver: expected a value like lowtide.schedule.Best(), got {solver!r}")
+    return solver
+
+
 def limited(solver: Solver, *, max_states: int | None = None, max_seconds: float | None = None) -> Solver:
     """`solver` with these settings in place of its own; None leaves one as it is. Raises FormatError where it has no such setting."""
-    return replaced(solver, {"max_states": max_states, "max_seconds": max_seconds})
+    return replaced(checked(solver), {"max_states": max_states, "max_seconds": max_seconds})

@@ -40,11 +40,40 @@ def test_micro_batches_with_more_results_than_the_loss():
         ({"accumulate": 0, "loss": square, "optimizer": optim.SGD([torch.ones(1)], 0.1)}, ValueError, "accumulate: expected a positive"),
         ({"optimizer": 3, "loss": square}, TypeError, "optimizer: expected a torch.optim.Optimizer, or a list of them.*got a int"),
         ({"device": "cuda"}, ValueError, "device: the model lies on cpu"),
+        ({"exact": "no"}, TypeError, "exact: expected True or False, got 'no'"),
+        ({"swap": 1}, TypeError, "swap: expected True or False, got 1"),
+        ({"swap_state": "state"}, TypeError, "swap_state: expected True or False"),
+        ({"workspaces": "yes"}, TypeError, "workspaces: expected True or False, or None"),
+        ({"progress": "bar"}, TypeError, "progress: expected True or False, or None"),
+        ({"arena": "yes"}, TypeError, "arena: expected True, False, \"limit\" or None, got 'yes'"),
+        ({"placer": "exact"}, TypeError, "placer: expected a value like lowtide.place.Exact"),
+        ({"search": "thorough"}, TypeError, "search: expected a lowtide.Sweep, got 'thorough'; a level of effort is given as `effort`"),
+        ({"effort": lowtide.Sweep()}, TypeError, "effort: expected .* a lowtide.Sweep is given as `search`"),
+        ({"solver": "exact"}, TypeError, "solver: expected a value like lowtide.schedule.Best"),
+        ({"solver": lowtide.schedule.Best}, TypeError, "solver: expected a value like"),
+        ({"callback": "print"}, TypeError, "callback: expected a function"),
+        ({"simulate": 3}, TypeError, "simulate: expected the name of a machine"),
+        ({"simulate": "v100"}, ValueError, "machine: expected one of .*h100.*, got 'v100'"),
     ],
 )
 def test_arguments_that_cannot_be_meant(arguments, error, message):
     with pytest.raises(error, match=message):
         lowtide.optimize(nn.Linear(4, 4), torch.ones(6, 4), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: lowtide.order(3), "problem: expected a lowtide.OrderProblem, or the path of a JSON file, got 3"),
+        (lambda: lowtide.place_buffers(3), "problem: expected a lowtide.PlaceProblem, or the path of a CSV file, got 3"),
+        (lambda: lowtide.order("none.json", "exact"), "solver: expected a value like lowtide.schedule.Best"),
+        (lambda: lowtide.place_buffers("none.csv", "exact"), "solver: expected a value like lowtide.place.Exact"),
+        (lambda: lowtide.explain(nn.Linear(4, 4), torch.ones(6, 4), swap="no"), "swap: expected True or False"),
+    ],
+)
+def test_values_of_another_kind(ask, message):
+    with pytest.raises(TypeError, match=message):
+        ask()
 
 
 def test_a_model_on_the_meta_device_is_planned_and_not_run():
