@@ -11,6 +11,13 @@ import lowtide
 from tests.refusals import HERE, no_nan
 from tests.training import check
 
+
+@pytest.fixture(autouse=True)
+def _validated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's compiler switches the checks of distributions off for a whole process."""
+    monkeypatch.setattr(distributions.Distribution, "_validate_args", True)
+
+
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
 
 
