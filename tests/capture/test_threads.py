@@ -345,7 +345,7 @@ class Interruption:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of what a finaliser raises Python only tells
-@pytest.mark.parametrize(("error", "points"), [(KeyboardInterrupt, 24), (MemoryError, 12)])
+@pytest.mark.parametrize(("error", "points"), [(KeyboardInterrupt, 10), (MemoryError, 6)])
 def test_whatever_is_raised_wherever_all_is_put_back(error, points):
     model = net()
     captured(model)
