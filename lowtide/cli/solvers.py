@@ -8,6 +8,7 @@ A package offers a class by an entry point, under the name that `--solver` is to
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -37,19 +38,22 @@ def parse_solver(text: str, solvers: Mapping[str, type[Solver]] | None = None) -
 
     Raises FormatError naming the solver and the setting, and saying what there is to choose from.
     """
-    return parse(text, _family("lowtide.solvers", SOLVERS, solvers, "solve", "exact{max_states=1000,max_seconds=2.5}"))
+    return parse(text, _family(text, "lowtide.solvers", SOLVERS, solvers, "solve", "exact{max_states=1000,max_seconds=2.5}"))
 
 
 def parse_placer(text: str, placers: Mapping[str, type[Placer]] | None = None) -> Placer:
     """The placer that `text` describes, as `parse_solver` does it."""
-    return parse(text, _family("lowtide.placers", PLACERS, placers, "place", "exact{max_nodes=1000,max_seconds=2.5}"))
+    return parse(text, _family(text, "lowtide.placers", PLACERS, placers, "place", "exact{max_nodes=1000,max_seconds=2.5}"))
 
 
-def _family(group: str, own: Mapping[str, type[S]], given: Mapping[str, type[S]] | None, method: str, example: str) -> Family[S]:
+def _family(text: str, group: str, own: Mapping[str, type[S]], given: Mapping[str, type[S]] | None, method: str, example: str) -> Family[S]:
+    """Whom `text` may name. Only the offers that it does name are loaded: nobody pays for the others, nor fails with them."""
     if given is not None:
         return Family(given, method, example)
-    offered = {point.name: _loaded(point, method) for point in entry_points(group=group)}
-    return Family({**offered, **own}, method, example, "" if offered else _NONE_OFFERED)
+    points, words = entry_points(group=group), set(re.findall(r"[\w-]+", text))
+    offered = {point.name: _loaded(point, method) for point in points if point.name in words - own.keys()}
+    others = ", ".join(sorted({point.name for point in points} - own.keys()))
+    return Family({**offered, **own}, method, example, f"or of what is installed: {others}" if others else _NONE_OFFERED)
 
 
 def _loaded(point: EntryPoint, method: str) -> type[Any]:

@@ -93,6 +93,7 @@ def test_an_offer_that_is_none(value: str, message: str, monkeypatch: pytest.Mon
     offer(monkeypatch, broken=value)
     with pytest.raises(FormatError, match=f"solver broken: .*{message}"):
         solvers.parse_solver("broken")
+    assert type(solvers.parse_solver("auto")) is solvers.SOLVERS["auto"]  # who names another does not meet it
 
 
 @pytest.mark.parametrize(("command", "solver"), [(("order", GRAPH), "intervals"), (("place", BUFFERS), "rectangles")])
