@@ -111,7 +111,7 @@ def test_changed_weights_are_noticed(net, how: str):
         if how == "in place":
             weight.mul_(0.5)
         elif how == "behind torch's back":
-            weight.data.mul_(0.5)
+            weight.data.mul_(0.5)  # each number differs: seen by the next call
         elif how == "another tensor":
             model.block.expand[0].weight = nn.Parameter(weight * 0.5)
         else:
@@ -120,6 +120,21 @@ def test_changed_weights_are_noticed(net, how: str):
             )
     assert_right(model, x, step(x))
     assert_right(model, x, step(x))
+
+
+@pytest.mark.parametrize("at", [(0, 0), (3, 5), (-1, -1)])
+def test_one_number_that_torch_does_not_count_is_found_and_told(at: tuple[int, int]):
+    model = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 64)).eval().requires_grad_(False)
+    x = torch.ones(4, 64)
+    step = lowtide.optimize(model, (x,), exact=False)
+    step(x), step(x)
+    model[1].weight.data[at] += 1.0
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(9):  # 16,576 numbers, 2,048 a call
+            step(x)
+        torch.testing.assert_close(step(x), model(x))
+    assert ["used its old numbers" in str(each.message) for each in told] == [True]
 
 
 def test_a_changed_module_is_noticed(net):

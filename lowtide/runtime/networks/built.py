@@ -47,6 +47,8 @@ class Team:
         self.run.argtypes, self.run.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ctypes.c_void_p), None
         self.mark = loaded.lowtide_mark
         self.mark.argtypes, self.mark.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int), ctypes.c_uint64
+        self.sum = loaded.lowtide_sum
+        self.sum.argtypes, self.sum.restype = self.mark.argtypes, self.mark.restype
 
 
 def team() -> Team:

@@ -1,13 +1,15 @@
 """A network that can be called: with tensors in, tensors out, its arena and its packed constants held from call to call.
 
 Constants are packed at the first call, and again where a call brings others or changed ones: other tensors, other memory, a write that
-torch counts, or another number at the one place of each that is looked at.
+torch counts, or another number at the one place of each that is looked at. What torch does not count (`weight.data[3, 5] = 0`) may leave
+that number as it was: so each call reads on in all numbers, a part at a time, and says so where one was found late.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, is_
@@ -25,6 +27,11 @@ from lowtide.runtime.plain import refuse_surroundings
 SPIN_US = 200  # how long threads wait awake for the next run
 _shape = attrgetter("shape")
 _SLACK_ELEMENTS = 64  # behind the arena, which kernels may read
+_PART_WORDS, _MOST_PARTS = 2048, 256  # of constants, of which each call reads one again: some 0.3 us for the smallest
+_LATE = (
+    "a weight ({}) was written where PyTorch does not count it (through `.data`), and up to {} calls since then used its old numbers;"
+    " this one and those to come use the new ones. Write it under torch.no_grad() (`weight[mask] = 0`) for the next call to see it"
+)
 
 
 @dataclass(frozen=True)
@@ -106,19 +113,85 @@ class Constants:
         return versions, addresses, [*map(_shape, self.tensors)], [*map(torch.Tensor.stride, self.tensors)]
 
 
+class Numbers:
+    """The numbers of constants as they were when this was made, which are read again a part at a time."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], team: Team) -> None:
+        marked = [tensor for tensor in tensors if tensor.dtype == torch.float32 and tensor.numel()]
+        self._team, self._count = team, len(marked)
+        self._addresses = (ctypes.c_void_p * self._count)(*map(torch.Tensor.data_ptr, marked))
+        self._places = (ctypes.c_int64 * self._count)(*map(_middle, marked))
+        self._mark = self._marked()
+        self._parts = _parts(tensors)
+        self._sums = [part.sum(team) for part in self._parts]
+        self._next = 0
+
+    def same(self) -> bool:
+        """Whether they are as they were, as far as this call has looked. Warns where earlier ones did not see that they are not."""
+        if self._marked() != self._mark:
+            return False
+        if not self._parts:
+            return True
+        at, self._next = self._next, (self._next + 1) % len(self._parts)
+        if self._parts[at].sum(self._team) == self._sums[at]:
+            return True
+        if len(self._parts) > 1:
+            warnings.warn(_LATE.format(self._parts[at].shapes, len(self._parts) - 1), UserWarning, stacklevel=2)
+        return False
+
+    def _marked(self) -> int:
+        return int(self._team.mark(self._addresses, self._places, self._count))
+
+
+class _Part:
+    """What one call reads again: pieces of constants, by address and length in words of four bytes."""
+
+    def __init__(self, pieces: Sequence[tuple[int, int, torch.Size]]) -> None:
+        addresses, words, shapes = zip(*pieces, strict=True)
+        self._count = len(pieces)
+        self._addresses, self._words = (ctypes.c_void_p * self._count)(*addresses), (ctypes.c_int64 * self._count)(*words)
+        self.shapes = ", or ".join(dict.fromkeys(f"shape {tuple(shape)}" for shape in shapes))
+
+    def sum(self, team: Team) -> int:
+        """Of its numbers."""
+        return int(team.sum(self._addresses, self._words, self._count))
+
+
+def _parts(tensors: Sequence[torch.Tensor]) -> list[_Part]:
+    """All numbers of constants."""
+    parts: list[list[tuple[int, int, torch.Size]]] = []
+    room, dense = 0, [*filter(_is_dense, tensors)]
+    most = max(_PART_WORDS, 1 + sum(tensor.nbytes // 4 for tensor in dense) // _MOST_PARTS)
+    for tensor in dense:
+        begin, words, at = tensor.data_ptr(), tensor.nbytes // 4, 0
+        while at < words:
+            if not room:
+                parts.append([])
+                room = most
+            length = min(room, words - at)
+            parts[-1].append((begin + 4 * at, length, tensor.shape))
+            at, room = at + length, room - length
+    return [_Part(pieces) for pieces in parts]
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether no other tensor's numbers lie between its own."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return bool(tensor.numel()) and 1 + sum((size - 1) * step for size, step in steps) == tensor.numel()
+
+
 class Running:
     """Calls a network with constants that may change."""
 
     def __init__(self, described: Described, team: Team, always: bool = False) -> None:
         self._its, self._team, self._held = described, team, Held(described, team, always)
-        self._constants = Constants(())
-        self._mark = 0
+        self._constants, self._numbers = Constants(()), Numbers((), team)
 
     def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
         """The body's results."""
         fixed = [given[at] for at in self._its.fixed]
         with self._held.lock:
-            if self._held.kept is None or not self._constants.same(fixed) or self._marked() != self._mark:
+            if self._held.kept is None or not self._constants.same(fixed) or not self._numbers.same():
                 self._pack(fixed)
             return self._held.run([given[at] for at in self._its.live])
 
@@ -128,7 +201,7 @@ class Running:
         A call's many tensors are not even touched: what a network of a tenth of a millisecond does leaves none of them in a near cache.
         """
         with self._held.lock:
-            if not self._constants.unchanged() or self._marked() != self._mark:
+            if not self._constants.unchanged() or not self._numbers.same():
                 self._pack(self._constants.tensors)
             return self._held.run(live)
 
@@ -141,15 +214,8 @@ class Running:
 
     def _pack(self, fixed: Sequence[torch.Tensor]) -> None:
         kept = packed(self._its, fixed)
-        self._constants = Constants(fixed)
-        marked = [tensor for tensor in fixed if tensor.dtype == torch.float32 and tensor.numel()]
-        self._marks = (ctypes.c_void_p * len(marked))(*map(torch.Tensor.data_ptr, marked))
-        self._places = (ctypes.c_int64 * len(marked))(*map(_middle, marked))
-        self._mark = self._marked()
+        self._constants, self._numbers = Constants(fixed), Numbers(fixed, self._team)
         self._held.keep(kept)
-
-    def _marked(self) -> int:
-        return int(self._team.mark(self._marks, self._places, len(self._marks)))
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -199,4 +199,13 @@ uint64_t lowtide_mark(const uint32_t* const* at, const int64_t* place, int count
   for (int i = 0; i < count; i++) mark = (mark ^ at[i][place[i]]) * 1099511628211ull;
   return mark;
 }
+
+// The same of whole pieces, each word by a weight of its own, so that words that change places are seen, too.
+uint64_t lowtide_sum(const uint32_t* const* at, const int64_t* words, int count) {
+  uint64_t sum = 0;
+  uint32_t weight = 1;
+  for (int i = 0; i < count; i++)
+    for (int64_t j = 0; j < words[i]; j++, weight += 2) sum += uint64_t(at[i][j]) * weight;
+  return sum;
+}
 }
