@@ -29,7 +29,8 @@ _ATOMS: dict[str, type] = {"dtype": torch.dtype, "device": torch.device, "layout
 
 NESTED = (
     "makes a nested tensor, whose rows have lengths that no graph can hold: pad the rows to one length, with a mask beside them "
-    "(torch.nn.utils.rnn.pad_sequence, before the step)"
+    "(torch.nn.utils.rnn.pad_sequence, before the step). An nn.TransformerEncoder that is handed a padding mask in eval() makes one by "
+    "itself, unless you set `encoder.use_nested_tensor = False`"
 )
 
 

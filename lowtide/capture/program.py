@@ -20,6 +20,7 @@ from lowtide.capture.care.surroundings import put_back_on_failure
 from lowtide.capture.care.turns import one_at_a_time
 from lowtide.capture.effects.schedules import settings_unchanged
 from lowtide.capture.fakes import FakeModel
+from lowtide.capture.formulas.scripts import Scripts
 from lowtide.capture.losses import checked_loss, joined, share_of, with_loss
 from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle, same_program
 from lowtide.capture.optimizers.scalars import UndecidedError
@@ -117,6 +118,7 @@ def _captured_training(watch: Watch, program: TrainingProgram, given: Given) -> 
         passing_on(program.wrapper),
         torch.enable_grad(),
     ):
+        trace.recorder.scripts = Scripts()
         fake_args, fake_kwargs = trace.declare_batch(given.args, given.kwargs)
         shadow = Shadow.of(program.optimizer, trace.fakes.names, trace.fakes.parameters, trace.recorder.draft)
         if program.scaler is not None and program.scales:
@@ -250,7 +252,7 @@ def _sharded(trace: Trace, shadow: Shadow, ranks: Ranks) -> Shadow:
 def _trained(optimizer: torch.optim.Optimizer, fakes: FakeModel) -> Iterator[torch.Tensor]:
     """The fakes of the optimizer's parameters, in its order."""
     for group in optimizer.param_groups:
-        yield from (fakes.parameters[parameter] for parameter in group["params"])
+        yield from (fakes.parameters[parameter] for parameter in group["params"] if parameter in fakes.parameters)
 
 
 def _refuse_sparse(fakes: FakeModel) -> None:

@@ -31,6 +31,7 @@ from lowtide.capture.data.batch_counts import is_count_of_batches
 from lowtide.capture.data.reader import Reader
 from lowtide.capture.draft import Draft
 from lowtide.capture.effects.data import Data, NoData
+from lowtide.capture.formulas.scripts import Scripts
 from lowtide.capture.formulas.within import calls_within
 from lowtide.capture.prune import needed
 from lowtide.capture.ranks.chain import CALLED_BY_LAYERS, REFUSED, Chain
@@ -55,6 +56,7 @@ class Recorder(TorchDispatchMode):
         self.reader = reader  # of what the example holds
         self.refusals: list[LowtideError] = []  # errors that were raised from here
         self.data: Data | NoData = NoData(draft)
+        self.scripts: Scripts | None = None  # where gradients are wanted
         self.wholes: Wholes | None = None  # tensors of which each rank holds a part
         self.stop: Node | None = None  # that ends the program early: what acts after it in the program does so in every order
         self._last_random: Node | None = None
@@ -66,7 +68,7 @@ class Recorder(TorchDispatchMode):
         twin = Recorder(self.draft.fork(), self.reader.fork())
         twin.refusals, twin.stop = self.refusals, self.stop
         twin._last_random, twin._before_loss = self._last_random, self._before_loss
-        twin._collectives = self._collectives.fork()
+        twin._collectives, twin.scripts = self._collectives.fork(), self.scripts
         return twin
 
     def graph(self, outputs: Iterable[Value]) -> tuple[Graph, tuple[Slot, ...]]:
@@ -83,6 +85,8 @@ class Recorder(TorchDispatchMode):
 
     def note_loss(self) -> None:
         """The loss exists from here on; the latest call counts."""
+        if self.scripts is not None:
+            self.scripts.refuse()
         self._before_loss = frozenset(self.draft.nodes)
 
     # One operator.
@@ -107,6 +111,8 @@ class Recorder(TorchDispatchMode):
             raise CaptureError(f"operator {func} at {users_line()} has no schema: it cannot be part of a graph")
         if func.namespace in _IGNORED_NAMESPACES:
             return func(*args, **kwargs)
+        if self.scripts is not None:
+            self.scripts.refuse()
         if func.namespace in CALLED_BY_LAYERS:
             raise CaptureError(f"operator {operators.name_of(func)} at {users_line()} {REFUSED}")
         if func is torch.ops.aten.lift_fresh.default and not isinstance(args[0], FakeTensor):

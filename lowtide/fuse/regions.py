@@ -94,6 +94,8 @@ def _replaced(graph: Graph, group: Sequence[Node], fixed: Collection[Value], des
     given = list(dict.fromkeys(value for node in members for value in node.inputs if value not in made))
     kept = set(graph.outputs) | {value for node in graph.nodes if node not in inside for value in node.inputs}
     results = [value for node in group for value in node.results if value in kept]
+    if any(value.offset for node in graph.nodes if node not in inside and _places(node) for value in node.inputs if value in results):
+        return graph
     body, places = body_of(members, given, results), tuple(at for at, value in enumerate(given) if value in fixed)
     found = described(body, places)
     if found is None:
@@ -133,9 +135,24 @@ def _placed(others: Sequence[Node], inside: Collection[Node], region: Node, new:
     forward = dict.fromkeys(inside, region)
     for node in (node for node in others if node in late):
         after = tuple(dict.fromkeys(forward.get(before, before) for before in node.after))
-        found = _with(node, new)
+        found = _seen(_with(node, new), node, new)
         forward[node] = found if after == node.after else replace(found, after=after)
         yield forward[node]
+
+
+def _places(node: Node) -> bool:
+    """Whether an operator is given where in a storage its result lies, which is another place in a region's own."""
+    return node.op.startswith("aten.as_strided")
+
+
+def _seen(found: Node, node: Node, new: dict[Value, Value]) -> Node:
+    """A node of torch's that reads other values, with results on their storages where it only sees those in another way."""
+    at = {value.storage: value for value in node.inputs if value in new}
+    for value in node.results:
+        if value.storage in at:
+            base = at[value.storage]
+            new[value] = replace(value, storage=new[base].storage, offset=value.offset - base.offset + new[base].offset, version=0)
+    return replace(found, outputs=tuple(None if each is None else new.get(each, each) for each in found.outputs))
 
 
 def _own(value: Value, names: set[str]) -> Value:

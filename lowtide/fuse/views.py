@@ -107,5 +107,5 @@ def _strided(node: Node, lay: Lay) -> Seen:
 VIEWS: dict[str, Callable[[Node, Lay], Seen]] = {
     "view": _view, "_unsafe_view": _view, "reshape": _view, "_reshape_alias": _view, "permute": _permute, "transpose": _transpose, "t": _t,
     "alias": _same, "detach": _same, "unsqueeze": _unsqueeze, "squeeze": _squeeze, "expand": _expand, "slice": _slice, "select": _select,
-    "split": _parts, "split_with_sizes": _parts, "unbind": _unbind, "as_strided": _strided,
+    "split": _parts, "unsafe_split": _parts, "split_with_sizes": _parts, "unbind": _unbind, "as_strided": _strided,
 }  # fmt: skip

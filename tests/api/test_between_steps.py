@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from tests.api.networks import convnet, cross_entropy, pictures, sgd, workload
+from tests.api.networks import adamw, convnet, cross_entropy, pictures, sgd, workload
 from tests.training import check
 
 
@@ -65,3 +66,41 @@ def test_settings_of_modules_change_between_steps():
         return change
 
     check(workload(convnet, pictures, cross_entropy), steps=4, between=between)
+
+
+@pytest.mark.filterwarnings("ignore:.*is no parameter of the model")
+def test_a_layer_made_anew_is_trained_once_the_optimizer_has_it():
+    def between(model, optimizer):
+        def replace(step):
+            if step == 2:
+                torch.manual_seed(7)
+                model[-1] = torch.nn.Linear(model[-1].in_features, model[-1].out_features)
+                optimizer.add_param_group({"params": list(model[-1].parameters()), "lr": 0.02})
+
+        return replace
+
+    check(workload(convnet, pictures, cross_entropy, adamw), steps=5, between=between)
+
+
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.middle, self.head = torch.nn.Embedding(10, 10), torch.nn.Linear(10, 10), torch.nn.Linear(10, 10, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.middle(self.table(tokens))).flatten(0, -2)
+
+
+@pytest.mark.filterwarnings("ignore:.*is no parameter of the model")
+def test_weights_are_tied_midway():
+    def between(model, optimizer):
+        def tie(step):
+            if step == 2:
+                model.head.weight = model.table.weight
+
+        return tie
+
+    def words() -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.arange(8).view(2, 4), torch.arange(8)
+
+    check(workload(Tied, words, cross_entropy, adamw), steps=5, between=between)

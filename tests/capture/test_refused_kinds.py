@@ -59,6 +59,45 @@ def trained(model: nn.Module) -> Any:
     return lowtide.optimize(model, torch.ones(2, 3), loss=lambda model, x: model(x).mean(), optimizer=optimizer, workspaces=False)
 
 
+class Padded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 1).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encoder(x[None, :, :1].expand(-1, -1, 4), src_key_padding_mask=torch.tensor([[False, True]]))
+
+
+def test_a_padding_mask_makes_a_nested_tensor_unless_told_otherwise() -> None:
+    model, x = Padded(), torch.ones(2, 3)
+    with torch.no_grad():
+        with pytest.raises(lowtide.CaptureError, match=r"nested tensor.*encoder\.use_nested_tensor = False"):
+            lowtide.optimize(model, x, workspaces=False)
+        model.encoder.use_nested_tensor = False
+        assert torch.equal(lowtide.optimize(model, x, workspaces=False)(x), model(x))
+
+
+def compiled() -> Callable[..., Tensor]:
+    return torch.jit.CompilationUnit("def gated(x, y):\n    return x * torch.sigmoid(x)\n").gated
+
+
+@pytest.mark.parametrize("warm", [0, 3])
+def test_a_compiled_function_is_refused_where_torch_differentiates_it(warm: int) -> None:
+    gated = compiled()
+    for _ in range(warm):
+        gated(torch.ones(3, requires_grad=True), torch.ones(3)).sum().backward()
+    with pytest.raises(lowtide.CaptureError, match=r"compiled by torch.jit.script ran before \S+py:\d+.*PYTORCH_JIT=0"):
+        trained(Calls(lambda y, x: gated(y, x)))
+
+
+def test_a_compiled_function_that_torch_does_not_differentiate_is_captured() -> None:
+    mask, x = compiled(), torch.ones(2, 3)
+    assert trained(Calls(lambda y, x: y + mask(x, x)))(x).isfinite()
+    model = Calls(compiled()).eval()
+    with torch.no_grad():
+        assert torch.equal(lowtide.optimize(model, x, workspaces=False)(x), model(x))
+
+
 def nested(layout: torch.layout) -> Callable[..., Tensor]:
     return lambda y, x: torch.nested.nested_tensor([y[:1], y], layout=layout).to_padded_tensor(0.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -122,12 +123,20 @@ def test_an_optimizer_that_counts_beside_its_state():
     )  # fmt: skip
 
 
-def test_a_parameter_that_is_not_the_models():
-    def foreign(parameters, lr):
-        return optim.SGD([{"params": parameters}, {"params": [nn.Parameter(torch.ones(2, 3))]}], lr)
-
+def test_parameters_of_which_none_is_the_models():
     refused(
         lambda model, x: model(x).sum(),
-        r"parameter 0 of SGD's group 1, of shape \(2, 3\), is not a parameter of the model",
-        optimizer=foreign,
+        r"no parameter of SGD is one of the model's \(parameter 0 of group 0, of shape \(2, 3\)\)",
+        optimizer=lambda parameters, lr: optim.SGD([nn.Parameter(torch.ones(2, 3))], lr),
     )
+
+
+def test_one_that_only_the_loss_reads():
+    stray = nn.Parameter(torch.ones(()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        refused(
+            lambda model, x: (model(x) * stray).sum(),
+            r"a tensor of shape \(\) that requires gradients, used at .*is not a parameter of the model",
+            optimizer=lambda parameters, lr: optim.SGD([*parameters, stray], lr),
+        )

@@ -258,3 +258,38 @@ def test_without_a_compiler_torch_runs(monkeypatch: pytest.MonkeyPatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         lowtide.optimize(model, (x,), exact=False)
+
+
+class Cells(nn.Module):
+    """torch's operators see a region's result in another way: an LSTM cell's gates, and a part of a padded row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.LSTMCell(8, 16), nn.Linear(16, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = memory = x.new_zeros(x.shape[0], 16)
+        for place in range(x.shape[1]):
+            hidden, memory = self.cell(x[:, place], (hidden, memory))
+        wide = self.head(hidden)
+        return torch.cumsum(wide.as_strided((x.shape[0], 16), (32, 2), 1), 1) + wide[:, 16:]
+
+
+class Packs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3, 2]), batch_first=True)
+        return self.head(nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0])
+
+
+@pytest.mark.parametrize("make", [Cells, Packs])
+def test_what_sees_a_regions_result_in_another_way_sees_the_regions(make: type[nn.Module]):
+    torch.manual_seed(0)
+    model, x = make().eval(), torch.randn(3, 5, 8)
+    step = lowtide.optimize(model, (x,), exact=False)
+    assert any(map(is_region, step.plan.graph.nodes))
+    with torch.no_grad():
+        torch.testing.assert_close(step(x), model(x))

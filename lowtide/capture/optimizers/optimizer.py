@@ -11,7 +11,7 @@ import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -82,6 +82,7 @@ class Shadow:
     state: Mapping[torch.Tensor, Mapping[str, Any]]  # by real parameter; fake tensors and numbers
     settings: Mapping[tuple[int, str], Any]  # by group and key; those that a step before has changed
     contents: Mapping[int, Any]  # by id of a fake tensor of one element: the number in it, where that is known
+    beside: int = 0  # entries of parameters that are none of the model's, which stay as they are
 
     @classmethod
     def of(
@@ -95,10 +96,14 @@ class Shadow:
         _refuse_what_cannot_be_traced(optimizer, names)
         state: dict[torch.Tensor, dict[str, Any]] = {}
         contents: dict[int, Any] = {}
+        beside = 0
         for parameter, entries in optimizer.state.items():
+            if _is_beside(parameter, names):
+                beside += len(entries)
+                continue
             state[parameter] = {key: _fake_state(item, draft, names[parameter], key) for key, item in entries.items()}
             contents.update({id(state[parameter][key]): item for key, item in entries.items() if isinstance(item, torch.Tensor)})
-        return cls(optimizer, names, fakes, state, {}, contents)
+        return cls(optimizer, names, fakes, state, {}, contents, beside)
 
     def step(self, draft: Draft, seed: int) -> tuple[Update, Shadow]:
         """Record one step in `draft`; what it assigns, and the shadow that the step after it starts from."""
@@ -114,8 +119,8 @@ class Shadow:
         state = self._after(start, twins, changes)
         settings = {(index, key): item for index, key, item in changes.of_settings(groups, twins.param_groups)}
         guards = (*scalars.facts, *(Guard(slot, "absent", None, True) for slot in changes.added))
-        update = Update(tuple(changes.assigned), tuple(changes.constants), guards, sum(map(len, self.state.values())))
-        return update, Shadow(self.optimizer, self.names, self.fakes, state, {**self.settings, **settings}, changes.contents)
+        update = Update(tuple(changes.assigned), tuple(changes.constants), guards, self.beside + sum(map(len, self.state.values())))
+        return update, replace(self, state=state, settings={**self.settings, **settings}, contents=changes.contents)
 
     def _twin(
         self, optimizer: torch.optim.Optimizer, shown: list[dict[str, Any]], start: Mapping[torch.Tensor, Mapping[str, Any]]
@@ -138,7 +143,7 @@ class Shadow:
         changed = {key: item for (where, key), item in self.settings.items() if where == index}
         for key, item in {**self.optimizer.param_groups[index], **changed}.items():
             if key == "params":
-                group[key] = [self.fakes[parameter] for parameter in item]
+                group[key] = [self.fakes[parameter] for parameter in item if not _is_beside(parameter, self.names)]
             elif key in _IMPLEMENTATION:
                 group[key] = _IMPLEMENTATION[key]
             elif key == "initial_lr":  # a scheduler's note to itself
@@ -243,10 +248,11 @@ def _fake_state(item: Any, draft: Draft, name: str, key: str) -> Any:
 def _refuse_what_cannot_be_traced(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
     refuse_unknown_steps(optimizer)
     for each in each_of(optimizer):
-        _refuse_groups(each, names)
+        _refuse_kind(each)
+    _refuse_strangers(optimizer, names)
 
 
-def _refuse_groups(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
+def _refuse_kind(optimizer: torch.optim.Optimizer) -> None:
     name = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
         raise CaptureError(
@@ -255,15 +261,30 @@ def _refuse_groups(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise CaptureError(f"{name} works on sparse gradients, which cannot be captured: use Adam, and embeddings with sparse=False")
-    for index, group in enumerate(optimizer.param_groups):
-        for position, parameter in enumerate(group["params"]):
-            if parameter not in names:
-                raise CaptureError(
-                    f"parameter {position} of {name}'s group {index}, of shape {tuple(parameter.shape)}, is not a parameter of the model: "
-                    "hold all that is trained in one module. If it was one, the model has another in its place now (from a layer made anew "
-                    f"or load_state_dict(assign=True)), which {name} does not train, in eager PyTorch neither: make the optimizer anew"
-                )
-    if (stranger := next((key for key in optimizer.state if key not in names), None)) is not None:
+
+
+def _is_beside(key: Any, names: Mapping[torch.Tensor, str]) -> bool:
+    """Whether an optimizer's parameter is none of the model's: one that a layer made anew or a tied weight has left there.
+
+    Eager's step finds no gradient on it and leaves it alone, with its state. (A program that reads it is refused where it does.)
+    """
+    return isinstance(key, torch.nn.Parameter) and key not in names
+
+
+def _refuse_strangers(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
+    name = " and ".join(type(each).__name__ for each in each_of(optimizer))
+    places = ((at, number, item) for at, group in enumerate(optimizer.param_groups) for number, item in enumerate(group["params"]))
+    beside = [f"parameter {number} of group {at}, of shape {tuple(item.shape)}" for at, number, item in places if item not in names]
+    if beside and len(beside) == sum(len(group["params"]) for group in optimizer.param_groups):
+        raise CaptureError(
+            f"no parameter of {name} is one of the model's ({beside[0]}): hold all that is trained in one module. If they were, the model "
+            f"has others in their place now (as load_state_dict(assign=True) leaves), which {name} does not train, in eager PyTorch "
+            "neither: make the optimizer anew"
+        )
+    if beside:
+        warnings.warn(f"{beside[0]} of {name} is no parameter of the model: steps do not train it, as in eager PyTorch", stacklevel=2)
+    keys = (key for key in optimizer.state if key not in names and not _is_beside(key, names))
+    if (stranger := next(keys, None)) is not None:
         raise CaptureError(f"{name} keeps state under {_described(stranger)}, which is no parameter of the model: it cannot be captured")
 
 
