@@ -2,7 +2,7 @@
 # Another Python: `make demo PYTHON=python3.12`. Nothing is written outside this folder but caches.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cuda gpu clean
+.PHONY: help demo test test-long quick test-cuda gpu clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -17,6 +17,8 @@ export PYTHONDONTWRITEBYTECODE =
 help:
 	@echo "make demo    train a small GPT twice, by eager PyTorch and by lowtide, and compare"
 	@echo "make test    lint, types, layers, tests: all that CI runs"
+	@echo "make quick   the tests of the rooms that train nothing: what one runs while working"
+	@echo "make test-long  the tests that make test leaves out, as each takes long"
 	@echo "make test-cuda  tests of a GPU, on a device that computes nothing: a second environment of 5.5 GB, .venv-cuda"
 	@echo "make gpu     all that is to be measured on a GPU, by the Python at hand; without a GPU a dry run"
 	@echo "make clean   remove what the other two made"
@@ -30,6 +32,16 @@ test: $(READY)
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/mypy --no-error-summary
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
+
+# What `make test` leaves out: half an hour on two cores.
+test-long: $(READY)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --long
+
+# What one runs while working: the rooms that need no training, in a minute.
+QUICK := $(addprefix tests/,ir plan problems place rewrite fission lower report kernels base planning) $(addprefix tests/test_,asserts.py house.py layers.py words.py)
+quick: $(READY)
+	@$(BIN)/ruff check --quiet
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 $(QUICK)
 
 # The tests of a GPU on the null device (tests/null_cuda). Without a CUDA build of torch nothing runs, and that is said.
 CUDA_VENV := .venv-cuda

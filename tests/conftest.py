@@ -1,4 +1,4 @@
-"""The `golden` fixture (texts that are kept under tests/golden, and written anew with `--update-golden`), and hypothesis' manners."""
+"""The `golden` fixture (texts that are kept under tests/golden, and written anew with `--update-golden`), hypothesis, long tests."""
 
 from __future__ import annotations
 
@@ -15,13 +15,24 @@ settings.register_profile("lowtide", deadline=None, suppress_health_check=[Healt
 settings.register_profile("ci", parent=settings.get_profile("lowtide"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "lowtide")
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN, LONG = Path(__file__).parent / "golden", Path(__file__).parent / "long.txt"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write the texts under tests/golden as they are now, to be looked at in the diff"
     )
+    parser.addoption("--long", action="store_true", help="run the tests that tests/long.txt names, and no others")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out long tests, or all others with `--long`. A test that is asked for by name runs."""
+    if any("::" in arg for arg in config.args):
+        return
+    named, wanted = set(LONG.read_text(encoding="utf-8").splitlines()), config.getoption("--long")
+    left_out = [item for item in items if (item.nodeid in named) is not wanted]
+    items[:] = [item for item in items if (item.nodeid in named) is wanted]
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture

@@ -17,3 +17,9 @@ def test_test_files_have_names_of_their_own():
     """pytest imports them by name: of two that are called alike it collects one."""
     names = [path.name for path in TESTS.rglob("test_*.py")]
     assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def test_long_tests_exist():
+    for line in (TESTS / "long.txt").read_text(encoding="utf-8").splitlines()[1:]:
+        path, _, name = line.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (TESTS.parent / path).read_text(encoding="utf-8"), line
