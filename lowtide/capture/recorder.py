@@ -11,6 +11,7 @@ every composite decomposition, so it is a kernel that eager PyTorch would run. T
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ from lowtide.capture.prune import needed
 from lowtide.capture.ranks.chain import CALLED_BY_LAYERS, REFUSED, Chain
 from lowtide.capture.ranks.wholes import Wholes
 from lowtide.capture.real import run
+from lowtide.capture.returned import Number
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, LowtideError
 from lowtide.ir.graph import Graph, Node, Source, Value
@@ -63,6 +65,7 @@ class Recorder(TorchDispatchMode):
         self.reader = reader  # of what the example holds
         self.refusals: list[LowtideError] = []  # errors that were raised from here
         self.data: Data | NoData = NoData(draft)
+        self.numbers: list[weakref.ref[Number]] | None = None  # handed out in the place of some that nobody knows yet, where that may be
         self.wholes: Wholes | None = None  # tensors of which each rank holds a part
         self.stop: Node | None = None  # that ends the program early: what acts after it in the program does so in every order
         self._last_random: Node | None = None
