@@ -25,7 +25,7 @@ from lowtide.base.places import ABSENT, Beside, Position, referred
 from lowtide.capture.care.beside import Follower
 from lowtide.capture.care.surroundings import is_of_users, names_in
 from lowtide.capture.care.turns import undoing
-from lowtide.capture.effects.watched import KINDS, Container, LeavingError, Log, StaleError, holds_stand_in
+from lowtide.capture.effects.watched import KINDS, Container, LeavingError, Log, StaleError, holds_stand_in, is_stand_in
 from lowtide.capture.returned import Number, is_result
 from lowtide.capture.sources import is_library, is_users
 from lowtide.errors import CaptureError
@@ -160,10 +160,15 @@ class Leaving:
         self.log.active = False
         if holds_stand_in(result):
             raise StaleError("the program returns a container of its own")
+        in_modules = [
+            now.kept for item, table, _ in self.tables if isinstance(item, nn.Module) for now in table.values() if is_stand_in(now)
+        ]
+        for container in in_modules:  # nobody looks there for less than the whole
+            in_modules.extend(container.within)
         for container in self.all():
-            if container.stale_at:
+            if stale_at := container.stale_at(as_a_whole=container in in_modules):
                 raise StaleError(
-                    f"at {container.stale_at} it reads what other steps leave in a {container.kind.__name__} that it changes; behind a "
+                    f"at {stale_at} it reads what other steps leave in a {container.kind.__name__} that it changes; behind a "
                     "clear() of its own it may read what it puts there"
                 )
         for item, table, before in self.tables:
@@ -171,7 +176,7 @@ class Leaving:
                 was = before.get(name, ABSENT)
                 if now is was or not holds_fakes(now) or (isinstance(item, nn.Module) and isinstance(now, torch.Tensor)):
                     continue
-                if getattr(was, "kept", None) is not None and was.kept.changes:
+                if is_stand_in(was) and was.kept.changes:
                     raise StaleError(f"it changes attribute {name!r} of a {type(item).__name__}, and puts another in its place")
                 self.put.append((item, table, name))
 
@@ -225,7 +230,7 @@ class Leaving:
                 table[name] = before[name]
             else:
                 table.pop(name, None)
-        changed = tuple(referred(each.original) for each in self.all() if each.changes and not each.made)
+        changed = tuple(referred(each.original) for each in self.all() if each.changes_itself and not each.made)
         return Beside(beside.places, (*beside.followed, *changed))
 
     def without(self, reads: frozenset[tuple[str, str]], model: nn.Module) -> frozenset[tuple[str, str]]:

@@ -17,6 +17,7 @@ from lowtide.errors import CaptureError
 
 KINDS = (list, dict, collections.defaultdict, collections.OrderedDict, collections.deque)  # no classes derived from them
 _ALL = object()  # in place of a key
+_classes: set[type] = set()  # of stand-ins
 _ADDING = ("append", "appendleft", "extend", "extendleft", "__iadd__")
 _CHANGING = (
     *_ADDING, "clear", "__setitem__", "insert", "pop", "popleft", "popitem", "remove", "sort", "reverse", "rotate", "__delitem__",
@@ -92,10 +93,14 @@ class Container:
         return self.changed or any(other.changes for other in self.within)
 
     @property
-    def stale_at(self) -> str:
-        """Where the program reads what earlier steps have left; "" where it does not."""
+    def changes_itself(self) -> bool:
+        """Whether the program changes which items it has."""
+        return self.changed or any(other.made for other in self.within)
+
+    def stale_at(self, as_a_whole: bool) -> str:
+        """Where the program reads what earlier steps have left; "" where it does not. `as_a_whole`: with what it holds."""
         grown = not isinstance(self.items, dict) and self.kind.__len__(self.items) > 0
-        return (self.read_at or (self.whole if grown else "")) if self.changes else ""
+        return (self.read_at or (self.whole if grown else "")) if (self.changes if as_a_whole else self.changes_itself) else ""
 
     def holds(self) -> bool:
         """Whether it is there, and holds what the program relies on."""
@@ -168,7 +173,7 @@ class Container:
             return key in self.written or holds_stand_in(dict.get(self.stand_in, key))
         if not isinstance(key, int):
             return False
-        within = self._is_position(key) and hasattr(type(self.kind.__getitem__(self.items, key)), "kept")
+        within = self._is_position(key) and is_stand_in(self.kind.__getitem__(self.items, key))
         return key in self.written or within or (self.kind is list and 0 < -key <= self.added)
 
     def _is_position(self, key: Any) -> bool:
@@ -176,9 +181,14 @@ class Container:
         return isinstance(key, int) and not self.added and 0 <= key < self.kind.__len__(self.original)
 
 
+def is_stand_in(item: Any) -> bool:
+    """Whether it is one of ours."""
+    return type(item) in _classes
+
+
 def holds_stand_in(item: Any) -> bool:
     """Whether there is a stand-in in what a program hands on."""
-    if hasattr(type(item), "kept"):
+    if is_stand_in(item):
         return True
     items = item.values() if isinstance(item, dict) else item if isinstance(item, (list, tuple)) else ()
     return any(map(holds_stand_in, items))
@@ -193,7 +203,9 @@ def _class_for(kind: Any) -> Any:
     """A class like one of `KINDS` whose methods tell of their calls."""
     methods = {name: _watched(kind, name, getattr(kind, name)) for name in dir(kind) if name not in _NOT_WATCHED}
     kept = {"kept": None, "__class__": property(lambda self: kind), "__hash__": None}
-    return type(kind.__name__, (kind,), {**methods, **kept})
+    made = type(kind.__name__, (kind,), {**methods, **kept})
+    _classes.add(made)
+    return made
 
 
 def _watched(kind: Any, name: str, method: Any) -> Any:
