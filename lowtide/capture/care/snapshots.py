@@ -46,23 +46,24 @@ class Snapshot:
             container.clear()
             container.extend(items) if isinstance(container, list) else container.update(items)
 
-    def refuse_changes(self, path: str, reads: AttributeReads, following: Callable[[], OfCall] | None) -> None:
+    def refuse_changes(self, path: str, reads: AttributeReads, following: Callable[[], OfCall] | None, swapped: dict[str, Any]) -> None:
         """Raise CaptureError for what a captured step would not change, unless it is a tensor now: those are part of the graph.
 
-        A table may gain tensors that follow from nothing of the call, where that can be told: by what `following` gives.
+        A table may gain tensors that follow from nothing of the call, where that can be told: by what `following` gives. `swapped`
+        are the attributes with the model's fakes in their places.
         """
-        for name in (*self._counted(following), *self._rested_on(reads)):
+        for name in (*self._counted(following, swapped), *self._rested_on(reads)):
             raise LeavingError(
                 f"module {path!r} changes its attribute {name!r} in its forward, which a captured step would not: "
                 "keep what changes from step to step in a buffer; if only the first call changes it, call the model once before, "
                 "within torch.no_grad()"
             )
 
-    def _counted(self, following: Callable[[], OfCall] | None) -> Iterator[str]:
+    def _counted(self, following: Callable[[], OfCall] | None, swapped: dict[str, Any]) -> Iterator[str]:
         """Numbers and containers that hold other things than before, and tensors that are gone."""
         for name in {**self.attributes, **self.module.__dict__}:
             old, new = self.attributes.get(name), self.module.__dict__.get(name)
-            if new is not old and holds_fakes(new) and not isinstance(new, torch.Tensor):
+            if new is not swapped.get(name) and holds_fakes(new) and not isinstance(new, torch.Tensor):
                 if not is_followed():
                     yield name
                 continue

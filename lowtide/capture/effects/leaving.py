@@ -83,13 +83,13 @@ class Leaving:
             undo(lambda: _active.__setitem__(slice(None), []))
             _active[:] = [self]
             self._walk(collections.deque(roots), undo)
-            self.tables = [(item, table, dict(table)) for item, table, _ in self.tables]
             yield
 
     @contextmanager
     def followed(self) -> Iterator[None]:
         """What the program does inside is noted."""
         self.log.active = True
+        self.tables = [(item, table, dict(table)) for item, table, _ in self.tables]  # with the model's fakes in their places
         for container in self.containers.values():
             container.show()
         try:
