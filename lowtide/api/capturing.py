@@ -72,13 +72,13 @@ class Capturing:
             "keep what changes from step to step in a buffer, or count outside of the step"
         )
 
-    def again(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> Captured:
+    def again(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory, *, leaves: bool = False) -> Captured:
         """The program for the optimizer's state as it is now, to be compared; nothing is tried, and nothing is changed by that."""
         given = Given(args, kwargs, self.device, self.varying)
         with knowing(Known(laboratory)):
             if self.program is None:
-                return capture_inference(self.model, given, put_back=True)
-            return capture_training(self.program, given, put_back=True)[0]
+                return capture_inference(self.model, given, put_back=True, leaves=leaves)
+            return capture_training(self.program, given, put_back=True, leaves=leaves)[0]
 
     def programs(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[Captured, ...]:
         """One program for each state of the optimizer's; the last is what most steps run."""

@@ -122,7 +122,7 @@ class Maker:
         """What the program does otherwise now than when it was captured, in words, "" where that is nothing; and whether it counts."""
         with replace(self.machine, tries=False).laboratory(self.capturing.trains) as laboratory:
             try:
-                now = self.capturing.again(*detached(args, kwargs), laboratory)
+                now = self.capturing.again(*detached(args, kwargs), laboratory, leaves=bool(captured.left.words))
             except CaptureError as error:
                 return "" if programs_own(error) is not None else f"it can be captured no more: {error}", False
         return (now.counted, True) if now.counted else (difference(captured, now), False)

@@ -36,6 +36,8 @@ def _differences(before: Captured, now: Captured) -> Iterator[str]:
             yield f"the numbers of a tensor of shape {list(first.shape)}, which the program finds or makes beside the model, have changed"
     if [*map(one.text, before.graph.outputs)] != [*map(two.text, now.graph.outputs)] or before.assigned != now.assigned:
         yield "which of its values the program returns or keeps has changed"
+    if before.left.words != now.left.words:
+        yield "what the program puts into lists, dictionaries and attributes has changed"
     yield from _returned(before, now)
 
 

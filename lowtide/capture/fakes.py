@@ -142,9 +142,9 @@ def swapped(
         for _, module in modules:
             _swap(module, replace)
         reads.begin(module for _, module in modules)
-        yield ModuleTensors.of(modules)
-        for (path, module), snapshot in zip(modules, before, strict=True):
-            snapshot.refuse_changes(path or type(module).__name__, reads, following)
+        yield (own := ModuleTensors.of(modules))
+        for (path, module, _, attributes), snapshot in zip(own.before, before, strict=True):
+            snapshot.refuse_changes(path or type(module).__name__, reads, following, attributes)
 
 
 @dataclass(frozen=True)

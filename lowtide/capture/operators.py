@@ -16,6 +16,8 @@ from lowtide.ir.operators.nodes import draws, is_arithmetic
 from lowtide.ir.operators.row import Draws, Operator
 from lowtide.ir.operators.table import functional_base, row_of
 
+_OPTIONS = ["Optional[int]dtype", "Optional[int]layout", "Optional[Device]device", "Optional[bool]pin_memory"]  # of a factory
+
 
 def name_of(op: OpOverload) -> str:
     """The operator's name in a graph: "aten.add.Tensor"."""
@@ -91,7 +93,10 @@ def rounds_once(op: OpOverload, kwargs: dict[str, Any], result: Any) -> bool:
 
 @functools.cache
 def functional_form(op: OpOverload) -> OpOverload | None:
-    """The operator that returns what `op` would write, or None. `x.add_(y)` -> `add(x, y)`; `add(x, y, out=z)` -> `add(x, y)`."""
+    """The operator that returns what `op` would write, or None. `x.add_(y)` -> `add(x, y)`; `add(x, y, out=z)` -> `add(x, y)`.
+
+    What makes a tensor of no other one is told, beside what `op` is told, as what (`eye(4, out=z)` -> `eye(4, dtype=...)`).
+    """
     known, name = row(op), name_of(op)
     if known.functional or known.rebinds:
         return resolve(known.functional) if known.functional else None
@@ -102,7 +107,17 @@ def functional_form(op: OpOverload) -> OpOverload | None:
         return None
     wanted = [str(a.type) + a.name for a in op._schema.arguments if not (by_keyword and a.alias_info is not None)]
     packet = getattr(getattr(torch.ops, namespace), stem, None)
-    return _overload_with(packet, wanted)
+    return _overload_with(packet, wanted) or (_overload_with(packet, [*wanted, *_OPTIONS]) if by_keyword else None)
+
+
+def is_factory(op: OpOverload) -> bool:
+    """Whether an operator is told of what dtype, and where, a tensor is to be."""
+    return [str(a.type) + a.name for a in op._schema.arguments[-len(_OPTIONS) :]] == _OPTIONS
+
+
+def options_like(tensor: torch.Tensor) -> dict[str, Any]:
+    """What a factory is told that makes a tensor like this one."""
+    return {"dtype": tensor.dtype, "layout": tensor.layout, "device": tensor.device, "pin_memory": False}
 
 
 def form_with_writes(op: OpOverload) -> tuple[OpOverload, int] | None:

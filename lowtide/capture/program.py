@@ -12,12 +12,13 @@ from torch import nn
 
 from lowtide.capture import openings as openings  # what torch's registry can open is opened from here on
 from lowtide.capture.batches import micro_batches, objects_in
-from lowtide.capture.care.beside import following
+from lowtide.capture.care.beside import Follower, following
 from lowtide.capture.care.failures import raised_in
 from lowtide.capture.care.gradients import none_left_on, on_the_callers_own, refuse_strangers
 from lowtide.capture.care.leaks import Watch
 from lowtide.capture.care.surroundings import put_back_on_failure
 from lowtide.capture.care.turns import one_at_a_time
+from lowtide.capture.effects.leaving import Leaving, containers_of, with_leaving
 from lowtide.capture.effects.schedules import settings_unchanged
 from lowtide.capture.fakes import FakeModel
 from lowtide.capture.formulas.scripts import Scripts
@@ -62,59 +63,79 @@ class TrainingProgram:
 
 
 @one_at_a_time
-def capture_inference(model: nn.Module, given: Given, *, put_back: bool = False) -> Captured:
+def capture_inference(model: nn.Module, given: Given, *, put_back: bool = False, leaves: bool = False) -> Captured:
     """Capture `model(*args, **kwargs)` without gradients. Raises CaptureError; the model is as before, whatever happens.
 
-    `put_back`: what the program changes beside the model is as before, too, as far as that is seen.
+    `put_back`: what the program changes beside the model is as before, too, as far as that is seen. `leaves`: it is known to put something
+    into places of the caller's.
     """
-    watch = Watch()
-    with put_back_on_failure((), objects_in(given.args, given.kwargs), always=put_back), following((model,)) as follower:
-        captured = _captured_inference(watch, model, given)
-        beside, counted = follower.places(), follower.changed()
-        if put_back:
-            follower.put_back()
-        follower.forget()
-        watch.refuse_survivors()
-        return replace(captured, beside=beside, counted=counted)
+
+    def capture(leaving: Leaving | None) -> Captured:
+        watch = Watch()
+        with (
+            put_back_on_failure((), [*objects_in(given.args, given.kwargs), *containers_of((model,))], always=put_back),
+            following((model,)) as follower,
+        ):
+            return _closed((_captured_inference(watch, model, given, leaving),), watch, follower, leaving, put_back)[0]
+
+    return with_leaving(capture, (model,), at_once=leaves)
 
 
-def _captured_inference(watch: Watch, model: nn.Module, given: Given) -> Captured:
+def _closed(
+    captured: tuple[Captured, ...], watch: Watch, follower: Follower, leaving: Leaving | None, put_back: bool
+) -> tuple[Captured, ...]:
+    """With what was seen beside the model; nothing of the capture is left."""
+    beside, counted = follower.places(), follower.changed()
+    if leaving is not None:
+        beside = leaving.end(follower, beside)
+        leaving.forget()
+    if put_back:
+        follower.put_back()
+    follower.forget()
+    watch.refuse_survivors()
+    if leaving is not None:
+        leaving.refuse_survivors()
+    return tuple(replace(each, beside=beside, counted=counted) for each in captured)
+
+
+def _captured_inference(watch: Watch, model: nn.Module, given: Given, leaving: Leaving | None) -> Captured:
     # in inference mode torch would hand over whole operators that it takes apart elsewhere
-    with torch.inference_mode(False), tracing(watch, model, given, False) as trace, passing_on(None), torch.no_grad():
+    with torch.inference_mode(False), tracing(watch, model, given, False, leaving=leaving) as trace, passing_on(None), torch.no_grad():
         fake_args, fake_kwargs = trace.declare_batch(given.args, given.kwargs)
-        with trace.recording(), raised_in(f"{type(model).__name__}()"):
+        with trace.recording(), raised_in(f"{type(model).__name__}()"), trace.leaving_followed():
             result = model(*fake_args, **fake_kwargs)
+            trace.close_leaving(result)
         return trace.finish(trace.recorder, result, Update())
 
 
 @one_at_a_time
-def capture_training(program: TrainingProgram, given: Given, *, put_back: bool = False) -> tuple[Captured, ...]:
+def capture_training(program: TrainingProgram, given: Given, *, put_back: bool = False, leaves: bool = False) -> tuple[Captured, ...]:
     """Capture a training step as the optimizer's state is now, and as it is from the next step on if that differs.
 
     The first steps of most optimizers make their state, the later ones update it: two programs, which share forward and backward.
-    Raises CaptureError; model, optimizer and generators are as before, whatever happens. `put_back` as for inference.
+    Raises CaptureError; model, optimizer and generators are as before, whatever happens. `put_back` and `leaves` as for
+    inference.
     """
-    watch, functions = Watch(), (program.loss, program.after_backward)
+    functions = program.loss, program.after_backward
     models = (program.model,) if program.wrapper is None else (program.model, program.wrapper)
-    with (
-        put_back_on_failure(functions, objects_in(given.args, given.kwargs), always=put_back),
-        following(models, functions, program.optimizer) as follower,
-    ):
-        captured = _captured_training(watch, program, given)
-        beside, counted = follower.places(), follower.changed()
-        if put_back:
-            follower.put_back()
-        follower.forget()
-        watch.refuse_survivors()
-        return tuple(replace(each, beside=beside, counted=counted) for each in captured)
+
+    def capture(leaving: Leaving | None) -> tuple[Captured, ...]:
+        watch = Watch()
+        with (
+            put_back_on_failure(functions, [*objects_in(given.args, given.kwargs), *containers_of(models)], always=put_back),
+            following(models, functions, program.optimizer) as follower,
+        ):
+            return _closed(_captured_training(watch, program, given, leaving), watch, follower, leaving, put_back)
+
+    return with_leaving(capture, (*functions, *models), at_once=leaves)
 
 
-def _captured_training(watch: Watch, program: TrainingProgram, given: Given) -> tuple[Captured, ...]:
+def _captured_training(watch: Watch, program: TrainingProgram, given: Given, leaving: Leaving | None) -> tuple[Captured, ...]:
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
         raise CaptureError("torch's anomaly detection is on, which looks at the values of all gradients: switch it off for the capture")
     with (
         torch.inference_mode(False),
-        tracing(watch, program.model, given, True, program.ranks) as trace,
+        tracing(watch, program.model, given, True, program.ranks, leaving) as trace,
         passing_on(program.wrapper),
         torch.enable_grad(),
     ):
@@ -123,7 +144,7 @@ def _captured_training(watch: Watch, program: TrainingProgram, given: Given) -> 
         shadow = Shadow.of(program.optimizer, trace.fakes.names, trace.fakes.parameters, trace.recorder.draft)
         if program.scaler is not None and program.scales:
             trace.scaler = ScalerTrace.of(program.scaler, trace.recorder.draft, trace.mode, given.device)
-        with settings_unchanged(program.optimizer):
+        with settings_unchanged(program.optimizer), trace.leaving_followed():
             result = _forward_and_backward(trace, program, fake_args, fake_kwargs)
         if program.ranks is not None and program.ranks.shard:
             shadow = _sharded(trace, shadow, program.ranks)
@@ -187,6 +208,7 @@ def _forward_and_backward(trace: Trace, program: TrainingProgram, args: tuple[An
                 if trace.in_parts is not None:
                     trace.in_parts.wholes.read([leaf.value for leaf in tree.flatten(returned)[0]], recorder.draft, nullcontext())
         result = beside(joined(results, program.accumulate), returned)
+        trace.close_leaving(result)
         if trace.scaler is not None and found is not None:
             trace.scaler.update(found)
             recorder.stop = stop_if(found, trace.values_of(result), recorder.draft)

@@ -11,9 +11,10 @@ every composite decomposition, so it is a kernel that eager PyTorch would run. T
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
@@ -29,7 +30,7 @@ from lowtide.capture.care.harm import in_order_of_harm
 from lowtide.capture.data import shaped
 from lowtide.capture.data.batch_counts import is_count_of_batches
 from lowtide.capture.data.reader import Reader
-from lowtide.capture.draft import Draft
+from lowtide.capture.draft import Arguments, Draft
 from lowtide.capture.effects.data import Data, NoData
 from lowtide.capture.formulas.scripts import Scripts
 from lowtide.capture.formulas.within import calls_within
@@ -37,6 +38,7 @@ from lowtide.capture.prune import needed
 from lowtide.capture.ranks.chain import CALLED_BY_LAYERS, REFUSED, Chain
 from lowtide.capture.ranks.wholes import Wholes
 from lowtide.capture.real import run
+from lowtide.capture.returned import Number
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, LowtideError
 from lowtide.ir.graph import Graph, Node, Source, Value
@@ -45,6 +47,14 @@ from lowtide.ir.operators.nodes import is_random
 from lowtide.ir.slots import Slot
 
 _IGNORED_NAMESPACES = {"prim", "profiler"}  # questions and marks, not computation
+
+
+class _Functional(NamedTuple):
+    """A call of an operator that returns what another one would write."""
+
+    form: OpOverload
+    recorded: Arguments
+    results: list[Any]  # under fake tensors
 
 
 class Recorder(TorchDispatchMode):
@@ -57,6 +67,7 @@ class Recorder(TorchDispatchMode):
         self.refusals: list[LowtideError] = []  # errors that were raised from here
         self.data: Data | NoData = NoData(draft)
         self.scripts: Scripts | None = None  # where gradients are wanted
+        self.numbers: list[weakref.ref[Number]] | None = None  # handed out in the place of some that nobody knows yet, where that may be
         self.wholes: Wholes | None = None  # tensors of which each rank holds a part
         self.stop: Node | None = None  # that ends the program early: what acts after it in the program does so in every order
         self._last_random: Node | None = None
@@ -127,6 +138,8 @@ class Recorder(TorchDispatchMode):
             return args[0] if func._schema.returns else None
         if func.overloadpacket is torch.ops.aten.set_:
             return self._set(func, args, kwargs)
+        if func is torch.ops.aten.resize_.default and "memory_format" not in kwargs and tuple(args[0].shape) == tuple(args[1]):
+            return args[0]
         if operators.changes_geometry_only(func):
             return self._reshape(func, args, kwargs)
         if func is torch.ops.aten._local_scalar_dense.default and self.draft.read_number is not None:
@@ -147,7 +160,8 @@ class Recorder(TorchDispatchMode):
         written = operators.written_positions(func, args)
         owned = any(map(self.draft.owns, targets_of(written, args, kwargs)))
         with_writes = operators.form_with_writes(func) if written and not owned else None
-        functional = None if with_writes else self._functional_results(func, recorded, written, args, kwargs)
+        before = [geometry(target) for target in targets_of(written, args, kwargs)] if owned else []
+        functional = None if with_writes else self._functional(func, recorded, written, args, kwargs)
         if operators.row(func).answers_without_data:
             return shaped.number(self, func, recorded, args)
         try:
@@ -156,6 +170,11 @@ class Recorder(TorchDispatchMode):
             return shaped.number(self, func, recorded, args)
         except DynamicOutputShapeException:
             out = shaped.results(self, func, *recorded)
+        if before and before != [geometry(target) for target in targets_of(written, args, kwargs)]:
+            raise CaptureError(
+                f"operator {operators.name_of(func)} at {users_line()} gives a tensor of the caller another size: make it of the size that "
+                "it is to have, before the step"
+            )
         source = self.draft.sources.current()
         if not written:
             self._record(func, recorded, out, args, kwargs, source)
@@ -164,7 +183,7 @@ class Recorder(TorchDispatchMode):
         elif functional is None:
             self._record_write_to_owned(func, recorded, out, args, kwargs, written, source)
         else:
-            self._record_functional(func, recorded, args, kwargs, written, functional, source)
+            self._record_functional(func, args, kwargs, written, functional, source)
         return out
 
     def _results_of(self, func: OpOverload, recorded: Any, args: Any, kwargs: Any) -> Any:
@@ -190,10 +209,8 @@ class Recorder(TorchDispatchMode):
         self.data.put(args[0], args[1], self.record)
         return args[0]
 
-    def _functional_results(
-        self, func: OpOverload, recorded: Any, written: tuple[int | str, ...], args: Any, kwargs: Any
-    ) -> list[Any] | None:
-        """What the functional form of a writing operator returns, under fake tensors; None if it writes only what the caller owns."""
+    def _functional(self, func: OpOverload, recorded: Any, written: tuple[int | str, ...], args: Any, kwargs: Any) -> _Functional | None:
+        """A call of the functional form of a writing operator; None if it writes only what the caller owns."""
         targets = targets_of(written, args, kwargs)
         if any(map(is_lazy, targets)):
             raise CaptureError(
@@ -209,9 +226,10 @@ class Recorder(TorchDispatchMode):
         if any(owned) or form is None or operators.written_positions(form, args):
             reason = "writes tensors of the caller and of the step in one call" if any(owned) else "has no functional form"
             raise CaptureError(f"operator {operators.name_of(func)} at {users_line()} {reason}: use its out-of-place form")
-        read = {key: item for key, item in kwargs.items() if key not in written}
-        written_down = recorded[0], tuple((key, item) for key, item in recorded[1] if key not in written)
-        return tensors_in(self._results_of(form, written_down, args, read))
+        options = operators.options_like(targets[0]) if operators.is_factory(form) else {}
+        read = {key: item for key, item in kwargs.items() if key not in written} | options
+        keywords = *((key, item) for key, item in recorded[1] if key not in written), *self.draft.arguments(form, (), options)[1]
+        return _Functional(form, (recorded[0], keywords), tensors_in(self._results_of(form, (recorded[0], keywords), args, read)))
 
     def _record(self, func: OpOverload, recorded: Any, out: Any, args: Any, kwargs: Any, source: Source | None) -> None:
         """An operator that writes nothing."""
@@ -241,38 +259,37 @@ class Recorder(TorchDispatchMode):
     def _record_functional(
         self,
         func: OpOverload,
-        recorded: Any,
         args: Any,
         kwargs: Any,
         written: tuple[int | str, ...],
-        results: list[Any],
+        functional: _Functional,
         source: Source | None,
     ) -> None:
         """An operator that writes storages of the step: its functional form makes new ones."""
-        form = operators.functional_form(func)
-        assert form is not None
+        recorded: Any
+        form, recorded, results = functional
         targets = targets_of(written, args, kwargs)
         random = operators.is_random(func, args, kwargs)
         any_layout = operators.rounds_once(form, kwargs, results[0]) and results[0].dtype == targets[0].dtype
+        any_layout |= operators.is_factory(form) and not random
         if (random or isinstance(written[0], str)) and not any_layout and not all(map(same_layout, targets, results)):
             raise CaptureError(
                 f"operator {operators.name_of(func)} at {users_line()} writes into another layout or dtype than it makes by itself, which "
                 "may give other bits: use its result, and copy_ it where it is wanted"
             )
-        read = tuple((key, item) for key, item in recorded[1] if key not in written)
         name = operators.name_of(form)
         if len(targets) == 1 and covers(targets[0]) and geometry(results[0])[:3] == geometry(targets[0])[:3]:
             outputs: tuple[Value, ...] = (self.draft.new_value(results[0], name),)
             own = () if isinstance(written[0], str) else ((recorded[0][written[0]], operators.name_of(func)),)
-            inplace = own + self.draft.may_take(form, (recorded[0], read), outputs)
-            self._append(Node(name, recorded[0], outputs, read, inplace=inplace, source=source), random)
+            inplace = own + self.draft.may_take(form, recorded, outputs)
+            self._append(Node(name, recorded[0], outputs, recorded[1], inplace=inplace, source=source), random)
             self.draft.renew(targets[0], outputs[0])
             return
         if func is torch.ops.aten.copy_.default and args[0].shape == args[1].shape:
             self.draft.scatter(targets[0], self.draft.value(args[1]), source)  # a scatter is a copy already
             return
         outputs = tuple(self.draft.new_value(result, name) for result in results)
-        self._append(Node(name, recorded[0], outputs, read, source=source), random)
+        self._append(Node(name, recorded[0], outputs, recorded[1], source=source), random)
         for tensor, update in zip(targets, outputs, strict=True):
             self.draft.scatter(tensor, update, source)
 

@@ -16,19 +16,26 @@ from lowtide.ir.operators.names import ITEM
 
 
 class Number:
-    """What `tensor.item()` gives under capture: it can be returned, and nothing else, as nobody knows it yet."""
+    """What `tensor.item()` gives under capture: it can be returned or put somewhere, and nothing else, as nobody knows it yet."""
 
-    __slots__ = ("__weakref__", "value")
+    __slots__ = ("__weakref__", "kind", "refusals", "value")
 
-    def __init__(self, value: Value) -> None:
-        self.value = value
+    def __init__(self, value: Value, kind: type = float, refusals: list[Any] | None = None) -> None:
+        """`refusals` are told of one, which the program may catch."""
+        self.value, self.kind, self.refusals = value, kind, refusals
+
+    # What `isinstance` asks. C looks at the type itself, and asks for the number, which is refused.
+    __class__ = property(lambda self: self.kind)
 
     def refuse(self, *others: Any) -> NoReturn:
         """What happens to whoever looks at it, or computes with it."""
-        raise CaptureError(
+        error = CaptureError(
             f"control flow depends on data: a number read from a tensor is used at {users_line()}; return it, or compute with the tensor "
             "itself (torch.where, clamp)"
         )
+        if self.refusals is not None:
+            self.refusals.append(error)
+        raise error
 
 
 for _name in (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
@@ -28,6 +28,7 @@ from lowtide.capture.data.facts import Reading
 from lowtide.capture.data.reader import Reader
 from lowtide.capture.draft import Draft
 from lowtide.capture.effects.data import Data, following_data
+from lowtide.capture.effects.leaving import NOTHING_LEFT, Leaving, Left
 from lowtide.capture.fakes import ModuleTensors, fake_batch_leaf, fake_model, swapped
 from lowtide.capture.formulas import as_eager
 from lowtide.capture.optimizers.optimizer import Update
@@ -71,6 +72,7 @@ class Captured:
     held_until: Mapping[str, str] = field(default_factory=dict)  # as `Held` says
     conditions: tuple[Condition, ...] = ()  # on the graph's dimensions, under which this is the program
     beside: Beside = NOTHING  # what the program has read beside the model
+    left: Left = NOTHING_LEFT  # what each step puts into places of the caller's; what leaves are the last tensors of the result
     counted: str = ""  # what of that it has changed, which a captured step would not; "" where it is nothing
 
     @property
@@ -116,7 +118,8 @@ class Trace:
     scaler: ScalerTrace | None = None
     sharded: tuple[Shards, Ranks] | None = None  # what of the parameters this rank updates, where it is not all
 
-    def __init__(self, watch: Watch, model: nn.Module, given: Given, training: bool, ranks: Ranks | None = None) -> None:
+    def __init__(self, watch: Watch, model: nn.Module, given: Given, training: bool, ranks: Ranks | None, leaving: Leaving | None) -> None:
+        self.leaving = leaving
         self.model, self.device, self.varying = model, given.device, given.varying
         self.symbols = given.symbols()
         self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=self.symbols.env, static_shapes=True)
@@ -141,6 +144,7 @@ class Trace:
                 slots[real] = Slot(table, (name,))
                 self.real[slots[real]] = real
                 self.recorder.draft.add_input(self.fakes.parts.get(real, fake), Slot(table, (name,)), kind, name)
+        self.recorder.numbers = None if leaving is None else leaving.numbers
         self.data = self.recorder.data = Data(self.recorder.draft, self.fakes.all, slots)
         self.in_parts = in_parts(self.fakes, ranks)
         self.recorder.wholes = None if self.in_parts is None else self.in_parts.wholes
@@ -182,8 +186,20 @@ class Trace:
 
     def values_of(self, result: Any) -> list[Value]:
         """The values that a call returns or puts into modules."""
-        items = [leaf.value for leaf in tree.flatten(result)[0] if is_result(leaf.value)]
+        items = [leaf.value for leaf in tree.flatten((result, self._leaving()))[0] if is_result(leaf.value)]
         return [_value_of(item, self.recorder.draft) for item in (*items, *(tensor for _, tensor in self.rebound()))]
+
+    def leaving_followed(self) -> AbstractContextManager[None]:
+        """What the program does inside to containers of the caller's is noted, if that is asked for."""
+        return nullcontext() if self.leaving is None else self.leaving.followed()
+
+    def close_leaving(self, result: Any) -> None:
+        """The program has run; this is what it returns."""
+        if self.leaving is not None:
+            self.leaving.close(result)
+
+    def _leaving(self) -> list[Any]:
+        return [] if self.leaving is None else self.leaving.values()
 
     def rebound(self) -> Iterator[tuple[Slot, torch.Tensor]]:
         """Where the program has put another tensor, or other data into one, and that."""
@@ -194,8 +210,9 @@ class Trace:
         """The graph of what was recorded."""
         leaves, rebuild = tree.flatten(result)
         at = [index for index, leaf in enumerate(leaves) if is_result(leaf.value)]
+        leaving = [leaf.value for leaf in tree.flatten(self._leaving())[0] if is_result(leaf.value)]
         with self.recording(recorder):
-            outputs = [_value_of(leaves[index].value, recorder.draft) for index in at]
+            outputs = [_value_of(item, recorder.draft) for item in (*(leaves[index].value for index in at), *leaving)]
             gradients = tuple(recorder.draft.value(fake.grad) for fake in self.fakes.parameters.values() if fake.grad is not None)
             rebound = [(slot, recorder.draft.value(tensor)) for slot, tensor in self.rebound()]
         assigned = (*rebound, *update.assigned)
@@ -204,7 +221,7 @@ class Trace:
 
         def put(tensors: Sequence[Any]) -> Any:
             filled: list[Any] = [leaf.value for leaf in leaves]
-            for index, tensor in zip(at, tensors, strict=True):
+            for index, tensor in zip(at, tensors, strict=False):  # behind them are those that leave
                 filled[index] = tensor
             return tree.unflatten(rebuild, filled)
 
@@ -222,23 +239,26 @@ class Trace:
             tuple(recorder.draft.constants),
             gradients,
             update.state_entries,
-            self.reads.pairs(self.model),
+            self.reads.pairs(self.model) if self.leaving is None else self.leaving.without(self.reads.pairs(self.model), self.model),
             itemgetter(0) if rebuild is next and at else put,  # most programs return one tensor
             self.data.alone,
             tuple(self.fakes.names[real] for real, fake in self.fakes.parameters.items() if fake.grad is not None),
             recorder.draft.held_until(graph.nodes),
             self.symbols.conditions(),
+            left=NOTHING_LEFT if self.leaving is None else self.leaving.left(),
         )
 
 
 @contextmanager
-def tracing(watch: Watch, model: nn.Module, given: Given, training: bool, ranks: Ranks | None = None) -> Iterator[Trace]:
+def tracing(
+    watch: Watch, model: nn.Module, given: Given, training: bool, ranks: Ranks | None = None, leaving: Leaving | None = None
+) -> Iterator[Trace]:
     """A capture: the model has fakes for its tensors inside, and its own again behind it, whatever happens.
 
     Modes of torch's dispatch that the caller has entered (a `FlopCounterMode`) do not see it: what they see is the program as it runs.
     """
     with raised_in("the capture"), no_tracebacks_logged(), untouched_randomness(), scalers_refused(), _disable_current_modes():
-        trace = Trace(watch, model, given, training, ranks)
+        trace = Trace(watch, model, given, training, ranks, leaving)
         following = None if training or trace.symbols.env is not None else partial(of_call, trace.recorder.draft)
         try:
             with (

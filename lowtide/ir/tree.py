@@ -59,11 +59,16 @@ def unflatten(rebuild: Rebuild, leaves: Iterable[Any]) -> Any:
 
 def holds_tensors(item: Any) -> bool:
     """Whether there is a tensor in an object, or in what it refers to by items or attributes."""
+    return holds(item, _is_tensor)
+
+
+def holds(item: Any, is_wanted: Callable[[Any], bool]) -> bool:
+    """Whether there is one of these in an object, or in what it refers to by items or attributes."""
     seen: set[int] = set()
     waiting = [item]
     while waiting:
         found = waiting.pop()
-        if _is_tensor(found):
+        if is_wanted(found):
             return True
         if type(found) not in _PLAIN and id(found) not in seen:
             seen.add(id(found))

@@ -245,6 +245,35 @@ def test_out_arguments():
     assert not differences(function(None, torch.arange(3.0)), step(torch.arange(3.0)))
 
 
+def test_factories_write_into_what_the_step_made():
+    def function(model, x):
+        like, turned = torch.eye(*x.shape, out=torch.empty_like(x)), torch.empty(4, 3)
+        torch.eye(3, 4, out=turned.t())
+        torch.arange(3, out=turned[0])
+        filled = torch.zeros(5, out=torch.empty(5)), torch.full((2,), 7.0, out=torch.empty(2)), torch.ones(2, out=torch.empty(0))
+        return like + x, turned, *filled, torch.linspace(0, 1, 5, out=torch.empty(5)), torch.randn(3, out=torch.empty(3))
+
+    _, step = optimized(function, torch.ones(3, 4))
+    x = torch.rand(3, 4)
+    torch.manual_seed(0)
+    expected = function(None, x)
+    torch.manual_seed(0)
+    assert not differences(expected, step(x))
+
+
+def test_out_arguments_that_resize_what_the_caller_owns_are_refused():
+    into = torch.empty(0)
+
+    def function(model, x):
+        torch.mm(x, x.t(), out=into)
+        return x
+
+    with pytest.raises(
+        lowtide.CaptureError, match=r"aten.mm.out at .*test_aliasing.py:\d+ gives a tensor of the caller another size: make it"
+    ):
+        optimized(function, torch.ones(3, 4))
+
+
 def test_arithmetic_into_another_layout():
     def function(model, x):
         wide, turned = torch.zeros(3, 7), torch.zeros(4, 3)

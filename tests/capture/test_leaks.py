@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 
 import lowtide
 
-norms: list[Any] = []
+norms: set[Any] = set()  # no list: what goes there is put there by each step
 HERE = r"\S*test_leaks\.py:\d+"
 
 
@@ -42,12 +42,12 @@ def fakes() -> set[int]:
 
 
 def into_global(model: nn.Module) -> None:
-    norms.append(clipped(model))
+    norms.add(clipped(model))
 
 
 def into_closure() -> Callable[[nn.Module], None]:
-    mine: dict[str, list[Tensor]] = {"norms": []}
-    return lambda model: mine["norms"].append(clipped(model))
+    mine: dict[str, set[Tensor]] = {"norms": set()}
+    return lambda model: mine["norms"].add(clipped(model))
 
 
 def into_variable() -> Callable[[nn.Module], None]:
@@ -65,7 +65,7 @@ class Meter:
         self.last: Any = None
 
     def __call__(self, model: nn.Module) -> None:
-        self.last = clipped(model)
+        self.before, self.last = self.last, clipped(model)  # what an earlier step has left: no step would put it there
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,12 @@ def test_what_a_capture_that_fails_has_touched_is_put_back():
         history["last"] = history["new"] = clipped(model)
         history["seen"].add(4)
         meter(model)
-        norms.append(count)
+        norms.add(count)
 
     with pytest.raises(lowtide.CaptureError):
         make(after)
     assert history == {"norms": [1.0], "last": "none", "seen": {3}}
-    assert (meter.last, count, norms) == (None, 0, [])
+    assert (meter.last, count, norms) == (None, 0, set())
     gc.collect()
     assert fakes() <= known  # a test that failed before may keep some
 
@@ -121,15 +121,15 @@ def test_an_object_in_the_batch_that_a_program_fills_is_put_back():
 
 
 def test_what_a_loss_or_a_module_keeps_is_found():
-    kept: list[Tensor] = []
+    kept: set[Tensor] = set()
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
-        kept.append(model(x).detach())
+        kept.add(model(x).detach())
         return square(model, x)
 
     with pytest.raises(lowtide.CaptureError, match=rf"the variable 'kept' of .*made at {HERE}"):
         make(loss=loss)
-    assert kept == []
+    assert not kept
 
     class Lazy(nn.Module):
         def forward(self, x: Tensor) -> Any:

@@ -443,3 +443,28 @@ def test_takes_the_device_of_the_trainer():
     strategy = LowtideStrategy(device="cpu")
     strategy.parallel_devices = [torch.device("cuda:1")]
     assert strategy.root_device == torch.device("cpu")
+
+
+class Gathers(Net):
+    """Keeps the losses of an epoch, as Lightning's guide says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.training_step_outputs: list[torch.Tensor] = []
+        self.means: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)["loss"]
+        self.training_step_outputs.append(loss.detach())
+        self.means.append(loss.item())
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.means.append(torch.stack(self.training_step_outputs).mean().item())
+        self.training_step_outputs.clear()
+
+
+def test_what_a_training_step_keeps_is_kept_by_each_step(tmp_path: Path):
+    modules = [fit(tmp_path, strategy, kind=Gathers)[1].lightning_module for strategy in ("auto", LowtideStrategy(**PLAIN))]
+    assert modules[0].means == modules[1].means
+    assert len(modules[1].means) == 12

@@ -263,3 +263,28 @@ def test_refuses_data_without_a_length_that_end_within_an_update(tmp_path: Path)
         done.train()
         found.append(outcome(done))
     assert not (told := differences(*found)), "\n".join(told[:8])
+
+
+def keeping(base: Any) -> Any:
+    """A Trainer whose loss keeps what it computes, as trl's do."""
+
+    class Keeps(base):  # type: ignore[misc]
+        def compute_loss(self, model: nn.Module, inputs: Any, *given: Any, **named: Any) -> Any:
+            out = model(**inputs)
+            self.kept["train"].setdefault("loss", []).append(out.loss.detach())
+            self.kept["train"].setdefault("mean", []).append(out.logits.mean().item())
+            self.last = out.logits.detach()
+            return out.loss
+
+    return Keeps
+
+
+def test_what_a_loss_keeps_is_kept_by_each_step(tmp_path: Path):
+    found = []
+    for base, given in ((transformers.Trainer, {}), (LowtideTrainer, PLAIN)):
+        own = trainer(keeping(base), llama(0.0), tmp_path / base.__name__, **given)
+        own.kept = {"train": {}}
+        own.train()
+        found.append([own.kept, own.last])
+    assert not differences(*found)
+    assert len(found[1][0]["train"]["mean"]) == 5

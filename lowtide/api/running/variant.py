@@ -66,7 +66,14 @@ class Variant:
     def leaves_only_its_result(self) -> bool:
         """Whether nothing but tensors decides what it does, and it changes nothing of the caller's."""
         captured, program = self.captured, self.program
-        bound = captured.assigned or captured.constants_assigned or captured.alone or captured.guards or captured.readings
+        bound = (
+            captured.assigned
+            or captured.constants_assigned
+            or captured.alone
+            or captured.guards
+            or captured.readings
+            or captured.left.actions
+        )
         if bound or self.shape is not None or program.gradients or program.host:
             return False
         return not any(node.writes for node in self.decision.graph.nodes)
@@ -89,7 +96,7 @@ class Variant:
 
     def fits_settings(self, now: View) -> bool:
         """Whether this is the program for the caller's settings, whatever the data are; `granted` tells of the rest."""
-        if self.captured.state_entries != now.caller.state_entries:
+        if self.captured.state_entries != now.caller.state_entries or not self.captured.left.holds():
             return False
 
         def read(slot: Slot) -> Any:
@@ -123,4 +130,5 @@ class Variant:
         stepped = isinstance(outputs, list)  # a program that ends before the optimizer returns a tuple
         slots, items = self.captured.to_assign(outputs[results:]) if stepped else self.captured.made_before(outputs[results:])
         now.assign(slots, items, self.captured.constants)
+        self.captured.left.put(outputs[:results])
         return self.captured.result(outputs[:results]), stepped

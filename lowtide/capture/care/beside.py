@@ -29,7 +29,7 @@ from lowtide.capture.sources import is_library, is_users, users_line
 from lowtide.kernels.optimizers import each_of
 
 _PACKAGE_FOLDER, _PACKAGE = f"{Path(__file__).parents[2]}{os.sep}", __name__.partition(".")[0]
-_INTEGRATIONS = f"{_PACKAGE_FOLDER}integrations{os.sep}"
+INTEGRATIONS = f"{_PACKAGE_FOLDER}integrations{os.sep}"
 _MOST = 20_000  # objects that are followed
 _DEEPEST, _LARGEST = 4, 1000  # containers within containers, items of one
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
@@ -91,6 +91,10 @@ class Follower:
                 if _differ(before[name], now[name]):
                     return f"a {type(container).__name__} that it reads had {before[name]!r} at {name!r} and has {now[name]!r}"
         return ""
+
+    def only_writes(self, item: Any, name: str) -> bool:
+        """Whether the program has written an attribute of an object, and did not read before what lay there."""
+        return (id(item), name) in self._written and (id(item), name) not in self._places
 
     def put_back(self) -> None:
         """Undo what the program has written into attributes and containers."""
@@ -227,7 +231,7 @@ class Follower:
         """Its variables, the globals that it names, its defaults."""
         code, table = function.__code__, function.__globals__
         if code.co_filename.startswith(_PACKAGE_FOLDER):  # of an integration; what a capture itself puts around things ends with it
-            for cell in function.__closure__ or () if code.co_filename.startswith(_INTEGRATIONS) else ():
+            for cell in function.__closure__ or () if code.co_filename.startswith(INTEGRATIONS) else ():
                 self._follow(Position.of(cell, "", "", "").now())
             return
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))

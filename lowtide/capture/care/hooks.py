@@ -20,6 +20,8 @@ from torch.nn.modules import module as torch_module
 
 from lowtide.capture.care.turns import replaced, undoing
 from lowtide.capture.draft import Draft
+from lowtide.capture.effects.leaving import noted
+from lowtide.capture.effects.watched import LeavingError
 from lowtide.capture.fakes import FakeModel, ModuleTensors
 from lowtide.capture.sources import is_torchs, is_users, users_line
 from lowtide.errors import CaptureError
@@ -79,7 +81,7 @@ class _Watch:
             before = self._seen(held)
             given = hook(*args, **kwargs)
             if given is None and self._seen(_tensors_in(args, kwargs)) == before:
-                raise CaptureError(
+                raise LeavingError(
                     f"the hook {_text(hook)} on {what} returns nothing and writes no tensor: what it does instead (to count, print or keep "
                     "something) would be done once, while the step is captured, and never again; take the hook off, and return what you "
                     "want to see from loss() or after_backward()"
@@ -117,9 +119,10 @@ class _Watch:
         return lambda tensor, hook: register(tensor, self.of(hook, "a tensor's gradient"))
 
     def _seen(self, given: list[torch.Tensor]) -> tuple[Any, ...]:
-        """What a graph knows of: the tensors that a hook is given with their versions, the writes, the tensors put into modules."""
+        """What is known of: the tensors that a hook is given with their versions, the writes, what is put into modules and containers."""
         writes = sum(bool(node.writes) for node in self.draft.nodes)
-        return [(id(each), each._version) for each in given], writes, [(slot, id(tensor)) for slot, tensor in self.module_tensors.rebound()]
+        rebound = [(slot, id(tensor)) for slot, tensor in self.module_tensors.rebound()]
+        return [(id(each), each._version) for each in given], writes, rebound, noted()
 
 
 def _tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from lowtide.capture.blocks import address
 from lowtide.capture.draft import Draft
-from lowtide.errors import CaptureError
+from lowtide.capture.effects.watched import LeavingError
 from lowtide.ir import tree
 from lowtide.ir.graph import Node, Storage
 
@@ -63,7 +63,7 @@ class Watch:
         holders = list(dict.fromkeys(holding)) or [_NAMELESS]
         named = [holder for holder in holders if not holder.startswith(_NAMELESS)]
         what_to_do = _WHAT_TO_DO if named else _IN_A_CIRCLE
-        raise CaptureError(f"{' and '.join((named or holders)[:3])} still holds what the program computed; {what_to_do}")
+        raise LeavingError(f"{' and '.join((named or holders)[:3])} still holds what the program computed; {what_to_do}")
 
     def _alive(self) -> dict[int, Storage]:
         return {ref.cdata: storage for ref, storage in self.made if not ref.expired()}

@@ -13,7 +13,8 @@ from torch import nn
 
 from lowtide.capture.care.memos import OfCall, is_memo
 from lowtide.capture.care.reads import ABSENT, AttributeReads
-from lowtide.errors import CaptureError
+from lowtide.capture.effects.leaving import holds_fakes, is_followed
+from lowtide.capture.effects.watched import LeavingError
 
 _CONTAINERS = (list, dict, set, OrderedDict)
 # Libraries add theirs in the first forward, and note that they have (transformers); they are put back only.
@@ -45,22 +46,27 @@ class Snapshot:
             container.clear()
             container.extend(items) if isinstance(container, list) else container.update(items)
 
-    def refuse_changes(self, path: str, reads: AttributeReads, following: Callable[[], OfCall] | None) -> None:
+    def refuse_changes(self, path: str, reads: AttributeReads, following: Callable[[], OfCall] | None, swapped: dict[str, Any]) -> None:
         """Raise CaptureError for what a captured step would not change, unless it is a tensor now: those are part of the graph.
 
-        A table may gain tensors that follow from nothing of the call, where that can be told: by what `following` gives.
+        A table may gain tensors that follow from nothing of the call, where that can be told: by what `following` gives. `swapped`
+        are the attributes with the model's fakes in their places.
         """
-        for name in (*self._counted(following), *self._rested_on(reads)):
-            raise CaptureError(
+        for name in (*self._counted(following, swapped), *self._rested_on(reads)):
+            raise LeavingError(
                 f"module {path!r} changes its attribute {name!r} in its forward, which a captured step would not: "
                 "keep what changes from step to step in a buffer; if only the first call changes it, call the model once before, "
                 "within torch.no_grad()"
             )
 
-    def _counted(self, following: Callable[[], OfCall] | None) -> Iterator[str]:
+    def _counted(self, following: Callable[[], OfCall] | None, swapped: dict[str, Any]) -> Iterator[str]:
         """Numbers and containers that hold other things than before, and tensors that are gone."""
-        for name, old in self.attributes.items():
-            new = self.module.__dict__.get(name)
+        for name in {**self.attributes, **self.module.__dict__}:
+            old, new = self.attributes.get(name), self.module.__dict__.get(name)
+            if new is not swapped.get(name) and holds_fakes(new) and not isinstance(new, torch.Tensor):
+                if not is_followed():
+                    yield name
+                continue
             counted = isinstance(old, (int, float)) and isinstance(new, (int, float)) and new != old
             emptied = isinstance(old, torch.Tensor) and new is None
             refilled = name in self.containers and not _same_items(self.containers[name], old)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lowtide.capture.care.beside import INTEGRATIONS
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.sources import is_library, is_users
 from lowtide.ir import tree
@@ -54,7 +55,7 @@ def _found(roots: list[Any], given: set[int]) -> list[Callable[[], None]]:
             waiting.extend((item.func, *item.args, *item.keywords.values()))
         elif isinstance(item, types.FunctionType):
             restores.extend(_of_function(item, waiting))
-        elif isinstance(item, (*_CONTAINERS, torch.optim.lr_scheduler.LRScheduler)) or id(item) in given or _is_of_users(item):
+        elif isinstance(item, (*_CONTAINERS, torch.optim.lr_scheduler.LRScheduler)) or id(item) in given or is_of_users(item):
             given.update(map(id, _held(item)) if id(item) in given else ())
             restores.extend(_of_object(item))
             waiting.extend(_held(item))
@@ -66,7 +67,7 @@ def _is_left_alone(item: Any) -> bool:
     return isinstance(item, plain)
 
 
-def _is_of_users(item: Any) -> bool:
+def is_of_users(item: Any) -> bool:
     """Whether an object's class was written by the user."""
     file = getattr(sys.modules.get(type(item).__module__), "__file__", None)
     return isinstance(file, str) and not is_library(file)
@@ -79,7 +80,7 @@ def _held(item: Any) -> list[Any]:
 
 def _of_function(function: types.FunctionType, waiting: collections.deque[Any]) -> Iterator[Callable[[], None]]:
     """A function's own variables, and the globals that it names."""
-    if not is_users(function):
+    if not is_users(function) and not function.__code__.co_filename.startswith(INTEGRATIONS):
         return
     for cell in function.__closure__ or ():
         try:
@@ -89,15 +90,15 @@ def _of_function(function: types.FunctionType, waiting: collections.deque[Any]) 
         waiting.append(content)
         yield functools.partial(setattr, cell, "cell_contents", content)
     table = function.__globals__
-    for name in _names(function.__code__):
+    for name in names_in(function.__code__):
         if name in table:
             waiting.append(table[name])
             yield functools.partial(table.__setitem__, name, table[name])
 
 
-def _names(code: types.CodeType) -> set[str]:
+def names_in(code: types.CodeType) -> set[str]:
     inner = [piece for piece in code.co_consts if isinstance(piece, types.CodeType)]
-    return set(code.co_names).union(*map(_names, inner))
+    return set(code.co_names).union(*map(names_in, inner))
 
 
 def _of_object(item: Any) -> Iterator[Callable[[], None]]:

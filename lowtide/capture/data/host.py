@@ -8,6 +8,7 @@ here, on the thread that records, by what eager PyTorch does with the numbers on
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,9 +22,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture.calls import why_unread
 from lowtide.capture.care.turns import listed, replaced
+from lowtide.capture.data.batch_counts import is_count_of_batches
 from lowtide.capture.data.reader import UnreadableError
+from lowtide.capture.effects.watched import LeavingError
 from lowtide.capture.formulas.dispatch import formula
-from lowtide.errors import CaptureError
+from lowtide.capture.returned import Number
+from lowtide.ir.operators.names import ITEM
 
 if TYPE_CHECKING:
     from lowtide.capture.recorder import Recorder
@@ -43,6 +47,8 @@ def reading(recorder: Recorder) -> Iterator[None]:
         (FakeTensor, "__array__", host.array),
         (FakeTensor, "__format__", host.text),
     ]
+    if recorder.numbers is not None:
+        replacements.append((FakeTensor, "item", host.item))
     if (library := sys.modules.get("transformers.utils.import_utils")) is not None and hasattr(library, "is_fake_tensor"):
         replacements.append((library, "is_fake_tensor", lambda tensor: False))  # else it leaves out questions that eager asks
     with ExitStack() as stack:
@@ -75,12 +81,37 @@ class _Host:
         try:
             return self.recorder.reader.values(self.recorder.draft, asked_by, self.recorder.draft.value(tensor))
         except UnreadableError as why:
-            raise CaptureError(why_unread(asked_by, str(why))) from None
+            raise LeavingError(why_unread(asked_by, str(why))) from None
 
     @property
     def tolist(self) -> Callable[[torch.Tensor], Any]:
         """For `tensor.tolist()`: one question for all its numbers."""
-        return lambda tensor: self.values(tensor, "Tensor.tolist").tolist()
+        return lambda tensor: self.values(tensor, "Tensor.tolist").tolist() if self.recorder.numbers is None else self._listed(tensor)
+
+    def _listed(self, tensor: torch.Tensor) -> Any:
+        draft = self.recorder.draft
+        try:
+            return self.recorder.reader.values(draft, "Tensor.tolist", draft.value(tensor)).tolist()
+        except UnreadableError:
+            with torch.no_grad():
+                return [self._listed(each) for each in tensor.unbind()] if tensor.dim() else self.item(tensor)
+
+    def item(self, tensor: torch.Tensor) -> Any:
+        """For `tensor.item()`: what nobody knows before the step runs is a number that can be put somewhere, and no more."""
+        draft, op = self.recorder.draft, _aten._local_scalar_dense.default
+        if tensor.numel() != 1 or tensor.dtype == torch.bool or tensor.is_complex():
+            return op(tensor.reshape(())) if tensor.numel() == 1 else torch.Tensor.item(tensor)
+        if draft.read_number is not None or (is_count_of_batches(tensor) and draft.owns(tensor)):
+            return op(tensor)
+        try:
+            return self.recorder.reader.number(draft, op, (draft.value(tensor),))
+        except UnreadableError:
+            number = Number(
+                draft.emit_scalar(ITEM, (draft.value(tensor),)), float if tensor.is_floating_point() else int, self.recorder.refusals
+            )
+            assert self.recorder.numbers is not None, "this is called for such recorders only"
+            self.recorder.numbers.append(weakref.ref(number))
+            return number
 
     @property
     def numpy(self) -> Callable[..., Any]:

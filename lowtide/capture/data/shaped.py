@@ -17,6 +17,7 @@ from lowtide.capture.calls import why_unread, why_unshaped, why_unshaped_in_rang
 from lowtide.capture.data.checks import check_of_caller
 from lowtide.capture.data.reader import Reader, UnreadableError
 from lowtide.capture.draft import Arguments, Draft
+from lowtide.capture.effects.watched import LeavingError
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Arg, Value
@@ -44,7 +45,7 @@ def number(recorder: Recording, op: OpOverload, recorded: Arguments, args: tuple
             text = f"the program's own check failed on what this step computed, at {users_line()}, in {check.text}"
             recorder.record(torch.ops.lowtide.require.default, args[0], check.answer, check.error, text)
             return check.answer
-        raise CaptureError(why_unread(operators.name_of(op), str(why))) from None
+        raise LeavingError(why_unread(operators.name_of(op), str(why))) from None
 
 
 def results(recorder: Recording, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Any:

@@ -1,0 +1,335 @@
+"""What a program puts into the caller's own places while it runs: outputs of the step, put there again after each one.
+
+Looked for are lists, dictionaries and attributes that its functions and modules lead to. A program for which a plain capture is
+refused is captured once more with stand-ins in the places of those containers (`watched.py`), which note what it does to them.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from lowtide.base.places import ABSENT, Beside, Position, referred
+from lowtide.capture.care.beside import Follower
+from lowtide.capture.care.surroundings import is_of_users, names_in
+from lowtide.capture.care.turns import undoing
+from lowtide.capture.effects.watched import KINDS, Container, LeavingError, Log, StaleError, holds_stand_in, is_stand_in
+from lowtide.capture.returned import Number, is_result
+from lowtide.capture.sources import is_library, is_users
+from lowtide.errors import CaptureError
+from lowtide.ir import tree
+
+T = TypeVar("T")
+
+_MOST, _LARGEST = 20_000, 1000  # objects that are looked at; items of a container among which others are looked for
+_OWN_OF_MODULES = frozenset(vars(nn.Module()))
+_active: list[Leaving] = []  # one at a time, as captures are
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a step puts into the caller's places."""
+
+    actions: tuple[Callable[[list[Any]], None], ...] = ()  # of the results that leave, in the program's order
+    counts: tuple[int, ...] = ()  # how many of them each takes
+    relied_on: tuple[Container, ...] = ()
+    words: tuple[str, ...] = ()  # the same for steps that do the same
+
+    def holds(self) -> bool:
+        """Whether the places are there, and hold what the program relies on."""
+        return all(container.holds() for container in self.relied_on)
+
+    def put(self, results: Sequence[Any]) -> None:
+        """Do it again. `results` end with those that leave."""
+        at = len(results) - sum(self.counts)
+        for action, count in zip(self.actions, self.counts, strict=True):
+            action(list(results[at : at + count]))
+            at += count
+
+
+NOTHING_LEFT = Left()
+
+
+class Leaving:
+    """Follows one capture."""
+
+    def __init__(self) -> None:
+        self.log = Log()
+        self.containers: dict[int, Container] = {}
+        self.tables: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []  # of objects: their attributes, and those before
+        self.numbers: list[weakref.ref[Number]] = []  # that were handed out
+        self.put: list[tuple[Any, dict[str, Any], str]] = []  # attributes that the program has put there
+        self.words: tuple[str, ...] = ()
+        self.puts_numbers = False  # that are those of the capture
+
+    # Before.
+
+    @contextmanager
+    def in_place(self, roots: Iterable[Any]) -> Iterator[None]:
+        """Stand-ins are in the places of containers while this lasts."""
+        with undoing() as undo:
+            undo(lambda: _active.__setitem__(slice(None), []))
+            _active[:] = [self]
+            self._walk(collections.deque(roots), undo)
+            yield
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """What the program does inside is noted."""
+        self.log.active = True
+        self.tables = [(item, table, dict(table)) for item, table, _ in self.tables]  # with the model's fakes in their places
+        for container in self.containers.values():
+            container.show()
+        try:
+            yield
+        finally:
+            self.log.active = False
+
+    def _walk(self, waiting: collections.deque[Any], undo: Callable[[Callable[[], object]], None]) -> None:
+        seen: set[int] = set()
+
+        def place(now: Callable[[], Any], put: Callable[[Any], object]) -> None:
+            item = now()
+            if type(item) in KINDS:
+                undo(functools.partial(put, item))
+                put(self._stand_in(item, now, waiting))
+            else:
+                waiting.append(item)
+
+        while waiting and len(seen) < _MOST:
+            item = waiting.popleft()
+            if id(item) in seen or isinstance(item, (torch.Tensor, types.ModuleType, str, int, float)):
+                continue
+            seen.add(id(item))
+            if isinstance(item, types.MethodType):
+                waiting.extend((item.__self__, item.__func__))
+            elif isinstance(item, functools.partial):
+                waiting.extend((item.func, *item.args, *item.keywords.values()))
+            elif isinstance(item, types.FunctionType):
+                _of_function(item, place)
+            elif isinstance(item, nn.Module) or is_of_users(item):
+                self._of_object(item, place, waiting)
+
+    def _of_object(self, item: Any, place: Callable[..., None], waiting: collections.deque[Any]) -> None:
+        table = getattr(item, "__dict__", None)
+        if not isinstance(table, dict) or isinstance(item, type):
+            return
+        self.tables.append((item, table, {}))
+        for name, value in list(table.items()):
+            if isinstance(item, nn.Module) and name in _OWN_OF_MODULES:
+                waiting.extend(value.values() if isinstance(value, dict) else ())
+            else:
+                place(functools.partial(table.__getitem__, name), functools.partial(table.__setitem__, name))
+        for cls in type(item).__mro__:
+            if not is_library(getattr(sys.modules.get(cls.__module__), "__file__", None) or ""):
+                waiting.extend(each for each in vars(cls).values() if isinstance(each, types.FunctionType))
+
+    def _stand_in(self, original: Any, now: Callable[[], Any], waiting: collections.deque[Any]) -> Any:
+        if (known := self.containers.get(id(original))) is not None:
+            known.ways.append(now)
+            return known.stand_in
+        self.containers[id(original)] = found = Container(self.log, original, now)
+        is_table = isinstance(original, dict)
+        for key, item in list(original.items() if is_table else enumerate(original)):
+            if isinstance(item, FakeTensor):
+                raise CaptureError("the capture before has left something there")
+            if type(item) in KINDS and len(original) < _LARGEST:
+                item = self._stand_in(item, _item_of(found, key), waiting)
+                found.within.append(item.kept)
+            elif len(original) < _LARGEST:
+                waiting.append(item)
+            dict.__setitem__(found.items, key, item) if is_table else found.kind.append(found.items, item)
+        return found.stand_in
+
+    # After.
+
+    def close(self, result: Any) -> None:
+        """The program has run. Raises StaleError where what it did follows from what earlier steps leave."""
+        self.log.active = False
+        if holds_stand_in(result):
+            raise StaleError("the program returns a container of its own")
+        in_modules = [
+            now.kept for item, table, _ in self.tables if isinstance(item, nn.Module) for now in table.values() if is_stand_in(now)
+        ]
+        for container in in_modules:  # nobody looks there for less than the whole
+            in_modules.extend(container.within)
+        for container in self.all():
+            if stale_at := container.stale_at(as_a_whole=container in in_modules):
+                raise StaleError(
+                    f"at {stale_at} it reads what other steps leave in a {container.kind.__name__} that it changes; behind a "
+                    "clear() of its own it may read what it puts there"
+                )
+        for item, table, before in self.tables:
+            for name, now in table.items():
+                was = before.get(name, ABSENT)
+                if now is was or not holds_fakes(now) or (isinstance(item, nn.Module) and isinstance(now, torch.Tensor)):
+                    continue
+                if is_stand_in(was) and was.kept.changes:
+                    raise StaleError(f"it changes attribute {name!r} of a {type(item).__name__}, and puts another in its place")
+                self.put.append((item, table, name))
+
+    @property
+    def done(self) -> int:
+        """How much the program has done so far."""
+        return len(self.log.events) + sum(len(container.written) for container in self.all())
+
+    def all(self) -> list[Container]:
+        """Every container that is followed."""
+        found = list(self.containers.values())
+        for container in found:
+            found.extend(other for other in container.within if other.made)
+        return found
+
+    def values(self) -> list[Any]:
+        """What leaves, one structure for each time: results of the program are among its leaves."""
+        return [*(args for _, _, args in self.log.events), *(table[name] for _, table, name in self.put)]
+
+    def left(self) -> Left:
+        """How to do it again, without anything of the capture in it."""
+        actions: list[Callable[[list[Any]], None]] = []
+        counts, words = [], []
+        for value, act, text in self._acts():
+            leaves, rebuild = tree.flatten(value)
+            at = [index for index, leaf in enumerate(leaves) if is_result(leaf.value)]
+            if any(holds_fakes(leaf.value) for leaf in leaves if not is_result(leaf.value)):
+                raise CaptureError("a number that the program computes lies in an object that cannot be made again")
+            self.puts_numbers |= any(type(leaf.value) in (int, float) for leaf in leaves)
+            plain = [None if index in at else leaf.value for index, leaf in enumerate(leaves)]
+            actions.append(functools.partial(_act, act, plain, at, rebuild))
+            counts.append(len(at))
+            words.append(f"{text} {[leaf.where if is_result(leaf.value) else repr(leaf.value) for leaf in leaves]}")
+        relied = tuple(container for container in self.all() if container.changes)
+        self.words = tuple(words)
+        return Left(tuple(actions), tuple(counts), relied, self.words)
+
+    def _acts(self) -> Iterator[tuple[Any, Callable[[Any], object], str]]:
+        for container, method, args in self.log.events:
+            yield args, functools.partial(_call, container, method), method
+        for _, table, name in self.put:
+            yield table[name], functools.partial(table.__setitem__, name), name
+
+    def end(self, follower: Follower, beside: Beside) -> Beside:
+        """Take back what the program has put into attributes. What is looked at before each step is not what the steps change."""
+        for item, table, name in self.put:
+            if not isinstance(item, nn.Module) and not follower.only_writes(item, name):
+                raise StaleError(f"it reads attribute {name!r} of a {type(item).__name__}, which an earlier step has put there")
+            before = next(before for other, _, before in self.tables if other is item)
+            if name in before:
+                table[name] = before[name]
+            else:
+                table.pop(name, None)
+        changed = tuple(referred(each.original) for each in self.all() if each.changes_itself and not each.made)
+        return Beside(beside.places, (*beside.followed, *changed))
+
+    def without(self, reads: frozenset[tuple[str, str]], model: nn.Module) -> frozenset[tuple[str, str]]:
+        """Those attributes of modules that steps do not change."""
+        changed = {id(each.stand_in) for each in self.all() if each.changes} | {id(table[name]) for _, table, name in self.put}
+        modules = dict(model.named_modules())
+        return frozenset((path, name) for path, name in reads if id(vars(modules[path]).get(name)) not in changed)
+
+    def forget(self) -> None:
+        """Hold on to nothing of the program's."""
+        for container in self.all():
+            container.forget()
+        for each in (self.log.events, self.tables, self.put):
+            each.clear()
+
+    def refuse_survivors(self) -> None:
+        """Raise CaptureError for a number that lies where no step would put it."""
+        if any(number() is not None for number in self.numbers):
+            gc.collect()
+        if any(number() is not None for number in self.numbers):
+            raise CaptureError("a number that the program computes is kept where it is not found")
+
+
+def containers_of(models: Iterable[nn.Module]) -> list[Any]:
+    """The lists and dictionaries that modules keep beside torch's own."""
+    tables = [vars(module) for model in models for module in model.modules()]
+    return [item for table in tables for name, item in table.items() if type(item) in KINDS and name not in _OWN_OF_MODULES]
+
+
+def is_followed() -> bool:
+    """Whether what the program under capture puts outside is followed."""
+    return bool(_active)
+
+
+def noted() -> int:
+    """How much a program under capture has put into containers so far, as far as that is followed."""
+    return _active[-1].done if _active else 0
+
+
+def with_leaving(capture: Callable[[Leaving | None], T], roots: Iterable[Any], *, at_once: bool) -> T:
+    """A capture; where it is refused, or `at_once`, one that follows what the program puts outside."""
+    try:
+        return capture(None) if not at_once else _followed(capture, roots)
+    except LeavingError as error:
+        if at_once:
+            raise
+        try:
+            return _followed(capture, roots)
+        except StaleError as why:
+            raise CaptureError(f"{error}. It cannot be put there by each step: {why}") from error.__cause__
+        except CaptureError:
+            raise error from error.__cause__
+
+
+def _followed(capture: Callable[[Leaving | None], T], roots: Iterable[Any]) -> T:
+    """Twice where numbers are put outside: what is another one in each step (a clock) would be there as it was in the capture."""
+    words: list[tuple[str, ...]] = []
+    while True:
+        leaving = Leaving()
+        with leaving.in_place(roots):
+            captured = capture(leaving)
+        for container in leaving.all():
+            container.forget()
+            container.stand_in = container.items = None
+        words.append(leaving.words)
+        if len(words) == 2 and words[0] != words[1]:
+            raise StaleError(f"it puts something else there each time: {words[0]} and {words[1]}")
+        if len(words) == 2 or not leaving.puts_numbers:
+            return captured
+
+
+def _act(act: Callable[[Any], object], plain: list[Any], at: list[int], rebuild: Any, results: list[Any]) -> None:
+    filled = list(plain)
+    for index, result in zip(at, results, strict=True):
+        filled[index] = result
+    act(tree.unflatten(rebuild, filled))
+
+
+def _call(container: Container, method: str, args: tuple[Any, ...]) -> None:
+    getattr(container.now, method)(*args)
+
+
+def holds_fakes(item: Any) -> bool:
+    """Whether there is something that the program has computed in an object, or in what it holds."""
+    return tree.holds(item, lambda piece: type(piece) is Number or isinstance(piece, FakeTensor))
+
+
+def _item_of(container: Container, key: Any) -> Callable[[], Any]:
+    return lambda: container.now[key]
+
+
+def _of_function(function: types.FunctionType, place: Callable[..., None]) -> None:
+    """A function's own variables, its defaults, the globals that it names."""
+    for cell in function.__closure__ or ():
+        if Position.of(cell, "", "", "").now() is not ABSENT:
+            place(functools.partial(getattr, cell, "cell_contents"), functools.partial(setattr, cell, "cell_contents"))
+    if not is_users(function):
+        return
+    table = function.__globals__
+    for name in names_in(function.__code__):
+        if name in table:
+            place(functools.partial(table.__getitem__, name), functools.partial(table.__setitem__, name))

@@ -1,0 +1,377 @@
+"""What a program puts into lists, dictionaries and attributes of the caller's is put there by each step, as eager puts it."""
+
+from __future__ import annotations
+
+import collections
+import os
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn, optim
+
+import lowtide
+from tests.training import differences
+
+EXAMPLES = int(os.environ.get("LOWTIDE_LEAVING_EXAMPLES", "4"))  # of the property; 2000 where a bench runs it
+STEPS = 4
+everywhere: list[Any] = []
+
+
+class Net(nn.Module):
+    """Keeps what its forward computes in whatever way it is told."""
+
+    def __init__(self, keep: Callable[[Net, Tensor], object] = lambda net, hidden: None) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.outs: list[Any] = []
+        self.keep = [keep]
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x))
+        self.keep[0](self, hidden)
+        return self.last(hidden)
+
+
+class Meter:
+    last: Any = None
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def update(self, value: Any, count: int) -> None:
+        self.last = value
+        self.seen.append((value, count))
+
+
+def square(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().mean()
+
+
+def trained(make: Callable[[], tuple[Net, Callable[..., Any], Any]], *, eagerly: bool, steps: int = STEPS) -> list[Any]:
+    """What `steps` steps leave: results, weights, and what was put into the place that `make` names."""
+    torch.manual_seed(0)
+    model, loss, place = make()
+    optimizer = optim.Adam(model.parameters(), lr=0.1)
+    batches = [torch.rand(5, 3) for _ in range(steps)]
+    if not eagerly:
+        step = lowtide.optimize(model, batches[0], loss=loss, optimizer=optimizer, workspaces=False)
+    results = []
+    for x in batches:
+        if eagerly:
+            optimizer.zero_grad()
+            result = loss(model, x)
+            result.backward()
+            optimizer.step()
+        else:
+            result = step(x)
+        results.append(result.detach())
+    return [results, model.state_dict(), plainly(place)]
+
+
+class Attributes:
+    """Some of an object's, as they are when they are looked at."""
+
+    def __init__(self, item: object, *names: str) -> None:
+        self.item, self.names = item, names
+
+
+def plainly(item: Any) -> Any:
+    """The same with detached tensors: eager's are within graphs."""
+    if isinstance(item, Tensor):
+        return item.detach().clone()
+    if isinstance(item, Attributes):
+        return [plainly(vars(item.item).get(name)) for name in item.names]
+    if isinstance(item, dict):
+        return {key: plainly(each) for key, each in item.items()}
+    if isinstance(item, (list, tuple, collections.deque)):
+        return [plainly(each) for each in item]
+    return plainly(vars(item)) if isinstance(item, Meter) else item
+
+
+def check(make: Callable[[], tuple[Net, Callable[..., Any], Any]]) -> None:
+    found = differences(trained(make, eagerly=True), trained(make, eagerly=False))
+    assert not found, "\n".join(found)
+
+
+def features_in_a_dictionary() -> Any:
+    model, features = Net(), dict[str, Tensor]()
+    model.first.register_forward_hook(lambda module, given, out: features.__setitem__("first", out))
+
+    def hook(module: nn.Module, given: Any, out: Tensor) -> None:
+        features["last"] = out
+
+    model.last.register_forward_hook(hook)
+    return model, lambda model, x: square(model, x) + features["first"].mean() + sum(map(torch.mean, features.values())), features
+
+
+def features_in_a_list() -> Any:
+    model, features = Net(), list[Tensor]()
+    for layer in (model.first, model.last):
+        layer.register_forward_hook(lambda module, given, out: features.append(out))
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        features.clear()
+        return square(model, x) + torch.stack([each.mean() for each in features]).sum() + len(features)
+
+    return model, loss, features
+
+
+def features_cleared_behind() -> Any:
+    model, features = Net(), list[Tensor]()
+    model.first.register_forward_hook(lambda module, given, out: features.append(out))
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        value = square(model, x) + sum(each.mean() for each in features)
+        features.clear()
+        return value
+
+    return model, loss, features
+
+
+def filled_in_forward() -> Any:
+    def keep(net: Net, hidden: Tensor) -> None:
+        net.outs.clear()
+        net.outs.extend([hidden, hidden.mean()])
+
+    model = Net(keep)
+    return model, lambda model, x: square(model, x) + model.outs[1], model.outs
+
+
+def assigned_in_forward() -> Any:
+    def keep(net: Net, hidden: Tensor) -> None:
+        net.attention, net.pair = hidden.detach(), (hidden, [hidden + 1])
+
+    model = Net(keep)
+    return model, square, Attributes(model, "attention", "pair")
+
+
+def losses_of_a_module() -> Any:
+    def loss(model: Net, x: Tensor) -> Tensor:
+        value = square(model, x)
+        model.outs.append(value.detach())
+        return value
+
+    model = Net()
+    return model, loss, model.outs
+
+
+def losses_everywhere() -> Any:
+    everywhere.clear()
+    newest, meter, latest = collections.deque[Any](maxlen=2), Meter(), [None]
+
+    def loss(model: Net, x: Tensor) -> Tensor:
+        value = square(model, x)
+        everywhere.append({"loss": value.detach(), "rows": len(x), "x": (x, model.first.weight)})
+        newest.append(value.detach())
+        latest[0] = value.detach()
+        meter.last = value.detach()
+        meter.seen += [value.detach().clone().add_(1)]
+        return value + meter.seen[-1]
+
+    return Net(), loss, [everywhere, newest, meter, latest]
+
+
+def numbers() -> Any:
+    meter = Meter()
+    metrics: dict[str, dict[str, list[Any]]] = {"train": collections.defaultdict(list), "eval": collections.defaultdict(list)}
+
+    def loss(model: Net, x: Tensor) -> Tensor:
+        out = model(x)
+        value = out.square().mean()
+        meter.update(value.item(), x.shape[0])
+        metrics["train" if model.training else "eval"]["norm"].append(out.norm().item())
+        metrics["train"]["rows"].append([out[0].tolist(), (out > 0).sum().item()])
+        metrics.setdefault("more", {}).setdefault("kinds", []).append(isinstance(value.item(), float))
+        return value
+
+    return Net(), loss, [meter, metrics]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        features_in_a_dictionary,
+        features_in_a_list,
+        features_cleared_behind,
+        filled_in_forward,
+        assigned_in_forward,
+        losses_of_a_module,
+        losses_everywhere,
+        numbers,
+    ],
+)
+def test_what_leaves_is_where_eager_leaves_it(make):
+    check(make)
+
+
+def test_it_is_captured_once(recwarn):
+    def loss(model: Net, x: Tensor) -> Tensor:
+        model.outs.append(square(model, x).item())
+        return square(model, x)
+
+    model = Net()
+    step = lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False, check="always")
+    assert model.outs == []
+    for _ in range(4):
+        step(torch.rand(5, 3))
+    assert len(model.outs) == 4
+    assert not [each for each in recwarn if "captured" in str(each.message)]
+    model.outs = [7]
+    step(torch.rand(5, 3))
+    assert len(model.outs) == 2
+
+
+def test_what_leaves_is_counted_in_the_peak():
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        kept.append(x.repeat(100, 1))
+        return square(model, x)
+
+    kept: list[Tensor] = []
+    peaks = []
+    for function in (square, loss):
+        model = Net()
+        step = lowtide.optimize(model, torch.rand(50, 3), loss=function, optimizer=optim.SGD(model.parameters()), workspaces=False)
+        peaks.append(step.plan.peak_bytes)
+    assert peaks[1] - peaks[0] >= 50 * 100 * 3 * 4
+
+
+def test_a_step_that_fails_puts_nothing_there():
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        kept.append(model(x).detach())
+        assert kept[-1].isfinite().all()
+        return square(model, x)
+
+    kept: list[Tensor] = []
+    model = Net()
+    step = lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
+    with pytest.raises(AssertionError):
+        step(torch.full((5, 3), torch.nan))
+    assert kept == []
+    step(torch.rand(5, 3))
+    assert len(kept) == 1
+
+
+def test_inference_puts_there_too():
+    model = Net(lambda net, hidden: net.outs.append(hidden))
+    step = lowtide.optimize(model, torch.rand(5, 3), workspaces=False)
+    expected = []
+    for x in (torch.rand(5, 3), torch.rand(5, 3)):
+        step(x)
+        expected.append(torch.tanh(model.first(x)).detach())
+    assert not differences(expected, model.outs)
+
+
+def bounded(kept: list[Any], value: Tensor) -> Any:
+    kept.append(value.detach())
+    return kept.pop(0) if len(kept) > 2 else None
+
+
+def of_all(kept: list[Any], value: Tensor) -> Any:
+    kept.append(value.detach())
+    return torch.stack(kept)
+
+
+def at_what_time(kept: list[Any], value: Tensor) -> Any:
+    kept.append((time.perf_counter(), value.detach()))
+
+
+def decided_by_a_number(kept: list[Any], value: Tensor) -> Any:
+    kept.append(value.item() if value.item() > 0 else 0)
+
+
+def by_position(kept: list[Any], value: Tensor) -> Any:
+    kept.append(value.detach())
+    return kept[0]
+
+
+@pytest.mark.parametrize(
+    ("keep", "why"),
+    [
+        (bounded, r"at \S+test_leaving.py:\d+.* reads what other steps leave in a list that it changes"),
+        (of_all, "still holds what the program computed"),
+        (at_what_time, "something else there each time"),
+        (decided_by_a_number, "control flow depends on data"),
+        (by_position, "reads what other steps leave"),
+    ],
+)
+def test_what_follows_from_earlier_steps_is_refused(keep, why):
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        value = square(model, x)
+        keep(kept, value)
+        return value
+
+    kept: list[Any] = []
+    model = Net()
+    with pytest.raises(lowtide.CaptureError, match=why):
+        lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
+    assert kept == []
+
+
+def test_an_average_that_goes_on_is_refused():
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        value = square(model, x)
+        meter.last = value.detach() if meter.last is None else 0.9 * meter.last + value.detach()
+        return value
+
+    model, meter = Net(), Meter()
+    with pytest.raises(lowtide.CaptureError, match="reads attribute 'last' of a Meter, which an earlier step has put there"):
+        lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
+    assert meter.last is None
+
+
+WRITES: tuple[Callable[[Any, Any], object], ...] = (
+    lambda places, value: places["list"].append(value()),
+    lambda places, value: places["list"].extend([value(), value()]),
+    lambda places, value: places["queue"].appendleft((value(), 3)),
+    lambda places, value: places["table"].__setitem__("a", [value()]),
+    lambda places, value: places["table"].update(b=value(), c={"d": value()}),
+    lambda places, value: places["lists"]["a"].append(value()),
+    lambda places, value: setattr(places["meter"], "last", value()),
+    lambda places, value: places["meter"].update(value(), 2),
+    lambda places, value: (places["list"].clear(), places["list"].append(value()), places["list"].append(len(places["list"]))),
+    lambda places, value: places["table"].clear(),
+)
+VALUES: tuple[Callable[[Tensor], Any], ...] = (
+    lambda hidden: hidden,
+    lambda hidden: hidden.detach(),
+    lambda hidden: hidden.mean().item(),
+    lambda hidden: hidden[0].tolist(),
+    lambda hidden: (hidden > 0).sum().item(),
+    lambda hidden: hidden.detach().clone().mul_(2),
+)
+
+
+@settings(deadline=None, max_examples=EXAMPLES)
+@given(st.integers(0, 2**32))
+def test_any_program_leaves_what_eager_leaves(seed: int):
+    def make() -> Any:
+        dice = random.Random(seed)
+        places = {"list": [], "queue": collections.deque(maxlen=3), "table": {}, "lists": collections.defaultdict(list), "meter": Meter()}
+
+        def some() -> Callable[[Tensor], None]:
+            chosen = [(dice.choice(WRITES), dice.choice(VALUES)) for _ in range(dice.randint(0, 3))]
+
+            def put(hidden: Tensor) -> None:
+                for write, value in chosen:
+                    write(places, lambda value=value: value(hidden))
+
+            return put
+
+        in_forward, in_hook, in_loss = some(), some(), some()
+        model = Net(lambda net, hidden: in_forward(hidden))
+
+        def loss(model: nn.Module, x: Tensor) -> Tensor:
+            out = model(x)
+            in_loss(out)
+            return out.square().mean()
+
+        model.last.register_forward_hook(lambda module, given, out: in_hook(out) or out * 1)
+        return model, loss, places
+
+    check(make)
