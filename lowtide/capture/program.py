@@ -70,8 +70,8 @@ def capture_inference(model: nn.Module, given: Given, *, put_back: bool = False,
     into places of the caller's.
     """
 
-    def capture(leaving: Leaving | None) -> Captured:
-        watch = Watch()
+    def capture(leaving: Leaving | None, names: bool) -> Captured:
+        watch = Watch(names)
         with (
             put_back_on_failure((), [*objects_in(given.args, given.kwargs), *containers_of((model,))], always=put_back),
             following((model,)) as follower,
@@ -119,8 +119,8 @@ def capture_training(program: TrainingProgram, given: Given, *, put_back: bool =
     functions = program.loss, program.after_backward
     models = (program.model,) if program.wrapper is None else (program.model, program.wrapper)
 
-    def capture(leaving: Leaving | None) -> tuple[Captured, ...]:
-        watch = Watch()
+    def capture(leaving: Leaving | None, names: bool) -> tuple[Captured, ...]:
+        watch = Watch(names)
         with (
             put_back_on_failure(functions, [*objects_in(given.args, given.kwargs), *containers_of(models)], always=put_back),
             following(models, functions, program.optimizer) as follower,

@@ -33,6 +33,7 @@ _WHAT_TO_DO = (
 class Watch:
     """Remembers, without holding them, the storages that a capture has made."""
 
+    names: bool = True  # whoever holds one of them, which takes seconds where there are many objects
     made: list[tuple[StorageWeakRef, Storage]] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
 
@@ -57,7 +58,7 @@ class Watch:
         gc.collect()
         if not (alive := self._alive()):
             return
-        holding = [f"{_holder(fake)}{self._made_at(alive[address(fake)])}" for fake in _fakes_on(alive)]
+        holding = [f"{_holder(fake)}{self._made_at(alive[address(fake)])}" for fake in _fakes_on(alive)] if self.names else []
         for fake in _fakes_on(alive):
             _take_out(fake)
         holders = list(dict.fromkeys(holding)) or [_NAMELESS]

@@ -270,28 +270,37 @@ def noted() -> int:
     return _active[-1].done if _active else 0
 
 
-def with_leaving(capture: Callable[[Leaving | None], T], roots: Iterable[Any], *, at_once: bool) -> T:
-    """A capture; where it is refused, or `at_once`, one that follows what the program puts outside."""
+def with_leaving(capture: Callable[[Leaving | None, bool], T], roots: Iterable[Any], *, at_once: bool) -> T:
+    """A capture; where it is refused, or `at_once`, one that follows what the program puts outside.
+
+    `capture` is also told whether to name whoever holds what it should not: only once nothing else is left to try.
+    """
+    roots = list(roots)
     try:
-        return capture(None) if not at_once else _followed(capture, roots)
-    except LeavingError as error:
+        return _followed(capture, roots, names=True) if at_once else capture(None, False)
+    except LeavingError:
         if at_once:
             raise
-        try:
-            return _followed(capture, roots)
-        except StaleError as why:
-            raise CaptureError(f"{error}. It cannot be put there by each step: {why}") from error.__cause__
-        except CaptureError:
-            raise error from error.__cause__
+    why = ""
+    try:
+        return _followed(capture, roots, names=False)
+    except StaleError as error:
+        why = f". It cannot be put there by each step: {error}"
+    except CaptureError:
+        pass
+    try:
+        return capture(None, True)
+    except LeavingError as error:
+        raise CaptureError(f"{error}{why}") from error.__cause__
 
 
-def _followed(capture: Callable[[Leaving | None], T], roots: Iterable[Any]) -> T:
+def _followed(capture: Callable[[Leaving | None, bool], T], roots: Iterable[Any], *, names: bool) -> T:
     """Twice where numbers are put outside: what is another one in each step (a clock) would be there as it was in the capture."""
     words: list[tuple[str, ...]] = []
     while True:
         leaving = Leaving()
         with leaving.in_place(roots):
-            captured = capture(leaving)
+            captured = capture(leaving, names)
         for container in leaving.all():
             container.forget()
             container.stand_in = container.items = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,7 @@ class Log:
 
     events: list[tuple[Container, str, tuple[Any, ...]]] = field(default_factory=list)
     active: bool = False
+    thread: int = field(default_factory=threading.get_ident)  # that captures: what others do is done to the caller's own containers
 
 
 class _Earlier:
@@ -96,6 +98,10 @@ class Container:
     def changes_itself(self) -> bool:
         """Whether the program changes which items it has."""
         return self.changed or any(other.made for other in self.within)
+
+    def is_of_others(self) -> bool:
+        """Whether another thread asks than the one that captures."""
+        return threading.get_ident() != self.log.thread and self.original is not None
 
     def stale_at(self, as_a_whole: bool) -> str:
         """Where the program reads what earlier steps have left; "" where it does not. `as_a_whole`: with what it holds."""
@@ -213,6 +219,8 @@ def _watched(kind: Any, name: str, method: Any) -> Any:
     is_table = issubclass(kind, dict)
 
     def changing(self: Any, *args: Any, **options: Any) -> Any:
+        if self.kept.is_of_others():
+            return method(self.kept.original, *args, **options)
         if "extend" in name or name == "__iadd__":
             args = (list(args[0]),)
         self.kept.change("extend" if name == "__iadd__" else name, args)
@@ -222,6 +230,8 @@ def _watched(kind: Any, name: str, method: Any) -> Any:
         return self if result is items else result
 
     def reading(self: Any, *args: Any, **options: Any) -> Any:
+        if self.kept.is_of_others():
+            return method(self.kept.original, *args, **options)
         if name not in _OF_A_KEY or (name == "__contains__" and not is_table) or isinstance(args[0], slice):
             self.kept.read()
         elif name != "__getitem__" or not is_table or dict.__contains__(self, args[0]):  # what misses a key says so itself
@@ -232,11 +242,16 @@ def _watched(kind: Any, name: str, method: Any) -> Any:
 
 
 def _update(self: Any, *args: Any, **named: Any) -> None:
+    if self.kept.is_of_others():
+        self.kept.original.update(*args, **named)
+        return
     for key, item in dict(*args, **named).items():
         self[key] = item
 
 
 def _missing(self: Any, key: Any) -> Any:
+    if self.kept.is_of_others():
+        return self.kept.original[key]
     if getattr(self, "default_factory", None) is None:
         self.kept.read(key)
         raise KeyError(key)
@@ -244,6 +259,8 @@ def _missing(self: Any, key: Any) -> Any:
 
 
 def _set_default(self: Any, key: Any, default: Any = None) -> Any:
+    if self.kept.is_of_others():
+        return self.kept.original.setdefault(key, default)
     if dict.__contains__(self, key):
         return self[key]
     return self.kept.adopt(key, default)
