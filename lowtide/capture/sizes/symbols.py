@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import Any, TypeAlias, overload
 
@@ -40,6 +41,7 @@ Extent: TypeAlias = "int | torch.SymInt"
 
 _WRAP = "wrap_int"
 _BINARY = ("add", "sub", "mul", "mod", "int_floordiv", "floordiv", "eq", "ne", "lt", "le", "gt", "ge", "sym_max", "sym_min")
+_LARGEST_QUOTIENT, _MOST_ASKED = 4096, 2**16  # the largest divisor in the place of a fraction, and the largest extent that is tried
 _LEAST_SYMBOLIC = 2  # torch captures 0 and 1 apart: a dimension of that size is a number
 
 
@@ -248,6 +250,20 @@ def size_of(item: Extent) -> Size:
 def sizes_of(items: Sequence[Extent]) -> tuple[Size, ...]:
     """Several numbers of torch's as sizes."""
     return tuple(item if type(item) is int else size_of(item) for item in items)
+
+
+def multiplied(extent: Extent, factor: float) -> Extent:
+    """An extent times a fraction, rounded down, as C computes it: by a quotient of whole numbers that gives the same for all of the range.
+
+    Raises FixedError where none is known.
+    """
+    if not isinstance(extent, torch.SymInt):
+        return int(extent * factor)
+    top, bottom = Fraction(factor).limit_denominator(_LARGEST_QUOTIENT).as_integer_ratio()
+    most = extent.node.shape_env.bound_sympy(extent.node.expr).upper
+    if not most.is_Integer or most > _MOST_ASKED or any(number * top // bottom != int(number * factor) for number in range(int(most) + 1)):
+        return int(int(extent) * factor)
+    return extent * top // bottom
 
 
 def _in_our_words(expression: Any) -> Any:
