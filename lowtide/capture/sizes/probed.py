@@ -6,8 +6,10 @@ Strides are those of a dense tensor whose dimensions lie in the order that was s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from math import prod
 from typing import Any
 
 import torch
@@ -19,6 +21,8 @@ from lowtide.capture.sizes.symbols import Extent, Symbols, size_of
 from lowtide.errors import ShapeError
 
 _WANTED, _TRIED = 4, 24  # points at least, and at most
+_WITHIN = 4  # points at which bytes are asked for beside the corners
+_PAGES = 8 * 4096  # bytes: what oneDNN leaves consists of seven parts
 
 
 class UnprobedError(Exception):
@@ -55,6 +59,34 @@ def probed(
     if not all(isinstance(expr, torch.Tensor) for answer in answers for expr in answer):
         raise UnprobedError
     return type(answers[0])(seen.result(exprs) for exprs in zip(*answers, strict=True))
+
+
+def bytes_left(symbols: Symbols, ask: Callable[[dict[str, int]], int]) -> Extent:
+    """As many bytes as an operator leaves for another one to read, or somewhat more; `ask` says how many those are at a point.
+
+    They grow evenly along each dimension, but that kernels round parts of them up to pages: between the corners of the range they are no
+    more than what lies evenly between those, and some pages.
+    """
+    dimensions = symbols.dimensions
+    ranges = {each.name: (each.least, each.most) for each in dimensions}
+    varied = [each for each in dimensions if each.least < each.most]
+    corners = [frozenset(above) for count in range(len(varied) + 1) for above in combinations(varied, count)]
+    at = {above: ask({each.name: each.most if each in above else each.least for each in dimensions}) for above in corners}
+
+    def evenly(distances: Mapping[str, Any]) -> Any:
+        """What the corners say, given how far above its least each dimension is."""
+        found: Any = 0
+        for above in corners:
+            more = sum((-1) ** (len(above) - len(below)) * at[below] for below in corners if below <= above)
+            sides = (distances[each.name] if each in above else each.most - each.least for each in varied)
+            found = found + max(more, 0) * prod(sides)
+        return found // prod(each.most - each.least for each in varied)
+
+    def distances(point: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: point[name] - least for name, (least, _) in ranges.items()}
+
+    above = [ask(point) - evenly(distances(point)) for point in symbols.points(_WITHIN)]
+    return evenly(distances({each.name: symbols.number_of(each) for each in dimensions})) + max(_PAGES, *(2 * each for each in above))
 
 
 @dataclass(frozen=True)

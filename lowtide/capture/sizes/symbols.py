@@ -66,6 +66,11 @@ class Symbols:
         """An extent of the batch as torch takes it."""
         return self._ints[name]
 
+    def number_of(self, dimension: Dimension) -> Extent:
+        """What a dimension is, as torch takes it."""
+        extent, steps = self._ints[dimension.extent_name], dimension.steps
+        return extent if steps is None else (extent - steps.offset) // steps.step
+
     def _add(self, dimension: Dimension, number: int) -> None:
         if number < _LEAST_SYMBOLIC or self.env is None:
             self._ints[dimension.extent_name] = dimension.extent(number)
