@@ -167,8 +167,8 @@ def _look(tensor: torch.Tensor) -> Made:
 def _instead(look: Made, fake: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
     """A fake of this look for one that looks otherwise.
 
-    Of symbolic extents it is dense with its dimensions in that order, or has strides of the tensors that were given. Other points of the
-    range are tried when the operators are measured.
+    Of symbolic extents it is dense with its dimensions in that order, or has strides of the tensors that were given; it lies on a storage of
+    its own size, or on one of the size of a given one's. Other points of the range are tried when the operators are measured.
     """
     if not any(map(is_symbolic, (*fake.shape, *fake.stride(), fake.untyped_storage().nbytes()))):
         return _fake(look)
@@ -176,8 +176,10 @@ def _instead(look: Made, fake: torch.Tensor, given: Sequence[torch.Tensor]) -> t
     known = {hint(step): step for tensor in given for step in tensor.stride()}
     for stride in (dense_stride(fake.shape, order), [known.get(step, step) for step in look.stride]):
         made = torch.empty_strided(fake.shape, stride, dtype=getattr(torch, look.dtype), device=look.device)
-        if _look(made).is_like(look):
-            return made
+        larger = (made.new_empty(each.numel()).as_strided(fake.shape, stride) for each in given if hint(each.numel()) > hint(made.numel()))
+        for each in (made, *larger):
+            if _look(each).is_like(look):
+                return each
     raise CaptureError(
         f"the results of an operator at {users_line()} lie otherwise than torch's fake kernel says ({look}), in a way that is not "
         "known for other batches: leave its dimensions out of `dynamic`"

@@ -1,6 +1,7 @@
 """The results of an operator whose fake kernel takes symbolic sizes for numbers, or none at all: found by asking at several points.
 
-Each extent of a result has to be one of the sizes that the call was given, or a number: that one which it is at all points that were asked.
+Each extent of a result has to be one of the sizes that the call was given, the larger half of one, or a number: that one which it is at all
+points that were asked.
 Strides are those of a dense tensor whose dimensions lie in the order that was seen. What follows neither way is refused.
 """
 
@@ -118,6 +119,8 @@ class _Seen:
         for position, extent in enumerate(self.pool):
             if [point[position] for point in self.points] == numbers:
                 return extent
+            if [point[position] // 2 + 1 for point in self.points] == numbers:  # what a Fourier transform of real numbers keeps
+                return extent // 2 + 1
         raise UnprobedError
 
 
