@@ -167,8 +167,8 @@ def _look(tensor: torch.Tensor) -> Made:
 def _instead(look: Made, fake: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
     """A fake of this look for one that looks otherwise.
 
-    Of symbolic extents it is dense with its dimensions in that order, or has strides of the tensors that were given; it lies on a storage of
-    its own size, or on one of the size of a given one's. Other points of the range are tried when the operators are measured.
+    Of symbolic extents it is dense with its dimensions in that order, or has strides of the tensors that were given; it lies on a storage
+    of its own size, or of that of a given one. Other points of the range are tried when the operators are measured.
     """
     if not any(map(is_symbolic, (*fake.shape, *fake.stride(), fake.untyped_storage().nbytes()))):
         return _fake(look)

@@ -27,7 +27,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy import functions
 
 from lowtide.capture.care.turns import replaced
-from lowtide.capture.sources import users_line
+from lowtide.capture.sources import is_asked_by_user, users_code, users_line
 from lowtide.errors import CaptureError, FormatError
 from lowtide.ir.graph import Node
 from lowtide.ir.shapes.at import Rewriter
@@ -116,8 +116,9 @@ class Symbols:
         """What torch has taken for granted of the dimensions."""
         if self.env is None:
             return ()
-        names = _known[self.env].names
-        return tuple(Condition(_in_our_words(guard.expr.xreplace(names)), str(guard.sloc)) for guard in self.env.guards)
+        env, names = self.env, _known[self.env].names
+        relations = ((_without_fractions(env, guard.expr).xreplace(names), str(guard.sloc)) for guard in env.guards)
+        return tuple(Condition(_in_our_words(relation), where) for relation, where in relations)
 
 
 class _Numbers(dict[Size, int]):
@@ -165,15 +166,21 @@ _known: weakref.WeakKeyDictionary[ShapeEnv, _Known] = weakref.WeakKeyDictionary(
 class FixedError(CaptureError):
     """The program under capture is one for some numbers of a dimension alone: `equal_to` another dimension, or for one number."""
 
-    def __init__(self, name: str, equal_to: Any) -> None:
-        self.name, self.equal_to = name, equal_to
-        remedy = (
-            "compute with tensors and sizes there (no range(), int() or list over it), or leave the dimension out of `dynamic`"
-            if equal_to.is_number
-            else "where both are always equal, tie them by one name in `dynamic`"
-        )
+    def __init__(self, name: str, equal_to: Any, operator: str = "") -> None:
+        self.name, self.equal_to, self.operator = name, equal_to, operator
+        code, line = users_code(), users_line()
+        where = f"{operator} at {line}" if operator else f"{code} at {line}" if code else line
+        if not equal_to.is_number:
+            remedy = "where both are always equal, tie them by one name in `dynamic`"
+        elif operator or not is_asked_by_user():
+            remedy = "torch has this for numbers alone: compute it by operators that take any size, or leave the dimension out of `dynamic`"
+        else:
+            remedy = (
+                "compute with tensors and sizes there (x.shape[0] for len(x), x.shape[0] ** 0.5 without a float() around the size, no "
+                "range(), int() or list over it), or leave the dimension out of `dynamic`"
+            )
         super().__init__(
-            f"dimension {name}: {users_line()} takes it to be {equal_to}, so that the program is another one for other batches: {remedy}"
+            f"dimension {name}: {where} takes it to be {equal_to}, so that the program is another one for other batches: {remedy}"
         )
 
 
@@ -248,7 +255,7 @@ def size_of(item: Extent) -> Size:
     env, expression = node.shape_env, node.expr
     known = _known[env]
     if expression not in known.sizes:
-        known.sizes[expression] = _size(expression.xreplace(known.names))
+        known.sizes[expression] = _size(_without_fractions(env, expression).xreplace(known.names))
     return known.sizes[expression]
 
 
@@ -258,17 +265,39 @@ def sizes_of(items: Sequence[Extent]) -> tuple[Size, ...]:
 
 
 def multiplied(extent: Extent, factor: float) -> Extent:
-    """An extent times a fraction, rounded down, as C computes it: by a quotient of whole numbers that gives the same for all of the range.
-
-    Raises FixedError where none is known.
-    """
+    """An extent times a fraction, rounded down, as C and Python compute it. Raises FixedError where no size is that."""
     if not isinstance(extent, torch.SymInt):
         return int(extent * factor)
-    top, bottom = Fraction(factor).limit_denominator(_LARGEST_QUOTIENT).as_integer_ratio()
-    most = extent.node.shape_env.bound_sympy(extent.node.expr).upper
-    if not most.is_Integer or most > _MOST_ASKED or any(number * top // bottom != int(number * factor) for number in range(int(most) + 1)):
-        return int(int(extent) * factor)
-    return extent * top // bottom
+    found = _quotient(extent.node.shape_env, extent.node.expr, factor)
+    return int(int(extent) * factor) if found is None else extent * found.numerator // found.denominator
+
+
+def _quotient(env: ShapeEnv, expression: Any, factor: float) -> Fraction | None:
+    """The quotient of whole numbers by which all that an expression may be gives, rounded down, what the factor does; None for none."""
+    found, most = Fraction(factor).limit_denominator(_LARGEST_QUOTIENT), env.bound_sympy(expression).upper
+    if not most.is_Integer or most > _MOST_ASKED:
+        return None
+    same = all(number * found.numerator // found.denominator == int(number * factor) for number in range(int(most) + 1))
+    return found if same else None
+
+
+def _without_fractions(env: ShapeEnv, expression: Any) -> Any:
+    """`math.floor(x.shape[1] * 0.5)` and `math.ceil(x.shape[1] / 3)` as quotients of whole numbers, where those are the same."""
+
+    def quotient(rounded: Any) -> Any:
+        (fraction,) = rounded.args
+        factor, part = fraction.as_coeff_Mul()
+        if not part.args or not part.args[0].is_nonnegative:
+            return rounded
+        if isinstance(fraction, functions.IntTrueDiv) and fraction.args[1].is_Integer:  # rounded once, and to no other whole number
+            up = isinstance(rounded, functions.CeilToInt)
+            return (sympy.ceiling if up else sympy.floor)(fraction.args[0] / fraction.args[1])
+        if not isinstance(part, functions.ToFloat) or not factor.is_Float or isinstance(rounded, functions.CeilToInt):
+            return rounded
+        found = _quotient(env, part.args[0], float(factor))
+        return rounded if found is None else sympy.floor(part.args[0] * sympy.Rational(found.numerator, found.denominator))
+
+    return expression.replace(lambda each: isinstance(each, (functions.TruncToInt, functions.FloorToInt, functions.CeilToInt)), quotient)
 
 
 def _in_our_words(expression: Any) -> Any:
