@@ -34,7 +34,7 @@ def kernel(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> C
         return functools.partial(_viewed, func)
     sizes = (*args, *(extent for each in tensors_in(args) for extent in each.shape)) if wrong is Fake.FIXES_SIZES else ()
     if any(map(is_symbolic, sizes)):
-        return _OVER_SIZES.get(func.overloadpacket, decomposition_table.get(func, func))
+        return _OVER_SIZES.get(func.overloadpacket) or decomposition_table[func]
     if wrong is Fake.MISSING:
         return _as_first
     return _least_squares if wrong is Fake.ASKS_DATA_FOR_SHAPES and _shapes_are_fixed(*args, **kwargs) else func
@@ -56,7 +56,12 @@ def _spaced(first: Any, last: Any, count: Extent, *base: float, **look: Any) -> 
     return torch.empty(count, **look)
 
 
-_OVER_SIZES = {_ATEN.im2col: _unfolded, _ATEN.col2im: _folded, _ATEN.linspace: _spaced, _ATEN.logspace: _spaced}
+_OVER_SIZES: dict[Any, Callable[..., torch.Tensor]] = {
+    _ATEN.im2col: _unfolded,
+    _ATEN.col2im: _folded,
+    _ATEN.linspace: _spaced,
+    _ATEN.logspace: _spaced,
+}
 
 
 def _as_first(first: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

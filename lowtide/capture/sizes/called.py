@@ -38,7 +38,7 @@ def called_with_sizes() -> Iterator[None]:
 
 
 def _root(plain: _Function) -> _Function:
-    return lambda number: torch._sym_sqrt(number) if is_symbolic(number) or isinstance(number, torch.SymFloat) else plain(number)
+    return lambda number: torch.sym_sqrt(number) if is_symbolic(number) or isinstance(number, torch.SymFloat) else plain(number)
 
 
 def _tensor(plain: _Function) -> _Function:

@@ -68,26 +68,22 @@ def bytes_left(symbols: Symbols, ask: Callable[[dict[str, int]], int]) -> Extent
     They grow evenly along each dimension, but that kernels round parts of them up to pages: between the corners of the range they are no
     more than what lies evenly between those, and some pages.
     """
-    dimensions = symbols.dimensions
-    ranges = {each.name: (each.least, each.most) for each in dimensions}
-    varied = [each for each in dimensions if each.least < each.most]
+    varied = [each for each in symbols.dimensions if each.least < each.most]
     corners = [frozenset(above) for count in range(len(varied) + 1) for above in combinations(varied, count)]
-    at = {above: ask({each.name: each.most if each in above else each.least for each in dimensions}) for above in corners}
+    at = {above: ask({each.name: each.most if each in above else each.least for each in symbols.dimensions}) for above in corners}
+    spans = {each: each.most - each.least for each in varied}
 
-    def evenly(distances: Mapping[str, Any]) -> Any:
-        """What the corners say, given how far above its least each dimension is."""
+    def evenly(numbers: Mapping[str, Any]) -> Any:
+        """What the corners say of a point between them."""
         found: Any = 0
         for above in corners:
             more = sum((-1) ** (len(above) - len(below)) * at[below] for below in corners if below <= above)
-            sides = (distances[each.name] if each in above else each.most - each.least for each in varied)
-            found = found + max(more, 0) * prod(sides)
-        return found // prod(each.most - each.least for each in varied)
+            found = found + max(more, 0) * prod(numbers[each.name] - each.least if each in above else span for each, span in spans.items())
+        return found // prod(spans.values())
 
-    def distances(point: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: point[name] - least for name, (least, _) in ranges.items()}
-
-    above = [ask(point) - evenly(distances(point)) for point in symbols.points(_WITHIN)]
-    return evenly(distances({each.name: symbols.number_of(each) for each in dimensions})) + max(_PAGES, *(2 * each for each in above))
+    above = [ask(point) - evenly(point) for point in symbols.points(_WITHIN)]
+    bound: Extent = evenly({each.name: symbols.number_of(each) for each in varied}) + max(_PAGES, *(2 * each for each in above))
+    return bound
 
 
 @dataclass(frozen=True)
