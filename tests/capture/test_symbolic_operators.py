@@ -48,6 +48,7 @@ def test_losses(name, reduction):
     alike(nn.Linear(5, 3), lambda rows: torch.randn(rows, 5), _varying("rows"), [{"rows": 4}, {"rows": 9}], loss)
 
 
+@pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.parametrize("shapes", [((4, 3), (4, 3)), ((3,), (4, 3)), ((1,), (1,)), ((), ())])
 def test_a_loss_keeps_the_storage_of_its_elements(shapes):
     """Tells when torch no longer does, or does so for other losses."""
@@ -87,15 +88,23 @@ class Layer(nn.Module):
 
     def forward(self, given):
         out, last = self.layer(given)
-        return out.sum() + (last if isinstance(last, torch.Tensor) else sum(last)).sum()
+        return out.sum() + sum(each[-1].sum() for each in (last if isinstance(last, tuple) else (last,)))
 
 
-@pytest.mark.parametrize("rows_first", [True, False])
-@pytest.mark.parametrize("how", [{}, {"bidirectional": True, "num_layers": 2, "bias": False}, {"dropout": 0.2, "num_layers": 2}])
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_layers_over_rows(kind, how, rows_first):
+@pytest.mark.parametrize(
+    ("kind", "rows_first", "how"),
+    [
+        (nn.LSTM, True, {}),
+        (nn.LSTM, False, {"bidirectional": True, "num_layers": 2, "bias": False}),
+        (nn.LSTM, True, {"dropout": 0.2, "num_layers": 2}),
+        (nn.GRU, True, {}),
+        (nn.GRU, False, {"bidirectional": True, "bias": False}),
+        (nn.RNN, True, {"nonlinearity": "relu"}),
+    ],
+)
+def test_recurrent_layers_over_rows(kind, rows_first, how):
     names = ("rows",) if rows_first else (None, "rows")
-    make = lambda rows: torch.randn(rows, 3, 4) if rows_first else torch.randn(3, rows, 4)  # noqa: E731
+    make = lambda rows: torch.randn(rows, 2, 4) if rows_first else torch.randn(2, rows, 4)  # noqa: E731
     alike(Layer(kind, rows_first, **how), make, _varying(*names), [{"rows": 4}, {"rows": 9}])
 
 
@@ -129,7 +138,7 @@ def test_an_lstm_that_projects_is_refused():
 def _weighed(made):
     side = made.shape[-1]
     grid = torch.stack(torch.meshgrid(torch.linspace(-1, 1, side), torch.logspace(0, 1, steps=side, base=2.0), indexing="ij"))
-    return made * grid.sum(0) / math.sqrt(side) + torch.tensor(side) * torch.tensor([side, 2.0]).sum()
+    return made * grid.sum(0)
 
 
 @pytest.mark.parametrize(

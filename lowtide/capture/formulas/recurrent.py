@@ -85,13 +85,11 @@ def _by_layers(
         outputs = []
         for direction in range(directions):
             at = len(ends)
+            before = states[at], cells[at]
             weights = params[at * each : (at + 1) * each]
-            # C++ makes the last argument first
-            biases = (
-                weights[2:] if has_biases else [torch.zeros_like(one, memory_format=torch.contiguous_format) for one in weights[::-1]][::-1]
-            )
+            biases = list(weights[2:]) or [_zeros_like(one) for one in reversed(weights)][::-1]  # C++ makes the last argument first
             settings = direction > 0, (), _LSTM, size, layers, has_biases, bidirectional, rows_first, train
-            output, state, cell, _ = _LAYER(made, weights[0], weights[1], *biases, states[at], cells[at], *settings)
+            output, state, cell, _ = _LAYER(made, weights[0], weights[1], *biases, *before, *settings)
             outputs.append(output)
             ends.append((state, cell))
         made = outputs[0] if directions == 1 else torch.cat(outputs, -1)
@@ -99,6 +97,11 @@ def _by_layers(
             made = torch.dropout(made, dropout, True)
     state, cell = (torch.stack(items) for items in zip(*ends, strict=True))
     return (made.transpose(0, 1) if rows_first else made), state, cell
+
+
+def _zeros_like(one: Tensor) -> Tensor:
+    zeros: Tensor = _ATEN.zeros.default(one.shape, dtype=one.dtype, layout=one.layout, device=one.device)
+    return zeros
 
 
 def _refuse_length(op: OpOverload, length: Any) -> NoReturn:
