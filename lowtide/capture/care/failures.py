@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import logging
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,13 @@ _LONGEST_TEXT = 600  # characters of an exception's own words; torch's can go on
 _IN_A_RANGE = (
     "with `dynamic` this has to be right for every batch of the range: take sizes from the shapes of tensors, not from numbers that the "
     "example happens to have, or leave the dimension out"
+)
+_OF_CPP = "\nException raised from "  # what follows is a stack of addresses
+_NUMBERS_ALONE = re.compile(
+    "Sym(Int|Float|Bool)|symbolic (sizes|strides|integers)"
+)  # in torch's words for a size that it takes for a number
+_TAKES_NUMBERS = (
+    "torch has this for sizes that are numbers alone: compute it by operators that take any, or leave the dimension out of `dynamic`"
 )
 _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 _NO_DATA = "data is not allocated yet"  # what torch says of a fake tensor of which a constructor wants the numbers
@@ -108,9 +116,11 @@ def _sentence(error: Exception, called: str) -> str:
     operator, line = getattr(error, _MARK, ("", ""))
     known = next((words for part, words in _BY_TEXT if part in text), None)
     if operator and known is None:
-        what_to_do = _WHAT_TO_DO if with_names(text) == text else _IN_A_RANGE
+        what_to_do = _TAKES_NUMBERS if _NUMBERS_ALONE.search(text) else _WHAT_TO_DO if with_names(text) == text else _IN_A_RANGE
         return f"{called} failed in operator {operator} at {line}, which {raised}; {what_to_do}"
     line = line or line_of(error)
+    if _NUMBERS_ALONE.search(text) and known is None:
+        return f"{called} {raised}, at {line or 'an unknown line'}; {_TAKES_NUMBERS}"
     if known is not None:
         return f"{called} {known}, at {line or 'an unknown line'}"
     if "backward through the graph a second time" in text:
@@ -126,5 +136,5 @@ def _sentence(error: Exception, called: str) -> str:
 
 
 def _text_of(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).partition(_OF_CPP)[0].split())
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."

@@ -17,7 +17,7 @@ import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lowtide.capture.sizes.strides import dense_stride, memory_order
+from lowtide.capture.sizes.strides import by_stride, dense_stride, memory_order
 from lowtide.capture.sizes.symbols import Extent, Symbols, size_of
 from lowtide.errors import ShapeError
 
@@ -102,12 +102,11 @@ class _Seen:
     def result(self, made: Sequence[torch.Tensor]) -> torch.Tensor:
         """A fake over symbolic sizes that looks at each point as these do."""
         shape = [self._extent([each.shape[dim] for each in made]) for dim in range(made[0].dim())]
-        orders = {tuple(memory_order(each)) for each in made}
-        dense = all(list(each.stride()) == dense_stride(each.shape, memory_order(each)) for each in made)
         whole = all(each.untyped_storage().nbytes() == each.numel() * each.element_size() for each in made)
-        if len(orders) > 1 or not dense or not whole:
-            raise UnprobedError
-        return torch.empty_strided(shape, dense_stride(shape, list(orders.pop())), dtype=made[0].dtype, device=made[0].device)
+        for order in (memory_order(made[-1]), by_stride(made[-1])):  # which differ where an extent is 1
+            if whole and all(list(each.stride()) == dense_stride(each.shape, order) for each in made):
+                return torch.empty_strided(shape, dense_stride(shape, order), dtype=made[0].dtype, device=made[0].device)
+        raise UnprobedError
 
     def _extent(self, numbers: list[int]) -> Extent:
         if len(set(numbers)) == 1:
