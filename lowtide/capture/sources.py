@@ -100,7 +100,7 @@ def users_code() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_below(frame.f_code.co_filename):
         frame = frame.f_back
-    if frame is None or not hasattr(frame.f_code, "co_positions"):  # from Python 3.11 on
+    if frame is None or torch._C._current_autograd_node() is not None or not hasattr(frame.f_code, "co_positions"):  # from Python 3.11 on
         return ""
     first, last, begin, end = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
     if first is None or first != last:

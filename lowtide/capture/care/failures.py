@@ -13,7 +13,7 @@ from types import TracebackType
 
 from lowtide.capture.calls import NESTED
 from lowtide.capture.care.turns import undoing
-from lowtide.capture.sizes.symbols import with_names
+from lowtide.capture.sizes.symbols import TAKES_NUMBERS, with_names
 from lowtide.capture.sources import line_of, users_line
 from lowtide.errors import CaptureError, LowtideError
 
@@ -28,9 +28,6 @@ _OF_CPP = "\nException raised from "  # what follows is a stack of addresses
 _NUMBERS_ALONE = re.compile(
     "Sym(Int|Float|Bool)|symbolic (sizes|strides|integers)"
 )  # in torch's words for a size that it takes for a number
-_TAKES_NUMBERS = (
-    "torch has this for sizes that are numbers alone: compute it by operators that take any, or leave the dimension out of `dynamic`"
-)
 _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 _NO_DATA = "data is not allocated yet"  # what torch says of a fake tensor of which a constructor wants the numbers
 _TWICE = (
@@ -116,11 +113,11 @@ def _sentence(error: Exception, called: str) -> str:
     operator, line = getattr(error, _MARK, ("", ""))
     known = next((words for part, words in _BY_TEXT if part in text), None)
     if operator and known is None:
-        what_to_do = _TAKES_NUMBERS if _NUMBERS_ALONE.search(text) else _WHAT_TO_DO if with_names(text) == text else _IN_A_RANGE
+        what_to_do = TAKES_NUMBERS if _NUMBERS_ALONE.search(text) else _WHAT_TO_DO if with_names(text) == text else _IN_A_RANGE
         return f"{called} failed in operator {operator} at {line}, which {raised}; {what_to_do}"
     line = line or line_of(error)
     if _NUMBERS_ALONE.search(text) and known is None:
-        return f"{called} {raised}, at {line or 'an unknown line'}; {_TAKES_NUMBERS}"
+        return f"{called} {raised}, at {line or 'an unknown line'}; {TAKES_NUMBERS}"
     if known is not None:
         return f"{called} {known}, at {line or 'an unknown line'}"
     if "backward through the graph a second time" in text:

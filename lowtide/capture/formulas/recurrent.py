@@ -8,7 +8,7 @@ length is a number.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,8 +38,7 @@ def _chunks(op: OpOverload, tensor: Tensor, chunks: int, dim: int = 0) -> Any:
 @formula(_ATEN.gru.input, _ATEN.rnn_tanh.input, _ATEN.rnn_relu.input)
 def _stepwise(op: OpOverload, given: Tensor, hidden: Tensor, params: Sequence[Tensor], *settings: Any) -> Any:
     """`settings` end with whether rows come first."""
-    if is_symbolic(given.shape[1 if settings[-1] else 0]):
-        _refuse_length(op, given.shape[1 if settings[-1] else 0])
+    _refuse_symbolic(op, given.shape[1 if settings[-1] else 0])
     return taken_apart(op, given, hidden, params, *settings)
 
 
@@ -59,8 +58,7 @@ def _lstm(
             )
         with calling_formulas():
             return _by_layers(*asked)
-    if is_symbolic(length := given.shape[1 if rows_first else 0]):
-        _refuse_length(op, length)
+    _refuse_symbolic(op, given.shape[1 if rows_first else 0])
     return taken_apart(op, *asked)
 
 
@@ -76,7 +74,7 @@ def _by_layers(
     given: Tensor, hidden: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, layers: int, dropout: float, train: bool,
     bidirectional: bool, rows_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    each = 4 if has_biases else 2
+    each, zeros = 4 if has_biases else 2, _ATEN.zeros.default
     states, cells = (item.contiguous() for item in hidden)
     size, directions = states.shape[2], 2 if bidirectional else 1
     made = (given.transpose(0, 1) if rows_first else given).contiguous()
@@ -87,7 +85,10 @@ def _by_layers(
             at = len(ends)
             before = states[at], cells[at]
             weights = params[at * each : (at + 1) * each]
-            biases = list(weights[2:]) or [_zeros_like(one) for one in reversed(weights)][::-1]  # C++ makes the last argument first
+            made_up = (
+                () if has_biases else (zeros(one.shape, dtype=one.dtype, layout=one.layout, device=one.device) for one in weights[::-1])
+            )
+            biases = [*weights[2:], *reversed([*made_up])]  # C++ makes the last argument first
             settings = direction > 0, (), _LSTM, size, layers, has_biases, bidirectional, rows_first, train
             output, state, cell, _ = _LAYER(made, weights[0], weights[1], *biases, *before, *settings)
             outputs.append(output)
@@ -99,17 +100,13 @@ def _by_layers(
     return (made.transpose(0, 1) if rows_first else made), state, cell
 
 
-def _zeros_like(one: Tensor) -> Tensor:
-    zeros: Tensor = _ATEN.zeros.default(one.shape, dtype=one.dtype, layout=one.layout, device=one.device)
-    return zeros
-
-
-def _refuse_length(op: OpOverload, length: Any) -> NoReturn:
-    raise CaptureError(
-        f"dimension {size_of(length)}: {_named(op)} takes a step of its own for each place of a sequence, so that the program is another "
-        "one for other lengths: leave the length out of `dynamic` (batches of other lengths are captured as they come), pad sequences to "
-        "one length, or use an LSTM in float32 on a CPU, whose layers are one operator each"
-    )
+def _refuse_symbolic(op: OpOverload, length: Any) -> None:
+    if is_symbolic(length):
+        raise CaptureError(
+            f"dimension {size_of(length)}: {_named(op)} takes a step of its own for each place of a sequence, so that the program is "
+            "another one for other lengths: leave the length out of `dynamic` (batches of other lengths are captured as they come), pad "
+            "sequences to one length, or use an LSTM in float32 on a CPU, whose layers are one operator each"
+        )
 
 
 def _named(op: OpOverload) -> str:

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from lowtide.capture.sizes.strides import by_stride, dense_stride, memory_order
 from lowtide.capture.sizes.symbols import Extent, Symbols, size_of
 from lowtide.errors import ShapeError
+from lowtide.ir.shapes.dimension import Dimension
 
 _WANTED, _TRIED = 4, 24  # points at least, and at most
 _WITHIN = 4  # points at which bytes are asked for beside the corners
@@ -71,18 +72,19 @@ def bytes_left(symbols: Symbols, ask: Callable[[dict[str, int]], int]) -> Extent
     varied = [each for each in symbols.dimensions if each.least < each.most]
     corners = [frozenset(above) for count in range(len(varied) + 1) for above in combinations(varied, count)]
     at = {above: ask({each.name: each.most if each in above else each.least for each in symbols.dimensions}) for above in corners}
-    spans = {each: each.most - each.least for each in varied}
+    spans = {each: each.extent(each.most) - each.extent(each.least) for each in varied}
 
-    def evenly(numbers: Mapping[str, Any]) -> Any:
-        """What the corners say of a point between them."""
+    def evenly(extents: Mapping[Dimension, Any]) -> Any:
+        """What the corners say of what lies between them."""
+        sides = {each: extents[each] - each.extent(each.least) for each in varied}
         found: Any = 0
         for above in corners:
             more = sum((-1) ** (len(above) - len(below)) * at[below] for below in corners if below <= above)
-            found = found + max(more, 0) * prod(numbers[each.name] - each.least if each in above else span for each, span in spans.items())
+            found = found + max(more, 0) * prod(sides[each] if each in above else span for each, span in spans.items())
         return found // prod(spans.values())
 
-    above = [ask(point) - evenly(point) for point in symbols.points(_WITHIN)]
-    bound: Extent = evenly({each.name: symbols.number_of(each) for each in varied}) + max(_PAGES, *(2 * each for each in above))
+    above = [ask(point) - evenly({each: each.extent(point[each.name]) for each in varied}) for point in symbols.points(_WITHIN)]
+    bound: Extent = evenly({each: symbols.extent(each.extent_name) for each in varied}) + max(_PAGES, *(2 * each for each in above))
     return bound
 
 
@@ -103,7 +105,7 @@ class _Seen:
         """A fake over symbolic sizes that looks at each point as these do."""
         shape = [self._extent([each.shape[dim] for each in made]) for dim in range(made[0].dim())]
         whole = all(each.untyped_storage().nbytes() == each.numel() * each.element_size() for each in made)
-        for order in (memory_order(made[-1]), by_stride(made[-1])):  # which differ where an extent is 1
+        for order in (order(each) for each in made for order in (memory_order, by_stride)):  # of extents of 1 there are several
             if whole and all(list(each.stride()) == dense_stride(each.shape, order) for each in made):
                 return torch.empty_strided(shape, dense_stride(shape, order), dtype=made[0].dtype, device=made[0].device)
         raise UnprobedError

@@ -66,11 +66,6 @@ class Symbols:
         """An extent of the batch as torch takes it."""
         return self._ints[name]
 
-    def number_of(self, dimension: Dimension) -> Extent:
-        """What a dimension is, as torch takes it."""
-        extent, steps = self._ints[dimension.extent_name], dimension.steps
-        return extent if steps is None else (extent - steps.offset) // steps.step
-
     def _add(self, dimension: Dimension, number: int) -> None:
         if number < _LEAST_SYMBOLIC or self.env is None:
             self._ints[dimension.extent_name] = dimension.extent(number)
@@ -163,6 +158,9 @@ class _Known:
 _known: weakref.WeakKeyDictionary[ShapeEnv, _Known] = weakref.WeakKeyDictionary()
 
 
+TAKES_NUMBERS = "torch has this for numbers alone: compute it by operators that take any size, or leave the dimension out of `dynamic`"
+
+
 class FixedError(CaptureError):
     """The program under capture is one for some numbers of a dimension alone: `equal_to` another dimension, or for one number."""
 
@@ -173,7 +171,7 @@ class FixedError(CaptureError):
         if not equal_to.is_number:
             remedy = "where both are always equal, tie them by one name in `dynamic`"
         elif operator or not is_asked_by_user():
-            remedy = "torch has this for numbers alone: compute it by operators that take any size, or leave the dimension out of `dynamic`"
+            remedy = TAKES_NUMBERS
         else:
             remedy = (
                 "compute with tensors and sizes there (x.shape[0] for len(x), x.shape[0] ** 0.5 without a float() around the size, no "
@@ -289,10 +287,10 @@ def _without_fractions(env: ShapeEnv, expression: Any) -> Any:
         factor, part = fraction.as_coeff_Mul()
         if not part.args or not part.args[0].is_nonnegative:
             return rounded
+        up = isinstance(rounded, functions.CeilToInt)
         if isinstance(fraction, functions.IntTrueDiv) and fraction.args[1].is_Integer:  # rounded once, and to no other whole number
-            up = isinstance(rounded, functions.CeilToInt)
             return (sympy.ceiling if up else sympy.floor)(fraction.args[0] / fraction.args[1])
-        if not isinstance(part, functions.ToFloat) or not factor.is_Float or isinstance(rounded, functions.CeilToInt):
+        if not isinstance(part, functions.ToFloat) or not factor.is_Float or up:
             return rounded
         found = _quotient(env, part.args[0], float(factor))
         return rounded if found is None else sympy.floor(part.args[0] * sympy.Rational(found.numerator, found.denominator))
