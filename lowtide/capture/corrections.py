@@ -56,12 +56,7 @@ def _spaced(first: Any, last: Any, count: Extent, *base: float, **look: Any) -> 
     return torch.empty(count, **look)
 
 
-_OVER_SIZES: dict[Any, Callable[..., torch.Tensor]] = {
-    _ATEN.im2col: _unfolded,
-    _ATEN.col2im: _folded,
-    _ATEN.linspace: _spaced,
-    _ATEN.logspace: _spaced,
-}
+_OVER_SIZES: dict[Any, Any] = {_ATEN.im2col: _unfolded, _ATEN.col2im: _folded, _ATEN.linspace: _spaced, _ATEN.logspace: _spaced}
 
 
 def _as_first(first: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

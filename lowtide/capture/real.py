@@ -129,8 +129,8 @@ def _put_right(out: Any, given: Sequence[torch.Tensor], ask: Callable[..., Resul
     over_sizes = any(is_symbolic(extent) for each in given for extent in each.shape)
 
     def instead(which: int, look: Made, piece: torch.Tensor) -> torch.Tensor:
-        if over_sizes and look.is_opaque and len(pieces) > 1:
-            return piece.new_empty(bytes_left(symbols, lambda point: _known(ask(0, None, point), which, look).nbytes))
+        if over_sizes and look.dtype == "uint8" and len(look.shape) == 1 and len(pieces) > 1:
+            return piece.new_empty(bytes_left(symbols, lambda point: ((ask(0, None, point) or real)[which] or look).nbytes))
         return _instead(look, piece, given)
 
     right = [
@@ -138,10 +138,6 @@ def _put_right(out: Any, given: Sequence[torch.Tensor], ask: Callable[..., Resul
         for which, (piece, mine, look) in enumerate(zip(pieces, thought, real, strict=True))
     ]
     return type(out)(right) if isinstance(out, (list, tuple)) else right[0]
-
-
-def _known(real: Results | None, which: int, otherwise: Made) -> Made:
-    return (real[which] if real else None) or otherwise
 
 
 def _lies_in_memory(tensor: torch.Tensor) -> bool:

@@ -103,10 +103,8 @@ def users_code() -> str:
     if frame is None or torch._C._current_autograd_node() is not None or not hasattr(frame.f_code, "co_positions"):  # from Python 3.11 on
         return ""
     first, last, begin, end = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
-    if first is None or first != last:
-        return ""
-    text = linecache.getline(frame.f_code.co_filename, first).encode()[begin:end].decode(errors="replace")
-    return f"`{text}`" if 0 < len(text) <= _LONGEST_CODE else ""
+    text = linecache.getline(frame.f_code.co_filename, first or 0).encode()[begin:end].decode(errors="replace")
+    return f"`{text}`" if first == last and 0 < len(text) <= _LONGEST_CODE else ""
 
 
 def is_asked_by_user() -> bool:

@@ -27,11 +27,6 @@ class Made:
     nbytes: int  # of the storage that it lies on
     device: str
 
-    @property
-    def is_opaque(self) -> bool:
-        """Whether it may be bytes whose layout is an operator's own affair, for another one to read."""
-        return self.dtype == "uint8" and len(self.shape) == 1
-
     def is_like(self, other: Made) -> bool:
         """Whether two results are one for whoever reads them: strides mean nothing along extents of 1, nor in a tensor without elements."""
         mine, theirs = (self.dtype, self.shape, self.nbytes, self.device), (other.dtype, other.shape, other.nbytes, other.device)

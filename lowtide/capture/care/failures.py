@@ -111,13 +111,13 @@ def _sentence(error: Exception, called: str) -> str:
     text = _text_of(error)
     raised = f"raised {type(error).__name__}: {with_names(text)}"
     operator, line = getattr(error, _MARK, ("", ""))
+    what_to_do = TAKES_NUMBERS if _NUMBERS_ALONE.search(text) else _WHAT_TO_DO
     known = next((words for part, words in _BY_TEXT if part in text), None)
     if operator and known is None:
-        what_to_do = TAKES_NUMBERS if _NUMBERS_ALONE.search(text) else _WHAT_TO_DO if with_names(text) == text else _IN_A_RANGE
+        if what_to_do is _WHAT_TO_DO and with_names(text) != text:
+            what_to_do = _IN_A_RANGE
         return f"{called} failed in operator {operator} at {line}, which {raised}; {what_to_do}"
     line = line or line_of(error)
-    if _NUMBERS_ALONE.search(text) and known is None:
-        return f"{called} {raised}, at {line or 'an unknown line'}; {TAKES_NUMBERS}"
     if known is not None:
         return f"{called} {known}, at {line or 'an unknown line'}"
     if "backward through the graph a second time" in text:
@@ -129,7 +129,7 @@ def _sentence(error: Exception, called: str) -> str:
             f"{called} cannot be called with this batch, it {raised}; a tuple or list is passed on as positional arguments, a mapping as "
             "keyword arguments, anything else as the one argument"
         )
-    return f"{called} {raised}, at {line or 'an unknown line'}; {_WHAT_TO_DO}"
+    return f"{called} {raised}, at {line or 'an unknown line'}; {what_to_do}"
 
 
 def _text_of(error: Exception) -> str:

@@ -1,8 +1,7 @@
 """Recurrent layers over symbolic sizes: ATen asks for numbers in C++, and takes another way through a layer of symbols than eager does.
 
-An LSTM that oneDNN computes in eager is written here as ATen writes it (RNN.cpp and mkldnn/RNN.cpp), a call of oneDNN's for each layer and
-direction; that takes any length. Whether oneDNN computes it is asked of ATen itself. All others take a step at a time, so that their
-length is a number.
+An LSTM that oneDNN computes is written here as ATen writes it (RNN.cpp and mkldnn/RNN.cpp), a call for each layer and direction, of any
+length. Whether oneDNN computes it is asked of ATen itself. All others take a step at a time, so that their length is a number.
 """
 
 from __future__ import annotations
@@ -76,15 +75,13 @@ def _by_layers(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     each, zeros = 4 if has_biases else 2, _ATEN.zeros.default
     states, cells = (item.contiguous() for item in hidden)
-    size, directions = states.shape[2], 2 if bidirectional else 1
+    size, directions, ends = states.shape[2], 2 if bidirectional else 1, list[tuple[Tensor, Tensor]]()
     made = (given.transpose(0, 1) if rows_first else given).contiguous()
-    ends: list[tuple[Tensor, Tensor]] = []
     for layer in range(layers):
         outputs = []
         for direction in range(directions):
             at = len(ends)
-            before = states[at], cells[at]
-            weights = params[at * each : (at + 1) * each]
+            before, weights = (states[at], cells[at]), params[at * each : (at + 1) * each]
             made_up = (
                 () if has_biases else (zeros(one.shape, dtype=one.dtype, layout=one.layout, device=one.device) for one in weights[::-1])
             )

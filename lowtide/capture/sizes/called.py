@@ -1,7 +1,6 @@
 """Functions that take numbers alone, called with symbolic sizes: `math.sqrt(x.shape[1])`, `torch.linspace(0, 1, x.shape[1])`.
 
-Torch and Python ask a symbolic size for its number before anything could follow it. While a capture lasts, on its thread, what these
-functions compute is recorded of the size. What only a type can give (`float()`, `len()`, `range()`) is none of them.
+While a capture lasts, on its thread, what they compute is recorded of the size. `float()`, `len()` and `range()` cannot be among them.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from lowtide.capture.care.turns import replaced
 from lowtide.capture.sizes.symbols import is_symbolic
 
 _ATEN = torch.ops.aten
+_SYMBOLIC = (torch.SymInt, torch.SymFloat)
 _Function = Callable[..., Any]
 
 
@@ -28,7 +28,7 @@ def called_with_sizes() -> Iterator[None]:
     """While this lasts, they follow sizes."""
     with ExitStack() as stack:
         for owner, name, of in (
-            (math, "sqrt", _root),
+            (math, "sqrt", lambda plain: lambda number: torch.sym_sqrt(number) if isinstance(number, _SYMBOLIC) else plain(number)),
             (torch, "tensor", _tensor),
             (torch, "linspace", partial(_spaced, _ATEN.linspace.default)),
             (torch, "logspace", partial(_spaced, _ATEN.logspace.default)),
@@ -37,14 +37,10 @@ def called_with_sizes() -> Iterator[None]:
         yield
 
 
-def _root(plain: _Function) -> _Function:
-    return lambda number: torch.sym_sqrt(number) if is_symbolic(number) or isinstance(number, torch.SymFloat) else plain(number)
-
-
 def _tensor(plain: _Function) -> _Function:
     def tensor(data: Any, *, dtype: torch.dtype | None = None, **settings: Any) -> torch.Tensor:
         items = data if isinstance(data, (list, tuple)) else (data,)
-        if not any(isinstance(each, (torch.SymInt, torch.SymFloat)) for each in items):
+        if not any(isinstance(each, _SYMBOLIC) for each in items):
             return plain(data, dtype=dtype, **settings)  # type: ignore[no-any-return]
         whole = all(is_symbolic(each) or isinstance(each, int) for each in items)
         made = [torch.full((), each, dtype=dtype or (torch.int64 if whole else torch.get_default_dtype()), **settings) for each in items]

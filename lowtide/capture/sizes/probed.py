@@ -66,8 +66,8 @@ def probed(
 def bytes_left(symbols: Symbols, ask: Callable[[dict[str, int]], int]) -> Extent:
     """As many bytes as an operator leaves for another one to read, or somewhat more; `ask` says how many those are at a point.
 
-    They grow evenly along each dimension, but that kernels round parts of them up to pages: between the corners of the range they are no
-    more than what lies evenly between those, and some pages.
+    They grow evenly along each dimension, but for parts that are rounded up: they are at most what lies evenly between the range's corners,
+    and some pages.
     """
     varied = [each for each in symbols.dimensions if each.least < each.most]
     corners = [frozenset(above) for count in range(len(varied) + 1) for above in combinations(varied, count)]

@@ -273,10 +273,12 @@ def multiplied(extent: Extent, factor: float) -> Extent:
 def _quotient(env: ShapeEnv, expression: Any, factor: float) -> Fraction | None:
     """The quotient of whole numbers by which all that an expression may be gives, rounded down, what the factor does; None for none."""
     found, most = Fraction(factor).limit_denominator(_LARGEST_QUOTIENT), env.bound_sympy(expression).upper
-    if not most.is_Integer or most > _MOST_ASKED:
-        return None
-    same = all(number * found.numerator // found.denominator == int(number * factor) for number in range(int(most) + 1))
-    return found if same else None
+    known = most.is_Integer and most <= _MOST_ASKED
+    return (
+        found
+        if known and all(number * found.numerator // found.denominator == int(number * factor) for number in range(int(most) + 1))
+        else None
+    )
 
 
 def _without_fractions(env: ShapeEnv, expression: Any) -> Any:
