@@ -7,6 +7,7 @@ The table of `ir.operators` says which operators; here is how each is put right.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,10 +18,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture import operators
 from lowtide.capture.blocks import address
+from lowtide.capture.calls import tensors_in
 from lowtide.capture.sizes.strides import strides_of_view
 from lowtide.capture.sizes.symbols import Extent, is_symbolic, sizes_of
 from lowtide.ir.operators.row import Fake
 
+_ATEN = torch.ops.aten
 _REDUCED = (torch.bfloat16, torch.float16)
 
 
@@ -29,11 +32,31 @@ def kernel(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> C
     wrong = operators.row(func).fake
     if wrong is Fake.STRIDES_OF_VIEWS:
         return functools.partial(_viewed, func)
-    if wrong is Fake.FIXES_SIZES and any(map(is_symbolic, args[0].shape)):
-        return decomposition_table[func]
+    sizes = (*args, *(extent for each in tensors_in(args) for extent in each.shape)) if wrong is Fake.FIXES_SIZES else ()
+    if any(map(is_symbolic, sizes)):
+        return _OVER_SIZES.get(func.overloadpacket) or decomposition_table[func]
     if wrong is Fake.MISSING:
         return _as_first
     return _least_squares if wrong is Fake.ASKS_DATA_FOR_SHAPES and _shapes_are_fixed(*args, **kwargs) else func
+
+
+def _unfolded(given: torch.Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any) -> torch.Tensor:
+    places = [
+        (extent + 2 * pad - apart * (size - 1) - 1) // step + 1
+        for extent, size, apart, pad, step in zip(given.shape[-2:], kernel, dilation, padding, stride, strict=True)
+    ]
+    return given.new_empty((*given.shape[:-3], given.shape[-3] * math.prod(kernel), math.prod(places)))
+
+
+def _folded(given: torch.Tensor, size: Any, kernel: Any, *settings: Any) -> torch.Tensor:
+    return given.new_empty((*given.shape[:-2], given.shape[-2] // math.prod(kernel), *size))
+
+
+def _spaced(first: Any, last: Any, count: Extent, *base: float, **look: Any) -> torch.Tensor:
+    return torch.empty(count, **look)
+
+
+_OVER_SIZES: dict[Any, Any] = {_ATEN.im2col: _unfolded, _ATEN.col2im: _folded, _ATEN.linspace: _spaced, _ATEN.logspace: _spaced}
 
 
 def _as_first(first: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -84,6 +107,8 @@ def corrected(func: OpOverload, args: tuple[Any, ...], out: Any) -> Any:
     wrong = operators.row(func).fake
     if wrong is Fake.LOSS_OF_ONE and args[0].dim() <= 1:
         return (out[0].new_empty(()), *out[1:])
+    if wrong is Fake.KEEPS_ELEMENTS and out.dim() == 0:
+        return out.new_empty(math.prod(torch.broadcast_shapes(args[0].shape, args[1].shape))).as_strided((), ())
     return _batch_norm(args, out) if wrong is Fake.STATISTICS_TYPE else out
 
 

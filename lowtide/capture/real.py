@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lowtide.capture.blocks import address, dtype_name
 from lowtide.capture.calls import NEEDS_DATA, UNTRACEABLE, tensors_in, why_untraceable
 from lowtide.capture.corrections import corrected, kernel
-from lowtide.capture.sizes.probed import UnprobedError, probed
+from lowtide.capture.sizes.probed import UnprobedError, bytes_left, probed
 from lowtide.capture.sizes.strides import dense_stride
 from lowtide.capture.sizes.symbols import FixedError, Symbols, hint, is_symbolic
 from lowtide.capture.sources import users_line
@@ -31,8 +31,6 @@ from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node
 from lowtide.ir.made import Made, Really, Results, differ, unknown
 from lowtide.ir.operators.collectives.nodes import is_collective
-
-_Ask = Callable[[int, "Results | None"], "Results | None"]  # of the bytes that a call is thought to make, and what it is thought to give
 
 _really: ContextVar[Really] = ContextVar("really", default=unknown)
 
@@ -80,7 +78,7 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], call: N
         with suppress(UnprobedError):
             return probed(symbols, func, args, kwargs, as_real) if over_sizes else as_real()
         raise
-    return _put_right(out, tensors_in((*args, *kwargs.values())), ask)
+    return _put_right(out, tensors_in((*args, *kwargs.values())), ask, symbols)
 
 
 def _asked(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], symbols: Symbols) -> Any:
@@ -116,7 +114,7 @@ def _not_remembered(func: OpOverload, given: Sequence[torch.Tensor]) -> Iterator
         mode.cache_enabled = before
 
 
-def _put_right(out: Any, given: Sequence[torch.Tensor], ask: _Ask) -> Any:
+def _put_right(out: Any, given: Sequence[torch.Tensor], ask: Callable[..., Results | None], symbols: Symbols) -> Any:
     """Results with new fakes for those that look otherwise than real ones. Views of arguments, and what shares a storage, are left."""
     pieces, addresses = list(out) if isinstance(out, (list, tuple)) else [out], set(map(address, given))
     fresh = [isinstance(piece, torch.Tensor) and _lies_in_memory(piece) and address(piece) not in addresses for piece in pieces]
@@ -128,9 +126,16 @@ def _put_right(out: Any, given: Sequence[torch.Tensor], ask: _Ask) -> Any:
     real = ask(sum(hint(piece.untyped_storage().nbytes()) for piece in made), tuple(thought))
     if real is None or not differ(tuple(thought), real):
         return out
+    over_sizes = any(is_symbolic(extent) for each in given for extent in each.shape)
+
+    def instead(which: int, look: Made, piece: torch.Tensor) -> torch.Tensor:
+        if over_sizes and look.dtype == "uint8" and len(look.shape) == 1 and len(pieces) > 1:
+            return piece.new_empty(bytes_left(symbols, lambda point: ((ask(0, None, point) or real)[which] or look).nbytes))
+        return _instead(look, piece, given)
+
     right = [
-        piece if mine is None or look is None or look == mine else _instead(look, piece, given)
-        for piece, mine, look in zip(pieces, thought, real, strict=True)
+        piece if mine is None or look is None or look == mine else instead(which, look, piece)
+        for which, (piece, mine, look) in enumerate(zip(pieces, thought, real, strict=True))
     ]
     return type(out)(right) if isinstance(out, (list, tuple)) else right[0]
 
@@ -158,8 +163,8 @@ def _look(tensor: torch.Tensor) -> Made:
 def _instead(look: Made, fake: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
     """A fake of this look for one that looks otherwise.
 
-    Of symbolic extents it is dense with its dimensions in that order, or has strides of the tensors that were given. Other points of the
-    range are tried when the operators are measured.
+    Of symbolic extents it is dense with its dimensions in that order, or has strides of the tensors that were given; it lies on a storage
+    of its own size, or of that of a given one. Other points of the range are tried when the operators are measured.
     """
     if not any(map(is_symbolic, (*fake.shape, *fake.stride(), fake.untyped_storage().nbytes()))):
         return _fake(look)
@@ -167,8 +172,10 @@ def _instead(look: Made, fake: torch.Tensor, given: Sequence[torch.Tensor]) -> t
     known = {hint(step): step for tensor in given for step in tensor.stride()}
     for stride in (dense_stride(fake.shape, order), [known.get(step, step) for step in look.stride]):
         made = torch.empty_strided(fake.shape, stride, dtype=getattr(torch, look.dtype), device=look.device)
-        if _look(made).is_like(look):
-            return made
+        larger = (made.new_empty(each.numel()).as_strided(fake.shape, stride) for each in given if hint(each.numel()) > hint(made.numel()))
+        for each in (made, *larger):
+            if _look(each).is_like(look):
+                return each
     raise CaptureError(
         f"the results of an operator at {users_line()} lie otherwise than torch's fake kernel says ({look}), in a way that is not "
         "known for other batches: leave its dimensions out of `dynamic`"

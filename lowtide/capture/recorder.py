@@ -39,6 +39,7 @@ from lowtide.capture.ranks.chain import CALLED_BY_LAYERS, REFUSED, Chain
 from lowtide.capture.ranks.wholes import Wholes
 from lowtide.capture.real import run
 from lowtide.capture.returned import Number
+from lowtide.capture.sizes.symbols import FixedError
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, LowtideError
 from lowtide.ir.graph import Graph, Node, Source, Value
@@ -47,6 +48,7 @@ from lowtide.ir.operators.nodes import is_random
 from lowtide.ir.slots import Slot
 
 _IGNORED_NAMESPACES = {"prim", "profiler"}  # questions and marks, not computation
+_ASKED_IN_CPP = {torch.ops.aten.size.default, torch.ops.aten.stride.default, torch.ops.aten.storage_offset.default}
 
 
 class _Functional(NamedTuple):
@@ -111,8 +113,10 @@ class Recorder(TorchDispatchMode):
         try:
             return self._run(func, types, args, kwargs or {})
         except LowtideError as error:
+            if isinstance(error, FixedError) and not error.operator:
+                error = FixedError(error.name, error.equal_to, "" if func in _ASKED_IN_CPP else operators.name_of(func))
             self.refusals.append(error)
-            raise
+            raise error from error.__cause__
         except Exception as error:  # a fake kernel may raise anything: it goes on, and says which operator it came from
             mark(error, operators.name_of(func))
             raise

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import linecache
 import os
 import sys
 import sysconfig
@@ -19,7 +21,9 @@ from lowtide.capture.care.turns import listed, replaced
 from lowtide.ir.graph import Source
 
 _OWN_FOLDERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))  # not torchvision's
+_SIZES_OF_TORCH = tuple(f"{_OWN_FOLDERS[0]}{name}" for name in ("__init__.py", "_tensor.py", f"fx{os.sep}"))  # what sizes are made of
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+_LONGEST_CODE = 80  # characters of code in a message
 _CALLS_THE_USER = str(Path(__file__).with_name("program.py"))
 
 Line: TypeAlias = "tuple[str, int]"  # file, line
@@ -89,6 +93,24 @@ def users_line() -> str:
         return f"{source.file}:{source.line}"
     frame = sys._getframe(1)
     return lines_text(_until_the_capture(frame)) or lines_text(_frames(frame)) or "an unknown line"
+
+
+def users_code() -> str:
+    """What the innermost of the user's frames is about to compute, such as "`float(x.shape[1])`"; "" where that is not known."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_below(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None or torch._C._current_autograd_node() is not None or not hasattr(frame.f_code, "co_positions"):  # from Python 3.11 on
+        return ""
+    first, last, begin, end = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+    text = linecache.getline(frame.f_code.co_filename, first or 0).encode()[begin:end].decode(errors="replace")
+    return f"`{text}`" if first == last and 0 < len(text) <= _LONGEST_CODE else ""
+
+
+def is_asked_by_user() -> bool:
+    """Whether the number of a symbolic size is wanted by the user's own code, not by torch's."""
+    above = (file for file, _ in _frames(sys._getframe(1)) if not file.startswith((_OWN_FOLDERS[1], *_SIZES_OF_TORCH)))
+    return not _is_below(next(above, ""))
 
 
 def line_of(error: BaseException) -> str:

@@ -39,6 +39,7 @@ from lowtide.capture.ranks.ranks import Ranks
 from lowtide.capture.ranks.shards import Shards
 from lowtide.capture.recorder import Recorder
 from lowtide.capture.returned import Number, is_result
+from lowtide.capture.sizes.called import called_with_sizes
 from lowtide.capture.sizes.symbols import Symbols, nothing_twice
 from lowtide.capture.sources import Sources
 from lowtide.ir import tree
@@ -263,6 +264,7 @@ def tracing(
         try:
             with (
                 nothing_twice() if trace.symbols.env is not None else nullcontext(),
+                called_with_sizes() if trace.symbols.env is not None else nullcontext(),
                 following_reads() as trace.reads,
                 swapped(model, trace.fakes, trace.reads, following) as trace.module_tensors,
                 watched_hooks(model, trace.fakes, trace.recorder.draft, trace.module_tensors),

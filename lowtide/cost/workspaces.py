@@ -143,6 +143,8 @@ def _is_as_written(node: Node, results: Results | None) -> bool:
     made, given = _made(node), results or ()
     for value, real in zip(node.outputs, given, strict=False):
         written = None if value is None or value.storage not in made else made_as(value)
-        if written is not None and real is not None and not real.is_like(written):
+        if written is None or real is None or (written.dtype == "uint8" and len(given) > 1 and real.nbytes <= written.nbytes):
+            continue  # of what one operator leaves for another a graph for a range says how many bytes there are at most
+        if not real.is_like(written):
             return False
     return True

@@ -59,19 +59,16 @@ def test_a_dimension_that_is_cut_into_micro_batches_is_refused():
         lowtide.optimize(model, batch_of(4, 32), dynamic=DYNAMIC, **settings)
 
 
-class Tangled(nn.Module):
+class Rounded(nn.Module):
     def forward(self, tokens):
-        sizes = 0
-        for power in range(1, 9):
-            sizes = (sizes + tokens.shape[0]) * (tokens.shape[1] // (power + 1) + power)
-        return tokens * 2 if sizes % (tokens.shape[1] + 3) else tokens * 3
+        return tokens * 2 if round(tokens.shape[0] * tokens.shape[1] / 3) > 5 else tokens * 3
 
 
 def test_a_condition_that_cannot_be_checked_is_told_with_its_line():
     with pytest.raises(
         CaptureError, match=r"rests on a relation of rows, length at .*test_refused_ranges.py.* cannot be checked for each batch"
     ):
-        lowtide.optimize(Tangled(), batch_of(4, 32)[:1], dynamic={0: DYNAMIC[0]})
+        lowtide.optimize(Rounded(), batch_of(4, 32)[:1], dynamic={0: DYNAMIC[0]})
 
 
 @pytest.mark.parametrize(

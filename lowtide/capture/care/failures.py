@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import logging
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from types import TracebackType
 
 from lowtide.capture.calls import NESTED
 from lowtide.capture.care.turns import undoing
-from lowtide.capture.sizes.symbols import with_names
+from lowtide.capture.sizes.symbols import TAKES_NUMBERS, with_names
 from lowtide.capture.sources import line_of, users_line
 from lowtide.errors import CaptureError, LowtideError
 
@@ -23,6 +24,10 @@ _IN_A_RANGE = (
     "with `dynamic` this has to be right for every batch of the range: take sizes from the shapes of tensors, not from numbers that the "
     "example happens to have, or leave the dimension out"
 )
+_OF_CPP = "\nException raised from "  # what follows is a stack of addresses
+_NUMBERS_ALONE = re.compile(
+    "Sym(Int|Float|Bool)|symbolic (sizes|strides|integers)"
+)  # in torch's words for a size that it takes for a number
 _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 _NO_DATA = "data is not allocated yet"  # what torch says of a fake tensor of which a constructor wants the numbers
 _TWICE = (
@@ -106,9 +111,11 @@ def _sentence(error: Exception, called: str) -> str:
     text = _text_of(error)
     raised = f"raised {type(error).__name__}: {with_names(text)}"
     operator, line = getattr(error, _MARK, ("", ""))
+    what_to_do = TAKES_NUMBERS if _NUMBERS_ALONE.search(text) else _WHAT_TO_DO
     known = next((words for part, words in _BY_TEXT if part in text), None)
     if operator and known is None:
-        what_to_do = _WHAT_TO_DO if with_names(text) == text else _IN_A_RANGE
+        if what_to_do is _WHAT_TO_DO and with_names(text) != text:
+            what_to_do = _IN_A_RANGE
         return f"{called} failed in operator {operator} at {line}, which {raised}; {what_to_do}"
     line = line or line_of(error)
     if known is not None:
@@ -122,9 +129,9 @@ def _sentence(error: Exception, called: str) -> str:
             f"{called} cannot be called with this batch, it {raised}; a tuple or list is passed on as positional arguments, a mapping as "
             "keyword arguments, anything else as the one argument"
         )
-    return f"{called} {raised}, at {line or 'an unknown line'}; {_WHAT_TO_DO}"
+    return f"{called} {raised}, at {line or 'an unknown line'}; {what_to_do}"
 
 
 def _text_of(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).partition(_OF_CPP)[0].split())
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."

@@ -56,6 +56,8 @@ def results(recorder: Recording, op: OpOverload, args: tuple[Arg, ...], kwargs: 
         args = tuple(arg if at in matter else _made_up(recorder, arg) for at, arg in enumerate(args))
     try:
         found = recorder.reader.results(recorder.draft, op, args, kwargs)
+        if varies:  # only now: where no batch can say it, that is what is told
+            raise CaptureError(why_unshaped_in_range(operators.name_of(op)))
         if op is _aten._pack_padded_sequence.default:
             # Whoever takes the packed rows apart again reads how many there are of each step on the host: real numbers, now constants.
             lengths = args[1]
@@ -64,8 +66,6 @@ def results(recorder: Recording, op: OpOverload, args: tuple[Arg, ...], kwargs: 
             return _fake(found[0]), _constant(found[1])
     except UnreadableError as why:
         raise CaptureError(why_unshaped(operators.name_of(op), str(why))) from None
-    if varies:  # only now: where no batch can say it, that is what is told
-        raise CaptureError(why_unshaped_in_range(operators.name_of(op)))
     return tuple(map(_fake, found)) if isinstance(found, tuple) else _fake(found)
 
 

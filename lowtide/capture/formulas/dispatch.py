@@ -44,6 +44,19 @@ def as_aten() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def calling_formulas() -> Iterator[None]:
+    """What runs inside, within a formula, computes by formulas again, as what an operator without one calls does."""
+    with torch._C._SetExcludeDispatchKeyGuard(_KEY, False):
+        yield
+
+
+def taken_apart(op: OpOverload, *args: Any) -> Any:
+    """What a composite operator does, within its formula."""
+    with calling_formulas():
+        return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
+
+
 def formula(*ops: OpOverload) -> Callable[[Kernel], Kernel]:
     """Registers a function `(op, *args, **kwargs)` as what `ops` do under `as_eager`; within it they do what they always do."""
 

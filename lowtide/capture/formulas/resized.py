@@ -1,7 +1,6 @@
 """Resizing pictures whose sizes are symbolic: ATen computes the size of the result in C++, of numbers alone.
 
-Eager's own operator is called with the size that ATen would have computed. A factor that is no whole number rounds down what it gives,
-which has no form among sizes: there ATen is asked, and says that the dimension is fixed.
+Eager's own operator is called with the size that ATen would have computed.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from lowtide.capture.formulas.dispatch import formula
+from lowtide.capture.sizes.symbols import multiplied
 
 _ATEN = torch.ops.aten
 _NEAREST = [getattr(_ATEN, f"{stem}{dims}d").vec for stem in ("upsample_nearest", "_upsample_nearest_exact") for dims in (1, 2, 3)]
@@ -40,11 +40,10 @@ def _resized(
     op: OpOverload, given: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None, settings: tuple[Any, ...], asked: Any
 ) -> Tensor:
     """`settings` stand between size and factors; `asked` are the arguments of the call itself."""
-    extents = given.shape[2:] if size is None else size
-    whole = size is not None or all(float(factor).is_integer() for factor in factors or ())
-    if not any(isinstance(extent, torch.SymInt) for extent in extents) or not whole:
+    if not any(isinstance(extent, torch.SymInt) for extent in (*given.shape, *(size or ()))):
         return op(given, *asked)  # type: ignore[no-any-return]
-    result = size if size is not None else [extent * int(factor) for extent, factor in zip(extents, factors or (), strict=True)]
+    pairs = zip(given.shape[2:], factors or (), strict=True)
+    result = size if size is not None else [multiplied(extent, float(factor)) for extent, factor in pairs]
     plain = op._overloadpacket.default
-    scales: Sequence[float | None] = factors or [None] * len(extents)
+    scales: Sequence[float | None] = factors or [None] * len(result)
     return plain(given, result, *settings, *scales)  # type: ignore[no-any-return]

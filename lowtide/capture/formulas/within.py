@@ -87,13 +87,14 @@ def calls_within(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     asked = (func, kind, torch.get_autocast_dtype(kind), *(tensor.dtype for tensor in tensors))
     if asked not in _known:
         try:
-            _known[asked] = _names(cast) != _names(kernel)
+            _known[asked] = names_called(cast) != names_called(kernel)
         except Exception:  # a call that fails does so where it is recorded, too
             return None
     return cast if _known[asked] else None
 
 
-def _names(kernel: Callable[[], Any]) -> list[str]:
+def names_called(kernel: Callable[[], Any]) -> list[str]:
+    """The operators that it calls beneath autograd, by name."""
     calls = _Calls()
     with calls:
         kernel()

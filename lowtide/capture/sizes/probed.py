@@ -1,24 +1,30 @@
 """The results of an operator whose fake kernel takes symbolic sizes for numbers, or none at all: found by asking at several points.
 
-Each extent of a result has to be one of the sizes that the call was given, or a number: that one which it is at all points that were asked.
+Each extent of a result has to be one of the sizes that the call was given, the larger half of one, or a number: that one which it is at all
+points that were asked.
 Strides are those of a dense tensor whose dimensions lie in the order that was seen. What follows neither way is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from math import prod
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lowtide.capture.sizes.strides import dense_stride, memory_order
+from lowtide.capture.sizes.strides import by_stride, dense_stride, memory_order
 from lowtide.capture.sizes.symbols import Extent, Symbols, size_of
 from lowtide.errors import ShapeError
+from lowtide.ir.shapes.dimension import Dimension
 
 _WANTED, _TRIED = 4, 24  # points at least, and at most
+_WITHIN = 4  # points at which bytes are asked for beside the corners
+_PAGES = 8 * 4096  # bytes: what oneDNN leaves consists of seven parts
 
 
 class UnprobedError(Exception):
@@ -57,6 +63,31 @@ def probed(
     return type(answers[0])(seen.result(exprs) for exprs in zip(*answers, strict=True))
 
 
+def bytes_left(symbols: Symbols, ask: Callable[[dict[str, int]], int]) -> Extent:
+    """As many bytes as an operator leaves for another one to read, or somewhat more; `ask` says how many those are at a point.
+
+    They grow evenly along each dimension, but for parts that are rounded up: they are at most what lies evenly between the range's corners,
+    and some pages.
+    """
+    varied = [each for each in symbols.dimensions if each.least < each.most]
+    corners = [frozenset(above) for count in range(len(varied) + 1) for above in combinations(varied, count)]
+    at = {above: ask({each.name: each.most if each in above else each.least for each in symbols.dimensions}) for above in corners}
+    spans = {each: each.extent(each.most) - each.extent(each.least) for each in varied}
+
+    def evenly(extents: Mapping[Dimension, Any]) -> Any:
+        """What the corners say of what lies between them."""
+        sides = {each: extents[each] - each.extent(each.least) for each in varied}
+        found: Any = 0
+        for above in corners:
+            more = sum((-1) ** (len(above) - len(below)) * at[below] for below in corners if below <= above)
+            found = found + max(more, 0) * prod(sides[each] if each in above else span for each, span in spans.items())
+        return found // prod(spans.values())
+
+    above = [ask(point) - evenly({each: each.extent(point[each.name]) for each in varied}) for point in symbols.points(_WITHIN)]
+    bound: Extent = evenly({each: symbols.extent(each.extent_name) for each in varied}) + max(_PAGES, *(2 * each for each in above))
+    return bound
+
+
 @dataclass(frozen=True)
 class _Seen:
     """The sizes that a call was given, and what they are at each point."""
@@ -73,12 +104,11 @@ class _Seen:
     def result(self, made: Sequence[torch.Tensor]) -> torch.Tensor:
         """A fake over symbolic sizes that looks at each point as these do."""
         shape = [self._extent([each.shape[dim] for each in made]) for dim in range(made[0].dim())]
-        orders = {tuple(memory_order(each)) for each in made}
-        dense = all(list(each.stride()) == dense_stride(each.shape, memory_order(each)) for each in made)
         whole = all(each.untyped_storage().nbytes() == each.numel() * each.element_size() for each in made)
-        if len(orders) > 1 or not dense or not whole:
-            raise UnprobedError
-        return torch.empty_strided(shape, dense_stride(shape, list(orders.pop())), dtype=made[0].dtype, device=made[0].device)
+        for order in (order(each) for each in made for order in (memory_order, by_stride)):  # of extents of 1 there are several
+            if whole and all(list(each.stride()) == dense_stride(each.shape, order) for each in made):
+                return torch.empty_strided(shape, dense_stride(shape, order), dtype=made[0].dtype, device=made[0].device)
+        raise UnprobedError
 
     def _extent(self, numbers: list[int]) -> Extent:
         if len(set(numbers)) == 1:
@@ -86,6 +116,8 @@ class _Seen:
         for position, extent in enumerate(self.pool):
             if [point[position] for point in self.points] == numbers:
                 return extent
+            if [point[position] // 2 + 1 for point in self.points] == numbers:  # what a Fourier transform of real numbers keeps
+                return extent // 2 + 1
         raise UnprobedError
 
 

@@ -13,8 +13,12 @@ from lowtide.ir.made import same_strides
 
 def memory_order(tensor: torch.Tensor) -> list[int]:
     """The dimensions of a tensor of numbers, the innermost first."""
-    dims = range(tensor.dim())
-    return list(reversed(dims)) if tensor.is_contiguous() else sorted(dims, key=lambda dim: (tensor.stride(dim), tensor.shape[dim]))
+    return list(reversed(range(tensor.dim()))) if tensor.is_contiguous() else by_stride(tensor)
+
+
+def by_stride(tensor: torch.Tensor) -> list[int]:
+    """The same of one whose strides count along extents of 1, too."""
+    return sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.shape[dim]))
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import Any, TypeAlias, overload
 
@@ -26,7 +27,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy import functions
 
 from lowtide.capture.care.turns import replaced
-from lowtide.capture.sources import users_line
+from lowtide.capture.sources import is_asked_by_user, users_code, users_line
 from lowtide.errors import CaptureError, FormatError
 from lowtide.ir.graph import Node
 from lowtide.ir.shapes.at import Rewriter
@@ -40,6 +41,7 @@ Extent: TypeAlias = "int | torch.SymInt"
 
 _WRAP = "wrap_int"
 _BINARY = ("add", "sub", "mul", "mod", "int_floordiv", "floordiv", "eq", "ne", "lt", "le", "gt", "ge", "sym_max", "sym_min")
+_LARGEST_QUOTIENT, _MOST_ASKED = 4096, 2**16  # the largest divisor in the place of a fraction, and the largest extent that is tried
 _LEAST_SYMBOLIC = 2  # torch captures 0 and 1 apart: a dimension of that size is a number
 
 
@@ -109,8 +111,9 @@ class Symbols:
         """What torch has taken for granted of the dimensions."""
         if self.env is None:
             return ()
-        names = _known[self.env].names
-        return tuple(Condition(_in_our_words(guard.expr.xreplace(names)), str(guard.sloc)) for guard in self.env.guards)
+        env, names = self.env, _known[self.env].names
+        relations = ((_without_fractions(env, guard.expr).xreplace(names), str(guard.sloc)) for guard in env.guards)
+        return tuple(Condition(_in_our_words(relation), where) for relation, where in relations)
 
 
 class _Numbers(dict[Size, int]):
@@ -155,18 +158,27 @@ class _Known:
 _known: weakref.WeakKeyDictionary[ShapeEnv, _Known] = weakref.WeakKeyDictionary()
 
 
+TAKES_NUMBERS = "torch has this for numbers alone: compute it by operators that take any size, or leave the dimension out of `dynamic`"
+
+
 class FixedError(CaptureError):
     """The program under capture is one for some numbers of a dimension alone: `equal_to` another dimension, or for one number."""
 
-    def __init__(self, name: str, equal_to: Any) -> None:
-        self.name, self.equal_to = name, equal_to
-        remedy = (
-            "compute with tensors and sizes there (no range(), int() or list over it), or leave the dimension out of `dynamic`"
-            if equal_to.is_number
-            else "where both are always equal, tie them by one name in `dynamic`"
-        )
+    def __init__(self, name: str, equal_to: Any, operator: str = "") -> None:
+        self.name, self.equal_to, self.operator = name, equal_to, operator
+        code, line = users_code(), users_line()
+        where = f"{operator} at {line}" if operator else f"{code} at {line}" if code else line
+        if not equal_to.is_number:
+            remedy = "where both are always equal, tie them by one name in `dynamic`"
+        elif operator or not is_asked_by_user():
+            remedy = TAKES_NUMBERS
+        else:
+            remedy = (
+                "compute with tensors and sizes there (x.shape[0] for len(x), x.shape[0] ** 0.5 without a float() around the size, no "
+                "range(), int() or list over it), or leave the dimension out of `dynamic`"
+            )
         super().__init__(
-            f"dimension {name}: {users_line()} takes it to be {equal_to}, so that the program is another one for other batches: {remedy}"
+            f"dimension {name}: {where} takes it to be {equal_to}, so that the program is another one for other batches: {remedy}"
         )
 
 
@@ -241,13 +253,51 @@ def size_of(item: Extent) -> Size:
     env, expression = node.shape_env, node.expr
     known = _known[env]
     if expression not in known.sizes:
-        known.sizes[expression] = _size(expression.xreplace(known.names))
+        known.sizes[expression] = _size(_without_fractions(env, expression).xreplace(known.names))
     return known.sizes[expression]
 
 
 def sizes_of(items: Sequence[Extent]) -> tuple[Size, ...]:
     """Several numbers of torch's as sizes."""
     return tuple(item if type(item) is int else size_of(item) for item in items)
+
+
+def multiplied(extent: Extent, factor: float) -> Extent:
+    """An extent times a fraction, rounded down, as C and Python compute it. Raises FixedError where no size is that."""
+    if not isinstance(extent, torch.SymInt):
+        return int(extent * factor)
+    found = _quotient(extent.node.shape_env, extent.node.expr, factor)
+    return int(int(extent) * factor) if found is None else extent * found.numerator // found.denominator
+
+
+def _quotient(env: ShapeEnv, expression: Any, factor: float) -> Fraction | None:
+    """The quotient of whole numbers by which all that an expression may be gives, rounded down, what the factor does; None for none."""
+    found, most = Fraction(factor).limit_denominator(_LARGEST_QUOTIENT), env.bound_sympy(expression).upper
+    known = most.is_Integer and most <= _MOST_ASKED
+    return (
+        found
+        if known and all(number * found.numerator // found.denominator == int(number * factor) for number in range(int(most) + 1))
+        else None
+    )
+
+
+def _without_fractions(env: ShapeEnv, expression: Any) -> Any:
+    """`math.floor(x.shape[1] * 0.5)` and `math.ceil(x.shape[1] / 3)` as quotients of whole numbers, where those are the same."""
+
+    def quotient(rounded: Any) -> Any:
+        (fraction,) = rounded.args
+        factor, part = fraction.as_coeff_Mul()
+        if not part.args or not part.args[0].is_nonnegative:
+            return rounded
+        up = isinstance(rounded, functions.CeilToInt)
+        if isinstance(fraction, functions.IntTrueDiv) and fraction.args[1].is_Integer:  # rounded once, and to no other whole number
+            return (sympy.ceiling if up else sympy.floor)(fraction.args[0] / fraction.args[1])
+        if not isinstance(part, functions.ToFloat) or not factor.is_Float or up:
+            return rounded
+        found = _quotient(env, part.args[0], float(factor))
+        return rounded if found is None else sympy.floor(part.args[0] * sympy.Rational(found.numerator, found.denominator))
+
+    return expression.replace(lambda each: isinstance(each, (functions.TruncToInt, functions.FloorToInt, functions.CeilToInt)), quotient)
 
 
 def _in_our_words(expression: Any) -> Any:

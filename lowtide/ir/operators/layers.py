@@ -43,6 +43,11 @@ _SOFTMAXES = tuple(
 # One rounding of the exact result, as IEEE 754 wants it of scalar and vector instructions alike.
 _ARITHMETIC = tuple(Operator(name=f"aten.{name}.Tensor", rounds_once=True) for name in ("add", "sub", "mul", "div"))
 
+_REDUCED = tuple(
+    Operator(name=f"aten.{name}.default", fake=Fake.KEEPS_ELEMENTS)
+    for name in ("mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy")
+)
+
 _ASKING_DATA = (
     Operator(name="aten.linalg_lstsq.default", fake=Fake.ASKS_DATA_FOR_SHAPES),
     Operator(name="aten._transformer_encoder_layer_fwd.default", fake=Fake.MISSING),
@@ -54,4 +59,4 @@ _ASKING_DATA = (
     Operator(name="aten._pack_padded_sequence.default", shaped_by=(1,)),
 )
 
-ROWS = (*_NORMS, *_ACTIVATIONS, *_SOFTMAXES, *_ARITHMETIC, *_ASKING_DATA)
+ROWS = (*_NORMS, *_ACTIVATIONS, *_SOFTMAXES, *_ARITHMETIC, *_REDUCED, *_ASKING_DATA)

@@ -22,11 +22,13 @@ _SHAPED = (
     "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d",
 )  # fmt: skip
 
+_FIXING = ("constant_pad_nd", "im2col", "col2im", "linspace", "logspace")
+
 ROWS = (
     *(Operator(name=f"aten.{name}", view=True) for name in _VIEWS),
     Operator(name="aten.view", view=True, fake=Fake.STRIDES_OF_VIEWS),
     Operator(name="aten._unsafe_view", fake=Fake.STRIDES_OF_VIEWS),
-    Operator(name="aten.constant_pad_nd.default", fake=Fake.FIXES_SIZES),
+    *(Operator(name=f"aten.{name}.default", fake=Fake.FIXES_SIZES) for name in _FIXING),
     *(Operator(name=f"aten.{name}", rebinds=True) for name in ("set_", "resize_", "resize_as_", "_resize_output_")),
     *(Operator(name=f"aten.{name}", untouched=True) for name in _UNTOUCHED),
     *(Operator(name=f"aten.{name}", unread=(0,)) for name in _FILLED),

@@ -34,6 +34,7 @@ class Fake(Enum):
     STRIDES_OF_VIEWS = "it keeps strides along extents of 1 where the real kernel makes them anew"
     ASKS_DATA_FOR_SHAPES = "it asks for data where shapes follow from shapes"
     FIXES_SIZES = "it takes symbolic sizes for numbers"
+    KEEPS_ELEMENTS = "the sum or mean of a loss lies on the storage of all its elements, which the real one has made first"
     MISSING = "up to torch 2.11 there is none; results look as the first argument does"
 
 

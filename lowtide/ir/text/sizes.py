@@ -23,7 +23,7 @@ from lowtide.errors import FormatError
 from lowtide.ir.sizes import Size
 
 # Beyond any real size: a hostile text must not keep the reader busy.
-_MAX_DIGITS, _MAX_TOKENS, _MAX_DEPTH, _MAX_POWER, _MAX_BITS = 40, 120, 50, 16, 1024
+_MAX_DIGITS, _MAX_TOKENS, _MAX_DEPTH, _MAX_POWER, _MAX_BITS = 40, 250, 50, 16, 1024
 _TOKEN = re.compile(r"\s*(?:(\d+|[^\W\d]\w*|\*\*|//|[-+*/(),])|(\S))")
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Max": sympy.Max,

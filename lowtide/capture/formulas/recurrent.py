@@ -1,0 +1,110 @@
+"""Recurrent layers over symbolic sizes: ATen asks for numbers in C++, and takes another way through a layer of symbols than eager does.
+
+An LSTM that oneDNN computes is written here as ATen writes it (RNN.cpp and mkldnn/RNN.cpp), a call for each layer and direction, of any
+length. Whether oneDNN computes it is asked of ATen itself. All others take a step at a time, so that their length is a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lowtide.capture.formulas.dispatch import calling_formulas, formula, taken_apart
+from lowtide.capture.formulas.within import names_called
+from lowtide.capture.sizes.symbols import is_symbolic, size_of
+from lowtide.capture.sources import users_line
+from lowtide.errors import CaptureError
+
+_ATEN = torch.ops.aten
+_LAYER = _ATEN.mkldnn_rnn_layer.default
+_LSTM = 2  # as oneDNN numbers its kinds of layers
+
+
+@formula(_ATEN.unsafe_chunk.default)
+def _chunks(op: OpOverload, tensor: Tensor, chunks: int, dim: int = 0) -> Any:
+    """Of an extent that is a number, whatever the others are."""
+    extent = tensor.shape[dim]
+    if is_symbolic(extent) or not extent or not any(map(is_symbolic, tensor.shape)):
+        return op(tensor, chunks, dim)
+    return tensor.unsafe_split(-(-extent // chunks), dim)
+
+
+@formula(_ATEN.gru.input, _ATEN.rnn_tanh.input, _ATEN.rnn_relu.input)
+def _stepwise(op: OpOverload, given: Tensor, hidden: Tensor, params: Sequence[Tensor], *settings: Any) -> Any:
+    """`settings` end with whether rows come first."""
+    _refuse_symbolic(op, given.shape[1 if settings[-1] else 0])
+    return taken_apart(op, given, hidden, params, *settings)
+
+
+@formula(_ATEN.lstm.input)
+def _lstm(
+    op: OpOverload, given: Tensor, hidden: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, layers: int, dropout: float,
+    train: bool, bidirectional: bool, rows_first: bool,
+) -> Any:  # fmt: skip
+    asked = given, hidden, params, has_biases, layers, dropout, train, bidirectional, rows_first
+    if not any(map(is_symbolic, (*given.shape, *hidden[0].shape))):
+        return taken_apart(op, *asked)
+    if given.shape[0] != 0 and given.device.type == "cpu" and _is_by_onednn(given.dtype):
+        if len(params) % (4 if has_biases else 2):
+            raise CaptureError(
+                f"{_named(op)} projects what its layers hand on (proj_size), which torch computes for batches of one size alone: leave its "
+                "dimensions out of `dynamic`, or project by a layer of your own"
+            )
+        with calling_formulas():
+            return _by_layers(*asked)
+    _refuse_symbolic(op, given.shape[1 if rows_first else 0])
+    return taken_apart(op, *asked)
+
+
+def _is_by_onednn(dtype: torch.dtype) -> bool:
+    """Whether eager has oneDNN compute an LSTM, as gradients and flags are now."""
+    with _disable_current_modes():
+        one = torch.zeros(1, 1, 1, dtype=dtype)
+        weights = [torch.zeros(4, 1, dtype=dtype), torch.zeros(4, 1, dtype=dtype)]
+        return _LAYER.name() in names_called(lambda: _ATEN.lstm.input(one, [one, one], weights, False, 1, 0.0, False, False, False))
+
+
+def _by_layers(
+    given: Tensor, hidden: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, layers: int, dropout: float, train: bool,
+    bidirectional: bool, rows_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    each, zeros = 4 if has_biases else 2, _ATEN.zeros.default
+    states, cells = (item.contiguous() for item in hidden)
+    size, directions, ends = states.shape[2], 2 if bidirectional else 1, list[tuple[Tensor, Tensor]]()
+    made = (given.transpose(0, 1) if rows_first else given).contiguous()
+    for layer in range(layers):
+        outputs = []
+        for direction in range(directions):
+            at = len(ends)
+            before, weights = (states[at], cells[at]), params[at * each : (at + 1) * each]
+            made_up = (
+                () if has_biases else (zeros(one.shape, dtype=one.dtype, layout=one.layout, device=one.device) for one in weights[::-1])
+            )
+            biases = [*weights[2:], *reversed([*made_up])]  # C++ makes the last argument first
+            settings = direction > 0, (), _LSTM, size, layers, has_biases, bidirectional, rows_first, train
+            output, state, cell, _ = _LAYER(made, weights[0], weights[1], *biases, *before, *settings)
+            outputs.append(output)
+            ends.append((state, cell))
+        made = outputs[0] if directions == 1 else torch.cat(outputs, -1)
+        if dropout and train and layer < layers - 1:
+            made = torch.dropout(made, dropout, True)
+    state, cell = (torch.stack(items) for items in zip(*ends, strict=True))
+    return (made.transpose(0, 1) if rows_first else made), state, cell
+
+
+def _refuse_symbolic(op: OpOverload, length: Any) -> None:
+    if is_symbolic(length):
+        raise CaptureError(
+            f"dimension {size_of(length)}: {_named(op)} takes a step of its own for each place of a sequence, so that the program is "
+            "another one for other lengths: leave the length out of `dynamic` (batches of other lengths are captured as they come), pad "
+            "sequences to one length, or use an LSTM in float32 on a CPU, whose layers are one operator each"
+        )
+
+
+def _named(op: OpOverload) -> str:
+    return f"{op.name().removeprefix('aten::').partition('.')[0]} at {users_line()}"
