@@ -401,3 +401,38 @@ def test_a_place_that_only_a_module_names_is_found():
         made = model.layer(x)
     step(x)
     assert torch.equal(LAST[0], made)
+
+
+def test_an_ordered_table_is_whole_after_a_refusal_and_after_steps():
+    model, x = KeepsInAGlobal(), torch.ones(2, 4)
+    table = collections.OrderedDict(a=1, b=2)
+
+    def refused(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        table["c"] = model.layer(x)
+        return model.layer(x).sum() * (1.0 if table["c"].sum() > 0 else -1.0)
+
+    def kept(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        table["c"] = model.layer(x).mean()
+        return model.layer(x).sum()
+
+    said = {"optimizer": torch.optim.SGD(model.parameters(), 0.1), "workspaces": False}
+    with pytest.raises(lowtide.CaptureError, match="control flow depends on data"):
+        lowtide.optimize(model, x, loss=refused, **said)
+    assert list(table.items()) == [("a", 1), ("b", 2)]
+    step = lowtide.optimize(model, x, loss=kept, **said)
+    step(x), step(x)
+    assert list(table) == ["a", "b", "c"]
+    table.move_to_end("a")
+    assert list(table) == ["b", "c", "a"]
+
+
+def test_a_default_is_as_it_was_after_a_refusal():
+    model, x = KeepsInAGlobal(), torch.ones(2, 4)
+
+    def refused(model: nn.Module, x: torch.Tensor, kept: Any = []) -> torch.Tensor:  # noqa: B006
+        kept.append(model.layer(x))
+        return model.layer(x).sum() * (1.0 if kept[-1].sum() > 0 else -1.0)
+
+    with pytest.raises(lowtide.CaptureError):
+        lowtide.optimize(model, x, loss=refused, optimizer=torch.optim.SGD(model.parameters(), 0.1), workspaces=False)
+    assert refused.__defaults__ == ([],)

@@ -406,12 +406,20 @@ def _pieces(item: Any) -> dict[Any, Any]:
 
 def _refill(container: Any, pieces: dict[Any, Any]) -> None:
     """Put back what it held."""
-    base: Any = next(each for each in _CONTAINERS if isinstance(container, each))
-    base.clear(container)
-    if base is dict:
-        dict.update(container, pieces)
+    if isinstance(container, dict):
+        refill_table(container, pieces)
     else:
+        base: Any = next(each for each in _CONTAINERS if isinstance(container, each))
+        base.clear(container)
         (base.update if base is set else base.extend)(container, pieces.values())
+
+
+def refill_table(table: dict[Any, Any], items: dict[Any, Any]) -> None:
+    """Past methods of a class of its own; an OrderedDict keeps its order beside the table, which dict's methods would not know of."""
+    base: Any = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
+    base.clear(table)
+    for key, item in items.items():
+        base.__setitem__(table, key, item)
 
 
 def _is_plain(items: Any) -> bool:

@@ -148,7 +148,7 @@ class Leaving:
                 found.within.append(item.kept)
             elif len(original) < _LARGEST:
                 waiting.append(item)
-            dict.__setitem__(found.items, key, item) if is_table else found.kind.append(found.items, item)
+            found.kind.__setitem__(found.items, key, item) if is_table else found.kind.append(found.items, item)
         return found.stand_in
 
     # After.
