@@ -436,3 +436,21 @@ def test_a_default_is_as_it_was_after_a_refusal():
     with pytest.raises(lowtide.CaptureError):
         lowtide.optimize(model, x, loss=refused, optimizer=torch.optim.SGD(model.parameters(), 0.1), workspaces=False)
     assert refused.__defaults__ == ([],)
+
+
+class Computes:
+    """As a Trainer: an object whose method names the place."""
+
+    def compute(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        LAST[0] = model.layer(x)
+        return LAST[0].sum() * (1.0 if LAST[0].sum() > 0 else -1.0)
+
+
+def test_a_place_that_only_an_objects_method_names_is_put_back():
+    model, x, computes = KeepsInAGlobal(), torch.ones(2, 4), Computes()
+    LAST[0] = None
+    with pytest.raises(lowtide.CaptureError, match="control flow depends on data"):
+        lowtide.optimize(
+            model, x, loss=lambda model, x: computes.compute(model, x), optimizer=torch.optim.SGD(model.parameters(), 0.1), workspaces=False
+        )
+    assert LAST == [None]

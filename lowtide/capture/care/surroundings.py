@@ -72,6 +72,7 @@ def _found(roots: list[Any], given: set[int]) -> list[Callable[[], None]]:
             given.update(map(id, _held(item)) if id(item) in given else ())
             restores.extend(_of_object(item))
             waiting.extend(_held(item))
+            waiting.extend(each for cls in type(item).__mro__ for each in functions_of(cls))
     return restores
 
 
