@@ -25,9 +25,7 @@ _IN_A_RANGE = (
     "example happens to have, or leave the dimension out"
 )
 _OF_CPP = "\nException raised from "  # what follows is a stack of addresses
-_NUMBERS_ALONE = re.compile(
-    "Sym(Int|Float|Bool)|symbolic (sizes|strides|integers)"
-)  # in torch's words for a size that it takes for a number
+_NUMBERS_ALONE = re.compile("Sym(Int|Float|Bool)|symbolic (sizes|strides|integers)")  # torch's words where a size is no number
 _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 _NO_DATA = "data is not allocated yet"  # what torch says of a fake tensor of which a constructor wants the numbers
 _TWICE = (

@@ -62,10 +62,8 @@ def _found(roots: list[Any], given: set[int]) -> list[Callable[[], None]]:
         if id(item) in seen or _is_left_alone(item):
             continue
         seen.add(id(item))
-        if isinstance(item, types.MethodType):
-            waiting.extend((item.__self__, item.__func__))
-        elif isinstance(item, functools.partial):
-            waiting.extend((item.func, *item.args, *item.keywords.values()))
+        if (called := called_by(item)) is not None:
+            waiting.extend(called)
         elif isinstance(item, types.FunctionType):
             restores.extend(_of_function(item, waiting))
         elif isinstance(item, (*_CONTAINERS, torch.optim.lr_scheduler.LRScheduler)) or id(item) in given or is_of_users(item):
@@ -74,6 +72,15 @@ def _found(roots: list[Any], given: set[int]) -> list[Callable[[], None]]:
             waiting.extend(_held(item))
             waiting.extend(each for cls in type(item).__mro__ for each in functions_of(cls))
     return restores
+
+
+def called_by(item: Any) -> tuple[Any, ...] | None:
+    """What a bound method or a partial function calls, and with what; None for anything else."""
+    if isinstance(item, types.MethodType):
+        return item.__self__, item.__func__
+    if isinstance(item, functools.partial):
+        return item.func, *item.args, *item.keywords.values()
+    return None
 
 
 def _is_left_alone(item: Any) -> bool:

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.base.places import ABSENT, Beside, Position, referred
 from lowtide.capture.care.beside import Follower
-from lowtide.capture.care.surroundings import functions_of, is_of_users, names_in
+from lowtide.capture.care.surroundings import called_by, functions_of, is_of_users, names_in
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.effects.watched import KINDS, Container, LeavingError, Log, StaleError, holds_stand_in, is_stand_in
 from lowtide.capture.returned import Number, is_result
@@ -112,10 +112,8 @@ class Leaving:
             if id(item) in seen or isinstance(item, (torch.Tensor, types.ModuleType, str, int, float)):
                 continue
             seen.add(id(item))
-            if isinstance(item, types.MethodType):
-                waiting.extend((item.__self__, item.__func__))
-            elif isinstance(item, functools.partial):
-                waiting.extend((item.func, *item.args, *item.keywords.values()))
+            if (called := called_by(item)) is not None:
+                waiting.extend(called)
             elif isinstance(item, types.FunctionType):
                 _of_function(item, place)
             elif isinstance(item, nn.Module) or is_of_users(item):
