@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.capture.care.beside import INTEGRATIONS
+from lowtide.capture.care.beside import INTEGRATIONS, refill_table
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.sources import is_library, is_users
 from lowtide.ir import tree
@@ -89,6 +89,7 @@ def _of_function(function: types.FunctionType, waiting: collections.deque[Any]) 
             continue
         waiting.append(content)
         yield functools.partial(setattr, cell, "cell_contents", content)
+    waiting.extend((*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()))
     table = function.__globals__
     for name in names_in(function.__code__):
         if name in table:
@@ -116,8 +117,7 @@ def _of_object(item: Any) -> Iterator[Callable[[], None]]:
 
 def _refill_dict(now: dict[Any, Any], before: dict[Any, Any]) -> None:
     if list(map(id, now.values())) != list(map(id, before.values())) or list(now) != list(before):
-        dict.clear(now)
-        dict.update(now, before)
+        refill_table(now, before)
 
 
 def _refill(now: Any, before: list[Any]) -> None:

@@ -156,7 +156,7 @@ class Container:
             kind = type(item)
             self.within.append(Container(self.log, item, lambda: _reached(self.now, key, kind), made=True))
             item = self.within[-1].stand_in
-        dict.__setitem__(self.stand_in, key, item)
+        self.kind.__setitem__(self.stand_in, key, item)
         return item
 
     def show(self) -> None:
