@@ -202,7 +202,6 @@ def words_alone() -> Any:
         for each in (named, told, many):
             each.append("a")
         ordered["rows"] = len(x)
-        ordered.move_to_end("first")
         return square(model, x)
 
     return Net(), loss, [seen, many, ordered, loss.__defaults__]
@@ -215,7 +214,6 @@ def in_an_order() -> Any:
         value = square(model, x)
         ordered["first"]["b"] = value.detach()
         ordered["last"] = value.detach()
-        ordered.move_to_end("first")
         return value
 
     return Net(), loss, ordered
