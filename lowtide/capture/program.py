@@ -86,9 +86,11 @@ def _closed(
     captured: tuple[Captured, ...], watch: Watch, follower: Follower, leaving: Leaving | None, names: bool, put_back: bool
 ) -> tuple[Captured, ...]:
     """With what was seen beside the model; nothing of the capture is left."""
-    beside, counted, refilled = follower.places(), follower.changed(), follower.refilled()
+    beside, counted = follower.places(), follower.changed()
     if leaving is not None:
         beside = leaving.end(follower, beside)
+    refilled = follower.refilled()
+    if leaving is not None:
         leaving.forget()
     if put_back:
         follower.put_back()

@@ -90,7 +90,10 @@ class Follower:
         return ""
 
     def refilled(self) -> str:
-        """What the program has put into containers, or taken out, in words; "" where that is nothing. Stand-ins tell it themselves."""
+        """What the program has put into containers and attributes that it does not read, in words; "" where that is nothing.
+
+        Stand-ins tell it themselves.
+        """
         for container, before in self._contents:
             if is_stand_in(container):
                 continue
@@ -103,6 +106,11 @@ class Follower:
         for container, size in self._large:
             if (now_size := len(_pieces(container))) != size and not is_stand_in(container):
                 return f"a {type(container).__name__} that it reaches had {size} items and has {now_size}"
+        for (_, name), (item, before) in self._written.items():
+            own = attributes(item)
+            found = held(item, name) if own is ABSENT else own.get(name, ABSENT)
+            if self.only_writes(item, name) and _is_of_users(type(item)) and _differ(before, found):
+                return f"attribute {name!r} of a {type(item).__name__} was {before!r} and is {found!r}"
         return ""
 
     def only_writes(self, item: Any, name: str) -> bool:
@@ -277,6 +285,12 @@ class Follower:
             self._note(found, name, f"attribute {name!r} of {found.__name__}", line)
             found = held(found, name)
             self._follow(found)
+
+
+def is_plain_and_put(item: Any, name: str, now: Any) -> bool:
+    """Whether the program that is followed in this thread puts a number or a text into an attribute, and does not read it before."""
+    follower = _active.get(threading.get_ident())
+    return follower is not None and isinstance(now, _PLAIN) and follower.only_writes(item, name)
 
 
 def noted_of_module(module: nn.Module, name: str) -> None:

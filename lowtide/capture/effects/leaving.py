@@ -22,7 +22,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.base.places import ABSENT, Beside, Position, referred
-from lowtide.capture.care.beside import Follower
+from lowtide.capture.care.beside import Follower, is_plain_and_put
 from lowtide.capture.care.surroundings import is_of_users, names_in
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.effects.watched import KINDS, Container, LeavingError, Log, StaleError, holds_stand_in, is_stand_in
@@ -180,7 +180,11 @@ class Leaving:
         for item, table, before in self.tables:
             for name, now in table.items():
                 was = before.get(name, ABSENT)
-                if now is was or not holds_fakes(now) or (isinstance(item, nn.Module) and isinstance(now, torch.Tensor)):
+                of_module = isinstance(item, nn.Module)
+                if not of_module and is_plain_and_put(item, name, now):
+                    self.put.append((item, table, name))
+                    continue
+                if now is was or not holds_fakes(now) or (of_module and isinstance(now, torch.Tensor)):
                     continue
                 if is_stand_in(was) and was.kept.changes:
                     raise StaleError(f"it changes attribute {name!r} of a {type(item).__name__}, and puts another in its place")
