@@ -68,11 +68,6 @@ _DIFFUSERS: dict[str, Callable[[], Made]] = {
         sample_size=8, patch_size=2, in_channels=4, num_layers=2, attention_head_dim=8, num_attention_heads=2, joint_attention_dim=16,
         caption_projection_dim=16, pooled_projection_dim=16, out_channels=4, pos_embed_max_size=8,
     ),
-    "UNet1DModel": lambda: _diffusers(
-        "UNet1DModel", lambda: {"sample": torch.randn(2, 2, 32), "timestep": torch.tensor([3, 7])}, sample_size=32, in_channels=2,
-        out_channels=2, block_out_channels=(16, 32), down_block_types=("DownBlock1DNoSkip", "AttnDownBlock1D"),
-        up_block_types=("AttnUpBlock1D", "UpBlock1DNoSkip"), extra_in_channels=32,
-    ),
 }  # fmt: skip
 
 # MONAI: networks on volumes and slices.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -127,6 +128,12 @@ def check_swapping(model: nn.Module, optimizer: torch.optim.Optimizer | None, sw
     for name, tensor in (*model.named_parameters(), *held):
         if isinstance(tensor, torch.Tensor) and not tensor.untyped_storage().resizable():
             raise ValueError(f"swap_state: {name} lies in memory that cannot be let go of (from numpy, shared or mapped); clone it first")
+
+
+def warn_of_nowhere_to_swap(swap_state: bool, device: torch.device, simulates: bool) -> None:
+    """Say that an argument does nothing here, as torch's `pin_memory` does where there is no GPU."""
+    if swap_state and device.type == "cpu" and not simulates:
+        warnings.warn("swap_state=True does nothing on a CPU, which has no other memory to send state to", UserWarning, stacklevel=3)
 
 
 def check_fuse(fuse: Any, exact: bool, *, varies: bool, tries: bool) -> None:

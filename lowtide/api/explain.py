@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.api.arguments import check_arguments, check_scaler, check_settings, check_swapping, device_of
+from lowtide.api.arguments import check_arguments, check_scaler, check_settings, check_swapping, device_of, warn_of_nowhere_to_swap
 from lowtide.api.capturing import Capturing
 from lowtide.api.explanation import Explanation, Remedy
 from lowtide.api.machine import Machine
@@ -94,6 +94,7 @@ def explain(
     args, kwargs = largest(args, kwargs, varying_of(dynamic, args, kwargs))
     target = device_of(model, device)
     machine = preset(simulate) if isinstance(simulate, str) else simulate
+    warn_of_nowhere_to_swap(swap_state, target, machine is not None)
     _check_here(target, machine)
     BatchSpec.of(args, kwargs, target)  # refuses what is no batch
     program = None

@@ -11,7 +11,16 @@ import torch
 from torch import nn
 
 from lowtide.api.arena import StepArena
-from lowtide.api.arguments import check_arena, check_arguments, check_fuse, check_scaler, check_settings, check_swapping, device_of
+from lowtide.api.arguments import (
+    check_arena,
+    check_arguments,
+    check_fuse,
+    check_scaler,
+    check_settings,
+    check_swapping,
+    device_of,
+    warn_of_nowhere_to_swap,
+)
 from lowtide.api.capturing import Capturing
 from lowtide.api.machine import Machine
 from lowtide.api.maker import Asked, Maker
@@ -198,6 +207,7 @@ def optimize(
         around = trainers.wrapper, counters_of(optimizer)
         program = TrainingProgram(model, loss, trained, after_backward, accumulate, scaler, trainers.ranks, *around)
     machine = preset(simulate) if isinstance(simulate, str) else simulate
+    warn_of_nowhere_to_swap(swap_state, target, machine is not None)
     obstacle = _ON_META if on_meta else "" if machine is None else _ELSEWHERE.format(machine.name)  # why the step can only be planned
     stages = Stages(callback, wants_progress(progress))
     tries = not on_meta if workspaces is None else workspaces

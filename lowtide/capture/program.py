@@ -16,7 +16,7 @@ from lowtide.capture.care.beside import Follower, following
 from lowtide.capture.care.failures import raised_in
 from lowtide.capture.care.gradients import none_left_on, on_the_callers_own, refuse_strangers
 from lowtide.capture.care.leaks import Watch
-from lowtide.capture.care.surroundings import put_back_on_failure
+from lowtide.capture.care.surroundings import methods_of, put_back_on_failure
 from lowtide.capture.care.turns import one_at_a_time
 from lowtide.capture.effects.leaving import Leaving, containers_of, with_leaving
 from lowtide.capture.effects.schedules import settings_unchanged
@@ -74,7 +74,7 @@ def capture_inference(model: nn.Module, given: Given, *, put_back: bool = False,
     def capture(leaving: Leaving | None, names: bool) -> Captured:
         watch = Watch(names)
         with (
-            put_back_on_failure((), [*objects_in(given.args, given.kwargs), *containers_of((model,))], always=put_back),
+            put_back_on_failure(methods_of((model,)), [*objects_in(given.args, given.kwargs), *containers_of((model,))], always=put_back),
             following((model,)) as follower,
         ):
             return _closed((_captured_inference(watch, model, given, leaving),), watch, follower, leaving, names, put_back)[0]
@@ -128,7 +128,9 @@ def capture_training(program: TrainingProgram, given: Given, *, put_back: bool =
     def capture(leaving: Leaving | None, names: bool) -> tuple[Captured, ...]:
         watch = Watch(names)
         with (
-            put_back_on_failure(functions, [*objects_in(given.args, given.kwargs), *containers_of(models)], always=put_back),
+            put_back_on_failure(
+                (*functions, *methods_of(models)), [*objects_in(given.args, given.kwargs), *containers_of(models)], always=put_back
+            ),
             following(models, functions, program.optimizer) as follower,
         ):
             return _closed(_captured_training(watch, program, given, leaving), watch, follower, leaving, names, put_back)

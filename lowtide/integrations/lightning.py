@@ -130,9 +130,11 @@ class LowtideStrategy(SingleDeviceStrategy):
         """Forward, backward, clipping and the optimizer's step; what training_step returned for the last batch."""
         module, (optimizer,) = self.lightning_module, self.optimizers
         if self._steps is None or not self._steps.are_of(module, optimizer):
-            self._steps, self._reads = Steps.of(module, optimizer, self._options), {}
+            self._steps, self._reads = Steps.of(module, optimizer, self._options, "training_step"), {}
         name_of = {parameter: name for name, parameter in module.named_parameters()}
-        self._names = [({**group, "params": []}, [name_of[each] for each in group["params"]]) for group in optimizer.param_groups]
+        self._names = [
+            ({**group, "params": []}, [name_of[each] for each in group["params"] if each in name_of]) for group in optimizer.param_groups
+        ]
         reads = self._reads.setdefault(len(batches), Reads(module.trainer))
         scaler = getattr(self.precision_plugin, "scaler", None)
         with reads.instead_of_the_trainer(module):

@@ -45,7 +45,8 @@ class LowtideMixin(Trainer):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if _Updates not in cls.__mro__:
-            cls.__bases__ = (*cls.__bases__, _Updates)  # right before Trainer, behind every base that calls `super().training_step`
+            others = (base for base in cls.__bases__ if base is not Trainer)
+            cls.__bases__ = (*others, _Updates)  # right before Trainer, behind every base that calls `super().training_step`
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class _Updates(Trainer):
             switch()
         model = self.accelerator.unwrap_model(model)
         if self._steps is None or not self._steps.are_of(model, self.optimizer):
-            self._steps = Steps.of(model, self.optimizer, self._options)
+            self._steps = Steps.of(model, self.optimizer, self._options, "compute_loss")
         scaler = self.accelerator.scaler
         scale = None if scaler is None else scaler.get_scale()
         window = [{**self._prepare_inputs(each), _COUNT: count} for each in batches]

@@ -17,6 +17,7 @@ from lowtide.api.optimize import optimize
 from lowtide.api.step import Step
 from lowtide.capture.batches import BATCHES
 from lowtide.capture.optimizers.wrapped import torch_optimizer
+from lowtide.errors import CaptureError
 from lowtide.planning.limits import Memory
 
 
@@ -65,13 +66,14 @@ class Steps:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     options: Options
+    loss_name: str  # what the user wrote in the place of a loss
     made: dict[int, Step] = field(default_factory=dict)  # by number of batches
     latest: Step | None = None
 
     @classmethod
-    def of(cls, model: nn.Module, optimizer: Any, options: Options) -> Steps:
+    def of(cls, model: nn.Module, optimizer: Any, options: Options, loss_name: str) -> Steps:
         """No step yet; `optimizer` may be a framework's wrapper."""
-        return cls(model, torch_optimizer(optimizer), options)
+        return cls(model, torch_optimizer(optimizer), options, loss_name)
 
     def are_of(self, model: nn.Module, optimizer: Any) -> bool:
         """Whether they work on these very objects."""
@@ -81,7 +83,22 @@ class Steps:
         """One update of the parameters: what `loss` returned for each batch, and what `after_backward` did, or None.
 
         `program` are `loss`, `after_backward` and `scaler` as `optimize` takes them; they count when the first such window comes.
+        Raises CaptureError, which says where in the framework its remedy is.
         """
+        try:
+            return self._run(batches, program)
+        except CaptureError as error:
+            if (where := self._where(str(error))) is None:
+                raise
+            raise CaptureError(f"{error} ({where})") from error.__cause__
+
+    def _where(self, sentence: str) -> str | None:
+        """What stands for the functions of `lowtide.optimize` that a sentence names."""
+        if "after_backward" in sentence:
+            return f"loss() is {self.loss_name} here; after_backward= is an argument of lowtide.optimize, for a loop of your own"
+        return f"loss() is {self.loss_name} here" if "loss()" in sentence else None
+
+    def _run(self, batches: Sequence[Any], program: Mapping[str, Any]) -> tuple[list[Any], Any]:
         count = len(batches)
         if self.latest is not self.made.get(count):
             self.empty_arena()

@@ -156,6 +156,11 @@ def test_what_was_lent_is_told_of_like_everything_that_was_moved():
     assert moved.how.endswith("stored and loaded")
 
 
+def test_where_nothing_can_be_sent_away_that_is_said():
+    with pytest.warns(UserWarning, match="swap_state=True does nothing on a CPU"):
+        lowtide.optimize(nn.Linear(4, 4), torch.ones(2, 4), swap_state=True, workspaces=False)
+
+
 def test_what_cannot_be_lent_is_refused_and_nothing_is_changed():
     model = nn.Linear(4, 4)
     with pytest.raises(ValueError, match="swap_state: expected it together with `swap`, got swap=False"):

@@ -12,7 +12,7 @@ from bench.coverage.trial import trial
 def test_that_enough_architectures_of_each_library_are_tried():
     assert max(Counter(subject.name for subject in SUBJECTS).values()) == 1
     libraries = Counter(subject.library for subject in SUBJECTS)
-    assert libraries.keys() == {"transformers", "timm", "torchvision", "torch.nn"}
+    assert libraries.keys() >= {"transformers", "timm", "torchvision", "torch.nn"}  # and others that are installed
     assert libraries.total() >= 120
 
 

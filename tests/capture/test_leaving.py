@@ -455,3 +455,29 @@ def test_any_program_leaves_what_eager_leaves(seed: int):
         return model, loss, places
 
     check(make)
+
+
+LAST = [None]
+
+
+class KeepsInAGlobal(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        LAST[0] = self.layer(x)
+        return LAST[0].square()
+
+
+def test_a_place_that_only_a_module_names_is_found():
+    LAST[0] = None
+    model, x = KeepsInAGlobal(), torch.ones(2, 4)
+    step = lowtide.optimize(
+        model, x, loss=lambda model, x: model(x).sum(), optimizer=torch.optim.SGD(model.parameters(), 0.1), workspaces=False
+    )
+    assert LAST == [None]
+    with torch.no_grad():
+        made = model.layer(x)
+    step(x)
+    assert torch.equal(LAST[0], made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -122,9 +123,19 @@ def test_changed_weights_are_noticed(net, how: str):
     assert_right(model, x, step(x))
 
 
+LIES: dict[str, Callable[[], torch.Tensor]] = {
+    "densely": lambda: torch.randn(64, 128),
+    "in columns": lambda: torch.randn(128, 64).T,
+    "in part": lambda: torch.randn(64, 257)[:, :128],
+    "apart": lambda: torch.randn(64, 256)[:, ::2],
+}
+
+
+@pytest.mark.parametrize("lies", LIES)
 @pytest.mark.parametrize("at", [(0, 0), (3, 5), (-1, -1)])
-def test_one_number_that_torch_does_not_count_is_found_and_told(at: tuple[int, int]):
+def test_one_number_that_torch_does_not_count_is_found_and_told(at: tuple[int, int], lies: str):
     model = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 64)).eval().requires_grad_(False)
+    model[1].weight = nn.Parameter(LIES[lies](), requires_grad=False)
     x = torch.ones(4, 64)
     step = lowtide.optimize(model, (x,), exact=False)
     step(x), step(x)

@@ -83,8 +83,8 @@ class _Watch:
             if given is None and self._seen(_tensors_in(args, kwargs)) == before:
                 raise LeavingError(
                     f"the hook {_text(hook)} on {what} returns nothing and writes no tensor: what it does instead (to count, print or keep "
-                    "something) would be done once, while the step is captured, and never again; take the hook off, and return what you "
-                    "want to see from loss() or after_backward()"
+                    "something) would be done once, while the step is captured, and never again; take the hook off, or have it put what "
+                    "you want to see into a list or a dictionary, where each step puts its own"
                 )
             return given
 

@@ -20,12 +20,12 @@ from lowtide.ir.graph import Node, Storage
 _NAMELESS = "a graph of autograd"  # nothing of Python's holds it
 _IN_A_CIRCLE = (
     "writes in place may have closed a circle in it, which eager PyTorch would never free either: write out of place (`y = y + x`). Or an "
-    "extension holds it: let it go, or return the tensor from loss()"
+    "extension holds it: let it go"
 )
 _FARTHEST = 6  # references between a fake and the name that it is told by
 _WHAT_TO_DO = (
-    "a captured step would not put anything there again. Return the tensor from loss() or after_backward(): the call hands it back, "
-    "`value, norm = step(...)`"
+    "a captured step would not put anything there again. Put the tensor into a list, a dictionary or an attribute that your functions "
+    "lead to, where each step puts its own, or return it from loss() or after_backward(): `value, norm = step(...)`"
 )
 
 

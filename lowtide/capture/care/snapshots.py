@@ -63,7 +63,7 @@ class Snapshot:
         """Numbers and containers that hold other things than before, and tensors that are gone."""
         for name in {**self.attributes, **self.module.__dict__}:
             old, new = self.attributes.get(name), self.module.__dict__.get(name)
-            if new is not swapped.get(name) and holds_fakes(new) and not isinstance(new, torch.Tensor):
+            if not _is_still(swapped.get(name), new) and holds_fakes(new) and not isinstance(new, torch.Tensor):
                 if not is_followed():
                     yield name
                 continue
@@ -82,6 +82,11 @@ class Snapshot:
             made_once = old is ABSENT and hasattr(getattr_static(type(self.module), name, None), "__get__")  # functools.cached_property
             if not (of_graph or made_once or "_hooks" in name or _alike(old, new)):
                 yield name
+
+
+def _is_still(old: Any, new: Any) -> bool:
+    """Whether what lies there is what lay there, or a container of the same things (`module.to(dtype)` makes such lists anew)."""
+    return new is old or (type(new) is type(old) and type(new) in _CONTAINERS and _same_items(new, old))
 
 
 def _same_items(one: Any, two: Any) -> bool:

@@ -41,6 +41,19 @@ def put_back_on_failure(functions: Iterable[Any], objects: Iterable[Any] = (), *
             waiting.clear()
 
 
+def methods_of(models: Iterable[nn.Module]) -> list[types.FunctionType]:
+    """The functions of the classes of all modules, but for those that libraries wrote."""
+    classes = {cls: None for model in models for module in model.modules() for cls in type(module).__mro__}
+    return [each for cls in classes for each in functions_of(cls)]
+
+
+def functions_of(cls: type) -> list[types.FunctionType]:
+    """The functions of a class that no library wrote; none for others."""
+    if is_library(getattr(sys.modules.get(cls.__module__), "__file__", None) or ""):
+        return []
+    return [each for each in vars(cls).values() if isinstance(each, types.FunctionType)]
+
+
 def _found(roots: list[Any], given: set[int]) -> list[Callable[[], None]]:
     """How to put back each thing that the roots lead to. Objects of libraries' classes only where they were `given`."""
     waiting, seen, restores = collections.deque(roots), set[int](), list[Callable[[], None]]()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import functools
 import gc
-import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,11 +22,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.base.places import ABSENT, Beside, Position, referred
 from lowtide.capture.care.beside import Follower, is_plain_and_put
-from lowtide.capture.care.surroundings import is_of_users, names_in
+from lowtide.capture.care.surroundings import functions_of, is_of_users, names_in
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.effects.watched import KINDS, Container, LeavingError, Log, StaleError, holds_stand_in, is_stand_in
 from lowtide.capture.returned import Number, is_result
-from lowtide.capture.sources import is_library, is_users
+from lowtide.capture.sources import is_users
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 
@@ -136,8 +135,7 @@ class Leaving:
             else:
                 place(functools.partial(table.__getitem__, name), functools.partial(table.__setitem__, name))
         for cls in type(item).__mro__:
-            if not is_library(getattr(sys.modules.get(cls.__module__), "__file__", None) or ""):
-                waiting.extend(each for each in vars(cls).values() if isinstance(each, types.FunctionType))
+            waiting.extend(functions_of(cls))
 
     def _is_chosen(self, item: Any) -> bool:
         return type(item) in KINDS and (self.chosen is None or id(item) in self.chosen)

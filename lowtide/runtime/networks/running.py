@@ -10,8 +10,9 @@ from __future__ import annotations
 import ctypes
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from operator import attrgetter, is_
 from typing import Any
 
@@ -160,24 +161,34 @@ class _Part:
 def _parts(tensors: Sequence[torch.Tensor]) -> list[_Part]:
     """All numbers of constants."""
     parts: list[list[tuple[int, int, torch.Size]]] = []
-    room, dense = 0, [*filter(_is_dense, tensors)]
-    most = max(_PART_WORDS, 1 + sum(tensor.nbytes // 4 for tensor in dense) // _MOST_PARTS)
-    for tensor in dense:
-        begin, words, at = tensor.data_ptr(), tensor.nbytes // 4, 0
-        while at < words:
-            if not room:
-                parts.append([])
-                room = most
-            length = min(room, words - at)
-            parts[-1].append((begin + 4 * at, length, tensor.shape))
-            at, room = at + length, room - length
+    room = 0
+    most = max(_PART_WORDS, 1 + sum(tensor.nbytes // 4 for tensor in tensors) // _MOST_PARTS)
+    for tensor in tensors:
+        for begin, words in _runs(tensor):
+            at = 0
+            while at < words:
+                if not room:
+                    parts.append([])
+                    room = most
+                length = min(room, words - at)
+                parts[-1].append((begin + 4 * at, length, tensor.shape))
+                at, room = at + length, room - length
     return [_Part(pieces) for pieces in parts]
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether no other tensor's numbers lie between its own."""
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return bool(tensor.numel()) and 1 + sum((size - 1) * step for size, step in steps) == tensor.numel()
+def _runs(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """Where a tensor's numbers lie one behind the other: addresses, and lengths in words of four bytes."""
+    dims = sorted((step, size) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1 and step)
+    length = 1
+    outer: list[range] = []
+    for step, size in dims:
+        if step == length and not outer:
+            length *= size
+        else:
+            outer.append(range(0, step * size, step))
+    if tensor.numel():
+        for offsets in product(*outer):
+            yield tensor.data_ptr() + tensor.element_size() * sum(offsets), length * tensor.element_size() // 4
 
 
 class Running:

@@ -1,0 +1,165 @@
+"""What is refused is refused in a loop, a Trainer's `compute_loss`, Lightning's `training_step`, and its remedy trains there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lowtide
+from bench import torchvision_shim
+
+torchvision_shim.install()
+pytest.importorskip("accelerate")
+pytest.importorskip("lightning")
+transformers = pytest.importorskip("transformers")
+
+from lightning.pytorch import LightningModule, Trainer  # noqa: E402
+
+from lowtide.integrations.lightning import LowtideStrategy  # noqa: E402
+from lowtide.integrations.transformers import LowtideMixin  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(num_workers|GPU|LeafSpec|isinstance|log_every_n_steps|dataloader_iter|pin_memory).*", "ignore::FutureWarning"
+)
+PLAIN = {"workspaces": False}
+Loss = Callable[[nn.Module, Tensor], Tensor]
+
+
+class Kind(NamedTuple):
+    refused: Loss
+    sentence: str
+    remedy: Loss
+
+
+STRAY, EYE, NORMS, RUNNING = nn.Parameter(torch.ones(())), torch.eye(2), [0.0], [torch.zeros(())]
+GATED = torch.jit.CompilationUnit("def gated(x):\n    return x * torch.sigmoid(x)\n").gated
+
+
+def running(net: nn.Module, x: Tensor) -> Tensor:
+    loss = net(x).square().mean()
+    NORMS[0] = 0.9 * NORMS[0] + 0.1 * loss.item()
+    return loss
+
+
+def kept(net: nn.Module, x: Tensor) -> Tensor:
+    loss = net(x).square().mean()
+    RUNNING[0] = loss.detach()
+    return loss
+
+
+def nested(net: nn.Module, x: Tensor) -> Tensor:
+    return torch.nested.nested_tensor([net(x)[:1], net(x)]).to_padded_tensor(0.0).sum()
+
+
+KINDS = {
+    "a branch": Kind(
+        lambda net, x: net(x).mean() if net(x).sum() > 0 else -net(x).mean(),
+        "control flow depends on data.*use torch.where",
+        lambda net, x: torch.where(net(x).sum() > 0, net(x).mean(), -net(x).mean()),
+    ),
+    "a shape": Kind(
+        lambda net, x: net(x)[net(x) > 0].sum(),
+        "a shape depends on data.*use masks",
+        lambda net, x: (net(x) * (net(x) > 0)).sum(),
+    ),
+    "no scalar": Kind(
+        lambda net, x: net(x), r"must return a scalar.*reduce it, for instance with \.mean\(\)", lambda net, x: net(x).mean()
+    ),
+    "another's parameter": Kind(
+        lambda net, x: (net(x) * STRAY).mean(),
+        r"is not a parameter of the model.*\.detach\(\)",
+        lambda net, x: (net(x) * STRAY.detach()).mean(),
+    ),
+    "sparse": Kind(
+        lambda net, x: torch.sparse.mm(EYE.to_sparse(), net(x)).sum(), r"sparse.*to_dense\(\)", lambda net, x: (EYE @ net(x)).sum()
+    ),
+    "nested": Kind(
+        nested, "nested tensor.*pad the rows", lambda net, x: nn.utils.rnn.pad_sequence([net(x)[:1], net(x)]).sum()
+    ),
+    "a function by data": Kind(
+        lambda net, x: torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: y.sin(), (net(x),)).sum(),
+        "cond at .*Python's own `if`",
+        lambda net, x: (net(x) * 2 if x.sum() > 0 else net(x).sin()).sum(),
+    ),
+    "a compiled function": Kind(
+        lambda net, x: GATED(net(x)).sum(),
+        "compiled by torch.jit.script.*Call the plain function",
+        lambda net, x: (net(x) * torch.sigmoid(net(x))).sum(),
+    ),
+    "a generator": Kind(
+        lambda net, x: (net(x) + torch.randn(2, 3, generator=torch.Generator())).sum(),
+        "without `generator=`",
+        lambda net, x: (net(x) + torch.randn(2, 3)).sum(),
+    ),
+    "an average of numbers": Kind(running, "control flow depends on data", kept),
+}  # fmt: skip
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.layer(x)
+        return made
+
+
+def in_a_loop(loss: Loss, folder: Path) -> None:
+    net, x = Net(), torch.ones(2, 3)
+    lowtide.optimize(net, x, loss=loss, optimizer=torch.optim.SGD(net.parameters(), 0.1), workspaces=False)(x)
+
+
+def in_a_trainer(loss: Loss, folder: Path) -> None:
+    class Own(LowtideMixin, transformers.Trainer):  # type: ignore[misc]
+        def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
+            return loss(model, inputs["x"])
+
+    said = {"max_steps": 1, "per_device_train_batch_size": 2, "report_to": "none", "optim": "sgd", "use_cpu": True, "save_strategy": "no"}
+    args = transformers.TrainingArguments(str(folder), remove_unused_columns=False, disable_tqdm=True, **said)
+    Own(model=Net(), args=args, train_dataset=[{"x": torch.ones(3)}] * 2, optimize=PLAIN).train()
+
+
+def in_lightning(loss: Loss, folder: Path) -> None:
+    class Own(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            return loss(self.net, batch)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    said: Any = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = Trainer(default_root_dir=folder, max_steps=1, strategy=LowtideStrategy(optimize=PLAIN), accelerator="cpu", **said)
+    trainer.fit(Own(), torch.utils.data.DataLoader([torch.ones(2, 3)], batch_size=None))
+
+
+PLACES = {"a loop": in_a_loop, "compute_loss": in_a_trainer, "training_step": in_lightning}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_remedy_trains_where_the_user_is(kind: str, place: str, tmp_path: Path) -> None:
+    with pytest.raises(lowtide.CaptureError, match=KINDS[kind].sentence) as told:
+        PLACES[place](KINDS[kind].refused, tmp_path)
+    if "loss()" in str(told.value) and place != "a loop":
+        assert f"loss() is {place} here" in str(told.value)
+    PLACES[place](KINDS[kind].remedy, tmp_path)
+
+
+@pytest.mark.parametrize("place", ["compute_loss", "training_step"])
+def test_an_argument_of_a_loop_is_said_to_be_one(place: str, tmp_path: Path) -> None:
+    def hooked(net: nn.Module, x: Tensor) -> Tensor:
+        net.layer.weight.register_post_accumulate_grad_hook(lambda parameter: None)  # type: ignore[union-attr]
+        return net(x).sum()
+
+    with pytest.raises(lowtide.CaptureError, match=r"after_backward= is an argument of lowtide\.optimize, for a loop of your own"):
+        PLACES[place](hooked, tmp_path)
