@@ -20,6 +20,7 @@ from lowtide.capture.care.surroundings import methods_of, put_back_on_failure
 from lowtide.capture.care.turns import one_at_a_time
 from lowtide.capture.effects.leaving import Leaving, containers_of, with_leaving
 from lowtide.capture.effects.schedules import settings_unchanged
+from lowtide.capture.effects.watched import LeavingError
 from lowtide.capture.fakes import FakeModel
 from lowtide.capture.formulas.scripts import Scripts
 from lowtide.capture.losses import checked_loss, joined, share_of, with_loss
@@ -76,18 +77,20 @@ def capture_inference(model: nn.Module, given: Given, *, put_back: bool = False,
             put_back_on_failure(methods_of((model,)), [*objects_in(given.args, given.kwargs), *containers_of((model,))], always=put_back),
             following((model,)) as follower,
         ):
-            return _closed((_captured_inference(watch, model, given, leaving),), watch, follower, leaving, put_back)[0]
+            return _closed((_captured_inference(watch, model, given, leaving),), watch, follower, leaving, names, put_back)[0]
 
     return with_leaving(capture, (model,), at_once=leaves)
 
 
 def _closed(
-    captured: tuple[Captured, ...], watch: Watch, follower: Follower, leaving: Leaving | None, put_back: bool
+    captured: tuple[Captured, ...], watch: Watch, follower: Follower, leaving: Leaving | None, names: bool, put_back: bool
 ) -> tuple[Captured, ...]:
     """With what was seen beside the model; nothing of the capture is left."""
     beside, counted = follower.places(), follower.changed()
     if leaving is not None:
         beside = leaving.end(follower, beside)
+    refilled = follower.refilled()
+    if leaving is not None:
         leaving.forget()
     if put_back:
         follower.put_back()
@@ -95,6 +98,9 @@ def _closed(
     watch.refuse_survivors()
     if leaving is not None:
         leaving.refuse_survivors()
+    if refilled and not names:
+        raise LeavingError(refilled)
+    counted = counted or refilled  # a memo finds what it has put there when it runs again
     return tuple(replace(each, beside=beside, counted=counted) for each in captured)
 
 
@@ -127,7 +133,7 @@ def capture_training(program: TrainingProgram, given: Given, *, put_back: bool =
             ),
             following(models, functions, program.optimizer) as follower,
         ):
-            return _closed(_captured_training(watch, program, given, leaving), watch, follower, leaving, put_back)
+            return _closed(_captured_training(watch, program, given, leaving), watch, follower, leaving, names, put_back)
 
     return with_leaving(capture, (*functions, *models), at_once=leaves)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import os
 import random
 import time
@@ -193,6 +194,43 @@ def numbers() -> Any:
     return Net(), loss, [meter, metrics]
 
 
+def words_alone() -> Any:
+    seen, many = list[Any](), ["before"] * 1500
+    ordered = collections.OrderedDict[str, Any](first=0)
+
+    def loss(model: nn.Module, x: Tensor, named: list[Any] = [], *, told: list[Any] = seen) -> Tensor:  # noqa: B006
+        for each in (named, told, many):
+            each.append("a")
+        ordered["rows"] = len(x)
+        return square(model, x)
+
+    return Net(), loss, [seen, many, ordered, loss.__defaults__]
+
+
+def in_an_order() -> Any:
+    ordered = collections.OrderedDict[str, Any](first=collections.OrderedDict(a=1))
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        value = square(model, x)
+        ordered["first"]["b"] = value.detach()
+        ordered["last"] = value.detach()
+        return value
+
+    return Net(), loss, ordered
+
+
+def what_it_only_reads_is_what_it_is() -> Any:
+    settings, meters, kept = [-1, 2], [Meter()], list[Any]()
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        value = model(x).reshape(settings).square().mean() * (2 if type(settings) is list else 3)
+        kept.append((value.detach(), copy.deepcopy(settings)))
+        meters[0].update(value.detach(), 2)
+        return value
+
+    return Net(), loss, [kept, meters]
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -204,6 +242,9 @@ def numbers() -> Any:
         losses_of_a_module,
         losses_everywhere,
         numbers,
+        words_alone,
+        in_an_order,
+        what_it_only_reads_is_what_it_is,
     ],
 )
 def test_what_leaves_is_where_eager_leaves_it(make):
@@ -285,6 +326,15 @@ def decided_by_a_number(kept: list[Any], value: Tensor) -> Any:
     kept.append(value.item() if value.item() > 0 else 0)
 
 
+def at_a_count(kept: list[Any], value: Tensor) -> Any:
+    kept.append("step")
+    return value * 2 if len(kept) == 3 else value
+
+
+def at_what_time_in_words(kept: list[Any], value: Tensor) -> Any:
+    kept.append(f"{time.perf_counter()}")
+
+
 def by_position(kept: list[Any], value: Tensor) -> Any:
     kept.append(value.detach())
     return kept[0]
@@ -298,6 +348,8 @@ def by_position(kept: list[Any], value: Tensor) -> Any:
         (at_what_time, "something else there each time"),
         (decided_by_a_number, "control flow depends on data"),
         (by_position, "reads what other steps leave"),
+        (at_a_count, "a list that it reaches had 1 items and has 2"),
+        (at_what_time_in_words, "a list that it reaches had 1 items and has 2"),
     ],
 )
 def test_what_follows_from_earlier_steps_is_refused(keep, why):
@@ -323,6 +375,34 @@ def test_an_average_that_goes_on_is_refused():
     with pytest.raises(lowtide.CaptureError, match="reads attribute 'last' of a Meter, which an earlier step has put there"):
         lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
     assert meter.last is None
+
+
+def test_an_ordered_dictionary_is_put_back_whole():
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        kept["last"] = square(model, x).detach()
+        return square(model, x) * float(kept["last"])
+
+    kept = collections.OrderedDict[str, Any](first=1)
+    model = Net()
+    with pytest.raises(lowtide.CaptureError):
+        lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
+    assert list(kept.items()) == [("first", 1)]
+    kept["second"] = 2
+    kept.move_to_end("first")
+    assert list(kept) == ["second", "first"]
+
+
+def test_a_memo_is_filled_once():
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        if len(x) not in memo:
+            memo[len(x)] = 1.0 / len(x)
+        return square(model, x) * memo[len(x)]
+
+    memo = dict[int, float]()
+    model = Net()
+    step = lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
+    step(torch.rand(5, 3))
+    assert memo == {5: 0.2}
 
 
 WRITES: tuple[Callable[[Any, Any], object], ...] = (

@@ -25,6 +25,7 @@ from torch import nn
 
 from lowtide.base.places import ABSENT, EVERYTHING, Beside, Position, attributes, held, referred
 from lowtide.capture.care.turns import undoing
+from lowtide.capture.effects.watched import is_stand_in
 from lowtide.capture.sources import is_library, is_users, users_line
 from lowtide.kernels.optimizers import each_of
 
@@ -64,6 +65,7 @@ class Follower:
         self._followed: dict[int, Any] = {}  # objects of which reads are noted
         self._closed: list[Any] = []  # objects that are looked into elsewhere, or not at all
         self._contents: list[tuple[Any, dict[Any, Any]]] = []  # containers, and what they held when they were found
+        self._large: list[tuple[Any, int]] = []  # those that are too large for that, and how much
         self.classes: list[type] = []
         tables = [
             table for model in models for module in model.modules() for name, table in vars(module).items() if name.endswith("_hooks")
@@ -85,11 +87,30 @@ class Follower:
             old, new = self._before[key], place.now()
             if _differ(old, new) and (isinstance(place.holder, (types.CellType, dict, nn.Module)) or key in self._written):
                 return f"{place} was {old!r} and is {new!r}"
+        return ""
+
+    def refilled(self) -> str:
+        """What the program has put into containers and attributes that it does not read, in words; "" where that is nothing.
+
+        Stand-ins tell it themselves.
+        """
         for container, before in self._contents:
+            if is_stand_in(container):
+                continue
             now = _pieces(container)
-            for name in before.keys() & now.keys():
+            if before.keys() != now.keys():
+                return f"a {type(container).__name__} that it reaches had {len(before)} items and has {len(now)}"
+            for name in before:
                 if _differ(before[name], now[name]):
                     return f"a {type(container).__name__} that it reads had {before[name]!r} at {name!r} and has {now[name]!r}"
+        for container, size in self._large:
+            if (now_size := len(_pieces(container))) != size and not is_stand_in(container):
+                return f"a {type(container).__name__} that it reaches had {size} items and has {now_size}"
+        for (_, name), (item, before) in self._written.items():
+            own = attributes(item)
+            found = held(item, name) if own is ABSENT else own.get(name, ABSENT)
+            if self.only_writes(item, name) and _is_of_users(type(item)) and _differ(before, found):
+                return f"attribute {name!r} of a {type(item).__name__} was {before!r} and is {found!r}"
         return ""
 
     def only_writes(self, item: Any, name: str) -> bool:
@@ -118,7 +139,7 @@ class Follower:
         """Hold on to nothing of the program's."""
         for each in (self._places, self._before, self._written, self._seen, self._followed):
             each.clear()
-        for held_here in (self._held, self._closed, self._contents):
+        for held_here in (self._held, self._closed, self._contents, self._large):
             held_here.clear()
 
     # While the program runs.
@@ -193,10 +214,11 @@ class Follower:
             self._of_object(item)
 
     def _of_container(self, item: Any, depth: int) -> None:
-        pieces = _pieces(item)
+        pieces, changes = _pieces(item), not isinstance(item, (tuple, frozenset))
         if depth >= _DEEPEST or len(pieces) > _LARGEST:
+            self._large += [(item, len(pieces))] if changes else []
             return
-        if not isinstance(item, (tuple, frozenset)):
+        if changes:
             self._contents.append((item, pieces))
         for piece in pieces.values():
             self._follow(piece, depth + 1)
@@ -263,6 +285,12 @@ class Follower:
             self._note(found, name, f"attribute {name!r} of {found.__name__}", line)
             found = held(found, name)
             self._follow(found)
+
+
+def is_plain_and_put(item: Any, name: str, now: Any) -> bool:
+    """Whether the program that is followed in this thread puts a number or a text into an attribute, and does not read it before."""
+    follower = _active.get(threading.get_ident())
+    return follower is not None and isinstance(now, _PLAIN) and follower.only_writes(item, name)
 
 
 def noted_of_module(module: nn.Module, name: str) -> None:

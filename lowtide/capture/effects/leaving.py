@@ -21,7 +21,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.base.places import ABSENT, Beside, Position, referred
-from lowtide.capture.care.beside import Follower
+from lowtide.capture.care.beside import Follower, is_plain_and_put
 from lowtide.capture.care.surroundings import called_by, functions_of, is_of_users, names_in
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.effects.watched import KINDS, Container, LeavingError, Log, StaleError, holds_stand_in, is_stand_in
@@ -64,14 +64,15 @@ NOTHING_LEFT = Left()
 class Leaving:
     """Follows one capture."""
 
-    def __init__(self) -> None:
-        self.log = Log()
+    def __init__(self, chosen: frozenset[int] | None = None) -> None:
+        """`chosen`: the containers by id that there are stand-ins for; None for all."""
+        self.chosen, self.log = chosen, Log()
         self.containers: dict[int, Container] = {}
         self.tables: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []  # of objects: their attributes, and those before
         self.numbers: list[weakref.ref[Number]] = []  # that were handed out
         self.put: list[tuple[Any, dict[str, Any], str]] = []  # attributes that the program has put there
         self.words: tuple[str, ...] = ()
-        self.puts_numbers = False  # that are those of the capture
+        self.puts_plain = False  # numbers and texts that are those of the capture
 
     # Before.
 
@@ -101,7 +102,7 @@ class Leaving:
 
         def place(now: Callable[[], Any], put: Callable[[Any], object]) -> None:
             item = now()
-            if type(item) in KINDS:
+            if self._is_chosen(item):
                 undo(functools.partial(put, item))
                 put(self._stand_in(item, now, waiting))
             else:
@@ -112,7 +113,9 @@ class Leaving:
             if id(item) in seen or isinstance(item, (torch.Tensor, types.ModuleType, str, int, float)):
                 continue
             seen.add(id(item))
-            if (called := called_by(item)) is not None:
+            if type(item) in KINDS and len(item) < _LARGEST:
+                waiting.extend(item.values() if isinstance(item, dict) else item)
+            elif (called := called_by(item)) is not None:
                 waiting.extend(called)
             elif isinstance(item, types.FunctionType):
                 _of_function(item, place)
@@ -132,6 +135,9 @@ class Leaving:
         for cls in type(item).__mro__:
             waiting.extend(functions_of(cls))
 
+    def _is_chosen(self, item: Any) -> bool:
+        return type(item) in KINDS and (self.chosen is None or id(item) in self.chosen)
+
     def _stand_in(self, original: Any, now: Callable[[], Any], waiting: collections.deque[Any]) -> Any:
         if (known := self.containers.get(id(original))) is not None:
             known.ways.append(now)
@@ -141,7 +147,7 @@ class Leaving:
         for key, item in list(original.items() if is_table else enumerate(original)):
             if isinstance(item, FakeTensor):
                 raise CaptureError("the capture before has left something there")
-            if type(item) in KINDS and len(original) < _LARGEST:
+            if self._is_chosen(item) and len(original) < _LARGEST:
                 item = self._stand_in(item, _item_of(found, key), waiting)
                 found.within.append(item.kept)
             elif len(original) < _LARGEST:
@@ -170,11 +176,24 @@ class Leaving:
         for item, table, before in self.tables:
             for name, now in table.items():
                 was = before.get(name, ABSENT)
-                if now is was or not holds_fakes(now) or (isinstance(item, nn.Module) and isinstance(now, torch.Tensor)):
+                of_module = isinstance(item, nn.Module)
+                if not of_module and is_plain_and_put(item, name, now):
+                    self.put.append((item, table, name))
+                    continue
+                if now is was or not holds_fakes(now) or (of_module and isinstance(now, torch.Tensor)):
                     continue
                 if is_stand_in(was) and was.kept.changes:
                     raise StaleError(f"it changes attribute {name!r} of a {type(item).__name__}, and puts another in its place")
                 self.put.append((item, table, name))
+
+    @property
+    def changing(self) -> frozenset[int]:
+        """Containers by id that the program has changed so far, and those that lead to them."""
+        return frozenset(at for at, container in self.containers.items() if container.changes)
+
+    def unread(self) -> frozenset[int]:
+        """Those by id of which a program that failed has not read what it may have found there, and those that it has changed."""
+        return frozenset(at for at, each in self.containers.items() if each.changes or not (each.read_at or each.whole))
 
     @property
     def done(self) -> int:
@@ -201,7 +220,7 @@ class Leaving:
             at = [index for index, leaf in enumerate(leaves) if is_result(leaf.value)]
             if any(holds_fakes(leaf.value) for leaf in leaves if not is_result(leaf.value)):
                 raise CaptureError("a number that the program computes lies in an object that cannot be made again")
-            self.puts_numbers |= any(type(leaf.value) in (int, float) for leaf in leaves)
+            self.puts_plain |= any(type(leaf.value) in (int, float, str, bytes, complex) for leaf in leaves)
             plain = [None if index in at else leaf.value for index, leaf in enumerate(leaves)]
             actions.append(functools.partial(_act, act, plain, at, rebuild))
             counts.append(len(at))
@@ -291,20 +310,36 @@ def with_leaving(capture: Callable[[Leaving | None, bool], T], roots: Iterable[A
 
 
 def _followed(capture: Callable[[Leaving | None, bool], T], roots: Iterable[Any], *, names: bool) -> T:
-    """Twice where numbers are put outside: what is another one in each step (a clock) would be there as it was in the capture."""
+    """Until there are stand-ins for nothing but what the program changes: all else has to be what it is, in its class as well.
+
+    Once more where numbers or texts are put outside: what is another one in each step (a clock) would be there as it was in the capture.
+    """
+    chosen: frozenset[int] | None = None
     words: list[tuple[str, ...]] = []
     while True:
-        leaving = Leaving()
-        with leaving.in_place(roots):
-            captured = capture(leaving, names)
-        for container in leaving.all():
-            container.forget()
-            container.stand_in = container.items = None
-        words.append(leaving.words)
-        if len(words) == 2 and words[0] != words[1]:
-            raise StaleError(f"it puts something else there each time: {words[0]} and {words[1]}")
-        if len(words) == 2 or not leaving.puts_numbers:
-            return captured
+        leaving, captured, failed = Leaving(chosen), None, None
+        try:
+            with leaving.in_place(roots):
+                captured = capture(leaving, names)
+        except CaptureError as error:
+            failed = error
+        finally:
+            for container in leaving.all():
+                container.forget()
+                container.stand_in = container.items = None
+        narrower = leaving.changing
+        if captured is None and len(unread := leaving.unread()) < len(leaving.containers):
+            narrower = unread
+        if len(narrower) < len(leaving.containers):
+            chosen = narrower
+        elif captured is None:
+            raise failed or CaptureError("")
+        else:
+            words.append(leaving.words)
+            if words[0] != words[-1]:
+                raise StaleError(f"it puts something else there each time: {words[0]} and {words[-1]}")
+            if len(words) == 2 or not leaving.puts_plain:
+                return captured
 
 
 def _act(act: Callable[[Any], object], plain: list[Any], at: list[int], rebuild: Any, results: list[Any]) -> None:
@@ -334,7 +369,21 @@ def _of_function(function: types.FunctionType, place: Callable[..., None]) -> No
             place(functools.partial(getattr, cell, "cell_contents"), functools.partial(setattr, cell, "cell_contents"))
     if not is_users(function):
         return
+    for at in range(len(function.__defaults__ or ())):
+        place(functools.partial(_default, function, at), functools.partial(_put_default, function, at))
+    named = function.__kwdefaults__ or {}
+    for name in named:
+        place(functools.partial(named.__getitem__, name), functools.partial(named.__setitem__, name))
     table = function.__globals__
     for name in names_in(function.__code__):
         if name in table:
             place(functools.partial(table.__getitem__, name), functools.partial(table.__setitem__, name))
+
+
+def _default(function: types.FunctionType, at: int) -> Any:
+    return (function.__defaults__ or ())[at]
+
+
+def _put_default(function: types.FunctionType, at: int, item: Any) -> None:
+    found = function.__defaults__ or ()
+    function.__defaults__ = (*found[:at], item, *found[at + 1 :])

@@ -27,7 +27,7 @@ _CHANGING = (
 _NOT_WATCHED = (
     "__new__", "__init__", "__class__", "__getattribute__", "__setattr__", "__delattr__", "__init_subclass__", "__subclasshook__",
     "__dir__", "__doc__", "__hash__", "__class_getitem__",
-    "__sizeof__", "__getstate__", "default_factory", "maxlen",
+    "__sizeof__", "__getstate__", "__reduce__", "__reduce_ex__", "default_factory", "maxlen",
 )  # fmt: skip
 
 
@@ -208,7 +208,7 @@ def _reached(table: Any, key: Any, kind: Any) -> Any:
 def _class_for(kind: Any) -> Any:
     """A class like one of `KINDS` whose methods tell of their calls."""
     methods = {name: _watched(kind, name, getattr(kind, name)) for name in dir(kind) if name not in _NOT_WATCHED}
-    kept = {"kept": None, "__class__": property(lambda self: kind), "__hash__": None}
+    kept = {"kept": None, "__class__": property(lambda self: kind), "__hash__": None, "__reduce_ex__": _reduced}
     made = type(kind.__name__, (kind,), {**methods, **kept})
     _classes.add(made)
     return made
@@ -239,6 +239,18 @@ def _watched(kind: Any, name: str, method: Any) -> Any:
         return method(self.kept.items, *args, **options)
 
     return _OWN.get(name, changing if name in _CHANGING else reading) if is_table else changing if name in _CHANGING else reading
+
+
+def _reduced(self: Any, protocol: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What `copy` and `pickle` make it of: a copy is no stand-in."""
+    if self.kept.is_of_others():
+        return self.kept.original.__reduce_ex__(protocol)  # type: ignore[no-any-return]
+    self.kept.read()
+    kind, items = self.kept.kind, self.kept.items
+    plain = dict(dict.items(items)) if isinstance(items, dict) else list(kind.__iter__(items))
+    if kind is collections.defaultdict:
+        return kind, (self.default_factory, plain)
+    return kind, (plain, self.maxlen) if kind is collections.deque else (plain,)
 
 
 def _update(self: Any, *args: Any, **named: Any) -> None:
