@@ -96,7 +96,6 @@ class StepArena:
         return cls(None, why)
 
     def report(self) -> ArenaReport:
-        """What it does, so far."""
         arena = self.arena
         if arena is None:
             return ArenaReport(0, 0, 0, 0, {}, Counts(), 0, self.absent)

@@ -21,7 +21,6 @@ from lowtide.schedule.base import checked as checked_solver
 
 
 def check_arguments(model: Any, loss: Any, optimizer: Any, after_backward: Any, accumulate: int | str) -> None:
-    """Refuse what cannot be meant."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got a {type(model).__name__}")
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):

@@ -17,7 +17,6 @@ class Known:
     laboratory: Laboratory
 
     def __call__(self, node: Node, before: Sequence[Node], makes_bytes: int, thought: Results | None) -> Results | None:
-        """What the call really gives."""
         return self.laboratory.results(Call(node, before, makes_bytes))
 
 

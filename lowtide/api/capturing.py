@@ -45,7 +45,6 @@ class Capturing:
 
     @property
     def trains(self) -> bool:
-        """Whether there are gradients."""
         return self.program is not None
 
     def check_wrapper(self) -> None:

@@ -43,7 +43,6 @@ class Comparison:
         return 1 - self.measured_peak_bytes / self.eager_measured_peak_bytes
 
     def figures(self) -> dict[str, float]:
-        """All figures by name."""
         return asdict(self) | {"saving": self.saving}
 
     def __str__(self) -> str:

@@ -63,7 +63,6 @@ class Explanation:
         return self.peak.by_module(Kind.ACTIVATION)
 
     def call(self, remedy: Remedy) -> str:
-        """The call that does it."""
         return f"lowtide.optimize({', '.join(filter(None, ('model, batch', self._program, remedy.arguments)))})"
 
     @property
@@ -79,7 +78,6 @@ class Explanation:
         return f"it fits in {limit} by {self.within.what}{_slower(self.within, ', ')}: {self.call(self.within)}"
 
     def figures(self) -> dict[str, Any]:
-        """All of it by name, for JSON."""
         return {
             "peak_bytes": self.peak_bytes,
             "resident_bytes": self.resident_bytes,
@@ -106,7 +104,6 @@ class Explanation:
 
     @property
     def headline(self) -> str:
-        """Peak and time in a line."""
         share = f"{bytes_text(self.resident_bytes)} of it the caller's own throughout"
         return f"as it stands: peak {bytes_text(self.peak_bytes)}, {share}; {time_text(self.time_us)} a call"
 

@@ -61,7 +61,6 @@ class Machine:
         return self.name(captured).startswith("cuda")
 
     def provenance(self, captured: Captured) -> Provenance:
-        """With what a plan is made."""
         return Provenance(VERSION, torch.__version__, self.name(captured), platform.python_version(), torch.get_num_threads())
 
     def links(self, captured: Captured) -> Device | None:
@@ -197,5 +196,4 @@ def _knowing(candidate: Candidate, rewriting: Rewriting | None, generated: bool 
 
 
 def _share(say: Say) -> Listener:
-    """Says which share is done."""
     return lambda share: say(f"{share:.0%} done")

@@ -62,7 +62,6 @@ class Program:
 
     @property
     def eager_peak_bytes(self) -> int:
-        """Of the program as it stands."""
         return self.candidates[0].eager(self.granule_bytes).peak_bytes if self.saved is None else self.saved.eager_peak_bytes
 
 

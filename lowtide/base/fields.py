@@ -73,7 +73,6 @@ def boolean(where: str, item: dict[str, Any], field: str) -> bool:
 
 
 def string(where: str, item: dict[str, Any], field: str) -> str:
-    """A field that is a text."""
     value = item.get(field)
     return value if isinstance(value, str) else refuse(where, field, "a string", value)
 

@@ -87,7 +87,6 @@ class _Named:
         self._made = 0
 
     def number(self, node: Node) -> None:
-        """Name what a node makes."""
         for value in node.results:
             self._names[value] = f"%{self._made}"
             self._made += 1

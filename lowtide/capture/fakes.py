@@ -36,7 +36,6 @@ class FakeModel:
 
     @property
     def all(self) -> dict[torch.Tensor, torch.Tensor]:
-        """The three tables as one."""
         return {**self.parameters, **self.buffers, **self.attributes}
 
 

@@ -94,6 +94,8 @@ def _closed(
         leaving.forget()
     if put_back:
         follower.put_back()
+    else:
+        follower.take_back()
     follower.forget()
     watch.refuse_survivors()
     if leaving is not None:

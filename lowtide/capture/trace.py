@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.base.places import NOTHING, Beside
 from lowtide.capture.batches import refuse_batch_leaf, refuse_changed_batch
+from lowtide.capture.care.beside import put_beside
 from lowtide.capture.care.conversions import conversions_in_place
 from lowtide.capture.care.failures import no_tracebacks_logged, raised_in
 from lowtide.capture.care.generators import untouched_randomness
@@ -229,6 +230,7 @@ class Trace:
         for index in at:
             leaves[index] = tree.Leaf(leaves[index].where, None)  # no fake tensor outlives the capture
         refuse_changed_batch(*self.batch)
+        reads, puts = self.reads.pairs(self.model), list(self.reads.puts(self.model))
         self.watch.note(recorder.draft)
         return Captured(
             graph,
@@ -240,13 +242,13 @@ class Trace:
             tuple(recorder.draft.constants),
             gradients,
             update.state_entries,
-            self.reads.pairs(self.model) if self.leaving is None else self.leaving.without(self.reads.pairs(self.model), self.model),
+            reads if self.leaving is None else self.leaving.without(reads, self.model),
             itemgetter(0) if rebuild is next and at else put,  # most programs return one tensor
             self.data.alone,
             tuple(self.fakes.names[real] for real, fake in self.fakes.parameters.items() if fake.grad is not None),
             recorder.draft.held_until(graph.nodes),
             self.symbols.conditions(),
-            left=NOTHING_LEFT if self.leaving is None else self.leaving.left(),
+            left=(NOTHING_LEFT if self.leaving is None else self.leaving.left()).with_plain((*puts, *put_beside())),
         )
 
 

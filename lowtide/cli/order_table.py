@@ -19,7 +19,6 @@ _NAME_LENGTH = 60  # characters
 
 
 def show(console: Console, problem: OrderProblem, outcome: Outcome) -> None:
-    """Print the three tables."""
     console.print(_facts(problem, outcome))
     console.print(_comparison(outcome))
     if problem.node_count and outcome.best.status is not Status.INFEASIBLE:

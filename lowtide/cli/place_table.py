@@ -14,7 +14,6 @@ from lowtide.problems.placement import PlaceProblem
 
 
 def show(console: Console, problem: PlaceProblem, outcome: Outcome) -> None:
-    """Print the two tables."""
     console.print(_facts(problem, outcome))
     console.print(_comparison(problem, outcome))
 

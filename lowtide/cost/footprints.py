@@ -78,7 +78,6 @@ class Footprints:
 
     @cached_property
     def _most_parts(self) -> int:
-        """Of a row."""
         return int(self.matrix.sum(axis=1).max(initial=0))
 
     @cached_property

@@ -90,7 +90,6 @@ class Measures:
         return tuple(self.us_at(point).tolist())
 
     def us_at(self, point: Mapping[str, int]) -> Times:
-        """The same as an array."""
         return self.grid.between(point, self.node_us, self._logarithms)
 
     @property

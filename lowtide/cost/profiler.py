@@ -51,12 +51,10 @@ class Timing:
 
     @property
     def median_us(self) -> float:
-        """The median of the samples."""
         return statistics.median(self.samples_us)
 
     @property
     def min_us(self) -> float:
-        """The fastest sample."""
         return min(self.samples_us)
 
     def ratio_to(self, base: Timing) -> float:

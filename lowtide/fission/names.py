@@ -58,7 +58,6 @@ class Table:
 
     @classmethod
     def of(cls, dimensions: Dimensions) -> Table:
-        """In time linear in the graph."""
         facts = _facts(dimensions)
         names = _named(dimensions, facts)
         groups: defaultdict[str, list[int]] = defaultdict(list)
@@ -188,7 +187,6 @@ def _places(value: Value) -> Sequence[str]:
 
 
 def _named(dimensions: Dimensions, facts: dict[int, _Facts]) -> dict[int, str]:
-    """The name of each component."""
     known = {dimension.name for dimension in dimensions.graph.dimensions}
     names: dict[int, str] = {}
     for component, mine in facts.items():
@@ -200,7 +198,6 @@ def _named(dimensions: Dimensions, facts: dict[int, _Facts]) -> dict[int, str]:
 
 
 def _shared(one: list[str], two: list[str]) -> list[str]:
-    """What two paths begin with."""
     count = next((at for at, (mine, theirs) in enumerate(zip(one, two, strict=False)) if mine != theirs), min(len(one), len(two)))
     return one[:count]
 

@@ -108,7 +108,6 @@ class _Growing:
         return not any(value in cut or value in self.whole for value in node.merged)
 
     def add(self, place: int, node: _Cut) -> None:
-        """A node that fits."""
         self.axes[place] = node.axis
         self.cut.update(node.pairs)
         self.whole.update(node.whole)
@@ -123,7 +122,6 @@ class Regions:
 
     @property
     def graph(self) -> Graph:
-        """The graph."""
         return self.dimensions.graph
 
     @cached_property

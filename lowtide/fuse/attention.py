@@ -67,7 +67,6 @@ def batched(staging: Staging, node: Node) -> Head:
 
 
 def softmax(staging: Staging, node: Node) -> Head:
-    """Along the last dimension."""
     made, given = node.results[0], node.args[0]
     given = of_kind(Value, given)
     read = staging.in_rows(given)

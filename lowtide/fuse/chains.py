@@ -38,7 +38,6 @@ class Chain:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The operators."""
         return tuple(link.node for link in self.links)
 
 
@@ -52,7 +51,6 @@ class Uses:
 
     @classmethod
     def of(cls, body: Graph, fixed: Collection[Value]) -> Uses:
-        """Of a body."""
         readers: dict[Value, list[Node]] = {}
         for node in body.nodes:
             for value in node.inputs:
@@ -89,7 +87,6 @@ class Uses:
 
 
 def norm_of(node: Node) -> Norm:
-    """A batch norm's constants."""
     if name_of(node) == "_native_batch_norm_legit_no_training":
         _, gamma, beta, mean, var, _, eps = node.args
     else:

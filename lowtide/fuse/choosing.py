@@ -51,11 +51,9 @@ class Choosing:
 
     @classmethod
     def of(cls, stages: Sequence[Stage], body: Graph, fixed: Collection[Value]) -> Choosing:
-        """Of these stages."""
         return cls(alternatives(stages), _ByModel.of(body, fixed))
 
     def numbers(self, joins: Joins, fastest: Fastest) -> tuple[int, ...]:
-        """What is chosen."""
         taken: set[Stage] = set()
         found: list[int] = []
         for blocks in self.blocks:
@@ -68,7 +66,6 @@ class Choosing:
         return tuple(found)
 
     def _modelled(self, blocks: Sequence[Block], numbers: Sequence[int], joins: Joins) -> int:
-        """The largest that wins."""
         return next((each for each in numbers if joins is Joins.ALL or self.by_model.wins(blocks[each - 1])), 0)
 
 

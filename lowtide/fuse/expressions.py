@@ -13,7 +13,6 @@ Names = Mapping[Value, str]
 
 
 def number(x: float) -> str:
-    """A literal."""
     if isnan(x):
         return "NAN"
     if isinf(x):

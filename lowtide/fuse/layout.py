@@ -70,11 +70,9 @@ class Lay:
         return replace(self, shape=tuple(shape), stride=tuple(reversed(stride)))
 
     def permuted(self, dims: Sequence[int]) -> Lay:
-        """Dimensions in another order."""
         return replace(self, shape=tuple(self.shape[dim] for dim in dims), stride=tuple(self.stride[dim] for dim in dims))
 
     def narrowed(self, dim: int, start: int, length: int, step: int = 1) -> Lay:
-        """A part along a dimension."""
         shape, stride = list(self.shape), list(self.stride)
         shape[dim], offset = length, self.offset + start * stride[dim]
         stride[dim] *= step
@@ -154,7 +152,6 @@ def channel_of(shape: Sequence[int]) -> int:
 
 
 def stepped(channels: int) -> int:
-    """The step from row to row."""
     return -(-channels // LANES) * LANES
 
 

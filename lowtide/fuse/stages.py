@@ -62,7 +62,6 @@ class Product:
 
     @property
     def reads(self) -> tuple[Lay, ...]:
-        """What it reads but constants."""
         return self.a, *self.epilogue.reads
 
 
@@ -80,7 +79,6 @@ class Convolution:
 
     @property
     def reads(self) -> tuple[Lay, ...]:
-        """What it reads but constants."""
         return self.a, *self.epilogue.reads
 
 
@@ -100,7 +98,6 @@ class Winograd:
 
     @property
     def reads(self) -> tuple[Lay, ...]:
-        """What it reads but constants."""
         return self.a, *self.epilogue.reads
 
 
@@ -116,7 +113,6 @@ class Pad:
 
     @property
     def reads(self) -> tuple[Lay, ...]:
-        """What it reads."""
         return (self.a,)
 
 
@@ -135,7 +131,6 @@ class Windows:
 
     @property
     def reads(self) -> tuple[Lay, ...]:
-        """What it reads but constants."""
         return self.a, *self.epilogue.reads
 
 
@@ -156,7 +151,6 @@ class Rows:
 
     @property
     def reads(self) -> tuple[Lay, ...]:
-        """What it reads but constants."""
         return self.a, *self.epilogue.reads
 
 
@@ -173,7 +167,6 @@ class Batched:
 
     @property
     def reads(self) -> tuple[Lay, ...]:
-        """What it reads but constants."""
         return self.a, self.other, *self.epilogue.reads
 
 
@@ -193,7 +186,6 @@ class Attention:
 
     @property
     def reads(self) -> tuple[Lay, ...]:
-        """What it reads."""
         return self.query, self.key, self.value, *(() if self.mask is None else (self.mask,))
 
 
@@ -211,7 +203,6 @@ class Map:
 
     @property
     def reads(self) -> tuple[Lay, ...]:
-        """What it reads but constants."""
         return tuple(each for each in self.inputs if isinstance(each, Lay))
 
 
@@ -231,12 +222,10 @@ class Block:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """All their operators."""
         return tuple(node for each in self.parts for node in each.nodes)
 
     @property
     def out(self) -> Lay:
-        """What it makes."""
         return self.parts[-1].out
 
     @property

@@ -275,18 +275,15 @@ class Staging:
         return self.constant_place(value) if value in self.uses.fixed else self.lays[value]
 
     def copied(self, lay: Lay, to: Lay) -> Lay:
-        """A copy."""
         self.copy(lay, to)
         return to
 
     def copy(self, lay: Lay, to: Lay, nodes: tuple[Node, ...] = ()) -> None:
-        """A stage that copies."""
         source = lay.broadcast(to.shape)
         source = there(source)
         self.stages.append(Map((source,), (source.stride,), (), "x0", to, nodes))
 
     def pack(self, packed: Packed) -> Packed:
-        """Have a constant packed."""
         self.packed.append(packed)
         return packed
 

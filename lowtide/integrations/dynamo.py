@@ -95,7 +95,6 @@ class _Joint:
 
     @classmethod
     def of(cls, module: fx.GraphModule, count: int, said: Options) -> _Joint:
-        """Capture and plan it."""
         module = _flat(module)
         placeholders = _placeholders(module)
         fakes = [_described(node) for node in placeholders]
@@ -190,7 +189,6 @@ class _Capturing(Capturing):
     seen: list[Captured] = field(default_factory=list)
 
     def programs(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[Captured, ...]:
-        """The one program."""
         (captured,) = super().programs(args, kwargs, laboratory)
         tangents = {
             value for value, slot in _pairs(captured) if slot.table == "batch" and self.names[int(slot.path[0])].startswith(_TANGENT)

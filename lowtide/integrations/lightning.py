@@ -94,7 +94,6 @@ class LowtideStrategy(SingleDeviceStrategy):
         self._empty_arena()
 
     def on_train_end(self) -> None:
-        """The same."""
         self._empty_arena()
 
     def on_exception(self, exception: BaseException) -> None:

@@ -71,7 +71,6 @@ class Source:
     key: str | None = None
 
     def value(self, module: nn.Module, given: list[Any]) -> Any:
-        """What is to be logged."""
         if self.number is None:
             return module.get_submodule(self.metric or "")
         return given[self.number] if self.key is None else given[self.number][self.key]
@@ -102,7 +101,6 @@ class Call:
     kwargs: dict[str, Any]
 
     def run(self, module: LightningModule, given: list[Any]) -> Any:
-        """Make that call."""
         return getattr(module.get_submodule(self.metric), self.method)(*self.args, **self.kwargs)
 
 

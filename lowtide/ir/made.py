@@ -85,7 +85,6 @@ def made_as(value: Value) -> Made | None:
 
 
 def to_text(results: Results) -> str:
-    """Results as one line of JSON."""
     return json.dumps([None if each is None else _fields(each) for each in results])
 
 

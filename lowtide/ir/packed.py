@@ -59,7 +59,6 @@ class Panels:
 
     @property
     def elements(self) -> int:
-        """What it takes."""
         return self.groups * self.target.width(self.columns) * (self.rows + 1)
 
 
@@ -76,7 +75,6 @@ class Taps:
 
     @property
     def elements(self) -> int:
-        """What it takes."""
         return self.target.width(self.channels) * (self.taps + 1)
 
 
@@ -105,7 +103,6 @@ class Transformed:
 
     @property
     def elements(self) -> int:
-        """What it takes."""
         return self.bias_elements + self.points * self.target.width(self.columns) * (self.rows + 1)
 
 
@@ -122,7 +119,6 @@ class Plain:
 
     @property
     def elements(self) -> int:
-        """What it takes."""
         return self.rows * self.step
 
 

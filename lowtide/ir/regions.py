@@ -76,5 +76,4 @@ def is_region(node: Node) -> bool:
 
 
 def is_by_inductor(node: Node) -> bool:
-    """Whether that is by inductor."""
     return node.op == REGION and ("by", INDUCTOR) in node.kwargs

@@ -17,7 +17,6 @@ class Optimizers(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The groups of all."""
         return [group for each in self.within for group in each.param_groups]
 
     @property
@@ -26,7 +25,6 @@ class Optimizers(torch.optim.Optimizer):
         return _States(self.within)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As each does."""
         for each in self.within:
             each.zero_grad(set_to_none)
 

@@ -72,7 +72,6 @@ def _begins(counts: torch.Size, extents: list[int], stride: list[int], padding: 
 
 
 def _chunks(indices: torch.Tensor, spatial: int) -> Iterator[slice]:
-    """Stretches of planes."""
     at_once = _AT_ONCE if indices.device.type == "cpu" else _AT_ONCE_ELSEWHERE
     each, count = indices.shape[-spatial:].numel(), indices.shape[:-spatial].numel()
     step = max(1, at_once // max(1, each))

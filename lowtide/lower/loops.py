@@ -51,7 +51,6 @@ def lines(node: Node, reuse: int, names: Names, fresh: Callable[[str], str], wid
 
 
 def _within(loop: Loop, names: Names, turn: tuple[str, str], fresh: Callable[[str], str], wide: dict[str, int]) -> Iterator[str]:
-    """What each turn does."""
     body, views = loop.body, []
     for outer, inner, dim in (
         *loop.cut,

@@ -23,7 +23,6 @@ _NORM = "aten.native_batch_norm.default"  # whose schema does not say that it wr
 
 
 def module_of(body: Graph) -> fx.GraphModule:
-    """The module."""
     graph = fx.Graph()
     names: dict[Value, Any] = {value: graph.placeholder(f"v{at}") for at, value in enumerate(body.inputs)}
     for node in body.nodes:

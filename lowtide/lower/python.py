@@ -97,7 +97,6 @@ def _lines(plan: Decision) -> Iterator[tuple[str, int]]:
 
 
 def _run(node: Node, reuse: int, names: Names, offloaded: transfers.Offloaded, fresh: Callable[[str], str]) -> Iterator[str]:
-    """The lines that run one node."""
     if is_loop(node):
         return loops.lines(node, reuse, names, fresh)
     return region_lines(node, names) if is_region(node) else statements(node, reuse, names, offloaded)

@@ -69,7 +69,6 @@ def releases(dying: list[tuple[Storage, list[Value]]], names: Names, node: Node,
 
 
 def statements(node: Node, reuse: int, names: Names, offloaded: transfers.Offloaded) -> Iterator[str]:
-    """The lines that run one node."""
     if is_transfer(node):
         yield from transfers.statements(node, names, offloaded)
     elif is_arithmetic(node):

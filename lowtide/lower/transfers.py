@@ -21,7 +21,6 @@ class Offloaded(NamedTuple):
 
     @classmethod
     def of(cls, graph: Graph) -> Offloaded:
-        """Of a graph."""
         offloaded = offloaded_storages(graph)
         stores = [node for node in graph.nodes if node.op == STORE and node.inputs[0].storage in offloaded]
         tensor = {node.results[0].storage: node.inputs[0] for node in stores}

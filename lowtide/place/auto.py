@@ -122,7 +122,6 @@ class _Known:
 
     @property
     def arena_bytes(self) -> int:
-        """Of the best answer."""
         return self.best.arena_bytes if self.best is not None else 0
 
     @property

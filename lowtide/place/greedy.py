@@ -117,7 +117,6 @@ class Portfolio:
         return _answer(strip, last, capacity_bytes, bound_bytes)
 
     def answers(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Iterator[Placement]:
-        """Smaller and smaller arenas."""
         bound_bytes = arena_bound_bytes(problem)
         if capacity_bytes is not None and capacity_bytes < bound_bytes:
             yield unplaced(problem, self, capacity_bytes=capacity_bytes, bound_bytes=bound_bytes)

@@ -37,7 +37,6 @@ class Strip:
 
     @classmethod
     def of(cls, problem: PlaceProblem) -> Strip:
-        """The strip of a problem."""
         buffers = np.flatnonzero((problem.size_bytes > 0) & (problem.start < problem.end))
         start, end = problem.start[buffers], problem.end[buffers]
         events = _distinct(np.concatenate([start, end]))
@@ -50,7 +49,6 @@ class Strip:
 
     @property
     def count(self) -> int:
-        """n."""
         return len(self.buffers)
 
     @cached_property

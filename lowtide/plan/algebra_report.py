@@ -22,7 +22,6 @@ class RuleReport:
     cost_us: float  # what it takes more than what it replaces, below 0 for less
 
     def rows(self) -> dict[str, Any]:
-        """What JSON keeps of it."""
         return {name: getattr(self, name) for name in self.__slots__} | {"held": list(self.held)}
 
 

@@ -27,7 +27,6 @@ class Alike(Generic[Item]):
 
     @property
     def nbytes(self) -> int:
-        """Of all tensors together."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     @property

@@ -29,7 +29,6 @@ class Eviction:
 
     @property
     def how(self) -> str:
-        """How it comes back."""
         ways = [way for way, done in (("computed again", self.runs or not self.load_us), ("stored and loaded", self.load_us)) if done]
         return ", ".join(ways)
 
@@ -54,7 +53,6 @@ class CostReport:
     stopped: str = ""  # what ended the search before its effort was spent: "max_seconds", "interrupted"; "" where nothing did
 
     def rows(self) -> dict[str, Any]:
-        """What JSON keeps of it."""
         entries = {name: getattr(self, name) for name in self.__slots__ if name not in ("evictions", "stopped")}
         return (
             entries | {"evictions": [eviction.rows() for eviction in self.evictions]} | ({"stopped": self.stopped} if self.stopped else {})

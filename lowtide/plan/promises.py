@@ -104,7 +104,6 @@ class _Counted:
         return self.resident_bytes + sum(self.bytes_of(storage) for storage in self.spans if storage in self.kept)
 
     def footprints(self, workspace_bytes: Sequence[int]) -> list[int]:
-        """By step."""
         change = [0] * (self.steps + 1)
         for storage, (start, end) in self.spans.items():
             change[start] += self.bytes_of(storage)

@@ -88,7 +88,6 @@ class LiveTensor:
 
     @classmethod
     def of(cls, look: Look, nbytes: int, start: int, end: int) -> LiveTensor:
-        """A storage that looks so."""
         return cls(look.storage.name, nbytes, look.storage.kind, look.dtype, look.shape, look.op, look.source, start, end)
 
     def row(self) -> list[Any]:

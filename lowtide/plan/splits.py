@@ -36,7 +36,6 @@ class Split:
 
     @property
     def parts(self) -> int:
-        """How many."""
         return -(-self.extent // self.part)
 
 

@@ -42,11 +42,9 @@ class Timeline:
 
     @property
     def footprint_bytes(self) -> tuple[int, ...]:
-        """By step."""
         return tuple(map(sum, zip(self.workspace_bytes, *self.nbytes.values(), strict=True)))
 
     def rows(self) -> dict[str, Any]:
-        """What JSON keeps of it."""
         found: dict[str, Any] = {"nbytes": {kind.value: list(of) for kind, of in self.nbytes.items()}}
         found |= {"workspace_bytes": list(self.workspace_bytes), "phases": [list(each) for each in self.phases]}
         return found | ({"us": list(self.us)} if self.us else {})

@@ -48,7 +48,6 @@ class Deed:
 
     @property
     def saved_bytes(self) -> int:
-        """What is held less."""
         found = sum(each.nbytes for each in (self.held, *self.beside)) - (self.now.nbytes if self.now is not None else 0)
         assert isinstance(found, int), "rules rewrite graphs of numbers"
         return found
@@ -138,7 +137,6 @@ def _rewritten_at(graph: Graph, keys: Collection[_Key], rules: Sequence[Rule] = 
 
 
 def _costs(graph: Graph, whole: Algebra, times_of: TimesOf) -> Mapping[_Key, float]:
-    """By place what it takes more."""
     nodes = list(dict.fromkeys(node for _, place in whole.applied for node in (*place.removed, *place.added)))
     us = dict(zip(nodes, times_of(nodes, (*graph.nodes, *nodes)), strict=True))
     return {

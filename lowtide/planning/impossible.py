@@ -37,7 +37,6 @@ class Floor:
 
     @classmethod
     def of(cls, candidate: Candidate, request: Request) -> Floor:
-        """Of a candidate."""
         problem = candidate.bare_problem(request.granule_bytes, request.links is not None and request.swap_state)
         needs = needs_bytes(problem)
         node = int(needs.argmax()) if len(needs) else -1

@@ -113,7 +113,6 @@ class Searched:
 
     @property
     def leanest(self) -> Point:
-        """The point of least peak."""
         return self.archive.points[0]
 
     @property

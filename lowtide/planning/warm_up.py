@@ -101,7 +101,6 @@ class _Beside:
                 self._process.wait(_LIMIT_S)
 
     def end(self) -> None:
-        """It is there no longer."""
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(OSError):

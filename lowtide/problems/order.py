@@ -89,12 +89,10 @@ class OrderProblem:
 
     @property
     def node_count(self) -> int:
-        """n."""
         return len(self.names)
 
     @property
     def tensor_count(self) -> int:
-        """m."""
         return len(self.tensor_bytes)
 
     @property

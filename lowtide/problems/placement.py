@@ -66,7 +66,6 @@ class PlaceProblem:
 
     @property
     def buffer_count(self) -> int:
-        """n."""
         return len(self.size_bytes)
 
     @cached_property

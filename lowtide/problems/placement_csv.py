@@ -148,7 +148,6 @@ def _fields(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _columns(line: int, header: Sequence[str]) -> dict[str, int]:
-    """The place of each column."""
     names = [name.strip() for name in header]
     for name in names:
         if name not in _KNOWN:

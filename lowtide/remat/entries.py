@@ -43,7 +43,6 @@ def _code(deed: Any, storage: Any, nodes: Any) -> Any:
 
 
 def _deed(code: Any, nodes: Any) -> Any:
-    """What an entry does."""
     return RUN if code < nodes else (code - nodes) % _KINDS
 
 

@@ -35,7 +35,6 @@ class HostBook:
             self.written.setdefault(before.storage, self.position)
 
     def note_store(self, storage: Storage, node: Node) -> None:
-        """A copy is under way."""
         self.there[storage], self.stored[storage] = node.results[0], self.position
 
     def note_drop(self, storage: Storage, node: Node) -> None:
@@ -74,7 +73,6 @@ class HostBook:
             raise CheckError(f"sequence: expected {storage.name} not written before it is moved; {where}")
 
     def absence(self, storage: Storage) -> str:
-        """Why a storage is not there."""
         return f"it dropped at position {self.dropped[storage]}" if storage in self.dropped else "no run of its maker"
 
     def check_new(self, storage: Storage) -> None:

@@ -52,7 +52,6 @@ class Links:
 
     @classmethod
     def none(cls, tensors: int) -> Links:
-        """Over which nothing goes."""
         return cls(np.zeros(tensors, np.bool_), np.zeros(tensors), np.zeros(tensors))
 
 
@@ -163,7 +162,6 @@ class RematProblem:
 
 
 def rows_of(rows: Sequence[Sequence[int]]) -> Rows:
-    """Lists laid end to end."""
     lengths = np.array([len(row) for row in rows], np.int32)
     return Rows(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), np.array([each for row in rows for each in row], np.int32))
 

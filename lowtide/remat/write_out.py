@@ -261,7 +261,6 @@ class _Writer:
                 return new
 
     def described(self, index: int) -> str:
-        """A node for messages."""
         if index < 0:
             return "the graph's result"
         node = self.graph.nodes[index]

@@ -60,12 +60,10 @@ class Scale:
 
     @property
     def x_ticks(self) -> list[Mark]:
-        """Along the lower side."""
         return [Mark(self.x_text(at), left=self.x(at)) for at in _round_ticks(self.most_x)]
 
     @property
     def y_ticks(self) -> list[Mark]:
-        """Along the left side."""
         return [Mark(bytes_text(int(at)), bottom=self.y(at)) for at in _round_ticks(self.most_bytes, binary=True)]
 
 

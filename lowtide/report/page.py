@@ -26,7 +26,6 @@ def save_page(plan: Contents, path: str | os.PathLike[str]) -> None:
 
 
 def page(plan: Contents, title: str = "") -> str:
-    """The plan as a page of HTML."""
     course = Course.of(plan)
     charts, scale = _charts(plan, course)
     at = begins(course.timeline, scale.by_time)

@@ -47,7 +47,6 @@ def looks(tensor: LiveTensor) -> str:
 
 
 def origin(tensor: LiveTensor) -> str:
-    """What makes it and where."""
     where = source_text(tensor.source)
     return _short(f"{op_text(tensor.op)}{f' of {where}' if where else ''}" if tensor.op else "the caller")
 

@@ -245,7 +245,6 @@ def _other_structure(expected: list[str], found: list[str]) -> str:
 
 
 def _some(names: list[str]) -> list[str]:
-    """A list that can be read."""
     return names if len(names) <= _MOST_NAMES else [*names[:_MOST_NAMES], f"and {len(names) - _MOST_NAMES} more"]
 
 

@@ -60,7 +60,6 @@ class Given:
     found: Schedule = field(repr=False)
 
     def solve(self, problem: OrderProblem) -> Schedule:
-        """That answer."""
         return self.found
 
 

@@ -90,7 +90,6 @@ def _change(
 
 @kernel(inner=True)
 def _run(node: Any, done: Any, ready: Any, pred_ptr: Any, pred_ids: Any, succ_ptr: Any, succ_ids: Any) -> None:
-    """Executes a ready node."""
     _flip(done, node)
     _flip(ready, node)
     for entry in range(succ_ptr[node], succ_ptr[node + 1]):

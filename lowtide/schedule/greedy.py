@@ -22,7 +22,6 @@ class ProgramOrder:
     """The order as written: nodes by index, and before each what it still needs."""
 
     def solve(self, problem: OrderProblem) -> Schedule:
-        """The order as written."""
         roots = np.arange(problem.node_count, dtype=np.int32)
         return scheduled(problem, _depth_first(*problem.preds, roots), self)
 
@@ -62,7 +61,6 @@ class ReadyList:
         _check_choice("oldest", self.oldest, ("index", "waiting"))
 
     def solve(self, problem: OrderProblem) -> Schedule:
-        """The order of this list."""
         lasting_bytes = problem.sum_by_row(problem.outputs_of, np.where(problem.uses > 0, problem.tensor_bytes, 0))
         order = _ready_list(
             problem.pred_ptr, *problem.succs, *problem.reads, *problem.readers, *problem.takes, problem.take_output, problem.tensor_bytes,

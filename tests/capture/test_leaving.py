@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import collections
 import copy
+import io
 import os
 import random
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -219,6 +221,47 @@ def in_an_order() -> Any:
     return Net(), loss, ordered
 
 
+def by_a_method_of_it() -> Any:
+    kept, told = list[Any](), list[str]()
+    put, tell = kept.append, told.append
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        value = square(model, x)
+        put(value.detach())
+        tell("a")
+        return value
+
+    return Net(), loss, [kept, told]
+
+
+class Kept:
+    everything: list[Any] = []  # noqa: RUF012
+
+
+def within_tuples_and_classes() -> Any:
+    pair = [Meter()], list[Any]()
+    Kept.everything.clear()
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        value = square(model, x)
+        pair[1].append(value.item())
+        Kept.everything.append(value.detach())
+        return value
+
+    return Net(), loss, [pair[1], Kept.everything]
+
+
+def all_at_once() -> Any:
+    kept = [1, 2, 3]
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        value = square(model, x)
+        kept[:] = [value.detach(), len(x)]
+        return value * len(kept)
+
+    return Net(), loss, kept
+
+
 def what_it_only_reads_is_what_it_is() -> Any:
     settings, meters, kept = [-1, 2], [Meter()], list[Any]()
 
@@ -244,6 +287,9 @@ def what_it_only_reads_is_what_it_is() -> Any:
         numbers,
         words_alone,
         in_an_order,
+        by_a_method_of_it,
+        within_tuples_and_classes,
+        all_at_once,
         what_it_only_reads_is_what_it_is,
     ],
 )
@@ -335,6 +381,12 @@ def at_what_time_in_words(kept: list[Any], value: Tensor) -> Any:
     kept.append(f"{time.perf_counter()}")
 
 
+def one_in_two_places(kept: list[Any], value: Tensor) -> Any:
+    found = {"value": value.detach()}
+    kept.append(found)
+    everywhere.append(found)
+
+
 def by_position(kept: list[Any], value: Tensor) -> Any:
     kept.append(value.detach())
     return kept[0]
@@ -347,6 +399,7 @@ def by_position(kept: list[Any], value: Tensor) -> Any:
         (of_all, "still holds what the program computed"),
         (at_what_time, "something else there each time"),
         (decided_by_a_number, "control flow depends on data"),
+        (one_in_two_places, "into two places"),
         (by_position, "reads what other steps leave"),
         (at_a_count, "a list that it reaches had 1 items and has 2"),
         (at_what_time_in_words, "a list that it reaches had 1 items and has 2"),
@@ -390,6 +443,45 @@ def test_an_ordered_dictionary_is_put_back_whole():
     kept["second"] = 2
     kept.move_to_end("first")
     assert list(kept) == ["second", "first"]
+
+
+def test_attributes_are_as_the_program_leaves_them():
+    """Numbers and texts that it puts there, and had not read, whatever lies there between steps."""
+
+    def keep(net: Net, hidden: Tensor) -> None:
+        net.phase, net.rows, noted.last = "forward", len(hidden), "forward"
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        noted.rows = len(x)
+        return square(model, x)
+
+    noted = Meter()
+    model = Net(keep)
+    model.rows = 7
+    step = lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
+    assert not hasattr(model, "phase")
+    assert not hasattr(noted, "rows")
+    assert (model.rows, noted.last) == (7, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(4):
+            step(torch.rand(5, 3))
+            assert (model.phase, model.rows, noted.last, noted.rows) == ("forward", 5, "forward", 5)
+            model.phase, model.rows, noted.last = "", 0, None
+
+
+@pytest.mark.parametrize("what", ["attribute", "file"])
+def test_a_count_elsewhere_is_refused(what):
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        if what == "file":
+            file.write("step")
+        else:
+            loss.calls = getattr(loss, "calls", 0) + 1
+        return square(model, x)
+
+    file, model = io.StringIO(), Net()
+    with pytest.raises(lowtide.CaptureError, match="changes what it rests on each time"):
+        lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
 
 
 def test_a_memo_is_filled_once():

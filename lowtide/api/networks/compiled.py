@@ -179,7 +179,6 @@ def _device(body: Graph) -> str:
 
 
 def _moved_bytes(body: Graph) -> int:
-    """What goes in and out of it."""
     values = (*body.inputs, *body.outputs)
     return sum(prod(int(size) for size in value.shape) * ITEM_BYTES[value.dtype] for value in values)
 

@@ -75,7 +75,6 @@ def _cache() -> Cache:
 
 
 def _times_ns(one: Runs, two: Runs, given: Sequence[Any]) -> tuple[int, int]:
-    """The least time of each."""
     one(given), two(given)  # what comes first packs weights and fills caches
     best = _in_turns(one, two, given)
     for later_s in _AGAIN_S:
@@ -147,5 +146,4 @@ def _tensor(value: Value, draws: torch.Generator) -> Any:
 
 
 def _bytes_of(body: Graph) -> int:
-    """What made-up tensors take."""
     return sum(prod(int(size) for size in value.shape) * ITEM_BYTES[value.dtype] for value in body.inputs)

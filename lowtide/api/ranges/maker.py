@@ -81,17 +81,14 @@ class RangeMaker:
 
     @property
     def capturing(self) -> Capturing:
-        """What is captured."""
         return self._maker.capturing
 
     @property
     def asked(self) -> Asked:
-        """What is asked of planning."""
         return self._maker.asked
 
     @property
     def stages(self) -> Stages:
-        """Whom to tell."""
         return self._maker.stages
 
     @classmethod

@@ -65,7 +65,6 @@ def all_ranged(
 
 
 def _ranged(captured: Captured, grid: _Grid, *, timed: bool, exact: bool) -> tuple[Ranged, ...]:
-    """The same for one of them."""
     found: list[Ranged] = []
     equal = equal_graphs(captured.graph)
 

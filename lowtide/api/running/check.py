@@ -54,7 +54,6 @@ class Check:
         return f"the program is not what it was {self._calls - before} calls ago"
 
     def ran(self, seconds: float) -> None:
-        """A step took so long."""
         self._steps_s += seconds
 
     def _is_due(self, call: int) -> bool:

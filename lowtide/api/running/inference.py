@@ -90,14 +90,12 @@ class Inference:
         return kept
 
     def filled(self, kept: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-        """Its inputs, with a batch."""
         inputs = [*kept]
         for at, leaf in self.places:
             inputs[at] = leaves[leaf]
         return inputs
 
     def __call__(self, kept: Sequence[Any], leaves: Sequence[Any]) -> Any:
-        """The result for a batch."""
         if self.alone is None:
             return self.result(self.program(self.filled(kept, leaves)))
         network, which = self.alone

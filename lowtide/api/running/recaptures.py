@@ -23,7 +23,6 @@ class Recaptures:
         self._met: Counter[str] = Counter()
 
     def none(self) -> None:
-        """A call found its program."""
         self._found += 1
         if self._found >= _SETTLED:
             self._in_a_row = 0

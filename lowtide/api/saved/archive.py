@@ -70,7 +70,6 @@ class _Blocks:
         self._bytes = 0
 
     def entry(self, tensor: Tensor) -> tuple[int, str, list[int], list[int]]:
-        """What is said of a tensor."""
         dtype, plain = dtype_name(tensor.dtype), tensor.layout is torch.strided and not tensor.is_conj() and not tensor.is_neg()
         if not plain or tensor.device.type != "cpu" or dtype not in ITEM_BYTES:
             raise StepError(f"save_frozen: expected dense tensors on a CPU, got one of {tensor.dtype}, {tensor.layout}, {tensor.device}")
@@ -130,7 +129,6 @@ def _block(content: mmap.mmap, begin: int, entry: Any) -> Tensor:
 
 
 def _tensor(blocks: Sequence[Tensor], entry: Any) -> Tensor:
-    """A tensor within a block."""
     match entry:
         case [int(at), str(dtype), list(shape), list(stride)] if 0 <= at < len(blocks) and dtype in ITEM_BYTES and dtype != "scalar":
             sizes = [*shape, *stride]

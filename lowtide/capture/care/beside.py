@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import collections
 import dis
-import enum
 import functools
+import io
 import os
 import sys
 import threading
@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from lowtide.base.places import ABSENT, EVERYTHING, Beside, Position, attributes, held, referred
+from lowtide.capture.care.contents import CONTAINERS, PLAIN, are_plain, differ, is_plain, pieces, position, put_back
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.effects.watched import is_stand_in
 from lowtide.capture.sources import is_library, is_users, users_line
@@ -33,9 +34,7 @@ _PACKAGE_FOLDER, _PACKAGE = f"{Path(__file__).parents[2]}{os.sep}", __name__.par
 INTEGRATIONS = f"{_PACKAGE_FOLDER}integrations{os.sep}"
 _MOST = 20_000  # objects that are followed
 _DEEPEST, _LARGEST = 4, 1000  # containers within containers, items of one
-_CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
-_NOT_FOLLOWED = (*_PLAIN, torch.Tensor, torch.dtype, torch.device, torch.Size, torch.Generator, types.ModuleType, types.BuiltinFunctionType)
+_NOT_FOLLOWED = (*PLAIN, torch.Tensor, torch.dtype, torch.device, torch.Size, torch.Generator, types.ModuleType, types.BuiltinFunctionType)
 _TYPED_IN = ("<string>", "<stdin>", "<ipython", "<doctest", "<python-input")  # names of code that lies in no file
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of types: made by a class statement; closed to changes
 _OF_ALL_OPTIMIZERS = frozenset({"state", "param_groups", "step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"})
@@ -66,6 +65,7 @@ class Follower:
         self._closed: list[Any] = []  # objects that are looked into elsewhere, or not at all
         self._contents: list[tuple[Any, dict[Any, Any]]] = []  # containers, and what they held when they were found
         self._large: list[tuple[Any, int]] = []  # those that are too large for that, and how much
+        self._files: list[tuple[io.IOBase, int]] = []  # and where they were read or written next
         self.classes: list[type] = []
         tables = [
             table for model in models for module in model.modules() for name, table in vars(module).items() if name.endswith("_hooks")
@@ -78,68 +78,74 @@ class Follower:
 
     def places(self) -> Beside:
         """What was read so far. Containers that the program itself fills are looked at by what they are alone."""
-        self._closed += [container for container, before in self._contents if before.keys() != _pieces(container).keys()]
+        self._closed += [container for container, before in self._contents if before.keys() != pieces(container).keys()]
         return Beside(tuple(self._places.values()), tuple(map(referred, (*self._followed.values(), *self._closed))))
 
     def changed(self) -> str:
         """What the program has read and changed, in words: counts that a captured step would not go on with; "" where nothing is."""
         for key, place in self._places.items():
             old, new = self._before[key], place.now()
-            if _differ(old, new) and (isinstance(place.holder, (types.CellType, dict, nn.Module)) or key in self._written):
+            if differ(old, new) and (isinstance(place.holder, (types.CellType, dict, nn.Module)) or key in self._written):
                 return f"{place} was {old!r} and is {new!r}"
         return ""
 
     def refilled(self) -> str:
-        """What the program has put into containers and attributes that it does not read, in words; "" where that is nothing.
+        """What the program has put into containers that it does not read, in words; "" where that is nothing.
 
         Stand-ins tell it themselves.
         """
         for container, before in self._contents:
             if is_stand_in(container):
                 continue
-            now = _pieces(container)
+            now = pieces(container)
             if before.keys() != now.keys():
                 return f"a {type(container).__name__} that it reaches had {len(before)} items and has {len(now)}"
             for name in before:
-                if _differ(before[name], now[name]):
+                if differ(before[name], now[name]):
                     return f"a {type(container).__name__} that it reads had {before[name]!r} at {name!r} and has {now[name]!r}"
         for container, size in self._large:
-            if (now_size := len(_pieces(container))) != size and not is_stand_in(container):
+            if (now_size := len(pieces(container))) != size and not is_stand_in(container):
                 return f"a {type(container).__name__} that it reaches had {size} items and has {now_size}"
-        for (_, name), (item, before) in self._written.items():
-            own = attributes(item)
-            found = held(item, name) if own is ABSENT else own.get(name, ABSENT)
-            if self.only_writes(item, name) and _is_of_users(type(item)) and _differ(before, found):
-                return f"attribute {name!r} of a {type(item).__name__} was {before!r} and is {found!r}"
-        return ""
+        moved = (file for file, at in self._files if position(file) != at)
+        return next((f"a {type(file).__name__} that it reaches is read or written" for file in moved), "")
+
+    def puts(self) -> list[tuple[Any, str, Any]]:
+        """The numbers and texts that the program has put into attributes of objects of the user's, and had not read before."""
+        found = [(item, name, held(item, name)) for (_, name), (item, _) in self._written.items() if _is_of_users(type(item))]
+        return [(item, name, now) for item, name, now in found if is_plain(now) and self.only_writes(item, name)]
 
     def only_writes(self, item: Any, name: str) -> bool:
         """Whether the program has written an attribute of an object, and did not read before what lay there."""
         return (id(item), name) in self._written and (id(item), name) not in self._places
 
+    def take_back(self) -> None:
+        for item, name, _ in self.puts():
+            self._restore(item, name, self._written[(id(item), name)][1])
+
     def put_back(self) -> None:
         """Undo what the program has written into attributes and containers."""
         for container, before_it in self._contents:
-            now = _pieces(container)
-            if now.keys() != before_it.keys() or any(now[name] is not piece for name, piece in before_it.items()):
-                _refill(container, before_it)
+            put_back(container, before_it)
         for (_, name), (item, before) in self._written.items():
-            own = attributes(item)
-            if own is ABSENT:
-                object.__delattr__(item, name) if before is ABSENT else object.__setattr__(item, name, before)
-            elif before is ABSENT:
-                own.pop(name, None)
-            else:
-                own[name] = before
+            self._restore(item, name, before)
         for key, place in self._places.items():
-            if isinstance(holder := place.holder, nn.Module) and _differ(self._before[key], place.now()):
+            if isinstance(holder := place.holder, nn.Module) and differ(self._before[key], place.now()):
                 object.__setattr__(holder, place.name, self._before[key])
+
+    def _restore(self, item: Any, name: str, before: Any) -> None:
+        own = attributes(item)
+        if own is ABSENT:
+            object.__delattr__(item, name) if before is ABSENT else object.__setattr__(item, name, before)
+        elif before is ABSENT:
+            own.pop(name, None)
+        else:
+            own[name] = before
 
     def forget(self) -> None:
         """Hold on to nothing of the program's."""
         for each in (self._places, self._before, self._written, self._seen, self._followed):
             each.clear()
-        for held_here in (self._held, self._closed, self._contents, self._large):
+        for held_here in (self._held, self._closed, self._contents, self._large, self._files):
             held_here.clear()
 
     # While the program runs.
@@ -162,7 +168,7 @@ class Follower:
 
     def write(self, item: Any, name: str) -> None:
         """An attribute of some object is about to be written."""
-        if id(item) in self._followed and not isinstance(item, nn.Module):
+        if id(item) in self._followed:
             own = attributes(item)
             before = held(item, name) if own is ABSENT else own.get(name, ABSENT)
             self._written.setdefault((id(item), name), (item, before))
@@ -190,6 +196,8 @@ class Follower:
                     self._follow(piece)
 
     def _follow(self, item: Any, depth: int = 0) -> None:
+        if isinstance(item, types.BuiltinMethodType) and isinstance(item.__self__, CONTAINERS):  # `put = kept.append`
+            item = item.__self__
         if isinstance(item, _NOT_FOLLOWED) or id(item) in self._seen or len(self._seen) > _MOST:
             return
         self._seen[id(item)] = item
@@ -208,19 +216,21 @@ class Follower:
             self._of_function(item)
         elif isinstance(item, type):
             self._of_class(item, all_functions=True)
-        elif isinstance(item, _CONTAINERS):
+        elif isinstance(item, CONTAINERS):
             self._of_container(item, depth)
+        elif isinstance(item, io.IOBase):
+            self._files += [(item, at)] if (at := position(item)) >= 0 else []
         else:
             self._of_object(item)
 
     def _of_container(self, item: Any, depth: int) -> None:
-        pieces, changes = _pieces(item), not isinstance(item, (tuple, frozenset))
-        if depth >= _DEEPEST or len(pieces) > _LARGEST:
-            self._large += [(item, len(pieces))] if changes else []
+        held_now, changes = pieces(item), not isinstance(item, (tuple, frozenset))
+        if depth >= _DEEPEST or len(held_now) > _LARGEST:
+            self._large += [(item, len(held_now))] if changes else []
             return
         if changes:
-            self._contents.append((item, pieces))
-        for piece in pieces.values():
+            self._contents.append((item, held_now))
+        for piece in held_now.values():
             self._follow(piece, depth + 1)
 
     def _of_object(self, item: Any) -> None:
@@ -256,6 +266,8 @@ class Follower:
             for cell in function.__closure__ or () if code.co_filename.startswith(INTEGRATIONS) else ():
                 self._follow(Position.of(cell, "", "", "").now())
             return
+        if is_users(function):
+            self._contents.append((function.__dict__, dict(function.__dict__)))
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         where = f"{code.co_filename}:{code.co_firstlineno}"
         for name, cell in cells.items():
@@ -264,7 +276,7 @@ class Follower:
         if not is_users(function) and not code.co_filename.startswith(_TYPED_IN):
             return
         for name in ("__defaults__", "__kwdefaults__"):
-            if (found := getattr(function, name)) and not _is_plain(found):
+            if (found := getattr(function, name)) and not are_plain(found):
                 self._note(function, name, f"the defaults of {function.__qualname__}", where)
                 self._follow(found)
         for name, chain, line in _named(code):
@@ -287,10 +299,15 @@ class Follower:
             self._follow(found)
 
 
-def is_plain_and_put(item: Any, name: str, now: Any) -> bool:
-    """Whether the program that is followed in this thread puts a number or a text into an attribute, and does not read it before."""
+def put_beside() -> list[tuple[Any, str, Any]]:
+    """The numbers and texts that the program which this thread follows has put into attributes so far."""
     follower = _active.get(threading.get_ident())
-    return follower is not None and isinstance(now, _PLAIN) and follower.only_writes(item, name)
+    return [] if follower is None else follower.puts()
+
+
+def written_of_module(module: nn.Module, name: str) -> None:
+    """An attribute of a torch module is about to be written in this thread."""
+    _write(module, name)
 
 
 def noted_of_module(module: nn.Module, name: str) -> None:
@@ -421,41 +438,3 @@ def _is_of_users(item: Any) -> bool:
         return False
     file = getattr(module, "__file__", None)
     return not (isinstance(file, str) and is_library(file))
-
-
-def _pieces(item: Any) -> dict[Any, Any]:
-    """What a container holds, by key or position; of a set each piece by itself. Methods of a class of its own are not asked."""
-    if isinstance(item, dict):
-        return dict(dict.items(item))
-    base = next(each for each in _CONTAINERS if isinstance(item, each))
-    pieces = list(base.__iter__(item))
-    return dict(zip(pieces, pieces, strict=True)) if isinstance(item, (set, frozenset)) else dict(enumerate(pieces))
-
-
-def _refill(container: Any, pieces: dict[Any, Any]) -> None:
-    """Put back what it held."""
-    if isinstance(container, dict):
-        refill_table(container, pieces)
-    else:
-        base: Any = next(each for each in _CONTAINERS if isinstance(container, each))
-        base.clear(container)
-        (base.update if base is set else base.extend)(container, pieces.values())
-
-
-def refill_table(table: dict[Any, Any], items: dict[Any, Any]) -> None:
-    """Past methods of a class of its own; an OrderedDict keeps its order beside the table, which dict's methods would not know of."""
-    base: Any = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
-    base.clear(table)
-    for key, item in items.items():
-        base.__setitem__(table, key, item)
-
-
-def _is_plain(items: Any) -> bool:
-    return all(isinstance(piece, _PLAIN) for piece in (items.values() if isinstance(items, dict) else items))
-
-
-def _differ(old: Any, new: Any) -> bool:
-    """Whether two numbers or texts do; nan is like itself."""
-    if old is new or not (isinstance(old, _PLAIN) and isinstance(new, _PLAIN)):
-        return False
-    return type(old) is not type(new) or not (old == new or (old != old and new != new))

@@ -150,7 +150,6 @@ class _Seeds:
             yield
 
     def draw(self) -> None:
-        """An operator draws."""
         self._drawn += 1
         self._at = None if self._at is None else self._at + 1
 
@@ -165,7 +164,6 @@ class _Seeds:
         return mine
 
     def seed(self) -> None:
-        """The program seeds."""
         self._at = None
 
     def state(self) -> torch.Tensor:

@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from lowtide.capture.care import turns
-from lowtide.capture.care.beside import noted_of_module
+from lowtide.capture.care.beside import noted_of_module, written_of_module
+from lowtide.capture.care.contents import is_plain
 from lowtide.capture.care.turns import replaced
 
 _READ_ALL = frozenset({"__dict__", "__getstate__", "__deepcopy__", "__reduce_ex__", "__reduce__"})
@@ -31,14 +32,30 @@ class AttributeReads:
         self._names: dict[int, set[str]] = {}
         self._held: dict[int, dict[str, Any]] = {}  # what modules held when the program began
         self._first: set[tuple[int, str]] = set()  # what was read before the program put something else there
+        self._written: set[tuple[int, str]] = set()
 
     def begin(self, modules: Iterable[nn.Module]) -> None:
         """The program begins: what these modules hold now is what the step before has left."""
         self._held = {id(module): _held_by(module) for module in modules}
         self._first.clear()
+        self._written.clear()
+
+    def write(self, module: nn.Module, name: str) -> None:
+        """A name is about to be written."""
+        self._written.add((id(module), name))
+
+    def puts(self, model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
+        """The numbers and texts that the program has put into attributes and had not read before: they lie there after each step."""
+        for module in model.modules():
+            for name in self._put(module):
+                yield module, name, vars(module)[name]
+
+    def _put(self, module: nn.Module) -> list[str]:
+        own = object.__getattribute__(module, "__dict__")
+        written = {name for at, name in self._written if at == id(module) and is_plain(own.get(name, ABSENT))}
+        return sorted(name for name in written if not self._first & {(id(module), name), (id(module), "__dict__")})
 
     def note(self, module: nn.Module, name: str) -> None:
-        """A name was read."""
         if name in _READ_ALL:
             if _reader().startswith(_NOT_THE_PROGRAM):
                 return
@@ -58,8 +75,9 @@ class AttributeReads:
                 yield name, before, now
 
     def pairs(self, model: nn.Module) -> frozenset[tuple[str, str]]:
-        """All of them in a model, as (path of the module, name)."""
-        return frozenset((path, name) for path, module in model.named_modules() for name in self._names.get(id(module), ()))
+        """All of them in a model, as (path of the module, name), but for what each step puts there anew."""
+        modules = dict(model.named_modules())
+        return frozenset((path, name) for path, each in modules.items() for name in self._names.get(id(each), set()) - {*self._put(each)})
 
 
 def _held_by(module: nn.Module) -> dict[str, Any]:
@@ -76,10 +94,20 @@ def _now(module: nn.Module, name: str) -> Any:
 
 @contextmanager
 def following_reads() -> Iterator[AttributeReads]:
-    """Note what this thread reads of any module. Every read goes through `nn.Module` meanwhile, by `getattr` as well as by a dot."""
+    """Note what this thread reads of any module, and what it sets. Both go through `nn.Module`, by `getattr` as well as by a dot."""
     reads = AttributeReads()
-    with replaced(nn.Module, "__getattribute__", partial(_noting, reads)):
+    noting = replaced(nn.Module, "__getattribute__", partial(_noting, reads)), replaced(nn.Module, "__setattr__", partial(_writing, reads))
+    with noting[0], noting[1]:
         yield reads
+
+
+def _writing(reads: AttributeReads, before: Callable[..., Any]) -> Callable[..., Any]:
+    def writing(module: nn.Module, name: str, value: Any) -> None:
+        reads.write(module, name)
+        written_of_module(module, name)
+        before(module, name, value)
+
+    return writing
 
 
 def _noting(reads: AttributeReads, before: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,7 +121,6 @@ def _noting(reads: AttributeReads, before: Callable[..., Any]) -> Callable[..., 
 
 
 def _reader() -> str:
-    """The file of whoever reads."""
     frame = sys._getframe(2)
     while frame.f_code.co_filename in _PASSING_ON and frame.f_back is not None:
         frame = frame.f_back

@@ -52,14 +52,15 @@ class Snapshot:
         A table may gain tensors that follow from nothing of the call, where that can be told: by what `following` gives. `swapped`
         are the attributes with the model's fakes in their places.
         """
-        for name in (*self._counted(following, swapped), *self._rested_on(reads)):
+        put = {name for module, name, _ in reads.puts(self.module) if module is self.module}
+        for name in (*self._counted(following, swapped, put), *self._rested_on(reads)):
             raise LeavingError(
                 f"module {path!r} changes its attribute {name!r} in its forward, which a captured step would not: "
                 "keep what changes from step to step in a buffer; if only the first call changes it, call the model once before, "
                 "within torch.no_grad()"
             )
 
-    def _counted(self, following: Callable[[], OfCall] | None, swapped: dict[str, Any]) -> Iterator[str]:
+    def _counted(self, following: Callable[[], OfCall] | None, swapped: dict[str, Any], put: set[str]) -> Iterator[str]:
         """Numbers and containers that hold other things than before, and tensors that are gone."""
         for name in {**self.attributes, **self.module.__dict__}:
             old, new = self.attributes.get(name), self.module.__dict__.get(name)
@@ -67,7 +68,7 @@ class Snapshot:
                 if not is_followed():
                     yield name
                 continue
-            counted = isinstance(old, (int, float)) and isinstance(new, (int, float)) and new != old
+            counted = isinstance(old, (int, float)) and isinstance(new, (int, float)) and new != old and name not in put
             emptied = isinstance(old, torch.Tensor) and new is None
             refilled = name in self.containers and not _same_items(self.containers[name], old)
             if refilled and following is not None:  # which goes over the whole program

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.capture.care.beside import INTEGRATIONS, refill_table
+from lowtide.capture.care.beside import INTEGRATIONS
+from lowtide.capture.care.contents import pieces, put_back
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.sources import is_library, is_users
 from lowtide.ir import tree
@@ -30,21 +31,21 @@ def put_back_on_failure(functions: Iterable[Any], objects: Iterable[Any] = (), *
     """Where what runs inside raises, or `always`, what these functions and objects lead to is put back: contents, attributes, variables."""
     waiting = _found([*functions, *objects], {id(item) for item in objects})
 
-    def put_back() -> None:
+    def restore_all() -> None:
         for restore in waiting:
             restore()
 
     with undoing() as undo:
-        undo(put_back)
+        undo(restore_all)
         yield
         if not always:
             waiting.clear()
 
 
-def methods_of(models: Iterable[nn.Module]) -> list[types.FunctionType]:
-    """The functions of the classes of all modules, but for those that libraries wrote."""
+def methods_of(models: Iterable[nn.Module]) -> list[Any]:
+    """The classes of all modules, and their functions, but for those that libraries wrote."""
     classes = {cls: None for model in models for module in model.modules() for cls in type(module).__mro__}
-    return [each for cls in classes for each in functions_of(cls)]
+    return [each for cls in classes for each in (cls, *functions_of(cls))]
 
 
 def functions_of(cls: type) -> list[types.FunctionType]:
@@ -52,6 +53,13 @@ def functions_of(cls: type) -> list[types.FunctionType]:
     if is_library(getattr(sys.modules.get(cls.__module__), "__file__", None) or ""):
         return []
     return [each for each in vars(cls).values() if isinstance(each, types.FunctionType)]
+
+
+def containers_of_class(cls: type) -> list[str]:
+    """The names of those that a class keeps that no library wrote."""
+    if is_library(getattr(sys.modules.get(cls.__module__), "__file__", None) or ""):
+        return []
+    return [name for name, item in vars(cls).items() if type(item) in _CONTAINERS or isinstance(item, collections.deque)]
 
 
 def _found(roots: list[Any], given: set[int]) -> list[Callable[[], None]]:
@@ -70,12 +78,18 @@ def _found(roots: list[Any], given: set[int]) -> list[Callable[[], None]]:
             given.update(map(id, _held(item)) if id(item) in given else ())
             restores.extend(_of_object(item))
             waiting.extend(_held(item))
-            waiting.extend(each for cls in type(item).__mro__ for each in functions_of(cls))
+            waiting.extend(each for cls in type(item).__mro__ for each in (cls, *functions_of(cls)))
+        elif isinstance(item, type):
+            waiting.extend(vars(item)[name] for name in containers_of_class(item))
     return restores
 
 
 def called_by(item: Any) -> tuple[Any, ...] | None:
-    """What a bound method or a partial function calls, and with what; None for anything else."""
+    """What a bound method or a partial function calls, and with what, and what a tuple holds; None for anything else."""
+    if isinstance(item, (tuple, frozenset)):
+        return (*item,)
+    if isinstance(item, types.BuiltinMethodType) and isinstance(item.__self__, _CONTAINERS):  # `put = kept.append`
+        return (item.__self__,)
     if isinstance(item, types.MethodType):
         return item.__self__, item.__func__
     if isinstance(item, functools.partial):
@@ -84,7 +98,7 @@ def called_by(item: Any) -> tuple[Any, ...] | None:
 
 
 def _is_left_alone(item: Any) -> bool:
-    plain = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleType, torch.Tensor, nn.Module, torch.optim.Optimizer)
+    plain = (type(None), bool, int, float, complex, str, bytes, types.ModuleType, torch.Tensor, nn.Module, torch.optim.Optimizer)
     return isinstance(item, plain)
 
 
@@ -103,6 +117,7 @@ def _of_function(function: types.FunctionType, waiting: collections.deque[Any]) 
     """A function's own variables, and the globals that it names."""
     if not is_users(function) and not function.__code__.co_filename.startswith(INTEGRATIONS):
         return
+    yield functools.partial(put_back, function.__dict__, dict(function.__dict__))
     for cell in function.__closure__ or ():
         try:
             content = cell.cell_contents
@@ -127,27 +142,6 @@ def _of_object(item: Any) -> Iterator[Callable[[], None]]:
     """The contents of a container, the attributes of an object; put back only where they are others, in the object itself."""
     own = getattr(item, "__dict__", None)
     if isinstance(own, dict) and own is not item:
-        yield functools.partial(_refill_dict, own, dict(own))
-    if isinstance(item, dict):
-        yield functools.partial(_refill_dict, item, dict(item))
-    elif isinstance(item, (list, collections.deque)):
-        yield functools.partial(_refill, item, list(item))
-    elif isinstance(item, set):
-        yield functools.partial(_refill_set, item, set(item))
-
-
-def _refill_dict(now: dict[Any, Any], before: dict[Any, Any]) -> None:
-    if list(map(id, now.values())) != list(map(id, before.values())) or list(now) != list(before):
-        refill_table(now, before)
-
-
-def _refill(now: Any, before: list[Any]) -> None:
-    if list(map(id, now)) != list(map(id, before)):
-        now.clear()
-        now.extend(before)
-
-
-def _refill_set(now: set[Any], before: set[Any]) -> None:
-    if now != before:
-        now.clear()
-        now.update(before)
+        yield functools.partial(put_back, own, dict(own))
+    if isinstance(item, _CONTAINERS):
+        yield functools.partial(put_back, item, pieces(item))

@@ -32,7 +32,6 @@ class Leaf:
     trained: bool = False  # a parameter that each step changes
 
     def run(self, known: Mapping[str, Any], read: Callable[[Slot], Any], number: Number) -> Any:
-        """The tensor."""
         return read(self.slot) if self.constant is None else self.constant
 
 
@@ -53,7 +52,6 @@ class Call:
     kwargs: tuple[tuple[str, Any], ...]
 
     def run(self, known: Mapping[str, Any], read: Callable[[Slot], Any], number: Number) -> Any:
-        """What the operator gives."""
         given = [_filled(arg, known, number) for arg in self.args]
         return self.op(*given, **{name: _filled(arg, known, number) for name, arg in self.kwargs})
 
@@ -67,7 +65,6 @@ class Item:
     index: int
 
     def run(self, known: Mapping[str, Any], read: Callable[[Slot], Any], number: Number) -> Any:
-        """The result."""
         return known[self.of][self.index]
 
 
@@ -106,7 +103,6 @@ class Reading:
 
 
 def brief(outcome: str) -> str:
-    """An answer in few characters."""
     return outcome if len(outcome) <= 40 else f"{outcome[:37]}..."
 
 

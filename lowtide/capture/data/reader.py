@@ -66,7 +66,6 @@ class Reader:
         return twin
 
     def close(self) -> None:
-        """Let go of the example."""
         self._facts = Facts(self._read, self._number)
         self._steps.clear()
 

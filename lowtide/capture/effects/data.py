@@ -45,7 +45,6 @@ class Data:
         self._alone: dict[Slot, None] = {}
 
     def declare(self, fake: torch.Tensor, real: torch.Tensor, slot: Slot) -> None:
-        """A tensor of the batch."""
         self._declared[id(fake)] = fake, real, slot
 
     def bound(self) -> Iterator[tuple[Slot, torch.Tensor]]:

@@ -13,7 +13,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -21,8 +21,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.base.places import ABSENT, Beside, Position, referred
-from lowtide.capture.care.beside import Follower, is_plain_and_put
-from lowtide.capture.care.surroundings import called_by, functions_of, is_of_users, names_in
+from lowtide.capture.care.beside import Follower
+from lowtide.capture.care.surroundings import called_by, containers_of_class, functions_of, is_of_users, names_in
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.effects.watched import KINDS, Container, LeavingError, Log, StaleError, holds_stand_in, is_stand_in
 from lowtide.capture.returned import Number, is_result
@@ -56,6 +56,14 @@ class Left:
         for action, count in zip(self.actions, self.counts, strict=True):
             action(list(results[at : at + count]))
             at += count
+
+    def with_plain(self, puts: Iterable[tuple[Any, str, Any]]) -> Left:
+        """Numbers and texts in attributes of objects, too, the same after each step."""
+        actions, words = list(self.actions), list(self.words)
+        for item, name, now in puts:
+            actions.append(functools.partial(_set, item, name, now))
+            words.append(f"{type(item).__name__}.{name} {now!r}")
+        return replace(self, actions=tuple(actions), counts=(*self.counts, *([0] * (len(actions) - len(self.counts)))), words=tuple(words))
 
 
 NOTHING_LEFT = Left()
@@ -105,6 +113,14 @@ class Leaving:
             if self._is_chosen(item):
                 undo(functools.partial(put, item))
                 put(self._stand_in(item, now, waiting))
+            elif isinstance(item, types.BuiltinMethodType) and self._is_chosen(item.__self__):  # `put = kept.append`
+                undo(functools.partial(put, item))
+                put(getattr(self._stand_in(item.__self__, lambda: now().__self__, waiting), item.__name__))
+            elif type(item) is tuple and any(map(self._is_chosen, item)):
+                undo(functools.partial(put, item))
+                pieces = [(each, functools.partial(lambda at: now()[at], at)) for at, each in enumerate(item)]
+                put(tuple(self._stand_in(each, way, waiting) if self._is_chosen(each) else each for each, way in pieces))
+                waiting.append(item)
             else:
                 waiting.append(item)
 
@@ -119,6 +135,9 @@ class Leaving:
                 waiting.extend(called)
             elif isinstance(item, types.FunctionType):
                 _of_function(item, place)
+            elif isinstance(item, type):
+                for name in containers_of_class(item):
+                    place(functools.partial(vars(item).__getitem__, name), functools.partial(type.__setattr__, item, name))
             elif isinstance(item, nn.Module) or is_of_users(item):
                 self._of_object(item, place, waiting)
 
@@ -133,7 +152,7 @@ class Leaving:
             else:
                 place(functools.partial(table.__getitem__, name), functools.partial(table.__setitem__, name))
         for cls in type(item).__mro__:
-            waiting.extend(functions_of(cls))
+            waiting.extend((cls, *functions_of(cls)))
 
     def _is_chosen(self, item: Any) -> bool:
         return type(item) in KINDS and (self.chosen is None or id(item) in self.chosen)
@@ -177,9 +196,6 @@ class Leaving:
             for name, now in table.items():
                 was = before.get(name, ABSENT)
                 of_module = isinstance(item, nn.Module)
-                if not of_module and is_plain_and_put(item, name, now):
-                    self.put.append((item, table, name))
-                    continue
                 if now is was or not holds_fakes(now) or (of_module and isinstance(now, torch.Tensor)):
                     continue
                 if is_stand_in(was) and was.kept.changes:
@@ -214,8 +230,10 @@ class Leaving:
     def left(self) -> Left:
         """How to do it again, without anything of the capture in it."""
         actions: list[Callable[[list[Any]], None]] = []
-        counts, words = [], []
-        for value, act, text in self._acts():
+        counts, words, known = [], [], dict[int, int]()
+        for number, (value, act, text) in enumerate(self._acts()):
+            if any(known.setdefault(id(piece), number) != number for piece in _made(value)):
+                raise StaleError("it puts one list, dictionary or object into two places, and each step would put another into each")
             leaves, rebuild = tree.flatten(value)
             at = [index for index, leaf in enumerate(leaves) if is_result(leaf.value)]
             if any(holds_fakes(leaf.value) for leaf in leaves if not is_result(leaf.value)):
@@ -349,6 +367,10 @@ def _act(act: Callable[[Any], object], plain: list[Any], at: list[int], rebuild:
     act(tree.unflatten(rebuild, filled))
 
 
+def _set(item: Any, name: str, value: Any, results: list[Any]) -> None:
+    object.__setattr__(item, name, value)
+
+
 def _call(container: Container, method: str, args: tuple[Any, ...]) -> None:
     getattr(container.now, method)(*args)
 
@@ -356,6 +378,19 @@ def _call(container: Container, method: str, args: tuple[Any, ...]) -> None:
 def holds_fakes(item: Any) -> bool:
     """Whether there is something that the program has computed in an object, or in what it holds."""
     return tree.holds(item, lambda piece: type(piece) is Number or isinstance(piece, FakeTensor))
+
+
+def _made(value: Any) -> list[Any]:
+    """The containers and objects in what is put somewhere that hold what the program has computed."""
+    found: list[Any] = []
+
+    def note(piece: Any) -> bool:
+        if piece is not value and not is_result(piece) and holds_fakes(piece):
+            found.append(piece)
+        return False
+
+    tree.holds(value, note)
+    return found
 
 
 def _item_of(container: Container, key: Any) -> Callable[[], Any]:

@@ -188,7 +188,6 @@ class Container:
 
 
 def is_stand_in(item: Any) -> bool:
-    """Whether it is one of ours."""
     return type(item) in _classes
 
 
@@ -221,6 +220,9 @@ def _watched(kind: Any, name: str, method: Any) -> Any:
     def changing(self: Any, *args: Any, **options: Any) -> Any:
         if self.kept.is_of_others():
             return method(self.kept.original, *args, **options)
+        if name == "__setitem__" and args[0] == slice(None):  # all of a list
+            self.clear()
+            return self.extend(args[1])
         if "extend" in name or name == "__iadd__":
             args = (list(args[0]),)
         self.kept.change("extend" if name == "__iadd__" else name, args)

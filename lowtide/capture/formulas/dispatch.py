@@ -84,7 +84,6 @@ class Formula(torch.autograd.Function):
 
     @classmethod
     def of(cls, *args: Any) -> torch.Tensor:
-        """The operator's result."""
         result: torch.Tensor = cls.apply(*args)  # type: ignore[no-untyped-call]
         return result
 

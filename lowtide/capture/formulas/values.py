@@ -34,7 +34,6 @@ def _eigvalsh(op: OpOverload, matrix: Tensor, triangle: str = "L") -> Tensor:
 
 @formula(_ATEN.linalg_eigvals.default)
 def _eigvals(op: OpOverload, matrix: Tensor) -> Tensor:
-    """Eigenvalues alone."""
     if wants_gradient(matrix):
         return op(matrix)  # type: ignore[no-any-return]
     return _ATEN._linalg_eigvals.default(*before_autocast(op, matrix))  # type: ignore[no-any-return]

@@ -51,7 +51,6 @@ class ScalerTrace:
         return tuple(Guard(Slot("scaler", (name,)), "eq", getattr(self.scaler, name), True) for name in (*_SETTINGS, "_enabled"))
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """What is differentiated."""
         return loss * self.scale
 
     @torch.no_grad()
@@ -72,7 +71,6 @@ class ScalerTrace:
         return torch.stack(found).any().float()
 
     def update(self, found: torch.Tensor) -> None:
-        """The scale of the next step."""
         torch._amp_update_scale_(self.scale, self.tracker, found, *(getattr(self.scaler, name) for name in _SETTINGS))
 
 

@@ -56,7 +56,6 @@ class InParts:
         self.wholes.end_pass()
 
     def end_backward(self) -> None:
-        """A backward pass is over."""
         self._sending.complete = False
         self.wholes.end_pass()
 

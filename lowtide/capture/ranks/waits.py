@@ -39,7 +39,6 @@ def _all_gather(sent: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
 
 
 def load_parts(sent: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
-    """The same, begun and ended."""
     return wait_for(all_gather(sent, ranks, group), sent)
 
 

@@ -133,7 +133,6 @@ def _extents(tree: Any) -> Iterator[Extent]:
 
 
 def _at(tree: Any, symbols: Symbols, point: dict[str, int]) -> Any:
-    """Arguments of numbers."""
     if isinstance(tree, FakeTensor):
         shape, stride = ([symbols.at(each, point) for each in sizes] for sizes in (tree.shape, tree.stride()))
         return torch.empty_strided(shape, stride, dtype=tree.dtype, device=tree.device)

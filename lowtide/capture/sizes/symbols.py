@@ -90,7 +90,6 @@ class Symbols:
             yield {each.name: draws.randint(each.least, each.most) for each in self.dimensions}
 
     def number(self, size: Size) -> int:
-        """A size in the example."""
         return size if type(size) is int else self._numbers[size]
 
     def node(self, node: Node, point: Mapping[str, int] | None = None) -> Node:
@@ -313,5 +312,4 @@ def _size(expression: Any) -> Size:
 
 
 def hint(size: Extent) -> int:
-    """The example's number."""
     return size if type(size) is int else int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)

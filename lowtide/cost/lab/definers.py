@@ -44,5 +44,4 @@ def _modules(op: str) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _module_of(file: str) -> tuple[str, ...]:
-    """The module of a source file."""
     return tuple(name for name, module in list(sys.modules.items()) if getattr(module, "__file__", None) == file)

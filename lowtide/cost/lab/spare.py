@@ -35,7 +35,6 @@ def put(process: Apart) -> None:
 
 
 def end() -> None:
-    """End the idle process."""
     _end(*_swap(None))
 
 

@@ -94,7 +94,6 @@ class _Kitchen:
         self._results.append(_pieces(self.ready(step)()))
 
     def ready(self, step: dict[str, Any]) -> Callable[[], Any]:
-        """A step with its arguments."""
         func, args = operator(step["op"]), [self._argument(arg) for arg in step["args"]]
         kwargs = {name: self._argument(arg) for name, arg in step["kwargs"].items()}
         return lambda: func(*args, **kwargs)

@@ -124,7 +124,6 @@ def _pruned(node: Any, cluster: Any, ends: Any, lists: Any) -> Any:
 
 @kernel(inner=True)
 def _restage(node: Any, cluster: Any, before: Any, after: Any, following: Any, leading: Any, stage: Any, queue: Any, queued: Any) -> None:
-    """The stages after a merge."""
     stage[node] = _longest(node, cluster, before, leading, stage)
     _raise(node, cluster, before, after, following, stage, queue, queued)
     _lower(node, cluster, before, after, following, leading, stage, queue, queued)

@@ -23,5 +23,4 @@ class Weights:
         return self.of_nest(nest_of(node))
 
     def of_nest(self, nest: Nest) -> float:
-        """The weight of its loops."""
         return sum(self.slope * each.extent + self.bias for each in nest.loops)

@@ -8,7 +8,6 @@ from lowtide.fuse.stages import Attention, Batched, Rows
 
 
 def attention(stage: Attention, addresses: Addresses) -> str:
-    """The stage's call."""
     b, h, q, d = stage.query.shape
     places = [stage.query, stage.key, stage.value, stage.mask or stage.query, stage.out]
     extents = (b, h, q, stage.key.shape[3], d, stage.value.shape[3], flag(stage.is_causal), flag(stage.mask is not None))
@@ -18,7 +17,6 @@ def attention(stage: Attention, addresses: Addresses) -> str:
 
 
 def batched(stage: Batched, addresses: Addresses) -> str:
-    """The stage's call."""
     n, m, k = stage.a.shape
     arguments = (n, m, k, stage.other.shape[2], *_moving(stage.a), *_moving(stage.other)[:2])
     pointers = ", ".join([addresses.of(stage.a), addresses.of(stage.other), "e", addresses.of(stage.out), str(stage.out_step)])
@@ -26,7 +24,6 @@ def batched(stage: Batched, addresses: Addresses) -> str:
 
 
 def softmax(stage: Rows, addresses: Addresses) -> str:
-    """The stage's call."""
     arguments = (stage.rows, stage.a.shape[-1], stage.a_step, flag(stage.kind == "safe"))
     return f"softmax_rows<{listed(arguments)}>(run, {addresses.of(stage.a)}, e, {addresses.of(stage.out)}, {stage.out_step})"
 

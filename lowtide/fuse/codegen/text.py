@@ -58,7 +58,6 @@ def _functor(epilogue: Epilogue) -> list[str]:
 
 
 def flag(value: object) -> str:
-    """As C++ says it."""
     return "true" if value else "false"
 
 
@@ -83,5 +82,4 @@ def _beside(ow: int, kw: int, target: Target) -> int:
 
 
 def listed(arguments: Sequence[object]) -> str:
-    """Template arguments."""
     return ", ".join(str(each) for each in arguments)

@@ -35,7 +35,6 @@ class Part:
 
     @cached_property
     def makes(self) -> frozenset[Value]:
-        """All that its nodes make."""
         return frozenset(value for node in self.nodes for value in node.results)
 
 

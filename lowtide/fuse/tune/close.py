@@ -27,7 +27,6 @@ class Candidate:
 
 
 def candidates(partition: Partition, costs: Costs) -> Iterator[Candidate]:
-    """All that could be joined."""
     for parts in parts_of(partition):
         for chain in chains_of(parts, partition):
             yield from _of_chain(chain, costs)

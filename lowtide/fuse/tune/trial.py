@@ -29,7 +29,6 @@ class Trial:
 
     @classmethod
     def of(cls, stages: Sequence[Stage], target: Target) -> Trial:
-        """Variants of these stages."""
         return cls(by_columns(stages, target), target)
 
     def key(self, variant: Variant) -> str:

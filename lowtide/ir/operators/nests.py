@@ -46,7 +46,6 @@ class Nest:
         return next((each for each in self.accesses if each.value is value), None)
 
     def loop(self, name: str) -> Loop:
-        """By name."""
         return next(each for each in self.loops if each.name == name)
 
     @property

@@ -111,7 +111,6 @@ class Rewriter:
         self._found: dict[tuple[Size, ...], tuple[Size, ...]] = {}
 
     def graph(self, graph: Graph) -> Graph:
-        """A graph without dimensions."""
         inputs = tuple(map(self.value, graph.inputs))
         nodes = tuple(map(self.node, graph.nodes))
         return Graph(inputs, nodes, tuple(map(self.value, graph.outputs)))
@@ -144,7 +143,6 @@ class Rewriter:
         )
 
     def value(self, value: Value) -> Value:
-        """A value on its storage."""
         found = self._values.get(value)
         if found is None:
             shape, stride = self._sizes(value, value.shape), self._sizes(value, value.stride)

@@ -79,7 +79,6 @@ class Polynomial:
 
 
 def number(value: Number) -> Polynomial:
-    """A number as a polynomial."""
     return Polynomial((((), _reduced(value)),) if value else ())
 
 
@@ -89,7 +88,6 @@ def generator(name: str) -> Polynomial:
 
 
 def total(pieces: Iterable[Polynomial]) -> Polynomial:
-    """The sum of polynomials."""
     return _collected(term for piece in pieces for term in piece.terms)
 
 

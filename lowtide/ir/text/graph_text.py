@@ -104,7 +104,6 @@ class _Scope:
         self._labels: dict[Node, str] = {}
 
     def line(self, index: int, node: Node) -> str:
-        """One node, without its body."""
         call = self._call(node)
         clauses = [*self._label(index, node), *self._results(node), *self._after(node), *self._inplace(node), *self._source(node.source)]
         targets = ", ".join("_" if value is None else value.name for value in node.outputs)

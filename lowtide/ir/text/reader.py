@@ -40,7 +40,6 @@ class _Reader:
         self._lines, self.number = lines, 0
 
     def read(self) -> Graph:
-        """The whole text as one graph."""
         scopes = [self._open("graph", "")]
         while True:
             line = self._next(scopes[-1].indent)

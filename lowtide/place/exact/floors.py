@@ -69,7 +69,6 @@ def settle(net: Net, walk: Walk) -> None:
 
 @kernel
 def quiet(walk: Walk) -> None:
-    """Forgets where floors rose."""
     walk.registers[LEFT], walk.registers[RIGHT], walk.registers[DEAD] = NEVER, 0, 0
 
 

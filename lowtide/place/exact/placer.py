@@ -103,7 +103,6 @@ class _Hunt:
 
     @property
     def stats(self) -> dict[str, int]:
-        """Effort so far."""
         return {"nodes": self.nodes, "questions": self.questions}
 
     def go_on(self, nodes: int) -> bool:

@@ -65,7 +65,6 @@ class Question:
 
     @property
     def nodes(self) -> int:
-        """Effort so far."""
         return self.done_nodes + int(self.stack.registers[NODES])
 
     @property

@@ -74,7 +74,6 @@ def pairs(problem: PlaceProblem) -> int:
 
 
 def cut(problem: PlaceProblem) -> Cut:
-    """The problem by sections."""
     live = _live(problem)
     count, low, high = _spans(problem.start[live], problem.end[live])
     order = np.lexsort((live, problem.size_bytes[live], high, low))

@@ -45,7 +45,6 @@ def overlapped(plan: Plan, most_bytes: int) -> Plan:
 
 
 def _waits(nodes: Sequence[Node], begins: AbstractSet[int]) -> dict[int, int]:
-    """The begin of each wait."""
     begun = {value: index for index in begins for value in nodes[index].results}
     ends = (index for index, node in enumerate(nodes) if is_collective(node) and index not in begins)
     return {index: begun[value] for index in ends for value in nodes[index].inputs if value in begun}

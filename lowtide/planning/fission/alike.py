@@ -20,7 +20,6 @@ class Alike:
 
     @property
     def bits(self) -> int:
-        """The places of all nodes."""
         found = 0
         for region in self.regions:
             found |= region.bits

@@ -32,7 +32,6 @@ class Prices:
         self._wholes: dict[int, tuple[Sequence[Node], float]] = {}  # by identity
 
     def us(self, graph: Graph) -> list[float]:
-        """By node."""
         return [self._loop(node)[0] if is_loop(node) else self._of(node) for node in graph.nodes]
 
     def workspace_bytes(self, graph: Graph) -> list[int]:

@@ -146,7 +146,6 @@ class FissionSearch:
 
     @property
     def best(self) -> Times:
-        """What any state takes."""
         found: Times = np.min([state.us for state in self.states], axis=0)
         return found
 
@@ -238,7 +237,6 @@ class FissionSearch:
 
 
 def _key(root: int, splits: Splits) -> Key:
-    """What a state is known by."""
     return root, frozenset((region.component, region.bits, parts) for group, parts in splits for region in group.regions)
 
 

@@ -48,7 +48,6 @@ class PlanFamily:
 
     @property
     def dimensions(self) -> Dimensions:
-        """Over which it ranges."""
         return self.candidates[0].dimensions
 
     def __str__(self) -> str:
@@ -147,7 +146,6 @@ class PlanFamily:
         return Several([member.footprints for member in self.members], groups), which
 
     def _times(self, point: Mapping[str, int]) -> NDArray[np.float64]:
-        """By member."""
         found = np.zeros(len(self.members))
         for which, (places, runs, waits_us) in self._paces.items():
             found[places] = paces_at(self.candidates[which].measures, point, runs, waits_us)

@@ -44,7 +44,6 @@ class Member:
 
     @property
     def measures(self) -> Measures:
-        """Of its candidate's nodes."""
         return self.ranged.measures
 
     @property

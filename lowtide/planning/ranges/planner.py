@@ -153,7 +153,6 @@ class RangePlanner:
 
 
 def _without_search(request: Request) -> Request:
-    """What orders depend on."""
     return replace(request, budget=Budget(), sweeps=(), links=None)
 
 
@@ -162,7 +161,6 @@ def _free(program: tuple[Ranged, ...]) -> tuple[Ranged, ...]:
 
 
 def _orders(candidates: Sequence[Ranged], orders: Sequence[Member], request: Request) -> Pool:
-    """Orders as sequences."""
     problems = [each.remat_problem(request).structure for each in candidates]
     return [(member.candidate, problems[member.candidate].sequence_of(member.own_order)) for member in orders]
 

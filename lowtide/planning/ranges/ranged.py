@@ -71,7 +71,6 @@ class Ranged:
 
     @property
     def dimensions(self) -> Dimensions:
-        """Over which it ranges."""
         return self.graph.dimensions
 
     def order_us(self, point: Mapping[str, int]) -> float:

@@ -43,7 +43,6 @@ class Blocks:
 
     @property
     def count(self) -> int:
-        """How many blocks."""
         return len(self.starts) - 1
 
     @property

@@ -36,7 +36,6 @@ class BlockProblem:
 
     @cached_property
     def once_us(self) -> float:
-        """Of running everything once."""
         return float(self.problem.cost_us.sum())
 
     @cached_property
@@ -46,7 +45,6 @@ class BlockProblem:
 
 
 def block_problems(problem: RematProblem, blocks: Blocks) -> list[BlockProblem]:
-    """The problem of each block."""
     position_of = np.full(problem.problem.node_count, -1, np.int64)
     position_of[blocks.sequence] = np.arange(len(blocks.sequence))
     return [_Cut(problem, blocks, block, position_of).block_problem() for block in range(blocks.count)]

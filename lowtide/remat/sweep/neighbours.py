@@ -42,7 +42,6 @@ class Neighbours:
         return [RULES[position] if problem.links is None else self._with_swaps(RULES[position]) for position in positions]
 
     def rule(self, problem: RematProblem) -> Weights:
-        """Some rule."""
         return self.rules(problem, 1)[0]
 
     def _with_swaps(self, rule: Weights) -> Weights:

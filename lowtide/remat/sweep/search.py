@@ -217,7 +217,6 @@ class _Search:
         return found | self.repeat_near(limit)
 
     def bases(self, wanted: Callable[[int], bool]) -> list[tuple[int, Ints]]:
-        """The orders of some problems."""
         return [(which, order) for which, orders in enumerate(self.orders) if wanted(which) for order in orders]
 
     def seed_from(self, limit: int, bases: Sequence[tuple[int, Ints]]) -> bool:
@@ -290,7 +289,6 @@ class _Search:
 
     @property
     def share(self) -> float:
-        """Of the effort that is done."""
         return min(1.0, max(self.archive.states / max(1, self.sweep.max_states), self.runs / max(1, self.sweep.max_runs)))
 
     def see(self, which: int, sequence: Ints, recipe: Recipe | None = None, roles: NDArray[np.int8] | None = None) -> Point:

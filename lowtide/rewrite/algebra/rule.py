@@ -21,12 +21,10 @@ class Match:
 
     @property
     def removed(self) -> list[Node]:
-        """The nodes that are gone."""
         return [node for node, new in self.instead.items() if node not in new]
 
     @property
     def added(self) -> list[Node]:
-        """The nodes that are new."""
         return [node for new in self.instead.values() for node in new if node not in self.instead]
 
 

@@ -157,7 +157,6 @@ def _is_there(value: Value) -> bool:
 
 
 def count_of(value: Value) -> Size:
-    """Elements of a value."""
     return normal(product(value.shape))
 
 

@@ -81,7 +81,6 @@ class Parts:
         return [(value, op) for value, op in there if value in new.inputs and (value.shape, value.stride) == (place.shape, place.stride)]
 
     def _node(self, node: Node, axis: Axis | None) -> Node:
-        """A node of a part."""
         outputs = self._outputs(node)
         gaps = () if is_view(node) or reads_any_strides(node.op) else [value for value in node.inputs if self._has_gaps(value)]
         instead = {value: self._dense(value) for value in gaps}

@@ -28,7 +28,6 @@ class Split:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The set, in program order."""
         return tuple(self.axes)
 
     @cached_property

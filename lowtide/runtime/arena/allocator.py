@@ -95,7 +95,6 @@ class _Made:
 
     @property
     def handle(self) -> int:
-        """As the library knows it."""
         assert self._made.value is not None
         return self._made.value
 

@@ -65,7 +65,6 @@ class Look:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Look:
-        """The look of a tensor."""
         return cls(
             tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor.untyped_storage().nbytes(), tensor.device,
             tensor.is_conj(), tensor.is_neg(),

@@ -73,11 +73,9 @@ class Held:
         return self._arena.nbytes + (0 if self.kept is None else self.kept.nbytes)
 
     def keep(self, constants: torch.Tensor) -> None:
-        """Run with these from now on."""
         self._at[1], self.kept = constants.data_ptr(), constants
 
     def __call__(self, *live: torch.Tensor) -> list[torch.Tensor]:
-        """The body's results."""
         with self.lock:
             return self.run(live)
 
@@ -154,12 +152,10 @@ class _Part:
         self.shapes = ", or ".join(dict.fromkeys(f"shape {tuple(shape)}" for shape in shapes))
 
     def sum(self, team: Team) -> int:
-        """Of its numbers."""
         return int(team.sum(self._addresses, self._words, self._count))
 
 
 def _parts(tensors: Sequence[torch.Tensor]) -> list[_Part]:
-    """All numbers of constants."""
     parts: list[list[tuple[int, int, torch.Size]]] = []
     room = 0
     most = max(_PART_WORDS, 1 + sum(tensor.nbytes // 4 for tensor in tensors) // _MOST_PARTS)
@@ -199,7 +195,6 @@ class Running:
         self._constants, self._numbers = Constants(()), Numbers((), team)
 
     def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
-        """The body's results."""
         fixed = [given[at] for at in self._its.fixed]
         with self._held.lock:
             if self._held.kept is None or not self._constants.same(fixed) or not self._numbers.same():

@@ -33,7 +33,6 @@ def lay_out(model: nn.Module, size: int, group: str) -> dict[torch.Tensor, torch
 
 
 def put_back(held: Mapping[torch.Tensor, torch.Tensor]) -> None:
-    """Parameters are as they were."""
     for parameter, data in held.items():
         parameter.data = data
         WHOLE_OF.pop(parameter, None)

@@ -53,7 +53,6 @@ class Alone:
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """Nobody is left behind."""
         yield
 
 
@@ -197,7 +196,6 @@ class Peers(Alone):
         return items[0]
 
     def _all(self, item: Any) -> list[Any]:
-        """What every rank tells."""
         self._check_in_step()
         found: list[Any] = [None] * self.group.size()
         with heard():
@@ -237,7 +235,6 @@ def _sent(error: Exception) -> Exception:
 
 
 def _first_difference(first: Sequence[Sequence[str]], other: Sequence[Sequence[str]], rank: int) -> str:
-    """Where two ranks' texts part."""
     for mine, theirs in zip(first, other, strict=False):
         for one, two in zip(mine, theirs, strict=False):
             if one != two:

@@ -59,7 +59,6 @@ class _Containers:
         self.items: dict[int, Any] = {}
 
     def container(self, item: Any) -> None:
-        """Watch what it holds."""
         self.items[id(item)] = item
 
 

@@ -59,7 +59,6 @@ class Reads:
         return self.pairs is None or name in self._names or "__dict__" in self._names
 
     def of(self, locations: Mapping[Location, Token]) -> dict[Location, Token]:
-        """Those places that it reads."""
         reads = {
             "attribute": lambda location: self.of_module(location.path, location.name),
             "class attribute": lambda location: self.anywhere(location.name),
@@ -94,7 +93,6 @@ class Look:
         self._put("switches of torch", "", "", switches())
 
     def watched(self) -> Watch:
-        """The watch over all of it."""
         return self._watch.sealed()
 
     def _put(self, what: str, path: str, name: str, token: Token) -> None:

@@ -59,7 +59,6 @@ class Tokens:
         self._left = _MOST
 
     def of(self, item: Any) -> Token:
-        """The token of an attribute."""
         self._left = _MOST
         return self._of(item, 0)
 

@@ -49,7 +49,6 @@ class Watch:
             self._mappings.append(item)
 
     def module(self, module: nn.Module) -> None:
-        """Watch a module's class."""
         self._modules.append(module)
 
     def parameter(self, parameter: torch.Tensor) -> None:

@@ -163,7 +163,6 @@ def added_bytes(walk: Walk, node: Any) -> Any:
 
 @kernel
 def run(net: Net, walk: Walk, node: Any) -> None:
-    """Runs a ready node."""
     registers = walk.registers
     registers[MOVES] += 1
     registers[LIVE] += walk.opens[node] - walk.closes[node]

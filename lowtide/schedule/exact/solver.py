@@ -136,7 +136,6 @@ class _Hunt:
 
     @property
     def stats(self) -> dict[str, int]:
-        """Effort so far."""
         return {"states": sum(side.states for side in self.sides), "moves": sum(side.moves for side in self.sides)}
 
     @property

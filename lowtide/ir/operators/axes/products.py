@@ -62,7 +62,6 @@ def matmul(node: Node) -> Iterator[Axis]:
 
 
 def linear(node: Node) -> Iterator[Axis]:
-    """x @ weight.t() + bias."""
     x, bias = given(node, (0,)), given(node, (2,))
     if x is None:
         return

@@ -64,7 +64,6 @@ def _extents(node: Node, position: int, *dims: int) -> tuple[Path, ...]:
 
 
 def permute(node: Node) -> Iterator[Axis]:
-    """Dimensions in another order."""
     order = node.args[1]
     order = of_kind(tuple, order)
     for to, dim in enumerate(order):
