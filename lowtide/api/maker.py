@@ -147,7 +147,6 @@ class Maker:
         return replace(self, asked=replace(self.asked, limit=replace(self.asked.limit, memory=fixed)))
 
     def _planned(self, family: Family) -> Family:
-        """The programs with what runs them."""
         trains, captured = self.capturing.trains, [program.captured for program in family.programs]
         graphs = [each.graph for each in captured]
         plans = agreed_plans(self.peers, lambda: self._plans(family), graphs, lambda at, plan: self._as_saved(captured[at], plan))

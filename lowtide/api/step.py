@@ -142,7 +142,6 @@ class Step:
 
     @property
     def source(self) -> str:
-        """The text of that plan's program."""
         return self._families[0].variants[-1].program.source
 
     @property

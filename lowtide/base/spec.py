@@ -93,7 +93,6 @@ def _settings(solver: type[Any]) -> dict[str, Any]:
 
 
 def _required(solver: type[Any]) -> list[str]:
-    """The settings without a default."""
     none = dataclasses.MISSING
     return [field.name for field in _fields(solver) if field.default is none and field.default_factory is none]
 

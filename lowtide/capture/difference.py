@@ -61,7 +61,6 @@ def _between(old: Node | None, new: Node | None, one: _Named, two: _Named) -> st
 
 
 def _returned(before: Captured, now: Captured) -> Iterator[str]:
-    """What a call returns beside tensors."""
     old, new = (_leaves(each) for each in (before, now))
     for first, second in zip_longest(old, new):
         if first != second:

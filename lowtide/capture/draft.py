@@ -113,7 +113,6 @@ class Draft:
         return value
 
     def new_scalar(self, name: str) -> Value:
-        """A value that is a Python number."""
         unique = self._names.unique(name)
         return Value(unique, Storage(unique, 0, "cpu", Kind.SCALAR), "scalar", (), ())
 

@@ -32,7 +32,6 @@ def resolve(name: str) -> OpOverload:
 
 
 def row(op: OpOverload) -> Operator:
-    """The operator's row of the table."""
     return row_of(name_of(op))
 
 
@@ -76,7 +75,6 @@ def is_random(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def node_is_random(node: Node) -> bool:
-    """The same of a node of the graph."""
     return not is_arithmetic(node) and is_random(resolve(node.op), node.args, dict(node.kwargs))
 
 

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lowtide.capture.blocks import address, dtype_name
 from lowtide.capture.calls import NEEDS_DATA, UNTRACEABLE, tensors_in, why_untraceable
 from lowtide.capture.corrections import corrected, kernel
+from lowtide.capture.looks import remembered
 from lowtide.capture.sizes.probed import UnprobedError, bytes_left, probed
 from lowtide.capture.sizes.strides import dense_stride
 from lowtide.capture.sizes.symbols import FixedError, Symbols, hint, is_symbolic
@@ -88,7 +89,8 @@ def _asked(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], symb
     """
     try:
         with _not_remembered(func, tensors_in((*args, *kwargs.values()))):
-            return kernel(func, args, kwargs)(*args, **kwargs)
+            run = kernel(func, args, kwargs)
+            return remembered(func, args, kwargs) if run is func else run(*args, **kwargs)
     except (*NEEDS_DATA, *UNTRACEABLE):
         raise
     except (FixedError, RuntimeError) as error:

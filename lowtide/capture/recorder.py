@@ -236,7 +236,6 @@ class Recorder(TorchDispatchMode):
         return _Functional(form, (recorded[0], keywords), tensors_in(self._results_of(form, (recorded[0], keywords), args, read)))
 
     def _record(self, func: OpOverload, recorded: Any, out: Any, args: Any, kwargs: Any, source: Source | None) -> None:
-        """An operator that writes nothing."""
         name, tensors = operators.name_of(func), results_of(func, out)
         if any(t is not None and self.draft.is_new(t) for t in tensors) or not tensors:
             outputs = tuple(None if t is None or not self.draft.is_new(t) else self.draft.new_value(t, name) for t in tensors)

@@ -153,7 +153,6 @@ class Trace:
 
     @contextmanager
     def recording(self, recorder: Recorder | None = None) -> Iterator[None]:
-        """What runs inside is recorded."""
         recorder = recorder or self.recorder
         recorder.draft.ends.nodes = recorder.draft.nodes
         with self.mode, recorder, as_eager(), host.reading(recorder), following_data(recorder.data):
@@ -179,7 +178,6 @@ class Trace:
         return built
 
     def forget_example(self) -> None:
-        """Hold on to nothing of the caller's."""
         self.real.clear()
         self.recorder.reader.close()
         self.data.forget()
@@ -209,7 +207,6 @@ class Trace:
         yield from self.data.bound()
 
     def finish(self, recorder: Recorder, result: Any, update: Update) -> Captured:
-        """The graph of what was recorded."""
         leaves, rebuild = tree.flatten(result)
         at = [index for index, leaf in enumerate(leaves) if is_result(leaf.value)]
         leaving = [leaf.value for leaf in tree.flatten(self._leaving())[0] if is_result(leaf.value)]

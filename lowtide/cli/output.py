@@ -94,7 +94,6 @@ def _descriptors_aside() -> Iterator[None]:
 
 
 def exact_bytes(nbytes: int) -> str:
-    """A size for people, and to the byte."""
     return bytes_text(nbytes) if nbytes < 1024 else f"{bytes_text(nbytes)} ({nbytes:,} bytes)"
 
 

@@ -82,7 +82,6 @@ class Device:
         return tuple(map(self.node_issue_us, graph.nodes)) if self.issue_us else ()
 
     def graph_us(self, graph: Graph) -> tuple[float, ...]:
-        """The times of a graph's nodes."""
         return tuple(map(self.node_us, graph.nodes))
 
     @property

@@ -114,7 +114,6 @@ def _of_device(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) 
 
 
 def _of_gpu(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) -> dict[str, _Clocks]:
-    """The same of a device beside the host."""
     cache = Cache("clocks", laboratory.circumstances(device), parse=_parsed) if laboratory.remember else None
     remembered = cache.load() if cache is not None else {}
     calls, found = [call for text, call in wanted.items() if text not in remembered], dict[str, str]()

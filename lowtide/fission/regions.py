@@ -95,7 +95,6 @@ class _Growing:
     merged: set[Value] = field(default_factory=set)
 
     def takes(self, node: _Cut) -> bool:
-        """Whether a node fits along an axis."""
         cut, pairs = self.cut, node.pairs
         if not node.fits or not any(value in cut for value in pairs):
             return False

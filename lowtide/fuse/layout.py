@@ -85,7 +85,6 @@ class Lay:
         return replace(self, shape=tuple(shape), stride=(*stride[:dim], *stride[dim + 1 :]), offset=self.offset + at * self.stride[dim])
 
     def with_one(self, dim: int) -> Lay:
-        """A further dimension of extent 1."""
         shape, stride = list(self.shape), list(self.stride)
         shape.insert(dim, 1)
         stride.insert(dim, 0)

@@ -72,7 +72,6 @@ def network_of(bare: Bare, joined: Sequence[int], placing: Placing) -> Network:
 
 
 def read_by(recipe: Packed) -> list[Value]:
-    """The values that a recipe reads."""
     norm = recipe.norm
     found = [recipe.value] if isinstance(recipe, Plain) else [recipe.weight, recipe.bias]
     if norm is not None:
@@ -81,7 +80,6 @@ def read_by(recipe: Packed) -> list[Value]:
 
 
 def _following(body: Graph, given: Collection[Value]) -> set[Value]:
-    """What follows from constants alone."""
     known = set(given)
     for node in body.nodes:
         if all(value in known for value in node.inputs):

@@ -38,7 +38,6 @@ Describing = Callable[[Graph, tuple[int, ...]], Described | None]
 
 
 def with_regions(graph: Graph, described: Describing) -> Graph | None:
-    """The graph with all groups as regions."""
     if graph.dimensions or any(node.body is not None or node.writes or is_transfer(node) for node in graph.nodes):
         return None
     graph = pruned(graph)

@@ -32,7 +32,6 @@ class Epilogue:
 
     @property
     def reads(self) -> tuple[Lay, ...]:
-        """The places among its operands."""
         return tuple(operand.place for operand in self.operands if isinstance(operand.place, Lay))
 
 

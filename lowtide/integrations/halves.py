@@ -63,7 +63,6 @@ def halves(plan: Decision, results: Sequence[Value], tangents: Collection[Value]
 
 
 def _behind(nodes: Sequence[Node], tangents: set[Value]) -> set[Node]:
-    """What follows from the tangents."""
     known, found = set(tangents), set()
     for node in nodes:
         if any(value in known for value in node.inputs):

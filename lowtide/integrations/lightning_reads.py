@@ -67,7 +67,6 @@ class Seen:
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """As what it stands for, to isinstance."""
         return type(self._way())
 
     def __getattr__(self, name: str) -> Any:

@@ -76,7 +76,6 @@ _INPUT = -1  # the maker of what is there from the start
 
 
 def _makers(graph: Graph) -> dict[Value, int]:
-    """The node that makes each value."""
     makers = dict.fromkeys(graph.inputs, _INPUT)
     for index, node in enumerate(graph.nodes):
         for value in node.results:

@@ -96,5 +96,4 @@ class Loop:
 
 
 def is_loop(node: Node) -> bool:
-    """Whether a node is a loop over a body."""
     return node.op == LOOP

@@ -66,12 +66,10 @@ class Region:
 
     @property
     def constants(self) -> tuple[Value, ...]:
-        """What the body calls its constants."""
         return tuple(self.body.inputs[at] for at in self.fixed)
 
 
 def is_region(node: Node) -> bool:
-    """Whether a node's body is compiled."""
     return node.op == REGION
 
 

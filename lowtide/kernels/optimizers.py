@@ -21,7 +21,6 @@ class Optimizers(torch.optim.Optimizer):
 
     @property
     def state(self) -> Mapping[torch.Tensor, Any]:  # type: ignore[override]
-        """The state of all, by parameter."""
         return _States(self.within)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -29,7 +28,6 @@ class Optimizers(torch.optim.Optimizer):
             each.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """As each does, one after the other."""
         for each in self.within:
             each.step()
 

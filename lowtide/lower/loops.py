@@ -76,7 +76,6 @@ def _within(loop: Loop, names: Names, turn: tuple[str, str], fresh: Callable[[st
 
 
 def _steps(body: Graph, names: Names, fresh: Callable[[str], str], wide: dict[str, int]) -> Iterator[str]:
-    """The nodes of a body, in its order."""
     footprint = import_module("lowtide.cost.bodies").body_footprint  # whose kernels take more memory than most programs without loops
     reuses = footprint(_at(body, wide)).reuses.tolist()
     dying = deaths(body, range(len(body.nodes)))

@@ -135,7 +135,6 @@ def _arithmetic(node: Node, names: Names) -> str:
 
 
 def text_of(arg: Arg, names: Names) -> str:
-    """An argument as Python source."""
     if isinstance(arg, Value):
         return names[arg]
     if isinstance(arg, tuple):

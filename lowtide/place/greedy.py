@@ -46,7 +46,6 @@ class Greedy:
         _check_choice("fit", self.fit, FITS)
 
     def place(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Placement:
-        """The placement of this order and rule."""
         return self.place_by(math.inf, problem, capacity_bytes)
 
     def place_by(self, deadline: float, problem: PlaceProblem, capacity_bytes: int | None = None) -> Placement:

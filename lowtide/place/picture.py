@@ -101,7 +101,6 @@ def _scale(figure: Any, axes: Any, rectangles: Any) -> None:
 
 
 def _names(axes: Any, names: Sequence[str], x: Any, y: Any, shades: Any) -> None:
-    """Each in the middle of its rectangle."""
     for name, at_x, at_y, shade in zip(names, x, y, shades, strict=True):
         colour = "black" if shade > 0.6 else "white"
         axes.text(at_x, at_y, ascii(name)[1:-1], ha="center", va="center", fontsize=7, color=colour, clip_on=True, parse_math=False)

@@ -20,7 +20,6 @@ _TEXTS = {
 
 
 def kind_text(kind: Kind) -> str:
-    """The word for tensors of a kind."""
     return _TEXTS.get(kind, kind.value)
 
 

@@ -70,7 +70,6 @@ class Plan(Contents):
         return f"Plan({one_line(self)})"
 
     def _repr_html_(self) -> str:
-        """What notebooks show: the summary."""
         return f"<pre>{html.escape(str(self))}</pre>"
 
 

@@ -46,7 +46,6 @@ def looks(graph: Graph) -> dict[Storage, Look]:
 
 
 def looks_by_name(graph: Graph) -> dict[str, Look]:
-    """The same by the storages' names."""
     return {storage.name: look for storage, look in looks(graph).items()}
 
 

@@ -133,7 +133,6 @@ def _spared_bytes(evictions: Sequence[Eviction]) -> int:
 
 
 def _costs(evictions: Sequence[Eviction]) -> str:
-    """What it takes to have them back."""
     runs = sum(eviction.runs for eviction in evictions)
     stored = sum(1 for eviction in evictions if eviction.load_us)
     link = (

@@ -40,7 +40,6 @@ class Carrier:
 
     @classmethod
     def of(cls, source_graph: Graph, source: RematProblem, target_graph: Graph, target: RematProblem) -> Carrier:
-        """What both graphs have in common."""
         common = common_nodes(source_graph, target_graph)
         there, here = target.codes, source.codes
         entries = np.full(here.store(here.storages), -1, np.int32)

@@ -130,7 +130,6 @@ class Remembered:
 
 
 def _key(programs: Sequence[Sequence[Candidate]], request: Request) -> str:
-    """Of all that the search depends on."""
     found = hashlib.sha256(json.dumps([_sources(), described(request.solver), request.granule_bytes]).encode())
     for program in programs:
         found.update(program[0].program(request.provenance.torch, request.granule_bytes).encode())

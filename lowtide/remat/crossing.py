@@ -55,7 +55,6 @@ class Crossing:
 
     @classmethod
     def of(cls, problem: RematProblem, node: int) -> Crossing:
-        """What crosses the first run of a node."""
         base = problem.problem
         before, after = _closed(node, *base.preds), _closed(node, *base.succs)
         made = np.where(base.producer >= 0, before[base.producer], True)

@@ -62,15 +62,12 @@ class Codes:
     storages: int
 
     def store(self, storage: int) -> int:
-        """The entry that stores a storage."""
         return int(_code(STORE, storage, self.nodes))
 
     def drop(self, storage: int) -> int:
-        """The entry that drops a storage."""
         return int(_code(DROP, storage, self.nodes))
 
     def load(self, storage: int) -> int:
-        """The entry that loads a storage."""
         return int(_code(LOAD, storage, self.nodes))
 
     def read(self, entry: int) -> tuple[Deed, int]:

@@ -53,7 +53,6 @@ class HostBook:
         return self.bases[storage]
 
     def copy(self, storage: Storage, deed: str) -> Value:
-        """The copy of a storage on the host."""
         if storage not in self.there:
             raise CheckError(
                 f"sequence: expected {storage.name} stored before position {self.position}, which is to {deed} it; got no store of it"

@@ -134,7 +134,6 @@ class RematProblem:
 
     @cached_property
     def facts(self) -> Facts:
-        """All that kernels want to know."""
         problem, links = self.problem, self.links or Links.none(self.problem.tensor_count)
         offloaded = links.storable & problem.kept & (problem.producer < 0)
         clocks = self.clocks or Clocks(self.cost_us, np.zeros(len(self.cost_us)))

@@ -160,7 +160,6 @@ class _Writer:
         self.origins.append(-1)
 
     def here(self, storage: Storage, deed: str) -> Value:
-        """The present copy of a storage."""
         base = self.host.base(storage, deed)
         if storage not in self.storage:
             where = f"at position {self.host.position} to {deed} it"

@@ -84,7 +84,6 @@ class Chart:
 
 
 def stack(title: str, timeline: Timeline, scale: Scale) -> Chart:
-    """The areas of a timeline, by kind."""
     at = begins(timeline, scale.by_time)
     total = timeline.footprint_bytes
     columns = _columns(at, total, scale)

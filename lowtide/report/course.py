@@ -23,7 +23,6 @@ class Course:
 
     @classmethod
     def of(cls, plan: Contents) -> Course:
-        """The course that a plan promises."""
         nodes = tuple(plan.graph.nodes[index] for index in plan.order)
         tensors = tuple(live_tensors(plan))
         workspace_bytes = [plan.workspace_bytes[index] for index in plan.order]

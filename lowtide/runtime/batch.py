@@ -27,7 +27,6 @@ _DIFFERENTIATED = "is differentiated, and no derivative by the batch is made her
 
 
 def shape_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape:
-    """The shapes and strides of a batch."""
     items = [*args, *kwargs.values()]
     if not all(type(item) is torch.Tensor for item in items):  # looking into what may be a structure takes longer
         items = [leaf.value for leaf in tree.flatten((args, kwargs))[0]]

@@ -36,7 +36,6 @@ class Auto:
         return last
 
     def answers(self, problem: OrderProblem) -> Iterator[Schedule]:
-        """Better and better orders and bounds."""
         end = time.monotonic() + self.max_seconds
         moves = _MOVES_A_STATE * self.max_states + _MOVES_A_NODE * problem.node_count if self.max_moves is None else self.max_moves
         for found in Exact(max_states=self.max_states, max_moves=moves, max_seconds=self.max_seconds).answers(problem):

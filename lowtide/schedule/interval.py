@@ -112,6 +112,5 @@ def _chosen(rows: Rows, position: NDArray[np.integer[Any]], keep: NDArray[np.boo
 
 
 def _sorted(rows: Rows) -> Rows:
-    """The same rows, each ascending."""
     row_of = np.repeat(np.arange(len(rows.ptr) - 1), np.diff(rows.ptr))
     return Rows(rows.ptr, frozen(rows.ids[np.lexsort((rows.ids, row_of))]))

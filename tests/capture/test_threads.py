@@ -4,6 +4,7 @@ import builtins
 import contextlib
 import logging
 import math
+import queue
 import random
 import sys
 import threading
@@ -75,21 +76,21 @@ def elsewhere(work):
 
 def while_captured(work, during="loss"):
     """What `work` gave on another thread in the middle of a capture: of its forward pass, or of the optimizer's step."""
-    found = []
+    found = queue.SimpleQueue()  # a list would be filled by each step
 
     def loss(model, x):
         if during == "loss":
-            found.append(elsewhere(work))
+            found.put(elsewhere(work))
         return mean_square(model, x)
 
     class Adam(torch.optim.Adam):
         def step(self, closure=None):
             if during == "step":
-                found.append(elsewhere(work))
+                found.put(elsewhere(work))
             return super().step(closure)
 
     captured(loss=loss, optimizer=Adam)
-    return found
+    return [found.get() for _ in range(found.qsize())]
 
 
 # Several at once.
@@ -185,14 +186,14 @@ def test_a_prefetcher_draws_the_numbers_that_come_next():
 
 
 def while_captured_of(model, work):
-    found = []
+    found = queue.SimpleQueue()
 
     def loss(model, x):
-        found.append(elsewhere(work))
+        found.put(elsewhere(work))
         return mean_square(model, x)
 
     captured(model, loss)
-    return found
+    return [found.get() for _ in range(found.qsize())]
 
 
 def test_a_thread_that_seeds_has_its_numbers():

@@ -86,7 +86,6 @@ def _times_ns(one: Runs, two: Runs, given: Sequence[Any]) -> tuple[int, int]:
 
 
 def _in_turns(one: Runs, two: Runs, given: Sequence[Any]) -> tuple[int, int]:
-    """The least time of each, in turns."""
     best = [_MOST_NS, _MOST_NS]
     end = time.perf_counter_ns() + _PATIENCE_NS
     for turn in range(_TURNS):

@@ -105,7 +105,6 @@ class Region:
 
     @cached_property
     def _inputs(self) -> dict[int, Value]:
-        """The tensors of a batch, by leaf."""
         pairs = zip(self.captured[-1].slots, self.captured[-1].graph.inputs, strict=True)
         return {int(slot.path[0]): value for slot, value in pairs if slot.table == "batch"}
 

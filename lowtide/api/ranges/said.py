@@ -78,7 +78,6 @@ class _Said:
 
 
 def _axes(name: Any, extents: Any, leaves: Sequence[Leaf]) -> list[_Said]:
-    """What is said of one argument."""
     index = _leaf_called(name, leaves)
     where, tensor = shown(leaves[index].where), leaves[index].value
     if not isinstance(tensor, torch.Tensor):

@@ -142,7 +142,6 @@ class Follower:
             own[name] = before
 
     def forget(self) -> None:
-        """Hold on to nothing of the program's."""
         for each in (self._places, self._before, self._written, self._seen, self._followed):
             each.clear()
         for held_here in (self._held, self._closed, self._contents, self._large, self._files):

@@ -175,7 +175,6 @@ class _Seeds:
             return state
 
     def set_state(self, state: torch.Tensor) -> None:
-        """The program puts a state there."""
         with _disable_current_modes():
             self._at = self._states.get(bytes(state.numpy()))
 
@@ -205,25 +204,21 @@ class _Followed:
         return getattr(self._generator, name)
 
     def manual_seed(self, seed: int) -> torch.Generator:
-        """As torch's, for other threads."""
         if not self._seeds.is_mine():
             return self._generator.manual_seed(seed)
         self._seeds.seed()
         return self._generator
 
     def seed(self) -> int:
-        """As torch's, for other threads."""
         if not self._seeds.is_mine():
             return self._generator.seed()
         self._seeds.seed()
         return self._generator.initial_seed()
 
     def get_state(self) -> torch.Tensor:
-        """As torch's, for other threads."""
         return self._seeds.state() if threading.get_ident() == self._seeds.thread else self._generator.get_state()
 
     def set_state(self, state: torch.Tensor) -> None:
-        """As torch's, for other threads."""
         if self._seeds.is_mine():
             self._seeds.set_state(state)
         else:

@@ -91,7 +91,6 @@ class _Watch:
         return watched
 
     def of_table(self, table: dict[int, Hook], name: str) -> dict[int, Hook]:
-        """A table with its hooks watched."""
         what = "a module's backward pass" if name in _OF_BACKWARD else "a module's forward"
         return {key: self.of(hook, what) if name in _OF_BACKWARD or is_users(hook) else hook for key, hook in table.items()}
 

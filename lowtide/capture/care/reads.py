@@ -32,7 +32,7 @@ class AttributeReads:
         self._names: dict[int, set[str]] = {}
         self._held: dict[int, dict[str, Any]] = {}  # what modules held when the program began
         self._first: set[tuple[int, str]] = set()  # what was read before the program put something else there
-        self._written: set[tuple[int, str]] = set()
+        self._written: dict[int, set[str]] = {}
 
     def begin(self, modules: Iterable[nn.Module]) -> None:
         """The program begins: what these modules hold now is what the step before has left."""
@@ -41,18 +41,18 @@ class AttributeReads:
         self._written.clear()
 
     def write(self, module: nn.Module, name: str) -> None:
-        """A name is about to be written."""
-        self._written.add((id(module), name))
+        self._written.setdefault(id(module), set()).add(name)
 
     def puts(self, model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
         """The numbers and texts that the program has put into attributes and had not read before: they lie there after each step."""
         for module in model.modules():
-            for name in self._put(module):
+            for name in self.put(module):
                 yield module, name, vars(module)[name]
 
-    def _put(self, module: nn.Module) -> list[str]:
-        own = object.__getattribute__(module, "__dict__")
-        written = {name for at, name in self._written if at == id(module) and is_plain(own.get(name, ABSENT))}
+    def put(self, module: nn.Module) -> list[str]:
+        """The names of one of them."""
+        own: dict[str, Any] = object.__getattribute__(module, "__dict__")
+        written = (name for name in self._written.get(id(module), ()) if is_plain(own.get(name, ABSENT)))
         return sorted(name for name in written if not self._first & {(id(module), name), (id(module), "__dict__")})
 
     def note(self, module: nn.Module, name: str) -> None:
@@ -62,8 +62,13 @@ class AttributeReads:
             name = "__dict__"
         self._names.setdefault(id(module), set()).add(name)
         held = self._held.get(id(module))
-        if held is not None and (name == "__dict__" or _now(module, name) is held.get(name, ABSENT)):
-            self._first.add((id(module), name))
+        at = id(module), name
+        if (
+            held is not None
+            and name not in self._written.get(id(module), ())
+            and (name == "__dict__" or _now(module, name) is held.get(name, ABSENT))
+        ):
+            self._first.add(at)
 
     def replaced(self, module: nn.Module) -> Iterator[tuple[str, Any, Any]]:
         """What the program found in a module, has read, and has put something else in the place of: name, before, now."""
@@ -77,7 +82,7 @@ class AttributeReads:
     def pairs(self, model: nn.Module) -> frozenset[tuple[str, str]]:
         """All of them in a model, as (path of the module, name), but for what each step puts there anew."""
         modules = dict(model.named_modules())
-        return frozenset((path, name) for path, each in modules.items() for name in self._names.get(id(each), set()) - {*self._put(each)})
+        return frozenset((path, name) for path, each in modules.items() for name in self._names.get(id(each), set()) - {*self.put(each)})
 
 
 def _held_by(module: nn.Module) -> dict[str, Any]:

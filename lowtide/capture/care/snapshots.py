@@ -52,15 +52,14 @@ class Snapshot:
         A table may gain tensors that follow from nothing of the call, where that can be told: by what `following` gives. `swapped`
         are the attributes with the model's fakes in their places.
         """
-        put = {name for module, name, _ in reads.puts(self.module) if module is self.module}
-        for name in (*self._counted(following, swapped, put), *self._rested_on(reads)):
+        for name in (*self._counted(following, swapped, reads.put(self.module)), *self._rested_on(reads)):
             raise LeavingError(
                 f"module {path!r} changes its attribute {name!r} in its forward, which a captured step would not: "
                 "keep what changes from step to step in a buffer; if only the first call changes it, call the model once before, "
                 "within torch.no_grad()"
             )
 
-    def _counted(self, following: Callable[[], OfCall] | None, swapped: dict[str, Any], put: set[str]) -> Iterator[str]:
+    def _counted(self, following: Callable[[], OfCall] | None, swapped: dict[str, Any], put: list[str]) -> Iterator[str]:
         """Numbers and containers that hold other things than before, and tensors that are gone."""
         for name in {**self.attributes, **self.module.__dict__}:
             old, new = self.attributes.get(name), self.module.__dict__.get(name)

@@ -87,7 +87,7 @@ def _found(roots: list[Any], given: set[int]) -> list[Callable[[], None]]:
 def called_by(item: Any) -> tuple[Any, ...] | None:
     """What a bound method or a partial function calls, and with what, and what a tuple holds; None for anything else."""
     if isinstance(item, (tuple, frozenset)):
-        return (*item,)
+        return (*pieces(item).values(),)
     if isinstance(item, types.BuiltinMethodType) and isinstance(item.__self__, _CONTAINERS):  # `put = kept.append`
         return (item.__self__,)
     if isinstance(item, types.MethodType):

@@ -98,7 +98,6 @@ class Reading:
 
     @property
     def told(self) -> str:
-        """The same with its answer, briefly."""
         return f"{self} gave {brief(self.outcome)}"
 
 

@@ -58,7 +58,6 @@ class Data:
         return tuple(self._alone)
 
     def forget(self) -> None:
-        """Hold on to nothing."""
         self._declared.clear()
         self._bound.clear()
 

@@ -217,7 +217,6 @@ class Leaving:
         return len(self.log.events) + sum(len(container.written) for container in self.all())
 
     def all(self) -> list[Container]:
-        """Every container that is followed."""
         found = list(self.containers.values())
         for container in found:
             found.extend(other for other in container.within if other.made)
@@ -273,7 +272,6 @@ class Leaving:
         return frozenset((path, name) for path, name in reads if id(vars(modules[path]).get(name)) not in changed)
 
     def forget(self) -> None:
-        """Hold on to nothing of the program's."""
         for container in self.all():
             container.forget()
         for each in (self.log.events, self.tables, self.put):

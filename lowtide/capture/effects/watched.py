@@ -165,7 +165,6 @@ class Container:
             list.__setitem__(self.stand_in, slice(None), self.items if self.fresh or not self.log.active else [_Earlier(self)])
 
     def forget(self) -> None:
-        """Hold on to nothing of the program's."""
         self.kind.clear(self.stand_in)
         self.kind.clear(self.items)
         self.original = None
@@ -214,7 +213,6 @@ def _class_for(kind: Any) -> Any:
 
 
 def _watched(kind: Any, name: str, method: Any) -> Any:
-    """A method that tells of its calls."""
     is_table = issubclass(kind, dict)
 
     def changing(self: Any, *args: Any, **options: Any) -> Any:

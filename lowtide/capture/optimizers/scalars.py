@@ -270,7 +270,6 @@ for _name in ("round", "floor", "ceil", "trunc", "format", "divmod", "rdivmod"):
 
 
 def is_traced(item: Any) -> bool:
-    """Whether this is a traced number."""
     return isinstance(item, Traced)
 
 

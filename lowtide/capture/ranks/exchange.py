@@ -114,7 +114,6 @@ def _laid_out(mean: torch.Tensor, start: int, gradient: torch.Tensor) -> torch.T
 
 
 def _alike(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """The tensors by type and device."""
     kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)

@@ -88,7 +88,6 @@ class InParts:
         return found
 
     def forget(self) -> None:
-        """Hold on to no fake."""
         self.wholes.forget()
         self._sending.forget()
         self._parts.clear()

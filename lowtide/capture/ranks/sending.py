@@ -44,7 +44,6 @@ class Sending:
         self._send(only_full=False)
 
     def forget(self) -> None:
-        """Hold on to no fake."""
         for table in (self.sent, self.strides, self.whole, self._waiting):
             table.clear()
 

@@ -65,7 +65,6 @@ class Wholes:
         self._there = {address(whole) for whole in self._last}
 
     def forget(self) -> None:
-        """Hold on to no fake."""
         for table in (self.parts, self._bucket_of, self._writable):
             table.clear()
         self._last = []

@@ -17,7 +17,6 @@ _BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's own
 
 
 def module_of(model: nn.Module) -> nn.Module:
-    """The module that a step trains."""
     if not isinstance(model, DistributedDataParallel):
         return model
     within: nn.Module = model.module

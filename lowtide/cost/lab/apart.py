@@ -68,7 +68,6 @@ class Apart:
         return reply
 
     def end(self) -> None:
-        """End the process, whatever it does."""
         with contextlib.suppress(OSError):
             self._process.kill()
         self._process.wait()

@@ -90,7 +90,6 @@ class _Kitchen:
         self._results: list[list[Any]] = []
 
     def run(self, step: dict[str, Any]) -> None:
-        """Run one step and keep what it gives."""
         self._results.append(_pieces(self.ready(step)()))
 
     def ready(self, step: dict[str, Any]) -> Callable[[], Any]:

@@ -37,7 +37,6 @@ def check_region(region: Region) -> None:
 
 
 def following(body: Graph, given: Collection[Value]) -> set[Value]:
-    """What follows from constants alone."""
     found = set(given)
     for node in body.nodes:
         if all(value in found for value in node.inputs):

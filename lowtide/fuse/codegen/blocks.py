@@ -13,7 +13,6 @@ _KINDS = {"Weighted": "RingWeighted", "Largest": "RingLargest"}
 
 
 def block(stage: Block, addresses: Addresses, target: Target, functors: Functors) -> list[str]:
-    """What the stage's function does."""
     lines = [line for part, each in enumerate(stage.parts) for line in functors.filled(f"e{part}", each.epilogue, addresses)]
     return [*lines, *_body(stage, addresses, target)]
 

@@ -13,7 +13,6 @@ _TILE = 8  # of fewer elements, moving them one by one is as fast
 
 
 def map_body(stage: Map, address: Callable[[Lay | Packed], str]) -> list[str]:
-    """The lines of the stage's function."""
     shape, steps = _collapsed(stage)
     twos = len(shape) > 2 and shape[-1] == 2 and steps[0][-2:] == [2, 1]
     if twos:

@@ -60,7 +60,6 @@ def text_of(
 
 
 def entry(number: int) -> str:
-    """The name of a network's function."""
     return f"{ENTRY}_{number}" if number else ENTRY
 
 

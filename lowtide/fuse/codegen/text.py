@@ -18,7 +18,6 @@ class Addresses:
     packed: Mapping[Packed, int]
 
     def of(self, place: Lay | Packed) -> str:
-        """A pointer to the first element."""
         if isinstance(place, (Panels, Taps, Transformed, Plain)):
             return f"run.at[1] + {self.packed[place]}"
         if place.buffer.position is not None:

@@ -122,7 +122,6 @@ def _is_product(node: Node) -> bool:
 
 
 def _is_depthwise(node: Node) -> bool:
-    """Whether each channel is by itself."""
     nest = nest_of(node)
     extents = {loop.name: loop.extent for loop in nest.loops}
     return "g" in extents and extents["i"] == 1 and extents["o"] == 1

@@ -42,7 +42,6 @@ class Trial:
         return self._texts[stage]
 
     def source(self, variants: Mapping[str, Variant], addresses: Addresses) -> str:
-        """A network for each, in this order."""
         stages = list(dict.fromkeys(stage for variant in variants.values() for stage in variant))
         number = {stage: at for at, stage in enumerate(stages)}
         runs = [[number[stage] for stage in variant] for variant in variants.values()]

@@ -154,7 +154,6 @@ def _check_names(graph: Graph, within: str) -> None:
 
 
 def _made(graph: Graph, within: str) -> Iterator[tuple[Value, Where | str]]:
-    """Every value, and what makes it."""
     for value in graph.inputs:
         yield value, f"the graph's head{within}"
     for index, node in enumerate(graph.nodes):

@@ -155,5 +155,4 @@ def _check_once(body: Graph, differing: set[Value], part: str, where: Where) -> 
 
 
 def is_loop(node: Node) -> bool:
-    """Whether a node says that it is one."""
     return node.op == LOOP

@@ -55,7 +55,6 @@ class _Reader:
             scopes[-1].add_body(graph)
 
     def _open(self, name: str, indent: str) -> _Scope:
-        """Read the head of a definition."""
         line, _, dimensions = self._next(indent).partition("  # ")
         scope = _Scope(indent + _INDENT, _dimensions(dimensions))
         if line == f"def {name}():":

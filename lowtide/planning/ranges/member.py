@@ -53,7 +53,6 @@ class Member:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Indices into graph.nodes, by step."""
         return self._written.order
 
     @property

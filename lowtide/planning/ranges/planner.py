@@ -166,7 +166,6 @@ def _orders(candidates: Sequence[Ranged], orders: Sequence[Member], request: Req
 
 
 def _pool(searched: Searched) -> Pool:
-    """All that was found at a point."""
     found = [(each.problem, each.sequence) for each in searched.archive.points]
     return found + [(which, each) for which, some in enumerate(searched.orders) for each in some]
 

@@ -83,7 +83,6 @@ class Ranged:
 
     @cached_property
     def at_largest(self) -> Graph:
-        """The graph at the largest point."""
         return self._at(largest(self.dimensions))
 
     def _at(self, point: Mapping[str, int]) -> Graph:

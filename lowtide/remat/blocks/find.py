@@ -66,11 +66,9 @@ class Blocks:
         return replace(self, starts=self.starts[chosen], ends=self.ends[chosen])
 
     def forward_of(self, block: int) -> Ints:
-        """The nodes of a block's forward pass."""
         return self.sequence[self.starts[block] : self.starts[block + 1]]
 
     def backward_of(self, block: int) -> Ints:
-        """The nodes of a block's backward pass."""
         return self.sequence[self.ends[block + 1] : self.ends[block]]
 
 

@@ -219,7 +219,6 @@ def _distinct(sequences: Iterable[Ints], block: BlockProblem) -> list[Option]:
 
 
 def option_of(block: BlockProblem, sequence: Ints) -> Option:
-    """A sequence of the block, priced."""
     forward, checkpoint, backward, time_us, again_us, inner_us = _priced(sequence, block.boundary, block.problem.facts)
     return Option(
         sequence=sequence,

@@ -128,7 +128,6 @@ class BlockPlan:
         return {}
 
     def piece(self, deed: int, block: int, option: int) -> Ints:
-        """The nodes of one step of a plan."""
         if deed == HAND_ON:
             return self.blocks.forward_of(block).astype(np.int32)
         sequence, own = self.options[block][option].sequence, self.block_problems[block]

@@ -40,7 +40,6 @@ class BlockProblem:
 
     @cached_property
     def sequence(self) -> Ints:
-        """All nodes in the order given."""
         return np.arange(len(self.nodes), dtype=np.int32)
 
 

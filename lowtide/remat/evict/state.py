@@ -205,7 +205,6 @@ def settle(tensor: Any, now: Any, tensors: Any) -> None:
 
 @kernel(borrows=True)
 def free(tensor: Any, now: Any, tensors: Any) -> None:
-    """A tensor's memory is free again."""
     tensors[tensor].resident = False
     tensors[tensor].fresh = False
     now[0].level -= tensors[tensor].bytes

@@ -73,7 +73,6 @@ class Archive:
         return True
 
     def merge(self, other: Archive) -> None:
-        """All that another archive holds, too."""
         for point in other.points:
             self.add(point)
         self.states += other.states

@@ -281,7 +281,6 @@ class _Search:
         return found
 
     def count(self, runs: int) -> None:
-        """One state more, of so many runs."""
         self.archive.states += 1
         self.runs += runs
         if self.listener is not None and self.archive.states % _HEARD_EVERY == 0:

@@ -57,7 +57,6 @@ class Uses:
 
     @cached_property
     def makers_of(self) -> dict[Storage, Node]:
-        """The node that makes a storage."""
         found: dict[Storage, Node] = {}
         for value, node in self.makers.items():
             found.setdefault(value.storage, node)

@@ -32,7 +32,6 @@ class Split:
 
     @cached_property
     def read(self) -> frozenset[Value]:
-        """All that nodes of the set read."""
         return frozenset(value for node in self.axes for value in node.inputs)
 
     @cached_property

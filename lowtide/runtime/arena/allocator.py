@@ -116,11 +116,9 @@ class Region(_Made):
 
     @property
     def live(self) -> int:
-        """How many blocks lie in it now."""
         return int(self._library.lowtide_region_live(self.handle))
 
     def holds(self, address: int) -> bool:
-        """Whether an address lies in it."""
         return self.base <= address < self.base + self.nbytes
 
 

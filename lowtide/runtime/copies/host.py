@@ -55,7 +55,6 @@ class DirectTransfers:
         self.empty_now: dict[int, tuple[torch.Tensor, _DirectCopy]] = {}  # by identity: what the caller is owed
 
     def store(self, tensor: torch.Tensor) -> _DirectCopy:
-        """A copy of the tensor's storage."""
         return _DirectCopy(Look.of(tensor), tensor.untyped_storage().clone())
 
     def drop(self, tensor: torch.Tensor, copy: _DirectCopy) -> None:
@@ -74,7 +73,6 @@ class DirectTransfers:
         self.empty_now[id(tensor)] = tensor, copy
 
     def refill(self, tensor: torch.Tensor, copy: _DirectCopy) -> torch.Tensor:
-        """Memory again, and what was in it."""
         storage = tensor.untyped_storage()
         storage.resize_(copy.look.nbytes)
         storage.copy_(copy.storage)

@@ -69,7 +69,6 @@ class Held:
 
     @property
     def nbytes(self) -> int:
-        """What is held from call to call."""
         return self._arena.nbytes + (0 if self.kept is None else self.kept.nbytes)
 
     def keep(self, constants: torch.Tensor) -> None:
@@ -80,7 +79,6 @@ class Held:
             return self.run(live)
 
     def run(self, live: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The same for who has the lock."""
         results, at = self._results(), self._at
         for place, tensor in enumerate((*live, *results), 2):
             at[place] = tensor.data_ptr()
@@ -100,11 +98,9 @@ class Constants:
         self._seen = self._looked()
 
     def same(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether these are they, unchanged."""
         return len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors)) and self.unchanged()
 
     def unchanged(self) -> bool:
-        """Whether they are as they were."""
         return self._looked() == self._seen
 
     def _looked(self) -> tuple[list[Any], ...]:
@@ -230,7 +226,6 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def packed(its: Described, fixed: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Constants as kernels read them."""
     kept = aligned(its.kept_elements)
     pack(its.recipes, dict(zip(its.wanted, its.constants(fixed), strict=True)), kept)
     return kept

@@ -263,7 +263,6 @@ def _numbered(net: Net, walk: Walk, reached: Any) -> Any:
 
 @kernel(inner=True)
 def _forgotten(net: Net, walk: Walk, reached: Any) -> None:
-    """Takes the numbers away again."""
     for node in reached:
         walk.position_of[node] = -1
         for entry in range(net.pin_ptr[node], net.pin_ptr[node + 1]):

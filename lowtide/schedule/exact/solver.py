@@ -140,7 +140,6 @@ class _Hunt:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether there is effort left."""
         stats = self.stats
         return stats["states"] < self.solver.max_states and stats["moves"] < self.solver.max_moves
 

@@ -74,7 +74,6 @@ def given(node: Node, path: Path) -> Value | None:
 
 
 def number(node: Node, position: int, name: str, default: Arg = None) -> Arg:
-    """An argument by position or by name."""
     if position < len(node.args):
         return node.args[position]
     return dict(node.kwargs).get(name, default)

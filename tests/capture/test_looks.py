@@ -1,0 +1,125 @@
+"""What is remembered of fake kernels is what they say: of torch's own samples of operators, and of what has made trouble before."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lowtide.capture.looks import remembered
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.complex64, torch.bool)
+NAMES = sorted({each.name for each in op_db})
+SAMPLES = random.Random(0).sample(NAMES, int(os.environ.get("LOWTIDE_LOOKS_EXAMPLES", "40")))  # all where a bench runs it
+
+
+class Compared(TorchDispatchMode):
+    """Has each operator run as it is and, twice, as it is remembered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hits, self.before = 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        written = func._schema.is_mutable
+        first = _tried(remembered, func, args, kwargs)
+        if isinstance(first, Exception):
+            raise first
+        if not written and func.namespace == "aten":
+            again, plain = remembered(func, args, kwargs), func(*args, **kwargs)
+            assert _look(again, args) == _look(plain, args) == _look(first, args), func
+        return first
+
+
+def _tried(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    try:
+        return run(func, args, kwargs)
+    except Exception as error:
+        return error
+
+
+def _look(out: Any, args: Any) -> list[Any]:
+    """How results look, and which of the arguments they lie on."""
+    given = [each for each in tree_leaves(args) if isinstance(each, torch.Tensor)]
+    return [
+        (
+            type(each),
+            each.dtype,
+            each.device,
+            tuple(each.shape),
+            each.stride(),
+            each.storage_offset(),
+            each.untyped_storage().nbytes(),
+            each.is_conj(),
+            each.is_neg(),
+            [each.untyped_storage()._cdata == other.untyped_storage()._cdata for other in given],
+        )
+        if isinstance(each, torch.Tensor) and each.layout is torch.strided
+        else type(each)
+        for each in tree_leaves(out)
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's samples
+@pytest.mark.parametrize("name", SAMPLES)
+def test_samples_of_torchs_operators(name):
+    for op in (each for each in op_db if each.name == name):
+        for dtype in DTYPES:
+            if not op.supports_dtype(dtype, "cpu"):
+                continue
+            for sample, _ in zip(op.sample_inputs("cpu", dtype), range(3), strict=False):
+                with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                    given, args, kwargs = torch.utils._pytree.tree_map_only(
+                        torch.Tensor, mode.from_tensor, (sample.input, sample.args, sample.kwargs)
+                    )
+                    with Compared(), torch.no_grad():
+                        _tried(lambda op, args, kwargs: op(*args, **kwargs), op, (given, *args), kwargs)
+
+
+def _called(func: Any, *args: Any) -> Any:
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(each) if isinstance(each, torch.Tensor) else each for each in args]
+        for _ in range(2):
+            out = remembered(func, tuple(fakes), {})
+        return out, fakes
+
+
+def test_what_is_written_is_what_is_returned():
+    out, fakes = _called(torch.ops.aten.add_.Tensor, torch.ones(2, 3), torch.ones(3))
+    assert out is fakes[0]
+
+
+def test_what_cannot_be_is_refused_each_time():
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            _called(torch.ops.aten.add_.Tensor, torch.ones(3), torch.ones(2, 3))
+
+
+def test_what_decides_beside_the_shape():
+    """Types of numbers, the default dtype, strides, which argument is which."""
+    mul, whole = torch.ops.aten.mul.Tensor, torch.ones(2, 3, dtype=torch.int64)
+    assert _called(mul, whole, 2)[0].dtype is torch.int64
+    assert _called(mul, whole, 2.0)[0].dtype is torch.float32
+    assert _called(mul, whole, True)[0].dtype is torch.int64
+    assert _called(torch.ops.aten.sum.dim_IntList, torch.ones(2, 3), [0])[0].shape == (3,)
+    assert _called(torch.ops.aten.sum.dim_IntList, torch.ones(2, 3), [1])[0].shape == (2,)
+    assert _called(torch.ops.aten.clone.default, torch.ones(2, 3).t())[0].stride() == (1, 3)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert _called(mul, whole, 2.0)[0].dtype is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert isinstance(_called(mul, whole, 2)[0], FakeTensor)
+
+
+def test_a_view_is_a_view():
+    out, fakes = _called(torch.ops.aten.view.default, torch.ones(2, 3), [6])
+    assert out.untyped_storage()._cdata == fakes[0].untyped_storage()._cdata
