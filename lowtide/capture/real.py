@@ -88,9 +88,13 @@ def _asked(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], symb
     Raises what it raises.
     """
     try:
-        with _not_remembered(func, tensors_in((*args, *kwargs.values()))):
-            run = kernel(func, args, kwargs)
-            return remembered(func, args, kwargs) if run is func else run(*args, **kwargs)
+        run = kernel(func, args, kwargs)
+
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            with _not_remembered(func, tensors_in((*args, *kwargs.values()))):
+                return run(*args, **kwargs)
+
+        return remembered(func, args, kwargs, ask) if run is func else ask(*args, **kwargs)
     except (*NEEDS_DATA, *UNTRACEABLE):
         raise
     except (FixedError, RuntimeError) as error:

@@ -124,6 +124,8 @@ class Recorder(TorchDispatchMode):
     def _run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(func, OpOverload):
             raise CaptureError(f"operator {func} at {users_line()} has no schema: it cannot be part of a graph")
+        if func is torch.ops.prim.device.default and type(args[0]) is FakeTensor:  # asked for at each turn
+            return args[0].fake_device
         if func.namespace in _IGNORED_NAMESPACES:
             return func(*args, **kwargs)
         if self.scripts is not None:

@@ -30,18 +30,18 @@ class Compared(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         written = func._schema.is_mutable
-        first = _tried(remembered, func, args, kwargs)
+        first = _tried(remembered, func, args, kwargs, func)
         if isinstance(first, Exception):
             raise first
         if not written and func.namespace == "aten":
-            again, plain = remembered(func, args, kwargs), func(*args, **kwargs)
+            again, plain = remembered(func, args, kwargs, func), func(*args, **kwargs)
             assert _look(again, args) == _look(plain, args) == _look(first, args), func
         return first
 
 
-def _tried(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _tried(run: Any, *args: Any) -> Any:
     try:
-        return run(func, args, kwargs)
+        return run(*args)
     except Exception as error:
         return error
 
@@ -88,7 +88,7 @@ def _called(func: Any, *args: Any) -> Any:
     with FakeTensorMode() as mode:
         fakes = [mode.from_tensor(each) if isinstance(each, torch.Tensor) else each for each in args]
         for _ in range(2):
-            out = remembered(func, tuple(fakes), {})
+            out = remembered(func, tuple(fakes), {}, func)
         return out, fakes
 
 
@@ -123,3 +123,11 @@ def test_what_decides_beside_the_shape():
 def test_a_view_is_a_view():
     out, fakes = _called(torch.ops.aten.view.default, torch.ones(2, 3), [6])
     assert out.untyped_storage()._cdata == fakes[0].untyped_storage()._cdata
+
+
+def test_a_view_of_a_part_begins_where_that_begins():
+    for start in (0, 2):
+        with FakeTensorMode() as mode:
+            part = mode.from_tensor(torch.ones(6, 3))[start:]
+            out = remembered(torch.ops.aten.select.int, (part, 0, 1), {}, torch.ops.aten.select.int)
+            assert out.storage_offset() == 3 * (start + 1)
