@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from lowtide.capture.care.beside import INTEGRATIONS, refill_table
+from lowtide.capture.care.generators import is_default
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.sources import is_library, is_users
 from lowtide.ir import tree
@@ -64,6 +65,9 @@ def _found(roots: list[Any], given: set[int]) -> list[Callable[[], None]]:
         seen.add(id(item))
         if (called := called_by(item)) is not None:
             waiting.extend(called)
+        elif isinstance(item, torch.Generator):
+            if not is_default(item):
+                restores.append(functools.partial(_put_state, item, item.get_state()))
         elif isinstance(item, types.FunctionType):
             restores.extend(_of_function(item, waiting))
         elif isinstance(item, (*_CONTAINERS, torch.optim.lr_scheduler.LRScheduler)) or id(item) in given or is_of_users(item):
@@ -134,6 +138,10 @@ def _of_object(item: Any) -> Iterator[Callable[[], None]]:
         yield functools.partial(_refill, item, list(item))
     elif isinstance(item, set):
         yield functools.partial(_refill_set, item, set(item))
+
+
+def _put_state(generator: torch.Generator, state: torch.Tensor) -> None:
+    generator.set_state(state)
 
 
 def _refill_dict(now: dict[Any, Any], before: dict[Any, Any]) -> None:
