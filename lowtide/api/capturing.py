@@ -11,7 +11,9 @@ from torch import nn
 from lowtide.api.believed import Believed, Known
 from lowtide.api.stages import Stages
 from lowtide.capture.batches import objects_in
-from lowtide.capture.care.surroundings import put_back_on_failure
+from lowtide.capture.care.generators import known_generators
+from lowtide.capture.care.surroundings import methods_of, put_back_on_failure
+from lowtide.capture.effects.leaving import containers_of
 from lowtide.capture.program import TrainingProgram, capture_inference, capture_training
 from lowtide.capture.ranks.wrapped import unlike_a_step
 from lowtide.capture.real import knowing
@@ -55,7 +57,8 @@ class Capturing:
     def as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[tuple[Captured, ...], Granted]:
         """The program, and what it takes for granted. A first run may fill in what later ones find (a cache in a configuration)."""
         functions = () if self.program is None else (self.program.loss, self.program.after_backward)
-        with put_back_on_failure(functions, objects_in(args, kwargs)):
+        own = methods_of((self.model,)), containers_of((self.model,))
+        with put_back_on_failure((*functions, *own[0]), [*objects_in(args, kwargs), *own[1]]):
             return self._as_it_is(args, kwargs, laboratory)
 
     def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[tuple[Captured, ...], Granted]:
@@ -95,6 +98,15 @@ class Capturing:
             return self._captured(given, Known(laboratory))  # what a fake kernel says wrongly is known now
 
     def _captured(self, given: Given, really: Really) -> tuple[Captured, ...]:
+        """Captures once more where the program draws from generators of its own: which is one that it had before shows then."""
+        captured = self._once(given, really)
+        own = {id(each): each for one in captured for each in one.constants if isinstance(each, torch.Generator)}
+        if not own:
+            return captured
+        with known_generators(own.values()):
+            return self._once(given, really)
+
+    def _once(self, given: Given, really: Really) -> tuple[Captured, ...]:
         with knowing(really):
             if self.program is None:
                 return (capture_inference(self.model, given),)

@@ -48,6 +48,12 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return []
 
 
+def without_generators(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments for fakes, which draw nothing, and of which some refuse what they would draw from."""
+    kept = [None if isinstance(item, torch.Generator) else item for item in (*args, *kwargs.values())]
+    return tuple(kept[: len(args)]), dict(zip(kwargs, kept[len(args) :], strict=True))
+
+
 def targets_of(written: tuple[int | str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors that a call writes, given the positions and keywords of what it writes."""
     found = [kwargs.get(at) if isinstance(at, str) else args[at] for at in written]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from lowtide.capture.care.generators import which
 from lowtide.capture.trace import Captured
 from lowtide.ir import tree
 from lowtide.ir.graph import Node, Value
@@ -32,7 +33,10 @@ def _differences(before: Captured, now: Captured) -> Iterator[str]:
         one.number(old)
         two.number(new)
     for first, second in zip(before.constants, now.constants, strict=False):
-        if first is not second and not _equal(first, second):
+        if isinstance(first, torch.Generator) and isinstance(second, torch.Generator):
+            if which(first) != which(second):
+                yield "the generator that the program draws from is another one"
+        elif first is not second and not _equal(first, second):
             yield f"the numbers of a tensor of shape {list(first.shape)}, which the program finds or makes beside the model, have changed"
     if [*map(one.text, before.graph.outputs)] != [*map(two.text, now.graph.outputs)] or before.assigned != now.assigned:
         yield "which of its values the program returns or keeps has changed"

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lowtide.capture import operators
 from lowtide.capture.blocks import Block, Names, address, geometry, is_lazy
 from lowtide.capture.calls import atom_of, may_take
+from lowtide.capture.care.generators import is_default, which
 from lowtide.capture.data.batch_counts import BatchCounts
 from lowtide.capture.ends import Ends
 from lowtide.capture.sizes.numbers import fraction_of
@@ -33,10 +34,7 @@ from lowtide.ir.slots import Slot
 Arguments: TypeAlias = tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]]  # positional ones, then keywords with theirs
 _WRAPPED = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # what a Python number is as a tensor
 _COMPLEX_OF = {"float16": "complex32", "float32": "complex64", "float64": "complex128"}
-_UNHELD = (
-    (torch.Generator, ": draw from torch's own generator, without `generator=`"),
-    (torch.ScriptObject, ": a quantised layer keeps its weights so; give the module as it was before it was quantised (in bfloat16, say)"),
-)
+_QUANTISED = ": a quantised layer keeps its weights so; give the module as it was before it was quantised (in bfloat16, say)"
 
 
 def no_scalar(number: float) -> Value | None:
@@ -53,7 +51,8 @@ class Draft:
         self.inputs: list[Value] = []
         self.slots: list[Slot] = []
         self.nodes: list[Node] = []
-        self.constants: list[torch.Tensor] = []
+        self.constants: list[Any] = []  # tensors that the program closes over, generators that it draws from
+        self.generators: dict[Value, torch.Generator] = {}  # those among them
         self.scalar_of: Callable[[float], Value | None] = no_scalar
         self.read_number: Callable[[torch.Tensor], float] | None = None  # what `item()` gives, where numbers can be traced
         self.counts = BatchCounts()
@@ -71,7 +70,7 @@ class Draft:
         twin = Draft(self.fake_mode, self.sources, self.symbols, self.trains)
         twin.kind, twin.scalar_of, twin.ends = self.kind, self.scalar_of, self.ends
         twin.inputs, twin.slots, twin.nodes, twin.constants = list(self.inputs), list(self.slots), list(self.nodes), list(self.constants)
-        twin.shared = set(self.shared)
+        twin.generators, twin.shared = dict(self.generators), set(self.shared)
         twin._blocks = {key: block.fork() for key, block in self._blocks.items()}
         twin._constant_fakes, twin._names, twin._lazy = dict(self._constant_fakes), self._names.fork(), set(self._lazy)
         return twin
@@ -351,11 +350,22 @@ class Draft:
             return fraction_of(item, self.emit_scalar)
         if isinstance(item, (list, tuple)):
             return tuple(self._argument(func, piece) for piece in item)
+        if isinstance(item, torch.Generator):
+            return None if is_default(item) else self._generator(item)
         if (atom := atom_of(item)) is not None:
             return atom
         name = operators.name_of(func) if func is not None else "an operator"
-        remedy = next((words for kind, words in _UNHELD if isinstance(item, kind)), "")
+        remedy = _QUANTISED if isinstance(item, torch.ScriptObject) else ""
         raise CaptureError(f"{name} at {users_line()} has an argument of type {type(item).__name__}, which a graph cannot hold{remedy}")
+
+    def _generator(self, generator: torch.Generator) -> Value:
+        """A generator of the program's own, declared as an input on first sight: a value of no bytes, as a number is."""
+        known = next((value for value, each in self.generators.items() if which(each) == which(generator)), None)
+        if known is None:
+            known = self.add_scalar_input(Slot("constant", (len(self.constants),)), "generator")
+            self.constants.append(generator)
+            self.generators[known] = generator
+        return known
 
     def _number(self, number: float) -> Arg:
         """A literal, or the scalar value that this number stands for."""

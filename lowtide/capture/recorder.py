@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.capture import operators
 from lowtide.capture.blocks import covers, geometry, in_memory_order, is_lazy, overlaps_itself, same_layout
-from lowtide.capture.calls import results_of, targets_of, tensors_in
+from lowtide.capture.calls import results_of, targets_of, tensors_in, without_generators
 from lowtide.capture.care.failures import mark
 from lowtide.capture.care.generators import draw
 from lowtide.capture.care.harm import in_order_of_harm
@@ -163,6 +163,7 @@ class Recorder(TorchDispatchMode):
         if func._schema.is_mutable:
             args = operators.with_defaults(func, args)
         recorded = self.draft.arguments(func, args, kwargs)
+        args, kwargs = without_generators(args, kwargs)
         written = operators.written_positions(func, args)
         owned = any(map(self.draft.owns, targets_of(written, args, kwargs)))
         with_writes = operators.form_with_writes(func) if written and not owned else None
@@ -335,7 +336,7 @@ class Recorder(TorchDispatchMode):
                     f"operator {node.op} draws random numbers in the backward pass, as torch.utils.checkpoint does when it repeats "
                     "a dropout: its mask would not be the forward's. Remove the checkpointing: lowtide decides what to recompute"
                 )
-            draw(node.op)
+            draw(node.op, next((self.draft.generators[value] for value in node.inputs if value in self.draft.generators), None))
             if self._last_random is not None:
                 node = Node(
                     node.op, node.args, node.outputs, node.kwargs, node.writes, (self._last_random,), node.inplace, None, node.source

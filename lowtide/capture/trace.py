@@ -64,7 +64,7 @@ class Captured:
     constants_assigned: tuple[tuple[int, Slot, Any], ...]  # flags and texts that the optimizer sets, and how many of `assigned` come before
     guards: tuple[Fact, ...]  # what must hold of the caller's numbers
     readings: tuple[Reading, ...]  # what must come out of the caller's data, in the program's order
-    constants: tuple[torch.Tensor, ...]  # what "constant" slots refer to
+    constants: tuple[Any, ...]  # what "constant" slots refer to
     gradients: tuple[Value, ...]  # what eager PyTorch would leave in the parameters' `.grad`
     state_entries: int  # of the optimizer, all parameters together, that the program starts from
     read: frozenset[tuple[str, str]]  # the attributes of modules that the program has read: (path, name)

@@ -206,7 +206,8 @@ def _pairs(captured: Captured) -> list[tuple[Value, Any]]:
 def _held(module: fx.GraphModule, captured: Captured, slot: Any) -> torch.Tensor:
     """A tensor that the traced module holds, or closes over."""
     if slot.table == "constant":
-        return captured.constants[int(slot.path[0])]
+        found: torch.Tensor = captured.constants[int(slot.path[0])]
+        return found
     path, _, name = str(slot.path[0]).rpartition(".")
     tensor: torch.Tensor = getattr(module.get_submodule(path), name)
     return tensor

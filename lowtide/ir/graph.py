@@ -13,7 +13,7 @@ storage: a node that reads version k comes after the writer of k and before the 
 alone, so a rewrite cannot lose them.
 
 A Python number that changes from step to step (a learning rate, Adam's bias correction) is a value too: of dtype "scalar", no shape,
-and a storage of 0 bytes.
+and a storage of 0 bytes. So is a generator that the program draws from, where it names one.
 
 What has been sent to the host lies on a storage of kind "host". Three operators know of it: `host.store(t) -> h` begins to copy the whole
 storage of `t`; `host.drop(t, h)` is the last use of that copy of `t`, once the store is done; `host.load(h) -> t2` makes a new storage and

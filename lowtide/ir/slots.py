@@ -18,7 +18,7 @@ class Slot:
     group              (group's index, key[, index])   a hyper-parameter
     scaler             (attribute,)                    of the gradient scaler
     batch              (leaf's index,)
-    constant           (index,)                        a tensor that the program closes over
+    constant           (index,)                        a tensor that the program closes over, or a generator that it draws from
     data               (table, *path)                  the memory of the tensor that lies in another slot
     """
 

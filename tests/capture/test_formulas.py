@@ -321,3 +321,25 @@ def test_a_derivative_taken_forwards():
         return model, torch.randn(5, 4), slope, torch.optim.SGD(model.parameters(), 0.1)
 
     check(make)
+
+
+FORWARDS = {
+    "hessian": lambda f: torch.vmap(torch.func.hessian(f)),
+    "of a gradient": lambda f: torch.vmap(torch.func.jacfwd(lambda row: torch.func.grad(f)(row).view(2, 2))),
+    "strided": lambda f: lambda x: f(x) + torch._efficientzerotensor((4,)).as_strided((2, 2), (1, 1)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("name", FORWARDS)
+def test_views_of_zeros_without_memory(name):
+    """Forward derivatives have such zeros; ATen makes views of them beneath a capture, which saw tensors of the meta device."""
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return FORWARDS[name](lambda row: model(row).square().sum())(x).square().sum()
+
+    def make():
+        model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+        return model, torch.randn(5, 4), loss, torch.optim.SGD(model.parameters(), 0.1)
+
+    check(make)

@@ -190,12 +190,12 @@ class _Decided:
 
 
 def _copies(inputs: Sequence[Any], *, wide: bool = False) -> list[Any]:
-    """Tensors laid out as these, that share memory where these do; `wide`: those of floating point in double precision."""
+    """Generators in the same states; tensors laid out as these, that share memory where these do; `wide`: floating point in float64."""
     bases: dict[tuple[int, torch.dtype], torch.Tensor] = {}
     copies: list[Any] = []
     for item in inputs:
         if not isinstance(item, torch.Tensor):
-            copies.append(item)
+            copies.append(item.clone_state() if isinstance(item, torch.Generator) else item)
             continue
         item = item.detach()
         key = (item.untyped_storage().data_ptr(), item.dtype if wide else torch.uint8)

@@ -28,6 +28,11 @@ def save(path: str | os.PathLike[str], variant: Variant, batch: BatchSpec, input
     decision, slots = variant.decision, variant.captured.slots
     graph, kept = _used(decision.graph)
     stored = [at for at in kept if slots[at].table != "batch"]
+    if any(isinstance(inputs[at], torch.Generator) for at in stored):
+        raise StepError(
+            "save_frozen: this function draws from a generator of the program's own, which a file cannot hold: leave `generator=` out, so "
+            "that it draws from torch's, or freeze it in this process (`step.frozen(*batch)`)"
+        )
     places = {at: ["tensor", place] for place, at in enumerate(stored)}
     try:
         check(graph, decision.order, [decision.graph.inputs[at] for at in stored])

@@ -1,15 +1,19 @@
 """Random generators during a capture: nothing moves them, and a program that seeds them, or draws from Python's or NumPy's, is refused.
 
-Other threads may draw meanwhile: their numbers are the next ones, as ever, and count for nothing here.
+Other threads may draw meanwhile: their numbers are the next ones, as ever, and count for nothing here. A generator of the program's own
+(`generator=g`) is a constant of the graph: each step draws from that very object. Whether the program had it before, and leaves its state
+alone, shows where it is known beforehand: `known_generators` is for a second capture.
 """
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import partial, wraps
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -23,6 +27,9 @@ from lowtide.errors import CaptureError
 _REMEDY = "which a captured step would not: seed before the step, or draw once for all"
 _GENERATOR = "default_generator"  # by which functions of `torch.random` find it
 _seeds: list[_Seeds] = []  # of the captures under way, the innermost last
+_own: list[_Own] = []  # the same
+_known: ContextVar[tuple[torch.Generator, ...]] = ContextVar("known", default=())
+_stand_ins = count(2**40)  # seeds that nobody else uses: no state is made up twice
 
 
 @contextmanager
@@ -31,29 +38,60 @@ def untouched_randomness() -> Iterator[None]:
 
     Raises CaptureError if the program drew from Python's or NumPy's, or seeded torch's, which no graph could follow.
     """
-    seeds = _Seeds()
+    seeds, own = _Seeds(), _Own(_known.get())
     draws = (
         _Draws("random", _of_python(), random.getstate, random.setstate, lambda state: state[1]),
         _Draws("numpy.random", _of_numpy(), partial(np.random.get_state, legacy=False), np.random.set_state, _words),
     )
     with undoing() as undo, ExitStack() as stack:
-        for each in (seeds, *draws):
+        for each in (seeds, own, *draws):
             undo(each.put_back)
         stack.enter_context(listed(_seeds, seeds))
+        stack.enter_context(listed(_own, own))
+        own.begin()
         stack.enter_context(seeds.followed())
         for drawn in draws:
             stack.enter_context(drawn.followed())
         yield
         if seeds.is_seeded():
             raise CaptureError(f"the program seeds torch's generator, {_REMEDY}")
+        own.refuse_seeded()
         if names := [each.name for each in draws if each.drew()]:
             raise CaptureError(
                 f"the program draws from {' and '.join(names)}: a captured step would repeat the same choice for ever; draw with torch"
             )
 
 
-def draw(operator: str) -> None:
-    """An operator draws from torch's generator. Raises CaptureError where the program has seeded it, be it for a while (`fork_rng`)."""
+@contextmanager
+def known_generators(generators: Iterable[torch.Generator]) -> Iterator[None]:
+    """What is captured inside draws from these generators of its own, or is refused: others it would make anew in each step."""
+    token = _known.set(tuple(generators))
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
+def which(generator: torch.Generator) -> int:
+    """The same for the same generator, of which Python may have several objects."""
+    return int(generator._cdata)  # type: ignore[attr-defined]
+
+
+def is_default(generator: torch.Generator) -> bool:
+    """Whether it is what torch draws from where none is named."""
+    on_cuda = torch.cuda.default_generators if torch.cuda.is_available() and torch.cuda.is_initialized() else ()
+    return any(which(generator) == which(each) for each in (torch.default_generator, *on_cuda))
+
+
+def draw(operator: str, generator: torch.Generator | None = None) -> None:
+    """An operator draws from one of the program's own, or from torch's generator.
+
+    Raises CaptureError where the program has seeded it, be it for a while (`fork_rng`), or has made it in this very step.
+    """
+    if generator is not None:
+        if _own:
+            _own[-1].draw(operator, generator)
+        return
     if _seeds and _seeds[-1].is_seeded():
         raise CaptureError(f"operator {operator} at {users_line()} draws from torch's generator after the program has seeded it, {_REMEDY}")
     if _seeds:
@@ -126,6 +164,57 @@ class _Draws:
 
     def _is_moved(self) -> bool:
         return bool(self._words(self._state()) != self._known)
+
+
+class _Own:
+    """The generators of the program's own that it draws from, by their addresses.
+
+    Nothing is drawn during a capture: each draw puts a made-up state there, so that one shows which the program puts there itself.
+    """
+
+    def __init__(self, known: tuple[torch.Generator, ...]) -> None:
+        self._known = known
+        self._before: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
+        self._now: dict[int, bytes] = {}
+
+    def begin(self) -> None:
+        """The program begins."""
+        for each in self._known:
+            self._move(each)
+
+    def draw(self, operator: str, generator: torch.Generator) -> None:
+        """An operator draws."""
+        where = f"operator {operator} at {users_line()}"
+        if self._known and which(generator) not in self._before:
+            raise CaptureError(
+                f"{where} draws from a generator that the program makes anew in each step, which a captured step would not: make it once, "
+                "before the step, and hold it (`self.noise = torch.Generator().manual_seed(0)`)"
+            )
+        if self._now.get(which(generator), state := _bytes_of(generator)) != state:
+            raise CaptureError(f"{where} draws from a generator after the program has seeded it, or has put back its state, {_REMEDY}")
+        self._move(generator)
+
+    def refuse_seeded(self) -> None:
+        """Raise CaptureError where one has another state than its last draw has left."""
+        if any(_bytes_of(generator) != self._now[at] for at, (generator, _) in self._before.items()):
+            raise CaptureError(f"the program seeds a generator that it draws from, or puts back its state, {_REMEDY}")
+
+    def put_back(self) -> None:
+        """Every state as it was."""
+        with _disable_current_modes():
+            for generator, state in self._before.values():
+                generator.set_state(state)
+
+    def _move(self, generator: torch.Generator) -> None:
+        with _disable_current_modes():
+            self._before.setdefault(which(generator), (generator, generator.get_state()))
+            generator.set_state(torch.Generator(generator.device).manual_seed(next(_stand_ins)).get_state())
+        self._now[which(generator)] = _bytes_of(generator)
+
+
+def _bytes_of(generator: torch.Generator) -> bytes:
+    with _disable_current_modes():
+        return bytes(generator.get_state().numpy())
 
 
 class _Seeds:

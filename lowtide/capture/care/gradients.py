@@ -40,7 +40,7 @@ def none_left_on(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     try:
         yield
     finally:
-        left.extend(tensor for tensor in tensors if isinstance(tensor.grad, FakeTensor))
+        left.extend(tensor for tensor in tensors if isinstance(tensor, torch.Tensor) and isinstance(tensor.grad, FakeTensor))
         for tensor in left:
             tensor.grad = None
     if left:

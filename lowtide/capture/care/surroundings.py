@@ -18,6 +18,7 @@ from torch import nn
 
 from lowtide.capture.care.beside import INTEGRATIONS
 from lowtide.capture.care.contents import pieces, put_back
+from lowtide.capture.care.generators import is_default
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.sources import is_library, is_users
 from lowtide.ir import tree
@@ -72,6 +73,9 @@ def _found(roots: list[Any], given: set[int]) -> list[Callable[[], None]]:
         seen.add(id(item))
         if (called := called_by(item)) is not None:
             waiting.extend(called)
+        elif isinstance(item, torch.Generator):
+            if not is_default(item):
+                restores.append(functools.partial(_put_state, item, item.get_state()))
         elif isinstance(item, types.FunctionType):
             restores.extend(_of_function(item, waiting))
         elif isinstance(item, (*_CONTAINERS, torch.optim.lr_scheduler.LRScheduler)) or id(item) in given or is_of_users(item):
@@ -145,3 +149,7 @@ def _of_object(item: Any) -> Iterator[Callable[[], None]]:
         yield functools.partial(put_back, own, dict(own))
     if isinstance(item, _CONTAINERS):
         yield functools.partial(put_back, item, pieces(item))
+
+
+def _put_state(generator: torch.Generator, state: torch.Tensor) -> None:
+    generator.set_state(state)

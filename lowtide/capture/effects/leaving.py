@@ -286,9 +286,9 @@ class Leaving:
 
 
 def containers_of(models: Iterable[nn.Module]) -> list[Any]:
-    """The lists and dictionaries that modules keep beside torch's own."""
-    tables = [vars(module) for model in models for module in model.modules()]
-    return [item for table in tables for name, item in table.items() if type(item) in KINDS and name not in _OWN_OF_MODULES]
+    """The lists, dictionaries and generators that modules keep beside torch's own."""
+    tables, kinds = [vars(module) for model in models for module in model.modules()], {*KINDS, torch.Generator}
+    return [item for table in tables for name, item in table.items() if type(item) in kinds and name not in _OWN_OF_MODULES]
 
 
 def is_followed() -> bool:

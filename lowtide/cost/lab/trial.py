@@ -95,6 +95,10 @@ class _Kitchen:
     def ready(self, step: dict[str, Any]) -> Callable[[], Any]:
         func, args = operator(step["op"]), [self._argument(arg) for arg in step["args"]]
         kwargs = {name: self._argument(arg) for name, arg in step["kwargs"].items()}
+        for at, argument in enumerate(func._schema.arguments):  # who names a generator draws from torch's here, which is put back
+            if "Generator" in str(argument.type):
+                args[at : at + 1] = [None] * len(args[at : at + 1])
+                kwargs |= {argument.name: None} if argument.name in kwargs else {}
         return lambda: func(*args, **kwargs)
 
     def _argument(self, arg: Any) -> Any:
