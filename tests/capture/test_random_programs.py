@@ -26,7 +26,7 @@ _HONEST = (
 )
 
 
-@settings(_unhurried, max_examples=80)
+@settings(_unhurried, max_examples=30)
 @given(programs.scripts(training=False))
 def test_inference(script: Script):
     with torch.no_grad():
@@ -46,7 +46,7 @@ _CIRCLE = Script(  # writes in place after which autograd's graph holds itself: 
 )
 
 
-@settings(_unhurried, max_examples=80)
+@settings(_unhurried, max_examples=30)
 @given(programs.scripts(training=True), st.booleans())
 @example(_CIRCLE, False)
 def test_training(script: Script, momentum: bool):

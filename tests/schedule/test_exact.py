@@ -18,7 +18,7 @@ from tests.problems import ORDER_FILES, Case, cases, least_peak, slow_peak, topo
 ROWS = list(csv.DictReader((ORDER_FILES / "expected.csv").read_text().splitlines()))
 
 
-@settings(max_examples=2_000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(cases(max_nodes=12))
 def test_the_least_peak_of_all_orders(case: Case) -> None:
     found = Exact(first=ProgramOrder()).solve(case.problem)
@@ -34,7 +34,7 @@ def test_brute_force_itself(case: Case) -> None:
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(case=cases(max_nodes=12))
 def test_each_direction_of_time_answers_by_itself(backwards: bool, case: Case) -> None:
     problem = case.problem
