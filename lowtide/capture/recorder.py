@@ -158,6 +158,9 @@ class Recorder(TorchDispatchMode):
         rounded = operators.complex_in_place(func, args)
         if rounded is not None and not is_lazy(args[0]) and not self.draft.owns(args[0]):
             return self.__torch_dispatch__(torch.ops.aten.copy_.default, types, (args[0], self.__torch_dispatch__(rounded, types, args)))
+        if (laid := operators.in_layout(func, args, kwargs)) is not None and not self.draft.owns(out := kwargs.get("out", args[0])):
+            made = self.__torch_dispatch__(laid[0], types, *laid[1:])
+            return self.__torch_dispatch__(torch.ops.aten.copy_.default, types, (out, made))
         if func._schema.is_mutable:
             args = operators.with_defaults(func, args)
         recorded = self.draft.arguments(func, args, kwargs)
