@@ -91,7 +91,9 @@ def in_layout(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if not (instead := row(op).in_layout) or not op._schema.is_mutable or (out := kwargs.get("out", args[0])).is_contiguous():
         return None
     read = {key: item for key, item in kwargs.items() if key != "out"}
-    if out is not args[0] and (len(args) != 2 or read or (out.dtype, *out.shape) != (args[0].dtype, *args[0].shape[:-1], args[1].shape[-1])):
+    if out is not args[0] and (
+        len(args) != 2 or read or (out.dtype, *out.shape) != (args[0].dtype, *args[0].shape[:-1], args[1].shape[-1])
+    ):
         return None
     return resolve(instead), (*args, list(out.stride())), read
 
