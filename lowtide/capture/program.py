@@ -85,7 +85,7 @@ def _closed(
     captured: tuple[Captured, ...], watch: Watch, follower: Follower, leaving: Leaving | None, put_back: bool
 ) -> tuple[Captured, ...]:
     """With what was seen beside the model; nothing of the capture is left."""
-    beside, counted = follower.places(), follower.changed()
+    beside, counted = follower.places(), follower.changed(() if leaving is None else leaving.sums)
     if leaving is not None:
         beside = leaving.end(follower, beside)
         leaving.forget()
