@@ -336,7 +336,8 @@ class Recorder(TorchDispatchMode):
             if torch._C._current_autograd_node() is not None:
                 raise CaptureError(
                     f"operator {node.op} draws random numbers in the backward pass, as torch.utils.checkpoint does when it repeats "
-                    "a dropout: its mask would not be the forward's. Remove the checkpointing: lowtide decides what to recompute"
+                    "a dropout: its mask would not be the forward's. Remove the checkpointing (take the plain loss for one that caches): "
+                    "lowtide decides what to recompute; or set the dropout to 0"
                 )
             draw(node.op)
             if self._last_random is not None:
