@@ -278,4 +278,6 @@ def tracing(
 
 
 def _value_of(item: Any, draft: Draft) -> Value:
-    return item.value if isinstance(item, Number) else draft.value(item)
+    if not isinstance(item, Number):
+        return draft.value(item)
+    return item.refuse() if item.value is None else item.value

@@ -343,7 +343,8 @@ def test_what_is_summed_up_goes_on_by_one_program(recwarn):
     """Counts of each batch, too, which are another number each time: nothing depends on them but what is put there."""
     assert not differences(trained(summing, eagerly=True), trained(summing, eagerly=False))
     totals, model, batches = Totals(), Net(), [torch.rand(5, 3) for _ in range(3)]
-    step = lowtide.optimize(model, batches[0], loss=totals.loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
+    optimizer = optim.SGD(model.parameters())
+    step = lowtide.optimize(model, batches[0], loss=totals.loss, optimizer=optimizer, workspaces=False, check="always")
     assert (totals.total, totals.calls, totals.tokens) == (0, 0, 0)
     for x in batches:
         step(x)
@@ -361,13 +362,34 @@ def test_a_total_that_is_set_anew_between_steps_goes_on_from_there():
     assert totals.tokens == 100 + (x[:, 0] > 0.5).sum().item()
 
 
-def test_a_total_that_decides_is_refused_and_is_as_before():
+def decides(total: float, loss: Tensor) -> object:
+    return loss * 2 if total > 1 else loss
+
+
+def returned(total: float, loss: Tensor) -> object:
+    return loss, total
+
+
+def kept_in_a_set(total: float, loss: Tensor) -> object:
+    seen.append(frozenset([(total,)]))
+    return loss
+
+
+def printed(total: float, loss: Tensor) -> object:
+    return loss * len(f"{total}")
+
+
+seen: collections.UserList[Any] = collections.UserList()
+
+
+@pytest.mark.parametrize("use", [decides, returned, kept_in_a_set, printed])
+def test_a_total_that_is_used_otherwise_is_refused_and_is_as_before(use):
     totals = Totals()
 
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
+    def loss(model: nn.Module, x: Tensor) -> Any:
         result = model(x).square().mean()
         totals.total += result.item()
-        return result * 2 if totals.total > 1 else result
+        return use(totals.total, result)
 
     model = Net()
     with pytest.raises(lowtide.CaptureError, match=r"control flow depends on data"):

@@ -114,7 +114,9 @@ class _Host:
         value, kind = draft.emit_scalar(ITEM, (draft.value(tensor),)), float if tensor.is_floating_point() else int
         refusals = self.recorder.refusals
         number = (
-            Term(value, kind, refusals, known, compare if kind is int else None) if self.recorder.sums else Number(value, kind, refusals)
+            Term(value, kind, refusals, known, compare if tensor.dtype == torch.int64 else None)
+            if self.recorder.sums
+            else Number(value, kind, refusals)
         )
         assert self.recorder.numbers is not None, "this is called for such recorders only"
         self.recorder.numbers.append(weakref.ref(number))

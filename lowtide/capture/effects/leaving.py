@@ -70,6 +70,7 @@ class Leaving:
     def __init__(self, summed: frozenset[Attribute] | None = None) -> None:
         self.summed = summed
         self.sums: dict[Attribute, Sum] = {}
+        self.befores: list[weakref.ref[Number]] = []  # in their places
         self.refusals: list[Any] = []
         self.counted: dict[Attribute, Any] = {}  # attributes with numbers that the program has changed, and those before
         self.log = Log()
@@ -139,7 +140,8 @@ class Leaving:
         for name, value in list(table.items()):
             if (id(item), name) in (self.summed or ()):
                 undo(functools.partial(table.__setitem__, name, value))
-                table[name] = Before(len(self.sums), type(value), self.refusals)
+                table[name] = before = Before(len(self.sums), type(value), self.refusals)
+                self.befores.append(weakref.ref(before))
                 self.sums[id(item), name] = Sum(table, name)
             elif isinstance(item, nn.Module) and name in _OWN_OF_MODULES:
                 waiting.extend(value.values() if isinstance(value, dict) else ())
@@ -264,10 +266,14 @@ class Leaving:
 
     def refuse_survivors(self) -> None:
         """Raise CaptureError for a number that lies where no step would put it."""
-        if any(number() is not None for number in self.numbers):
-            gc.collect()
-        if any(number() is not None for number in self.numbers):
+        if _survive(self.numbers):
             raise CaptureError("a number that the program computes is kept where it is not found")
+
+
+def _survive(numbers: list[weakref.ref[Number]]) -> bool:
+    if any(number() is not None for number in numbers):
+        gc.collect()
+    return any(number() is not None for number in numbers)
 
 
 def containers_of(models: Iterable[nn.Module]) -> list[Any]:
@@ -363,6 +369,8 @@ def _followed(
         for container in leaving.all():
             container.forget()
             container.stand_in = container.items = None
+        if _survive(leaving.befores):
+            raise StaleError("it keeps what an earlier step has left in an attribute where that is not found")
         words.append(leaving.words)
         if len(words) == 2 and words[0] != words[1]:
             raise StaleError(f"it puts something else there each time: {words[0]} and {words[1]}")

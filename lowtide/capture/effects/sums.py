@@ -26,7 +26,8 @@ _BY_NUMBERS: dict[str, Callable[..., Any]] = {
 }  # which may fail for others
 _ALONE: dict[str, Callable[..., Any]] = {"neg": operator.neg, "pos": operator.pos, "abs": abs}
 _ASKS: dict[str, Callable[..., Any]] = {
-    "bool": bool, "float": float, "int": int, "index": operator.index, "hash": hash, "str": str, "format": format, "round": round,
+    "bool": bool, "float": float, "int": int, "index": operator.index, "hash": hash, "str": str, "format": format,
+    "round": round,
 }  # fmt: skip
 _RELATIONS: dict[str, Callable[..., Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
@@ -36,8 +37,8 @@ _RELATIONS: dict[str, Callable[..., Any]] = {
 class Term(Number):
     """A number that can be computed with: Python's arithmetic on it is done again by each step.
 
-    `known` gives it where it follows from what is there before the step, and `compare` a whole one's relation to another: for as long as
-    nobody asks, it is no part of the program.
+    `known` gives it where it follows from what is there before the step, and `compare` how one of 64 bits relates to another one. For as
+    long as nobody asks, it is no part of the program.
     """
 
     __slots__ = ("compare", "known")
@@ -50,7 +51,7 @@ class Term(Number):
         known: Callable[[], Any] | None = None,
         compare: Callable[[str, int], bool] | None = None,
     ) -> None:
-        super().__init__(value, kind, refusals)  # type: ignore[arg-type]
+        super().__init__(value, kind, refusals)
         self.known, self.compare = known, compare
 
     def text(self) -> str:
@@ -161,7 +162,9 @@ def _question(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _comparison(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def comparison(self: Term, other: Any) -> Any:
-        return self.compare(name, other) if self.compare is not None and type(other) is int else function(_asked(self), _asked(other))
+        if self.compare is not None and type(other) is int and -(2**63) <= other < 2**63:
+            return self.compare(name, other)
+        return function(_asked(self), _asked(other))
 
     return comparison
 
