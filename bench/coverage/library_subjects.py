@@ -213,6 +213,60 @@ _PEFT: dict[str, Callable[[], Made]] = {
 }
 
 
+def _adapted_llama(config: str, more: Kwargs | None = None, **settings: Any) -> Made:
+    """Methods that want an `nn.Linear`, or a model of this kind."""
+    torch.manual_seed(0)
+    peft, transformers = import_module("peft"), import_module("transformers")
+    small = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=32
+    )
+    model = transformers.LlamaForCausalLM(small)
+    tokens = torch.randint(0, 64, (2, 12))
+    adapted = peft.get_peft_model(model, getattr(peft, config)(task_type="CAUSAL_LM", **settings))
+    return adapted.train(), {"input_ids": tokens, "labels": tokens, **(more or {})}
+
+
+_TASKS = {"task_ids": torch.tensor([0, 1])}
+_SETTINGS: dict[str, Kwargs] = {  # of methods that are put beside projections
+    "AdamssConfig": {"num_subspaces": 2},
+    "BeftConfig": {},
+    "C3AConfig": {"block_size": 8},
+    "DeftConfig": {"r": 4},
+    "DeloraConfig": {"r": 4},
+    "FrodConfig": {"progressbar": False},
+    "GloraConfig": {"r": 4},
+    "GraloraConfig": {"r": 4},
+    "HiraConfig": {"r": 4},
+    "LilyConfig": {"r": 4},
+    "MissConfig": {"r": 4},
+    "ShiraConfig": {"r": 4, "random_seed": 0},
+    "OSFConfig": {"effective_rank": 4},
+    "PeanutConfig": {"r": 4, "depth": 1},
+    "PsoftConfig": {"r": 4},
+    "PveraConfig": {"r": 4},
+    "RandLoraConfig": {"r": 4},
+    "RoadConfig": {"group_size": 8},
+    "SupertuningConfig": {"sparsity": 0.9},
+    "TinyLoraConfig": {"r": 2, "u": 8},
+    "UniLoraConfig": {"r": 4, "theta_d_length": 16},
+    "VBLoRAConfig": {"r": 4, "num_vectors": 8, "vector_length": 8, "topk": 2},
+    "WaveFTConfig": {"n_frequency": 16},
+}
+_PEFT |= {
+    **{
+        name: partial(_adapted_llama, name, target_modules=["v_proj"] if name == "BeftConfig" else ["q_proj", "v_proj"], **settings)
+        for name, settings in _SETTINGS.items()
+    },
+    "PolyConfig": lambda: _adapted_llama("PolyConfig", _TASKS, r=4, n_tasks=2, n_skills=2, target_modules=["q_proj", "v_proj"]),
+    "MultitaskPromptTuningConfig": lambda: _adapted_llama("MultitaskPromptTuningConfig", _TASKS, num_tasks=2, num_virtual_tokens=4),
+    "AdaptionPromptConfig": lambda: _adapted_llama("AdaptionPromptConfig", adapter_len=4, adapter_layers=1),
+    "CartridgeConfig": lambda: _adapted_llama("CartridgeConfig", num_virtual_tokens=4),
+    "CPTConfig": lambda: _adapted_llama("CPTConfig", cpt_token_ids=[1, 2, 3], cpt_mask=[1] * 3, cpt_tokens_type_mask=[1, 2, 3]),
+    "ShadowConfig": lambda: _adapted_llama("ShadowConfig"),
+    "TrainableTokensConfig": lambda: _adapted_llama("TrainableTokensConfig", token_indices=[1, 2], target_modules=["embed_tokens"]),
+}
+
+
 # Others.
 
 
@@ -291,6 +345,27 @@ def _sentences() -> Made:
     return Sentences(), {"input_ids": torch.randint(0, 64, (2, 12)), "attention_mask": mask}
 
 
+def _contrasted(loss: str, **settings: Any) -> Made:
+    """A loss of sentence_transformers around a model of its own, on pairs of sentences."""
+    library = import_module("sentence_transformers")
+    transformers, modules = import_module("transformers"), import_module("sentence_transformers.models")
+    small = transformers.BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=64)
+
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bert = transformers.BertModel(small)
+
+        def forward(self, features: Kwargs) -> Kwargs:
+            words = self.bert(input_ids=features["input_ids"], attention_mask=features["attention_mask"]).last_hidden_state
+            return {**features, "token_embeddings": words}
+
+    model = library.SentenceTransformer(modules=[Words(), modules.Pooling(32, "mean")], device="cpu")
+    made = getattr(import_module("sentence_transformers.losses"), loss)(model, **settings)
+    texts = [{"input_ids": torch.randint(0, 64, (4, 8)), "attention_mask": torch.ones(4, 8, dtype=torch.long)} for _ in range(2)]
+    return made, (texts, torch.rand(4))
+
+
 _OTHERS: dict[str, Callable[[], Made]] = {
     "open_clip/CLIP": _clip,
     "normflows/coupling": lambda: (_Flow("coupling"), (torch.randn(6, 4),)),
@@ -300,6 +375,16 @@ _OTHERS: dict[str, Callable[[], Made]] = {
     "x_transformers/rotary": lambda: _words(True, rotary_pos_emb=True, ff_swish=True, ff_glu=True, use_rmsnorm=True),
     "x_transformers/encoder": lambda: _words(False, rel_pos_bias=True),
     "sentence_transformers/mean": _sentences,
+    **{
+        f"sentence_transformers/{loss}": partial(_contrasted, loss, **settings)
+        for loss, settings in {
+            "MultipleNegativesRankingLoss": {},
+            "CachedMultipleNegativesRankingLoss": {"mini_batch_size": 2},
+            "CosineSimilarityLoss": {},
+            "CoSENTLoss": {},
+            "ContrastiveLoss": {},
+        }.items()
+    },
 }
 
 

@@ -14,10 +14,14 @@ Kwargs = dict[str, Any]
 
 @dataclass(frozen=True)
 class Subject:
-    """One architecture. `build` gives the model in training mode and the keyword arguments, or positional ones, of a call."""
+    """One architecture. `build` gives the model in training mode and the keyword arguments, or positional ones, of a call.
+
+    `train` is for what trains in a way of its own: what that leaves, by lowtide or eagerly.
+    """
 
     name: str  # "transformers/bert/masked": library, architecture, task
     build: Callable[[], tuple[nn.Module, tuple[Any, ...] | Kwargs]]
+    train: Callable[[bool], dict[str, torch.Tensor]] | None = None
 
     @property
     def library(self) -> str:

@@ -105,9 +105,10 @@ def _lies_plainly(out: Value) -> bool:
 
 def why_unread(name: str, follows_from: str) -> str:
     """What it means for the user that `name` reads numbers which follow from what only the running step knows."""
+    rate = "set the rate to 0 with which the draw is compared (layerdrop, module_dropout), or " if "a random draw" in follows_from else ""
     return (
         f"control flow depends on data: {name} at {users_line()} reads a tensor's value, which no graph can follow, since it follows from "
-        f"{follows_from}; use torch.where or masks, return tensors for numbers; what only checks may stay where its other way raises "
+        f"{follows_from}; {rate}use torch.where or masks, return tensors for numbers; what only checks may stay where its other way raises "
         "(`if not ok.all(): raise ValueError(...)`, `assert ok.all()`)"
     )
 

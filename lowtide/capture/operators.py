@@ -84,6 +84,18 @@ def complex_in_place(op: OpOverload, args: tuple[Any, ...]) -> OpOverload | None
     return resolve(instead) if instead and args[0].dtype.is_complex else None
 
 
+def in_layout(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]] | None:
+    """The call that makes what `op` writes into a tensor that is not contiguous; None where its functional form makes the same."""
+    if not (instead := row(op).in_layout) or not op._schema.is_mutable or (out := kwargs.get("out", args[0])).is_contiguous():
+        return None
+    read = {key: item for key, item in kwargs.items() if key != "out"}
+    if out is not args[0] and (
+        len(args) != 2 or read or (out.dtype, *out.shape) != (args[0].dtype, *args[0].shape[:-1], args[1].shape[-1])
+    ):
+        return None
+    return resolve(instead), (*args, list(out.stride())), read
+
+
 def rounds_once(op: OpOverload, kwargs: dict[str, Any], result: Any) -> bool:
     """Whether a call gives the same bits into any layout. A factor (`alpha`) is one more rounding, which some kernels leave out."""
     return row(op).rounds_once and kwargs.get("alpha", 1) == 1 and not result.dtype.is_complex

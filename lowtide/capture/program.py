@@ -18,7 +18,8 @@ from lowtide.capture.care.gradients import none_left_on, on_the_callers_own, ref
 from lowtide.capture.care.leaks import Watch
 from lowtide.capture.care.surroundings import methods_of, put_back_on_failure
 from lowtide.capture.care.turns import one_at_a_time
-from lowtide.capture.effects.leaving import Leaving, containers_of, with_leaving
+from lowtide.capture.effects.attempts import with_leaving
+from lowtide.capture.effects.leaving import Leaving, containers_of
 from lowtide.capture.effects.schedules import settings_unchanged
 from lowtide.capture.effects.watched import LeavingError
 from lowtide.capture.fakes import FakeModel
@@ -86,7 +87,7 @@ def _closed(
     captured: tuple[Captured, ...], watch: Watch, follower: Follower, leaving: Leaving | None, names: bool, put_back: bool
 ) -> tuple[Captured, ...]:
     """With what was seen beside the model; nothing of the capture is left."""
-    beside, counted = follower.places(), follower.changed()
+    beside, counted = follower.places(), follower.changed(() if leaving is None else leaving.sums)
     if leaving is not None:
         beside = leaving.end(follower, beside)
     refilled = follower.refilled()

@@ -70,6 +70,7 @@ class Recorder(TorchDispatchMode):
         self.data: Data | NoData = NoData(draft)
         self.scripts: Scripts | None = None  # where gradients are wanted
         self.numbers: list[weakref.ref[Number]] | None = None  # handed out in the place of some that nobody knows yet, where that may be
+        self.sums = False  # whether those may be computed with
         self.wholes: Wholes | None = None  # tensors of which each rank holds a part
         self.stop: Node | None = None  # that ends the program early: what acts after it in the program does so in every order
         self._last_random: Node | None = None
@@ -160,6 +161,9 @@ class Recorder(TorchDispatchMode):
         rounded = operators.complex_in_place(func, args)
         if rounded is not None and not is_lazy(args[0]) and not self.draft.owns(args[0]):
             return self.__torch_dispatch__(torch.ops.aten.copy_.default, types, (args[0], self.__torch_dispatch__(rounded, types, args)))
+        if (laid := operators.in_layout(func, args, kwargs)) is not None and not self.draft.owns(out := kwargs.get("out", args[0])):
+            made = self.__torch_dispatch__(laid[0], types, *laid[1:])
+            return self.__torch_dispatch__(torch.ops.aten.copy_.default, types, (out, made))
         if func._schema.is_mutable:
             args = operators.with_defaults(func, args)
         recorded = self.draft.arguments(func, args, kwargs)
@@ -334,7 +338,8 @@ class Recorder(TorchDispatchMode):
             if torch._C._current_autograd_node() is not None:
                 raise CaptureError(
                     f"operator {node.op} draws random numbers in the backward pass, as torch.utils.checkpoint does when it repeats "
-                    "a dropout: its mask would not be the forward's. Remove the checkpointing: lowtide decides what to recompute"
+                    "a dropout: its mask would not be the forward's. Remove the checkpointing (take the plain loss for one that caches): "
+                    "lowtide decides what to recompute; or set the dropout to 0"
                 )
             draw(node.op, next((self.draft.generators[value] for value in node.inputs if value in self.draft.generators), None))
             if self._last_random is not None:

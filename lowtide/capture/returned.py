@@ -20,8 +20,8 @@ class Number:
 
     __slots__ = ("__weakref__", "kind", "refusals", "value")
 
-    def __init__(self, value: Value, kind: type = float, refusals: list[Any] | None = None) -> None:
-        """`refusals` are told of one, which the program may catch."""
+    def __init__(self, value: Value | None, kind: type = float, refusals: list[Any] | None = None) -> None:
+        """`refusals` are told of one, which the program may catch. `value` is None of one that is computed from others."""
         self.value, self.kind, self.refusals = value, kind, refusals
 
     # What `isinstance` asks. C looks at the type itself, and asks for the number, which is refused.

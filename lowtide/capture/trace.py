@@ -146,7 +146,8 @@ class Trace:
                 slots[real] = Slot(table, (name,))
                 self.real[slots[real]] = real
                 self.recorder.draft.add_input(self.fakes.parts.get(real, fake), Slot(table, (name,)), kind, name)
-        self.recorder.numbers = None if leaving is None else leaving.numbers
+        if leaving is not None:
+            self.recorder.numbers, self.recorder.sums = leaving.numbers, leaving.summed is not None
         self.data = self.recorder.data = Data(self.recorder.draft, self.fakes.all, slots)
         self.in_parts = in_parts(self.fakes, ranks)
         self.recorder.wholes = None if self.in_parts is None else self.in_parts.wholes
@@ -186,8 +187,8 @@ class Trace:
 
     def values_of(self, result: Any) -> list[Value]:
         """The values that a call returns or puts into modules."""
-        items = [leaf.value for leaf in tree.flatten((result, self._leaving()))[0] if is_result(leaf.value)]
-        return [_value_of(item, self.recorder.draft) for item in (*items, *(tensor for _, tensor in self.rebound()))]
+        items = [leaf.value for leaf in tree.flatten(result)[0] if is_result(leaf.value)]
+        return [_value_of(item, self.recorder.draft) for item in (*items, *self._leaving(), *(tensor for _, tensor in self.rebound()))]
 
     def leaving_followed(self) -> AbstractContextManager[None]:
         """What the program does inside to containers of the caller's is noted, if that is asked for."""
@@ -209,7 +210,7 @@ class Trace:
     def finish(self, recorder: Recorder, result: Any, update: Update) -> Captured:
         leaves, rebuild = tree.flatten(result)
         at = [index for index, leaf in enumerate(leaves) if is_result(leaf.value)]
-        leaving = [leaf.value for leaf in tree.flatten(self._leaving())[0] if is_result(leaf.value)]
+        leaving = self._leaving()
         with self.recording(recorder):
             outputs = [_value_of(item, recorder.draft) for item in (*(leaves[index].value for index in at), *leaving)]
             gradients = tuple(recorder.draft.value(fake.grad) for fake in self.fakes.parameters.values() if fake.grad is not None)
@@ -276,4 +277,6 @@ def tracing(
 
 
 def _value_of(item: Any, draft: Draft) -> Value:
-    return item.value if isinstance(item, Number) else draft.value(item)
+    if not isinstance(item, Number):
+        return draft.value(item)
+    return item.refuse() if item.value is None else item.value

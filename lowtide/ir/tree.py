@@ -72,7 +72,7 @@ def holds(item: Any, is_wanted: Callable[[Any], bool]) -> bool:
             return True
         if type(found) not in _PLAIN and id(found) not in seen:
             seen.add(id(found))
-            waiting.extend(_pieces(found))
+            waiting.extend(pieces(found))
     return False
 
 
@@ -104,7 +104,7 @@ def _is_closed(item: Any) -> bool:
     return kind in _PLAIN or isinstance(item, _CLOSED) or _is_tensor(item) or any(hasattr(kind, name) for name in _PLACES)
 
 
-def _pieces(item: Any) -> list[Any]:
+def pieces(item: Any) -> list[Any]:
     """What an object refers to by items and attributes."""
     if _is_closed(item):
         return []

@@ -1,6 +1,11 @@
-"""What eager computes with shapes that depend on data, as one operator whose results have fixed shapes; and what rounds as in place."""
+"""What eager computes with shapes that depend on data, as one operator whose results have fixed shapes; and what rounds as in place.
+
+Products of matrices that are written into a layout of the program's own are computed in that layout.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
@@ -25,6 +30,38 @@ def divided(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def _divided(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return self.clone()
 
+
+def _added_in_layout(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`product` into a tensor of these strides that holds `self`: from one layout to another, products of matrices round otherwise."""
+
+    def added(self: torch.Tensor, one: torch.Tensor, two: torch.Tensor, strides: list[int], **factors: float) -> torch.Tensor:
+        return product(self.new_empty_strided(self.shape, strides).copy_(self), one, two, **factors)
+
+    return added
+
+
+def _in_layout(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The same of a product that is not added to anything."""
+    return lambda one, two, strides: product(one, two, out=_product_like(one, two, strides))
+
+
+def _like_self(self: torch.Tensor, one: torch.Tensor, two: torch.Tensor, strides: list[int], **factors: float) -> torch.Tensor:
+    return self.new_empty_strided(self.shape, strides)
+
+
+def _product_like(one: torch.Tensor, two: torch.Tensor, strides: list[int]) -> torch.Tensor:
+    return one.new_empty_strided((*one.shape[:-1], two.shape[-1]), strides)
+
+
+for _name in ("addmm", "baddbmm", "addbmm"):
+    define(
+        f"{_name}_in_layout(Tensor self, Tensor one, Tensor two, SymInt[] strides, *, Scalar beta=1, Scalar alpha=1) -> Tensor",
+        _added_in_layout(getattr(torch.Tensor, f"{_name}_")),
+    )
+    torch.library.register_fake(f"lowtide::{_name}_in_layout", _like_self, lib=LIBRARY)
+for _name in ("mm", "bmm"):
+    define(f"{_name}_in_layout(Tensor one, Tensor two, SymInt[] strides) -> Tensor", _in_layout(getattr(torch, _name)))
+    torch.library.register_fake(f"lowtide::{_name}_in_layout", _product_like, lib=LIBRARY)
 
 define("masked_sum(Tensor values, Tensor mask) -> Tensor", masked_sum)
 define("divided(Tensor self, Tensor other) -> Tensor", divided)

@@ -287,6 +287,30 @@ def test_arithmetic_into_another_layout():
     assert not differences(function(None, x), step(x))
 
 
+PRODUCTS = {
+    "addmm_": lambda out, one, two: out.addmm_(one, two, alpha=0.7),
+    "baddbmm_": lambda out, one, two: out[None].baddbmm_(one[None], two[None]),
+    "addbmm_": lambda out, one, two: out.addbmm_(one[None], two[None], beta=0.3),
+    "mm": lambda out, one, two: torch.mm(one, two, out=out),
+    "bmm": lambda out, one, two: torch.bmm(one[None], two[None], out=out[None]),
+}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_into_another_layout_round_as_they_do_there(name, turned):
+    """A kernel that writes a transposed matrix adds up otherwise."""
+    one, two = torch.rand(171, 93, dtype=torch.float64), torch.rand(151, 93, dtype=torch.float64).t()
+
+    def function(model, one, two):
+        whole = torch.ones(154, 171, dtype=one.dtype).t() if turned else torch.ones(171, 154, dtype=one.dtype)
+        PRODUCTS[name](whole[:, 2:153], one, two)
+        return whole
+
+    _, step = optimized(function, one, two)
+    assert not differences(function(None, one, two), step(one, two))
+
+
 def test_arithmetic_with_a_factor_into_another_layout_is_refused():
     with pytest.raises(lowtide.CaptureError, match=r"aten.add.out at .* writes into another layout or dtype"):
         optimized(lambda model, x: torch.add(x, x, alpha=0.3, out=torch.empty(4, 3).t()) * 1, torch.ones(3, 4))

@@ -177,6 +177,36 @@ def test_a_hook_after_accumulation_that_the_program_registers_is_refused():
         lowtide.optimize(model, torch.ones(5, 3), loss=loss, optimizer=optim.SGD(model.parameters(), 0.1), workspaces=False)
 
 
+def test_a_hook_that_runs_a_backward_pass_of_its_own():
+    """As losses do that cache gradients of embeddings: the network runs again in the backward pass, and gives its parameters theirs."""
+
+    def cached(model: Net, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            hidden = model.first(x)
+        hidden.requires_grad_()
+        value = hidden.tanh().square().sum()
+        (gradient,) = torch.autograd.grad(value, hidden)
+
+        def again(scale: Tensor) -> None:
+            with torch.enable_grad():
+                (model.first(x) * gradient * scale).sum().backward()
+
+        value = value.detach().requires_grad_()
+        value.register_hook(again)
+        return value
+
+    found = []
+    for optimized in (False, True):
+        torch.manual_seed(0)
+        model, x = Net(), torch.randn(5, 3)
+        optimizer = optim.SGD(model.first.parameters(), 0.1)
+        step = lowtide.optimize(model, x, loss=cached, optimizer=optimizer, workspaces=False) if optimized else None
+        for _ in range(2):
+            step(x) if step else eager_step(model, cached, optimizer, (x,), {}, Settings())
+        found.append(model.first.weight.detach())
+    assert torch.equal(*found)
+
+
 def test_hooks_that_a_forward_adds_are_gone_after_a_capture():
     class Adds(nn.Module):
         def __init__(self) -> None:

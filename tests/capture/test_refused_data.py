@@ -66,7 +66,7 @@ def converting(model: Net, x: Tensor) -> Tensor:
             rf"depends on data: aten\._local_scalar_dense\.default at .*{HERE}.*parameter linear\.weight, which the training changes",
         ),
         (listing, rf"depends on data: Tensor\.tolist at .*{HERE}"),
-        (drawing, rf"depends on data: .*{HERE}.*a random draw \(aten\.rand\.default"),
+        (drawing, rf"depends on data: .*{HERE}.*a random draw \(aten\.rand\.default.*set the rate to 0"),
         (counting, rf"depends on data: .*{HERE}.*aten\.add_.*, which the step has written"),
         (hooked, rf"depends on data: .*at .*{HERE}"),
         (converting, rf"depends on data: Tensor\.numpy at .*{HERE}"),
@@ -139,3 +139,37 @@ def test_sections_that_a_tensor_gives():
     for at in ([2, 3], [1, 4]):
         assert torch.equal(cut(x, torch.tensor(at)), (x * 2)[slice(*at)])
     refused(lambda model, x: torch.tensor_split(model(x), model(x)[0].argsort()[:1])[0].sum(), rf"at {WHERE}")
+
+
+DROPS: tuple[Callable[[], object], ...] = (
+    lambda: torch.rand(()) < 0.0,
+    lambda: not torch.rand(1) > 0.0,  # of which a draw of exactly 0 would say something else
+    lambda: not torch.rand(1) >= 0,
+    lambda: torch.rand(()) >= 1.0,
+    lambda: not torch.rand(()) < 1,
+)
+
+
+@pytest.mark.parametrize("dropped", DROPS)
+def test_a_rate_of_which_every_draw_says_the_same_decides(dropped):
+    """A layer drop of 0. The draws are made all the same."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        out = model(x) if not dropped() else x
+        return functional.dropout(out, 0.5).square().sum()
+
+    found = []
+    for optimized in (False, True):
+        torch.manual_seed(0)
+        model, x = nn.Linear(3, 3), torch.rand(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        step = lowtide.optimize(model, x, loss=loss, optimizer=optimizer, workspaces=False) if optimized else None
+        for _ in range(2):
+            if step is not None:
+                step(x)
+                continue
+            optimizer.zero_grad()
+            loss(model, x).backward()
+            optimizer.step()
+        found.append((model.weight.detach(), torch.get_rng_state()))
+    assert all(map(torch.equal, *found))

@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -81,9 +81,14 @@ class Follower:
         self._closed += [container for container, before in self._contents if before.keys() != pieces(container).keys()]
         return Beside(tuple(self._places.values()), tuple(map(referred, (*self._followed.values(), *self._closed))))
 
-    def changed(self) -> str:
-        """What the program has read and changed, in words: counts that a captured step would not go on with; "" where nothing is."""
+    def changed(self, summed: Container[tuple[int, str]] = ()) -> str:
+        """What the program has read and changed, in words: counts that a captured step would not go on with; "" where nothing is.
+
+        With the `summed` attributes it does go on.
+        """
         for key, place in self._places.items():
+            if key in summed:
+                continue
             old, new = self._before[key], place.now()
             if differ(old, new) and (isinstance(place.holder, (types.CellType, dict, nn.Module)) or key in self._written):
                 return f"{place} was {old!r} and is {new!r}"

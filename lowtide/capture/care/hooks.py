@@ -36,7 +36,7 @@ _CALLS = ("_call_impl", "_get_backward_hooks", "_get_backward_pre_hooks")
 @contextmanager
 def watched_hooks(model: nn.Module, fakes: FakeModel, draft: Draft, module_tensors: ModuleTensors) -> Iterator[None]:
     """Hooks of parameters run for their fakes; all hooks are watched. The tables of modules are as before afterwards."""
-    watch = _Watch(draft, module_tensors)
+    watch = _Watch(draft, module_tensors, fakes)
     tables = [(module.__dict__[name], name) for module in model.modules() for name in _NAMES]
     _follow(fakes, watch)
     with undoing() as undo, ExitStack() as stack:
@@ -67,8 +67,8 @@ def _around_all(name: str) -> dict[int, Hook]:
 class _Watch:
     """Runs hooks and refuses those whose effect is not to be seen."""
 
-    def __init__(self, draft: Draft, module_tensors: ModuleTensors) -> None:
-        self.draft, self.module_tensors = draft, module_tensors
+    def __init__(self, draft: Draft, module_tensors: ModuleTensors, fakes: FakeModel) -> None:
+        self.draft, self.module_tensors, self.fakes = draft, module_tensors, fakes
 
     def of(self, hook: Hook, what: str) -> Hook:
         """The hook, watched; `what` it is a hook on."""
@@ -118,10 +118,14 @@ class _Watch:
         return lambda tensor, hook: register(tensor, self.of(hook, "a tensor's gradient"))
 
     def _seen(self, given: list[torch.Tensor]) -> tuple[Any, ...]:
-        """What is known of: the tensors that a hook is given with their versions, the writes, what is put into modules and containers."""
+        """What is known of: the tensors that a hook is given with their versions, the writes, what is put into modules and containers.
+
+        And gradients of parameters, to which a backward pass within the hook adds.
+        """
+        gradients = [fake.grad for fake in self.fakes.parameters.values()]
         writes = sum(bool(node.writes) for node in self.draft.nodes)
         rebound = [(slot, id(tensor)) for slot, tensor in self.module_tensors.rebound()]
-        return [(id(each), each._version) for each in given], writes, rebound, noted()
+        return [(id(each), each._version) for each in (*given, *gradients) if each is not None], writes, rebound, noted()
 
 
 def _tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -24,6 +24,7 @@ from lowtide.capture.calls import why_unread
 from lowtide.capture.care.turns import listed, replaced
 from lowtide.capture.data.batch_counts import is_count_of_batches
 from lowtide.capture.data.reader import UnreadableError
+from lowtide.capture.effects.sums import Term
 from lowtide.capture.effects.watched import LeavingError
 from lowtide.capture.formulas.dispatch import formula
 from lowtide.capture.returned import Number
@@ -103,15 +104,23 @@ class _Host:
             return op(tensor.reshape(())) if tensor.numel() == 1 else torch.Tensor.item(tensor)
         if draft.read_number is not None or (is_count_of_batches(tensor) and draft.owns(tensor)):
             return op(tensor)
+        reader, known, compare = self.recorder.reader, None, None
         try:
-            return self.recorder.reader.number(draft, op, (draft.value(tensor),))
+            if not self.recorder.sums:
+                return reader.number(draft, op, (draft.value(tensor),))
+            known, compare = reader.later(draft, draft.value(tensor))
         except UnreadableError:
-            number = Number(
-                draft.emit_scalar(ITEM, (draft.value(tensor),)), float if tensor.is_floating_point() else int, self.recorder.refusals
-            )
-            assert self.recorder.numbers is not None, "this is called for such recorders only"
-            self.recorder.numbers.append(weakref.ref(number))
-            return number
+            pass
+        value, kind = draft.emit_scalar(ITEM, (draft.value(tensor),)), float if tensor.is_floating_point() else int
+        refusals = self.recorder.refusals
+        number = (
+            Term(value, kind, refusals, known, compare if tensor.dtype == torch.int64 else None)
+            if self.recorder.sums
+            else Number(value, kind, refusals)
+        )
+        assert self.recorder.numbers is not None, "this is called for such recorders only"
+        self.recorder.numbers.append(weakref.ref(number))
+        return number
 
     @property
     def numpy(self) -> Callable[..., Any]:

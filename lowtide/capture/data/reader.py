@@ -47,6 +47,24 @@ class Reader:
         """What an operator answers that gives no tensor. Raises UnreadableError, and what the operator raises on such data."""
         return self._ask(self.call(draft, op, args, kwargs), "number", operators.name_of(op))
 
+    def later(self, draft: Draft, value: Value) -> tuple[Callable[[], Any], Callable[[str, int], bool]]:
+        """Give the number in a tensor, and how it compares ("gt") with another one: no facts before they are asked for.
+
+        Raises UnreadableError, at once.
+        """
+        steps = self.steps(draft, value)
+        if any(isinstance(step, Leaf) and step.trained for step in steps):
+            raise UnreadableError("parameters, which the training changes")
+
+        def ask(steps: tuple[Step, ...]) -> Any:
+            op = torch.ops.aten._local_scalar_dense.default
+            return self._ask((*steps, self._step(op, (Ref(steps[-1].key),), ())), "number", operators.name_of(op))
+
+        def compare(name: str, other: int) -> bool:
+            return bool(ask((*steps, self._step(operators.resolve(f"aten.{name}.Scalar"), (Ref(steps[-1].key), other), ()))))
+
+        return lambda: ask(steps), compare
+
     def values(self, draft: Draft, asked_by: str, value: Value) -> torch.Tensor:
         """A whole tensor, as a copy: its numbers are now part of the program. Raises UnreadableError."""
         found: torch.Tensor = self._ask(self.steps(draft, value), "values", asked_by)

@@ -6,6 +6,8 @@ Fake tensors cannot answer them. Where what they ask follows from what is there 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import ge, gt, le, lt
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +25,7 @@ from lowtide.errors import CaptureError
 from lowtide.ir.graph import Arg, Value
 
 _aten = torch.ops.aten
+_RELATIONS: dict[str, Callable[[Any, Any], bool]] = {f"aten.{each.__name__}.Scalar": each for each in (lt, le, gt, ge)}
 
 
 class Recording(Protocol):
@@ -41,11 +44,31 @@ def number(recorder: Recording, op: OpOverload, recorded: Arguments, args: tuple
         return recorder.reader.number(recorder.draft, op, *recorded)
     except UnreadableError as why:
         asks = op is _aten._local_scalar_dense.default and args[0].dtype == torch.bool
+        if asks and (certain := _of_draw(recorder, args[0])) is not None:
+            return certain
         if asks and (check := check_of_caller()) is not None:
             text = f"the program's own check failed on what this step computed, at {users_line()}, in {check.text}"
             recorder.record(torch.ops.lowtide.require.default, args[0], check.answer, check.error, text)
             return check.answer
         raise LeavingError(why_unread(operators.name_of(op), str(why))) from None
+
+
+def _of_draw(recorder: Recording, flag: torch.Tensor) -> bool | None:
+    """The answer to how a number from [0, 1) compares with a rate for which every draw gives the same (a layer drop of 0); else None.
+
+    Of a rate of 0 a draw of exactly 0 is another matter, one in 2 ** 24: each step looks at it, and raises there.
+    """
+    made = recorder.draft.makers()
+    asked = made.get(recorder.draft.value(flag))
+    name, rate = ("", None) if asked is None or len(asked.args) != 2 else (asked.op, asked.args[1])
+    drawn = None if asked is None or not isinstance(asked.args[0], Value) else made.get(asked.args[0])
+    if name not in _RELATIONS or not isinstance(rate, (int, float)) or drawn is None or drawn.op != "aten.rand.default" or 0 < rate < 1:
+        return None
+    answer = _RELATIONS[name](0.5, rate)
+    if answer is not _RELATIONS[name](0, rate):
+        text = f"a draw was exactly 0, at {users_line()}, where the program goes another way: call the step again, which draws anew"
+        recorder.record(torch.ops.lowtide.require.default, flag, answer, "RuntimeError", text)
+    return answer
 
 
 def results(recorder: Recording, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Any:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -24,13 +24,15 @@ from lowtide.base.places import ABSENT, Beside, Position, referred
 from lowtide.capture.care.beside import Follower
 from lowtide.capture.care.surroundings import called_by, containers_of_class, functions_of, is_of_users, names_in
 from lowtide.capture.care.turns import undoing
-from lowtide.capture.effects.watched import KINDS, Container, LeavingError, Log, StaleError, holds_stand_in, is_stand_in
+from lowtide.capture.effects.sums import Before, Computed, Recipe, Sum, Term, recipe, results_in
+from lowtide.capture.effects.watched import KINDS, Container, Log, StaleError, holds_stand_in, is_stand_in
 from lowtide.capture.returned import Number, is_result
 from lowtide.capture.sources import is_users
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 
 T = TypeVar("T")
+Attribute: TypeAlias = "tuple[int, str]"  # an object's id, a name
 
 _MOST, _LARGEST = 20_000, 1000  # objects that are looked at; items of a container among which others are looked for
 _OWN_OF_MODULES = frozenset(vars(nn.Module()))
@@ -41,20 +43,21 @@ _active: list[Leaving] = []  # one at a time, as captures are
 class Left:
     """What a step puts into the caller's places."""
 
-    actions: tuple[Callable[[list[Any]], None], ...] = ()  # of the results that leave, in the program's order
+    actions: tuple[Callable[[list[Any], list[Any]], None], ...] = ()  # of the results that leave, in the program's order, and of `sums`
     counts: tuple[int, ...] = ()  # how many of them each takes
     relied_on: tuple[Container, ...] = ()
     words: tuple[str, ...] = ()  # the same for steps that do the same
+    sums: tuple[Sum, ...] = ()  # attributes that are computed with
 
     def holds(self) -> bool:
         """Whether the places are there, and hold what the program relies on."""
-        return all(container.holds() for container in self.relied_on)
+        return all(container.holds() for container in self.relied_on) and all(each.holds() for each in self.sums)
 
     def put(self, results: Sequence[Any]) -> None:
         """Do it again. `results` end with those that leave."""
-        at = len(results) - sum(self.counts)
+        at, before = len(results) - sum(self.counts), [each.now for each in self.sums]
         for action, count in zip(self.actions, self.counts, strict=True):
-            action(list(results[at : at + count]))
+            action(list(results[at : at + count]), before)
             at += count
 
     def with_plain(self, puts: Iterable[tuple[Any, str, Any]]) -> Left:
@@ -70,11 +73,16 @@ NOTHING_LEFT = Left()
 
 
 class Leaving:
-    """Follows one capture."""
+    """Follows one capture. `summed` are attributes with numbers that the program computes with; None where it may not."""
 
-    def __init__(self, chosen: frozenset[int] | None = None) -> None:
+    def __init__(self, chosen: frozenset[int] | None = None, summed: frozenset[Attribute] | None = None) -> None:
         """`chosen`: the containers by id that there are stand-ins for; None for all."""
-        self.chosen, self.log = chosen, Log()
+        self.chosen, self.summed = chosen, summed
+        self.sums: dict[Attribute, Sum] = {}
+        self.befores: list[weakref.ref[Number]] = []  # in their places
+        self.refusals: list[Any] = []
+        self.counted: dict[Attribute, Any] = {}  # attributes with numbers that the program has changed, and those before
+        self.log = Log()
         self.containers: dict[int, Container] = {}
         self.tables: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []  # of objects: their attributes, and those before
         self.numbers: list[weakref.ref[Number]] = []  # that were handed out
@@ -104,6 +112,11 @@ class Leaving:
             yield
         finally:
             self.log.active = False
+            for item, table, before in self.tables:
+                for name, was in before.items():
+                    changed = type(was) in (int, float) and (now := table.get(name)) is not was and isinstance(now, (int, float))
+                    if changed and not isinstance(item, nn.Module):
+                        self.counted[id(item), name] = table, was
 
     def _walk(self, waiting: collections.deque[Any], undo: Callable[[Callable[[], object]], None]) -> None:
         seen: set[int] = set()
@@ -139,15 +152,20 @@ class Leaving:
                 for name in containers_of_class(item):
                     place(functools.partial(vars(item).__getitem__, name), functools.partial(type.__setattr__, item, name))
             elif isinstance(item, nn.Module) or is_of_users(item):
-                self._of_object(item, place, waiting)
+                self._of_object(item, place, waiting, undo)
 
-    def _of_object(self, item: Any, place: Callable[..., None], waiting: collections.deque[Any]) -> None:
+    def _of_object(self, item: Any, place: Callable[..., None], waiting: collections.deque[Any], undo: Callable[..., None]) -> None:
         table = getattr(item, "__dict__", None)
         if not isinstance(table, dict) or isinstance(item, type):
             return
         self.tables.append((item, table, {}))
         for name, value in list(table.items()):
-            if isinstance(item, nn.Module) and name in _OWN_OF_MODULES:
+            if (id(item), name) in (self.summed or ()):
+                undo(functools.partial(table.__setitem__, name, value))
+                table[name] = before = Before(len(self.sums), type(value), self.refusals)
+                self.befores.append(weakref.ref(before))
+                self.sums[id(item), name] = Sum(table, name)
+            elif isinstance(item, nn.Module) and name in _OWN_OF_MODULES:
                 waiting.extend(value.values() if isinstance(value, dict) else ())
             else:
                 place(functools.partial(table.__getitem__, name), functools.partial(table.__setitem__, name))
@@ -179,6 +197,8 @@ class Leaving:
     def close(self, result: Any) -> None:
         """The program has run. Raises StaleError where what it did follows from what earlier steps leave."""
         self.log.active = False
+        if self.refusals:
+            raise self.refusals[0]
         if holds_stand_in(result):
             raise StaleError("the program returns a container of its own")
         in_modules = [
@@ -223,12 +243,13 @@ class Leaving:
         return found
 
     def values(self) -> list[Any]:
-        """What leaves, one structure for each time: results of the program are among its leaves."""
-        return [*(args for _, _, args in self.log.events), *(table[name] for _, table, name in self.put)]
+        """The results of the program among what leaves."""
+        left = [*(args for _, _, args in self.log.events), *(table[name] for _, table, name in self.put)]
+        return [result for value in left for leaf in tree.flatten(value)[0] for result in results_in(leaf.value)]
 
     def left(self) -> Left:
         """How to do it again, without anything of the capture in it."""
-        actions: list[Callable[[list[Any]], None]] = []
+        actions: list[Callable[[list[Any], list[Any]], None]] = []
         counts, words, known = [], [], dict[int, int]()
         for number, (value, act, text) in enumerate(self._acts()):
             if any(known.setdefault(id(piece), number) != number for piece in _made(value)):
@@ -237,14 +258,14 @@ class Leaving:
             at = [index for index, leaf in enumerate(leaves) if is_result(leaf.value)]
             if any(holds_fakes(leaf.value) for leaf in leaves if not is_result(leaf.value)):
                 raise CaptureError("a number that the program computes lies in an object that cannot be made again")
-            self.puts_plain |= any(type(leaf.value) in (int, float, str, bytes, complex) for leaf in leaves)
+            self.puts_plain |= any(type(leaf.value) in (int, float, str, bytes, complex, Computed) for leaf in leaves)
             plain = [None if index in at else leaf.value for index, leaf in enumerate(leaves)]
-            actions.append(functools.partial(_act, act, plain, at, rebuild))
-            counts.append(len(at))
-            words.append(f"{text} {[leaf.where if is_result(leaf.value) else repr(leaf.value) for leaf in leaves]}")
+            actions.append(functools.partial(_act, act, plain, {index: recipe(leaves[index].value) for index in at}, rebuild))
+            counts.append(sum(len(results_in(leaves[index].value)) for index in at))
+            words.append(f"{text} {[_text(leaf) for leaf in leaves]}")
         relied = tuple(container for container in self.all() if container.changes)
         self.words = tuple(words)
-        return Left(tuple(actions), tuple(counts), relied, self.words)
+        return Left(tuple(actions), tuple(counts), relied, self.words, tuple(self.sums.values()))
 
     def _acts(self) -> Iterator[tuple[Any, Callable[[Any], object], str]]:
         for container, method, args in self.log.events:
@@ -255,7 +276,7 @@ class Leaving:
     def end(self, follower: Follower, beside: Beside) -> Beside:
         """Take back what the program has put into attributes. What is looked at before each step is not what the steps change."""
         for item, table, name in self.put:
-            if not isinstance(item, nn.Module) and not follower.only_writes(item, name):
+            if not isinstance(item, nn.Module) and (id(item), name) not in self.sums and not follower.only_writes(item, name):
                 raise StaleError(f"it reads attribute {name!r} of a {type(item).__name__}, which an earlier step has put there")
             before = next(before for other, _, before in self.tables if other is item)
             if name in before:
@@ -263,7 +284,8 @@ class Leaving:
             else:
                 table.pop(name, None)
         changed = tuple(referred(each.original) for each in self.all() if each.changes_itself and not each.made)
-        return Beside(beside.places, (*beside.followed, *changed))
+        places = tuple(each for each in beside.places if (id(each.holder), each.name) not in self.sums)
+        return Beside(places, (*beside.followed, *changed))
 
     def without(self, reads: frozenset[tuple[str, str]], model: nn.Module) -> frozenset[tuple[str, str]]:
         """Those attributes of modules that steps do not change."""
@@ -279,10 +301,14 @@ class Leaving:
 
     def refuse_survivors(self) -> None:
         """Raise CaptureError for a number that lies where no step would put it."""
-        if any(number() is not None for number in self.numbers):
-            gc.collect()
-        if any(number() is not None for number in self.numbers):
+        if survive(self.numbers):
             raise CaptureError("a number that the program computes is kept where it is not found")
+
+
+def survive(numbers: list[weakref.ref[Number]]) -> bool:
+    if any(number() is not None for number in numbers):
+        gc.collect()
+    return any(number() is not None for number in numbers)
 
 
 def containers_of(models: Iterable[nn.Module]) -> list[Any]:
@@ -301,72 +327,23 @@ def noted() -> int:
     return _active[-1].done if _active else 0
 
 
-def with_leaving(capture: Callable[[Leaving | None, bool], T], roots: Iterable[Any], *, at_once: bool) -> T:
-    """A capture; where it is refused, or `at_once`, one that follows what the program puts outside.
-
-    `capture` is also told whether to name whoever holds what it should not: only once nothing else is left to try.
-    """
-    roots = list(roots)
-    try:
-        return _followed(capture, roots, names=True) if at_once else capture(None, False)
-    except LeavingError:
-        if at_once:
-            raise
-    why = ""
-    try:
-        return _followed(capture, roots, names=False)
-    except StaleError as error:
-        why = f". It cannot be put there by each step: {error}"
-    except CaptureError:
-        pass
-    try:
-        return capture(None, True)
-    except LeavingError as error:
-        raise CaptureError(f"{error}{why}") from error.__cause__
-
-
-def _followed(capture: Callable[[Leaving | None, bool], T], roots: Iterable[Any], *, names: bool) -> T:
-    """Until there are stand-ins for nothing but what the program changes: all else has to be what it is, in its class as well.
-
-    Once more where numbers or texts are put outside: what is another one in each step (a clock) would be there as it was in the capture.
-    """
-    chosen: frozenset[int] | None = None
-    words: list[tuple[str, ...]] = []
-    while True:
-        leaving, captured, failed = Leaving(chosen), None, None
-        try:
-            with leaving.in_place(roots):
-                captured = capture(leaving, names)
-        except CaptureError as error:
-            failed = error
-        finally:
-            for container in leaving.all():
-                container.forget()
-                container.stand_in = container.items = None
-        narrower = leaving.changing
-        if captured is None and len(unread := leaving.unread()) < len(leaving.containers):
-            narrower = unread
-        if len(narrower) < len(leaving.containers):
-            chosen = narrower
-        elif captured is None:
-            raise failed or CaptureError("")
-        else:
-            words.append(leaving.words)
-            if words[0] != words[-1]:
-                raise StaleError(f"it puts something else there each time: {words[0]} and {words[-1]}")
-            if len(words) == 2 or not leaving.puts_plain:
-                return captured
-
-
-def _act(act: Callable[[Any], object], plain: list[Any], at: list[int], rebuild: Any, results: list[Any]) -> None:
-    filled = list(plain)
-    for index, result in zip(at, results, strict=True):
-        filled[index] = result
+def _act(
+    act: Callable[[Any], object], plain: list[Any], recipes: dict[int, Recipe], rebuild: Any, results: list[Any], before: list[Any]
+) -> None:
+    filled, left = list(plain), iter(results)
+    for index, made in recipes.items():
+        filled[index] = made(left, before)
     act(tree.unflatten(rebuild, filled))
 
 
-def _set(item: Any, name: str, value: Any, results: list[Any]) -> None:
+def _set(item: Any, name: str, value: Any, results: list[Any], before: list[Any]) -> None:
     object.__setattr__(item, name, value)
+
+
+def _text(leaf: tree.Leaf) -> str:
+    if isinstance(leaf.value, Term):
+        return f"{leaf.where} {leaf.value.text()}"
+    return leaf.where if is_result(leaf.value) else repr(leaf.value)
 
 
 def _call(container: Container, method: str, args: tuple[Any, ...]) -> None:
@@ -375,20 +352,18 @@ def _call(container: Container, method: str, args: tuple[Any, ...]) -> None:
 
 def holds_fakes(item: Any) -> bool:
     """Whether there is something that the program has computed in an object, or in what it holds."""
-    return tree.holds(item, lambda piece: type(piece) is Number or isinstance(piece, FakeTensor))
+    return tree.holds(item, lambda piece: issubclass(type(piece), (Number, FakeTensor)))
 
 
 def _made(value: Any) -> list[Any]:
     """The containers and objects in what is put somewhere that hold what the program has computed."""
-    found: list[Any] = []
-
-    def note(piece: Any) -> bool:
-        if piece is not value and not is_result(piece) and holds_fakes(piece):
-            found.append(piece)
-        return False
-
-    tree.holds(value, note)
-    return found
+    found, waiting = dict[int, Any](), [value]
+    while waiting:
+        piece = waiting.pop()
+        if id(piece) not in found and not is_result(piece) and holds_fakes(piece):
+            found[id(piece)] = piece
+            waiting.extend(tree.pieces(piece))
+    return list(found.values())[1:]
 
 
 def _item_of(container: Container, key: Any) -> Callable[[], Any]:

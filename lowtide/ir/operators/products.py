@@ -10,12 +10,14 @@ from lowtide.ir.operators.row import Draws, Operator, Split
 _GRADIENTS = ((0,), (1, 2))
 
 _PRODUCTS = (
-    Operator(name="aten.mm", flops=matrices(0, 1)),
-    Operator(name="aten.bmm", flops=matrices(0, 1)),
+    Operator(name="aten.mm", flops=matrices(0, 1), in_layout="lowtide.mm_in_layout.default"),
+    Operator(name="aten.bmm", flops=matrices(0, 1), in_layout="lowtide.bmm_in_layout.default"),
     Operator(name="aten.matmul", flops=matrices(0, 1)),
-    Operator(name="aten.addmm", flops=matrices(1, 2)),
-    Operator(name="aten.baddbmm", flops=matrices(1, 2)),
-    Operator(name="aten.addbmm", flops=matrices(1, 2)),
+    Operator(name="aten.addmm", flops=matrices(1, 2), in_layout="lowtide.addmm_in_layout.default"),
+    Operator(name="aten.baddbmm", flops=matrices(1, 2), in_layout="lowtide.baddbmm_in_layout.default"),
+    Operator(name="aten.addbmm", flops=matrices(1, 2), in_layout="lowtide.addbmm_in_layout.default"),
+    *(Operator(name=f"lowtide.{name}_in_layout", flops=matrices(0, 1)) for name in ("mm", "bmm")),
+    *(Operator(name=f"lowtide.{name}_in_layout", flops=matrices(1, 2)) for name in ("addmm", "baddbmm", "addbmm")),
     Operator(name="aten.mv", flops=vectors(0, 1)),
     Operator(name="aten.dot", flops=vectors(0, 1)),
     Operator(name="aten.vdot", flops=vectors(0, 1)),

@@ -97,6 +97,7 @@ class Operator:
     functional: str = ""  # the one that returns what this one writes, where it has another name or other arguments
     with_writes: WithWrites | None = None
     complex_in_place: str = ""  # in place it rounds complex numbers otherwise than its functional form; this one rounds them so
+    in_layout: str = ""  # in another layout it rounds otherwise; this one makes what it writes in the layout that it is told
     elementwise: bool = False  # although torch's tag does not say so
     rounds_once: bool = False  # of real numbers: the same bits whatever the layout that its kernel goes through
     fake: Fake = Fake.RIGHT

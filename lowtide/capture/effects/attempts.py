@@ -1,0 +1,114 @@
+"""Attempts at a capture that follows what the program puts outside, until one knows what has to be followed.
+
+The first is a plain one. Later ones have stand-ins for all containers, then for those alone that the program changes; where that is
+refused, numbers that it sums up in attributes are followed as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from lowtide.capture.effects.leaving import Attribute, Leaving, survive
+from lowtide.capture.effects.watched import LeavingError, StaleError
+from lowtide.errors import CaptureError
+
+T = TypeVar("T")
+
+
+def with_leaving(capture: Callable[[Leaving | None, bool], T], roots: Iterable[Any], *, at_once: bool) -> T:
+    """A capture; where it is refused, or `at_once`, one that follows what the program puts outside.
+
+    `capture` is also told whether to name whoever holds what it should not: only once nothing else is left to try.
+    """
+    roots = list(roots)
+    try:
+        return _summed(capture, roots, names=True) if at_once else capture(None, False)
+    except LeavingError:
+        if at_once:
+            raise
+    why = ""
+    try:
+        return _summed(capture, roots, names=False)
+    except StaleError as error:
+        why = f". It cannot be put there by each step: {error}"
+    except CaptureError:
+        pass
+    try:
+        return capture(None, True)
+    except LeavingError as error:
+        raise CaptureError(f"{error}{why}") from error.__cause__
+
+
+def _summed(capture: Callable[[Leaving | None, bool], T], roots: list[Any], *, names: bool) -> T:
+    """A capture that follows what the program puts outside; where it is refused, one that follows its sums as well.
+
+    Each attempt says which attributes those are. What is told in the end is what the first one told.
+    """
+    counted: dict[Attribute, Any] = {}
+    try:
+        return _followed(capture, roots, names, None, counted)
+    except CaptureError as error:
+        refusal, summed = error, frozenset[Attribute]()
+    while True:
+        _put_back(counted)
+        try:
+            captured = _followed(capture, roots, names, summed, counted)
+        except CaptureError:
+            captured = None
+        if counted.keys() <= summed:
+            break
+        summed |= counted.keys()
+    if captured is None:
+        _put_back(counted)
+        raise refusal
+    return captured
+
+
+def _put_back(counted: dict[Attribute, Any]) -> None:
+    for (_, name), (table, before) in counted.items():
+        table[name] = before
+
+
+def _followed(
+    capture: Callable[[Leaving | None, bool], T],
+    roots: list[Any],
+    names: bool,
+    summed: frozenset[Attribute] | None,
+    counted: dict[Attribute, Any],
+) -> T:
+    """Until there are stand-ins for nothing but what the program changes: all else has to be what it is, in its class as well.
+
+    Once more where numbers or texts are put outside: what is another one in each step (a clock) would be there as it was in the capture.
+    `counted` gets the attributes with numbers that the program has changed, and those before.
+    """
+    chosen: frozenset[int] | None = None
+    words: list[tuple[str, ...]] = []
+    while True:
+        leaving, captured, failed = Leaving(chosen, summed), None, None
+        try:
+            with leaving.in_place(roots):
+                captured = capture(leaving, names)
+        except CaptureError as error:
+            failed = error
+        finally:
+            for attribute, before in leaving.counted.items():
+                counted.setdefault(attribute, before)
+            for container in leaving.all():
+                container.forget()
+                container.stand_in = container.items = None
+        narrower = leaving.changing
+        if captured is None and len(unread := leaving.unread()) < len(leaving.containers):
+            narrower = unread
+        if captured is not None and survive(leaving.befores):
+            raise StaleError("it keeps what an earlier step has left in an attribute where that is not found")
+        if len(narrower) < len(leaving.containers):
+            chosen = narrower
+        elif captured is None:
+            raise failed or CaptureError("")
+        else:
+            words.append(leaving.words)
+            if words[0] != words[-1]:
+                raise StaleError(f"it puts something else there each time: {words[0]} and {words[-1]}")
+            if len(words) == 2 or not leaving.puts_plain:
+                return captured

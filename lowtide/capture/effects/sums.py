@@ -1,0 +1,181 @@
+"""Numbers that a program sums up outside (`self.total += loss.item()`), and arithmetic on numbers that only the running step knows.
+
+No part of the graph: each step does that arithmetic again, in Python, on what it has read and on what the attribute holds then.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from lowtide.capture.returned import Number
+from lowtide.ir.graph import Value
+
+Recipe = Callable[[Iterator[Any], Sequence[Any]], Any]  # of the results that it takes, and of what the attributes held before
+
+_ANY: dict[str, Callable[..., Any]] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
+_BY_NUMBERS: dict[str, Callable[..., Any]] = {
+    "truediv": operator.truediv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+}  # which may fail for others
+_ALONE: dict[str, Callable[..., Any]] = {"neg": operator.neg, "pos": operator.pos, "abs": abs}
+_ASKS: dict[str, Callable[..., Any]] = {
+    "bool": bool, "float": float, "int": int, "index": operator.index, "hash": hash, "str": str, "format": format,
+    "round": round,
+}  # fmt: skip
+_RELATIONS: dict[str, Callable[..., Any]] = {
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+}  # fmt: skip
+
+
+class Term(Number):
+    """A number that can be computed with: Python's arithmetic on it is done again by each step.
+
+    `known` gives it where it follows from what is there before the step, and `compare` how one of 64 bits relates to another one. For as
+    long as nobody asks, it is no part of the program.
+    """
+
+    __slots__ = ("compare", "known")
+
+    def __init__(
+        self,
+        value: Value | None,
+        kind: type,
+        refusals: list[Any] | None,
+        known: Callable[[], Any] | None = None,
+        compare: Callable[[str, int], bool] | None = None,
+    ) -> None:
+        super().__init__(value, kind, refusals)
+        self.known, self.compare = known, compare
+
+    def text(self) -> str:
+        """The same for the same arithmetic."""
+        return "number"
+
+
+class Before(Term):
+    """What an attribute holds when a step begins."""
+
+    __slots__ = ("at",)
+
+    def __init__(self, at: int, kind: type, refusals: list[Any]) -> None:
+        super().__init__(None, kind, refusals)
+        self.at = at
+
+    def text(self) -> str:
+        """Which of them."""
+        return f"before[{self.at}]"
+
+
+class Computed(Term):
+    """An operation on numbers of which one at least is such a term."""
+
+    __slots__ = ("args", "function")
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        terms = [each for each in args if isinstance(each, Term)]
+        whole = function is not operator.truediv and all(isinstance(each, int) for each in args)
+        super().__init__(None, int if whole else float, terms[0].refusals, self._now if all(each.known for each in terms) else None)
+        self.function, self.args = function, args
+
+    def _now(self) -> Any:
+        return self.function(*map(_asked, self.args))
+
+    def text(self) -> str:
+        """Its operation and its operands."""
+        return f"{self.function.__name__}({', '.join(each.text() if isinstance(each, Term) else repr(each) for each in self.args)})"
+
+
+@dataclass(frozen=True)
+class Sum:
+    """An attribute that the program reads, computes with and writes again."""
+
+    table: dict[str, Any]
+    name: str
+
+    @property
+    def now(self) -> Any:
+        """The number there."""
+        return self.table[self.name]
+
+    def holds(self) -> bool:
+        """Whether there is one."""
+        return type(self.table.get(self.name)) in (int, float)
+
+
+def results_in(item: Any) -> list[Any]:
+    """The results of the graph that a leaf is made of."""
+    if isinstance(item, Computed):
+        return [result for each in item.args for result in results_in(each)]
+    return [item] if isinstance(item, torch.Tensor) or (isinstance(item, Number) and not isinstance(item, Before)) else []
+
+
+def recipe(item: Any) -> Recipe:
+    """How a leaf is made again, without anything of the capture in it."""
+    if isinstance(item, Computed):
+        function, parts = item.function, [recipe(each) for each in item.args]
+        return lambda results, before: function(*(part(results, before) for part in parts))
+    if isinstance(item, Before):
+        at = item.at
+        return lambda results, before: before[at]
+    return (lambda results, before: next(results)) if results_in(item) else (lambda results, before: item)
+
+
+def _operation(function: Callable[..., Any], turned: bool = False, divides: bool = False) -> Callable[..., Any]:
+    def operation(self: Term, other: Any) -> Any:
+        one, two = (other, self) if turned else (self, other)
+        if (type(other) in (int, float) or isinstance(other, Term)) and not (divides and _may_be_zero(two)):
+            return Computed(function, (one, two))
+        return function(*(_asked(each) for each in (one, two)))
+
+    return operation
+
+
+def _may_be_zero(item: Any) -> bool:
+    if isinstance(item, Term):
+        return item.compare is None or not item.compare("ne", 0)
+    return bool(item == 0)
+
+
+def _asked(item: Any) -> Any:
+    """A number itself, where it can be had; it is a part of the program from here on."""
+    if not isinstance(item, Term):
+        return item
+    if item.known is None:
+        item.refuse()
+    return item.known()
+
+
+def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self: Computed(function, (self,))
+
+
+def _question(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, *others: function(_asked(self), *map(_asked, others))
+
+
+def _comparison(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def comparison(self: Term, other: Any) -> Any:
+        if self.compare is not None and type(other) is int and -(2**63) <= other < 2**63:
+            return self.compare(name, other)
+        return function(_asked(self), _asked(other))
+
+    return comparison
+
+
+for _names, _method in ((_ANY, _operation), (_BY_NUMBERS, partial(_operation, divides=True))):
+    for _name, _of_two in _names.items():
+        setattr(Term, f"__{_name}__", _method(_of_two))
+        setattr(Term, f"__r{_name}__", _method(_of_two, turned=True))
+for _name, _of_one in _ALONE.items():
+    setattr(Term, f"__{_name}__", _alone(_of_one))
+for _name, _asking in _ASKS.items():
+    setattr(Term, f"__{_name}__", _question(_asking))
+for _name, _relation in _RELATIONS.items():
+    setattr(Term, f"__{_name}__", _comparison(_name, _relation))
