@@ -41,7 +41,6 @@ class Capturing:
 
     @property
     def caller(self) -> Caller:
-        """The objects that the step works on."""
         program = self.program
         return Caller(self.model) if program is None else Caller(self.model, program.optimizer, program.scaler, program.counters)
 

@@ -258,7 +258,6 @@ class Maker:
             return planner.plans(replace(request, watcher=say if self.stages.progress else None))
 
     def request(self, captured: Captured, budget: Budget) -> Request:
-        """What is asked of planning, within a budget."""
         request = Request(
             self.machine.provenance(captured), budget, granule_bytes=self.machine.granule_bytes(captured), solver=self.asked.solver,
             sweeps=self.asked.sweeps, swap_state=self.asked.swap_state, exact=self.asked.exact,

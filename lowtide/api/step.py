@@ -225,7 +225,6 @@ class Step:
             self._others.range.save(path)
 
     def save_program(self, path: str | os.PathLike[str]) -> None:
-        """Write the program's text, to be read."""
         write_whole(path, self.source)
 
     @undisturbed
@@ -390,7 +389,6 @@ class Step:
         return *found, now
 
     def _change(self, now: View) -> str:
-        """Why no program is for a call, in words."""
         last = [family.variants[-1] for family in self._families]
         return change_of_kind(now, last) or self._current.granted.change()
 

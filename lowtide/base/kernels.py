@@ -126,7 +126,6 @@ class KernelCache:
 
     @property
     def cache_path(self) -> str | None:
-        """The folder that is tried first."""
         return next(map(str, _folders(self._file)), None)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:

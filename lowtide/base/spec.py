@@ -171,7 +171,6 @@ def _wish(wanted: Any, family: Family[Any]) -> str:
 
 
 def _word(wanted: Any) -> str:
-    """The same of a type that is no solver's."""
     if get_origin(wanted) is Literal:
         return f"one of {', '.join(str(choice) for choice in get_args(wanted))}"
     if get_origin(wanted) is tuple:

@@ -64,7 +64,6 @@ class Names:
 
 
 def address(tensor: torch.Tensor) -> int:
-    """What identifies a tensor's storage."""
     return int(tensor.untyped_storage()._cdata)
 
 

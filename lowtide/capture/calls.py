@@ -40,7 +40,6 @@ def atom_of(item: Any) -> Atom | None:
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
-    """The tensors of an argument or result, in order."""
     if isinstance(tree, torch.Tensor):
         return [tree]
     if isinstance(tree, (list, tuple)):

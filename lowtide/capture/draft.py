@@ -333,7 +333,6 @@ class Draft:
         return tree
 
     def arguments(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        """A call's arguments as the graph writes them."""
         return tuple(self._argument(func, item) for item in args), tuple((key, self._argument(func, item)) for key, item in kwargs.items())
 
     def _argument(self, func: OpOverload | None, item: Any) -> Arg:

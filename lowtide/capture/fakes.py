@@ -154,7 +154,6 @@ class ModuleTensors:
 
     @classmethod
     def of(cls, modules: list[tuple[str, nn.Module]]) -> ModuleTensors:
-        """The places of these modules as they are now."""
         return cls(tuple((path, module, dict(module._buffers), dict(module.__dict__)) for path, module in modules))
 
     def rebound(self) -> Iterator[tuple[Slot, torch.Tensor]]:

@@ -12,7 +12,6 @@ from lowtide.ir import tree
 
 
 def checked_loss(result: Any) -> torch.Tensor:
-    """The loss within what the loss function returned."""
     loss = _loss_of(result)
     if not isinstance(loss, torch.Tensor):
         raise CaptureError(

@@ -55,7 +55,6 @@ class TrainingProgram:
 
     @property
     def given(self) -> nn.Module:
-        """What the user's functions are given."""
         return self.wrapper or self.model
 
     @property

@@ -160,7 +160,6 @@ def _structured(func: OpOverload, pieces: list[torch.Tensor]) -> Any:
 
 
 def _look(tensor: torch.Tensor) -> Made:
-    """How a fake looks in the example."""
     nbytes, offset = hint(tensor.untyped_storage().nbytes()), hint(tensor.storage_offset())
     shape, stride = tuple(map(hint, tensor.shape)), tuple(map(hint, tensor.stride()))
     return Made(dtype_name(tensor.dtype), shape, stride, offset, nbytes, str(tensor.device))

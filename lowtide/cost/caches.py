@@ -32,7 +32,6 @@ class _Cache:
         self._room_bytes = room_bytes
 
     def touch(self, storage: Storage) -> None:
-        """Keep it in the place of others."""
         self._room_bytes += self.held.pop(storage, 0) - _nbytes(storage)
         self.held[storage] = _nbytes(storage)
         while self._room_bytes < 0:

@@ -94,7 +94,6 @@ class Measures:
 
     @property
     def is_timed(self) -> bool:
-        """Whether it knows what nodes take."""
         return self.node_us.size > 0
 
     @cached_property

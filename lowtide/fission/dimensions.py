@@ -101,7 +101,6 @@ class _Sets:
         self._leader = list(range(count))
 
     def join(self, numbers: list[int]) -> None:
-        """Makes one set of all sets that these are in."""
         leaders = [self._find(number) for number in numbers]
         for other in leaders[1:]:
             if leaders[0] != other:

@@ -94,7 +94,6 @@ class _Facts:
     storages: dict[Storage, None] = field(default_factory=dict)
 
     def meet(self, node: Node, axis: Axis) -> None:
-        """One more operator along one of its axes."""
         self.operators += 1
         self.sums += any(isinstance(role, Reduced) for role in axis.results)
         path = node.source.module.split(".") if node.source is not None and node.source.module else []

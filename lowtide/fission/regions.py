@@ -43,7 +43,6 @@ class Region:
 
     @cached_property
     def places(self) -> frozenset[int]:
-        """The nodes, by their places in the graph."""
         return frozenset(self.axes)
 
     @cached_property
@@ -139,12 +138,10 @@ class Regions:
 
     @cached_property
     def makers(self) -> dict[Value, int]:
-        """The place of the node that makes each value."""
         return {value: place for place, node in enumerate(self.graph.nodes) for value in node.results}
 
     @cached_property
     def readers(self) -> dict[Value, list[int]]:
-        """The places of the nodes that read each value."""
         found: dict[Value, list[int]] = {}
         for place, node in enumerate(self.graph.nodes):
             for value in _reads(node):

@@ -23,13 +23,11 @@ class FissionTree:
 
     @classmethod
     def of(cls, regions: Sequence[Region]) -> FissionTree:
-        """A tree of these sets, of which none is split."""
         ordered = sorted(regions, key=lambda region: (-len(region.axes), region.bits, region.component))
         return cls(tuple(ordered), (1,) * len(ordered))
 
     @property
     def split(self) -> tuple[int, ...]:
-        """The candidates that are split, the largest first."""
         return tuple(number for number, parts in enumerate(self.parts) if parts > 1)
 
     def enable(self, number: int, parts: int = 2) -> FissionTree:

@@ -70,7 +70,6 @@ class Choosing:
 
 
 def chosen(stages: Sequence[Stage], body: Graph, fixed: Collection[Value], joins: Joins) -> tuple[int, ...]:
-    """The numbers without measurements."""
     return Choosing.of(stages, body, fixed).numbers(joins, _as_modelled)
 
 

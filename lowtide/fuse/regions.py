@@ -163,7 +163,6 @@ def _own(value: Value, names: set[str]) -> Value:
 
 
 def body_of(members: Sequence[Node], given: Sequence[Value], results: Sequence[Value]) -> Graph:
-    """The nodes on values of the body's own."""
     storages: dict[Storage, Storage] = {}
     mine: dict[Value, Value] = {}
 
@@ -184,7 +183,6 @@ def body_of(members: Sequence[Node], given: Sequence[Value], results: Sequence[V
 
 
 def _with(node: Node, new: dict[Value, Value]) -> Node:
-    """A node that reads other values."""
     if not any(value in new for value in node.inputs):
         return node
     inplace = tuple((new.get(value, value), op) for value, op in node.inplace)
@@ -216,7 +214,6 @@ def _without_unread(graph: Graph) -> Graph:
 
 
 def _after_these(nodes: Sequence[Node]) -> Iterator[Node]:
-    """Nodes that come after one another alone."""
     new: dict[Node, Node] = {}
     for node in nodes:
         after = tuple(new[before] for before in node.after if before in new)

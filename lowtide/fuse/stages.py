@@ -216,7 +216,6 @@ class Block:
 
     @property
     def parts(self) -> tuple[Product | Convolution | Windows, ...]:
-        """What there is of them, in order."""
         return tuple(each for each in (self.first, self.windows, self.last) if each is not None)
 
     @property

@@ -214,7 +214,6 @@ class Staging:
         return lay
 
     def _map(self, node: Node) -> None:
-        """An element-wise operator that no chain has taken."""
         made = node.outputs[0]
         made = there(made)
         shape = _ints(made.shape)

@@ -72,7 +72,6 @@ def _behind(nodes: Sequence[Node], tangents: set[Value]) -> set[Node]:
 
 
 def _needed(nodes: Sequence[Node], wanted: set[Value]) -> set[Node]:
-    """What the results follow from."""
     known, found = set(wanted), set()
     for node in reversed(nodes):
         if any(value in known for value in node.results):

@@ -105,7 +105,6 @@ class LowtideStrategy(SingleDeviceStrategy):
             self._steps.empty_arena()
 
     def training_step(self, batch: Any, *position: Any) -> Any:
-        """All of an update at its last batch."""
         trainer = self.lightning_module.trainer
         loop = trainer.fit_loop
         if loop._skip_backward:  # only statistics are wanted (StochasticWeightAveraging)

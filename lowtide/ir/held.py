@@ -16,7 +16,6 @@ class Held:
     until: Mapping[str, str] = field(default_factory=dict)  # by storage: the first result of the last node that runs while it is held
 
     def in_graph(self, graph: Graph) -> Held:
-        """The same of a graph with these names."""
         names = {value.name for value in self.values}
         return Held(tuple(value for node in graph.nodes for value in node.results if value.name in names), self.until)
 

@@ -73,7 +73,6 @@ def statements(node: Node, names: Mapping[Value, str], offloaded: Offloaded) -> 
 
 
 def waits(values: tuple[Value, ...], names: Mapping[Value, str]) -> Iterator[str]:
-    """The lines that wait for loaded values."""
     for value in values:
         yield f"host.arrived({names[value]})"
 

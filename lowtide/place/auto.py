@@ -162,7 +162,6 @@ class _Whole:
         self.enough_bytes = found.lower_bound_bytes if capacity_bytes is None else capacity_bytes
 
     def top_bytes(self, buffers: NDArray[np.intp]) -> int:
-        """Where the highest of some buffers ends."""
         return int((self.offsets[buffers] + self.problem.size_bytes[buffers]).max(initial=0))
 
     def learned(self, buffers: NDArray[np.intp], found: Placement, placer: Auto) -> Placement:

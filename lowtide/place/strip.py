@@ -75,7 +75,6 @@ class Strip:
         return offsets
 
     def top_bytes(self, at: Ints) -> int:
-        """Where the highest block ends."""
         return int((at + self.blocks.size).max(initial=0))
 
 

@@ -32,7 +32,6 @@ class Look:
 
     @property
     def source(self) -> Source | None:
-        """Where in the user's program it is made."""
         return None if self.maker is None else self.maker.source
 
 

@@ -93,7 +93,6 @@ def eviction_lines(report: CostReport, device: str = "", most: int = _EVICTIONS)
 
 
 def _rule_line(report: RuleReport) -> str:
-    """What a rule of algebra bought and cost."""
     times = f"{len(report.held)} time{'s' if len(report.held) > 1 else ''}"
     peak = f", {bytes_text(report.peak_bytes)} of it at the step that would be the peak" if report.peak_bytes else ""
     time = f"{time_text(abs(report.cost_us))} {'more' if report.cost_us > 0 else 'less'}"

@@ -108,7 +108,6 @@ class Carrier:
 
     @cached_property
     def _preds(self) -> list[list[int]]:
-        """By the sibling's nodes those before each."""
         base = self.target.problem
         return [base.pred_ids[base.pred_ptr[node] : base.pred_ptr[node + 1]].tolist() for node in range(base.node_count)]
 

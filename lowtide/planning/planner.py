@@ -138,7 +138,6 @@ class Planner:
 
 
 def _listener(known: Searched, request: Request) -> Listener | None:
-    """What passes a search on to the request's watcher."""
     if request.watcher is None:
         return None
     return Watched(request.watcher, request.budget.memory_bytes, request.budget.latency, known.archive.points)

@@ -95,7 +95,6 @@ class _Beside:
             process.stdin.close()
 
     def wait(self) -> None:
-        """Until it has done its half, or takes too long."""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_LIMIT_S)

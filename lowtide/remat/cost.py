@@ -122,7 +122,6 @@ def _first_wrong(sequence: Any, facts: Any) -> int:
 
 @kernel(nogil=True)
 def _costs(sequence: Any, facts: Any, resident_bytes: Any) -> tuple[NDArray[np.int64], int, float]:
-    """Footprint by entry, its peak, and the time."""
     footprint, peak = footprint_kernel(sequence, facts), resident_bytes
     for position in range(len(footprint)):
         footprint[position] += resident_bytes

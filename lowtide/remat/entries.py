@@ -38,7 +38,6 @@ _KINDS = 3  # of entries for each storage
 
 
 def _code(deed: Any, storage: Any, nodes: Any) -> Any:
-    """The entry that stores, drops or loads a storage."""
     return nodes + _KINDS * storage + deed
 
 
@@ -47,7 +46,6 @@ def _deed(code: Any, nodes: Any) -> Any:
 
 
 def _storage(code: Any, nodes: Any) -> Any:
-    """The storage that an entry stores, drops or loads."""
     return (code - nodes) // _KINDS
 
 
@@ -79,5 +77,4 @@ class Codes:
         return deed, entry if deed is Deed.RUN else int(_storage(entry, self.nodes))
 
     def runs_in(self, sequence: Ints) -> Ints:
-        """The runs of a sequence alone."""
         return sequence[sequence < self.nodes]

@@ -161,7 +161,6 @@ class _Played:
         return found
 
     def _payer(self, position: int, payer: dict[int, int]) -> int:
-        """The tensor that a repetition runs for."""
         made = self.repeated[position]
         readers = [reader for _, copy in made for reader in copy.repeats]
         wanted = [tensor for tensor, copy in made if copy.wanted]

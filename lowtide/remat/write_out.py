@@ -86,7 +86,6 @@ class _Writer:
         self.host = HostBook(graph)
 
     def enter(self, position: int, entry: int) -> None:
-        """Write what one entry of the sequence says."""
         self.host.position = position
         try:
             deed, index = self.codes.read(entry)
@@ -125,7 +124,6 @@ class _Writer:
                     self.now(value, -1)
 
     def store(self, storage: Storage) -> None:
-        """Write the start of a copy to the host."""
         base = self.host.base(storage, "store")
         self.host.check_new(storage)
         node = store(self.here(storage, "store"), self.name(base.value.name, "host"), base.source)
@@ -133,7 +131,6 @@ class _Writer:
         self.host.note_store(storage, node)
 
     def drop(self, storage: Storage) -> None:
-        """Write the last use of a copy on the device."""
         here, there, base = self.here(storage, "drop"), self.host.copy(storage, "drop"), self.host.base(storage, "drop")
         self.host.check_unwritten(storage, "drop")
         offloaded = storage in self.host.offloadable
@@ -155,7 +152,6 @@ class _Writer:
         self.storage[storage] = node.results[0].storage
 
     def append(self, node: Node) -> None:
-        """Write a node that is no copy of an old one."""
         self.nodes.append(node)
         self.origins.append(-1)
 
@@ -234,7 +230,6 @@ class _Writer:
         return self.assembled(remaining, outputs)
 
     def assembled(self, remaining: Sequence[int], outputs: tuple[Value, ...]) -> Rematerialised:
-        """The result of the nodes that stay."""
         new_place = {position: at for at, position in enumerate(remaining)}
         became: dict[Node, list[Node]] = {node: [] for node in self.graph.nodes}
         for position in remaining:
@@ -270,7 +265,6 @@ class _Writer:
 def _substituted(
     node: Node, inputs: Mapping[Value, Value], outputs: tuple[Value | None, ...], writes: tuple[tuple[Value, Value], ...]
 ) -> Node:
-    """The node with other inputs and outputs."""
     return replace(
         node,
         args=tuple(_argument(arg, inputs) for arg in node.args),

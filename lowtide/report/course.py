@@ -38,7 +38,6 @@ def begins(timeline: Timeline, by_time: bool) -> list[float]:
 
 
 def has_times(timelines: Sequence[Timeline]) -> bool:
-    """Whether all know what their steps take."""
     return all(timeline.us and sum(timeline.us) > 0 for timeline in timelines)
 
 

@@ -74,7 +74,6 @@ def _eviction(each: Eviction) -> tuple[str, ...]:
 
 
 def splits(plan: Contents) -> list[tuple[str, ...]]:
-    """What runs part by part, as a table shows it."""
     return [
         (
             bytes_text(each.part_bytes), bytes_text(each.whole_bytes), _short(" ".join(map(op_text, each.operators))), each.where,
@@ -101,7 +100,6 @@ def frontier(plan: Contents) -> Frontier | None:
 
 
 def _steps(start: int, end: int) -> str:
-    """From one step to another, on one line."""
     return f"{start} to {end}".replace(" ", "\N{NO-BREAK SPACE}")
 
 

@@ -105,7 +105,6 @@ class _Instead:
         self._values[old], self._storages[old.storage] = new, new.storage
 
     def has(self, value: Value) -> bool:
-        """Whether another stands for it."""
         return value in self._values
 
     def reading(self, node: Node) -> Node:

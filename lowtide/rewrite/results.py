@@ -77,7 +77,6 @@ def _copied(value: Value, makers: Makers) -> Value:
 
 
 def _reading(node: Node, result: Value) -> Node:
-    """The backward operator with another input."""
     saved = node.args[1]
     inplace = tuple((result if value is saved else value, overload) for value, overload in node.inplace)
     return replace(node, args=(node.args[0], result, *node.args[2:]), inplace=inplace)

@@ -31,7 +31,6 @@ def _pieces(node: Node) -> tuple[Node, ...]:
 
 
 def _piece(node: Node, position: int, mask: Arg, group: tuple[int, ...]) -> Node:
-    """The node that computes the results of one group."""
     assert isinstance(mask, tuple)
     chosen = tuple(bool(flag) and index in group for index, flag in enumerate(mask))
     args = (*node.args[:position], chosen, *node.args[position + 1 :])

@@ -89,7 +89,6 @@ class BatchSpec:
         return Looks((look.shape, look.stride, look.dtype) for look in tensors)
 
     def is_tensor_like(self, leaf: int, dtype: str, shape: tuple[Any, ...], stride: tuple[Any, ...]) -> bool:
-        """Whether a leaf is a tensor that looks so."""
         look = self.leaves[leaf][1]
         if not isinstance(look, _TensorLook) or (str(look.dtype).removeprefix("torch."), look.shape) != (dtype, shape):
             return False
@@ -147,7 +146,6 @@ class BatchSpec:
         return {leaf.where for leaf in tree.flatten((args, kwargs))[0] if _name(leaf.where) in self.unread}
 
     def _refuse_shape(self, where: str, items: Sequence[Any]) -> NoReturn:
-        """Raise for the first leaf of another shape."""
         wanted, got = next((look, item) for (name, look), item in zip(self.leaves, items, strict=True) if name == where)
         look = _look(got, _META)
         difference = f"batch {where}: expected {wanted}, got {look}"

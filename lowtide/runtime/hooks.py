@@ -56,7 +56,6 @@ def already_run(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def run_after(optimizer: torch.optim.Optimizer) -> None:
-    """Run the hooks that follow the step."""
     hooks = [*optimizer._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()]
     if not hooks:
         return

@@ -220,14 +220,12 @@ def _copy(source: Any, target: Any) -> None:
 
 @kernel(inner=True)
 def _add(key: Any, words: Any) -> None:
-    """Puts a node into a key, or takes it out."""
     for position in range(len(key)):
         key[position] ^= words[position]
 
 
 @kernel(inner=True)
 def _lowest(bits: Any) -> Any:
-    """The position of the lowest bit that is set."""
     position, low = 0, bits & (~bits + np.uint64(1))
     for shift in (32, 16, 8, 4, 2, 1):
         if low >> np.uint64(shift):

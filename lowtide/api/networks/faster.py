@@ -98,7 +98,6 @@ def _in_turns(one: Runs, two: Runs, given: Sequence[Any]) -> tuple[int, int]:
 
 
 def _turn_ns(runs: Runs, given: Sequence[Any]) -> int:
-    """The least time of a few runs in a row."""
     best, start = _MOST_NS, time.perf_counter_ns()
     for _ in range(_RUNS):
         begin = time.perf_counter_ns()

@@ -58,7 +58,6 @@ def _shapes(leaves: Sequence[Leaf]) -> Shapes:
 
 
 def _like(example: Sequence[Leaf], place: int, batch: tuple[tuple[Any, ...], dict[str, Any]]) -> Shapes:
-    """The shapes of a further batch."""
     leaves = tree.flatten(batch)[0]
     wanted, got = ([shown(leaf.where) for leaf in each] for each in (example, leaves))
     if wanted != got:

@@ -41,7 +41,6 @@ class _Grid:
 
     @classmethod
     def of(cls, points: tuple[Point, ...], machine: Machine, laboratory: Laboratory) -> _Grid:
-        """Of which nothing is known yet."""
         return cls(points, at_points(points), machine, laboratory)
 
     def rated(self, device: Device, node: Node) -> float:

@@ -73,7 +73,6 @@ class Region:
         return cls(captured, _fixed(captured, point), granted, planner, timed)
 
     def timed(self, machine: Machine, trains: bool, *, exact: bool) -> Region:
-        """The same, knowing what operators take."""
         if self.is_timed:
             return self
         with machine.laboratory(trains) as laboratory:

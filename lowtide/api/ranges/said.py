@@ -116,7 +116,6 @@ def _leaf_called(name: Any, leaves: Sequence[Leaf]) -> int:
 
 
 def shown(where: str) -> str:
-    """A leaf of (args, kwargs) as messages call it."""
     return where[3:]
 
 

@@ -59,7 +59,6 @@ class Variant:
 
     @cached_property
     def plan(self) -> Plan:
-        """What was decided, and what that promises."""
         return self.planned()
 
     @property

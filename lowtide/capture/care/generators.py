@@ -154,7 +154,6 @@ class _Draws:
         return noting
 
     def drew(self) -> bool:
-        """Whether this thread did, and left it at that."""
         return (self._is_mine and self._words(self._state()) != self._words(self._before)) or self._is_moved()
 
     def put_back(self) -> None:
@@ -256,7 +255,6 @@ class _Seeds:
         self._at = None
 
     def state(self) -> torch.Tensor:
-        """The state at this number of draws."""
         with _disable_current_modes():
             state = self._stands_in.manual_seed(-1 if self._at is None else self._at).get_state()
             if self._at is not None:

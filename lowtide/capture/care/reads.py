@@ -92,7 +92,6 @@ def _held_by(module: nn.Module) -> dict[str, Any]:
 
 
 def _now(module: nn.Module, name: str) -> Any:
-    """What it holds under one name at this moment."""
     own: dict[str, Any] = object.__getattribute__(module, "__dict__")
     return next((table[name] for table in (own.get("_modules", {}), own.get("_parameters", {}), own) if name in table), ABSENT)
 

@@ -136,7 +136,6 @@ class Reader:
         return self._steps[value]
 
     def _leaf(self, draft: Draft, value: Value) -> tuple[Step, ...]:
-        """What is there before the step."""
         slot = next((slot for found, slot in zip(draft.inputs, draft.slots, strict=True) if found is value), None)
         if slot is None:
             raise UnreadableError("a number that only the running step knows")
@@ -160,7 +159,6 @@ class Reader:
         return joined((*(self._steps[each] for each in node.inputs), own))
 
     def _own(self, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Call:
-        """The step that calls an operator on values."""
         return self._step(op, tuple(map(self._argument, args)), tuple((name, self._argument(arg)) for name, arg in kwargs))
 
     def _step(self, op: OpOverload, given: tuple[Any, ...], named: tuple[tuple[str, Any], ...]) -> Call:

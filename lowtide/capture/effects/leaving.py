@@ -233,7 +233,6 @@ class Leaving:
 
     @property
     def done(self) -> int:
-        """How much the program has done so far."""
         return len(self.log.events) + sum(len(container.written) for container in self.all())
 
     def all(self) -> list[Container]:

@@ -55,7 +55,6 @@ class Term(Number):
         self.known, self.compare = known, compare
 
     def text(self) -> str:
-        """The same for the same arithmetic."""
         return "number"
 
 
@@ -88,7 +87,6 @@ class Computed(Term):
         return self.function(*map(_asked, self.args))
 
     def text(self) -> str:
-        """Its operation and its operands."""
         return f"{self.function.__name__}({', '.join(each.text() if isinstance(each, Term) else repr(each) for each in self.args)})"
 
 

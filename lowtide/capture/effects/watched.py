@@ -86,7 +86,6 @@ class Container:
 
     @property
     def now(self) -> Any:
-        """What lies in its place at this moment."""
         return self.ways[0]()
 
     @property
@@ -121,7 +120,6 @@ class Container:
         return not self.whole or (now.keys() <= self.written if isinstance(now, dict) else not now)
 
     def read(self, key: Any = _ALL) -> None:
-        """The program reads what lies under a key, or all."""
         if not self.log.active or self.fresh or (key is not _ALL and self._is_own(key)):
             return
         if key is _ALL and all(map(self._is_own, self._old_keys())):
@@ -130,7 +128,6 @@ class Container:
             self.read_at = self.read_at or users_line()
 
     def change(self, method: str, args: tuple[Any, ...]) -> None:
-        """The program calls a method that changes it."""
         if not self.log.active:
             return
         self.changed = True

@@ -25,7 +25,6 @@ def _svdvals(op: OpOverload, matrix: Tensor, *, driver: str | None = None) -> Te
 
 @formula(_ATEN.linalg_eigvalsh.default)
 def _eigvalsh(op: OpOverload, matrix: Tensor, triangle: str = "L") -> Tensor:
-    """Eigenvalues of a Hermitian matrix alone."""
     if wants_gradient(matrix):
         return op(matrix, triangle)  # type: ignore[no-any-return]
     (matrix,) = before_autocast(op, matrix)

@@ -92,7 +92,6 @@ class Shadow:
         fakes: Mapping[torch.Tensor, torch.Tensor],
         draft: Draft,
     ) -> Shadow:
-        """The shadow of an optimizer as it is now."""
         _refuse_what_cannot_be_traced(optimizer, names)
         state: dict[torch.Tensor, dict[str, Any]] = {}
         contents: dict[int, Any] = {}
@@ -153,7 +152,6 @@ class Shadow:
         return group
 
     def _declare_state(self, draft: Draft, scalars: Scalars) -> dict[torch.Tensor, dict[str, Any]]:
-        """State entries as inputs of the graph."""
         declared: dict[torch.Tensor, dict[str, Any]] = {}
         for parameter, entries in self.state.items():
             name = self.names[parameter]

@@ -106,7 +106,6 @@ def refuse_complex(gradient: torch.Tensor) -> None:
 
 
 def _laid_out(mean: torch.Tensor, start: int, gradient: torch.Tensor) -> torch.Tensor:
-    """What stands for a gradient within its bucket."""
     piece = mean if mean.numel() == gradient.numel() else mean.narrow(0, start, gradient.numel())
     if gradient.is_contiguous() or not is_dense(gradient):
         return piece.view(gradient.shape)

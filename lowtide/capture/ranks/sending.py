@@ -32,7 +32,6 @@ class Sending:
         self._waiting: list[torch.Tensor] = []
 
     def arrived(self, parameter: torch.Tensor) -> None:
-        """A parameter's gradient was added to."""
         if self.complete and parameter.grad is not None and parameter.grad.layout is torch.strided and parameter.grad.numel():
             self._waiting.append(parameter)
             self._send(only_full=True)

@@ -232,7 +232,6 @@ def with_names(text: str) -> str:
 
 
 def expression_of(item: torch.SymFloat) -> Any:
-    """A symbolic fraction in the graph's symbols."""
     node = item.node
     return node.expr.xreplace(_known[node.shape_env].names)
 
@@ -257,7 +256,6 @@ def size_of(item: Extent) -> Size:
 
 
 def sizes_of(items: Sequence[Extent]) -> tuple[Size, ...]:
-    """Several numbers of torch's as sizes."""
     return tuple(item if type(item) is int else size_of(item) for item in items)
 
 

@@ -92,7 +92,6 @@ class Apart:
             self._process.stdin.flush()
 
     def _last_words(self) -> str:
-        """How the process ended, in words."""
         self.end()
         code = self._process.returncode
         said = " ".join("".join(self._errors).split())[-_SHOWN:]

@@ -163,7 +163,6 @@ class Laboratory:
         return None if reply is None else int(reply["ns"][0])
 
     def tell(self, share: float) -> None:
-        """Which share of what was asked for is done."""
         if self.listener is not None:
             self.listener(share)
 
@@ -248,7 +247,6 @@ class _Shelf:
         return cls(levels.load(), results.load(), (levels, results))
 
     def knows(self, call: str) -> bool:
-        """Whether there is all of a call."""
         return call in self.levels and call in self.results
 
     def note(self, call: str, level_bytes: int, results: str) -> None:
@@ -295,7 +293,6 @@ def _fit(call: Call) -> None:
 
 
 def _is_here(device: str) -> bool:
-    """Whether this machine has such a device."""
     return not trial.on_gpu(device) or torch.cuda.is_available()
 
 

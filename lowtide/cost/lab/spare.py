@@ -30,7 +30,6 @@ def take() -> Apart | None:
 
 
 def put(process: Apart) -> None:
-    """Keep a process that is idle now."""
     _end(*_swap(process))
 
 

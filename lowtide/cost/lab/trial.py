@@ -181,7 +181,6 @@ def cudnn_flags() -> dict[str, bool]:
 
 
 def free_bytes(device: str) -> int:
-    """Memory that the device could give now."""
     if on_gpu(device):
         return torch.cuda.mem_get_info(device)[0]
     info = Path("/proc/meminfo")

@@ -93,7 +93,6 @@ def _find(cluster: Any, node: Any) -> Any:
 
 @kernel(inner=True)
 def _join(node: Any, other: Any, lists: Any) -> None:
-    """The edges of another become the node's."""
     first, last, following = lists
     if first[other] == _NONE:
         return

@@ -105,7 +105,6 @@ def _by_tiles(stage: Map, shape: list[int], steps: list[list[int]], turned: int,
 
 
 def _offsets(outer: list[int], steps: list[list[int]]) -> list[str]:
-    """Where each tensor's run begins."""
     index, below = [], 1
     for size in reversed(outer):
         index.append(f"i / {below} % {size}" if below > 1 else f"i % {size}")

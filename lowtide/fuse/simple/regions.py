@@ -28,7 +28,6 @@ class Compiled:
 
     @classmethod
     def of(cls, cluster: Cluster) -> Compiled:
-        """The body on values of its own."""
         made = {value for node in cluster.nodes for value in node.results}
         read = (value for node in cluster.nodes for value in (*node.inputs, *(before for before, _ in node.writes)))
         given = tuple(dict.fromkeys(value for value in read if value not in made))

@@ -96,7 +96,6 @@ class _Machine:
         return cls(set(graph.inputs), {value.storage: value.version for value in graph.inputs})
 
     def run(self, node: Node, where: Where, say: _Sentences) -> None:
-        """Run a node, or say why it cannot run now."""
         for value in _touched(node):
             if value not in self.made:
                 refuse(say.missing, f"{where} reads {value.name}")
@@ -114,12 +113,10 @@ class _Machine:
 
 
 def _touched(node: Node) -> tuple[Value, ...]:
-    """What must be there for a node to run."""
     return (*node.inputs, *(before for before, _ in node.writes))
 
 
 def _check_one(graph: Graph, within: str) -> None:
-    """One graph, without the bodies of its nodes."""
     _check_names(graph, within)
     _check_inputs(graph, within)
     inside = set(graph.nodes)

@@ -30,7 +30,6 @@ def check_operators(graph: Graph) -> None:
 
 
 def is_random(node: Node) -> bool:
-    """Whether a node draws from the generator."""
     return draws(row_of(node.op), node.args, dict(node.kwargs))
 
 

@@ -116,7 +116,6 @@ class Rewriter:
         return Graph(inputs, nodes, tuple(map(self.value, graph.outputs)))
 
     def node(self, node: Node) -> Node:
-        """A node, after those that it comes after."""
         if node not in self._nodes:
             self._nodes[node] = node if self._stays(node) else self._written(node)
         return self._nodes[node]

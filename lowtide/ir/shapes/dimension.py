@@ -57,7 +57,6 @@ class Dimension:
 
     @property
     def extent_name(self) -> str:
-        """The extent, as users call it."""
         return self.name if self.steps is None else self.steps.name
 
     def extent(self, number: Any) -> Any:

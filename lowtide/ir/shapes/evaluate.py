@@ -98,7 +98,6 @@ def _text(expr: Any, names: Mapping[str, str]) -> str:
 
 
 def _function(expr: Any, names: Mapping[str, str]) -> str:
-    """One of the functions of the grammar of sizes."""
     if isinstance(expr, sympy.floor):
         return "divided({}, {})".format(*_fraction(expr.args[0], names))
     if isinstance(expr, sympy.ceiling):

@@ -142,7 +142,6 @@ class _Scope:
         return Graph(tuple(self.inputs), tuple(self.nodes), outputs, self.dimensions)
 
     def _make(self, name: str, clause: str) -> Value:
-        """A new value, as a clause describes it."""
         self._check_unused(name)
         self.values[name] = parse_value(name, clause, self.storages)
         return self.values[name]
@@ -200,7 +199,6 @@ class _Scope:
 
 
 def _dimensions(text: str) -> tuple[Dimension, ...]:
-    """The dimensions of a graph, each with its range."""
     matches = [_DIMENSION.fullmatch(piece) for piece in text.split(", ")] if text else []
     if None in matches:
         raise FormatError(f"expected dimensions such as 'batch in 1..64, length in 16..2048', got {text[:80]!r}")

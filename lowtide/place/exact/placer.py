@@ -59,7 +59,6 @@ class Exact:
         return last
 
     def answers(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Iterator[Placement]:
-        """Better and better placements and bounds."""
         began = time.monotonic()
         first = _FIRST.place_by(began + self.max_seconds, problem, capacity_bytes)
         best = placed(

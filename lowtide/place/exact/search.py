@@ -47,7 +47,6 @@ def new_stack(net: Net) -> Stack:
 
 
 def grown(walk: Walk, stack: Stack) -> tuple[Walk, Stack]:
-    """The same search with twice the room."""
     room = {name: _doubled(getattr(stack, name)) for name in ("branching", "state", "case", "component")}
     return walk._replace(trail=_doubled(walk.trail)), stack._replace(**room)
 

@@ -41,14 +41,12 @@ def state_of(net: Net, walk: Walk, left: Any, right: Any) -> Any:
 
 @kernel
 def is_seen(seen: Seen, one: Any, two: Any) -> Any:
-    """Whether this state is known to fail."""
     place = _slot(seen, one, two)
     return seen.words[place, 0] != 0 or seen.words[place, 1] != 0
 
 
 @kernel
 def see(seen: Seen, one: Any, two: Any) -> None:
-    """From now on this state is known to fail."""
     if 4 * seen.count[0] > 3 * len(seen.words):
         seen.words[:] = 0
         seen.count[0] = 0
@@ -59,7 +57,6 @@ def see(seen: Seen, one: Any, two: Any) -> None:
 
 @kernel
 def enlarge(seen: Seen, larger: Seen) -> None:
-    """Copies everything into a larger table."""
     for place in range(len(seen.words)):
         if seen.words[place, 0] != 0 or seen.words[place, 1] != 0:
             see(larger, seen.words[place, 0], seen.words[place, 1])

@@ -37,7 +37,6 @@ class SizedBody:
         return tuple(tuple(_look(node, seen)) for node in self._body.nodes)
 
     def node(self, place: int, size: int) -> Node:
-        """A node as it is in a part of some size."""
         return self._at(size)[1].node(self._body.nodes[place])
 
     def peak_bytes(self, size: int) -> int:

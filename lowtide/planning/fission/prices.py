@@ -50,7 +50,6 @@ class Prices:
         return self._rates.node_us(node) if known is None else known
 
     def _loop(self, node: Node) -> tuple[float, int]:
-        """Time and workspace of all parts."""
         loop = Loop.of(node)
         parts = [(self._body(loop, size), count) for size, count in loop.sizes]
         return sum(us * count for (us, _), count in parts), int(max(nbytes for (_, nbytes), _ in parts))

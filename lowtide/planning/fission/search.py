@@ -209,7 +209,6 @@ class FissionSearch:
                     yield self._neighbour(state, loops, within, {group: parts})
 
     def _neighbour(self, state: State, loops: Loops, without: dict[Alike, int], instead: dict[Alike, int]) -> _Neighbour:
-        """A state with some sets in the place of others."""
         splits = (state.splits - without.items()) | instead.items()
         spared = sum(map(_spared_bytes, instead.items())) - sum(map(_spared_bytes, without.items()))
         extra_us = -sum(_extra_us(each, loops, self.roots[state.root].prices) for each in without.items())

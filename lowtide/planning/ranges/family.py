@@ -163,7 +163,6 @@ class PlanFamily:
         return found
 
     def _plan(self, member: Member, point: Mapping[str, int]) -> Plan:
-        """A member at a point, not yet checked."""
         if member.sequence is None:
             return self._in_order(member, point)
         by_order = self._in_order(self._leanest_order(point), point)

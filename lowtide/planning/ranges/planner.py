@@ -138,7 +138,6 @@ class RangePlanner:
         return self._planners[key]
 
     def _ordered(self, programs: Sequence[tuple[Ranged, ...]], request: Request) -> list[tuple[Member, ...]]:
-        """By program the members without recomputation."""
         asked = _without_search(request)
         for other, known in self._orders:
             if other == asked:

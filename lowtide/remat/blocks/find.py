@@ -47,17 +47,14 @@ class Blocks:
 
     @property
     def begin(self) -> int:
-        """The first position of the forward pass."""
         return int(self.starts[0])
 
     @property
     def end(self) -> int:
-        """The position behind the backward pass."""
         return int(self.ends[0])
 
     @property
     def boundary(self) -> int:
-        """The first position of the backward pass."""
         return int(self.starts[-1])
 
     def merged(self, size: int) -> Blocks:

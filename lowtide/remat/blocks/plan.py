@@ -124,7 +124,6 @@ class BlockPlan:
 
     @cached_property
     def _pieces(self) -> dict[Step, Ints]:
-        """The nodes of each step that some plan took."""
         return {}
 
     def piece(self, deed: int, block: int, option: int) -> Ints:

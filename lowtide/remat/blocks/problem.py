@@ -175,7 +175,6 @@ def _with_row(rows: Rows, index: int, row: NDArray[np.intp]) -> Rows:
 
 
 def _key(problem: RematProblem, boundary: int) -> bytes:
-    """All numbers of a problem in a row."""
     base = problem.problem
     costs = np.array([float(f"{cost:.{_DIGITS}g}") for cost in problem.cost_us])
     arrays = (

@@ -165,7 +165,6 @@ class Plans:
         return unit_bytes, [ChainTable(segment.chain(unit_bytes), _UNITS) for segment in self.segments]
 
     def written(self, plans: Sequence[Sequence[Step]]) -> Ints:
-        """The sequence of one plan for each segment."""
         pieces, position = [], 0
         for segment, steps in zip(self.segments, plans, strict=True):
             pieces += [self.order[position : segment.blocks.begin], segment.written(steps)]

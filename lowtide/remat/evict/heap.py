@@ -9,7 +9,6 @@ from lowtide.base.kernels import kernel
 
 @kernel(borrows=True)
 def heapify(heap: Any, count: Any, scores: Any) -> None:
-    """Of so many candidates, by position."""
     for position in range(count):
         heap[position] = position
     for at in range(count // 2 - 1, -1, -1):

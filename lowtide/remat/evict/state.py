@@ -194,7 +194,6 @@ def emit(code: Any, now: Any, out: Any) -> bool:
 
 @kernel(borrows=True)
 def settle(tensor: Any, now: Any, tensors: Any) -> None:
-    """A tensor is there from now on."""
     count = now[0].members
     tensors[tensor].resident = True
     tensors[tensor].member_at = count

@@ -85,7 +85,6 @@ class Archive:
         return self.points[position - 1] if position else None
 
     def near(self, memory_bytes: int, count: int) -> list[Point]:
-        """So many points on either side of a peak."""
         position = bisect_right(self.points, memory_bytes, key=_peak)
         return self.points[max(0, position - count) : position + count]
 

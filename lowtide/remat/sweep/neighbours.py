@@ -51,7 +51,6 @@ class Neighbours:
         return replace(rule, store_above=above, store_cap=cap, load_weight=weight, lead=lead, pushes=pushes)
 
     def neighbour(self, problem: RematProblem, point: Point) -> Recipe:
-        """One change of a schedule's recipe."""
         plain = problem.codes.runs_in(point.sequence)
         recipe = point.recipe or Recipe(plain, RULES[0])
         again = repeats(plain, problem.problem.node_count)

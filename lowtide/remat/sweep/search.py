@@ -255,7 +255,6 @@ class _Search:
                 point = found
 
     def around(self, point: Point) -> list[tuple[int, Recipe]]:
-        """Neighbours of a schedule, to be built at once."""
         return [(point.problem, self.neighbours.neighbour(self.problems[point.problem], point)) for _ in range(_AT_ONCE)]
 
     def attempts(self, limit: int, recipes: Sequence[tuple[int, Recipe]]) -> list[Point]:

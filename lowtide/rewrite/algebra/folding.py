@@ -28,7 +28,6 @@ class _Layer:
     shape: tuple[int, ...]  # of a factor for each channel, as it multiplies the weight
 
     def again(self, weight: Value, bias: Value, made: Value) -> Node:
-        """The same with another weight and bias."""
         if self.node.op == _CONVOLUTION:
             op, args = self.node.op, (self.node.args[0], weight, bias, *self.node.args[3:])
         else:

@@ -81,7 +81,6 @@ class Uses:
         return found
 
     def nodes_of(self, op: str) -> list[Node]:
-        """The nodes of an operator, in program order."""
         return [node for node in self.graph.nodes if node.op == op]
 
     def maker(self, value: object, op: str) -> Node | None:
@@ -98,7 +97,6 @@ class Uses:
         return [node for node in self.readers[storage] if is_backward(node)]
 
     def name(self, wanted: str) -> str:
-        """A name that nothing has, this one if that can be."""
         while wanted in self._names:
             wanted += "_"
         self._names.add(wanted)

@@ -20,7 +20,6 @@ _MERGING = {
 
 
 def copied(value: Value, place: Value) -> Node:
-    """A copy of a part's result to its place."""
     return _writing(COPY, (place, value), place)
 
 

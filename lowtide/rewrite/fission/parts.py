@@ -137,7 +137,6 @@ class Parts:
         return tuple(None if value is None else self._laid_out(value) for value in node.outputs)
 
     def _make(self, value: Value) -> None:
-        """The storage of a part of what the set makes."""
         storage, dim = value.storage, self.roles.dims.get(value)
         self.totals[storage] = (
             None if dim is None else value.stride[of_tensor(dim)] * self.roles.inner.get(value, value.shape[of_tensor(dim)])

@@ -49,7 +49,6 @@ class CudaStreams:
     device: torch.device
 
     def computing(self) -> Stream:
-        """The stream that is current for the caller."""
         return torch.cuda.current_stream(self.device)
 
     def copying(self) -> Stream:
@@ -194,7 +193,6 @@ class StreamedTransfers:
         self._empty[id(tensor)] = tensor, copy
 
     def refill(self, tensor: torch.Tensor, copy: _StreamedCopy) -> torch.Tensor:
-        """A load into the caller's own storage."""
         tensor.untyped_storage().resize_(copy.look.nbytes)
         del self._empty[id(tensor)]
         return self._filled(tensor, copy)

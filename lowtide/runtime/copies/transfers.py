@@ -71,7 +71,6 @@ class Look:
         )  # fmt: skip
 
     def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """A tensor of this look on another storage."""
         tensor = torch.empty(0, dtype=self.dtype, device=self.device).set_(storage, self.offset, self.size, self.stride)
         tensor = tensor.conj() if self.conjugate else tensor
         return torch._neg_view(tensor) if self.negative else tensor

@@ -79,7 +79,6 @@ class Peers(Alone):
 
     @property
     def leads(self) -> bool:  # type: ignore[override]
-        """Whether this is the process that plans for all."""
         return self.group.rank() == 0
 
     def together(self, run: Callable[[], T]) -> T:

@@ -43,7 +43,6 @@ class Granted:
 
     @property
     def beside(self) -> Beside:
-        """What lies beside the caller's objects."""
         return self._beside
 
     def change(self) -> str:

@@ -51,7 +51,6 @@ class Reads:
     pairs: frozenset[tuple[str, str]] | None = None
 
     def of_module(self, path: str, name: str) -> bool:
-        """Whether it reads this one of this module."""
         return self.pairs is None or (path, name) in self.pairs or (path, "__dict__") in self.pairs
 
     def anywhere(self, name: str) -> bool:

@@ -37,7 +37,6 @@ class Watch:
         self._groups: Callable[[], Any] = tuple
 
     def container(self, item: Any) -> None:
-        """Watch what a dictionary, list or set holds."""
         if id(item) in self._known:
             return
         self._known.add(id(item))

@@ -123,7 +123,6 @@ def _keys(n: int) -> NDArray[np.int64]:
 
 @kernel
 def start(net: Net) -> Any:
-    """A walk that stands at the empty downset."""
     n, m = len(net.waits), len(net.tensor_bytes)
     walk = Walk(
         net.started.copy(), net.pin_sum.copy(), net.waits.copy(), np.zeros(n, np.int64), np.zeros(n, np.int64), np.empty(n, np.int32),

@@ -43,7 +43,6 @@ def new_table(slots: int) -> Table:
 
 
 def new_stack(n: int) -> Stack:
-    """An empty stack for problems of n nodes."""
     least_bytes, swept = np.zeros(n + 1, np.int64), np.zeros(n + 1, np.int64)
     return Stack(np.zeros(n + 1, np.int32), np.zeros((n + 1, 3), np.int64), least_bytes, swept, np.zeros(4, np.int64))
 

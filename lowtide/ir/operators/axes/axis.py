@@ -108,7 +108,6 @@ def merges_apart(node: Node, cut: Mapping[Value, int], given: Collection[Storage
 
 
 def with_arguments(node: Node, instead: Mapping[Path, Arg]) -> Node:
-    """The node with other arguments at some positions."""
     args = tuple(_replaced(arg, (position,), instead) for position, arg in enumerate(node.args))
     kwargs = tuple((name, _replaced(arg, (name,), instead)) for name, arg in node.kwargs)
     return replace(node, args=args, kwargs=kwargs)

@@ -58,7 +58,6 @@ def _grows_to(one: Size, two: Size) -> bool:
 
 
 def _extents(node: Node, position: int, *dims: int) -> tuple[Path, ...]:
-    """The positions of sizes among the arguments."""
     sizes = node.args[position] if position < len(node.args) else None
     return tuple((position, dim) for dim in dims) if isinstance(sizes, tuple) else ()
 
