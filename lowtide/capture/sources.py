@@ -165,9 +165,14 @@ def is_library(filename: str) -> bool:
     return _is_below(filename) or f"site-packages{os.sep}" in filename or f"dist-packages{os.sep}" in filename
 
 
+_TYPED_IN = ("<string>", "<stdin>", "<ipython", "<doctest", "<python-input")
+
+
 def is_users(function: Any) -> bool:
-    """Whether a function is the user's own: of no library."""
+    """Whether a function is the user's own: of no library, though it may lie in no file."""
     file = _file_of(function)
+    if file is not None and file.startswith(_TYPED_IN):
+        file = getattr(function, "__globals__", {}).get("__file__")  # of the module that made it
     return file is None or not is_library(file)
 
 

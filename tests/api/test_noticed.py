@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import queue
 import subprocess
 import sys
 import types
@@ -139,30 +140,30 @@ def test_any_changes_are_noticed_or_harmless(turns: list[str]):
 def test_what_is_harmless_is_not_captured_again():
     torch.manual_seed(0)
     model = Tunable()
-    captures = []
-    step = _step(model, lambda model, x: captures.append(1) or model(x).square().mean())
+    captures = queue.SimpleQueue()  # a list would be filled by each step
+    step = _step(model, lambda model, x: captures.put(1) or model(x).square().mean())
     step(torch.ones(4, 6))
-    begun = len(captures)
+    begun = captures.qsize()
     for change in HARMLESS.values():
         change(model)
         step(torch.ones(4, 6))
-    assert len(captures) == begun
+    assert captures.qsize() == begun
     model.rate = 1.0
     step(torch.ones(4, 6))
-    assert len(captures) == begun + 1
+    assert captures.qsize() == begun + 1
 
 
 def test_a_state_that_was_there_before_is_not_captured_again():
     torch.manual_seed(0)
     model = Tunable()
-    captures = []
-    step = _step(model, lambda model, x: captures.append(1) or model(x).square().mean())
+    captures = queue.SimpleQueue()  # a list would be filled by each step
+    step = _step(model, lambda model, x: captures.put(1) or model(x).square().mean())
     for _ in range(4):
         model.rate = 0.5
         step(torch.ones(4, 6))
         model.rate = 0.25
         step(torch.ones(4, 6))
-    assert len(captures) == 2
+    assert captures.qsize() == 2
 
 
 def _step(model: nn.Module, loss: Callable[..., Any] = squares) -> lowtide.Step:
@@ -362,7 +363,7 @@ def test_what_each_run_changes_is_refused():
 
 
 _WITH_SETS = """
-import torch, lowtide
+import queue, torch, lowtide
 from torch import nn
 
 class Named(nn.Linear):
@@ -375,13 +376,13 @@ class Named(nn.Linear):
 
 model, x = nn.Sequential(*[Named(number) for number in range(20)]), torch.ones(4, 6)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-captures = []
-step = lowtide.optimize(model, (x,), loss=lambda model, x: captures.append(1) or model(x).sum(), optimizer=optimizer, workspaces=False)
+captures = queue.SimpleQueue()
+step = lowtide.optimize(model, (x,), loss=lambda model, x: captures.put(1) or model(x).sum(), optimizer=optimizer, workspaces=False)
 step(x)
 for module in model:
     module.names = set(reversed(list(module.names)))  # equal, perhaps in another order
 step(x)
-assert len(captures) == 1
+assert captures.qsize() == 1
 """
 
 

@@ -568,6 +568,14 @@ def test_a_count_elsewhere_is_refused(what):
         lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
 
 
+def test_what_is_typed_in_is_the_users_too():
+    """Code that lies in no file, as of a console."""
+    names: dict[str, Any] = {"square": square, "kept": [], "words": []}
+    lines = "def loss(model, x):\n    value = square(model, x)\n    kept.append(value.detach())\n    words.append('a')\n    return value"
+    exec(compile(lines, "<stdin>", "exec"), names)
+    check(lambda: (names["kept"].clear() or names["words"].clear() or Net(), names["loss"], [names["kept"], names["words"]]))
+
+
 def test_a_memo_is_filled_once():
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         if len(x) not in memo:

@@ -35,7 +35,6 @@ INTEGRATIONS = f"{_PACKAGE_FOLDER}integrations{os.sep}"
 _MOST = 20_000  # objects that are followed
 _DEEPEST, _LARGEST = 4, 1000  # containers within containers, items of one
 _NOT_FOLLOWED = (*PLAIN, torch.Tensor, torch.dtype, torch.device, torch.Size, torch.Generator, types.ModuleType, types.BuiltinFunctionType)
-_TYPED_IN = ("<string>", "<stdin>", "<ipython", "<doctest", "<python-input")  # names of code that lies in no file
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of types: made by a class statement; closed to changes
 _OF_ALL_OPTIMIZERS = frozenset({"state", "param_groups", "step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"})
 _NAMES, _ATTRIBUTES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"), ("LOAD_ATTR", "LOAD_METHOD")
@@ -270,15 +269,14 @@ class Follower:
             for cell in function.__closure__ or () if code.co_filename.startswith(INTEGRATIONS) else ():
                 self._follow(Position.of(cell, "", "", "").now())
             return
-        if is_users(function):
-            self._contents.append((function.__dict__, dict(function.__dict__)))
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         where = f"{code.co_filename}:{code.co_firstlineno}"
         for name, cell in cells.items():
             self._note(cell, name, f"variable {name!r} of {function.__qualname__}", where)
             self._follow(Position.of(cell, name, "", "").now())
-        if not is_users(function) and not code.co_filename.startswith(_TYPED_IN):
+        if not is_users(function):
             return
+        self._contents.append((function.__dict__, dict(function.__dict__)))
         for name in ("__defaults__", "__kwdefaults__"):
             if (found := getattr(function, name)) and not are_plain(found):
                 self._note(function, name, f"the defaults of {function.__qualname__}", where)
