@@ -82,6 +82,8 @@ def _looks(item: Any, tensors: list[FakeTensor], written: bool) -> Iterator[Any]
     kind = type(item)
     if kind is FakeTensor:
         shape, stride = tuple(item.shape), item.stride()
+        if item.fake_mode.shape_env is not None:  # storages may be of symbolic sizes where shapes are not
+            raise _UnlikeError
         if not _is_plain(item) or not all(type(extent) is int for extent in (*shape, *stride, item.storage_offset())):
             raise _UnlikeError
         tensors.append(item)

@@ -227,6 +227,9 @@ COUNTED = {
 }
 
 
+COUNTED |= {f"lowtide.{name}_in_layout": COUNTED[f"aten.{name}"] for name in ("mm", "bmm", "addmm", "baddbmm", "addbmm")}
+
+
 @pytest.mark.parametrize("name", [row.name for row in table.ROWS.values() if row.flops is not None])
 def test_every_row_counts_what_is_multiplied_and_added(name):
     args, made, operations = COUNTED[name]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from lowtide.cost.lab.operators import atom, dtype_name, of_torch, operator
 from lowtide.cost.profiler import device_name, measure_memory_of_each
@@ -95,7 +96,9 @@ class _Kitchen:
     def ready(self, step: dict[str, Any]) -> Callable[[], Any]:
         func, args = operator(step["op"]), [self._argument(arg) for arg in step["args"]]
         kwargs = {name: self._argument(arg) for name, arg in step["kwargs"].items()}
-        for at, argument in enumerate(func._schema.arguments):  # who names a generator draws from torch's here, which is put back
+        for at, argument in enumerate(
+            func._schema.arguments if isinstance(func, OpOverload) else ()
+        ):  # who names a generator draws from torch's here, which is put back
             if "Generator" in str(argument.type):
                 args[at : at + 1] = [None] * len(args[at : at + 1])
                 kwargs |= {argument.name: None} if argument.name in kwargs else {}
