@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from lowtide.cost.lab.operators import atom, dtype_name, of_torch, operator
 from lowtide.cost.profiler import device_name, measure_memory_of_each
