@@ -27,7 +27,7 @@ from lowtide.ir.graph import Graph, Storage
 from lowtide.planning.algebra import Rewriting, rewritings
 from lowtide.planning.candidate import equal_graphs
 from lowtide.planning.fission.found import prepared, worth_parting
-from lowtide.planning.fission.judge import Judge, Judged
+from lowtide.planning.fission.judge import Judge, JudgedGraph
 from lowtide.planning.fission.loops import Loops
 from lowtide.planning.fission.prices import Prices
 from lowtide.planning.fission.search import FissionSearch, Outer, Root
@@ -46,11 +46,11 @@ VARIANTS = ("all", "L = 2", "L = 8", "no heat", "no filter", "no algebra", "no f
 class _EverythingIsHot(Judge):
     """As if every tensor stood at the peak."""
 
-    def of(self, graph: Graph, prices: Prices, parent: Judged | None = None) -> Judged:
+    def of(self, graph: Graph, prices: Prices, parent: JudgedGraph | None = None) -> JudgedGraph:
         return _Hot(**vars(super().of(graph, prices, parent)))
 
 
-class _Hot(Judged):
+class _Hot(JudgedGraph):
     def standing(self, limit: int) -> dict[Storage, int]:
         made = {value.storage for node in self.graph.nodes for value in node.results if not value.storage.kind.caller_owned}
         return {storage: storage.nbytes for storage in made if isinstance(storage.nbytes, int)}

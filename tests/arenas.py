@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lowtide.api.arena import directory
 from lowtide.problems.placement import PlaceProblem
 from lowtide.runtime.arena import native
-from lowtide.runtime.arena.allocator import OUTLIVES, Allocator, Recorded, Region, Script
+from lowtide.runtime.arena.allocator import OUTLIVES, Allocator, ArenaMemory, Recorded, Script
 
 Schedule = list[tuple[str, int]]  # ("make", bytes) or ("drop", which of those that live, modulo their number)
 
@@ -88,20 +88,20 @@ def empty(nbytes: int) -> torch.Tensor:
     return torch.empty(nbytes, dtype=torch.uint8)
 
 
-def script_of(allocator: Allocator, *requests: tuple[int, int]) -> tuple[Script, Region]:
+def script_of(allocator: Allocator, *requests: tuple[int, int]) -> tuple[Script, ArenaMemory]:
     """(bytes, offset) of each request."""
     sizes, offsets = (np.array(each, np.int64) for each in zip(*requests, strict=True))
     script = Script(allocator, sizes, offsets)
-    return script, Region(allocator, script.arena_bytes)
+    return script, ArenaMemory(allocator, script.arena_bytes)
 
 
-def planned(allocator: Allocator, recorded: Recorded) -> tuple[Script, Region]:
+def planned(allocator: Allocator, recorded: Recorded) -> tuple[Script, ArenaMemory]:
     """First-fit addresses of what was recorded, and an arena for them."""
     dying = np.flatnonzero(recorded.died >= 0)
     found = FirstFit.of(PlaceProblem.of(-(-recorded.size_bytes[dying] // 64) * 64, recorded.born[dying], recorded.died[dying]))
     offsets = np.full(len(recorded.size_bytes), OUTLIVES)
     offsets[dying] = found.offsets
-    return Script(allocator, recorded.size_bytes, offsets), Region(allocator, found.arena_bytes)
+    return Script(allocator, recorded.size_bytes, offsets), ArenaMemory(allocator, found.arena_bytes)
 
 
 def recorded(allocator: Allocator, schedule: Schedule, tensors: Tensors) -> Recorded:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lowtide.remat.cost import cost_of, first_wrong
-from lowtide.remat.evict.eviction import Weights, evict
+from lowtide.remat.evict.eviction import ScoreWeights, evict
 from tests.chains import in_order
 from tests.optimum import small_steps
 from tests.sequences import RULES, stored_chain
@@ -13,7 +13,7 @@ from tests.sequences import RULES, stored_chain
 
 def evicted() -> list[tuple[list[int], int, float, int]]:
     """Sequences, their peaks and times, and where they are wrong: first without swapping, then with it by each rule."""
-    problems = [(problem, Weights(), 1) for problem in small_steps(4)] + [(stored_chain(6), rule, 200) for rule in RULES]
+    problems = [(problem, ScoreWeights(), 1) for problem in small_steps(4)] + [(stored_chain(6), rule, 200) for rule in RULES]
     found = []
     for problem, rule, less_bytes in problems:
         order = in_order(problem)

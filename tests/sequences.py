@@ -7,12 +7,14 @@ from hypothesis import strategies as st
 
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
-from lowtide.remat.evict.eviction import Weights
+from lowtide.remat.evict.eviction import ScoreWeights
 from lowtide.remat.problem import Links, RematProblem, rows_of
 from tests.problems import cases, topological_orders
 
 # Rules under which eviction swaps.
-RULES = [Weights(1, 1, 0.4, above, cap, weight, lead) for above, cap, weight, lead in ((0, 1, 0.1, 2), (0.5, 9, 0.02, 1), (3, 3, 1, 4))]
+RULES = [
+    ScoreWeights(1, 1, 0.4, above, cap, weight, lead) for above, cap, weight, lead in ((0, 1, 0.1, 2), (0.5, 9, 0.02, 1), (3, 3, 1, 4))
+]
 
 
 @st.composite

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lowtide.cost.memory import counted_storages, order_problem, simulate
-from lowtide.fission.candidates import Candidate, candidates_of
+from lowtide.fission.candidates import SplitCandidate, candidates_of
 from lowtide.fission.dimensions import Dimensions
 from lowtide.fission.regions import Regions
 from lowtide.ir.graph import Graph, Node, Storage, Value
@@ -67,7 +67,7 @@ def hot_bytes(graph: Graph, order: Sequence[int] | None = None, workspace_bytes:
     return {storage: int(problem.tensor_bytes[index]) for index, storage in enumerate(counted_storages(graph)) if alive[index]}
 
 
-def candidates(graph: Graph, order: Sequence[int] | None = None, *, levels: int = 4, most: int = 512) -> tuple[Candidate, ...]:
+def candidates(graph: Graph, order: Sequence[int] | None = None, *, levels: int = 4, most: int = 512) -> tuple[SplitCandidate, ...]:
     """Sets to split where the graph peaks in an order, or in program order; the largest scores first, at most so many are tried.
 
     Raises CheckError for symbolic sizes, or an order that is none.

@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from lowtide.ir.graph import Graph, Kind, Node, Storage
 from lowtide.ir.operators.nodes import is_view, repeatable
-from lowtide.remat.entries import Codes, Deed
+from lowtide.remat.entries import Codes, EntryKind
 from lowtide.remat.offload import movable_storages, storable
 
 
@@ -123,12 +123,14 @@ def footprints(graph: Graph, entries: Sequence[int]) -> list[int]:
         made[storage].append((-1, -1))
     for place, entry in enumerate(entries):
         deed, index = codes.read(entry)
-        node = graph.nodes[index] if deed is Deed.RUN else None
+        node = graph.nodes[index] if deed is EntryKind.RUN else None
         if node is not None and place != entries.index(entry):
             node = repeatable(node)
         touched = (*node.inputs, *(before for before, _ in node.writes)) if node else ()
-        reads = {value.storage for value in touched} if node else {counted[index]} if deed is not Deed.LOAD else set()
-        makes = {value.storage for value in node.outputs if value} - reads if node else {counted[index]} if deed is Deed.LOAD else set()
+        reads = {value.storage for value in touched} if node else {counted[index]} if deed is not EntryKind.LOAD else set()
+        makes = (
+            {value.storage for value in node.outputs if value} - reads if node else {counted[index]} if deed is EntryKind.LOAD else set()
+        )
         for storage in reads & made.keys():
             made[storage][-1] = (made[storage][-1][0], place)
         for storage in makes & made.keys():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import log10
 
 from lowtide.fuse.cluster.partition import Partition, constant_nodes, from_sets, ordered
-from lowtide.fuse.cluster.weights import Weights
+from lowtide.fuse.cluster.weights import LoopWeights
 from lowtide.ir.graph import Graph, Node
 
 _TRIVIAL = 20.0  # weighs less: nothing to tune in it
@@ -51,7 +51,7 @@ def cluster_weights(parts: Partition) -> tuple[float, ...]:
     return tuple(sum(map(parts.weights.of, nodes)) for nodes in parts.clusters)
 
 
-def of_clusters(graph: Graph, clusters: Iterable[Sequence[Node]], weights: Weights | None = None) -> Partition:
+def of_clusters(graph: Graph, clusters: Iterable[Sequence[Node]], weights: LoopWeights | None = None) -> Partition:
     """The partition that some clusters make; a node of none, if it is no constant, stays alone.
 
     Raises ValueError where clusters overlap, or need one another's results.
@@ -66,4 +66,4 @@ def of_clusters(graph: Graph, clusters: Iterable[Sequence[Node]], weights: Weigh
         sets.append([number[node] for node in nodes])
     constants = constant_nodes(graph)
     sets += [[at] for node, at in number.items() if node not in taken and node not in constants]
-    return from_sets(graph, ordered(graph, sets), weights or Weights())
+    return from_sets(graph, ordered(graph, sets), weights or LoopWeights())

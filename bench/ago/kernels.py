@@ -20,7 +20,7 @@ import lowtide
 from bench.ago.networks import case
 from lowtide.api.networks import made
 from lowtide.fuse.network import Network
-from lowtide.fuse.stages import Attention, Batched, Block, Convolution, Product, Stage, Windows, Winograd
+from lowtide.fuse.stages import Attention, Batched, Convolution, Product, RowBlock, Stage, Windows, Winograd
 from lowtide.ir.graph import Graph, Value
 from lowtide.ir.regions import Region, is_region
 from lowtide.runtime.compiler import compiler
@@ -74,7 +74,7 @@ def _elements(value: Value) -> int:
 
 def flops(stage: Stage) -> int:
     """Products and sums of a stage, without its epilogue's."""
-    if isinstance(stage, Block):
+    if isinstance(stage, RowBlock):
         return sum(map(flops, stage.parts))
     if isinstance(stage, Product):
         return 2 * stage.rows * stage.k * stage.weight.columns

@@ -28,13 +28,13 @@ from lowtide.cost.timings import device_here
 from lowtide.cost.workspaces import measure_workspaces
 from lowtide.ir.graph import Graph
 from lowtide.ir.shapes.dimension import Dimension
-from lowtide.ir.varying import Axis, Varying
+from lowtide.ir.varying import Varying, VaryingExtent
 from lowtide.remat.write_out import rematerialise
 from lowtide.schedule import ProgramOrder
 from research.eviction.compile_time import Compiled, compiled
 from research.eviction.run_time import Executed, executed
 
-LENGTHS = Varying((Dimension("length", SHORTEST, LONGEST),), (Axis(0, 1, "length"), Axis(1, 1, "length")))
+LENGTHS = Varying((Dimension("length", SHORTEST, LONGEST),), (VaryingExtent(0, 1, "length"), VaryingExtent(1, 1, "length")))
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from lowtide.cost.memory import order_problem
 from lowtide.cost.presets import preset
 from lowtide.errors import BatchError, BudgetError, CaptureError
 from lowtide.fission.dimensions import Dimensions
-from lowtide.fission.names import Table
+from lowtide.fission.names import ComponentTable
 from lowtide.plan.plan import CostReport, Plan
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.effort import sweeps_of
@@ -128,7 +128,7 @@ def explain(
         device=plan.provenance.device,
         training=program is not None,
         workspaces=workspaces and machine is None,
-        dimensions=Table.of(Dimensions.of(captured.graph)).short(),
+        dimensions=ComponentTable.of(Dimensions.of(captured.graph)).short(),
     )
 
 

@@ -10,7 +10,7 @@ from lowtide.api.running.inference import Inference, Runs
 from lowtide.errors import BatchError
 from lowtide.runtime.batch import BatchSpec, NewShapeError
 from lowtide.runtime.heap import give_back
-from lowtide.runtime.networks.running import Held
+from lowtide.runtime.networks.running import LoadedNetwork
 from lowtide.runtime.undisturbed import undisturbed
 
 
@@ -21,7 +21,7 @@ class Frozen:
     model's own. Where nobody else holds the model, its memory is free; the first call gives the system back what is.
     """
 
-    def __init__(self, runs: Runs, batch: BatchSpec, inputs: Sequence[Any], networks: Mapping[str, Held]) -> None:
+    def __init__(self, runs: Runs, batch: BatchSpec, inputs: Sequence[Any], networks: Mapping[str, LoadedNetwork]) -> None:
         self._batch, self._networks = batch, networks
         self._looks = batch.looks
         self._inference = Inference.of(runs, networks)

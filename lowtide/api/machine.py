@@ -24,7 +24,7 @@ from lowtide.plan.plan import Provenance
 from lowtide.planning.algebra import Rewriting, rewritings
 from lowtide.planning.candidate import Candidate, equal_graphs
 from lowtide.planning.fission.again import found_like
-from lowtide.planning.fission.found import Found, Measured, found_graphs, prepared, worth_parting
+from lowtide.planning.fission.found import FoundGraph, MeasuredGraph, found_graphs, prepared, worth_parting
 
 _CUDA_GRANULE_BYTES = 512  # torch's caching allocator rounds every request up to this
 
@@ -131,11 +131,11 @@ class Machine:
         made = {each.graph: unsplit.get(each.graph) or replace(unsplit[graphs[each.of]], graph=each.graph, exact=False) for each in found}
         return {graphs[0]: known[graphs[0]]} | made, {each.graph: each.of for each in found}
 
-    def _found(self, captured: Captured, graphs: Sequence[Graph], whole: Collection[Graph], laboratory: Laboratory) -> list[Found]:
+    def _found(self, captured: Captured, graphs: Sequence[Graph], whole: Collection[Graph], laboratory: Laboratory) -> list[FoundGraph]:
         """What a search over graphs finds, of which some may be split."""
         measured = self.timed(captured, self._with_workspaces(captured, graphs, laboratory), laboratory)
         of = {each.graph: each for each in measured}  # without those that are no equal graph after all
-        given = [Measured(graph, of[graph].node_us, of[graph].workspace_bytes, graph in whole) for graph in graphs if graph in of]
+        given = [MeasuredGraph(graph, of[graph].node_us, of[graph].workspace_bytes, graph in whole) for graph in graphs if graph in of]
         with self.stages.stage("split", f"looking for what of {len(graphs[0].nodes)} operators to run in parts"):
             found = found_graphs(given, self._rates(captured)(), self.granule_bytes(captured), self.links(captured))
         return [replace(each, of=graphs.index(given[each.of].graph)) for each in found]

@@ -48,7 +48,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Program:
+class CapturedProgram:
     """One captured program, as planning takes it."""
 
     captured: Captured
@@ -69,7 +69,7 @@ class Program:
 class Family:
     """Programs that were captured together, for as many states of the optimizer's; the last is the one that most steps run."""
 
-    programs: tuple[Program, ...]
+    programs: tuple[CapturedProgram, ...]
     granted: Granted  # what they take for granted
     planner: Planner  # of those that no plan was saved for; it keeps what it has searched
     variants: list[Variant] = field(default_factory=list)  # by program
@@ -175,25 +175,27 @@ class Maker:
             program = self._program(self.capturing.programs(args, kwargs, laboratory)[-1], laboratory)
         return _planner([program]).peak_by_order_bytes(self.request(program.captured, Budget()))
 
-    def _programs(self, captured: Sequence[Captured], laboratory: Laboratory) -> tuple[Program, ...]:
+    def _programs(self, captured: Sequence[Captured], laboratory: Laboratory) -> tuple[CapturedProgram, ...]:
         """Programs of one step, with what planning has to know: the others run as the last does, which most steps run, what both have."""
         main = self._program(captured[-1], laboratory, self.asked.fuse)
         fuse = self.asked.fuse if main.candidates else None
         return *(self._program(each, laboratory, fuse, main.candidates) for each in captured[:-1]), main
 
-    def _program(self, captured: Captured, laboratory: Laboratory, fuse: str | None = None, like: Sequence[Candidate] = ()) -> Program:
+    def _program(
+        self, captured: Captured, laboratory: Laboratory, fuse: str | None = None, like: Sequence[Candidate] = ()
+    ) -> CapturedProgram:
         """A captured program with what planning has to know of it; of one that a saved plan is for, that plan.
 
         Only for what most steps run is it worth while to have regions compiled (`fuse`); others have those that the one `like` them has.
         """
         if not self.peers.leads:
-            return Program(captured, self.machine.granule_bytes(captured), ())  # what rank 0 plans
+            return CapturedProgram(captured, self.machine.granule_bytes(captured), ())  # what rank 0 plans
         if (saved := self._saved_for(captured)) is not None:
-            return Program(captured, self.machine.granule_bytes(captured), (), self._as_saved(captured, saved))
+            return CapturedProgram(captured, self.machine.granule_bytes(captured), (), self._as_saved(captured, saved))
         candidates = self.machine.candidates(captured, laboratory, exact=self.asked.exact, limited=self._is_limited, fuse=fuse, like=like)
         if self._is_limited:
             candidates = self.machine.timed(captured, candidates, laboratory)
-        return Program(captured, self.machine.granule_bytes(captured), candidates)
+        return CapturedProgram(captured, self.machine.granule_bytes(captured), candidates)
 
     def _as_compiled(self, captured: Captured, saved: Graph) -> Graph | None:
         """The captured program with the regions that a saved graph has; None where that has none."""
@@ -274,5 +276,5 @@ def _budget_of(saved: Plan) -> Budget:
     return Budget() if saved.cost_report is None else Budget(saved.peak_bytes)
 
 
-def _planner(programs: Sequence[Program]) -> Planner:
+def _planner(programs: Sequence[CapturedProgram]) -> Planner:
     return Planner([program.candidates for program in programs if program.saved is None])

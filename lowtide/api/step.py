@@ -17,7 +17,7 @@ from lowtide.api.maker import Family, Maker
 from lowtide.api.others import Others, captured
 from lowtide.api.ranges.guessed import Shapes as Seen
 from lowtide.api.ranges.maker import RangeMaker
-from lowtide.api.running.check import Check
+from lowtide.api.running.check import SecondLook
 from lowtide.api.running.eager import run_eagerly
 from lowtide.api.running.inference import UNLIKE, Again
 from lowtide.api.running.kinds import change_of_kind, read_unlike
@@ -90,7 +90,7 @@ class Step:
         self._recaptures = Recaptures()
         self._measured: MeasuredStep | None = None
         self._others = Others[Step](maker, on_new_shape, seen, training=batch.training, make=self._on_same)
-        self._policy, self._checks = check, dict[int, Check]()  # by family
+        self._policy, self._checks = check, dict[int, SecondLook]()  # by family
         self._check = self._check_of(family)  # of the family that runs
         self._stale: set[int] = set()  # families that the program is not any more, though nothing was seen to change
         self._unseen = ""  # what changes unseen again and again: then the caller's own loop runs
@@ -450,8 +450,8 @@ class Step:
             self._unseen = difference if counts else ""
         return difference
 
-    def _check_of(self, family: Family) -> Check:
-        return self._checks.setdefault(family.number, Check(self._policy, timed=not self._peers.several))
+    def _check_of(self, family: Family) -> SecondLook:
+        return self._checks.setdefault(family.number, SecondLook(self._policy, timed=not self._peers.several))
 
     def _is_stale(self, variant: Variant) -> bool:
         return any(variant in family.variants for family in self._families if family.number in self._stale)

@@ -26,7 +26,7 @@ _INT_LIMIT = 2**63  # solvers count in 64 bits
 
 
 @dataclasses.dataclass(frozen=True)
-class Family(Generic[S]):
+class SolverFamily(Generic[S]):
     """Solvers that answer one question."""
 
     known: Mapping[str, type[S]]  # by their names in text
@@ -40,7 +40,7 @@ def named(classes: Sequence[type[S]]) -> dict[str, type[S]]:
     return {re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", solver.__name__).lower(): solver for solver in classes}
 
 
-def parse(text: str, family: Family[S]) -> S:
+def parse(text: str, family: SolverFamily[S]) -> S:
     """The solver that `text` describes. Raises FormatError naming the solver and the setting, and saying what there is to choose from."""
     return _solver(read_spec(text, family.example), family)
 
@@ -59,7 +59,7 @@ def replaced(solver: S, limits: Mapping[str, float | None]) -> S:
     return _checked(type(solver).__name__, partial(dataclasses.replace, solver), given)  # type: ignore[type-var]  # it is a dataclass
 
 
-def _solver(spec: Spec, family: Family[S]) -> S:
+def _solver(spec: Spec, family: SolverFamily[S]) -> S:
     if spec.name not in family.known:
         elsewhere = f" ({family.elsewhere})" if family.elsewhere else ""
         raise FormatError(f"solver: expected one of {', '.join(sorted(family.known))}; got {spec.name!r}{elsewhere}")
@@ -101,7 +101,7 @@ def _fields(solver: type[Any]) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(solver) if field.init] if dataclasses.is_dataclass(solver) else []
 
 
-def _value(text: Text, wanted: Any, where: str, family: Family[Any]) -> Any:
+def _value(text: Text, wanted: Any, where: str, family: SolverFamily[Any]) -> Any:
     """`text` as a value of the type `wanted`."""
     if get_origin(wanted) in (Union, UnionType):
         return _one_of(text, get_args(wanted), where, family)
@@ -118,7 +118,7 @@ def _value(text: Text, wanted: Any, where: str, family: Family[Any]) -> Any:
     return _scalar(text.name, wanted, where)
 
 
-def _one_of(text: Text, choices: tuple[Any, ...], where: str, family: Family[Any]) -> Any:
+def _one_of(text: Text, choices: tuple[Any, ...], where: str, family: SolverFamily[Any]) -> Any:
     """A value of the first of several types that `text` can be; None is `none`, and never what another type makes of a text."""
     if NoneType in choices and text == Spec("none"):
         return None
@@ -133,7 +133,7 @@ def _one_of(text: Text, choices: tuple[Any, ...], where: str, family: Family[Any
     _refuse(where, f"expected {' or '.join(_wish(choice, family) for choice in choices)}", repr(str(text)))
 
 
-def _inner(spec: Spec, wanted: Any, where: str, family: Family[S]) -> S:
+def _inner(spec: Spec, wanted: Any, where: str, family: SolverFamily[S]) -> S:
     """A solver within a solver; where its field names one class, of that class."""
     solver = _solver(spec, family)
     fitting = [name for name, known in family.known.items() if known is wanted]
@@ -165,7 +165,7 @@ def _number(text: str, wanted: type[int] | type[float], where: str) -> int | flo
     return number if usable else _refuse(where, f"expected {_word(wanted)}", repr(text))
 
 
-def _wish(wanted: Any, family: Family[Any]) -> str:
+def _wish(wanted: Any, family: SolverFamily[Any]) -> str:
     """What a type asks for, in words."""
     return "a solver" if hasattr(wanted, family.method) else _word(wanted)
 

@@ -30,7 +30,7 @@ Text: TypeAlias = Union[Spec, "tuple[Text, ...]"]
 
 def read_spec(text: str, example: str) -> Spec:
     """The name and settings in `text`. Raises FormatError saying where it ends being one, and how one is written, by an example."""
-    reader = _Reader(text, example)
+    reader = _SpecReader(text, example)
     spec = reader.spec(0)
     return spec if reader.peek() == "" else reader.refuse("the end")
 
@@ -39,7 +39,7 @@ def _shown(value: Text) -> str:
     return str(value) if isinstance(value, Spec) else f"[{','.join(map(_shown, value))}]"
 
 
-class _Reader:
+class _SpecReader:
     """Words and marks, one after another."""
 
     def __init__(self, text: str, example: str) -> None:

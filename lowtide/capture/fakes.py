@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowtide.capture.care.memos import OfCall
 from lowtide.capture.care.reads import AttributeReads
-from lowtide.capture.care.snapshots import Snapshot
+from lowtide.capture.care.snapshots import ModuleSnapshot
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.sizes.strides import dense_stride, is_dense, memory_order
 from lowtide.capture.sizes.symbols import Extent
@@ -133,7 +133,7 @@ def swapped(
     Raises CaptureError if the model keeps count in Python numbers or containers, or changes what it has read, which no graph could follow.
     """
     modules = list(model.named_modules())
-    before = [Snapshot(module) for _, module in modules]
+    before = [ModuleSnapshot(module) for _, module in modules]
     replace = fakes.all
     with undoing() as undo:
         for snapshot in before:

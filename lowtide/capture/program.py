@@ -15,7 +15,7 @@ from lowtide.capture.batches import micro_batches, objects_in
 from lowtide.capture.care.beside import Follower, following
 from lowtide.capture.care.failures import raised_in
 from lowtide.capture.care.gradients import none_left_on, on_the_callers_own, refuse_strangers
-from lowtide.capture.care.leaks import Watch
+from lowtide.capture.care.leaks import LeakWatch
 from lowtide.capture.care.surroundings import methods_of, put_back_on_failure
 from lowtide.capture.care.turns import one_at_a_time
 from lowtide.capture.effects.attempts import with_leaving
@@ -72,7 +72,7 @@ def capture_inference(model: nn.Module, given: Given, *, put_back: bool = False,
     """
 
     def capture(leaving: Leaving | None, names: bool) -> Captured:
-        watch = Watch(names)
+        watch = LeakWatch(names)
         with (
             put_back_on_failure(methods_of((model,)), [*objects_in(given.args, given.kwargs), *containers_of((model,))], always=put_back),
             following((model,)) as follower,
@@ -83,7 +83,7 @@ def capture_inference(model: nn.Module, given: Given, *, put_back: bool = False,
 
 
 def _closed(
-    captured: tuple[Captured, ...], watch: Watch, follower: Follower, leaving: Leaving | None, names: bool, put_back: bool
+    captured: tuple[Captured, ...], watch: LeakWatch, follower: Follower, leaving: Leaving | None, names: bool, put_back: bool
 ) -> tuple[Captured, ...]:
     """With what was seen beside the model; nothing of the capture is left."""
     beside, counted = follower.places(), follower.changed(() if leaving is None else leaving.sums)
@@ -106,7 +106,7 @@ def _closed(
     return tuple(replace(each, beside=beside, counted=counted) for each in captured)
 
 
-def _captured_inference(watch: Watch, model: nn.Module, given: Given, leaving: Leaving | None) -> Captured:
+def _captured_inference(watch: LeakWatch, model: nn.Module, given: Given, leaving: Leaving | None) -> Captured:
     # in inference mode torch would hand over whole operators that it takes apart elsewhere
     with torch.inference_mode(False), tracing(watch, model, given, False, leaving=leaving) as trace, passing_on(None), torch.no_grad():
         fake_args, fake_kwargs = trace.declare_batch(given.args, given.kwargs)
@@ -128,7 +128,7 @@ def capture_training(program: TrainingProgram, given: Given, *, put_back: bool =
     models = (program.model,) if program.wrapper is None else (program.model, program.wrapper)
 
     def capture(leaving: Leaving | None, names: bool) -> tuple[Captured, ...]:
-        watch = Watch(names)
+        watch = LeakWatch(names)
         with (
             put_back_on_failure(
                 (*functions, *methods_of(models)), [*objects_in(given.args, given.kwargs), *containers_of(models)], always=put_back
@@ -140,7 +140,7 @@ def capture_training(program: TrainingProgram, given: Given, *, put_back: bool =
     return with_leaving(capture, (*functions, *models), at_once=leaves)
 
 
-def _captured_training(watch: Watch, program: TrainingProgram, given: Given, leaving: Leaving | None) -> tuple[Captured, ...]:
+def _captured_training(watch: LeakWatch, program: TrainingProgram, given: Given, leaving: Leaving | None) -> tuple[Captured, ...]:
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
         raise CaptureError("torch's anomaly detection is on, which looks at the values of all gradients: switch it off for the capture")
     with (

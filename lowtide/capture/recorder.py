@@ -35,7 +35,7 @@ from lowtide.capture.effects.data import Data, NoData
 from lowtide.capture.formulas.scripts import Scripts
 from lowtide.capture.formulas.within import calls_within
 from lowtide.capture.prune import needed
-from lowtide.capture.ranks.chain import CALLED_BY_LAYERS, REFUSED, Chain
+from lowtide.capture.ranks.chain import CALLED_BY_LAYERS, REFUSED, CollectiveChain
 from lowtide.capture.ranks.wholes import Wholes
 from lowtide.capture.real import run
 from lowtide.capture.returned import Number
@@ -74,7 +74,7 @@ class Recorder(TorchDispatchMode):
         self.wholes: Wholes | None = None  # tensors of which each rank holds a part
         self.stop: Node | None = None  # that ends the program early: what acts after it in the program does so in every order
         self._last_random: Node | None = None
-        self._collectives = Chain()
+        self._collectives = CollectiveChain()
         self._before_loss: frozenset[Node] | None = None  # what the program runs before its last loss exists; None where it has none
 
     def fork(self) -> Recorder:

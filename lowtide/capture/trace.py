@@ -21,7 +21,7 @@ from lowtide.capture.care.conversions import conversions_in_place
 from lowtide.capture.care.failures import no_tracebacks_logged, raised_in
 from lowtide.capture.care.generators import untouched_randomness
 from lowtide.capture.care.hooks import watched_hooks
-from lowtide.capture.care.leaks import Watch
+from lowtide.capture.care.leaks import LeakWatch
 from lowtide.capture.care.memos import of_call
 from lowtide.capture.care.reads import AttributeReads, following_reads
 from lowtide.capture.data import host
@@ -45,7 +45,7 @@ from lowtide.capture.sizes.symbols import Symbols, nothing_twice
 from lowtide.capture.sources import Sources
 from lowtide.ir import tree
 from lowtide.ir.graph import Graph, Kind, Value
-from lowtide.ir.held import Held
+from lowtide.ir.held import HeldStorages
 from lowtide.ir.shapes.conditions import Condition
 from lowtide.ir.slots import Slot
 from lowtide.ir.varying import FIXED, Varying
@@ -71,16 +71,16 @@ class Captured:
     result: Callable[[Sequence[Any]], Any]  # the tensors of the result -> what the program returns
     alone: tuple[Slot, ...] = ()  # tensors whose memory the step writes where eager PyTorch takes other memory
     trained: tuple[str, ...] = ()  # the parameters that those gradients are of
-    held_until: Mapping[str, str] = field(default_factory=dict)  # as `Held` says
+    held_until: Mapping[str, str] = field(default_factory=dict)  # as `HeldStorages` says
     conditions: tuple[Condition, ...] = ()  # on the graph's dimensions, under which this is the program
     beside: Beside = NOTHING  # what the program has read beside the model
     left: Left = NOTHING_LEFT  # what each step puts into places of the caller's; what leaves are the last tensors of the result
     counted: str = ""  # what of that it has changed, which a captured step would not; "" where it is nothing
 
     @property
-    def held(self) -> Held:
+    def held(self) -> HeldStorages:
         """What eager holds for longer than the graph needs it."""
-        return Held(self.gradients, self.held_until)
+        return HeldStorages(self.gradients, self.held_until)
 
     def to_assign(self, made: Sequence[Any]) -> tuple[list[Slot], list[Any]]:
         """Slots and what goes into them, given what the program made for `assigned`, in the order that eager's `state_dict` shows."""
@@ -120,7 +120,9 @@ class Trace:
     scaler: ScalerTrace | None = None
     sharded: tuple[Shards, Ranks] | None = None  # what of the parameters this rank updates, where it is not all
 
-    def __init__(self, watch: Watch, model: nn.Module, given: Given, training: bool, ranks: Ranks | None, leaving: Leaving | None) -> None:
+    def __init__(
+        self, watch: LeakWatch, model: nn.Module, given: Given, training: bool, ranks: Ranks | None, leaving: Leaving | None
+    ) -> None:
         self.leaving = leaving
         self.model, self.device, self.varying = model, given.device, given.varying
         self.symbols = given.symbols()
@@ -252,7 +254,7 @@ class Trace:
 
 @contextmanager
 def tracing(
-    watch: Watch, model: nn.Module, given: Given, training: bool, ranks: Ranks | None = None, leaving: Leaving | None = None
+    watch: LeakWatch, model: nn.Module, given: Given, training: bool, ranks: Ranks | None = None, leaving: Leaving | None = None
 ) -> Iterator[Trace]:
     """A capture: the model has fakes for its tensors inside, and its own again behind it, whatever happens.
 

@@ -15,7 +15,7 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
-class Searched(Generic[Answer]):
+class SearchAnswer(Generic[Answer]):
     """What a search came to."""
 
     last: Answer | None  # None where it was interrupted before its first answer
@@ -23,7 +23,7 @@ class Searched(Generic[Answer]):
     interrupted: bool
 
 
-def until_interrupted(prepare: Callable[[], None], answers: Iterable[Answer], describe: Callable[[Answer], str]) -> Searched[Answer]:
+def until_interrupted(prepare: Callable[[], None], answers: Iterable[Answer], describe: Callable[[Answer], str]) -> SearchAnswer[Answer]:
     """All answers until there are no more or an interrupt; a second interrupt is not held back.
 
     On a terminal the best so far is shown while the search goes on, on standard error.
@@ -38,4 +38,4 @@ def until_interrupted(prepare: Callable[[], None], answers: Iterable[Answer], de
                 spinner.update(f"{describe(last)}; Ctrl-C to stop here")
     except KeyboardInterrupt:
         interrupted = True
-    return Searched(last, time.perf_counter() - started, interrupted)
+    return SearchAnswer(last, time.perf_counter() - started, interrupted)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from lowtide.cli.leaving import INTERRUPTED
-from lowtide.cli.order_search import Outcome, search
+from lowtide.cli.order_search import OrderOutcome, search
 from lowtide.cli.order_table import show
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, refuse, write_json
 from lowtide.cli.solvers import SOLVERS, parse_solver
@@ -55,7 +55,7 @@ def order_command(
         raise typer.Exit(INTERRUPTED)
 
 
-def figures(loaded: Loaded, outcome: Outcome) -> dict[str, Any]:
+def figures(loaded: Loaded, outcome: OrderOutcome) -> dict[str, Any]:
     """What `--json` writes: the order by places in the file's list "nodes" and by name, what is known of its peak, and what it took."""
     best = outcome.best
     return {

@@ -20,7 +20,7 @@ SIMPLE: Mapping[str, Solver] = {
 
 
 @dataclass(frozen=True)
-class Outcome:
+class OrderOutcome:
     """The best answer of a search, and what it took."""
 
     best: Schedule
@@ -39,12 +39,12 @@ class Outcome:
         return self.best.stats.get("states", 0)
 
 
-def search(problem: OrderProblem, solver: Solver) -> Outcome:
+def search(problem: OrderProblem, solver: Solver) -> OrderOutcome:
     """All that `solver` finds until it is done or interrupted."""
     searched = until_interrupted(lambda: warm_up(solver), answers(problem, solver), _interrupted_text)
     simple = {label: schedule(problem, order) for label, order in SIMPLE.items()}
     best = searched.last if searched.last is not None else min(simple.values(), key=lambda found: found.peak_bytes)
-    return Outcome(best, simple, searched.seconds, searched.interrupted)
+    return OrderOutcome(best, simple, searched.seconds, searched.interrupted)
 
 
 def _interrupted_text(answer: Schedule) -> str:

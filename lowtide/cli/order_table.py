@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from lowtide.cli.order_search import Outcome
+from lowtide.cli.order_search import OrderOutcome
 from lowtide.cli.output import exact_bytes, printable, shortened
 from lowtide.cost.memory import Footprint, simulate
 from lowtide.plan.summary import bytes_text
@@ -18,14 +18,14 @@ _SHOWN = 8  # tensors at the peak
 _NAME_LENGTH = 60  # characters
 
 
-def show(console: Console, problem: OrderProblem, outcome: Outcome) -> None:
+def show(console: Console, problem: OrderProblem, outcome: OrderOutcome) -> None:
     console.print(_facts(problem, outcome))
     console.print(_comparison(outcome))
     if problem.node_count and outcome.best.status is not Status.INFEASIBLE:
         console.print(_peak(problem, simulate(problem, outcome.best.order), outcome.best))
 
 
-def _facts(problem: OrderProblem, outcome: Outcome) -> Table:
+def _facts(problem: OrderProblem, outcome: OrderOutcome) -> Table:
     best = outcome.best
     peak = "none: no order is low enough" if best.status is Status.INFEASIBLE else exact_bytes(best.peak_bytes)
     rows = {
@@ -44,7 +44,7 @@ def _facts(problem: OrderProblem, outcome: Outcome) -> Table:
     return table
 
 
-def _comparison(outcome: Outcome) -> Table:
+def _comparison(outcome: OrderOutcome) -> Table:
     best = outcome.best
     table = Table("order", Column("peak", justify="right"), Column("saved here", justify="right"))
     for label, simple in outcome.simple.items():
@@ -91,6 +91,6 @@ def _saving(simple: Schedule, best: Schedule) -> str:
     return f"{(simple.peak_bytes - best.peak_bytes) / max(simple.peak_bytes, 1):.1%}"
 
 
-def _gap(outcome: Outcome) -> str:
+def _gap(outcome: OrderOutcome) -> str:
     gap_bytes = outcome.best.peak_bytes - outcome.best.lower_bound_bytes
     return f"{outcome.gap:.2%}, {bytes_text(gap_bytes)}" if gap_bytes else "0 %"

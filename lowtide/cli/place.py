@@ -10,7 +10,7 @@ from rich.console import Console
 
 from lowtide.cli.leaving import INTERRUPTED
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, refuse, write_answer, write_json
-from lowtide.cli.place_search import Outcome, search
+from lowtide.cli.place_search import PlaceOutcome, search
 from lowtide.cli.place_table import reason, show
 from lowtide.cli.solvers import PLACERS, parse_placer
 from lowtide.errors import LowtideError
@@ -73,7 +73,7 @@ def place_command(
         raise typer.Exit(_DOES_NOT_FIT)
 
 
-def figures(problem: PlaceProblem, outcome: Outcome) -> dict[str, Any]:
+def figures(problem: PlaceProblem, outcome: PlaceOutcome) -> dict[str, Any]:
     """What `--json` writes: what is known of the arena, what it took, and the offsets by id; there are none where none was found."""
     best = outcome.best
     return {
@@ -90,7 +90,7 @@ def figures(problem: PlaceProblem, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _write(problem: PlaceProblem, outcome: Outcome, json_out: str | None, output: str | None, plot: str | None) -> None:
+def _write(problem: PlaceProblem, outcome: PlaceOutcome, json_out: str | None, output: str | None, plot: str | None) -> None:
     if STANDARD_OUTPUT not in (json_out, output):
         show(Console(), problem, outcome)
     if json_out is not None:

@@ -22,7 +22,7 @@ _HURRIED_SECONDS = 0.2  # for both of them together, where the search was to end
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PlaceOutcome:
     """The best answer of a search, and what it took."""
 
     best: Placement
@@ -44,7 +44,7 @@ class Outcome:
         return (self.best.arena_bytes - self.best.lower_bound_bytes) / max(self.best.arena_bytes, 1)
 
 
-def search(problem: PlaceProblem, solver: Placer, capacity_bytes: int | None = None) -> Outcome:
+def search(problem: PlaceProblem, solver: Placer, capacity_bytes: int | None = None) -> PlaceOutcome:
     """All that `solver` finds until it is done or interrupted."""
     searched = until_interrupted(lambda: warm_up(solver), answers(problem, solver, capacity_bytes), _interrupted_text)
     hurried = searched.interrupted or getattr(solver, "max_seconds", math.inf) < math.inf
@@ -52,7 +52,7 @@ def search(problem: PlaceProblem, solver: Placer, capacity_bytes: int | None = N
     simple = {label: placer.place_by(deadline, problem, capacity_bytes) for label, placer in SIMPLE.items()}
     best = searched.last if searched.last is not None else min(simple.values(), key=lambda found: found.arena_bytes)
     whole = {label: found for label, found in simple.items() if "stacked" not in found.stats}
-    return Outcome(best, whole, capacity_bytes, searched.seconds, searched.interrupted)
+    return PlaceOutcome(best, whole, capacity_bytes, searched.seconds, searched.interrupted)
 
 
 def _interrupted_text(answer: Placement) -> str:

@@ -7,18 +7,18 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lowtide.cli.output import exact_bytes
-from lowtide.cli.place_search import Outcome
+from lowtide.cli.place_search import PlaceOutcome
 from lowtide.place.base import Status
 from lowtide.plan.summary import bytes_text
 from lowtide.problems.placement import PlaceProblem
 
 
-def show(console: Console, problem: PlaceProblem, outcome: Outcome) -> None:
+def show(console: Console, problem: PlaceProblem, outcome: PlaceOutcome) -> None:
     console.print(_facts(problem, outcome))
     console.print(_comparison(problem, outcome))
 
 
-def reason(outcome: Outcome) -> str:
+def reason(outcome: PlaceOutcome) -> str:
     """Why the buffers do not fit, in one line, and what may help."""
     best, capacity = outcome.best, f"{outcome.capacity_bytes:,} bytes"
     if best.status is Status.INFEASIBLE:
@@ -27,7 +27,7 @@ def reason(outcome: Outcome) -> str:
     return f"not known to fit in {capacity}: {found}, and none is proven impossible: allow more --nodes or --seconds"
 
 
-def _facts(problem: PlaceProblem, outcome: Outcome) -> Table:
+def _facts(problem: PlaceProblem, outcome: PlaceOutcome) -> Table:
     best = outcome.best
     rows = {
         "buffers": f"{problem.buffer_count:,}",
@@ -47,7 +47,7 @@ def _facts(problem: PlaceProblem, outcome: Outcome) -> Table:
     return table
 
 
-def _comparison(problem: PlaceProblem, outcome: Outcome) -> Table:
+def _comparison(problem: PlaceProblem, outcome: PlaceOutcome) -> Table:
     table = Table("placement", Column("arena", justify="right"), Column("saved here", justify="right"))
     apart = {"one after another, nothing shared": int(problem.size_bytes.sum())}
     for label, arena_bytes in (apart | {label: simple.arena_bytes for label, simple in outcome.simple.items()}).items():
@@ -56,7 +56,7 @@ def _comparison(problem: PlaceProblem, outcome: Outcome) -> Table:
     return table
 
 
-def _gap(outcome: Outcome) -> str:
+def _gap(outcome: PlaceOutcome) -> str:
     if outcome.gap is None:
         return "none: no placement was found"
     gap_bytes = outcome.best.arena_bytes - outcome.best.lower_bound_bytes

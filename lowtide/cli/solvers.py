@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from lowtide.base.spec import Family, named, parse
+from lowtide.base.spec import SolverFamily, named, parse
 from lowtide.errors import FormatError
 from lowtide.place.auto import Auto as AutoPlacer
 from lowtide.place.base import Placer
@@ -46,14 +46,16 @@ def parse_placer(text: str, placers: Mapping[str, type[Placer]] | None = None) -
     return parse(text, _family(text, "lowtide.placers", PLACERS, placers, "place", "exact{max_nodes=1000,max_seconds=2.5}"))
 
 
-def _family(text: str, group: str, own: Mapping[str, type[S]], given: Mapping[str, type[S]] | None, method: str, example: str) -> Family[S]:
+def _family(
+    text: str, group: str, own: Mapping[str, type[S]], given: Mapping[str, type[S]] | None, method: str, example: str
+) -> SolverFamily[S]:
     """Whom `text` may name. Only the offers that it does name are loaded: nobody pays for the others, nor fails with them."""
     if given is not None:
-        return Family(given, method, example)
+        return SolverFamily(given, method, example)
     points, words = entry_points(group=group), set(re.findall(r"[\w-]+", text))
     offered = {point.name: _loaded(point, method) for point in points if point.name in words - own.keys()}
     others = ", ".join(sorted({point.name for point in points} - own.keys()))
-    return Family({**offered, **own}, method, example, f"or of what is installed: {others}" if others else _NONE_OFFERED)
+    return SolverFamily({**offered, **own}, method, example, f"or of what is installed: {others}" if others else _NONE_OFFERED)
 
 
 def _loaded(point: EntryPoint, method: str) -> type[Any]:

@@ -21,7 +21,7 @@ from lowtide.base.kernels import kernel
 from lowtide.errors import CheckError
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.ir.held import NOTHING_HELD, Held
+from lowtide.ir.held import NOTHING_HELD, HeldStorages
 from lowtide.ir.operators.names import DROP, LOAD
 from lowtide.ir.operators.nodes import offloaded_storages
 from lowtide.ir.operators.table import writes_in_place
@@ -53,7 +53,7 @@ def order_problem(
     *,
     round_to: int = 1,
     eager: bool = False,
-    held: Held = NOTHING_HELD,
+    held: HeldStorages = NOTHING_HELD,
     offloadable: Sequence[Storage] = (),
 ) -> OrderProblem:
     """The ordering problem of a graph; its tensor i is `counted_storages(graph)[i]`, its node i is `graph.nodes[i]`.
@@ -140,7 +140,7 @@ def checked_order(problem: OrderProblem, order: ArrayLike) -> Ints:
 class _Tasks:
     """The tasks of a graph's nodes: storages numbered, and who makes and keeps them."""
 
-    def __init__(self, graph: Graph, eager: bool, held: Held, offloadable: Sequence[Storage]) -> None:
+    def __init__(self, graph: Graph, eager: bool, held: HeldStorages, offloadable: Sequence[Storage]) -> None:
         self.maker_of = _makers(graph) | dict.fromkeys(offloadable, -1)
         self.tensor_of = {storage: tensor for tensor, storage in enumerate(self.maker_of)}
         kept = (*(value.storage for value in graph.outputs), *offloadable, *_given_back(graph))

@@ -23,7 +23,7 @@ from lowtide.cost.bodies import runs_of
 from lowtide.cost.cache import Cache
 from lowtide.cost.caches import cold_shares
 from lowtide.cost.device import Device, half_flops_of
-from lowtide.cost.lab.laboratory import Call, Laboratory, Unknown, device_of
+from lowtide.cost.lab.laboratory import Call, Laboratory, Unmeasured, device_of
 from lowtide.cost.lab.launched import clocks_ns
 from lowtide.cost.lab.trial import aside, cache_bytes, circumstances, on_gpu, once_ns
 from lowtide.cost.workspaces import call_of, needs_none, warn_of_memory
@@ -47,7 +47,7 @@ class Timings:
 
     us: tuple[float, ...]  # by node, of the device
     issue_us: tuple[float, ...]  # by node, of the host to issue it; empty where the host itself computes
-    unknown: tuple[Unknown, ...]  # distinct calls that were not measured: their times are the roofline's
+    unknown: tuple[Unmeasured, ...]  # distinct calls that were not measured: their times are the roofline's
 
 
 def measure_timings(

@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from lowtide.cost.bodies import bodies, inner_peak_bytes
-from lowtide.cost.lab.laboratory import SHOWN, Call, Laboratory, Unknown, device_of
+from lowtide.cost.lab.laboratory import SHOWN, Call, Laboratory, Unmeasured, device_of
 from lowtide.cost.lab.recipe import numbers
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Node, Storage
@@ -35,7 +35,7 @@ class Workspaces:
 
     nbytes: tuple[int, ...]  # by node; 0 where unknown
     unknown_nodes: int
-    unknown: tuple[Unknown, ...]  # the distinct calls behind them
+    unknown: tuple[Unmeasured, ...]  # the distinct calls behind them
     measured_calls: int  # distinct calls that were run now; the others were remembered, or need none
     unlike: tuple[Node, ...]  # nodes whose results look otherwise than the graph says
 
@@ -63,7 +63,7 @@ def measure_workspaces(
 
 def _measured(nodes: Sequence[Node], among: Sequence[Node], laboratory: Laboratory, limit_bytes: int | None) -> Workspaces:
     tried_before = laboratory.tried
-    unknown: dict[str, Unknown] = {}
+    unknown: dict[str, Unmeasured] = {}
     unlike: list[Node] = []
     sizes: list[int] = []
     lacking, of_collectives = 0, collective_bytes(among)
@@ -102,7 +102,7 @@ def call_of(node: Node, nodes: Sequence[Node], limit_bytes: int | None) -> Call:
     return Call(node, nodes, makes_bytes, limit_bytes)
 
 
-def warn_of_memory(unknown: Sequence[Unknown], consequence: str) -> None:
+def warn_of_memory(unknown: Sequence[Unmeasured], consequence: str) -> None:
     """Say which calls could not be measured for lack of memory, and what is assumed of them. Python shows the same warning once."""
     lacking = [each for each in unknown if each.of_memory]
     if lacking:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowtide.fission.heat import Borders, Dominators, Heat
-from lowtide.fission.regions import Grown, Region, Regions
+from lowtide.fission.regions import Grown, Regions, SplitRegion
 from lowtide.ir.graph import Graph, Kind, Storage, Value
 
 _HALVINGS = 8  # below the lowest interval
@@ -26,10 +26,10 @@ _MOST_VISITS = 1_000_000  # of nodes, for all sets together but the first: each 
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
+class SplitCandidate:
     """A region, and why it is one."""
 
-    region: Region
+    region: SplitRegion
     score_bytes: float  # equation 4, of the dominated set that it came of
     saved_bytes: int  # at the peak, by two parts: half of what it makes and nobody else reads
 
@@ -43,9 +43,9 @@ class _Phased:
     heat: Heat
 
 
-def candidates_of(regions: Regions, hot: Mapping[Storage, int], *, levels: int = 4, most: int = 512) -> tuple[Candidate, ...]:
+def candidates_of(regions: Regions, hot: Mapping[Storage, int], *, levels: int = 4, most: int = 512) -> tuple[SplitCandidate, ...]:
     """Sets to split where so many bytes of these storages stand at a peak. Raises CheckError for symbolic sizes."""
-    found: dict[tuple[int, int], Candidate] = {}
+    found: dict[tuple[int, int], SplitCandidate] = {}
     visits = 0
     for score, anchor, dim, places in sorted(_wanted(regions, hot, levels), key=lambda each: (-each[0], len(each[3]), each[3][:1]))[:most]:
         cost = 4 * (places[-1] - places[0] + 1)
@@ -55,7 +55,7 @@ def candidates_of(regions: Regions, hot: Mapping[Storage, int], *, levels: int =
         for fine in (False, True):
             region = regions.around(anchor, dim, places, fine=fine)
             if region is not None and (region.component, region.bits) not in found:
-                found[region.component, region.bits] = Candidate(region, score, _saved_bytes(regions, region, hot))
+                found[region.component, region.bits] = SplitCandidate(region, score, _saved_bytes(regions, region, hot))
     return tuple(found.values())
 
 
@@ -191,7 +191,7 @@ def _nbytes(value: Value) -> int:
     return value.storage.nbytes if isinstance(value.storage.nbytes, int) else 0
 
 
-def _saved_bytes(regions: Regions, region: Region, hot: Mapping[Storage, int]) -> int:
+def _saved_bytes(regions: Regions, region: SplitRegion, hot: Mapping[Storage, int]) -> int:
     """What two parts save of what the region makes at the peak: what leaves the region stays whole, or lies where what it is given lay."""
     leaving = {value.storage for value in (*region.written, *region.accumulated)} - _laid_over(regions, region)
     nodes = (regions.graph.nodes[place] for place in region.axes)
@@ -199,7 +199,7 @@ def _saved_bytes(regions: Regions, region: Region, hot: Mapping[Storage, int]) -
     return sum(hot[storage] for storage in made if storage in hot and storage not in leaving) // 2
 
 
-def _laid_over(regions: Regions, region: Region) -> set[Storage]:
+def _laid_over(regions: Regions, region: SplitRegion) -> set[Storage]:
     """The largest storage that parts may leave in the place of what they are given, as far as that is read by nobody later."""
     read_last = [value for value in region.sliced if value in regions.makers and regions.readers[value][-1] in region.axes]
     able = [

@@ -33,7 +33,7 @@ class Dimensions:
         first = _numbered(graph)
         axes = with_inner(graph, tuple(axes_of(node) for node in graph.nodes))
         cuts = tuple(tuple(tuple(cut_by(node, axis)) for axis in mine) for node, mine in zip(graph.nodes, axes, strict=True))
-        number = _Numbers(first, sum(len(value.shape) for value in first))
+        number = _DimensionNumbers(first, sum(len(value.shape) for value in first))
         joined = [[number.of(value, dim) for value, dim in cut] for mine in cuts for cut in mine]
         for before, after in (pair for node in graph.nodes for pair in node.writes):
             joined += ([first[before] + dim, first[after] + dim] for dim in range(len(before.shape)))
@@ -77,7 +77,7 @@ def _values(graph: Graph) -> Iterator[Value]:
 
 
 @dataclass
-class _Numbers:
+class _DimensionNumbers:
     """Numbers of dimensions, and of what is innermost in some of them, as they are met."""
 
     first: Mapping[Value, int]

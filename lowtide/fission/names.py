@@ -33,7 +33,7 @@ _LINES = 24
 
 
 @dataclass(frozen=True)
-class Line:
+class AlikeParts:
     """Parts that are alike."""
 
     name: str  # "heads of h.*.attn"
@@ -51,13 +51,13 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Table:
+class ComponentTable:
     """The components of a dimension graph, those that make the most bytes first."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[AlikeParts, ...]
 
     @classmethod
-    def of(cls, dimensions: Dimensions) -> Table:
+    def of(cls, dimensions: Dimensions) -> ComponentTable:
         facts = _facts(dimensions)
         names = _named(dimensions, facts)
         groups: defaultdict[str, list[int]] = defaultdict(list)
@@ -77,7 +77,7 @@ class Table:
         return ", ".join(texts)
 
 
-def _extent(line: Line) -> str:
+def _extent(line: AlikeParts) -> str:
     return f"{line.least}" if line.least == line.most else f"{line.least} to {line.most}"
 
 
@@ -201,13 +201,13 @@ def _shared(one: list[str], two: list[str]) -> list[str]:
     return one[:count]
 
 
-def _line(name: str, components: list[int], facts: list[_Facts]) -> Line:
+def _line(name: str, components: list[int], facts: list[_Facts]) -> AlikeParts:
     storages = {storage for each in facts for storage in each.storages}
     least, most = facts[0].least, facts[0].most
     for each in facts[1:]:
         if all(isinstance(size, int) for size in (least, most, each.least, each.most)):
             least, most = min(least, each.least), max(most, each.most)
-    return Line(
+    return AlikeParts(
         name,
         tuple(components),
         least,

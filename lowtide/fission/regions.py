@@ -30,7 +30,7 @@ from lowtide.ir.sizes import Size
 
 
 @dataclass(frozen=True, eq=False)
-class Region:
+class SplitRegion:
     """A legal set, along which axis each node is cut, and what becomes of the values at its border."""
 
     component: int  # of the dimension graph
@@ -55,7 +55,7 @@ class Region:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Cut:
+class _CutNode:
     """A node along one of its axes."""
 
     axis: Axis
@@ -66,7 +66,7 @@ class _Cut:
     fits: bool  # each value is cut along one dimension, none stands among the arguments cut and whole, and what is written is cut
 
     @classmethod
-    def of(cls, node: Node, axis: Axis) -> _Cut:
+    def of(cls, node: Node, axis: Axis) -> _CutNode:
         pairs, reads = dict(cut_by(node, axis)), _reads(node)
         alone = all(len(dims) == 1 for dims in _dims_by_value(node, axis).values())
         fits = alone and not _mixed(node, axis) and all(before in pairs for before, _ in node.writes)
@@ -93,7 +93,7 @@ class _Growing:
     whole: set[Value] = field(default_factory=set)
     merged: set[Value] = field(default_factory=set)
 
-    def takes(self, node: _Cut) -> bool:
+    def takes(self, node: _CutNode) -> bool:
         cut, pairs = self.cut, node.pairs
         if not node.fits or not any(value in cut for value in pairs):
             return False
@@ -105,7 +105,7 @@ class _Growing:
             return False
         return not any(value in cut or value in self.whole for value in node.merged)
 
-    def add(self, place: int, node: _Cut) -> None:
+    def add(self, place: int, node: _CutNode) -> None:
         self.axes[place] = node.axis
         self.cut.update(node.pairs)
         self.whole.update(node.whole)
@@ -149,13 +149,13 @@ class Regions:
         return found
 
     @cached_property
-    def cuts(self) -> tuple[Mapping[int, tuple[_Cut, ...]], ...]:
+    def cuts(self) -> tuple[Mapping[int, tuple[_CutNode, ...]], ...]:
         """By place and component of the dimension graph, the node along its axes of that component."""
         found = []
         for node, axes, components in zip(self.graph.nodes, self.dimensions.axes, self.dimensions.axis_components, strict=True):
-            mine: dict[int, tuple[_Cut, ...]] = {}
+            mine: dict[int, tuple[_CutNode, ...]] = {}
             for axis, component in zip(axes, components, strict=True):
-                mine[component] = (*mine.get(component, ()), _Cut.of(node, axis))
+                mine[component] = (*mine.get(component, ()), _CutNode.of(node, axis))
             found.append(mine)
         return tuple(found)
 
@@ -165,10 +165,10 @@ class Regions:
         return {}
 
     @cached_property
-    def _known(self) -> dict[tuple[Value, int, tuple[int, ...], bool], Region | None]:
+    def _known(self) -> dict[tuple[Value, int, tuple[int, ...], bool], SplitRegion | None]:
         return {}
 
-    def around(self, anchor: Value, dim: int, wanted: Sequence[int], *, fine: bool = False) -> Region | None:
+    def around(self, anchor: Value, dim: int, wanted: Sequence[int], *, fine: bool = False) -> SplitRegion | None:
         """The region of nodes at some of these places, in program order, around a value along one of its dimensions.
 
         None where nothing but views can be cut with it, or into nothing. `fine`: only of nodes that can be cut wherever the value can, as
@@ -180,7 +180,7 @@ class Regions:
             self._known[key] = self._around(anchor, dim, wanted, fine)
         return self._known[key]
 
-    def _around(self, anchor: Value, dim: int, wanted: Sequence[int], fine: bool) -> Region | None:
+    def _around(self, anchor: Value, dim: int, wanted: Sequence[int], fine: bool) -> SplitRegion | None:
         start = self.makers.get(anchor)
         if start is None or not wanted:
             return None
@@ -237,7 +237,7 @@ class Regions:
                 return True
         return False
 
-    def _region(self, growing: _Growing, component: int) -> Region | None:
+    def _region(self, growing: _Growing, component: int) -> SplitRegion | None:
         axes = dict(sorted(growing.axes.items()))
         units = gcd(*(axis.extent for axis in axes.values() if isinstance(axis.extent, int)))
         if units < 2:
@@ -254,7 +254,7 @@ class Regions:
         if any(merges_apart(node, growing.cut, storages) for node in nodes):
             return None
         merges = {value: role for node, axis in zip(nodes, axes.values(), strict=True) for value, role in _roles(node, axis)}
-        return Region(
+        return SplitRegion(
             component,
             axes,
             units,

@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from lowtide.errors import CheckError
-from lowtide.fission.regions import Region
+from lowtide.fission.regions import SplitRegion
 
 
 @dataclass(frozen=True, eq=False)
 class FissionTree:
     """Candidates by number, the largest first."""
 
-    regions: tuple[Region, ...]
+    regions: tuple[SplitRegion, ...]
     parts: tuple[int, ...]
 
     @classmethod
-    def of(cls, regions: Sequence[Region]) -> FissionTree:
+    def of(cls, regions: Sequence[SplitRegion]) -> FissionTree:
         ordered = sorted(regions, key=lambda region: (-len(region.axes), region.bits, region.component))
         return cls(tuple(ordered), (1,) * len(ordered))
 

@@ -6,7 +6,7 @@ from math import prod
 
 from lowtide.base.narrow import of_kind, there
 from lowtide.fuse.layout import Lay, fresh, in_rows, stepped
-from lowtide.fuse.stages import Attention, Batched, Epilogue, Rows, Stage
+from lowtide.fuse.stages import Attention, Batched, Epilogue, RowReduction, Stage
 from lowtide.fuse.staging import Head, Staging
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.packed import Norm
@@ -75,6 +75,6 @@ def softmax(staging: Staging, node: Node) -> Head:
     def make(out: Lay, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
         columns = read.shape[-1]
         step = out.rows() or stepped(columns)
-        return Rows(kind, read, read.rows() or 0, 1, prod(read.shape[:-1]), out, step, epilogue, nodes=nodes)
+        return RowReduction(kind, read, read.rows() or 0, 1, prod(read.shape[:-1]), out, step, epilogue, nodes=nodes)
 
     return Head(node, made, in_rows(made.name, read.shape), make)

@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lowtide.fuse.layout import Buffer, stepped
-from lowtide.fuse.stages import Block, Convolution, Product, Stage, Windows
+from lowtide.fuse.stages import Convolution, Product, RowBlock, Stage, Windows
 
 _MOST_BYTES = 384 * 1024  # of a thread's stack
 _KINDS = ("Weighted", "Largest")
 
 
-def alternatives(stages: Sequence[Stage]) -> list[tuple[Block, ...]]:
+def alternatives(stages: Sequence[Stage]) -> list[tuple[RowBlock, ...]]:
     """The legal blocks around each window that there are any around, the largest first; windows in program order."""
     readers = Counter(lay.buffer for stage in stages for lay in stage.reads)
     makers = {stage.out.buffer: stage for stage in stages}
@@ -30,7 +30,7 @@ def alternatives(stages: Sequence[Stage]) -> list[tuple[Block, ...]]:
 
 def with_blocks(stages: Sequence[Stage], joined: Sequence[int]) -> tuple[Stage, ...]:
     """Stages with blocks in the place of their last parts: of each window's alternatives the one of that number, from 1; 0 for none."""
-    found: dict[Stage, Block] = {}  # by the last part
+    found: dict[Stage, RowBlock] = {}  # by the last part
     for blocks, number in zip(alternatives(stages), joined, strict=False):
         if 0 < number <= len(blocks):
             found[blocks[number - 1].parts[-1]] = blocks[number - 1]
@@ -38,14 +38,14 @@ def with_blocks(stages: Sequence[Stage], joined: Sequence[int]) -> tuple[Stage, 
     return tuple(found.get(stage, stage) for stage in stages if stage not in taken or stage in found)
 
 
-def _blocks(windows: Windows, makers: dict[Buffer, Stage], users: dict[Buffer, Stage], readers: Counter[Buffer]) -> list[Block]:
+def _blocks(windows: Windows, makers: dict[Buffer, Stage], users: dict[Buffer, Stage], readers: Counter[Buffer]) -> list[RowBlock]:
     """The blocks around a window, the largest first."""
     before, after = makers.get(windows.a.buffer), users.get(windows.out.buffer)
     first = before if isinstance(before, (Product, Convolution)) and _leads(before, windows, readers) else None
     last = after if isinstance(after, Product) and _follows(after, windows, readers) else None
-    both = [Block(first, windows, last)] if first is not None and last is not None else []
-    one = [Block(first, windows, None)] if first is not None else []
-    two = [Block(None, windows, last)] if last is not None else []
+    both = [RowBlock(first, windows, last)] if first is not None and last is not None else []
+    one = [RowBlock(first, windows, None)] if first is not None else []
+    two = [RowBlock(None, windows, last)] if last is not None else []
     return [each for each in (*both, *one, *two) if _stack_bytes(each) <= _MOST_BYTES]
 
 
@@ -78,7 +78,7 @@ def _follows(last: Product, windows: Windows, readers: Counter[Buffer]) -> bool:
     return alone and out.shape[0] == 1 and last.a_step == windows.out_step and (last.rows, last.k) == pixels(out.shape)
 
 
-def _stack_bytes(block: Block) -> int:
+def _stack_bytes(block: RowBlock) -> int:
     its, step = block.windows, stepped(block.windows.a.shape[1])
     span = (its.geometry.kernel[0] - 1) * its.geometry.dilation[0] + 1
     ring = span * its.a.shape[3] * (its.a.rows() or step) if block.first is not None else 0

@@ -29,7 +29,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Chain:
+class OperatorChain:
     """What a kernel does beside its own operator, and the value that it leaves."""
 
     links: tuple[Link, ...]
@@ -42,7 +42,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Uses:
+class BodyUses:
     """Who reads what, in a body."""
 
     readers: Mapping[Value, Sequence[Node]]
@@ -50,7 +50,7 @@ class Uses:
     fixed: Collection[Value]  # constants
 
     @classmethod
-    def of(cls, body: Graph, fixed: Collection[Value]) -> Uses:
+    def of(cls, body: Graph, fixed: Collection[Value]) -> BodyUses:
         readers: dict[Value, list[Node]] = {}
         for node in body.nodes:
             for value in node.inputs:
@@ -62,7 +62,7 @@ class Uses:
         found = self.readers.get(value, ())
         return found[0] if len(found) == 1 and value not in self.kept else None
 
-    def chain(self, value: Value, lay: Lay, taken: Collection[Node] = ()) -> Chain:
+    def chain(self, value: Value, lay: Lay, taken: Collection[Node] = ()) -> OperatorChain:
         """What can be done to a value on its way to `lay`, by nodes that are not `taken` for another."""
         links: list[Link] = []
         while len(links) < _MOST and (node := self.only_reader(value)) is not None:
@@ -83,7 +83,7 @@ class Uses:
         while links and name_of(links[-1].node) in VIEWS:  # a view at the end is one of the result
             value, lay = links[-1].value, links[-1].lay
             links.pop()
-        return Chain(tuple(links), value, lay)
+        return OperatorChain(tuple(links), value, lay)
 
 
 def norm_of(node: Node) -> Norm:

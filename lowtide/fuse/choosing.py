@@ -18,7 +18,7 @@ from lowtide.fuse.layout import stepped
 from lowtide.fuse.reform.chains import Part
 from lowtide.fuse.reform.join import reform
 from lowtide.fuse.reform.schemes import Scheme
-from lowtide.fuse.stages import Block, Stage
+from lowtide.fuse.stages import RowBlock, Stage
 from lowtide.fuse.tune.close import candidates
 from lowtide.fuse.tune.machine import machine_of
 from lowtide.fuse.tune.model import Model
@@ -46,7 +46,7 @@ Fastest = Callable[[Sequence[Variant], int], int]
 class Choosing:
     """What there is to choose among."""
 
-    blocks: list[tuple[Block, ...]]  # by window
+    blocks: list[tuple[RowBlock, ...]]  # by window
     by_model: _ByModel
 
     @classmethod
@@ -65,7 +65,7 @@ class Choosing:
             taken.update(blocks[number - 1].parts if number else ())
         return tuple(found)
 
-    def _modelled(self, blocks: Sequence[Block], numbers: Sequence[int], joins: Joins) -> int:
+    def _modelled(self, blocks: Sequence[RowBlock], numbers: Sequence[int], joins: Joins) -> int:
         return next((each for each in numbers if joins is Joins.ALL or self.by_model.wins(blocks[each - 1])), 0)
 
 
@@ -77,13 +77,13 @@ def _as_modelled(variants: Sequence[Variant], by_model: int) -> int:
     return by_model
 
 
-def variants(blocks: Sequence[Block], numbers: Sequence[int]) -> list[Variant]:
+def variants(blocks: Sequence[RowBlock], numbers: Sequence[int]) -> list[Variant]:
     """The ways to do the work of all blocks around a window: none of them, or one and what it lacks."""
     parts = max((blocks[number - 1].parts for number in numbers if number), key=len)
     return [tuple(_joined(parts, blocks[number - 1])) if number else tuple(parts) for number in numbers]
 
 
-def _joined(parts: Sequence[Stage], block: Block) -> Iterator[Stage]:
+def _joined(parts: Sequence[Stage], block: RowBlock) -> Iterator[Stage]:
     for part in parts:
         if part is block.parts[-1]:
             yield block
@@ -111,13 +111,13 @@ class _ByModel:
         gains = {complexes([node for part in each.parts for node in part.nodes]): each.gain for each in found}
         return cls({complexes(group.nodes) for group in groups}, gains)
 
-    def wins(self, block: Block) -> bool:
+    def wins(self, block: RowBlock) -> bool:
         """Whether a block is faster than its parts."""
         if block.windows.kind == "Weighted":
             return frozenset(node for node in block.nodes if is_complex(node)) in self.joined
         return _between_bytes(block) > _NEAR_BYTES
 
-    def is_close(self, block: Block) -> bool:
+    def is_close(self, block: RowBlock) -> bool:
         """Whether that may be otherwise."""
         if block.windows.kind == "Weighted":
             gain = self.gains.get(frozenset(node for node in block.nodes if is_complex(node)))
@@ -125,7 +125,7 @@ class _ByModel:
         return _NEAR_BYTES / 2 < _between_bytes(block) < 2 * _NEAR_BYTES
 
 
-def _between_bytes(block: Block) -> int:
+def _between_bytes(block: RowBlock) -> int:
     return sum(4 * stepped(part.out.shape[1]) * pixels(part.out.shape)[0] for part in block.parts[:-1])
 
 

@@ -10,7 +10,7 @@ from lowtide.base.narrow import of_kind, there
 from lowtide.fuse.attention import attention, batched, softmax
 from lowtide.fuse.known import ATTENTION, name_of
 from lowtide.fuse.layout import Buffer, Lay, fresh, in_rows, stepped
-from lowtide.fuse.stages import Convolution, Epilogue, Geometry, Operand, Pad, Product, Rows, Stage, Windows, Winograd
+from lowtide.fuse.stages import Convolution, Epilogue, Geometry, Operand, Pad, Product, RowReduction, Stage, Windows, Winograd
 from lowtide.fuse.staging import Head, Staging
 from lowtide.fuse.tiles import Transform, by_panels, tile_of, transform_of
 from lowtide.ir.graph import Arg, Node, Value
@@ -192,7 +192,7 @@ def _mean(staging: Staging, node: Node) -> Head:
     lay = there(lay)
 
     def make(out: Lay, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
-        return Rows("mean", image, image.rows() or 0, n, h * w, out, out.rows() or stepped(c), epilogue, nodes=nodes)
+        return RowReduction("mean", image, image.rows() or 0, n, h * w, out, out.rows() or stepped(c), epilogue, nodes=nodes)
 
     return Head(node, made, lay, make)
 
@@ -217,7 +217,7 @@ def _layer_norm(staging: Staging, node: Node) -> Head:
     def make(out: Lay, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
         full = _scaled(staging, epilogue, _value(gamma), _value(beta), columns)
         rows = prod(read.shape[:-1])
-        return Rows("norm", read, read.rows() or 0, 1, rows, out, out.rows() or stepped(columns), full, eps, nodes)
+        return RowReduction("norm", read, read.rows() or 0, 1, rows, out, out.rows() or stepped(columns), full, eps, nodes)
 
     return Head(node, made, lay, make)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lowtide.fuse.blocks import with_blocks
 from lowtide.fuse.codegen.source import source_of
-from lowtide.fuse.codegen.text import Addresses
+from lowtide.fuse.codegen.text import ElementOffsets
 from lowtide.fuse.heads import head_of
 from lowtide.fuse.memory import ITEM_BYTES, buffers, problem_of
 from lowtide.fuse.stages import Stage
@@ -51,12 +51,12 @@ class Bare:
         staged = Staging(body, known, target).staged(head_of)
         return cls(body, tuple(fixed), target, known, tuple(staged.stages), tuple(staged.constants))
 
-    def addresses(self, stages: Sequence[Stage], placing: Placing) -> tuple[Addresses, int, int]:
+    def addresses(self, stages: Sequence[Stage], placing: Placing) -> tuple[ElementOffsets, int, int]:
         """Where buffers and constants are, if the body runs by these stages; bytes of the arena, elements of constants."""
         offsets, arena_bytes = placing(problem_of(stages))
         places = {buffer: int(offset) // ITEM_BYTES for buffer, offset in zip(buffers(stages), offsets, strict=True)}
         packed, elements = offsets_of(self.constants)
-        return Addresses(places, packed), arena_bytes, elements
+        return ElementOffsets(places, packed), arena_bytes, elements
 
 
 def network_of(bare: Bare, joined: Sequence[int], placing: Placing) -> Network:

@@ -25,7 +25,7 @@ from lowtide.ir.sizes import ITEM_BYTES
 _CONSTANT = (Kind.PARAMETER, Kind.BUFFER, Kind.CONSTANT)
 
 
-class Described(NamedTuple):
+class BodyDescription(NamedTuple):
     """What is told of a body."""
 
     arena_bytes: int
@@ -34,7 +34,7 @@ class Described(NamedTuple):
 
 
 # Of a body and its fixed inputs; None where torch's operators are to run.
-Describing = Callable[[Graph, tuple[int, ...]], Described | None]
+Describing = Callable[[Graph, tuple[int, ...]], BodyDescription | None]
 
 
 def with_regions(graph: Graph, described: Describing) -> Graph | None:

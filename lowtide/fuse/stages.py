@@ -134,7 +134,7 @@ class Windows:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Rows:
+class RowReduction:
     """A reduction: the mean of all rows of each image, or each row normed by itself, or its softmax."""
 
     kind: str  # "mean", "norm", "softmax", or "safe" for a softmax that is 0 where all is masked
@@ -206,7 +206,7 @@ class Map:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Block:
+class RowBlock:
     """Several operators as one, row by row: what comes first, a window over that, and a product; one of first and last may be missing."""
 
     first: Product | Convolution | None
@@ -233,4 +233,4 @@ class Block:
         return tuple(lay for each in self.parts for lay in each.reads if lay.buffer not in between)
 
 
-Stage: TypeAlias = Product | Convolution | Winograd | Pad | Windows | Rows | Batched | Attention | Map | Block
+Stage: TypeAlias = Product | Convolution | Winograd | Pad | Windows | RowReduction | Batched | Attention | Map | RowBlock

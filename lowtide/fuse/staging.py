@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from lowtide.base.narrow import of_kind, there
 from lowtide.fuse import expressions
-from lowtide.fuse.chains import Chain, Link, Uses, norm_of
+from lowtide.fuse.chains import BodyUses, Link, OperatorChain, norm_of
 from lowtide.fuse.known import is_given_norm, name_of
 from lowtide.fuse.layout import Buffer, Lay, fresh, in_rows, stepped
 from lowtide.fuse.stages import Epilogue, Map, Operand, Stage
@@ -54,7 +54,7 @@ class Staging:
 
     def __init__(self, body: Graph, fixed: Collection[Value], target: Target) -> None:
         self.body, self.target = body, target
-        self.uses = Uses.of(body, frozenset(fixed))
+        self.uses = BodyUses.of(body, frozenset(fixed))
         self.arguments = tuple(value for value in body.inputs if value not in self.uses.fixed)
         self.lays = {value: _of_argument(value, at) for at, value in enumerate(self.arguments)}
         self.stages: list[Stage] = []
@@ -131,7 +131,7 @@ class Staging:
 
     def _start(self, head: Head) -> None:
         """Begin a chain; its stage is made when all that it reads is there."""
-        chain = Chain((), head.value, head.lay) if head.alone else self.uses.chain(head.value, head.lay, self._done)
+        chain = OperatorChain((), head.value, head.lay) if head.alone else self.uses.chain(head.value, head.lay, self._done)
         first = head.value
         norm, links = None, chain.links
         if head.folds and links and is_given_norm(links[0].node):

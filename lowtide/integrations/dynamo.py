@@ -38,7 +38,7 @@ _TANGENT = "tangents"  # as AOTAutograd calls what the backward pass starts from
 
 
 @dataclass(frozen=True)
-class Options:
+class CompileOptions:
     """What `torch.compile(..., options=...)` may hold; all but `told` as for `lowtide.optimize`."""
 
     memory: int | str | None = None  # of each graph that is trained, forward and backward pass, with all that they are given
@@ -48,7 +48,7 @@ class Options:
     told: Callable[[Plan], Any] | None = None  # is given each plan
 
     @classmethod
-    def of(cls, given: Mapping[str, Any] | None) -> Options:
+    def of(cls, given: Mapping[str, Any] | None) -> CompileOptions:
         """What a user wrote. Raises TypeError for what is no option."""
         known = [each.name for each in fields(cls)]
         if unknown := [name for name in given or {} if name not in known]:
@@ -56,7 +56,7 @@ class Options:
         return cls(**(given or {}))
 
     @property
-    def for_inference(self) -> Options:
+    def for_inference(self) -> CompileOptions:
         """The same where there is no backward pass, and so nothing to compute again: a share is of what trains, bytes are bytes."""
         limited = self.memory is not None and Memory.of(self.memory).share is None
         return replace(self, memory=self.memory if limited else None, latency=None)
@@ -64,7 +64,7 @@ class Options:
 
 def lowtide(module: fx.GraphModule, example: Sequence[Any], options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
     """The backend. Raises CaptureError for sizes that vary, BudgetError where nothing fits in so many bytes."""
-    said, made = Options.of(options), list[Callable[..., Any]]()
+    said, made = CompileOptions.of(options), list[Callable[..., Any]]()
 
     def partition(joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **further: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         found = _Joint.of(joint, num_fwd_outputs, said)
@@ -94,7 +94,7 @@ class _Joint:
     held: Mapping[Value, torch.Tensor]  # tensors that the module itself holds
 
     @classmethod
-    def of(cls, module: fx.GraphModule, count: int, said: Options) -> _Joint:
+    def of(cls, module: fx.GraphModule, count: int, said: CompileOptions) -> _Joint:
         module = _flat(module)
         placeholders = _placeholders(module)
         fakes = [_described(node) for node in placeholders]

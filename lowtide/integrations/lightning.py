@@ -21,8 +21,8 @@ from lowtide.api.step import Step
 from lowtide.errors import CaptureError
 from lowtide.integrations import lightning_notes as notes
 from lowtide.integrations.lightning_notes import Notes
-from lowtide.integrations.lightning_reads import Reads
-from lowtide.integrations.windows import Options, Steps
+from lowtide.integrations.lightning_reads import TrainerReads
+from lowtide.integrations.windows import FrameworkOptions, FrameworkSteps
 
 _OVER = "which are one program here: use on_before_optimizer_step of the module, which is captured with it, or do without"
 _NOT_OF_A_MODULE = {  # methods of a module that would do something else than the step does, or at another time
@@ -55,9 +55,9 @@ class LowtideStrategy(SingleDeviceStrategy):
         """
         super().__init__(device="cpu" if device is None else device, **kwargs)
         self._is_said = device is not None
-        self._options = Options(memory, dynamic, dict(optimize or {}))
-        self._steps: Steps | None = None
-        self._reads: dict[int, Reads] = {}  # by number of batches, as programs are
+        self._options = FrameworkOptions(memory, dynamic, dict(optimize or {}))
+        self._steps: FrameworkSteps | None = None
+        self._reads: dict[int, TrainerReads] = {}  # by number of batches, as programs are
         self._waiting: list[Any] = []  # batches of this update
         self._names: list[tuple[dict[str, Any], list[str]]] = []  # the optimizer's groups, and the names of the parameters in each
         self._is_stepping, self._updates = False, 0
@@ -128,12 +128,12 @@ class LowtideStrategy(SingleDeviceStrategy):
         """Forward, backward, clipping and the optimizer's step; what training_step returned for the last batch."""
         module, (optimizer,) = self.lightning_module, self.optimizers
         if self._steps is None or not self._steps.are_of(module, optimizer):
-            self._steps, self._reads = Steps.of(module, optimizer, self._options, "training_step"), {}
+            self._steps, self._reads = FrameworkSteps.of(module, optimizer, self._options, "training_step"), {}
         name_of = {parameter: name for name, parameter in module.named_parameters()}
         self._names = [
             ({**group, "params": []}, [name_of[each] for each in group["params"] if each in name_of]) for group in optimizer.param_groups
         ]
-        reads = self._reads.setdefault(len(batches), Reads(module.trainer))
+        reads = self._reads.setdefault(len(batches), TrainerReads(module.trainer))
         scaler = getattr(self.precision_plugin, "scaler", None)
         with reads.instead_of_the_trainer(module):
             results, clipped = self._steps.run(batches, loss=self._loss(positions), after_backward=self._clip, scaler=scaler)

@@ -54,16 +54,16 @@ def position() -> Unknown:
     return Unknown(_POSITION)
 
 
-class Given(Unknown):
+class GivenNote(Unknown):
     """Stands for what the note of this number will give."""
 
     def __init__(self, number: int, key: str | None = None) -> None:
         super().__init__(_OF_A_METRIC)
-        self._source = Source(number=number, key=key)
+        self._source = LogSource(number=number, key=key)
 
 
 @dataclass(frozen=True)
-class Source:
+class LogSource:
     """Where the value of a log comes from: a metric of the module, or what a note before it gave."""
 
     metric: str | None = None
@@ -77,7 +77,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Log:
+class LogCall:
     """One call of `self.log`."""
 
     name: str
@@ -87,12 +87,12 @@ class Log:
 
     def run(self, module: LightningModule, given: list[Any]) -> None:
         """Make that call with the numbers of the step that has just run."""
-        value = self.value.value(module, given) if isinstance(self.value, Source) else self.value
+        value = self.value.value(module, given) if isinstance(self.value, LogSource) else self.value
         module.log(self.name, value, *self.args, **self.kwargs)
 
 
 @dataclass(frozen=True)
-class Call:
+class MetricCall:
     """One call of a metric."""
 
     metric: str
@@ -109,24 +109,24 @@ class Notes:
     """What a program has done beside, in its order."""
 
     module: LightningModule
-    made: list[Log | Call] = field(default_factory=list)
+    made: list[LogCall | MetricCall] = field(default_factory=list)
 
     @contextmanager
-    def taken(self) -> Iterator[list[Log | Call]]:
+    def taken(self) -> Iterator[list[LogCall | MetricCall]]:
         """Notes are taken meanwhile; none of it is done."""
         with _instead(self.module, {"log": self._log}), _each(self._of_metrics()):
             yield self.made
 
     def _log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(value, Given):
+        if isinstance(value, GivenNote):
             value = value._source
         elif isinstance(value, Metric):
-            value = Source(metric=self._path_of(value))
+            value = LogSource(metric=self._path_of(value))
         elif isinstance(value, torch.Tensor):
             value = value.detach()
         elif not isinstance(value, (int, float)):
             raise CaptureError(f"self.log({name!r}, ...): expected a tensor, a number or a metric of the module, got {value!r}")
-        self.made.append(Log(name, value, args, kwargs))
+        self.made.append(LogCall(name, value, args, kwargs))
 
     def _path_of(self, metric: Metric) -> str:
         path: str
@@ -144,17 +144,17 @@ class Notes:
     def _noting(self, metric: Any, path: str, method: str) -> Callable[..., Any]:
         def noted(*args: Any, **kwargs: Any) -> Any:
             number = len(self.made)
-            self.made.append(Call(path, method, *_detached((args, kwargs))))
+            self.made.append(MetricCall(path, method, *_detached((args, kwargs))))
             if method not in _GIVING:
                 return None
             if isinstance(metric, MetricCollection):
-                return {name: Given(number, str(name)) for name in metric.keys(keep_base=False)}
-            return Given(number)
+                return {name: GivenNote(number, str(name)) for name in metric.keys(keep_base=False)}
+            return GivenNote(number)
 
         return noted
 
 
-def run(notes: list[Log | Call], module: LightningModule, hook: str | None = None) -> None:
+def run(notes: list[LogCall | MetricCall], module: LightningModule, hook: str | None = None) -> None:
     """Do what was noted, as if within that hook of the module."""
     within = {} if hook is None else {"_current_fx_name": hook}
     given: list[Any] = []

@@ -22,13 +22,13 @@ _ANSWERS = frozenset({"get_last_lr"})
 _CALLED = frozenset({"all_gather", "reduce", "barrier", "clip_gradients"})
 
 
-class Reads:
+class TrainerReads:
     """What was read, by how it is written in Python, as it was when last looked at."""
 
     def __init__(self, trainer: Any) -> None:
         self.values: dict[str, Any] = {}
         self._ways: dict[str, Callable[[], Any]] = {}
-        self.trainer = Seen(self, "trainer", lambda: trainer)
+        self.trainer = SeenTrainer(self, "trainer", lambda: trainer)
         for name in _EACH_READS:  # what is read first by a program has it captured twice
             getattr(self.trainer, name)
 
@@ -59,10 +59,10 @@ def _now(way: Callable[[], Any]) -> Any:
         return "not there"
 
 
-class Seen:
+class SeenTrainer:
     """Stands for the trainer, or for what it holds: numbers and texts are noted, what holds them is another one of these."""
 
-    def __init__(self, reads: Reads, text: str, way: Callable[[], Any]) -> None:
+    def __init__(self, reads: TrainerReads, text: str, way: Callable[[], Any]) -> None:
         self.__dict__.update(_reads=reads, _text=text, _way=way)
 
     @property  # type: ignore[misc]
@@ -111,7 +111,7 @@ class Seen:
         found = way()
         if isinstance(found, _AS_IT_IS):
             return found
-        return self._noted(text, way) if isinstance(found, _PLAIN) else Seen(self._reads, text, way)
+        return self._noted(text, way) if isinstance(found, _PLAIN) else SeenTrainer(self._reads, text, way)
 
     def _noted(self, text: str, way: Callable[[], Any]) -> Any:
         return self._reads.note(text, way)

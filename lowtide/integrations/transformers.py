@@ -24,7 +24,7 @@ from transformers.trainer_utils import has_length
 
 from lowtide.api.step import Step
 from lowtide.errors import CaptureError
-from lowtide.integrations.windows import Options, Steps
+from lowtide.integrations.windows import FrameworkOptions, FrameworkSteps
 
 _COUNT = "num_items_in_batch"  # beside what the model gets of a batch
 _OWN_STEP = (
@@ -39,7 +39,7 @@ class LowtideMixin(Trainer):
     _batches: Sequence[Any] = ()  # of this update
     _losses: Iterator[torch.Tensor] = iter(())  # of those that Trainer has not asked for yet
     _norm: Any = None  # of this update's gradients
-    _steps: Steps | None = None
+    _steps: FrameworkSteps | None = None
     _has_updated = False  # whether the current call of `training_step` came to the update
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -61,7 +61,7 @@ class LowtideMixin(Trainer):
         Raises CaptureError for what has no way into a step.
         """
         super().__init__(*args, **kwargs)
-        self._options = Options(memory, dynamic, dict(optimize or {}))
+        self._options = FrameworkOptions(memory, dynamic, dict(optimize or {}))
         _refuse_other_steps(self)
         _refuse_arguments(self)
 
@@ -116,8 +116,8 @@ class _Updates(Trainer):
     _batches: Sequence[Any]  # what `LowtideMixin` has, which comes first among the bases
     _losses: Iterator[torch.Tensor]
     _norm: Any
-    _steps: Steps | None
-    _options: Options
+    _steps: FrameworkSteps | None
+    _options: FrameworkOptions
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None) -> torch.Tensor:
         """The loss of one batch. At the first batch of an update all of it is done."""
@@ -137,7 +137,7 @@ class _Updates(Trainer):
             switch()
         model = self.accelerator.unwrap_model(model)
         if self._steps is None or not self._steps.are_of(model, self.optimizer):
-            self._steps = Steps.of(model, self.optimizer, self._options, "compute_loss")
+            self._steps = FrameworkSteps.of(model, self.optimizer, self._options, "compute_loss")
         scaler = self.accelerator.scaler
         scale = None if scaler is None else scaler.get_scale()
         window = [{**self._prepare_inputs(each), _COUNT: count} for each in batches]

@@ -22,7 +22,7 @@ from lowtide.planning.limits import Memory
 
 
 @dataclass(frozen=True)
-class Options:
+class FrameworkOptions:
     """What a user asks of `lowtide.optimize` by way of a framework."""
 
     memory: int | str | None = None
@@ -35,7 +35,7 @@ class Options:
         dynamic = said if not isinstance(said, Mapping) else {key: axes for at in range(count) for key, axes in _of_batch(said, at)}
         return {"arena": None, **self.further, "memory": self.memory, "dynamic": dynamic}
 
-    def within_bytes_of(self, step: Step) -> Options:
+    def within_bytes_of(self, step: Step) -> FrameworkOptions:
         """The same with as many bytes as a share is of this step's own peak: every other step keeps to them, too."""
         if self.memory is None:
             return self
@@ -60,18 +60,18 @@ def _named(extents: Any, name: str, at: int) -> Any:
 
 
 @dataclass
-class Steps:
+class FrameworkSteps:
     """The steps of one model and one optimizer."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    options: Options
+    options: FrameworkOptions
     loss_name: str  # what the user wrote in the place of a loss
     made: dict[int, Step] = field(default_factory=dict)  # by number of batches
     latest: Step | None = None
 
     @classmethod
-    def of(cls, model: nn.Module, optimizer: Any, options: Options, loss_name: str) -> Steps:
+    def of(cls, model: nn.Module, optimizer: Any, options: FrameworkOptions, loss_name: str) -> FrameworkSteps:
         """No step yet; `optimizer` may be a framework's wrapper."""
         return cls(model, torch_optimizer(optimizer), options, loss_name)
 

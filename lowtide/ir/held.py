@@ -9,15 +9,15 @@ from lowtide.ir.graph import Graph, Value
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class HeldStorages:
     """Gradients, until after the step; and what names in the program or autograd hold on to, until they let go of it."""
 
     values: tuple[Value, ...] = ()  # to the end
     until: Mapping[str, str] = field(default_factory=dict)  # by storage: the first result of the last node that runs while it is held
 
-    def in_graph(self, graph: Graph) -> Held:
+    def in_graph(self, graph: Graph) -> HeldStorages:
         names = {value.name for value in self.values}
-        return Held(tuple(value for node in graph.nodes for value in node.results if value.name in names), self.until)
+        return HeldStorages(tuple(value for node in graph.nodes for value in node.results if value.name in names), self.until)
 
 
-NOTHING_HELD = Held()
+NOTHING_HELD = HeldStorages()

@@ -10,7 +10,7 @@ from lowtide.ir.shapes.dimension import Dimension, checked_dimensions
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class VaryingExtent:
     """One extent of one tensor of a batch."""
 
     leaf: int  # which leaf of the flattened batch
@@ -24,7 +24,7 @@ class Varying:
     """The dimensions of a batch. Axes of one name are tied: they have one extent in every batch, which a dimension is or counts."""
 
     dimensions: tuple[Dimension, ...] = ()
-    axes: tuple[Axis, ...] = ()
+    axes: tuple[VaryingExtent, ...] = ()
 
     def __post_init__(self) -> None:
         checked_dimensions(self.dimensions)
@@ -68,7 +68,7 @@ class Varying:
 
     def extents(self, shapes: Sequence[tuple[int, ...] | None]) -> dict[str, int]:
         """By name, without a look at ranges. Raises ShapeError where tied ones differ."""
-        found: dict[str, Axis] = {}
+        found: dict[str, VaryingExtent] = {}
         numbers: dict[str, int] = {}
         for axis in self.axes:
             shape = shapes[axis.leaf]

@@ -17,7 +17,7 @@ import sympy
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Graph, Value
 from lowtide.ir.shapes.at import sizes_of_arg
-from lowtide.ir.shapes.dimension import Dimension, Steps
+from lowtide.ir.shapes.dimension import Dimension, DimensionSteps
 from lowtide.ir.shapes.evaluate import python_text
 from lowtide.ir.sizes import Size
 
@@ -58,7 +58,7 @@ def _extent(dimension: Dimension, graph: Graph, variables: Mapping[Value, str]) 
     raise FormatError(f"dimension {dimension.name}: expected an input one of whose extents is {dimension.name}, so that a batch says it")
 
 
-def _counted(extent: str, steps: Steps | None) -> str:
+def _counted(extent: str, steps: DimensionSteps | None) -> str:
     if steps is None:
         return extent
     return f"({extent} - {steps.offset}) // {steps.step}" if steps.offset else f"{extent} // {steps.step}"

@@ -55,11 +55,11 @@ class Auto:
         for found in Portfolio(max_moves=0, max_seconds=self.max_seconds).answers(problem, capacity_bytes):
             yield found
         if found.arena_bytes > (bound_bytes if capacity_bytes is None else capacity_bytes):
-            whole = _Whole(problem, found, capacity_bytes)
+            whole = _WholePlacement(problem, found, capacity_bytes)
             yield from self._of_components(whole, apart, deadline)
             check_placement(problem, whole.found.offsets, whole.found.arena_bytes)  # each component was checked alone only
 
-    def _of_components(self, whole: _Whole, apart: list[NDArray[np.intp]], deadline: float) -> Iterator[Placement]:
+    def _of_components(self, whole: _WholePlacement, apart: list[NDArray[np.intp]], deadline: float) -> Iterator[Placement]:
         """The components that need more than is enough, those of the highest bounds first: what they need is enough for all others."""
         high = [each for each in apart if whole.top_bytes(each) > whole.enough_bytes]
         bounds = {int(each[0]): arena_bound_bytes(subproblem_of(whole.problem, each)) for each in high}
@@ -81,7 +81,7 @@ class Auto:
 
     def _of_component(self, problem: PlaceProblem, capacity_bytes: int | None, deadline: float) -> Iterator[Placement]:
         """One component: most moves of local search only where exact search, which is surer on small problems, leaves a gap."""
-        known, strip = _Known(capacity_bytes), Strip.of(problem)
+        known, strip = _BestKnown(capacity_bytes), Strip.of(problem)
         yield from known.better(Portfolio(self.max_moves // 4, _left(deadline)).answers(problem, capacity_bytes))
         if not known.is_done and self._can_search(problem) and _left(deadline):
             yield from self._searched(problem, strip, known, deadline)
@@ -93,7 +93,7 @@ class Auto:
         """Whether exact search would do more than place a large problem once again."""
         return self.max_nodes > 0 and max(cells(problem), pairs(problem)) <= Exact.max_cells
 
-    def _searched(self, problem: PlaceProblem, strip: Strip, known: _Known, deadline: float) -> Iterator[Placement]:
+    def _searched(self, problem: PlaceProblem, strip: Strip, known: _BestKnown, deadline: float) -> Iterator[Placement]:
         """By exact search. A bound that is no whole number of grains is much harder to meet than the next such number: that comes first."""
         ceiling_bytes = strip.ceiling_bytes(known.enough_bytes)
         if known.enough_bytes < ceiling_bytes < known.arena_bytes:
@@ -106,7 +106,7 @@ class Auto:
         return Exact(max_nodes=self.max_nodes, max_seconds=_left(deadline), max_looks=max_looks)
 
 
-class _Known:
+class _BestKnown:
     """The best answer and the best bound of several placers, one after the other."""
 
     def __init__(self, capacity_bytes: int | None) -> None:
@@ -153,7 +153,7 @@ class _Known:
         return replace(best, lower_bound_bytes=bound_bytes, status=status, stats=stats)
 
 
-class _Whole:
+class _WholePlacement:
     """A problem of several components, and what is known of it so far."""
 
     def __init__(self, problem: PlaceProblem, found: Placement, capacity_bytes: int | None) -> None:

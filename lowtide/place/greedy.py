@@ -26,7 +26,7 @@ _MAX_LOOKS = 5_000_000_000  # of placing one block at another, in all passes of 
 _OTHER_ROUNDS = 1 << 20  # of local search: rounds from here on differ from those that start at 0
 
 
-class Found(NamedTuple):
+class StripPlacement(NamedTuple):
     """A placement of a strip on its way to an answer."""
 
     offsets: Ints  # [n] of blocks
@@ -59,10 +59,10 @@ class Greedy:
         """[n] the same for the blocks of a strip, to be held beneath a ceiling if that is possible."""
         return self.found(strip, ceiling_bytes).offsets
 
-    def found(self, strip: Strip, ceiling_bytes: int, deadline: float = math.inf, count: int = 1) -> Found:
+    def found(self, strip: Strip, ceiling_bytes: int, deadline: float = math.inf, count: int = 1) -> StripPlacement:
         """The same, with what it took: the `count`th placement."""
         offsets, stacked = fitted(strip, sequence(strip, self.order), self.fit, ceiling_bytes, deadline)
-        return Found(offsets, self, {"placements": count} | ({"stacked": stacked} if stacked else {}))
+        return StripPlacement(offsets, self, {"placements": count} | ({"stacked": stacked} if stacked else {}))
 
 
 def _check_choice(setting: str, value: str, choices: tuple[str, ...]) -> None:
@@ -131,9 +131,9 @@ class Portfolio:
         enough_bytes = found.lower_bound_bytes if capacity_bytes is None else capacity_bytes
         best = np.array(found.offsets, np.int64)[strip.buffers]
         for at, moves in settled(strip, best, enough_bytes, self._moves(strip), deadline, first_round=_OTHER_ROUNDS):
-            yield _answer(strip, Found(at, self, {"moves": moves}), capacity_bytes, bound_bytes)
+            yield _answer(strip, StripPlacement(at, self, {"moves": moves}), capacity_bytes, bound_bytes)
 
-    def _found(self, strip: Strip, enough_bytes: int) -> Iterator[Found]:
+    def _found(self, strip: Strip, enough_bytes: int) -> Iterator[StripPlacement]:
         """At least one placement, each better than the one before, until one is within `enough_bytes`."""
         deadline = time.monotonic() + self.max_seconds
         looks, best, count = max(strip.count**2 // 2, 1), None, 0
@@ -147,7 +147,7 @@ class Portfolio:
         if best is None:
             return
         for at, moves in settled(strip, best, enough_bytes, self._moves(strip), deadline):
-            yield Found(at, self, {"placements": count, "moves": moves})
+            yield StripPlacement(at, self, {"placements": count, "moves": moves})
 
     def _moves(self, strip: Strip) -> int:
         """As many as allowed, fewer where each has much to look at, and none where not even a start can be made."""
@@ -155,6 +155,6 @@ class Portfolio:
         return moves if moves >= strip.count else 0
 
 
-def _answer(strip: Strip, found: Found, capacity_bytes: int | None, bound_bytes: int) -> Placement:
+def _answer(strip: Strip, found: StripPlacement, capacity_bytes: int | None, bound_bytes: int) -> Placement:
     offsets = strip.offsets(found.offsets)
     return placed(strip.problem, offsets, found.placer, capacity_bytes=capacity_bytes, bound_bytes=bound_bytes, stats=found.stats)

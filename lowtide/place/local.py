@@ -44,7 +44,7 @@ def settled(
     left beneath ceilings halfway from there to the best arena so far.
     `deadline` is by `time.monotonic`; `first_round` decides which random numbers are drawn.
     """
-    search = _Search(strip, deadline, first_round)
+    search = _Rounds(strip, deadline, first_round)
     for ceiling_bytes in dict.fromkeys((strip.ceiling_bytes(enough_bytes), enough_bytes)):
         if strip.top_bytes(best) - ceiling_bytes <= 0:
             continue
@@ -68,7 +68,7 @@ def settled(
             yield at, search.moves
 
 
-class _Search:
+class _Rounds:
     """Rounds of the search, each with its own start and noise; all from one sequence of random numbers."""
 
     def __init__(self, strip: Strip, deadline: float, first_round: int) -> None:

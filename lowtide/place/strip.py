@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lowtide.problems.placement import FREE, Ints, PlaceProblem
 
 
-class Blocks(NamedTuple):
+class StripBlocks(NamedTuple):
     """What kernels read of the buffers that need bytes; read-only."""
 
     size: Ints  # [n]
@@ -32,7 +32,7 @@ class Strip:
 
     problem: PlaceProblem
     buffers: NDArray[np.intp]  # [n] which of the problem's each is
-    blocks: Blocks
+    blocks: StripBlocks
     live_bytes: Ints  # [sections] alive in each section
 
     @classmethod
@@ -44,7 +44,7 @@ class Strip:
         change = np.zeros(len(events), np.int64)
         np.add.at(change, low, problem.size_bytes[buffers])
         np.subtract.at(change, high, problem.size_bytes[buffers])
-        blocks = Blocks(problem.size_bytes[buffers], low, high, problem.align_bytes[buffers], problem.fixed_bytes[buffers])
+        blocks = StripBlocks(problem.size_bytes[buffers], low, high, problem.align_bytes[buffers], problem.fixed_bytes[buffers])
         return cls(problem, buffers, blocks, np.cumsum(change)[:-1])
 
     @property

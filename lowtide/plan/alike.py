@@ -19,7 +19,7 @@ _LONGEST = 56  # of a name on a line
 
 
 @dataclass(frozen=True)
-class Alike(Generic[Item]):
+class AlikeItems(Generic[Item]):
     """Some that are alike, and the tensors that they are of."""
 
     members: tuple[Item, ...]
@@ -51,13 +51,15 @@ class Alike(Generic[Item]):
         return texts[0] if len(set(texts)) == 1 else pattern(texts[0])
 
 
-def alike(items: Iterable[Item], tensor_of: Callable[[Item], LiveTensor], key: Callable[[LiveTensor, Item], Hashable]) -> list[Alike[Item]]:
+def alike(
+    items: Iterable[Item], tensor_of: Callable[[Item], LiveTensor], key: Callable[[LiveTensor, Item], Hashable]
+) -> list[AlikeItems[Item]]:
     """The groups of those of one operator, at one place of repeated blocks, and of one `key`; the most bytes first."""
     found: defaultdict[Hashable, list[Item]] = defaultdict(list)
     for item in items:
         tensor = tensor_of(item)
         found[tensor.op, pattern(tensor.module if tensor.op else tensor.name), key(tensor, item)].append(item)
-    groups = [Alike(tuple(members), tuple(map(tensor_of, members))) for members in found.values()]
+    groups = [AlikeItems(tuple(members), tuple(map(tensor_of, members))) for members in found.values()]
     return sorted(groups, key=lambda group: -group.nbytes)
 
 

@@ -17,7 +17,7 @@ _PHASES = {Kind.ACTIVATION: "forward", Kind.BUFFER: "forward", Kind.GRADIENT: "b
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StorageLook:
     """What a storage is as a tensor, and which node makes it."""
 
     storage: Storage
@@ -35,16 +35,16 @@ class Look:
         return None if self.maker is None else self.maker.source
 
 
-def looks(graph: Graph) -> dict[Storage, Look]:
+def looks(graph: Graph) -> dict[Storage, StorageLook]:
     """Every storage of a graph, as the first value on it looks: that of the input, or of the node that makes it."""
-    found: dict[Storage, Look] = {}
+    found: dict[Storage, StorageLook] = {}
     for value, maker in _values(graph):
         if value.storage not in found:
-            found[value.storage] = Look(value.storage, value.dtype, value.shape, maker)
+            found[value.storage] = StorageLook(value.storage, value.dtype, value.shape, maker)
     return found
 
 
-def looks_by_name(graph: Graph) -> dict[str, Look]:
+def looks_by_name(graph: Graph) -> dict[str, StorageLook]:
     return {storage.name: look for storage, look in looks(graph).items()}
 
 
@@ -85,7 +85,7 @@ class LiveTensor:
     end: int
 
     @classmethod
-    def of(cls, look: Look, nbytes: int, start: int, end: int) -> LiveTensor:
+    def of(cls, look: StorageLook, nbytes: int, start: int, end: int) -> LiveTensor:
         return cls(look.storage.name, nbytes, look.storage.kind, look.dtype, look.shape, look.op, look.source, start, end)
 
     def row(self) -> list[Any]:
@@ -153,7 +153,7 @@ def snapshot_from(where: str, item: Any, graph: Graph, order: Sequence[int]) -> 
     return Snapshot.of(graph, step, graph.nodes[order[step]], workspace_bytes, tensors)
 
 
-def tensor_from(where: str, row: Any, known: Mapping[str, Look], steps: int) -> LiveTensor:
+def tensor_from(where: str, row: Any, known: Mapping[str, StorageLook], steps: int) -> LiveTensor:
     """The tensor that `LiveTensor.row` wrote. Raises FormatError for what cannot be one."""
     if not isinstance(row, list) or [type(item) for item in row] != [str, int, int, int]:
         fields.refuse(where, "tensor", "[storage, bytes, start, end]", row)

@@ -22,7 +22,7 @@ _LINES = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class PlannedSplit:
     """One set of operators that runs part by part."""
 
     where: str  # the module and line of the operator that computes the most, "lm_head, model.py:12"
@@ -39,7 +39,7 @@ class Split:
         return -(-self.extent // self.part)
 
 
-def splits_of(plan: Contents) -> tuple[Split, ...]:
+def splits_of(plan: Contents) -> tuple[PlannedSplit, ...]:
     """The loops of a plan, in the order in which they run."""
     return tuple(
         _split(plan.graph.nodes[index], plan.granule_bytes, plan.node_us[index] if plan.node_us else 0.0)
@@ -50,7 +50,7 @@ def splits_of(plan: Contents) -> tuple[Split, ...]:
 
 def split_lines(plan: Contents, most: int = _LINES) -> list[str]:
     """A line for each, those of repeated blocks together; none where nothing is split."""
-    groups: defaultdict[tuple[object, ...], list[Split]] = defaultdict(list)
+    groups: defaultdict[tuple[object, ...], list[PlannedSplit]] = defaultdict(list)
     for each in splits_of(plan):
         groups[pattern(each.where), each.operators, each.dimension, each.extent, each.part].append(each)
     lines = [_line(group) for group in sorted(groups.values(), key=lambda group: group[0].part_bytes - group[0].whole_bytes)]
@@ -58,7 +58,7 @@ def split_lines(plan: Contents, most: int = _LINES) -> list[str]:
     return ["run part by part, in place of at once:", *lines[:most], *rest] if lines else []
 
 
-def _line(group: Sequence[Split]) -> str:
+def _line(group: Sequence[PlannedSplit]) -> str:
     first, count = group[0], f"{len(group)} x " if len(group) > 1 else ""
     names = [op_text(op) for op in first.operators]
     what = f"{names[0]} to {names[-1]}, {len(names)} operators" if len(names) > 2 else " and ".join(names)
@@ -70,12 +70,12 @@ def _line(group: Sequence[Split]) -> str:
     )
 
 
-def _split(node: Node, granule_bytes: int, us: float) -> Split:
+def _split(node: Node, granule_bytes: int, us: float) -> PlannedSplit:
     loop = Loop.of(node)
     whole, part = loop.at_any(of_kind(int, loop.extent)), loop.at(loop.part)
     nodes = [each for each in part.nodes if not is_view(each)]
     heaviest = max(nodes, key=_flops)
-    return Split(
+    return PlannedSplit(
         source_text(heaviest.source or node.source),
         tuple(each.op for each in nodes),
         loop.body.dimensions[0].name,

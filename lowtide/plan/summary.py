@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lowtide.base.units import bytes_text, less_text, op_text, time_text
 from lowtide.plan.algebra_report import RuleReport
-from lowtide.plan.alike import Alike, alike
+from lowtide.plan.alike import AlikeItems, alike
 from lowtide.plan.contents import Contents
 from lowtide.plan.cost_report import CostReport, Eviction
 from lowtide.plan.generated import generated_lines
@@ -99,7 +99,7 @@ def _rule_line(report: RuleReport) -> str:
     return f"{bytes_text(report.held_bytes):>14}  less held by {report.rule}, {times}{peak}: {time}"
 
 
-def _tensor_line(group: Alike[LiveTensor]) -> str:
+def _tensor_line(group: AlikeItems[LiveTensor]) -> str:
     return f"{bytes_text(group.nbytes):>14}  {group.looks} {group.tensors[0].kind.value}: {group.origin}"
 
 
@@ -115,11 +115,11 @@ def _evictions_total(report: CostReport) -> str:
     return f"evicted and restored: {bytes_text(nbytes)} in {len(report.evictions)} tensors, {spared}: {_costs(report.evictions)}{rest}"
 
 
-def _eviction_line(group: Alike[Eviction]) -> str:
+def _eviction_line(group: AlikeItems[Eviction]) -> str:
     return f"{bytes_text(group.nbytes):>14}  {group.looks}: {group.origin}; {_absence(group)}: {_costs(group.members)}"
 
 
-def _absence(group: Alike[Eviction]) -> str:
+def _absence(group: AlikeItems[Eviction]) -> str:
     """When it is away, and where that is not while the peak would be, how much is."""
     steps = [step for eviction in group.members for span in eviction.away for step in span]
     spared_bytes = _spared_bytes(group.members)

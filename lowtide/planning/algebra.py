@@ -27,7 +27,7 @@ TimesOf: TypeAlias = Callable[[Sequence[Node], Sequence[Node]], Sequence[float]]
 
 
 @dataclass(frozen=True)
-class Deed:
+class AppliedRule:
     """One rule at one place, as a plan tells it."""
 
     rule: str
@@ -37,7 +37,7 @@ class Deed:
     until: frozenset[str]  # what the nodes make, by name, for which it was held
     cost_us: float
 
-    def at(self, number: Callable[[Size], int]) -> Deed:
+    def at(self, number: Callable[[Size], int]) -> AppliedRule:
         """The same at a point, where sizes are these numbers."""
 
         def there(storage: Storage) -> Storage:
@@ -58,7 +58,7 @@ class Rewriting:
     """A graph rewritten by rules, with what they did."""
 
     graph: Graph
-    deeds: tuple[Deed, ...]
+    deeds: tuple[AppliedRule, ...]
     exact: bool
 
     @property
@@ -91,7 +91,7 @@ def rewritten_with(graph: Graph, cost_us: Mapping[tuple[str, str], float]) -> Re
     return _of(_rewritten_at(graph, cost_us), cost_us)
 
 
-def cost_of_deeds(deeds: Sequence[Deed], elsewhere: Iterable[Rewriting]) -> float:
+def cost_of_deeds(deeds: Sequence[AppliedRule], elsewhere: Iterable[Rewriting]) -> float:
     """What the same deeds cost where a graph was rewritten at another point, in microseconds; without end where one was not done there."""
     cost_us = {(deed.rule, deed.held.name): deed.cost_us for each in elsewhere for deed in each.deeds}
     return sum(cost_us.get((deed.rule, deed.held.name), inf) for deed in deeds)
@@ -102,9 +102,9 @@ def rewritten_as(graph: Graph, reports: Sequence[RuleReport]) -> Rewriting:
     return _of(_rewritten_at(graph, {(report.rule, name) for report in reports for name in report.held}), {})
 
 
-def told(deeds: Sequence[Deed], plan: Contents) -> tuple[RuleReport, ...]:
+def told(deeds: Sequence[AppliedRule], plan: Contents) -> tuple[RuleReport, ...]:
     """What rules did for a plan of a graph that they rewrote."""
-    by_rule: defaultdict[str, list[Deed]] = defaultdict(list)
+    by_rule: defaultdict[str, list[AppliedRule]] = defaultdict(list)
     for deed in deeds:
         by_rule[deed.rule].append(deed)
     spared = _spared(deeds, plan) if deeds else {}
@@ -161,13 +161,13 @@ def _of(done: Algebra, cost_us: Mapping[_Key, float]) -> Rewriting:
     return Rewriting(done.graph, deeds, all(rule.exact for rule, _ in done.applied))
 
 
-def _deed(applied: Applied, cost_us: float) -> Deed:
+def _deed(applied: Applied, cost_us: float) -> AppliedRule:
     rule, place = applied
     late = (value.name for node in place.added for value in node.results if value.storage.kind is not Kind.ACTIVATION)
-    return Deed(rule.name, place.held, place.now, place.beside, frozenset(late), cost_us)
+    return AppliedRule(rule.name, place.held, place.now, place.beside, frozenset(late), cost_us)
 
 
-def _spared(deeds: Sequence[Deed], plan: Contents) -> dict[Deed, bool]:
+def _spared(deeds: Sequence[AppliedRule], plan: Contents) -> dict[AppliedRule, bool]:
     """Whether what was held would be there at the step that would then be the peak, and is not."""
     found = lives(plan)
     ends = {storage.name: (start, end) for storage, (_, start, end) in found.items()}
@@ -182,7 +182,7 @@ def _spared(deeds: Sequence[Deed], plan: Contents) -> dict[Deed, bool]:
     return {deed: start <= peak < end for deed, (start, end) in spans.items()}
 
 
-def _missing(deed: Deed, spans: Mapping[str, tuple[int, int]], made_at: Mapping[str, int]) -> tuple[int, int]:
+def _missing(deed: AppliedRule, spans: Mapping[str, tuple[int, int]], made_at: Mapping[str, int]) -> tuple[int, int]:
     """The steps `[start, end)` over which it would be held. What is never made would be made just before what it was held for."""
     late = [made_at[name] for name in deed.until if name in made_at]
     if deed.held.name in spans:

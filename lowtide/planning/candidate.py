@@ -13,12 +13,12 @@ from lowtide.cost.device import Device
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.peak import profile_of
 from lowtide.ir.graph import Graph
-from lowtide.ir.held import NOTHING_HELD, Held
+from lowtide.ir.held import NOTHING_HELD, HeldStorages
 from lowtide.ir.operators.collectives.nodes import serving_collectives
 from lowtide.plan.plan import program_hash
 from lowtide.plan.snapshot import Snapshot
 from lowtide.plan.timeline import Timeline
-from lowtide.planning.algebra import Deed
+from lowtide.planning.algebra import AppliedRule
 from lowtide.problems.order import Ints, OrderProblem
 from lowtide.remat.offload import offloadable_storages
 from lowtide.remat.problem import RematProblem
@@ -48,9 +48,9 @@ class Candidate:
     workspace_bytes: tuple[int, ...]  # by node, beside its inputs and results; 0 where unknown
     node_us: tuple[float, ...] = ()  # by node; empty where times do not matter
     exact: bool = True  # its numbers are the captured graph's, to the last bit
-    held_by_eager: Held = NOTHING_HELD  # of the captured graph
+    held_by_eager: HeldStorages = NOTHING_HELD  # of the captured graph
     costs_time: bool = False  # it takes longer than the captured graph
-    deeds: tuple[Deed, ...] = ()  # what algebra did to it
+    deeds: tuple[AppliedRule, ...] = ()  # what algebra did to it
     root: int = -1  # which of the graphs, in the order in which they are made, it is or was split of; -1 where nothing was split
     generated: bool = False  # it runs generated kernels, which are faster than any order of torch's
     issue_us: tuple[float, ...] = ()  # by node, what it takes the host to issue it; empty where the host itself computes

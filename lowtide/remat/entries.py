@@ -24,7 +24,7 @@ from lowtide.base.kernels import kernel
 from lowtide.problems.order import Ints
 
 
-class Deed(IntEnum):
+class EntryKind(IntEnum):
     """What an entry does."""
 
     RUN = -1
@@ -33,7 +33,7 @@ class Deed(IntEnum):
     LOAD = 2
 
 
-RUN, STORE, DROP, LOAD = map(int, Deed)  # for kernels, which are kept by the constants that they read
+RUN, STORE, DROP, LOAD = map(int, EntryKind)  # for kernels, which are kept by the constants that they read
 _KINDS = 3  # of entries for each storage
 
 
@@ -68,13 +68,13 @@ class Codes:
     def load(self, storage: int) -> int:
         return int(_code(LOAD, storage, self.nodes))
 
-    def read(self, entry: int) -> tuple[Deed, int]:
+    def read(self, entry: int) -> tuple[EntryKind, int]:
         """What an entry does, and the index of its node or storage. Raises IndexError for what is no entry."""
         end = self.store(self.storages)
         if not 0 <= entry < end:
             raise IndexError(f"expected an entry of at least 0 and below {end}, got {entry}")
-        deed = Deed(_deed(entry, self.nodes))
-        return deed, entry if deed is Deed.RUN else int(_storage(entry, self.nodes))
+        deed = EntryKind(_deed(entry, self.nodes))
+        return deed, entry if deed is EntryKind.RUN else int(_storage(entry, self.nodes))
 
     def runs_in(self, sequence: Ints) -> Ints:
         return sequence[sequence < self.nodes]

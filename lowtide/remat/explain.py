@@ -24,7 +24,7 @@ from lowtide.plan.cost_report import Eviction
 from lowtide.plan.snapshot import LiveTensor, looks
 from lowtide.problems.order import Ints, Rows
 from lowtide.remat.cost import cost_of
-from lowtide.remat.entries import Deed
+from lowtide.remat.entries import EntryKind
 from lowtide.remat.offload import movable_storages
 from lowtide.remat.problem import RematProblem
 
@@ -79,7 +79,7 @@ def peak_position(problem: RematProblem, sequence: Ints) -> int:
     """Where in a sequence that node runs first at which its nodes would peak, each run once in the same order; 0 where there are none."""
     seen, firsts = set(), []
     for position, entry in enumerate(sequence.tolist()):
-        if problem.codes.read(entry)[0] is Deed.RUN and entry not in seen:
+        if problem.codes.read(entry)[0] is EntryKind.RUN and entry not in seen:
             seen.add(entry)
             firsts.append(position)
     footprint = cost_of(problem, sequence[np.array(firsts, np.int64)]).footprint_bytes
@@ -102,11 +102,11 @@ class _Played:
         given = np.flatnonzero(base.producer < 0).tolist()
         self.copies: dict[int, list[_Copy]] = {tensor: [_Copy(-1, -1)] for tensor in given}
         self.repeated: dict[int, list[tuple[int, _Copy]]] = {}  # by position of a repetition: the tensors and copies that it makes
-        self.transfers: list[tuple[Deed, int]] = []
+        self.transfers: list[tuple[EntryKind, int]] = []
         done: set[int] = set()
         for position, entry in enumerate(sequence):
             deed, which = problem.codes.read(entry)
-            if deed is Deed.RUN:
+            if deed is EntryKind.RUN:
                 self._run(position, which, which in done)
                 done.add(which)
             else:
@@ -135,13 +135,13 @@ class _Played:
         if again:
             self.repeated[position] = made
 
-    def _move(self, position: int, deed: Deed, tensor: int) -> None:
+    def _move(self, position: int, deed: EntryKind, tensor: int) -> None:
         self.transfers.append((deed, tensor))
-        if deed is Deed.LOAD:
+        if deed is EntryKind.LOAD:
             self.copies[tensor].append(_Copy(position, position))
             return
         self.copies[tensor][-1].last = position
-        self.copies[tensor][-1].wanted |= deed is Deed.STORE
+        self.copies[tensor][-1].wanted |= deed is EntryKind.STORE
 
     def costs(self) -> defaultdict[int, _Cost]:
         """By tensor: what restoring it costs, each repeated run paid for once."""
@@ -154,9 +154,9 @@ class _Played:
         links = self.problem.links
         for deed, tensor in self.transfers:
             assert links is not None, "nothing is moved without links"
-            if deed is Deed.STORE:
+            if deed is EntryKind.STORE:
                 found[tensor].store_us += float(links.store_us[tensor])
-            elif deed is Deed.LOAD:
+            elif deed is EntryKind.LOAD:
                 found[tensor].load_us += float(links.load_us[tensor])
         return found
 

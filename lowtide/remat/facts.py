@@ -12,7 +12,7 @@ from lowtide.problems.order import Bytes, Ints
 Times = NDArray[np.float64]
 
 
-class Facts(NamedTuple):
+class RematArrays(NamedTuple):
     """A `RematProblem` as kernels take it."""
 
     cost_us: Times  # what a run counts for in sums

@@ -26,7 +26,7 @@ from lowtide.ir.operators.nodes import is_view, repeatable
 from lowtide.problems.order import Ints, OrderProblem, Rows
 from lowtide.remat.entries import Codes
 from lowtide.remat.evict.state import records
-from lowtide.remat.facts import Facts, Times
+from lowtide.remat.facts import RematArrays, Times
 from lowtide.remat.offload import offloadable_storages, storable
 from lowtide.remat.price import Clocks, with_views
 
@@ -133,11 +133,11 @@ class RematProblem:
         return steps[~self.is_view[steps]]
 
     @cached_property
-    def facts(self) -> Facts:
+    def facts(self) -> RematArrays:
         problem, links = self.problem, self.links or Links.none(self.problem.tensor_count)
         offloaded = links.storable & problem.kept & (problem.producer < 0)
         clocks = self.clocks or Clocks(self.cost_us, np.zeros(len(self.cost_us)))
-        return Facts(
+        return RematArrays(
             self.cost_us, *clocks, np.array([links.issue_us]), self.repeatable, *self.limits,
             *problem.reads, *problem.outputs_of, *problem.takes, problem.take_output,
             problem.tensor_bytes, problem.made_bytes, problem.workspace_bytes, problem.kept, problem.producer,

@@ -19,7 +19,7 @@ from typing import TypeVar
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Arg, Graph, Node, Storage, Value
 from lowtide.ir.operators.nodes import is_transfer, is_view, repeatable
-from lowtide.remat.entries import Codes, Deed
+from lowtide.remat.entries import Codes, EntryKind
 from lowtide.remat.host_book import HostBook
 from lowtide.remat.offload import drop, drop_offloaded, load, movable_storages, store
 from lowtide.rewrite.base import Rewritten
@@ -56,13 +56,13 @@ def rematerialise(graph: Graph, sequence: Sequence[int]) -> Rematerialised:
     Raises CheckError naming the node where a run reads what is not there, repeats what is random or writes, or is missing; naming the
     storage and the position in the sequence where one is stored, dropped or loaded that cannot be.
     """
-    writer = _Writer(graph)
+    writer = _GraphWriter(graph)
     for position, entry in enumerate(sequence):
         writer.enter(position, entry)
     return writer.finished()
 
 
-class _Writer:
+class _GraphWriter:
     """The new graph as far as it is written, and which copy of everything is the present one."""
 
     def __init__(self, graph: Graph) -> None:
@@ -91,10 +91,10 @@ class _Writer:
             deed, index = self.codes.read(entry)
         except IndexError as error:
             raise CheckError(f"sequence: at position {position}: {error}") from error
-        if deed is Deed.RUN:
+        if deed is EntryKind.RUN:
             self.run(index)
         else:
-            {Deed.STORE: self.store, Deed.DROP: self.drop, Deed.LOAD: self.load}[deed](self.movable[index])
+            {EntryKind.STORE: self.store, EntryKind.DROP: self.drop, EntryKind.LOAD: self.load}[deed](self.movable[index])
 
     def run(self, index: int) -> None:
         """Write a node that makes or writes bytes."""

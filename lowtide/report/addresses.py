@@ -19,7 +19,7 @@ _MOST = 4000  # rectangles, the largest ones
 
 
 @dataclass(frozen=True)
-class Addresses:
+class AddressChart:
     """Rectangles by kind, in a square of 1000 by 1000."""
 
     bands: tuple[Band, ...]
@@ -47,7 +47,7 @@ def placed(course: Course) -> Placed:
     return Placed(made, tuple(map(int, found.offsets)), int(found.arena_bytes), int(found.lower_bound_bytes))
 
 
-def addresses(course: Course, scale: Scale) -> Addresses | None:
+def addresses(course: Course, scale: Scale) -> AddressChart | None:
     """The tensors that the step makes, drawn; None where it makes none."""
     found = placed(course)
     if not found.tensors:
@@ -57,7 +57,7 @@ def addresses(course: Course, scale: Scale) -> Addresses | None:
     kinds = dict.fromkeys(each.kind for each, _ in shown)
     bands = tuple(_band(kind, [pair for pair in shown if pair[0].kind is kind], at, own) for kind in kinds)
     excess = found.arena_bytes / found.bound_bytes - 1 if found.bound_bytes else 0.0
-    return Addresses(bands, bytes_text(found.arena_bytes), f"{excess:.1%}", len(found.tensors) - len(shown), own)
+    return AddressChart(bands, bytes_text(found.arena_bytes), f"{excess:.1%}", len(found.tensors) - len(shown), own)
 
 
 def _band(kind: Kind, placed: Sequence[tuple[LiveTensor, int]], at: Sequence[float], scale: Scale) -> Band:

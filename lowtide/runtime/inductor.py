@@ -33,7 +33,7 @@ from lowtide.runtime.libraries import Making, library, processor, unsealed
 Run = Callable[..., list[Any]]
 
 
-class Look(NamedTuple):
+class TensorSpec(NamedTuple):
     """A tensor that a module is given; a number is one of no dimensions."""
 
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class Look(NamedTuple):
     device: str
 
 
-def compiled(text: str, module: Callable[[], fx.GraphModule], looks: Sequence[Look]) -> Run:
+def compiled(text: str, module: Callable[[], fx.GraphModule], looks: Sequence[TensorSpec]) -> Run:
     """What runs a module. Raises NativeError."""
     making = Making("what inductor compiles", partial(_compile, module, looks), _opened, is_library=False)
     found: Run = library(directory(), f"inductor-{_key(text)}.bin", making)
@@ -66,7 +66,7 @@ def _key(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:24]
 
 
-def _compile(module: Callable[[], fx.GraphModule], looks: Sequence[Look], path: Path) -> None:
+def _compile(module: Callable[[], fx.GraphModule], looks: Sequence[TensorSpec], path: Path) -> None:
     with _as_native_errors("inductor cannot compile it"):
         from torch._inductor import config, standalone_compile  # takes a second, and is wanted by few
         from torch._subclasses import FakeTensorMode

@@ -44,7 +44,7 @@ class Auto:
             return
         searched = found
         inner = Exact(max_states=self.max_states // _WINDOWS, first=Beam())
-        for repaired in Repair(inner, Given(searched), max_moves=moves).answers(problem):
+        for repaired in Repair(inner, FixedAnswer(searched), max_moves=moves).answers(problem):
             if repaired.peak_bytes < found.peak_bytes or repaired.lower_bound_bytes > found.lower_bound_bytes:
                 found = repaired
             yield replace(found, stats={**searched.stats, **repaired.stats})
@@ -53,7 +53,7 @@ class Auto:
 
 
 @dataclass(frozen=True)
-class Given:
+class FixedAnswer:
     """The answer of an earlier solver, for another one to start from."""
 
     found: Schedule = field(repr=False)

@@ -36,7 +36,7 @@ class CutBound:
     cuts: int  # nodes that were looked at
 
 
-class Cut(NamedTuple):
+class MinimumCut(NamedTuple):
     """The value of a minimum cut, and its downset."""
 
     need_bytes: int
@@ -60,24 +60,24 @@ def cut_bound_bytes(problem: OrderProblem, order: ArrayLike, *, max_cuts: int = 
     return CutBound(bound_bytes, node, downset, looked)
 
 
-def least_need(problem: OrderProblem, node: int) -> Cut:
+def least_need(problem: OrderProblem, node: int) -> MinimumCut:
     """The least footprint at which any order can run `node`, with what is resident, and the downset [n] after which it needs no more."""
     state = _states(node, *problem.preds, *problem.succs)
     own_bytes = int(problem.made_bytes[node] + problem.workspace_bytes[node]) + problem.resident_bytes
     # Of several candidates one is taken over, whichever allows most: each is tried, as "any of them" is no project.
     cuts = [_cut(problem, state, candidate) for candidate in _candidates(problem, node, state)]
     cheapest = min(cuts, key=lambda cut: cut.need_bytes)
-    return Cut(cheapest.need_bytes + own_bytes, cheapest.downset)
+    return MinimumCut(cheapest.need_bytes + own_bytes, cheapest.downset)
 
 
-def least_live(problem: OrderProblem, done: NDArray[np.bool_], later: NDArray[np.bool_]) -> Cut:
+def least_live(problem: OrderProblem, done: NDArray[np.bool_], later: NDArray[np.bool_]) -> MinimumCut:
     """The least bytes alive after any downset that holds `done` [n] and nothing of `later` [n], with what is resident, and that downset.
 
     `done` must be closed under predecessors, and `later` under successors.
     """
     state = np.where(done, _DONE, np.where(later, _LATER, _FREE)).astype(np.int8)
     found = _cut(problem, state, -1)
-    return Cut(found.need_bytes + problem.resident_bytes, found.downset)
+    return MinimumCut(found.need_bytes + problem.resident_bytes, found.downset)
 
 
 def _candidates(problem: OrderProblem, node: int, state: NDArray[np.int8]) -> list[int]:
@@ -91,7 +91,7 @@ def _candidates(problem: OrderProblem, node: int, state: NDArray[np.int8]) -> li
     return found or [-1]
 
 
-def _cut(problem: OrderProblem, state: NDArray[np.int8], candidate: int) -> Cut:
+def _cut(problem: OrderProblem, state: NDArray[np.int8], candidate: int) -> MinimumCut:
     """The least bytes alive after a downset that `state` allows, less those of `candidate` where all its readers but one are in it."""
     alive_bytes, cost, gain, arc_ptr, arc_ids = _network(
         candidate, state, *problem.preds, *problem.readers, *problem.outputs_of,
@@ -100,7 +100,7 @@ def _cut(problem: OrderProblem, state: NDArray[np.int8], candidate: int) -> Cut:
     total_bytes = int(gain.sum())
     flow_bytes, chosen = select(arc_ptr, arc_ids, cost, gain, _PHASES)  # stopped early it proves less, and chooses nothing
     downset = (state == _DONE) | ((state == _FREE) & chosen[: problem.node_count])
-    return Cut(int(alive_bytes) - (total_bytes - int(flow_bytes)), downset)
+    return MinimumCut(int(alive_bytes) - (total_bytes - int(flow_bytes)), downset)
 
 
 _FREE, _DONE, _LATER = 0, 1, 2  # what a downset before the node holds: perhaps, always, never

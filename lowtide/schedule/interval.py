@@ -15,7 +15,7 @@ Item = TypeVar("Item", bound=np.generic)
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
+class OrderLine:
     """An order of a problem's n nodes, laid out so that each part of it is found in the time that the part takes."""
 
     problem: OrderProblem
@@ -26,7 +26,7 @@ class Line:
     live_bytes: Bytes  # [n + 1] before each step and after the last, without what is resident
 
     @classmethod
-    def of(cls, problem: OrderProblem, order: ArrayLike) -> Line:
+    def of(cls, problem: OrderProblem, order: ArrayLike) -> OrderLine:
         """Raises CheckError unless `order` is a topological order."""
         steps, n = checked_order(problem, order), problem.node_count
         step_of = np.empty(n, np.int32)

@@ -14,16 +14,16 @@ def schedule_all(problems: Sequence[OrderProblem], solver: Solver) -> list[Sched
     The problems are searched by turns. One whose proven bound says that it cannot win any more is left with what was found until then: it
     costs little more than its simple orders and cuts. The best of all is what solving each of them would give.
     """
-    searches = [_Search(index, answers(problem, solver)) for index, problem in enumerate(problems)]
+    searches = [_OrderSearch(index, answers(problem, solver)) for index, problem in enumerate(problems)]
     open_ = searches
     while open_:
         open_ = [search for search in open_ if search.go_on()]
-        best = min(searches, key=_Search.rank)
+        best = min(searches, key=_OrderSearch.rank)
         open_ = [search for search in open_ if search is best or (search.found.lower_bound_bytes, search.index) < best.rank()]
     return [search.found for search in searches]
 
 
-class _Search:
+class _OrderSearch:
     """The search for an order of one problem."""
 
     def __init__(self, index: int, said: Iterator[Schedule]) -> None:

@@ -19,7 +19,7 @@ from lowtide.schedule.beam import Beam
 from lowtide.schedule.best import Best
 from lowtide.schedule.cuts import cut_bound_bytes
 from lowtide.schedule.exact.solver import Exact
-from lowtide.schedule.interval import Line
+from lowtide.schedule.interval import OrderLine
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Repair:
 class _Window(NamedTuple):
     """Steps from `first` on of an order, as a problem of its own."""
 
-    line: Line
+    line: OrderLine
     first: int
     problem: OrderProblem
     peak_bytes: int  # as they are ordered now
@@ -94,6 +94,6 @@ class _Window(NamedTuple):
 
 def _around_peak(problem: OrderProblem, order: Ints, size: int) -> _Window:
     """The window of `size` steps around the first step at the peak."""
-    footprint, line = simulate(problem, order), Line.of(problem, order)
+    footprint, line = simulate(problem, order), OrderLine.of(problem, order)
     first = max(0, min(footprint.peak_step - size // 2, len(order) - size))
     return _Window(line, first, line.interval(first, min(first + size, len(order))), footprint.peak_bytes)

@@ -21,7 +21,7 @@ from lowtide.schedule.bound import lower_bound_bytes
 from lowtide.schedule.cuts import least_need
 from lowtide.schedule.exact.solver import Exact
 from lowtide.schedule.greedy import ProgramOrder
-from lowtide.schedule.interval import Line
+from lowtide.schedule.interval import OrderLine
 from research.orders.carry import Carried, Moved, carry_over
 
 _REACH = 3  # each end of a window may move by one in so many of its steps to find a waist: 21 of 64, where MAGIS has 20
@@ -77,7 +77,7 @@ class _Known(NamedTuple):
 class _Window(NamedTuple):
     """Steps `[first, last)` of an order."""
 
-    line: Line
+    line: OrderLine
     first: int
     last: int
 
@@ -123,7 +123,7 @@ def _improved(problem: OrderProblem, known: _Known, solver: Solver, size: int, l
 
 def _around_peak(problem: OrderProblem, known: _Known, size: int) -> _Window:
     """About `size` steps around the first at the peak, between waists."""
-    line, step, n = Line.of(problem, known.order), known.footprint.peak_step, problem.node_count
+    line, step, n = OrderLine.of(problem, known.order), known.footprint.peak_step, problem.node_count
     first = max(0, min(step - size // 2, n - size))
     reach = size // _REACH
     return _Window(line, _waist(line.live_bytes, first, -reach), _waist(line.live_bytes, min(n, first + size), reach))

@@ -21,7 +21,7 @@ from lowtide.schedule.beam import Beam
 from lowtide.schedule.cuts import least_live
 from lowtide.schedule.exact.solver import Exact
 from lowtide.schedule.greedy import ReversePostOrder
-from lowtide.schedule.interval import Line
+from lowtide.schedule.interval import OrderLine
 from research.orders.repeat import solve_once
 
 
@@ -34,7 +34,7 @@ class AtWaists:
     def solve(self, problem: OrderProblem) -> Schedule:
         """The parts' orders, one after the other."""
         base = ReversePostOrder("outputs").solve(problem)
-        line, footprint_bytes = Line.of(problem, base.order), simulate(problem, base.order).footprint_bytes
+        line, footprint_bytes = OrderLine.of(problem, base.order), simulate(problem, base.order).footprint_bytes
         bounds = [0, *(waists(problem, line) + 1).tolist(), problem.node_count]
         parts = [(first, last) for first, last in pairwise(bounds) if last - first > 1]
         order, is_part = line.order.copy(), np.zeros(problem.node_count, np.bool_)
@@ -48,7 +48,7 @@ class AtWaists:
         return scheduled(problem, order, self, bound_bytes=bound_bytes, stats={"parts": len(parts)})
 
 
-def waists(problem: OrderProblem, line: Line) -> NDArray[np.intp]:
+def waists(problem: OrderProblem, line: OrderLine) -> NDArray[np.intp]:
     """The steps of `line` at which waists run: the same in every order.
 
     A node is a waist where it alone has no successor among the nodes up to it, and alone has no predecessor among those from it on.
@@ -88,7 +88,7 @@ class Partitioned:
     def solve(self, problem: OrderProblem) -> Schedule:
         """Hot parts as `inner` orders them, cold ones in post-order."""
         base = min((ReversePostOrder(root).solve(problem) for root in ("inputs", "outputs")), key=lambda found: found.peak_bytes)
-        line, bounds = self._cut(problem, Line.of(problem, base.order))
+        line, bounds = self._cut(problem, OrderLine.of(problem, base.order))
         footprint_bytes, solved = simulate(problem, line.order).footprint_bytes, set[int]()
         order, bound_bytes = line.order.copy(), 0
         while len(solved) < len(bounds) - 1:
@@ -105,7 +105,7 @@ class Partitioned:
                 footprint_bytes = simulate(problem, order).footprint_bytes
         return scheduled(problem, order, self, bound_bytes=bound_bytes, stats={"parts": len(bounds) - 1, "hot": len(solved)})
 
-    def _cut(self, problem: OrderProblem, line: Line) -> tuple[Line, list[int]]:
+    def _cut(self, problem: OrderProblem, line: OrderLine) -> tuple[OrderLine, list[int]]:
         """An order that runs part after part, each in the order of `line`, and the step at which each starts, with the end."""
         n = problem.node_count
         middles = [n * part // self.parts for part in range(1, self.parts)]
@@ -118,7 +118,7 @@ class Partitioned:
             part_of += ~least_live(problem, done, later).downset
         sizes = np.bincount(part_of, minlength=self.parts)
         order = np.lexsort((line.step_of, part_of)).astype(np.int32)
-        return Line.of(problem, order), sorted({0, *np.cumsum(sizes).tolist()})
+        return OrderLine.of(problem, order), sorted({0, *np.cumsum(sizes).tolist()})
 
 
 def _hottest(footprint_bytes: Bytes, bounds: list[int]) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.api.running.check import Check
+from lowtide.api.running.check import SecondLook
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
 _NAME = "LOWTIDE_TEST_RATE"
@@ -130,7 +130,7 @@ def test_a_program_that_stays_as_it_is_is_never_another(make: Callable[[Any], to
 
 
 def test_looks_come_ever_more_seldom_and_keep_to_their_share():
-    def looks(check: Check, calls: int, step_s: float, look_s: float) -> list[int]:
+    def looks(check: SecondLook, calls: int, step_s: float, look_s: float) -> list[int]:
         found = []
         for call in range(1, calls + 1):
             if check.due():
@@ -139,11 +139,11 @@ def test_looks_come_ever_more_seldom_and_keep_to_their_share():
             check.ran(step_s)
         return found
 
-    assert looks(Check("auto", timed=True), 40, 1.0, 0.0) == [2, 3, 5, 9, 17, 33]
-    assert looks(Check("auto", timed=False), 10, 1.0, 9.0) == [2, 3, 5, 9]
-    assert looks(Check("auto", timed=True), 700, 1.0, 2.0) == [2, 201, 401]
-    assert looks(Check("always", timed=True), 4, 1.0, 9.0) == [2, 3, 4]
-    assert looks(Check("never", timed=True), 4, 1.0, 0.0) == []
+    assert looks(SecondLook("auto", timed=True), 40, 1.0, 0.0) == [2, 3, 5, 9, 17, 33]
+    assert looks(SecondLook("auto", timed=False), 10, 1.0, 9.0) == [2, 3, 5, 9]
+    assert looks(SecondLook("auto", timed=True), 700, 1.0, 2.0) == [2, 201, 401]
+    assert looks(SecondLook("always", timed=True), 4, 1.0, 9.0) == [2, 3, 4]
+    assert looks(SecondLook("never", timed=True), 4, 1.0, 0.0) == []
 
 
 def test_what_begins_to_count_is_left_to_the_loop_which_counts_on():

@@ -20,13 +20,13 @@ from lowtide.ir.shapes.at import at
 from lowtide.ir.shapes.conditions import all_hold
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.text.graph_text import parse, to_text
-from lowtide.ir.varying import Axis, Varying
+from lowtide.ir.varying import Varying, VaryingExtent
 
 _TAKES = re.compile(r"; takes \w+ by [\w.]+")
 CPU = torch.device("cpu")
 ROWS, LENGTH = Dimension("rows", 2, 64), Dimension("length", 2, 64)
-BOTH = Varying((ROWS, LENGTH), (Axis(0, 0, "rows", "[0]"), Axis(0, 1, "length", "[0]")))
-PAIR = Varying((ROWS, LENGTH), (*BOTH.axes, Axis(1, 0, "rows", "[1]"), Axis(1, 1, "length", "[1]")))
+BOTH = Varying((ROWS, LENGTH), (VaryingExtent(0, 0, "rows", "[0]"), VaryingExtent(0, 1, "length", "[0]")))
+PAIR = Varying((ROWS, LENGTH), (*BOTH.axes, VaryingExtent(1, 0, "rows", "[1]"), VaryingExtent(1, 1, "length", "[1]")))
 
 
 class Tokens(nn.Module):
@@ -78,7 +78,11 @@ def test_a_training_step_is_at_every_point_the_step_captured_there(model, optimi
     if isinstance(model, Tokens):
         varying, batch, loss = PAIR, tokens, token_loss
     else:
-        varying, batch, loss = Varying((ROWS, LENGTH), (*BOTH.axes[:1], Axis(0, 2, "length"), Axis(0, 3, "length"))), pictures, picture_loss
+        varying, batch, loss = (
+            Varying((ROWS, LENGTH), (*BOTH.axes[:1], VaryingExtent(0, 2, "length"), VaryingExtent(0, 3, "length"))),
+            pictures,
+            picture_loss,
+        )
     program = TrainingProgram(model, loss, optimizer(model.parameters(), lr=0.1))
     symbolic = capture_training(program, Given(batch(4, 19), {}, CPU, varying))
     assert symbolic[-1].graph.dimensions == (ROWS, LENGTH)
@@ -155,7 +159,7 @@ class Compared(nn.Module):
 
 
 def test_dimensions_that_have_to_be_equal_are_told():
-    varying = Varying((ROWS, LENGTH), (Axis(0, 0, "rows"), Axis(1, 0, "length")))
+    varying = Varying((ROWS, LENGTH), (VaryingExtent(0, 0, "rows"), VaryingExtent(1, 0, "length")))
     with pytest.raises(FixedError, match=r"dimension (rows|length): .* takes it to be (length|rows).*tie them by one name"):
         capture_inference(Compared(), Given((torch.randn(3, 8), torch.randn(3, 8)), {}, CPU, varying))
 
@@ -187,7 +191,7 @@ def test_an_example_out_of_its_range_is_refused():
 
 
 def test_tied_extents_that_differ_are_refused():
-    varying = Varying((ROWS,), (Axis(0, 0, "rows", "['x']"), Axis(1, 0, "rows", "['y']")))
+    varying = Varying((ROWS,), (VaryingExtent(0, 0, "rows", "['x']"), VaryingExtent(1, 0, "rows", "['y']")))
     message = r"expected equal extents, got 3 in dimension 0 of batch \['x'\] and 4 in dimension 0 of batch \['y'\]"
     with pytest.raises(ShapeError, match=message):
         capture_inference(Compared(), Given((torch.randn(3, 8), torch.randn(4, 8)), {}, CPU, varying))
@@ -230,7 +234,7 @@ def test_probes_tell_sizes_apart_or_refuse(least):
     model = Resized()
     program = TrainingProgram(model, picture_loss, torch.optim.SGD(model.parameters(), lr=0.1))
     side = Dimension("length", least, 64)
-    varying = Varying((side,), (Axis(0, 2, "length"), Axis(0, 3, "length")))
+    varying = Varying((side,), (VaryingExtent(0, 2, "length"), VaryingExtent(0, 3, "length")))
     symbolic = capture_training(program, Given(pictures(3, 64), {}, CPU, varying))[-1].graph
     captured = capture_training(program, Given(pictures(3, 62), {}, CPU))[-1].graph
     assert _TAKES.sub("", to_text(at(symbolic, {"length": 62}))) == _TAKES.sub("", to_text(captured))
@@ -239,7 +243,7 @@ def test_probes_tell_sizes_apart_or_refuse(least):
 def test_resizing_is_captured_over_symbolic_sizes():
     model = Resized()
     program = TrainingProgram(model, picture_loss, torch.optim.SGD(model.parameters(), lr=0.1))
-    varying = Varying((ROWS, LENGTH), (Axis(0, 0, "rows"), Axis(0, 2, "length"), Axis(0, 3, "length")))
+    varying = Varying((ROWS, LENGTH), (VaryingExtent(0, 0, "rows"), VaryingExtent(0, 2, "length"), VaryingExtent(0, 3, "length")))
     symbolic = capture_training(program, Given(pictures(4, 20), {}, CPU, varying))[-1].graph
     for rows, side in ((4, 20), (2, 36), (7, 64)):
         captured = capture_training(program, Given(pictures(rows, side), {}, CPU))[-1].graph

@@ -15,17 +15,19 @@ from lowtide.errors import CaptureError
 from lowtide.ir.shapes.at import at
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.text.graph_text import to_text
-from lowtide.ir.varying import Axis, Varying
+from lowtide.ir.varying import Varying, VaryingExtent
 
 _TAKES = re.compile(r"; takes \w+ by [\w.]+")  # what could work in place where two sizes happen to be one is not asked
 CPU = torch.device("cpu")
 ROWS, LENGTH = Dimension("rows", 2, 64), Dimension("length", 2, 64)
-PICTURES = Varying((ROWS, LENGTH), (Axis(0, 0, "rows"), Axis(0, 2, "length"), Axis(0, 3, "length")))
+PICTURES = Varying((ROWS, LENGTH), (VaryingExtent(0, 0, "rows"), VaryingExtent(0, 2, "length"), VaryingExtent(0, 3, "length")))
 
 
 def _varying(*names):
     ranges = {"rows": ROWS, "length": LENGTH}
-    return Varying(tuple(ranges[name] for name in names if name), tuple(Axis(0, dim, name) for dim, name in enumerate(names) if name))
+    return Varying(
+        tuple(ranges[name] for name in names if name), tuple(VaryingExtent(0, dim, name) for dim, name in enumerate(names) if name)
+    )
 
 
 def alike(model, make, varying, points, loss=lambda model, given: model(given).square().mean()):

@@ -13,8 +13,8 @@ from bench import torchvision_shim
 from lowtide.capture.program import TrainingProgram, capture_inference, capture_training
 from lowtide.capture.trace import Given
 from lowtide.fission.dimensions import Dimensions, cut_by
-from lowtide.fission.names import Table
-from lowtide.fission.regions import Region
+from lowtide.fission.names import ComponentTable
+from lowtide.fission.regions import SplitRegion
 from lowtide.ir.graph import Graph, Kind, Value
 from lowtide.rewrite.losses import sum_losses
 from lowtide.rewrite.made_anew import make_anew
@@ -50,22 +50,22 @@ def trained(name: str, length: int = _TOKENS, dropout: float = 0.1) -> Graph:
 
 
 @functools.cache
-def regions(graph: Graph) -> list[Region]:
+def regions(graph: Graph) -> list[SplitRegion]:
     return [each.region for each in candidates(graph)]
 
 
-def count(graph: Graph, region: Region, *parts: str) -> int:
+def count(graph: Graph, region: SplitRegion, *parts: str) -> int:
     """How many nodes have a name with one of these parts."""
     return sum(any(part in graph.nodes[place].op for part in parts) for place in region.axes)
 
 
-def cut_at(graph: Graph, region: Region, part: str) -> set[int]:
+def cut_at(graph: Graph, region: SplitRegion, part: str) -> set[int]:
     """The dimensions along which nodes of such a name are cut, by their first argument."""
     nodes = [(graph.nodes[place], axis) for place, axis in region.axes.items() if part in graph.nodes[place].op]
     return {dim for node, axis in nodes for value, dim in cut_by(node, axis) if value is node.args[0]}
 
 
-def of_module(graph: Graph, region: Region, part: str) -> list[str]:
+def of_module(graph: Graph, region: SplitRegion, part: str) -> list[str]:
     """The operators of a region that modules of such a name run."""
     nodes = (graph.nodes[place] for place in region.axes)
     return [node.op for node in nodes if node.source is not None and part in node.source.module]
@@ -158,7 +158,7 @@ def test_nothing_random_is_in_a_set(name):
 
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_the_dimensions_of_a_step_are_named(name):
-    table = str(Table.of(Dimensions.of(trained(name))))
+    table = str(ComponentTable.of(Dimensions.of(trained(name))))
     for word in ("batch", "tokens", "heads", "features"):
         assert f"{word} " in table
 

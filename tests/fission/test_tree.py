@@ -3,15 +3,15 @@
 import pytest
 
 from lowtide.errors import CheckError
-from lowtide.fission.regions import Region
+from lowtide.fission.regions import SplitRegion
 from lowtide.fission.tree import FissionTree
 from lowtide.ir.operators.axes.axis import Axis
 
 _AXIS = Axis(8, (), ())
 
 
-def region(*places: int, part: int = 0, units: int = 8) -> Region:
-    return Region(part, dict.fromkeys(places, _AXIS), units, {}, (), {}, {})
+def region(*places: int, part: int = 0, units: int = 8) -> SplitRegion:
+    return SplitRegion(part, dict.fromkeys(places, _AXIS), units, {}, (), {}, {})
 
 
 def test_sets_are_split_that_lie_apart_and_have_the_units():

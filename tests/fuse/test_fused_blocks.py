@@ -12,7 +12,7 @@ from lowtide.base.units import time_text
 from lowtide.fuse import network
 from lowtide.fuse.blocks import with_blocks
 from lowtide.fuse.choosing import Joins, chosen
-from lowtide.fuse.stages import Block
+from lowtide.fuse.stages import RowBlock
 
 BLOCKS: list[tuple[int, tuple[int, ...]]] = []  # parts of each block that was made, and the shape that its window reads
 
@@ -44,7 +44,7 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def joined(stages, numbers):
         found = with_blocks(stages, numbers)
-        BLOCKS[:] = [(len(each.parts), each.windows.a.shape) for each in found if isinstance(each, Block)]
+        BLOCKS[:] = [(len(each.parts), each.windows.a.shape) for each in found if isinstance(each, RowBlock)]
         return found
 
     monkeypatch.setattr(network, "with_blocks", joined)

@@ -15,12 +15,12 @@ from lowtide.fuse.reform.chains import Part, chains_of, parts_of
 from lowtide.fuse.reform.join import MOST_PARTS, Group, joined, reform
 from lowtide.fuse.reform.schemes import Scheme, Shape, schemes_of
 from lowtide.fuse.tune.close import candidates
-from lowtide.fuse.tune.machine import Level, Machine, machine_of
+from lowtide.fuse.tune.machine import Core, Level, machine_of
 from lowtide.fuse.tune.model import Model
 from lowtide.ir.graph import Graph, Node, Value
 from tests.fuse.networks import Builder, inverted_residuals, mixed
 
-MACHINE = Machine(100e3, (Level(32 * 2**10, 200e3), Level(2**20, 110e3), Level(2**24, 55e3), Level(2**62, 8e3)))
+MACHINE = Core(100e3, (Level(32 * 2**10, 200e3), Level(2**20, 110e3), Level(2**24, 55e3), Level(2**62, 8e3)))
 
 
 class Said:

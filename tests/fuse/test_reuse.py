@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lowtide.cost.flops import node_flops
 from lowtide.fuse.cluster.reuse import Reuse, reuse_of
-from lowtide.fuse.cluster.weights import Weights
+from lowtide.fuse.cluster.weights import LoopWeights
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.nests import nest_of
 from tests.fuse.networks import Builder
@@ -58,4 +58,4 @@ def test_loops_multiply_to_what_the_operator_table_counts():
 def test_weights_are_linear_in_extents():
     node, _ = convolution(4, 6, 8, 3)
     extents = [loop.extent for loop in nest_of(node).loops]
-    assert Weights(2.0, 3.0).of(node) == 2.0 * sum(extents) + 3.0 * len(extents)
+    assert LoopWeights(2.0, 3.0).of(node) == 2.0 * sum(extents) + 3.0 * len(extents)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from lowtide.place import Status, answers
 from lowtide.place.exact.placer import Exact
-from lowtide.place.exact.question import Question, Switches
+from lowtide.place.exact.question import CapacityQuestion, Switches
 from lowtide.place.exact.search import NO
 from lowtide.place.exact.sections import cut
 from lowtide.problems.placement import PlaceProblem
@@ -134,6 +134,6 @@ def test_a_search_deeper_than_there_are_buffers_grows_its_stack() -> None:
     problem = PlaceProblem.of([401, 403], [0, 0], [1, 1])
     found = replace(Exact(), **dict.fromkeys(SWITCHES, False)).place(problem, 803)
     assert (found.status, found.lower_bound_bytes) == (Status.INFEASIBLE, 804)
-    question = Question(cut(problem), Switches(*[False] * len(SWITCHES)), 803)
+    question = CapacityQuestion(cut(problem), Switches(*[False] * len(SWITCHES)), 803)
     assert question.go_on(100_000) == NO
     assert len(question.stack.branching) > 300

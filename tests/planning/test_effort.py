@@ -14,7 +14,7 @@ from lowtide.planning.planner import Planner
 from lowtide.planning.remembered import Remembered
 from lowtide.planning.request import Budget
 from lowtide.planning.searched import Searched
-from lowtide.remat.sweep.search import Sweep, _Search
+from lowtide.remat.sweep.search import Sweep, _SweepSearch
 from tests.graphs import array, compute
 from tests.planned import plan
 from tests.planning.networks import REQUEST, network
@@ -101,7 +101,7 @@ def test_a_search_that_was_interrupted_is_done_when_it_is_asked_for_again(monkey
 
     assert stopped((FEW,)) == ""
     with monkeypatch.context() as patch:
-        patch.setattr(_Search, "over", interrupt)
+        patch.setattr(_SweepSearch, "over", interrupt)
         with pytest.warns(UserWarning, match="search interrupted"):
             assert stopped((FEW, MORE)) == "interrupted"
     assert stopped((FEW,)) == "", "that was searched to its end"

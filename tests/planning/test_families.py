@@ -14,7 +14,7 @@ from lowtide.cost.presets import preset
 from lowtide.errors import BudgetError, CheckError, ShapeError
 from lowtide.ir.shapes.at import at
 from lowtide.planning.ranges.planner import RangePlanner
-from lowtide.planning.ranges.pool import MOST, Judged
+from lowtide.planning.ranges.pool import MOST, JudgedSequences
 from lowtide.planning.request import Budget
 from tests.planned import plan
 from tests.planning.networks import REQUEST
@@ -211,7 +211,7 @@ def judged(draw):
     peaks = draw(st.lists(st.integers(900, 2000), min_size=3 * rows, max_size=3 * rows))
     times = draw(st.lists(st.sampled_from([10.0, 10.05, 10.3, 11.0, 12.5, 16.0]), min_size=3 * rows, max_size=3 * rows))
     numbers = np.array(peaks, np.int64).reshape(rows, 3), np.array(times).reshape(rows, 3)
-    return Judged((0,) * rows, tuple(np.array([row], np.int32) for row in range(rows)), *numbers)
+    return JudgedSequences((0,) * rows, tuple(np.array([row], np.int32) for row in range(rows)), *numbers)
 
 
 @given(judged(), st.integers(900, 2000), st.floats(10, 16))

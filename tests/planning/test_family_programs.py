@@ -21,7 +21,7 @@ from lowtide.cost.workspaces import measure_workspaces
 from lowtide.ir.graph import Value
 from lowtide.ir.shapes.at import at
 from lowtide.ir.shapes.dimension import Dimension
-from lowtide.ir.varying import Axis, Varying
+from lowtide.ir.varying import Varying, VaryingExtent
 from lowtide.lower.python import lower
 from lowtide.planning.candidate import equal_graphs
 from lowtide.planning.ranges.planner import RangePlanner
@@ -60,7 +60,7 @@ def planner():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 16), Attention(), Attention(), nn.Linear(16, 5))
     x, y = batch(32)
-    varying = Varying((LENGTH,), (Axis(0, 1, "length", "x"), Axis(1, 1, "length", "y")))
+    varying = Varying((LENGTH,), (VaryingExtent(0, 1, "length", "x"), VaryingExtent(1, 1, "length", "y")))
     program = TrainingProgram(model, loss, optim.SGD(model.parameters(), lr=0.1, foreach=False))
     captured = capture_training(program, Given((x, y), {}, torch.device("cpu"), varying))[-1]
     points = sample_points((LENGTH,), 5)

@@ -19,7 +19,7 @@ from lowtide.planning.algebra import Rewriting, rewritings
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.fission.again import found_like, split_as
 from lowtide.planning.fission.alike import groups_of
-from lowtide.planning.fission.found import Measured, found_graphs, prepared, worth_parting
+from lowtide.planning.fission.found import MeasuredGraph, found_graphs, prepared, worth_parting
 from lowtide.planning.fission.judge import Judge
 from lowtide.planning.fission.loops import Loops
 from lowtide.planning.fission.loss import loss_in_parts
@@ -56,8 +56,8 @@ def base(program) -> Graph:
     return prepared(program.graph)
 
 
-def measured(graph: Graph, *, splits: bool = True) -> Measured:
-    return Measured(graph, DEVICE.graph_us(graph), (0,) * len(graph.nodes), splits)
+def measured(graph: Graph, *, splits: bool = True) -> MeasuredGraph:
+    return MeasuredGraph(graph, DEVICE.graph_us(graph), (0,) * len(graph.nodes), splits)
 
 
 def same(program: Captured, graph: Graph) -> None:

@@ -10,13 +10,13 @@ from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.presets import preset
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.text.graph_text import parse, to_text
-from lowtide.remat.evict.eviction import Weights, evict
+from lowtide.remat.evict.eviction import ScoreWeights, evict
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.write_out import rematerialise
 
 # A link that copies 16 bytes in a microsecond.
 LINK = dataclasses.replace(preset("rtx3090"), launch_us=0.01, to_host_bytes_per_s=1.6e7, from_host_bytes_per_s=1.6e7)
-SWAPPING = Weights(store_above=0.0, load_weight=0.1, lead=1.0)
+SWAPPING = ScoreWeights(store_above=0.0, load_weight=0.1, lead=1.0)
 
 
 def program(given: str = "x,  # float32[4] 16 B input cpu", a: str = "aten.sin.default(x)", also: str = "", last: str = "a") -> str:
@@ -41,7 +41,7 @@ def kept_within(before: str, limit_bytes: int, node_us: dict[str, float], *, swa
     graph = parse(before)
     times = [node_us.get(node.results[0].name if node.results else "", 1.0) for node in graph.nodes]
     problem = RematProblem.of(graph, times, swap=LINK if swap else None, swap_state=swap_state)
-    found = evict(problem, problem.sequence_of(range(len(graph.nodes))), limit_bytes, SWAPPING if swap else Weights())
+    found = evict(problem, problem.sequence_of(range(len(graph.nodes))), limit_bytes, SWAPPING if swap else ScoreWeights())
     assert found is not None
     written = rematerialise(graph, found.sequence.tolist()).graph
     check_graph(written)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lowtide.remat.bound import TimeBound
 from lowtide.remat.cost import cost_of
 from lowtide.remat.crossing import Crossing
-from lowtide.remat.evict.eviction import Weights, evict
+from lowtide.remat.evict.eviction import ScoreWeights, evict
 from lowtide.remat.problem import Links, RematProblem
 from lowtide.remat.sweep.search import Sweep
 from tests.chains import in_order
@@ -62,7 +62,7 @@ def test_a_corner_counts_what_else_has_to_run() -> None:
 
 @unhurried
 @given(linked(), st.floats(0, 1), st.sampled_from(RULES))
-def test_no_sequence_that_swaps_beats_the_bound(made, share: float, rule: Weights) -> None:
+def test_no_sequence_that_swaps_beats_the_bound(made, share: float, rule: ScoreWeights) -> None:
     case, problem, order = made
     base = np.array(order, np.int32)
     plain = cost_of(problem, base)
@@ -90,7 +90,7 @@ def test_a_slow_link_is_part_of_the_bound() -> None:
     assert problem.links is not None
     slow = dataclasses.replace(problem, links=dataclasses.replace(problem.links, store_us=np.full(12, 100.0), load_us=np.full(12, 100.0)))
     order = np.arange(12, dtype=np.int32)
-    found = evict(slow, order, 300, Weights(store_above=0.0))
+    found = evict(slow, order, 300, ScoreWeights(store_above=0.0))
     assert found is not None
     took_us, least_us = cost_of(slow, found.sequence).time_us, time_bound_us(slow, 300)
     assert 120 + 200 < least_us <= took_us

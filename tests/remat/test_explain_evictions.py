@@ -14,7 +14,7 @@ from lowtide.cost.presets import preset
 from lowtide.ir.graph import Graph, Kind, Node, Storage
 from lowtide.ir.operators.names import LOAD, STORE
 from lowtide.ir.operators.nodes import is_view
-from lowtide.remat.entries import Deed
+from lowtide.remat.entries import EntryKind
 from lowtide.remat.explain import evictions_of
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.write_out import Rematerialised, rematerialise
@@ -57,12 +57,12 @@ def test_each_repetition_and_each_copy_is_paid_for_once(made):
     _, problem, sequence = made
     evictions = _evictions(problem, sequence, made[0])
     entries = [problem.codes.read(entry) for entry in sequence.tolist()]
-    nodes = [index for deed, index in entries if deed is Deed.RUN]
+    nodes = [index for deed, index in entries if deed is EntryKind.RUN]
     assert sum(eviction.runs for eviction in evictions) == len(nodes) - len(set(nodes))
     assert sum(eviction.run_us for eviction in evictions) == sum(problem.cost_us[nodes]) - sum(problem.cost_us[list(set(nodes))])
-    loads = [problem.links.load_us[tensor] for deed, tensor in entries if deed is Deed.LOAD]
+    loads = [problem.links.load_us[tensor] for deed, tensor in entries if deed is EntryKind.LOAD]
     assert np.isclose(sum(eviction.load_us for eviction in evictions), sum(loads))
-    stored = {counted_storages(made[0])[tensor].name for deed, tensor in entries if deed is Deed.STORE}
+    stored = {counted_storages(made[0])[tensor].name for deed, tensor in entries if deed is EntryKind.STORE}
     assert {eviction.tensor.name for eviction in evictions if eviction.store_us} <= stored
 
 

@@ -13,7 +13,7 @@ from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.evict.eviction import evict
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.neighbours import RULES
-from lowtide.remat.sweep.search import Sweep, _Search
+from lowtide.remat.sweep.search import Sweep, _SweepSearch
 from tests.chains import in_order
 from tests.optimum import least_us, levels, small_steps, time_bound_us
 from tests.problems import unhurried
@@ -69,7 +69,7 @@ def test_changes_of_the_leanest_schedule_lead_to_leaner_ones(optima) -> None:
     """From the order alone, without any rule's help, to less than it takes wherever less can be had."""
     for problem, order, least in optima:
         if least:
-            search = _Search(Sweep(max_states=3000), [problem], [[order]], Seeds(), None)
+            search = _SweepSearch(Sweep(max_states=3000), [problem], [[order]], Seeds(), None)
             search.see(0, order)
             search.deepen(1)
             leanest = search.archive.points[0]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.evict import eviction
-from lowtide.remat.evict.eviction import Weights, evict
+from lowtide.remat.evict.eviction import ScoreWeights, evict
 from lowtide.remat.problem import RematProblem
 from tests.problems import Case, slow_footprint, unhurried
 from tests.sequences import repeating
@@ -66,7 +66,9 @@ def test_a_wrong_sequence_is_told(made):
 
 
 @unhurried
-@given(repeating(), st.floats(0, 1), st.sampled_from([Weights(), Weights(1, 1, 0.5), Weights(0, 1, 0), Weights(0.5, 0, 1)]))
+@given(
+    repeating(), st.floats(0, 1), st.sampled_from([ScoreWeights(), ScoreWeights(1, 1, 0.5), ScoreWeights(0, 1, 0), ScoreWeights(0.5, 0, 1)])
+)
 def test_eviction_keeps_its_limit_and_every_run_is_right(made, share, weights):
     case, problem, order, sequence = made
     if not order:

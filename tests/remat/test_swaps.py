@@ -14,8 +14,8 @@ from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.problems.order import OrderProblem
 from lowtide.remat.cost import cost_of, first_wrong
-from lowtide.remat.entries import Codes, Deed
-from lowtide.remat.evict.eviction import Bias, Weights, evict
+from lowtide.remat.entries import Codes, EntryKind
+from lowtide.remat.evict.eviction import Bias, ScoreWeights, evict
 from lowtide.remat.problem import Links, RematProblem
 from lowtide.remat.sweep.search import Sweep
 from lowtide.remat.write_out import rematerialise
@@ -41,7 +41,7 @@ def slow(case, problem, sequence):
     for place, entry in enumerate(sequence):
         deed, index = codes.read(entry)
         used = 0
-        if deed is Deed.RUN:
+        if deed is EntryKind.RUN:
             task = case.tasks[index]
             if any(current[tensor] is None for tensor in task.reads) or (index in done and not problem.repeatable[index]):
                 return None
@@ -56,14 +56,14 @@ def slow(case, problem, sequence):
                 copies.append(current[tensor])
             done.add(index)
             used = task.workspace_bytes
-        elif deed is Deed.STORE:
+        elif deed is EntryKind.STORE:
             if current[index] is None or index in host or not problem.links.storable[index] or index in written:
                 return None
             to_host = max(to_host, clock, arrived.get(id(current[index]), 0.0)) + problem.links.store_us[index]
             host[index] = to_host
             current[index][2] = place
             pending.add(index)
-        elif deed is Deed.DROP:
+        elif deed is EntryKind.DROP:
             if current[index] is None or index not in host or index in written:
                 return None
             clock = max(clock, host[index])
@@ -144,7 +144,7 @@ def test_a_fast_link_makes_swapping_free_where_nothing_can_be_repeated():
     plain = cost_of(problem, order)
     assert (plain.peak_bytes, plain.time_us) == (801, 160)
     assert evict(problem, order, 400) is None  # recomputation alone cannot
-    found = evict(problem, order, 400, Weights(store_above=0.0, load_weight=0.1, lead=2.0))
+    found = evict(problem, order, 400, ScoreWeights(store_above=0.0, load_weight=0.1, lead=2.0))
     assert found is not None
     assert first_wrong(problem, found.sequence) == -1
     cost = cost_of(problem, found.sequence)
@@ -195,7 +195,7 @@ def test_what_is_lent_makes_room_for_activations_and_is_back_before_it_is_writte
 def test_a_slow_link_is_waited_for():
     problem = stored_chain(4)
     slow_links = dataclasses.replace(problem, links=Links(problem.links.storable, np.full(8, 100.0), np.full(8, 100.0)))
-    found = evict(slow_links, np.arange(8, dtype=np.int32), 300, Weights(store_above=0.0))
+    found = evict(slow_links, np.arange(8, dtype=np.int32), 300, ScoreWeights(store_above=0.0))
     assert found is not None
     cost = cost_of(slow_links, found.sequence)
     assert cost.time_us >= 80 + 100  # at least one store or load that nothing hides

@@ -10,7 +10,7 @@ from lowtide.problems.order_check import Task
 from lowtide.problems.order_json import load_problem
 from lowtide.schedule import ReadyList, ReversePostOrder, Schedule, Status
 from lowtide.schedule.beam import Beam
-from lowtide.schedule.interval import Line
+from lowtide.schedule.interval import OrderLine
 from research.orders.partition import AtWaists, Partitioned, waists
 from research.orders.repeat import form_of, solve_once
 from tests.problems import Case, cases, slow_peak, topological_orders, unhurried
@@ -26,7 +26,7 @@ def test_waists_are_the_nodes_comparable_with_all_others(case: Case) -> None:
     fixed = [
         node for node in range(len(case.tasks)) if all(set(o[: o.index(node)]) == set(orders[0][: orders[0].index(node)]) for o in orders)
     ]
-    line = Line.of(case.problem, ReadyList().solve(case.problem).order)
+    line = OrderLine.of(case.problem, ReadyList().solve(case.problem).order)
     assert sorted(line.order[waists(case.problem, line)].tolist()) == sorted(fixed)
 
 

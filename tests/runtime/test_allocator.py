@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.runtime.arena.allocator import OUTLIVES, Allocator, BusyError, Recorded, Region, Script
+from lowtide.runtime.arena.allocator import OUTLIVES, Allocator, ArenaMemory, BusyError, Recorded, Script
 from tests.arenas import Schedule, Tensors, deviations, empty, mapped, planned, recorded, schedules, script_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the planned allocator is for Linux")
@@ -54,7 +54,7 @@ def test_every_block_is_aligned(allocator: Allocator):
     with pytest.raises(ValueError, match="a multiple of 64"):
         Script(allocator, np.array([10]), np.array([32]))
     for nbytes in (1, 2**20, 5 * 2**20):
-        assert Region(allocator, nbytes).base % 64 == 0
+        assert ArenaMemory(allocator, nbytes).base % 64 == 0
 
 
 @settings(max_examples=300)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lowtide.runtime.arena.allocator import Allocator, BusyError, Region, Script
+from lowtide.runtime.arena.allocator import Allocator, ArenaMemory, BusyError, Script
 from tests.arenas import Schedule, Tensors, empty, planned, recorded, script_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the planned allocator is for Linux")
@@ -106,7 +106,7 @@ def test_a_child_that_is_forked_in_a_step_goes_on_without_an_arena(allocator: Al
         os._exit(1)
 
 
-def _in_a_step(allocator: Allocator, script: Script, region: Region, kind: str) -> int:
+def _in_a_step(allocator: Allocator, script: Script, region: ArenaMemory, kind: str) -> int:
     """Forks within a step, which ends in both processes: the child's number, or 0 in the child."""
     return (allocator.record(fork) if kind == "recorded" else allocator.serve(region, script, fork))[0]
 

@@ -11,7 +11,7 @@ import torch
 from lowtide.runtime.copies import host
 from lowtide.runtime.copies.host import DirectMemory, host_memory
 from lowtide.runtime.copies.streamed import CudaStreams, StreamedMemory
-from lowtide.runtime.copies.transfers import Look
+from lowtide.runtime.copies.transfers import TensorLayout
 from tests.swapping import LateStreams
 
 
@@ -40,7 +40,7 @@ LAID_OUT = {
 @pytest.mark.parametrize("name", LAID_OUT)
 def test_what_comes_back_is_the_same_on_a_storage_of_its_own(name, memory):
     tensor = LAID_OUT[name]()
-    expected, look = tensor.clone(), Look.of(tensor)
+    expected, look = tensor.clone(), TensorLayout.of(tensor)
     with memory.transfers() as transfers:
         copy = transfers.store(tensor)
         transfers.drop(tensor, copy)
@@ -50,7 +50,7 @@ def test_what_comes_back_is_the_same_on_a_storage_of_its_own(name, memory):
         for each in (back, twice):
             transfers.arrived(each)
             assert torch.equal(each, expected)
-            assert Look.of(each) == look
+            assert TensorLayout.of(each) == look
     assert len({each.untyped_storage().data_ptr() for each in (tensor, back, twice)}) == 3
 
 

@@ -4,14 +4,14 @@ from hypothesis import strategies as st
 
 from lowtide.cost.memory import simulate
 from lowtide.schedule import ProgramOrder, ReadyList
-from lowtide.schedule.interval import Line
+from lowtide.schedule.interval import OrderLine
 from tests.problems import Case, cases, unhurried
 
 
 @unhurried
 @given(cases(max_nodes=10), st.data())
 def test_an_interval_costs_what_it_costs_within_the_order(case: Case, data: st.DataObject) -> None:
-    line = Line.of(case.problem, ReadyList().solve(case.problem).order)
+    line = OrderLine.of(case.problem, ReadyList().solve(case.problem).order)
     first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(line.order))] * 2)))
     part = line.interval(first, last)
     assert ProgramOrder().solve(part).order == tuple(range(last - first))

@@ -32,7 +32,7 @@ from lowtide.ir.text.graph_text import to_text
 from lowtide.lower.modules import module_of
 from lowtide.lower.python import lower
 from lowtide.runtime.compiler import NativeError
-from lowtide.runtime.inductor import Look, Run, circumstances, compiled, number
+from lowtide.runtime.inductor import Run, TensorSpec, circumstances, compiled, number
 from lowtide.runtime.program import Program
 
 _MOST = 64  # bodies that are compiled for a graph
@@ -160,10 +160,10 @@ def _with_numbers(runs: Run, numbers: Sequence[int]) -> Run:
     return run
 
 
-def _look(value: Value) -> Look:
+def _look(value: Value) -> TensorSpec:
     if value.dtype == "scalar":
-        return Look((), (), "float64", "cpu")
-    return Look(tuple(map(int, value.shape)), tuple(map(int, value.stride)), value.dtype, value.storage.device)
+        return TensorSpec((), (), "float64", "cpu")
+    return TensorSpec(tuple(map(int, value.shape)), tuple(map(int, value.stride)), value.dtype, value.storage.device)
 
 
 def _key(body: Graph) -> str:

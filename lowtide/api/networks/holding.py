@@ -19,25 +19,25 @@ from lowtide.lower.watched import watched
 from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_check import check_placement
 from lowtide.runtime.networks.built import network, team
-from lowtide.runtime.networks.running import Described, Held, packed
+from lowtide.runtime.networks.running import LoadedNetwork, NetworkSpec, packed
 
 _MOST_BUFFERS = 2000  # that are placed without a search
 _MOST_BYTES = 2**33  # of a buffer: 2**31 elements, which no index of a kernel comes near
 
 
-def held(region: Region, constants: Sequence[torch.Tensor], placing: Placing) -> Held:
+def held(region: Region, constants: Sequence[torch.Tensor], placing: Placing) -> LoadedNetwork:
     """What runs a region with these constants, and keeps nothing of the region. Raises NativeError, FormatError."""
     its = network_of(Bare.of(region.body, region.fixed, target()), region.joined, placing)
     described = ready(its, network(its.source), region.fixed, partial(watched, its.constants))
-    found = Held(replace(described, recipes=(), wanted=(), constants=list), team())
+    found = LoadedNetwork(replace(described, recipes=(), wanted=(), constants=list), team())
     found.keep(packed(described, constants))
     return found
 
 
-def ready(its: Network, found: tuple[int, object], fixed: tuple[int, ...], constants: Callable[[Sequence[Any]], list[Any]]) -> Described:
+def ready(its: Network, found: tuple[int, object], fixed: tuple[int, ...], constants: Callable[[Sequence[Any]], list[Any]]) -> NetworkSpec:
     """A network whose function and library were `found`, as what runs it knows it."""
     wanted = its.constants.outputs
-    return Described(*found, its.arena_bytes, its.kept_elements, its.recipes, its.live, fixed, wanted, constants, its.results)
+    return NetworkSpec(*found, its.arena_bytes, its.kept_elements, its.recipes, its.live, fixed, wanted, constants, its.results)
 
 
 def target() -> Target:

@@ -11,7 +11,7 @@ from lowtide.api.networks.holding import ready, target
 from lowtide.api.networks.placing import offsets_of, placed
 from lowtide.api.networks.tuned import tuned
 from lowtide.fuse.network import Bare, Network, network_of
-from lowtide.fuse.regions import Described, with_regions
+from lowtide.fuse.regions import BodyDescription, with_regions
 from lowtide.ir.graph import Graph
 from lowtide.ir.packed import Target
 from lowtide.ir.regions import Region, is_by_inductor, is_region
@@ -64,14 +64,14 @@ def running(body: Graph, fixed: tuple[int, ...], joined: tuple[int, ...]) -> Run
     return Running(ready(its, (address, library), fixed, Program(lower(InOrder(its.constants)), gradients=False)), team())
 
 
-def _described(chosen: Mapping[str, tuple[int, ...]] | None, most: int, body: Graph, fixed: tuple[int, ...]) -> Described | None:
+def _described(chosen: Mapping[str, tuple[int, ...]] | None, most: int, body: Graph, fixed: tuple[int, ...]) -> BodyDescription | None:
     if chosen is not None and body.outputs[0].name not in chosen:
         return None
     joined = tuned(bare(body, fixed), most, placed) if chosen is None else chosen[body.outputs[0].name]
     its, *_ = built(body, fixed, joined)
     if chosen is None and not _is_faster(body, fixed, joined, its):
         return None
-    return Described(its.arena_bytes, its.kept_elements * 4, joined)
+    return BodyDescription(its.arena_bytes, its.kept_elements * 4, joined)
 
 
 def _is_faster(body: Graph, fixed: tuple[int, ...], joined: tuple[int, ...], its: Network) -> bool:

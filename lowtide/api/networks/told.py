@@ -7,7 +7,7 @@ from dataclasses import replace
 from lowtide.api.networks.compiled import times_ns
 from lowtide.api.networks.faster import measured_ns
 from lowtide.api.networks.made import networks_of
-from lowtide.fuse.stages import Attention, Batched, Block, Convolution, Map, Pad, Product, Rows, Stage, Windows, Winograd
+from lowtide.fuse.stages import Attention, Batched, Convolution, Map, Pad, Product, RowBlock, RowReduction, Stage, Windows, Winograd
 from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.regions import Region, is_by_inductor, is_region
 from lowtide.plan.generated import GeneratedRegion, Kernel
@@ -20,7 +20,7 @@ _SCHEMES: dict[type, str] = {
     Batched: "register tiles",
     Attention: "rows of scores",
     Windows: "windows",
-    Rows: "row by row",
+    RowReduction: "row by row",
     Map: "element by element",
     Pad: "element by element",
 }
@@ -47,7 +47,7 @@ def _by_inductor(region: Region) -> GeneratedRegion:
 
 
 def _scheme(stage: Stage) -> str:
-    if isinstance(stage, Block):
+    if isinstance(stage, RowBlock):
         return "rows through a ring" if stage.first is not None else "row by row"
     return _SCHEMES[type(stage)]
 

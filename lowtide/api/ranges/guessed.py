@@ -13,7 +13,7 @@ from lowtide.errors import ShapeError
 from lowtide.ir import tree
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.tree import Leaf
-from lowtide.ir.varying import Axis, Varying
+from lowtide.ir.varying import Varying, VaryingExtent
 
 Shapes: TypeAlias = "Sequence[tuple[int, ...] | None]"  # by leaf of a batch; None for what is no tensor
 
@@ -31,7 +31,7 @@ def guessed(seen: Sequence[Shapes], paths: Sequence[str]) -> Varying | None:
         for dim, numbers in enumerate(zip(*(shape or () for shape in shapes), strict=True)):
             if len(set(numbers)) > 1:
                 where = shown(paths[leaf])
-                axes.append(Axis(leaf, dim, names.setdefault(numbers, name_of(where, dim)), where))
+                axes.append(VaryingExtent(leaf, dim, names.setdefault(numbers, name_of(where, dim)), where))
     return Varying(tuple(Dimension(name, 1, 2 * max(numbers)) for numbers, name in names.items()), tuple(axes))
 
 

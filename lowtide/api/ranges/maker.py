@@ -19,7 +19,7 @@ import torch
 from lowtide.api.capturing import Capturing
 from lowtide.api.maker import Asked, Family, Maker
 from lowtide.api.ranges.guessed import Shapes, guessed, shapes_of
-from lowtide.api.ranges.region import Region, Served, bounded, in_steps, narrowed, what_on
+from lowtide.api.ranges.region import RangePart, Served, bounded, in_steps, narrowed, what_on
 from lowtide.api.ranges.said import fixed_beside
 from lowtide.api.ranges.stretched import largest
 from lowtide.api.stages import Stages
@@ -55,7 +55,7 @@ class RangeFamily(Family):
 
 
 @dataclass(frozen=True, eq=False)
-class Traced:
+class TracedPrograms:
     """Programs as they were captured around a point of the range, before it is known for which part of it they are."""
 
     captured: tuple[Captured, ...]
@@ -183,7 +183,7 @@ class RangeMaker:
                 raise CaptureError(f"{error}. Note: {fixed}") from error.__cause__
             self._plan(self._region(traced, laboratory))
 
-    def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> Traced:
+    def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> TracedPrograms:
         """The program for the largest shapes. Where it is for a part of the range alone, the range is that from here on."""
         try:
             traced = self._traced(*largest(args, kwargs, self._varying), laboratory)
@@ -191,7 +191,7 @@ class RangeMaker:
             return self._less(args, kwargs, laboratory, error)
         return self._traced(*largest(args, kwargs, self._varying), laboratory) if self._take_steps(traced) else traced
 
-    def _less(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory, error: CaptureError) -> Traced:
+    def _less(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory, error: CaptureError) -> TracedPrograms:
         """The same where there is no program for the largest shapes: the example may show where the range has to end, and its steps.
 
         Such as that of a program that looks positions up in a table, or halves an odd extent. Raises the error where it shows neither.
@@ -213,7 +213,7 @@ class RangeMaker:
             self._varying = before
         raise error from error.__cause__
 
-    def _take_steps(self, traced: Traced) -> bool:
+    def _take_steps(self, traced: TracedPrograms) -> bool:
         """Take the range in the steps that a program needs, and tell; whether it needs any."""
         dimensions = self._varying.dimensions
         found = in_steps(traced.captured, traced.point, dimensions)
@@ -238,18 +238,18 @@ class RangeMaker:
             warnings.warn(f"lowtide has captured {_MANY} parts of the range apart, {region.why}", stacklevel=7)
         return served
 
-    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> Traced:
+    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> TracedPrograms:
         captured, granted = self.capturing.as_it_is(args, kwargs, laboratory)
-        return Traced(captured, granted, self._varying.point(_shapes(_leaves(args, kwargs))))
+        return TracedPrograms(captured, granted, self._varying.point(_shapes(_leaves(args, kwargs))))
 
-    def _region(self, traced: Traced, laboratory: Laboratory) -> Region:
+    def _region(self, traced: TracedPrograms, laboratory: Laboratory) -> RangePart:
         part = narrowed(traced.captured, traced.point)
         if (saved := self._region_saved(part, traced)) is not None:
             return saved
         settings = {"timed": self.asked.limit.is_limit, "exact": self.asked.exact}
-        return Region.of(part, traced.point, traced.granted, self._maker.machine, laboratory, **settings)
+        return RangePart.of(part, traced.point, traced.granted, self._maker.machine, laboratory, **settings)
 
-    def _region_saved(self, captured: tuple[Captured, ...], traced: Traced) -> Region | None:
+    def _region_saved(self, captured: tuple[Captured, ...], traced: TracedPrograms) -> RangePart | None:
         """The part of the range that was saved; None where that was not. Raises FormatError where it has to be."""
         saved = self._saved
         if saved is None or (self.asked.limit.is_limit and not saved.is_limited):
@@ -260,7 +260,7 @@ class RangeMaker:
         part = part_for(saved, graphs, request)
         if part is None:
             return None
-        return Region.of_saved(captured, traced.point, traced.granted, part, request, timed=saved.is_limited)
+        return RangePart.of_saved(captured, traced.point, traced.granted, part, request, timed=saved.is_limited)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what was planned for the parts of the range that are captured so far, to be used by `optimize(..., plan=path)`."""
@@ -268,7 +268,7 @@ class RangeMaker:
         parts = [([each.graph for each in one.region.captured], one.families) for one in served]
         write_whole(path, written_range(parts).to_json())
 
-    def _plan(self, region: Region) -> Served:
+    def _plan(self, region: RangePart) -> Served:
         """Plan a region within the limit: a share is of eager's peak for the largest shapes, those that came first."""
         self._fix_share(region)
         captured = region.captured[-1]
@@ -280,7 +280,7 @@ class RangeMaker:
         self._served.insert(0, Served(region, tuple(families), self.capturing.trains))
         return self._served[0]
 
-    def _fix_share(self, region: Region) -> None:
+    def _fix_share(self, region: RangePart) -> None:
         memory = self.asked.limit.memory
         if memory is not None and memory.share is not None:
             granule_bytes = self._maker.machine.granule_bytes(region.captured[-1])
@@ -294,7 +294,7 @@ class RangeMaker:
         return any(variant.fits(now, facts) for variant in reversed(family.variants))
 
 
-def _ended(traced: Traced, dimensions: Dimensions) -> Iterator[Dimensions]:
+def _ended(traced: TracedPrograms, dimensions: Dimensions) -> Iterator[Dimensions]:
     """The whole range, ending where a program around a point of it does: in one of its dimensions, then in all."""
     ends = bounded(traced.captured, traced.point, dimensions)
     sooner = [place for place, (one, other) in enumerate(zip(dimensions, ends, strict=True)) if one != other]
@@ -304,7 +304,7 @@ def _ended(traced: Traced, dimensions: Dimensions) -> Iterator[Dimensions]:
         yield ends
 
 
-def _tell_ends(before: Dimensions, after: Dimensions, traced: Traced) -> None:
+def _tell_ends(before: Dimensions, after: Dimensions, traced: TracedPrograms) -> None:
     for was, now in zip(before, after, strict=True):
         if was != now:
             warnings.warn(

@@ -32,7 +32,7 @@ _SHOWN = 3  # conditions in a message
 
 
 @dataclass(frozen=True, eq=False)
-class Region:
+class RangePart:
     """Programs that were captured together, for as many states of the optimizer's; the last is the one that most steps run."""
 
     captured: tuple[Captured, ...]
@@ -52,7 +52,7 @@ class Region:
         *,
         timed: bool,
         exact: bool,
-    ) -> Region:
+    ) -> RangePart:
         """What was captured around a point of the whole range. Raises CaptureError where the programs are not for all of their part."""
         programs = all_ranged(captured, machine, laboratory, timed=timed, exact=exact)
         return cls(captured, _fixed(captured, point), granted, RangePlanner(programs), timed)
@@ -67,12 +67,12 @@ class Region:
         request: Request,
         *,
         timed: bool,
-    ) -> Region:
+    ) -> RangePart:
         """The same with what was saved for these programs: nothing is measured. Raises FormatError where that is not for them."""
         planner = planner_of(saved, [(each.graph, each.held) for each in captured], request, limited=timed)
         return cls(captured, _fixed(captured, point), granted, planner, timed)
 
-    def timed(self, machine: Machine, trains: bool, *, exact: bool) -> Region:
+    def timed(self, machine: Machine, trains: bool, *, exact: bool) -> RangePart:
         if self.is_timed:
             return self
         with machine.laboratory(trains) as laboratory:
@@ -186,7 +186,7 @@ def _refuse_unreadable(conditions: Sequence[Condition], dimensions: Dimensions) 
 class Served:
     """A region under one limit: families of plans, and the programs of theirs that are compiled so far."""
 
-    region: Region
+    region: RangePart
     families: tuple[PlanFamily, ...]  # by program
     trains: bool
     _compiled: dict[tuple[int, int], Variant] = field(default_factory=dict)  # by program and member

@@ -22,7 +22,7 @@ from lowtide.errors import ShapeError
 from lowtide.ir import tree
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.tree import Leaf
-from lowtide.ir.varying import FIXED, Axis, Varying
+from lowtide.ir.varying import FIXED, Varying, VaryingExtent
 
 AUTO = "auto"  # dimensions are what differs between batches
 _WISH = 'expected a range (16, 2048), a named range ("length", 16, 2048), one with a step ("side", 64, 256, 8), or the name of one'
@@ -73,7 +73,7 @@ def check_uncut(varying: Varying, accumulate: int | str) -> None:
 
 @dataclass(frozen=True)
 class _Said:
-    axis: Axis
+    axis: VaryingExtent
     dimension: Dimension | None  # None where the range is given elsewhere
 
 
@@ -93,12 +93,12 @@ def _axis(index: int, where: str, tensor: torch.Tensor, dim: Any, said: Any) -> 
         raise ShapeError(f"dynamic: expected a dimension of batch {where}, which has {tensor.dim()} (shape {shape}), got {dim!r}")
     dim %= tensor.dim()
     if isinstance(said, str):
-        return _Said(Axis(index, dim, said, where), None)
+        return _Said(VaryingExtent(index, dim, said, where), None)
     given = list(said) if isinstance(said, (tuple, list)) else _refuse(where, dim, said)
     name = given.pop(0) if given and isinstance(given[0], str) else name_of(where, dim)
     if not 2 <= len(given) <= 3 or any(isinstance(each, bool) or not isinstance(each, int) for each in given):
         _refuse(where, dim, said)
-    return _Said(Axis(index, dim, name, where), Dimension.of_extents(name, *given))
+    return _Said(VaryingExtent(index, dim, name, where), Dimension.of_extents(name, *given))
 
 
 def _refuse(where: str, dim: int, said: Any) -> NoReturn:

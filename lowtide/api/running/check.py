@@ -19,7 +19,7 @@ def checked_policy(given: str) -> str:
     return given
 
 
-class Check:
+class SecondLook:
     """Of one captured program. `timed`: later looks keep to their share of time; not for several processes, which look together."""
 
     def __init__(self, policy: str, *, timed: bool) -> None:

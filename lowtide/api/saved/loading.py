@@ -27,7 +27,7 @@ from lowtide.lower.constants import WithoutConstants
 from lowtide.lower.watched import looked_at, watched
 from lowtide.runtime.batch import BatchSpec
 from lowtide.runtime.compiler import NativeError
-from lowtide.runtime.networks.running import Held
+from lowtide.runtime.networks.running import LoadedNetwork
 from lowtide.runtime.program import Program
 
 _MOST_BYTES = 2**40  # of an arena
@@ -125,7 +125,7 @@ def _loaded(read: _Read) -> Frozen:
     return Frozen(_Loaded(read.decision, settings, _Tied(read.slots, read.result)), read.batch, inputs, networks)
 
 
-def _held(region: Region, given: dict[Value, Any], placing: Placing) -> Held:
+def _held(region: Region, given: dict[Value, Any], placing: Placing) -> LoadedNetwork:
     """Raises FormatError for what kernels cannot be generated for after all."""
     try:
         fixed = [given[value] for value in (region.node.args[at] for at in region.fixed) if isinstance(value, Value)]

@@ -30,7 +30,7 @@ _WHAT_TO_DO = (
 
 
 @dataclass
-class Watch:
+class LeakWatch:
     """Remembers, without holding them, the storages that a capture has made."""
 
     names: bool = True  # whoever holds one of them, which takes seconds where there are many objects

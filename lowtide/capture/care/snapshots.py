@@ -21,7 +21,7 @@ _CONTAINERS = (list, dict, set, OrderedDict)
 _HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 
 
-class Snapshot:
+class ModuleSnapshot:
     """A module's attributes, tables and containers."""
 
     def __init__(self, module: nn.Module) -> None:

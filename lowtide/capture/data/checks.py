@@ -23,7 +23,7 @@ _LEAVES = ("RETURN", "YIELD", "SEND", "INSTRUMENTED")  # other ends of a functio
 
 
 @dataclass(frozen=True)
-class Check:
+class DataCheck:
     """The answer with which the program goes on, and what it raises otherwise."""
 
     answer: bool
@@ -31,7 +31,7 @@ class Check:
     text: str
 
 
-def check_of_caller() -> Check | None:
+def check_of_caller() -> DataCheck | None:
     """What the function that asks for a yes or no does with it, if all that it does is to raise; None where it does anything else."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_machinery(frame.f_globals.get("__name__", "")):
@@ -44,10 +44,10 @@ def _is_machinery(module: str) -> bool:
     return module.startswith(("lowtide.", "torch._", "torch.utils._")) or module == "torch.overrides"
 
 
-def _check_at(frame: FrameType) -> Check | None:
+def _check_at(frame: FrameType) -> DataCheck | None:
     where = f"{frame.f_code.co_name}: {linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()}{_subject(frame)}"
     if frame.f_code.co_filename == constraints.__file__:
-        return Check(True, "ValueError", where)  # whoever has a constraint checked raises where any of it does not hold
+        return DataCheck(True, "ValueError", where)  # whoever has a constraint checked raises where any of it does not hold
     code = _Code(frame.f_code)
     at = code.after_question(frame.f_lasti)
     if at is None:
@@ -55,7 +55,7 @@ def _check_at(frame: FrameType) -> Check | None:
     jump = code.instructions[at]
     ways = {"IF_TRUE" in jump.opname: code.raised(code.index[jump.argval]), "IF_TRUE" not in jump.opname: code.raised(at + 1)}
     raising = [answer for answer, names in ways.items() if names is not None]
-    return Check(not raising[0], _error(ways[raising[0]] or (), frame), where) if len(raising) == 1 else None
+    return DataCheck(not raising[0], _error(ways[raising[0]] or (), frame), where) if len(raising) == 1 else None
 
 
 def _subject(frame: FrameType) -> str:

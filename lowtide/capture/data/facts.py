@@ -23,7 +23,7 @@ Number: TypeAlias = "Callable[[Size], int]"  # what a size is in the batch at ha
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Leaf:
+class SlotLeaf:
     """What the caller keeps at a slot, or a tensor that the program closes over. `key` is the same for what is the same."""
 
     key: str
@@ -43,7 +43,7 @@ class Ref:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Call:
+class OperatorCall:
     """An operator on the results of earlier steps, which stand as `Ref` among its arguments."""
 
     key: str
@@ -68,7 +68,7 @@ class Item:
         return known[self.of][self.index]
 
 
-Step: TypeAlias = "Leaf | Call | Item"
+Step: TypeAlias = "SlotLeaf | OperatorCall | Item"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -112,7 +112,7 @@ def at_numbers(reading: Reading, number: Number) -> Reading:
 
 
 def _numbered(step: Step, number: Number) -> Step:
-    if not isinstance(step, Call):
+    if not isinstance(step, OperatorCall):
         return step
     kwargs = tuple((name, _in_numbers(arg, number)) for name, arg in step.kwargs)
     return replace(step, args=tuple(_in_numbers(arg, number) for arg in step.args), kwargs=kwargs)

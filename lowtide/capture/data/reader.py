@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture import operators
 from lowtide.capture.care.failures import mark_as_eager
-from lowtide.capture.data.facts import Call, Facts, Item, Leaf, Question, Reading, Ref, Step
+from lowtide.capture.data.facts import Facts, Item, OperatorCall, Question, Reading, Ref, SlotLeaf, Step
 from lowtide.capture.draft import Draft
 from lowtide.capture.sources import users_line
 from lowtide.ir.graph import Arg, Atom, Kind, Node, Value
@@ -53,7 +53,7 @@ class Reader:
         Raises UnreadableError, at once.
         """
         steps = self.steps(draft, value)
-        if any(isinstance(step, Leaf) and step.trained for step in steps):
+        if any(isinstance(step, SlotLeaf) and step.trained for step in steps):
             raise UnreadableError("parameters, which the training changes")
 
         def ask(steps: tuple[Step, ...]) -> Any:
@@ -95,12 +95,12 @@ class Reader:
 
     def _ask(self, steps: tuple[Step, ...], kind: str, asked_by: str) -> Any:
         question = Question(steps, kind, asked_by, users_line())
-        trained = next((step for step in steps if isinstance(step, Leaf) and step.trained), None)
+        trained = next((step for step in steps if isinstance(step, SlotLeaf) and step.trained), None)
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             found = self._compute(steps) if trained is None or kind == "number" else None
             if trained is not None and not isinstance(found, bool):
                 raise UnreadableError(f"{trained.slot}, which the training changes")
-            if any(isinstance(step, Leaf) for step in steps):
+            if any(isinstance(step, SlotLeaf) for step in steps):
                 outcome = self._facts.outcome(question)
                 assert outcome is not None, "it was just computed"
                 self.readings.setdefault(question.key, Reading(question, outcome))
@@ -141,13 +141,13 @@ class Reader:
             raise UnreadableError("a number that only the running step knows")
         if slot.table == "constant":
             constant = draft.constants[int(slot.path[0])]
-            return (Leaf(f"constant {id(constant)}", slot, constant),)
+            return (SlotLeaf(f"constant {id(constant)}", slot, constant),)
         trained = value.storage.kind not in _BEFORE_THE_STEP and not self._frozen(slot)
         if trained and slot.table != "parameter":
             raise UnreadableError(f"{slot}, which the training changes" if slot.table == "state" else str(slot))
         if _has_no_data(self._read(slot)):
             raise UnreadableError(f"{slot}, which has no data here (it lies on the meta device): optimize with an example that has")
-        return (Leaf(str(slot), slot, trained=trained),)
+        return (SlotLeaf(str(slot), slot, trained=trained),)
 
     def _made_by(self, node: Node, value: Value) -> tuple[Step, ...]:
         op = operators.resolve(node.op)
@@ -158,13 +158,13 @@ class Reader:
             own = (call, Item(f"{call.key}[{index}]", call.key, index))
         return joined((*(self._steps[each] for each in node.inputs), own))
 
-    def _own(self, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Call:
+    def _own(self, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> OperatorCall:
         return self._step(op, tuple(map(self._argument, args)), tuple((name, self._argument(arg)) for name, arg in kwargs))
 
-    def _step(self, op: OpOverload, given: tuple[Any, ...], named: tuple[tuple[str, Any], ...]) -> Call:
+    def _step(self, op: OpOverload, given: tuple[Any, ...], named: tuple[tuple[str, Any], ...]) -> OperatorCall:
         """The step that calls an operator. Its key is a digest of all that leads to it."""
         text = f"{operators.name_of(op)}{given!r}{named!r}"
-        return Call(hashlib.blake2b(text.encode(), digest_size=16).hexdigest(), op, given, named)
+        return OperatorCall(hashlib.blake2b(text.encode(), digest_size=16).hexdigest(), op, given, named)
 
     def _argument(self, arg: Arg) -> Any:
         if isinstance(arg, Value):
@@ -199,7 +199,7 @@ def _refuse_maker(node: Node | None, value: Value) -> None:
 
 def _refuse_activations(steps: tuple[Step, ...]) -> None:
     """A number that follows from data and from parameters would take the model itself to be known before the step."""
-    leaves = [step for step in steps if isinstance(step, Leaf)]
+    leaves = [step for step in steps if isinstance(step, SlotLeaf)]
     parameter = next((leaf for leaf in leaves if leaf.slot.table == "parameter"), None)
     data = next((leaf for leaf in leaves if _is_data(leaf, any(each.trained for each in leaves))), None)
     if parameter is not None and data is not None:
@@ -207,7 +207,7 @@ def _refuse_activations(steps: tuple[Step, ...]) -> None:
         raise UnreadableError(f"{what} and {parameter.slot}: activations are known only when the step runs")
 
 
-def _is_data(leaf: Leaf, beside_trained: bool) -> bool:
+def _is_data(leaf: SlotLeaf, beside_trained: bool) -> bool:
     """Whether what follows from this and a parameter is an activation. Beside trained parameters, any tensor of more than one number."""
     if leaf.slot.table in ("batch", "parameter") or not beside_trained:
         return leaf.slot.table == "batch"

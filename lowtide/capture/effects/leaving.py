@@ -25,7 +25,7 @@ from lowtide.capture.care.beside import Follower
 from lowtide.capture.care.surroundings import called_by, containers_of_class, functions_of, is_of_users, names_in
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.effects.sums import Before, Computed, Recipe, Sum, Term, recipe, results_in
-from lowtide.capture.effects.watched import KINDS, Container, Log, StaleError, holds_stand_in, is_stand_in
+from lowtide.capture.effects.watched import KINDS, Container, EffectLog, StaleError, holds_stand_in, is_stand_in
 from lowtide.capture.returned import Number, is_result
 from lowtide.capture.sources import is_users
 from lowtide.errors import CaptureError
@@ -82,7 +82,7 @@ class Leaving:
         self.befores: list[weakref.ref[Number]] = []  # in their places
         self.refusals: list[Any] = []
         self.counted: dict[Attribute, Any] = {}  # attributes with numbers that the program has changed, and those before
-        self.log = Log()
+        self.log = EffectLog()
         self.containers: dict[int, Container] = {}
         self.tables: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []  # of objects: their attributes, and those before
         self.numbers: list[weakref.ref[Number]] = []  # that were handed out

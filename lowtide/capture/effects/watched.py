@@ -40,7 +40,7 @@ class StaleError(CaptureError):
 
 
 @dataclass
-class Log:
+class EffectLog:
     """What the program did, in its order: containers, methods and their arguments."""
 
     events: list[tuple[Container, str, tuple[Any, ...]]] = field(default_factory=list)
@@ -67,7 +67,7 @@ class _Earlier:
 class Container:
     """One container of the caller's, and its stand-in. What leads to it finds it again before and after each step."""
 
-    def __init__(self, log: Log, original: Any, way: Callable[[], Any], *, made: bool = False) -> None:
+    def __init__(self, log: EffectLog, original: Any, way: Callable[[], Any], *, made: bool = False) -> None:
         """`made`: by the program, which did not find it."""
         self.log, self.original, self.kind, self.ways, self.made = log, original, type(original), [way], made
         options: tuple[Any, ...] = ()

@@ -79,7 +79,7 @@ def _called(kernel: Callable[..., Any], op: OpOverload, *args: Any, **kwargs: An
         return kernel(op, *args, **kwargs)
 
 
-class Formula(torch.autograd.Function):
+class FormulaFunction(torch.autograd.Function):
     """An operator with eager's gradient."""
 
     @classmethod

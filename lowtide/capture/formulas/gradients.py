@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 import lowtide.kernels  # noqa: F401  (defines lowtide::masked_sum)
-from lowtide.capture.formulas.dispatch import Formula, as_aten, before_autocast, formula, wants_gradient
+from lowtide.capture.formulas.dispatch import FormulaFunction, as_aten, before_autocast, formula, wants_gradient
 
 _ATEN = torch.ops.aten
 
@@ -32,7 +32,7 @@ def _prod(op: OpOverload, values: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return _ProductAlong.of(values, args[0] if args else kwargs["dim"], keepdim, kwargs.get("dtype"))
 
 
-class _Product(Formula):
+class _Product(FormulaFunction):
     @staticmethod
     def forward(ctx: Any, values: Tensor, dtype: torch.dtype | None) -> Tensor:
         result: Tensor = _ATEN.prod.default(values, dtype=dtype)
@@ -45,7 +45,7 @@ class _Product(Formula):
         return _product_gradient(grad, values.to(grad.dtype), result).to(values.dtype), None
 
 
-class _ProductAlong(Formula):
+class _ProductAlong(FormulaFunction):
     @staticmethod
     def forward(ctx: Any, values: Tensor, dim: int, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
         result: Tensor = _ATEN.prod.dim_int(values, dim, keepdim, dtype=dtype)
@@ -113,7 +113,7 @@ def _cumprod_in_place(op: OpOverload, values: Tensor, dim: int, *, dtype: torch.
     return _RunningProductInPlace.of(values, dim)
 
 
-class _RunningProduct(Formula):
+class _RunningProduct(FormulaFunction):
     @staticmethod
     def forward(ctx: Any, values: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
         result: Tensor = _ATEN.cumprod.default(values, dim, dtype=dtype)
@@ -127,7 +127,7 @@ class _RunningProduct(Formula):
         return _running_product_gradient(grad.to(values.dtype), values, result, ctx.dim), None, None
 
 
-class _RunningProductInPlace(Formula):
+class _RunningProductInPlace(FormulaFunction):
     @staticmethod
     def forward(ctx: Any, values: Tensor, dim: int) -> Tensor:
         before = values.clone()
@@ -190,7 +190,7 @@ def _extreme(op: OpOverload, values: Tensor) -> Tensor:
     return _Extreme.of(op, values)
 
 
-class _Extreme(Formula):
+class _Extreme(FormulaFunction):
     @staticmethod
     def forward(ctx: Any, op: OpOverload, values: Tensor) -> Tensor:
         result: Tensor = op(values)
@@ -217,7 +217,7 @@ def _masked_fill_in_place(op: OpOverload, tensor: Tensor, mask: Tensor, value: T
     return _MaskedFillInPlace.of(tensor, mask, value) if wants_gradient(value) else op(tensor, mask, value)
 
 
-class _MaskedFill(Formula):
+class _MaskedFill(FormulaFunction):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, mask: Tensor, value: Tensor) -> Tensor:
         ctx.save_for_backward(mask)
@@ -230,7 +230,7 @@ class _MaskedFill(Formula):
         return filled, None, _MaskedSum.of(grad, mask)
 
 
-class _MaskedFillInPlace(Formula):
+class _MaskedFillInPlace(FormulaFunction):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, mask: Tensor, value: Tensor) -> Tensor:
         ctx.save_for_backward(mask)
@@ -240,7 +240,7 @@ class _MaskedFillInPlace(Formula):
     backward = _MaskedFill.backward
 
 
-class _MaskedSum(Formula):
+class _MaskedSum(FormulaFunction):
     """The sum of what a mask selects."""
 
     @staticmethod

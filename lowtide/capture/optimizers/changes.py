@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lowtide.capture.draft import Draft
-from lowtide.capture.optimizers.scalars import UNKNOWN, Scalars, Traced
+from lowtide.capture.optimizers.scalars import UNKNOWN, Scalars, TracedNumber
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Value
 from lowtide.ir.slots import Slot
@@ -58,7 +58,7 @@ class Changes:
     def _value(self, slot: Slot, item: Any) -> Value:
         if isinstance(item, torch.Tensor):
             return self.draft.value(item)
-        if isinstance(item, Traced):
+        if isinstance(item, TracedNumber):
             return item.value
         if isinstance(item, (int, float)):
             return self.draft.emit_scalar("py.mul", (item, 1))  # a number that every first step starts from, such as a count of 1
@@ -66,7 +66,7 @@ class Changes:
 
     def _settled(self, item: Any) -> Any:
         """An entry as the next step finds it: a number by its value here, which the next shadow traces again."""
-        if isinstance(item, Traced):
+        if isinstance(item, TracedNumber):
             return item.actual
         if isinstance(item, torch.Tensor) and item.numel() == 1 and item.device.type == "cpu":
             known = self.scalars.known_content(self.draft.value(item))

@@ -26,11 +26,11 @@ _KNOWABLE = frozenset({"state", "group", "constant", "scaler"})  # places whose 
 _ATOMS = {"dtype": torch, "layout": torch, "memory_format": torch}
 
 
-class Unknown(Exception):  # noqa: N818 - an answer, not an error
+class UnknownNumberError(Exception):
     """A number that follows from data."""
 
 
-class Unmade(Unknown):
+class UnmadeNumberError(UnknownNumberError):
     """A number that follows from state which is made only when the program runs."""
 
 
@@ -116,11 +116,11 @@ class Foretold:
         """What these are at capture. Raises Unknown."""
         formula, roots = self.formula(wanted)
         if any(root not in self.known for root, _ in roots):
-            raise Unmade
+            raise UnmadeNumberError
         try:
             return formula([self.known[root] for root, _ in roots])
         except Exception as error:  # what eager PyTorch would raise in the step, it raises when the step is run
-            raise Unknown from error
+            raise UnknownNumberError from error
 
     def formula(self, wanted: Sequence[Arg]) -> tuple[Formula, list[tuple[Value, Slot]]]:
         """How these follow from the contents of slots. Raises Unknown where one does not."""
@@ -158,10 +158,10 @@ class Foretold:
             elif value in slots and slots[value].table in _KNOWABLE:
                 roots[value] = None
             else:
-                raise Unknown
+                raise UnknownNumberError
         order = {value: number for number, value in enumerate(slots)}
         if any(is_random(self._nodes[index]) for index in needed):
-            raise Unknown
+            raise UnknownNumberError
         return [self._nodes[index] for index in sorted(needed)], sorted(roots, key=order.__getitem__)
 
 
@@ -172,7 +172,7 @@ def content_of(item: Any) -> Any:
     if type(item) is torch.Tensor and item.numel() == 1 and item.device.type == "cpu":
         with _disable_current_modes():
             return item.item()
-    raise Unknown
+    raise UnknownNumberError
 
 
 def _content(item: Any, look: _Look) -> Any:
@@ -184,7 +184,7 @@ def _content(item: Any, look: _Look) -> Any:
 
 def _refuse_large(value: Value) -> None:
     if value.dtype != "scalar" and (value.storage.device != "cpu" or any(extent != 1 for extent in value.shape)):
-        raise Unknown
+        raise UnknownNumberError
 
 
 def _with(arg: Any, placeholders: Mapping[Value, _Placeholder]) -> Any:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 
 from lowtide.capture.draft import Draft
-from lowtide.capture.optimizers.foretold import Branch, Foretold, Formula, Unknown, Unmade, content_of
+from lowtide.capture.optimizers.foretold import Branch, Foretold, Formula, UnknownNumberError, UnmadeNumberError, content_of
 from lowtide.capture.optimizers.python_calls import ARITHMETIC, COMPARISONS
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, StepError
@@ -100,7 +100,7 @@ class Scalars:
         """Say what an input holds at capture, where that is a number or a tensor of one element on the host."""
         try:
             self._foretold.known[value] = content_of(content)
-        except Unknown:
+        except UnknownNumberError:
             return
 
     def read(self, tensor: Any) -> Any:
@@ -119,32 +119,32 @@ class Scalars:
 
     def apply(self, op: str, operands: tuple[Any, ...]) -> Any:
         """Arithmetic on numbers of which one at least is traced. The same arithmetic twice is done once."""
-        key = (op, *((type(x), x.value if isinstance(x, Traced) else repr(x)) for x in operands))
+        key = (op, *((type(x), x.value if isinstance(x, TracedNumber) else repr(x)) for x in operands))
         if key not in self._memory:
             self._memory[key] = self._traced(self.draft.emit_scalar(f"py.{op}", tuple(map(_written, operands))))
         return self._memory[key]
 
-    def compare(self, op: str, left: Traced, right: Any) -> bool:
+    def compare(self, op: str, left: TracedNumber, right: Any) -> bool:
         """The outcome of a comparison, now a guard."""
         try:
             found = self._foretold.now(left.value, _written(right))
-        except Unmade:
+        except UnmadeNumberError:
             raise UndecidedError(
                 f"the optimizer decides on state that its step before this one has made, at {users_line()}: take that step first"
             ) from None
-        except Unknown:
+        except UnknownNumberError:
             raise CaptureError(
                 f"control flow depends on data: the optimizer compares a number read from a tensor, at {users_line()}; its step "
                 "cannot be captured as one program"
             ) from None
         outcome = bool(COMPARISONS[op](*found))
-        if left.slot is not None and not isinstance(right, Traced):
+        if left.slot is not None and not isinstance(right, TracedNumber):
             self.guards[Guard(left.slot, op, right, outcome)] = None
         else:
             self._branch(left.value, op, _written(right), outcome)
         return outcome
 
-    def freeze(self, number: Traced) -> Any:
+    def freeze(self, number: TracedNumber) -> Any:
         """The number itself, for code that cannot be traced: the program now holds for the present hyper-parameters only."""
         actual = self.actual(number)
         if actual is UNKNOWN or actual != actual or self._counts(number):
@@ -154,28 +154,28 @@ class Scalars:
         self.compare("eq", number, actual)
         return actual
 
-    def actual(self, number: Traced) -> Any:
+    def actual(self, number: TracedNumber) -> Any:
         """The number at capture; UNKNOWN if it follows from data."""
         try:
             return self._foretold.now(number.value)[0]
-        except Unknown:
+        except UnknownNumberError:
             return UNKNOWN
 
     def known_content(self, value: Value) -> Any:
         """What a tensor of one element will hold after what was recorded; UNKNOWN if that follows from data."""
         try:
             return content_of(self._foretold.now(value)[0])
-        except Unknown:
+        except UnknownNumberError:
             return UNKNOWN
 
-    def is_float(self, number: Traced) -> bool:
+    def is_float(self, number: TracedNumber) -> bool:
         """Whether a number is a float now and, held by a guard, whenever the program runs."""
         if isinstance(self.actual(number), float):
             self._branch(number.value, "is float", True, True)
             return True
         return False
 
-    def _counts(self, number: Traced) -> bool:
+    def _counts(self, number: TracedNumber) -> bool:
         """Whether a number rests on a state tensor, such as a step count: frozen, the program would be right for one step."""
         _, roots = self._foretold.formula((number.value,))
         return any(slot.table == "state" and value.dtype != "scalar" for value, slot in roots)
@@ -186,13 +186,13 @@ class Scalars:
 
     def _traced(self, value: Value, slot: Slot | None = None) -> Any:
         stand_in = self._random.uniform(0.25, 0.75)
-        number = Traced(stand_in)
+        number = TracedNumber(stand_in)
         number.scalars, number.value, number.slot = self, value, slot
         self._value_of[stand_in] = value
         return number
 
 
-class Traced(float):
+class TracedNumber(float):
     """A number whose arithmetic is recorded."""
 
     scalars: Scalars
@@ -235,8 +235,8 @@ class Traced(float):
         return f"<traced {self.value.name}>"
 
 
-def _arithmetic(op: str, reflected: bool) -> Callable[[Traced, Any], Any]:
-    def method(self: Traced, other: Any) -> Any:
+def _arithmetic(op: str, reflected: bool) -> Callable[[TracedNumber, Any], Any]:
+    def method(self: TracedNumber, other: Any) -> Any:
         if not isinstance(other, (int, float)):
             return NotImplemented  # a tensor: its own operator takes over
         return self.scalars.apply(op, (other, self) if reflected else (self, other))
@@ -244,8 +244,8 @@ def _arithmetic(op: str, reflected: bool) -> Callable[[Traced, Any], Any]:
     return method
 
 
-def _comparison(op: str) -> Callable[[Traced, Any], Any]:
-    def method(self: Traced, other: Any) -> Any:
+def _comparison(op: str) -> Callable[[TracedNumber, Any], Any]:
+    def method(self: TracedNumber, other: Any) -> Any:
         if not isinstance(other, (int, float)):
             return NotImplemented
         return self.scalars.compare(op, self, other)
@@ -254,30 +254,30 @@ def _comparison(op: str) -> Callable[[Traced, Any], Any]:
 
 
 def _untraceable(name: str) -> Callable[..., Any]:
-    def method(self: Traced, *args: Any) -> Any:
+    def method(self: TracedNumber, *args: Any) -> Any:
         return getattr(self.scalars.freeze(self), name)(*args)
 
     return method
 
 
 for _name in ARITHMETIC:
-    setattr(Traced, f"__{_name}__", _arithmetic(_name, reflected=False))
-    setattr(Traced, f"__r{_name}__", _arithmetic(_name, reflected=True))
+    setattr(TracedNumber, f"__{_name}__", _arithmetic(_name, reflected=False))
+    setattr(TracedNumber, f"__r{_name}__", _arithmetic(_name, reflected=True))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    setattr(Traced, f"__{_name}__", _comparison(_name))
+    setattr(TracedNumber, f"__{_name}__", _comparison(_name))
 for _name in ("round", "floor", "ceil", "trunc", "format", "divmod", "rdivmod"):
-    setattr(Traced, f"__{_name}__", _untraceable(f"__{_name}__"))  # float itself would answer, of the stand-in
+    setattr(TracedNumber, f"__{_name}__", _untraceable(f"__{_name}__"))  # float itself would answer, of the stand-in
 
 
 def is_traced(item: Any) -> bool:
-    return isinstance(item, Traced)
+    return isinstance(item, TracedNumber)
 
 
 def apply(op: str, operands: tuple[Any, ...]) -> Any:
     """Arithmetic on numbers of which one at least is traced."""
-    scalars: Scalars = next(item for item in operands if isinstance(item, Traced)).scalars
+    scalars: Scalars = next(item for item in operands if isinstance(item, TracedNumber)).scalars
     return scalars.apply(op, operands)
 
 
 def _written(operand: Any) -> Arg:
-    return operand.value if isinstance(operand, Traced) else operand
+    return operand.value if isinstance(operand, TracedNumber) else operand

@@ -15,14 +15,14 @@ REFUSED = (
 
 
 @dataclass
-class Chain:
+class CollectiveChain:
     """The collectives of a recording."""
 
     last: Node | None = None
 
-    def fork(self) -> Chain:
+    def fork(self) -> CollectiveChain:
         """The same, to be continued by itself."""
-        return Chain(self.last)
+        return CollectiveChain(self.last)
 
     def next(self, node: Node) -> Node:
         """The node to be recorded; one that begins a collective, behind the last one."""

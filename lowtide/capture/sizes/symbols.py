@@ -54,7 +54,7 @@ class Symbols:
         self._kept: list[Dimension] = []
         for each in dimensions:
             self._add(each, example[each.name])
-        self._numbers = _Numbers(self.dimensions, {each.name: example[each.name] for each in self._kept})
+        self._numbers = _SizesAtPoint(self.dimensions, {each.name: example[each.name] for each in self._kept})
         self._rewriters = {tuple(self._numbers.point.values()): Rewriter(self._numbers)}
 
     @property
@@ -99,7 +99,7 @@ class Symbols:
         at = self._numbers.point if point is None else point
         key = tuple(at[each.name] for each in self.dimensions)
         if key not in self._rewriters:
-            self._rewriters[key] = Rewriter(_Numbers(self.dimensions, at))
+            self._rewriters[key] = Rewriter(_SizesAtPoint(self.dimensions, at))
         return self._rewriters[key].node(node)
 
     def nodes(self, nodes: Sequence[Node], point: Mapping[str, int] | None = None) -> Sequence[Node]:
@@ -115,7 +115,7 @@ class Symbols:
         return tuple(Condition(_in_our_words(relation), where) for relation, where in relations)
 
 
-class _Numbers(dict[Size, int]):
+class _SizesAtPoint(dict[Size, int]):
     """Sizes at the example's point, each evaluated when it is first asked for."""
 
     def __init__(self, dimensions: Dimensions, point: Mapping[str, int]) -> None:
@@ -146,7 +146,7 @@ class _Concrete(Sequence[Node]):
         return self._symbols.node(self._nodes[at], self._point)
 
 
-class _Known:
+class _KnownSymbols:
     """What is known of one environment: the graph's symbols by torch's, and sizes by torch's expressions."""
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class _Known:
         self.sizes: dict[sympy.Expr, Size] = {}
 
 
-_known: weakref.WeakKeyDictionary[ShapeEnv, _Known] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[ShapeEnv, _KnownSymbols] = weakref.WeakKeyDictionary()
 
 
 TAKES_NUMBERS = "torch has this for numbers alone: compute it by operators that take any size, or leave the dimension out of `dynamic`"
@@ -187,7 +187,7 @@ class _Environment(ShapeEnv):
     def __init__(self) -> None:
         super().__init__(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False)
         self.done: dict[Any, SymNode] = {}  # by operation and what it is of
-        _known[self] = _Known()
+        _known[self] = _KnownSymbols()
 
     def _set_replacement(self, a: sympy.Symbol, tgt: sympy.Expr, msg: str) -> None:
         names = _known[self].names

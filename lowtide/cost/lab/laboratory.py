@@ -38,7 +38,7 @@ _Reply: TypeAlias = dict[str, Any]  # what a trial gives, or {"failure": why it 
 
 
 @dataclass(frozen=True)
-class Unknown:
+class Unmeasured:
     """A call that was not measured."""
 
     call: str  # as `signature` writes it
@@ -80,7 +80,7 @@ class Laboratory:
 
     def __init__(self, *, gradients: bool = True, remember: bool = True, tries: bool = True) -> None:
         self.gradients, self.remember = gradients, remember
-        self.failures: dict[str, Unknown] = {}
+        self.failures: dict[str, Unmeasured] = {}
         self.tried = 0  # calls whose level and results were found now
         self.rough_ns: dict[str, int] = {}  # by such a call, how long it took while its allocations were watched: too long for a short one
         self.listener: Listener | None = None  # hears which share of what was asked for is done
@@ -204,7 +204,7 @@ class Laboratory:
         reply = self._in_turn(run)
         if "failure" not in reply:
             return reply
-        self.failures[call.text] = Unknown(call.text, reply["failure"], reply.get("of_memory", False), reply.get("ended", False))
+        self.failures[call.text] = Unmeasured(call.text, reply["failure"], reply.get("of_memory", False), reply.get("ended", False))
         return None
 
     def _in_turn(self, run: Callable[[], _Reply]) -> _Reply:

@@ -34,7 +34,7 @@ def recipe(node: Node, makers: Makers | None = None, *, with_makers: bool = Fals
     """How to try a call. Raises FormatError for a symbolic size, or for an argument that no graph holds."""
     steps: list[Node] = []
     _collect(node, makers or {}, steps, with_makers, 0)
-    return _Writer(steps).document()
+    return _StepWriter(steps).document()
 
 
 def argument_bytes(node: Node) -> int:
@@ -83,7 +83,7 @@ def _is_opaque_below(maker: Node, value: Value, makers: Makers) -> bool:
     return any(is_opaque(given, makers) for given in maker.inputs if given.storage is value.storage)
 
 
-class _Writer:
+class _StepWriter:
     """Writes steps down, each value once."""
 
     def __init__(self, steps: Sequence[Node]) -> None:

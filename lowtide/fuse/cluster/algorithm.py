@@ -17,7 +17,7 @@ import numpy as np
 
 from lowtide.fuse.cluster.merging import merge
 from lowtide.fuse.cluster.partition import Partition, constant_nodes, edges_between, from_sets, ordered
-from lowtide.fuse.cluster.weights import Weights
+from lowtide.fuse.cluster.weights import LoopWeights
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.operators.fusion import Fusion, fusion_of, is_elementwise
 from lowtide.ir.operators.nodes import is_view
@@ -39,7 +39,7 @@ class _Run:
     """One run of Algorithm 1 on sets of nodes."""
 
     graph: Graph
-    weights: Weights
+    weights: LoopWeights
     joinable: Callable[[Node], bool]
 
     def merged(
@@ -74,22 +74,22 @@ class _Run:
 
 
 def partition(
-    graph: Graph, most_weight: float = MOST_WEIGHT, weights: Weights | None = None, *, joinable: Callable[[Node], bool] = _generated
+    graph: Graph, most_weight: float = MOST_WEIGHT, weights: LoopWeights | None = None, *, joinable: Callable[[Node], bool] = _generated
 ) -> Partition:
     """Cluster a graph by Algorithm 1 over its units; a node that is not `joinable` stays alone. Same graph, same clusters.
 
     Raises CheckError where a size is symbolic or the graph is no graph.
     """
-    weights = weights or Weights()
+    weights = weights or LoopWeights()
     run = _Run(graph, weights, joinable)
     return from_sets(graph, run.merged(run.units(_alone(graph), most_weight), most_weight), weights)
 
 
 def partition_of_operators(
-    graph: Graph, most_weight: float = PAPERS_WEIGHT, weights: Weights | None = None, *, joinable: Callable[[Node], bool] = _generated
+    graph: Graph, most_weight: float = PAPERS_WEIGHT, weights: LoopWeights | None = None, *, joinable: Callable[[Node], bool] = _generated
 ) -> Partition:
     """The same over operators, as the paper has it."""
-    weights = weights or Weights()
+    weights = weights or LoopWeights()
     return from_sets(graph, _Run(graph, weights, joinable).merged(_alone(graph), most_weight), weights)
 
 

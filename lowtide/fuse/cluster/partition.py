@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lowtide.fuse.cluster.weights import Weights
+from lowtide.fuse.cluster.weights import LoopWeights
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Kind, Node
 
@@ -20,13 +20,13 @@ class Partition:
     graph: Graph
     clusters: tuple[tuple[Node, ...], ...]  # in an order in which they can run; the nodes of each in program order
     constants: tuple[Node, ...]  # in program order
-    weights: Weights
+    weights: LoopWeights
 
     def __repr__(self) -> str:
         return f"Partition of {len(self.graph.nodes)} nodes into {len(self.clusters)} clusters"
 
 
-def from_sets(graph: Graph, sets: Iterable[Iterable[int]], weights: Weights) -> Partition:
+def from_sets(graph: Graph, sets: Iterable[Iterable[int]], weights: LoopWeights) -> Partition:
     """A partition of sets of positions that are in order; all other nodes are constants."""
     clusters = tuple(tuple(graph.nodes[at] for at in sorted(members)) for members in sets)
     taken = {node for nodes in clusters for node in nodes}

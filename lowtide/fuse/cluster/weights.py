@@ -9,7 +9,7 @@ from lowtide.ir.operators.nests import Nest, nest_of
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class LoopWeights:
     """`slope * extent + bias`, summed over the loops of an operator. A view is index arithmetic within the loops of its result.
 
     The paper gives neither number. These make the mean cluster of MobileViT weigh what its figure 14 says.

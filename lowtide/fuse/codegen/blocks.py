@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from lowtide.base.narrow import there
-from lowtide.fuse.codegen.text import Addresses, Functors, exact, flag, listed, window_of
+from lowtide.fuse.codegen.text import ElementOffsets, Functors, exact, flag, listed, window_of
 from lowtide.fuse.layout import stepped
-from lowtide.fuse.stages import Block, Convolution, Product, Windows
+from lowtide.fuse.stages import Convolution, Product, RowBlock, Windows
 from lowtide.fuse.tiles import rows_beside
 from lowtide.ir.packed import Target
 
 _KINDS = {"Weighted": "RingWeighted", "Largest": "RingLargest"}
 
 
-def block(stage: Block, addresses: Addresses, target: Target, functors: Functors) -> list[str]:
+def block(stage: RowBlock, addresses: ElementOffsets, target: Target, functors: Functors) -> list[str]:
     lines = [line for part, each in enumerate(stage.parts) for line in functors.filled(f"e{part}", each.epilogue, addresses)]
     return [*lines, *_body(stage, addresses, target)]
 
 
-def _body(stage: Block, addresses: Addresses, target: Target) -> list[str]:
+def _body(stage: RowBlock, addresses: ElementOffsets, target: Target) -> list[str]:
     windows = stage.windows
     channels, step = windows.a.shape[1], stepped(windows.a.shape[1])
     window, beside = window_of(windows, target)
@@ -39,7 +39,7 @@ def _body(stage: Block, addresses: Addresses, target: Target) -> list[str]:
     return [*lines, f"  through_ring<{listed(arguments)}>(run, expand, {weight}, {middle}, finish);"]
 
 
-def _expand(first: Product | Convolution, windows: Windows, addresses: Addresses, target: Target) -> str:
+def _expand(first: Product | Convolution, windows: Windows, addresses: ElementOffsets, target: Target) -> str:
     """Row `y` of the image that the window slides over."""
     width, step = windows.a.shape[3], windows.a.rows()
     if isinstance(first, Product):
@@ -56,7 +56,7 @@ def _expand(first: Product | Convolution, windows: Windows, addresses: Addresses
     )
 
 
-def _finish(stage: Block, addresses: Addresses, target: Target) -> str:
+def _finish(stage: RowBlock, addresses: ElementOffsets, target: Target) -> str:
     """What becomes of row `y` of the window's results."""
     windows, last, name = stage.windows, stage.last, f"e{len(stage.parts) - 1}"
     last = there(last)

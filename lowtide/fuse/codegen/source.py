@@ -14,35 +14,42 @@ from typing import NamedTuple, TypeAlias
 from lowtide.fuse.codegen.attention import attention, batched, softmax
 from lowtide.fuse.codegen.blocks import block
 from lowtide.fuse.codegen.maps import map_body
-from lowtide.fuse.codegen.text import Addresses, Functors, exact, flag, listed, window_of
+from lowtide.fuse.codegen.text import ElementOffsets, Functors, exact, flag, listed, window_of
 from lowtide.fuse.codegen.threads import by_columns
-from lowtide.fuse.stages import Attention, Batched, Block, Convolution, Map, Pad, Product, Rows, Stage, Windows, Winograd
+from lowtide.fuse.stages import Attention, Batched, Convolution, Map, Pad, Product, RowBlock, RowReduction, Stage, Windows, Winograd
 from lowtide.fuse.tiles import rows_beside
 from lowtide.ir.packed import Target
 
 ENTRY = "lowtide_network"
 SHARES = 8  # of what a compiler does
-_WEIGHTS: Mapping[type, int] = {Block: 6, Winograd: 4, Convolution: 3, Product: 3, Attention: 3, Windows: 2}  # what compilers take, roughly
+_WEIGHTS: Mapping[type, int] = {
+    RowBlock: 6,
+    Winograd: 4,
+    Convolution: 3,
+    Product: 3,
+    Attention: 3,
+    Windows: 2,
+}  # what compilers take, roughly
 _HERE = (
     "#ifndef LOWTIDE_PARTS", "#define LOWTIDE_PARTS 1", "#define LOWTIDE_PART 0", "#endif",
     "#define HERE(share) ((share) % LOWTIDE_PARTS == LOWTIDE_PART)",
 )  # fmt: skip
 _HIDDEN = '__attribute__((visibility("hidden")))'
-Alone: TypeAlias = Product | Convolution | Winograd | Pad | Windows | Rows | Batched | Attention | Map  # all but blocks
+Alone: TypeAlias = Product | Convolution | Winograd | Pad | Windows | RowReduction | Batched | Attention | Map  # all but blocks
 _CACHED_BYTES = 128 * 1024  # of rows that stay near while all panels pass them
 _NEAR_BYTES = 24 * 1024  # of panels that stay nearest while all rows pass them
 
 
-_NOWHERE = Addresses(defaultdict(int), defaultdict(int))
+_NOWHERE = ElementOffsets(defaultdict(int), defaultdict(int))
 
 
-def source_of(stages: Sequence[Stage], addresses: Addresses, target: Target) -> str:
+def source_of(stages: Sequence[Stage], addresses: ElementOffsets, target: Target) -> str:
     """The whole text. Compiled with LOWTIDE_PARTS and LOWTIDE_PART defined it is one of several parts, which are linked then."""
     return text_of(stages, by_columns(stages, target), addresses, target, [range(len(stages))])
 
 
 def text_of(
-    stages: Sequence[Stage], columns: Collection[Stage], addresses: Addresses, target: Target, runs: Sequence[Sequence[int]]
+    stages: Sequence[Stage], columns: Collection[Stage], addresses: ElementOffsets, target: Target, runs: Sequence[Sequence[int]]
 ) -> str:
     """The text of several networks of the same stages: each runs some of them. The first has the usual name, the others numbers behind."""
     functors = Functors()
@@ -88,7 +95,7 @@ def _kind(function: Sequence[str]) -> str:
 class Context(NamedTuple):
     """What a stage's text depends on beside the stage."""
 
-    addresses: Addresses
+    addresses: ElementOffsets
     target: Target
     by_columns: bool  # whether threads share columns; else rows
 
@@ -96,7 +103,7 @@ class Context(NamedTuple):
 def _stage(name: str, stage: Stage, context: Context, functors: Functors) -> list[str]:
     names = ", ".join(node.op.removeprefix("aten.").split(".")[0] for node in stage.nodes)
     head = f"void {name}(const Run& run) {{  // {names}"
-    if isinstance(stage, Block):
+    if isinstance(stage, RowBlock):
         return [head, *block(stage, context.addresses, context.target, functors), "}"]
     call = _call(stage, context)
     if isinstance(call, list):
@@ -124,7 +131,7 @@ def _call(stage: Alone, context: Context) -> str | list[str]:
     return _pad(stage, addresses) if isinstance(stage, Pad) else _rows(stage, addresses)
 
 
-def _product(stage: Product, addresses: Addresses, target: Target, panels: bool) -> str:
+def _product(stage: Product, addresses: ElementOffsets, target: Target, panels: bool) -> str:
     columns = stage.weight.columns
     tile = rows_beside(stage.rows, columns, stage.weight.vectors, target, once=True)
     packed_bytes, row_bytes = stage.weight.elements * 4, stage.k * 4
@@ -135,7 +142,7 @@ def _product(stage: Product, addresses: Addresses, target: Target, panels: bool)
     return f"product<{listed(arguments)}>(run, {places})"
 
 
-def _convolution(stage: Convolution, addresses: Addresses, target: Target, panels: bool) -> str:
+def _convolution(stage: Convolution, addresses: ElementOffsets, target: Target, panels: bool) -> str:
     n, _, oh, ow = stage.out.shape
     image, channel, line, pixel = stage.a.stride
     (kh, kw), (sh, sw), (dh, dw) = stage.geometry.kernel, stage.geometry.stride, stage.geometry.dilation
@@ -150,7 +157,7 @@ def _convolution(stage: Convolution, addresses: Addresses, target: Target, panel
     return f"convolution<{listed(arguments)}>(run, {places})"
 
 
-def _winograd(stage: Winograd, addresses: Addresses, target: Target, panels: bool) -> str:
+def _winograd(stage: Winograd, addresses: ElementOffsets, target: Target, panels: bool) -> str:
     n, _, ih, iw = stage.a.shape
     weight = stage.weight
     tiled = f"Tiled<{listed((weight.side, n, weight.rows, stage.a.rows() or 0, ih, iw, *stage.padding, stage.block))}>"
@@ -159,7 +166,7 @@ def _winograd(stage: Winograd, addresses: Addresses, target: Target, panels: boo
     return f"winograd<{listed((tiled, weight.columns, *tile, flag(panels), exact(stage)))}>(run, {places})"
 
 
-def _windows(stage: Windows, addresses: Addresses, target: Target, by_channels: bool) -> str:
+def _windows(stage: Windows, addresses: ElementOffsets, target: Target, by_channels: bool) -> str:
     n, c, ih, iw = stage.a.shape
     pixel = stage.a.rows() or 0
     window, beside = window_of(stage, target)
@@ -168,7 +175,7 @@ def _windows(stage: Windows, addresses: Addresses, target: Target, by_channels: 
     return f"windows<{listed(arguments)}>(run, {addresses.of(stage.a)}, {weight}, e, {addresses.of(stage.out)}, {stage.out_step})"
 
 
-def _rows(stage: Rows, addresses: Addresses) -> str:
+def _rows(stage: RowReduction, addresses: ElementOffsets) -> str:
     if stage.kind in ("softmax", "safe"):
         return softmax(stage, addresses)
     columns = stage.a.shape[1] if stage.kind == "mean" else stage.a.shape[-1]
@@ -180,7 +187,7 @@ def _rows(stage: Rows, addresses: Addresses) -> str:
     return f"{name}<{listed(arguments)}>(run, {addresses.of(stage.a)}, e, {addresses.of(stage.out)}, {stage.out_step}{more})"
 
 
-def _pad(stage: Pad, addresses: Addresses) -> str:
+def _pad(stage: Pad, addresses: ElementOffsets) -> str:
     n, c, h, w = stage.a.shape
     planar = stage.out.stride[1] != 1 or c == 1
     image, *strides = stage.a.stride

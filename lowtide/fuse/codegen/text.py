@@ -11,7 +11,7 @@ from lowtide.ir.packed import Packed, Panels, Plain, Taps, Target, Transformed
 
 
 @dataclass(frozen=True)
-class Addresses:
+class ElementOffsets:
     """Where things are, in elements."""
 
     buffers: Mapping[Buffer, int]
@@ -36,7 +36,7 @@ class Functors:
         """All types."""
         return [line for body, name in self._names.items() for line in (f"struct {name} {{", *body, "};")]
 
-    def filled(self, name: str, epilogue: Epilogue, addresses: Addresses) -> list[str]:
+    def filled(self, name: str, epilogue: Epilogue, addresses: ElementOffsets) -> list[str]:
         """A variable of an epilogue's type, with what it reads."""
         made = self._names.setdefault(tuple(_functor(epilogue)), f"E{len(self._names)}")
         pointers = ", ".join(addresses.of(operand.place) for operand in epilogue.operands)

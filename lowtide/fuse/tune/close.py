@@ -12,7 +12,7 @@ from lowtide.fuse.reform.schemes import Scheme, schemes_of
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
+class JoinCandidate:
     """Parts that could be one kernel, and what that would take by prediction, against each alone."""
 
     parts: tuple[Part, ...]
@@ -26,17 +26,17 @@ class Candidate:
         return 1.0 - self.joined_us / self.apart_us if self.apart_us else 0.0
 
 
-def candidates(partition: Partition, costs: Costs) -> Iterator[Candidate]:
+def candidates(partition: Partition, costs: Costs) -> Iterator[JoinCandidate]:
     for parts in parts_of(partition):
         for chain in chains_of(parts, partition):
             yield from _of_chain(chain, costs)
 
 
-def _of_chain(chain: Sequence[Part], costs: Costs) -> Iterator[Candidate]:
+def _of_chain(chain: Sequence[Part], costs: Costs) -> Iterator[JoinCandidate]:
     for start in range(len(chain)):
         for end in range(start + 2, min(start + MOST_PARTS, len(chain)) + 1):
             run = tuple(chain[start:end])
             for shape in schemes_of(run, costs.threads):
                 joined = costs.joined_us(run, shape)
                 if joined is not None:
-                    yield Candidate(run, shape.scheme, joined, sum(map(costs.alone_us, run)))
+                    yield JoinCandidate(run, shape.scheme, joined, sum(map(costs.alone_us, run)))

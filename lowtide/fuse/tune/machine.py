@@ -21,7 +21,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Core:
     """What one core does."""
 
     flops_per_us: float  # that generated products reach
@@ -37,7 +37,7 @@ class Machine:
         return moved_bytes / self.level(footprint_bytes).bytes_per_us
 
 
-def machine_of(flops_per_us: float, memory_bytes_per_us: float, threads: int = 1, folder: Path = _CACHES) -> Machine:
+def machine_of(flops_per_us: float, memory_bytes_per_us: float, threads: int = 1, folder: Path = _CACHES) -> Core:
     """This machine, from what one core's products and copies reach; the last cache is shared by the threads."""
     sizes = _cache_bytes(folder) or _KNOWN
     rates = (*_FLOPS_A_BYTE, *([_FLOPS_A_BYTE[-1]] * len(sizes)))
@@ -45,7 +45,7 @@ def machine_of(flops_per_us: float, memory_bytes_per_us: float, threads: int = 1
         Level(size // (threads if at == len(sizes) - 1 else 1), max(flops_per_us / rate, memory_bytes_per_us))
         for at, (size, rate) in enumerate(zip(sizes, rates, strict=False))
     ]
-    return Machine(flops_per_us, (*levels, Level(2**62, memory_bytes_per_us)))
+    return Core(flops_per_us, (*levels, Level(2**62, memory_bytes_per_us)))
 
 
 def _cache_bytes(folder: Path) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from lowtide.cost.flops import node_flops
 from lowtide.fuse.cluster.partition import CONSTANT
 from lowtide.fuse.reform.chains import Part
 from lowtide.fuse.reform.schemes import Scheme, Shape
-from lowtide.fuse.tune.machine import Machine
+from lowtide.fuse.tune.machine import Core
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.shapes import ints
 from lowtide.ir.sizes import ITEM_BYTES
@@ -27,7 +27,7 @@ _SIMPLE_FLOPS = 2.0  # an element of a simple operator, by the count of arithmet
 class Model:
     """Predicted times, in microseconds. A `Costs` of `reform`."""
 
-    machine: Machine
+    machine: Core
     threads: int = 1
     exists: Callable[[Sequence[Part], Scheme], bool] = lambda parts, scheme: True  # whether there is such a kernel
 

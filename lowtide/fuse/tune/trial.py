@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lowtide.fuse.codegen.source import kernel_text, text_of
-from lowtide.fuse.codegen.text import Addresses
+from lowtide.fuse.codegen.text import ElementOffsets
 from lowtide.fuse.codegen.threads import by_columns
 from lowtide.fuse.stages import Stage
 from lowtide.ir.packed import Target
@@ -41,7 +41,7 @@ class Trial:
             self._texts[stage] = kernel_text(stage, stage in self.columns, self.target)
         return self._texts[stage]
 
-    def source(self, variants: Mapping[str, Variant], addresses: Addresses) -> str:
+    def source(self, variants: Mapping[str, Variant], addresses: ElementOffsets) -> str:
         stages = list(dict.fromkeys(stage for variant in variants.values() for stage in variant))
         number = {stage: at for at, stage in enumerate(stages)}
         runs = [[number[stage] for stage in variant] for variant in variants.values()]

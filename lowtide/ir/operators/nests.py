@@ -18,7 +18,7 @@ Index = tuple[tuple[str, int], ...]  # loops and steps, which are added up: (("h
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class NestLoop:
     """One loop of a nest."""
 
     name: str  # unique in the nest
@@ -38,14 +38,14 @@ class Access:
 class Nest:
     """The loops of an operator, and what they read. No accesses: which loop reads what is not known."""
 
-    loops: tuple[Loop, ...]
+    loops: tuple[NestLoop, ...]
     accesses: tuple[Access, ...] = ()
 
     def access(self, value: Value) -> Access | None:
         """How a tensor is read; None where that is not known."""
         return next((each for each in self.accesses if each.value is value), None)
 
-    def loop(self, name: str) -> Loop:
+    def loop(self, name: str) -> NestLoop:
         return next(each for each in self.loops if each.name == name)
 
     @property
@@ -66,7 +66,7 @@ def _by_shape(node: Node) -> Nest:
     values = [value for value in node.outputs if value is not None] or list(node.inputs)
     shapes = [ints(node, value) for value in (*values, *node.inputs) if value.storage.kind.value not in ("parameter", "buffer")]
     largest = max(shapes, key=prod, default=())
-    loops = tuple(Loop(f"d{dim}", extent) for dim, extent in enumerate(largest))
+    loops = tuple(NestLoop(f"d{dim}", extent) for dim, extent in enumerate(largest))
     made = node.outputs[0] if node.outputs and node.outputs[0] is not None else None
     if made is None or ints(node, made) != largest or not is_elementwise(node.op):
         return Nest(loops)
@@ -89,10 +89,10 @@ def _convolution(node: Node) -> Nest | None:
     if len(given) != space + 2:
         return None
     stride, dilation = _pair(node.args[3], space), _pair(node.args[5], space)
-    out = (Loop("g", groups), Loop("o", kernel[0] // groups)) if groups > 1 else (Loop("o", kernel[0]),)
-    positions = tuple(Loop(f"y{dim}", extent) for dim, extent in enumerate(made[2:]))
-    window = tuple(Loop(f"r{dim}", extent, True) for dim, extent in enumerate(kernel[2:]))
-    loops = (Loop("n", made[0]), *out, *positions, Loop("i", kernel[1], True), *window)
+    out = (NestLoop("g", groups), NestLoop("o", kernel[0] // groups)) if groups > 1 else (NestLoop("o", kernel[0]),)
+    positions = tuple(NestLoop(f"y{dim}", extent) for dim, extent in enumerate(made[2:]))
+    window = tuple(NestLoop(f"r{dim}", extent, True) for dim, extent in enumerate(kernel[2:]))
+    loops = (NestLoop("n", made[0]), *out, *positions, NestLoop("i", kernel[1], True), *window)
     channel: Index = (("g", kernel[1]), ("i", 1)) if groups > 1 else (("i", 1),)
     moved = tuple(((f"y{dim}", stride[dim]), (f"r{dim}", dilation[dim])) for dim in range(space))
     first: Index = (("g", kernel[0] // groups), ("o", 1)) if groups > 1 else (("o", 1),)
@@ -120,7 +120,7 @@ def _einsum(text: str) -> Callable[[Node], Nest | None]:
                 return None
             extents |= dict(zip(term, ints(node, value), strict=True))
             accesses.append(Access(value, tuple(((letter, 1),) for letter in term)))
-        return Nest(tuple(Loop(name, extent, name not in made) for name, extent in extents.items()), tuple(accesses))
+        return Nest(tuple(NestLoop(name, extent, name not in made) for name, extent in extents.items()), tuple(accesses))
 
     return rule
 
@@ -131,7 +131,7 @@ def _attention(node: Node) -> Nest | None:
     if not (isinstance(query, Value) and isinstance(key, Value) and isinstance(value, Value)) or len(query.shape) != 4:
         return None
     (b, h, q, e), k, v = shape_of(node, 0), shape_of(node, 1)[2], shape_of(node, 2)[3]
-    loops = (Loop("b", b), Loop("h", h), Loop("q", q), Loop("k", k, True), Loop("e", e, True), Loop("v", v))
+    loops = (NestLoop("b", b), NestLoop("h", h), NestLoop("q", q), NestLoop("k", k, True), NestLoop("e", e, True), NestLoop("v", v))
     named = ((query, "bhqe"), (key, "bhke"), (value, "bhkv"))
     return Nest(loops, tuple(Access(each, tuple(((letter, 1),) for letter in letters)) for each, letters in named))
 

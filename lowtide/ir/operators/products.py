@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lowtide.ir.operators.flops import attention, attention_backward, convolution, convolution_backward, matrices, vectors
 from lowtide.ir.operators.moved import convolution_gradients
-from lowtide.ir.operators.row import Draws, Operator, Split
+from lowtide.ir.operators.row import Draws, MaskSplit, Operator
 
 # Backends compute the gradient of the input by one kernel, and those of weight and bias by another.
 _GRADIENTS = ((0,), (1, 2))
@@ -32,13 +32,13 @@ _CONVOLUTIONS = (
         name="aten.convolution_backward",
         flops=convolution_backward(transposed=7),
         moved_bytes=convolution_gradients,
-        split=Split(mask=10, groups=_GRADIENTS),
+        split=MaskSplit(mask=10, groups=_GRADIENTS),
     ),
     Operator(
         name="aten.convolution_backward_overrideable",
         flops=convolution_backward(transposed=6),
         moved_bytes=convolution_gradients,
-        split=Split(mask=9, groups=_GRADIENTS),
+        split=MaskSplit(mask=9, groups=_GRADIENTS),
     ),
 )
 

@@ -65,7 +65,7 @@ class WithWrites:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class MaskSplit:
     """How an operator whose mask chooses results is taken apart."""
 
     mask: int  # the position of the mask
@@ -103,7 +103,7 @@ class Operator:
     fake: Fake = Fake.RIGHT
     answers_without_data: bool = False  # its fake kernel answers what it cannot know
     shaped_by: tuple[int, ...] | None = None  # the arguments from whose data the results' shapes follow, where not from all
-    split: Split | None = None
+    split: MaskSplit | None = None
     reads_result: ReadsResult | None = None
     flops: Count | None = None  # floating-point operations of one run; None: as good as none
     moved_bytes: Count | None = None  # bytes read and written, each once; None: all arguments but the unread, and all results

@@ -16,7 +16,7 @@ _NAME = re.compile(r"[^\W\d]\w*")
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class DimensionSteps:
     """What a dimension counts: an extent of `step` times the dimension's number, and `offset` more."""
 
     name: str  # of the extent, as users call it
@@ -31,7 +31,7 @@ class Dimension:
     name: str  # by which expressions call it
     least: int
     most: int
-    steps: Steps | None = None  # of the extent that it counts; None where it is that extent
+    steps: DimensionSteps | None = None  # of the extent that it counts; None where it is that extent
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -53,7 +53,7 @@ class Dimension:
                 f"dimension {name}: expected a range of numbers from 0 on, the least first, and a step of 1 or more; "
                 f"got {first} to {last} by {step}"
             )
-        return cls(f"{name}_by_{step}", first // step, first // step + (last - first) // step, Steps(name, step, first % step))
+        return cls(f"{name}_by_{step}", first // step, first // step + (last - first) // step, DimensionSteps(name, step, first % step))
 
     @property
     def extent_name(self) -> str:

@@ -68,7 +68,7 @@ def to_text(graph: Graph, *, sources: bool = True) -> str:
 
 def _definition(name: str, graph: Graph, indent: str, sources: bool) -> _Lines:
     """The lines of a graph, and in their places the lines of its bodies."""
-    scope = _Scope(graph, sources)
+    scope = _WrittenScope(graph, sources)
     dimensions = f"  # {', '.join(map(str, graph.dimensions))}" if graph.dimensions else ""
     if graph.inputs:
         yield f"{indent}def {name}({dimensions}"
@@ -84,14 +84,14 @@ def _definition(name: str, graph: Graph, indent: str, sources: bool) -> _Lines:
     yield f"{indent}{_INDENT}return {argument_text(graph.outputs, scope.values)}"
 
 
-def _located(scope: _Scope, index: int, node: Node) -> str:
+def _located(scope: _WrittenScope, index: int, node: Node) -> str:
     try:
         return scope.line(index, node)
     except FormatError as error:
         raise FormatError(f"node {index} ({node.op}): {error}") from error
 
 
-class _Scope:
+class _WrittenScope:
     """What has been written of one graph."""
 
     def __init__(self, graph: Graph, sources: bool) -> None:

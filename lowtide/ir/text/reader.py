@@ -26,14 +26,14 @@ _INDENT = "    "
 
 def parse(text: str) -> Graph:
     """The graph that a text says; nothing in it is executed. Raises FormatError naming the line, what was expected and what came."""
-    reader = _Reader(text.split("\n"))
+    reader = _GraphReader(text.split("\n"))
     try:
         return reader.read()
     except FormatError as error:
         raise FormatError(f"line {reader.number}: {error}") from error
 
 
-class _Reader:
+class _GraphReader:
     """Walks the lines. Bodies nest in a list of scopes, not in calls: a text may nest deeper than Python recurses."""
 
     def __init__(self, lines: list[str]) -> None:
@@ -54,9 +54,9 @@ class _Reader:
                 return graph
             scopes[-1].add_body(graph)
 
-    def _open(self, name: str, indent: str) -> _Scope:
+    def _open(self, name: str, indent: str) -> _ReadScope:
         line, _, dimensions = self._next(indent).partition("  # ")
-        scope = _Scope(indent + _INDENT, _dimensions(dimensions))
+        scope = _ReadScope(indent + _INDENT, _dimensions(dimensions))
         if line == f"def {name}():":
             return scope
         if line != f"def {name}(":
@@ -91,7 +91,7 @@ class _Reader:
 
 
 @dataclass
-class _Scope:
+class _ReadScope:
     """A graph as far as it has been read."""
 
     indent: str

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from lowtide.base.kernels import kernel
-from lowtide.place.exact.floors import DEAD, LEFT, NEVER, RIGHT, TRAIL, Walk, quiet, raise_floor
-from lowtide.place.exact.sections import Net
+from lowtide.place.exact.floors import DEAD, LEFT, NEVER, RIGHT, TRAIL, FloorWalk, quiet, raise_floor
+from lowtide.place.exact.sections import SectionNet
 
 
 class Rules(NamedTuple):
@@ -30,7 +30,7 @@ class Rules(NamedTuple):
 
 
 @kernel
-def fits(net: Net, walk: Walk, rules: Rules, capacity: Any, left: Any, right: Any) -> Any:
+def fits(net: SectionNet, walk: FloorWalk, rules: Rules, capacity: Any, left: Any, right: Any) -> Any:
     """Whether the sections of `[left, right)` where floors rose may still fit."""
     if walk.registers[DEAD]:
         return False
@@ -62,7 +62,7 @@ def fits(net: Net, walk: Walk, rules: Rules, capacity: Any, left: Any, right: An
 
 
 @kernel
-def conclude(net: Net, walk: Walk, rules: Rules, capacity: Any, left: Any, right: Any) -> Any:
+def conclude(net: SectionNet, walk: FloorWalk, rules: Rules, capacity: Any, left: Any, right: Any) -> Any:
     """Brings all that follows from the floors up to date in `[left, right)`, lifting buffers; False where the state is dead."""
     changed_left, changed_right = left, right
     while True:
@@ -76,7 +76,7 @@ def conclude(net: Net, walk: Walk, rules: Rules, capacity: Any, left: Any, right
 
 
 @kernel
-def _look_at_sections(net: Net, walk: Walk, left: Any, right: Any) -> None:
+def _look_at_sections(net: SectionNet, walk: FloorWalk, left: Any, right: Any) -> None:
     for section in range(left, right):
         lowest, top, second, topper = NEVER, NEVER, NEVER, -1
         for at in range(net.member_ptr[section], net.member_ptr[section] + walk.count[section]):
@@ -92,7 +92,7 @@ def _look_at_sections(net: Net, walk: Walk, left: Any, right: Any) -> None:
 
 
 @kernel
-def _look_beneath_buffers(net: Net, walk: Walk, rules: Rules, capacity: Any, begin: Any, left: Any, right: Any) -> Any:
+def _look_beneath_buffers(net: SectionNet, walk: FloorWalk, rules: Rules, capacity: Any, begin: Any, left: Any, right: Any) -> Any:
     """Whether some buffer was lifted, of those from section `begin` on that live in some of `[left, right)`.
 
     A buffer that nothing fits beneath has all others above it at its floor; where they are too many, it rests on one of them instead.

@@ -13,12 +13,12 @@ from typing import Any
 
 from lowtide.base.kernels import kernel
 from lowtide.place.exact.bounds import Rules
-from lowtide.place.exact.floors import NEVER, Walk, raise_floor
-from lowtide.place.exact.sections import Net
+from lowtide.place.exact.floors import NEVER, FloorWalk, raise_floor
+from lowtide.place.exact.sections import SectionNet
 
 
 @kernel
-def choose(net: Net, walk: Walk, rules: Rules, capacity: Any, left: Any, right: Any) -> Any:
+def choose(net: SectionNet, walk: FloorWalk, rules: Rules, capacity: Any, left: Any, right: Any) -> Any:
     """The section of `[left, right)` to branch on, and whether "none at its floor" is a case there."""
     best, best_cost, best_tie, best_none = -1, 0.0, 0, False
     for section in range(left, right):
@@ -49,7 +49,7 @@ def choose(net: Net, walk: Walk, rules: Rules, capacity: Any, left: Any, right: 
 
 
 @kernel
-def put_none(net: Net, walk: Walk, rules: Rules, section: Any) -> None:
+def put_none(net: SectionNet, walk: FloorWalk, rules: Rules, section: Any) -> None:
     """No buffer of the section lies at its lowest floor: those that could rest on others that are not placed."""
     lowest = NEVER
     for at in range(net.member_ptr[section], net.member_ptr[section] + walk.count[section]):
@@ -62,7 +62,7 @@ def put_none(net: Net, walk: Walk, rules: Rules, section: Any) -> None:
 
 
 @kernel
-def _support(net: Net, walk: Walk, buffer: Any) -> Any:
+def _support(net: SectionNet, walk: FloorWalk, buffer: Any) -> Any:
     support = NEVER
     for at in range(net.meet_ptr[buffer], net.meet_ptr[buffer + 1]):
         other = net.meet_ids[at]
@@ -72,7 +72,7 @@ def _support(net: Net, walk: Walk, buffer: Any) -> Any:
 
 
 @kernel
-def candidates(net: Net, walk: Walk, rules: Rules, section: Any, none: Any, room: Any) -> Any:
+def candidates(net: SectionNet, walk: FloorWalk, rules: Rules, section: Any, none: Any, room: Any) -> Any:
     """Writes the cases into `room`, the first to try last, and returns how many: a buffer's number, or -1 for "none", tried after all."""
     count = 0
     if none:
@@ -93,7 +93,7 @@ def candidates(net: Net, walk: Walk, rules: Rules, section: Any, none: Any, room
 
 
 @kernel
-def _waste(net: Net, walk: Walk, rules: Rules, buffer: Any) -> Any:
+def _waste(net: SectionNet, walk: FloorWalk, rules: Rules, buffer: Any) -> Any:
     """In how many sections the buffer at its floor leaves a gap; or, filling by 2, in how many of all it does not close one."""
     if not rules.filling:
         return 0

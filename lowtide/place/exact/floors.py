@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lowtide.base.kernels import kernel
-from lowtide.place.exact.sections import Net
+from lowtide.place.exact.sections import SectionNet
 from lowtide.problems.placement import FREE
 
 TRAIL, DEAD, LEFT, RIGHT = range(4)  # registers of a walk
@@ -19,7 +19,7 @@ NEVER = 1 << 62
 _PLACED = -1  # in the trail, in place of a floor
 
 
-class Walk(NamedTuple):
+class FloorWalk(NamedTuple):
     """Floors and what follows from them; written to."""
 
     floor: Any  # [n] of buffers not placed; the offset of those that are
@@ -42,7 +42,7 @@ class Walk(NamedTuple):
     registers: Any  # [4] int64: see TRAIL, ...; DEAD: a fixed buffer was pushed off its offset; [LEFT, RIGHT) sections where floors rose
 
 
-def walk_of(net: Net) -> Walk:
+def walk_of(net: SectionNet) -> FloorWalk:
     """All buffers at their lowest floors, none placed."""
     n, m = len(net.size), len(net.member_ptr) - 1
     member = np.repeat(np.arange(m), np.diff(net.member_ptr))
@@ -50,7 +50,7 @@ def walk_of(net: Net) -> Walk:
     np.add.at(total, member, net.size[net.member_ids])
     lowest, top, topper, second = (np.zeros(m, np.int64) for _ in range(4))
     stands, may = (np.zeros(n, np.int8) for _ in range(2))
-    walk = Walk(
+    walk = FloorWalk(
         np.where(net.fixed == FREE, 0, net.fixed), np.zeros(n, np.int8), np.diff(net.member_ptr), net.member_ids.copy(),
         np.argsort(net.member_ids, kind="stable"), total, lowest, top, topper, second, np.zeros(n, np.int64), stands, may,
         np.zeros(n, np.int64), np.ones(m), np.zeros((n, 2), np.int64), np.zeros((16 * n + 256, 2), np.int64), np.zeros(4, np.int64),
@@ -60,7 +60,7 @@ def walk_of(net: Net) -> Walk:
 
 
 @kernel
-def settle(net: Net, walk: Walk) -> None:
+def settle(net: SectionNet, walk: FloorWalk) -> None:
     """Lifts free buffers out of fixed ones that they do not fit beneath, once and for all."""
     for buffer in range(len(net.size)):
         if net.fixed[buffer] == FREE:
@@ -68,12 +68,12 @@ def settle(net: Net, walk: Walk) -> None:
 
 
 @kernel
-def quiet(walk: Walk) -> None:
+def quiet(walk: FloorWalk) -> None:
     walk.registers[LEFT], walk.registers[RIGHT], walk.registers[DEAD] = NEVER, 0, 0
 
 
 @kernel
-def raise_floor(net: Net, walk: Walk, buffer: Any, offset: Any) -> None:
+def raise_floor(net: SectionNet, walk: FloorWalk, buffer: Any, offset: Any) -> None:
     """The buffer lies at `offset` or above."""
     registers = walk.registers
     if net.fixed[buffer] != FREE:
@@ -88,7 +88,7 @@ def raise_floor(net: Net, walk: Walk, buffer: Any, offset: Any) -> None:
 
 
 @kernel
-def put(net: Net, walk: Walk, buffer: Any) -> None:
+def put(net: SectionNet, walk: FloorWalk, buffer: Any) -> None:
     """Places the buffer at its floor: all that meet it and are not placed lie above."""
     place = walk.registers[TRAIL]
     walk.trail[place, 0], walk.trail[place, 1] = buffer, _PLACED
@@ -118,7 +118,7 @@ def put(net: Net, walk: Walk, buffer: Any) -> None:
 
 
 @kernel
-def take_back(net: Net, walk: Walk, mark: Any) -> None:
+def take_back(net: SectionNet, walk: FloorWalk, mark: Any) -> None:
     """Undoes everything since the trail was `mark` long."""
     place = walk.registers[TRAIL]
     while place > mark:
@@ -135,7 +135,7 @@ def take_back(net: Net, walk: Walk, mark: Any) -> None:
 
 
 @kernel
-def _allowed(net: Net, buffer: Any, offset: Any) -> Any:
+def _allowed(net: SectionNet, buffer: Any, offset: Any) -> Any:
     """The lowest offset from this one on that is aligned and not in the way of a fixed buffer."""
     align, size = net.align[buffer], net.size[buffer]
     offset = -(-offset // align) * align

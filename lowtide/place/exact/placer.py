@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from numpy.typing import ArrayLike
 
 from lowtide.place.base import Placement, Status, placed
-from lowtide.place.exact.question import Question, Switches
+from lowtide.place.exact.question import CapacityQuestion, Switches
 from lowtide.place.exact.search import NO, YES
 from lowtide.place.exact.sections import cells, cut, pairs
 from lowtide.place.greedy import Greedy
@@ -68,7 +68,7 @@ class Exact:
         yield best
         size = max(cells(problem), 1)
         if _is_open(best, capacity_bytes) and max(size, pairs(problem)) <= self.max_cells:
-            hunt = _Hunt(problem, self, best, capacity_bytes)
+            hunt = _CapacityHunt(problem, self, best, capacity_bytes)
             max_nodes = min(self.max_nodes, self.max_looks // size)
             while _is_open(hunt.best, capacity_bytes) and hunt.nodes < max_nodes and time.monotonic() - began < self.max_seconds:
                 if hunt.go_on(min(max_nodes - hunt.nodes, max(1, _CHUNK_LOOKS // size))):
@@ -81,7 +81,7 @@ def _is_open(best: Placement, capacity_bytes: int | None) -> bool:
     return best.status is (Status.FEASIBLE if capacity_bytes is None else Status.UNKNOWN)
 
 
-class _Hunt:
+class _CapacityHunt:
     """Which capacity to ask about next, and what is known so far.
 
     With a capacity there is one question. Without, the first is whether the lower bound can be met, and others lie in the middle between
@@ -93,9 +93,9 @@ class _Hunt:
         self.problem, self.solver, self.best, self.capacity_bytes = problem, solver, best, capacity_bytes
         self.cut = cut(problem)
         self.switches = Switches(**{each.name: getattr(solver, each.name) for each in fields(Switches)})
-        self.question: Question | None = None
+        self.question: CapacityQuestion | None = None
         self.quota = _QUOTA
-        self.hard: dict[int, Question] = {}  # by capacity
+        self.hard: dict[int, CapacityQuestion] = {}  # by capacity
         self.nodes = self.questions = 0
         if self.cut.idle_bytes > best.lower_bound_bytes:
             self._learn(best.offsets, self.cut.idle_bytes)
@@ -119,7 +119,7 @@ class _Hunt:
             self.question = None
         return False
 
-    def _note(self, question: Question, found: bool) -> None:
+    def _note(self, question: CapacityQuestion, found: bool) -> None:
         if found:
             self._learn(self.cut.offsets(self.problem, question.floor), self.best.lower_bound_bytes)
         else:
@@ -130,7 +130,7 @@ class _Hunt:
             self.problem, offsets, self.solver, capacity_bytes=self.capacity_bytes, bound_bytes=bound_bytes, stats=self.stats
         )  # fmt: skip
 
-    def _next(self) -> Question:
+    def _next(self) -> CapacityQuestion:
         unit = self.cut.unit_bytes
         if self.capacity_bytes is not None:
             return self._new(self.capacity_bytes // unit)
@@ -146,6 +146,6 @@ class _Hunt:
             return self.hard.pop(least)
         return self._new(most + (high - most + 1) // 2 if high - most >= least - low else low + (least - low) // 2)
 
-    def _new(self, capacity: int) -> Question:
+    def _new(self, capacity: int) -> CapacityQuestion:
         self.questions += 1
-        return Question(self.cut, self.switches, capacity)
+        return CapacityQuestion(self.cut, self.switches, capacity)

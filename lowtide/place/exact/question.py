@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.place.exact.bounds import Rules
-from lowtide.place.exact.floors import Walk, walk_of
-from lowtide.place.exact.search import FULL, NODES, Stack, grown, new_stack, search
-from lowtide.place.exact.sections import Cut, Net
-from lowtide.place.exact.seen import Seen, enlarge, new_seen
+from lowtide.place.exact.floors import FloorWalk, walk_of
+from lowtide.place.exact.search import FULL, NODES, PlaceStack, grown, new_stack, search
+from lowtide.place.exact.sections import SectionNet, Sections
+from lowtide.place.exact.seen import SeenStates, enlarge, new_seen
 from lowtide.problems.placement import Ints
 
 _FIRST_NODES = 500  # of the shortest runs
@@ -50,12 +50,12 @@ class Switches:
     restarts: bool
 
 
-class Question:
+class CapacityQuestion:
     """Whether a problem fits within `capacity` units."""
 
-    def __init__(self, cut: Cut, switches: Switches, capacity: int) -> None:
+    def __init__(self, cut: Sections, switches: Switches, capacity: int) -> None:
         self.net, self.switches, self.capacity = cut.net, switches, capacity
-        self.seen: Seen = new_seen(_SLOTS)
+        self.seen: SeenStates = new_seen(_SLOTS)
         self.ranks = {way: _rank(cut.net, way.rank) for way in WAYS}
         self.fresh = walk_of(cut.net)
         self.weight: dict[Way, NDArray[np.float64]] = {}  # of sections, as each way has learned it
@@ -96,8 +96,8 @@ class Question:
         way = self.way = WAYS[self.runs % len(WAYS)]
         self.runs += 1
         self.quota = _FIRST_NODES * luby(self.runs)
-        self.walk: Walk = Walk(*(each.copy() for each in self.fresh._replace(weight=self.weight.get(way, self.fresh.weight))))
-        self.stack: Stack = new_stack(self.net)
+        self.walk: FloorWalk = FloorWalk(*(each.copy() for each in self.fresh._replace(weight=self.weight.get(way, self.fresh.weight))))
+        self.stack: PlaceStack = new_stack(self.net)
         on = self.switches
         self.rules = Rules(
             int(on.canonical), int(on.inference), int(on.lifting), int(on.decomposition), int(on.dynamic), int(on.symmetry),
@@ -123,7 +123,7 @@ def luby(run: int) -> int:
     return (run + 1) // 2
 
 
-def _rank(net: Net, letters: str) -> NDArray[np.int64]:
+def _rank(net: SectionNet, letters: str) -> NDArray[np.int64]:
     """Each buffer's place in the order that `letters` describe, the largest first."""
     width = net.high - net.low
     member = np.repeat(np.arange(len(net.member_ptr) - 1), np.diff(net.member_ptr))

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from lowtide.base.kernels import kernel
 from lowtide.place.exact.bounds import Rules, conclude, fits
 from lowtide.place.exact.choice import candidates, choose, put_none
-from lowtide.place.exact.floors import LEFT, RIGHT, TRAIL, Walk, put, quiet, take_back
-from lowtide.place.exact.sections import Net
-from lowtide.place.exact.seen import Seen, is_seen, see, state_of
+from lowtide.place.exact.floors import LEFT, RIGHT, TRAIL, FloorWalk, put, quiet, take_back
+from lowtide.place.exact.sections import SectionNet
+from lowtide.place.exact.seen import SeenStates, is_seen, see, state_of
 
 YES, NO, PAUSED, FULL = range(4)  # what `search` came back with; FULL: the stack, the trail or the table wants more room
 DEPTH, ENTERING, COMPONENT, COMPONENTS, NODES, FAILURES = range(6)  # registers of a search
@@ -24,7 +24,7 @@ _FROM, _TO, _MADE_AT, _NEXT = range(4)  # columns of a component
 _OWN, _PARTS, _MARK, _CASES, _TRIED, _SECTION = range(6)  # columns of a branching
 
 
-class Stack(NamedTuple):
+class PlaceStack(NamedTuple):
     """Branchings from the start to where a search stands, and the components still to be solved."""
 
     branching: Any  # [depth, 6] its component, all and the trail when it was made, the end of its cases, those not yet tried, its section
@@ -34,10 +34,10 @@ class Stack(NamedTuple):
     registers: Any  # [6] int64: see DEPTH, ...
 
 
-def new_stack(net: Net) -> Stack:
+def new_stack(net: SectionNet) -> PlaceStack:
     """A search that has not begun: all sections are one component."""
     n, m = len(net.size), len(net.member_ptr) - 1
-    stack = Stack(
+    stack = PlaceStack(
         np.zeros((n + 8, 6), np.int64), np.zeros((n + 8, 2), np.uint64), np.zeros(4 * n + 8, np.int64),
         np.zeros((2 * (n + m) + 8, 4), np.int64), np.zeros(6, np.int64),
     )  # fmt: skip
@@ -46,7 +46,7 @@ def new_stack(net: Net) -> Stack:
     return stack
 
 
-def grown(walk: Walk, stack: Stack) -> tuple[Walk, Stack]:
+def grown(walk: FloorWalk, stack: PlaceStack) -> tuple[FloorWalk, PlaceStack]:
     room = {name: _doubled(getattr(stack, name)) for name in ("branching", "state", "case", "component")}
     return walk._replace(trail=_doubled(walk.trail)), stack._replace(**room)
 
@@ -56,7 +56,9 @@ def _doubled(array: NDArray[Any]) -> NDArray[Any]:
 
 
 @kernel
-def search(net: Net, walk: Walk, stack: Stack, seen: Seen, rules: Rules, capacity: Any, nodes: Any, may_grow: Any) -> Any:
+def search(
+    net: SectionNet, walk: FloorWalk, stack: PlaceStack, seen: SeenStates, rules: Rules, capacity: Any, nodes: Any, may_grow: Any
+) -> Any:
     """Goes on until there is an answer, `nodes` were entered in all, or something wants more room (the table only if it `may_grow`).
 
     With YES, `walk.floor` are offsets within the capacity. With NO, there are none.
@@ -87,7 +89,7 @@ def search(net: Net, walk: Walk, stack: Stack, seen: Seen, rules: Rules, capacit
 
 
 @kernel
-def _is_full(net: Net, walk: Walk, stack: Stack) -> Any:
+def _is_full(net: SectionNet, walk: FloorWalk, stack: PlaceStack) -> Any:
     """Whether one more branching might not find room."""
     n, m, depth = len(net.size), len(net.member_ptr) - 1, stack.registers[DEPTH]
     if depth + 2 > len(stack.branching) or walk.registers[TRAIL] + 4 * n + 8 > len(walk.trail):
@@ -96,12 +98,12 @@ def _is_full(net: Net, walk: Walk, stack: Stack) -> Any:
 
 
 @kernel
-def _first_case(stack: Stack, depth: Any) -> Any:
+def _first_case(stack: PlaceStack, depth: Any) -> Any:
     return stack.branching[depth - 1, _CASES] if depth > 0 else 0
 
 
 @kernel
-def _go_back(net: Net, walk: Walk, stack: Stack, depth: Any) -> Any:
+def _go_back(net: SectionNet, walk: FloorWalk, stack: PlaceStack, depth: Any) -> Any:
     """To the branching that made a component which failed; False where there is none, and the whole problem failed."""
     if depth < 0:
         return False
@@ -111,7 +113,7 @@ def _go_back(net: Net, walk: Walk, stack: Stack, depth: Any) -> Any:
 
 
 @kernel
-def _enter(net: Net, walk: Walk, stack: Stack, seen: Seen, rules: Rules, capacity: Any) -> Any:
+def _enter(net: SectionNet, walk: FloorWalk, stack: PlaceStack, seen: SeenStates, rules: Rules, capacity: Any) -> Any:
     """Makes a branching of the component whose turn it is; False where it is dead."""
     registers = stack.registers
     registers[NODES] += 1
@@ -140,7 +142,7 @@ def _enter(net: Net, walk: Walk, stack: Stack, seen: Seen, rules: Rules, capacit
 
 
 @kernel
-def _try(net: Net, walk: Walk, stack: Stack, rules: Rules, capacity: Any) -> Any:
+def _try(net: SectionNet, walk: FloorWalk, stack: PlaceStack, rules: Rules, capacity: Any) -> Any:
     """Takes the next case of the branching on top; False where it fails at once."""
     branching = stack.branching[stack.registers[DEPTH]]
     stack.registers[COMPONENTS] = branching[_PARTS]
@@ -156,7 +158,7 @@ def _try(net: Net, walk: Walk, stack: Stack, rules: Rules, capacity: Any) -> Any
 
 
 @kernel
-def _next_component(net: Net, walk: Walk, stack: Stack, rules: Rules) -> Any:
+def _next_component(net: SectionNet, walk: FloorWalk, stack: PlaceStack, rules: Rules) -> Any:
     """Splits what is left of the component on top, and turns to the first component to be solved; False where none is left."""
     registers = stack.registers
     depth, top = registers[DEPTH], registers[COMPONENTS]
@@ -174,7 +176,7 @@ def _next_component(net: Net, walk: Walk, stack: Stack, rules: Rules) -> Any:
 
 
 @kernel
-def _split(net: Net, walk: Walk, stack: Stack, rules: Rules, left: Any, right: Any) -> Any:
+def _split(net: SectionNet, walk: FloorWalk, stack: PlaceStack, rules: Rules, left: Any, right: Any) -> Any:
     """Writes the components that `[left, right)` falls into after the others, those of most buffers first; returns where they end."""
     begin = top = stack.registers[COMPONENTS]
     start = -1
@@ -190,7 +192,7 @@ def _split(net: Net, walk: Walk, stack: Stack, rules: Rules, left: Any, right: A
 
 
 @kernel
-def _is_crossed(net: Net, walk: Walk, section: Any) -> Any:
+def _is_crossed(net: SectionNet, walk: FloorWalk, section: Any) -> Any:
     """Whether a buffer not placed lives in this section and in the one before."""
     least = section
     for at in range(net.member_ptr[section], net.member_ptr[section] + walk.count[section]):
@@ -199,7 +201,7 @@ def _is_crossed(net: Net, walk: Walk, section: Any) -> Any:
 
 
 @kernel
-def _insert(net: Net, stack: Stack, begin: Any, place: Any, left: Any, right: Any) -> None:
+def _insert(net: SectionNet, stack: PlaceStack, begin: Any, place: Any, left: Any, right: Any) -> None:
     buffers = net.first[right] - net.first[left]
     while place > begin and net.first[stack.component[place - 1, _TO]] - net.first[stack.component[place - 1, _FROM]] < buffers:
         stack.component[place, _FROM], stack.component[place, _TO] = stack.component[place - 1, _FROM], stack.component[place - 1, _TO]

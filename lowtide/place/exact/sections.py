@@ -21,7 +21,7 @@ from lowtide.problems.placement import FREE, Ints, PlaceProblem
 _SEED = 20_231  # of the words that states are hashed with
 
 
-class Net(NamedTuple):
+class SectionNet(NamedTuple):
     """A problem by sections, in units; read-only. Rows are `ptr`, `ids` pairs."""
 
     size: Any  # [n]
@@ -43,10 +43,10 @@ class Net(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class Sections:
     """A problem's net, and the way back from it."""
 
-    net: Net
+    net: SectionNet
     buffers: NDArray[np.int64]  # [n] which of the problem's buffers each is
     unit_bytes: int
     idle_bytes: int  # the arena that buffers need which share bytes with nobody, but lie somewhere
@@ -73,7 +73,7 @@ def pairs(problem: PlaceProblem) -> int:
     return int(meeting.sum()) - len(live)
 
 
-def cut(problem: PlaceProblem) -> Cut:
+def cut(problem: PlaceProblem) -> Sections:
     live = _live(problem)
     count, low, high = _spans(problem.start[live], problem.end[live])
     order = np.lexsort((live, problem.size_bytes[live], high, low))
@@ -87,12 +87,12 @@ def cut(problem: PlaceProblem) -> Cut:
     key = np.random.default_rng(_SEED).integers(0, 2**63, (len(size), 2), np.int64).astype(np.uint64)
     fixed_ptr, fixed_ids = _fixed_rows(fixed, meet_ptr, meet_ids)
     plain = (fixed == FREE) & (align == 1) & (np.diff(fixed_ptr) == 0)
-    net = Net(
+    net = SectionNet(
         size, align, fixed, low, high, first, *_members(low, high, count),
         np.concatenate([[0], np.cumsum(high - low)]), meet_ptr, meet_ids, fixed_ptr, fixed_ids, plain.astype(np.int8),
         _twins(low, high, size, align, fixed), key,
     )  # fmt: skip
-    return Cut(net, buffers, unit, _idle_bytes(problem))
+    return Sections(net, buffers, unit, _idle_bytes(problem))
 
 
 def _live(problem: PlaceProblem) -> NDArray[np.int64]:

@@ -11,24 +11,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lowtide.base.kernels import kernel
-from lowtide.place.exact.floors import Walk
-from lowtide.place.exact.sections import Net
+from lowtide.place.exact.floors import FloorWalk
+from lowtide.place.exact.sections import SectionNet
 
 
-class Seen(NamedTuple):
+class SeenStates(NamedTuple):
     """Open addressing over a power of two of slots; forgets everything when three quarters are taken."""
 
     words: Any  # [slots, 2] uint64; both 0 where a slot is free
     count: Any  # [1] slots taken
 
 
-def new_seen(slots: int) -> Seen:
+def new_seen(slots: int) -> SeenStates:
     """Nothing seen; `slots` is a power of two."""
-    return Seen(np.zeros((slots, 2), np.uint64), np.zeros(1, np.int64))
+    return SeenStates(np.zeros((slots, 2), np.uint64), np.zeros(1, np.int64))
 
 
 @kernel
-def state_of(net: Net, walk: Walk, left: Any, right: Any) -> Any:
+def state_of(net: SectionNet, walk: FloorWalk, left: Any, right: Any) -> Any:
     """Two words for the component of sections `[left, right)`."""
     one, two = np.uint64(left), np.uint64(right)
     for buffer in range(net.first[left], net.first[right]):
@@ -40,13 +40,13 @@ def state_of(net: Net, walk: Walk, left: Any, right: Any) -> Any:
 
 
 @kernel
-def is_seen(seen: Seen, one: Any, two: Any) -> Any:
+def is_seen(seen: SeenStates, one: Any, two: Any) -> Any:
     place = _slot(seen, one, two)
     return seen.words[place, 0] != 0 or seen.words[place, 1] != 0
 
 
 @kernel
-def see(seen: Seen, one: Any, two: Any) -> None:
+def see(seen: SeenStates, one: Any, two: Any) -> None:
     if 4 * seen.count[0] > 3 * len(seen.words):
         seen.words[:] = 0
         seen.count[0] = 0
@@ -56,14 +56,14 @@ def see(seen: Seen, one: Any, two: Any) -> None:
 
 
 @kernel
-def enlarge(seen: Seen, larger: Seen) -> None:
+def enlarge(seen: SeenStates, larger: SeenStates) -> None:
     for place in range(len(seen.words)):
         if seen.words[place, 0] != 0 or seen.words[place, 1] != 0:
             see(larger, seen.words[place, 0], seen.words[place, 1])
 
 
 @kernel
-def _slot(seen: Seen, one: Any, two: Any) -> Any:
+def _slot(seen: SeenStates, one: Any, two: Any) -> Any:
     """Where these words are, or the free slot where they belong."""
     last = len(seen.words) - 1
     place = np.int64(one & np.uint64(last))

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lowtide.errors import CheckError
-from lowtide.fission.regions import Region
+from lowtide.fission.regions import SplitRegion
 from lowtide.fission.tree import FissionTree
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.loops import Loop, is_loop
 from lowtide.planning.candidate import Candidate
-from lowtide.planning.fission.found import Found
+from lowtide.planning.fission.found import FoundGraph
 from lowtide.planning.fission.loops import Loops
 
 _WHOLE = "_whole_v1"  # what a body calls its place in a result
@@ -23,7 +23,7 @@ def split_as(graph: Graph, saved: Graph) -> Graph | None:
     """The graph with the sets in parts that run so in a graph that was made of one that looks like it; None where it has no such sets."""
     loops = Loops(graph)
     makers = {value.name: place for place, node in enumerate(graph.nodes) for value in node.results}
-    parts: dict[Region, int] = {}
+    parts: dict[SplitRegion, int] = {}
     seen: set[frozenset[int]] = set()
     for node in saved.nodes:
         if is_loop(node):
@@ -44,15 +44,15 @@ def split_as(graph: Graph, saved: Graph) -> Graph | None:
         return None
 
 
-def found_like(graphs: Sequence[Graph], like: Sequence[Candidate]) -> list[Found]:
+def found_like(graphs: Sequence[Graph], like: Sequence[Candidate]) -> list[FoundGraph]:
     """Of these graphs what candidates are that were found for another program; nothing where that had none, or looks otherwise."""
-    found: list[Found] = []
+    found: list[FoundGraph] = []
     for each in like[1:]:
         graph = graphs[each.root] if 0 <= each.root < len(graphs) else None
         made = None if graph is None else split_as(graph, each.graph) if any(map(is_loop, each.graph.nodes)) else graph
         if made is None:
             return []
-        found.append(Found(made, each.root))
+        found.append(FoundGraph(made, each.root))
     return found
 
 
@@ -61,7 +61,7 @@ def _made(body: Graph) -> Iterator[str]:
     return (value.name.removesuffix(_WHOLE) for node in body.nodes for value in node.results)
 
 
-def _regions(loops: Loops, body: Graph, makers: dict[str, int], places: frozenset[int]) -> Iterator[Region]:
+def _regions(loops: Loops, body: Graph, makers: dict[str, int], places: frozenset[int]) -> Iterator[SplitRegion]:
     """The regions of just these nodes, along what a body is cut along."""
     for node in body.nodes:
         for value, dim in _cut(node):

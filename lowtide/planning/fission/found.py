@@ -18,7 +18,7 @@ from lowtide.rewrite.made_anew import make_anew
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class MeasuredGraph:
     """A graph, and what its nodes take and need."""
 
     graph: Graph
@@ -28,7 +28,7 @@ class Measured:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class FoundGraph:
     """A graph that is worth a search, and which of the given ones it was made of."""
 
     graph: Graph
@@ -54,8 +54,8 @@ def worth_parting(rewritings: Iterable[Rewriting]) -> list[Rewriting]:
 
 
 def found_graphs(
-    given: Sequence[Measured], rates: Device, granule_bytes: int, links: Device | None, outer: Outer | None = None
-) -> list[Found]:
+    given: Sequence[MeasuredGraph], rates: Device, granule_bytes: int, links: Device | None, outer: Outer | None = None
+) -> list[FoundGraph]:
     """Those of the given graphs, and of what splits make of them, that are worth a search; the given ones compute the same.
 
     Times of parts are reckoned by `rates`. Tensors may be swapped over `links`.
@@ -66,4 +66,4 @@ def found_graphs(
     ]
     search = FissionSearch(roots, Judge(granule_bytes, links), outer or Outer())
     search.run()
-    return [Found(state.judged.graph, state.root) for state in search.chosen()]
+    return [FoundGraph(state.judged.graph, state.root) for state in search.chosen()]

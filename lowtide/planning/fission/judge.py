@@ -19,26 +19,26 @@ from lowtide.ir.graph import Graph, Storage
 from lowtide.planning.fission.prices import Prices
 from lowtide.problems.order import Ints, Rows
 from lowtide.remat.cost import cost_of
-from lowtide.remat.entries import Deed
-from lowtide.remat.evict.eviction import Weights, evict
+from lowtide.remat.entries import EntryKind
+from lowtide.remat.evict.eviction import ScoreWeights, evict
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
 
 _LEVELS = 16
-_RULES = (Weights(1.0, 1.0, 0.4), Weights(1.0, 0.5, 1.0), Weights(1.6, 1.0, 0.4), Weights(0.5, 0.5, 0.4))
+_RULES = (ScoreWeights(1.0, 1.0, 0.4), ScoreWeights(1.0, 0.5, 1.0), ScoreWeights(1.6, 1.0, 0.4), ScoreWeights(0.5, 0.5, 0.4))
 _STORES = ((0.05, 0.2), (0.14, 0.3))  # store_above, store_cap
 _LOADS = (0.02, 1.2)  # load_weight, lead
 _TRIED = 3  # rules at a limit
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class JudgedGraph:
     """A graph, and what it takes within limits."""
 
     graph: Graph
     problem: RematProblem
     us: NDArray[np.float64]  # [limits] the least time; inf where nothing was found
-    rules: tuple[Weights, ...]  # [limits] by which that was found
+    rules: tuple[ScoreWeights, ...]  # [limits] by which that was found
     sequences: dict[int, Ints]  # by limit
 
     def standing(self, limit: int) -> dict[Storage, int]:
@@ -62,7 +62,7 @@ class Judge:
         assert self._limits is not None, "a graph was judged"
         return self._limits
 
-    def of(self, graph: Graph, prices: Prices, parent: Judged | None = None) -> Judged:
+    def of(self, graph: Graph, prices: Prices, parent: JudgedGraph | None = None) -> JudgedGraph:
         """What a graph takes; the first one of all sets the limits."""
         known = order_problem(graph, prices.workspace_bytes(graph), round_to=self._granule_bytes)
         problem = RematProblem.of(graph, prices.us(graph), round_to=self._granule_bytes, swap=self._links, known=known)
@@ -79,7 +79,7 @@ class Judge:
                     us[at], rules[at], sequences[at] = took, rule, found.sequence
             if at and not np.isfinite(us[at - 1 : at + 1]).any():
                 break
-        return Judged(graph, problem, np.minimum.accumulate(us[::-1])[::-1], tuple(rules), sequences)
+        return JudgedGraph(graph, problem, np.minimum.accumulate(us[::-1])[::-1], tuple(rules), sequences)
 
     def _limits_for(self, problem: RematProblem, order: Ints) -> NDArray[np.int64]:
         if self._limits is None:
@@ -87,14 +87,14 @@ class Judge:
             self._limits = np.array([top - (top - floor) * step // _LEVELS for step in range(_LEVELS)], np.int64)
         return self._limits
 
-    def _guesses(self, at: int, rules: list[Weights], parent: Judged | None) -> list[Weights]:
+    def _guesses(self, at: int, rules: list[ScoreWeights], parent: JudgedGraph | None) -> list[ScoreWeights]:
         """Rules to try at a limit, the likeliest first."""
         likely = [*([parent.rules[at]] if parent is not None else []), *([rules[at - 1]] if at else [])]
         others = list(self._rules())
         turned = others[at % len(others) :] + others[: at % len(others)]
         return list(dict.fromkeys([*likely, *turned]))[:_TRIED]
 
-    def _rules(self) -> Iterator[Weights]:
+    def _rules(self) -> Iterator[ScoreWeights]:
         if self._links is None:
             return iter(_RULES)
         weight, lead = _LOADS
@@ -115,8 +115,8 @@ def _alive(problem: RematProblem, sequence: Ints, place: int) -> set[int]:
     found, anew = set[int](), set[int]()  # what is read from there on; of what a later entry makes another copy
     for at, entry in enumerate(sequence[place:].tolist()):
         deed, which = codes.read(entry)
-        runs = deed is Deed.RUN
-        made = _row(base.outputs_of, which) if runs else [which] if deed is Deed.LOAD else []
+        runs = deed is EntryKind.RUN
+        made = _row(base.outputs_of, which) if runs else [which] if deed is EntryKind.LOAD else []
         found.update(tensor for tensor in (_row(base.reads, which) if runs else [which]) if tensor not in anew)
         (anew if at else found).update(made)
     kept = {tensor for entry in sequence[: place + 1].tolist() if entry < codes.nodes for tensor in _row(base.outputs_of, entry)}

@@ -13,8 +13,8 @@ from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.errors import CheckError
 from lowtide.fission.dimensions import Dimensions
-from lowtide.fission.names import Line, Table
-from lowtide.fission.regions import Region, Regions
+from lowtide.fission.names import AlikeParts, ComponentTable
+from lowtide.fission.regions import Regions, SplitRegion
 from lowtide.fission.tree import FissionTree
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.loops import Loop
@@ -40,14 +40,14 @@ class Loops:
         split = [self.divided(tree.regions[number], tree.parts[number]) for number in tree.split]
         return with_loops(self.graph, split, self.regions.before).graph if split else self.graph
 
-    def divided(self, region: Region, parts: int) -> Looped:
+    def divided(self, region: SplitRegion, parts: int) -> Looped:
         """A region as a loop of so many parts. Raises CheckError where it cannot be one."""
         known = self.looped(region)
         if known is None:
             raise CheckError(f"fission: expected a set that can run in parts, got one of {len(region.axes)} nodes that cannot")
         return known.with_loop(divided(known.loop, parts))
 
-    def looped(self, region: Region) -> Looped | None:
+    def looped(self, region: SplitRegion) -> Looped | None:
         """A region as a loop of some parts; None where it cannot be one."""
         key = region.component, region.bits
         if key not in self._known:
@@ -60,7 +60,7 @@ class Loops:
                 self._known[key] = None
         return self._known[key]
 
-    def _name(self, region: Region) -> str:
+    def _name(self, region: SplitRegion) -> str:
         """What people call what a region is cut along: "batch", and "tokens" where it is cut between those, too."""
         line = self._lines.get(region.component)
         if line is None:
@@ -69,9 +69,9 @@ class Loops:
         return "tokens" if name == "batch" and isinstance(line.least, int) and region.units > line.least else name
 
     @cached_property
-    def _lines(self) -> dict[int, Line]:
+    def _lines(self) -> dict[int, AlikeParts]:
         """By part of the dimension graph, how it is told."""
-        lines = Table.of(self.regions.dimensions).lines
+        lines = ComponentTable.of(self.regions.dimensions).lines
         return {component: line for line in lines for component in line.components}
 
 

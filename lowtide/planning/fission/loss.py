@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lowtide.errors import CheckError
-from lowtide.fission.candidates import Candidate, candidates_of
+from lowtide.fission.candidates import SplitCandidate, candidates_of
 from lowtide.fission.dimensions import Dimensions
 from lowtide.fission.tree import FissionTree
 from lowtide.ir.graph import Graph, Node, Storage, Value
@@ -51,7 +51,7 @@ def loss_in_parts(graph: Graph) -> LossInParts | None:
     return LossInParts(found, next(Loop.of(node).body.dimensions[0].name for node in found.nodes if is_loop(node)))
 
 
-def _worth(candidate: Candidate) -> tuple[int, int, int]:
+def _worth(candidate: SplitCandidate) -> tuple[int, int, int]:
     """What it spares, then that nothing as large leaves it whole, with as few operators as that takes."""
     least = candidate.saved_bytes
     whole = {value.storage: value.storage.nbytes for value in candidate.region.written}

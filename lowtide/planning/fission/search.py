@@ -23,8 +23,8 @@ from lowtide.errors import CheckError
 from lowtide.fission.candidates import candidates_of
 from lowtide.fission.tree import FissionTree
 from lowtide.ir.graph import Graph
-from lowtide.planning.fission.alike import Alike, groups_of
-from lowtide.planning.fission.judge import Judge, Judged
+from lowtide.planning.fission.alike import AlikeRegions, groups_of
+from lowtide.planning.fission.judge import Judge, JudgedGraph
 from lowtide.planning.fission.loops import Loops
 from lowtide.planning.fission.prices import Prices
 
@@ -36,7 +36,7 @@ _MOST = 4.0  # of the time: what counts for more within a limit, and where nothi
 
 Times: TypeAlias = "NDArray[np.float64]"  # [limits]
 Key: TypeAlias = "tuple[int, frozenset[tuple[int, int, int]]]"
-Splits: TypeAlias = "frozenset[tuple[Alike, int]]"  # sets that are alike, and into how many parts each of them is cut
+Splits: TypeAlias = "frozenset[tuple[AlikeRegions, int]]"  # sets that are alike, and into how many parts each of them is cut
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ class Root:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class SplitState:
     """A graph, of which sets may run in parts."""
 
     root: int
     splits: Splits
-    judged: Judged
+    judged: JudgedGraph
 
     @property
     def us(self) -> Times:
@@ -84,9 +84,9 @@ class _Neighbour:
     """Splits that nobody has judged yet, and what they may come to."""
 
     splits: Splits
-    parent: State
+    parent: SplitState
     us: Times
-    due: tuple[tuple[Alike, int], ...]  # new sets whose loops are not priced yet: as if they took no longer than their operators
+    due: tuple[tuple[AlikeRegions, int], ...]  # new sets whose loops are not priced yet: as if they took no longer than their operators
 
 
 @dataclass(eq=False)
@@ -96,11 +96,11 @@ class FissionSearch:
     roots: Sequence[Root]
     judge: Judge
     outer: Outer = Outer()
-    states: list[State] = field(default_factory=list)
+    states: list[SplitState] = field(default_factory=list)
     _seen: set[Key] = field(default_factory=set)
     _open: list[_Neighbour] = field(default_factory=list)
-    _groups: dict[tuple[int, tuple[tuple[int, int], ...]], Alike] = field(default_factory=dict)
-    _trust: dict[Alike, float] = field(default_factory=dict)
+    _groups: dict[tuple[int, tuple[tuple[int, int], ...]], AlikeRegions] = field(default_factory=dict)
+    _trust: dict[AlikeRegions, float] = field(default_factory=dict)
     peaks: int = 0
 
     def run(self) -> None:
@@ -123,14 +123,14 @@ class FissionSearch:
         for group, _ in neighbour.splits - neighbour.parent.splits:
             self._trust[group] = self._trust.get(group, 1.0) * (1.0 if came > _KEPT * hoped else _DOUBT)
 
-    def _is_best(self, state: State) -> bool:
+    def _is_best(self, state: SplitState) -> bool:
         """Whether a state is on the frontier: best within some limit."""
         best = self.best
         return bool((state.us <= best * _SAME)[np.isfinite(best)].any())
 
-    def chosen(self) -> list[State]:
+    def chosen(self) -> list[SplitState]:
         """Those that together lose least against all, over all limits, the one that gains most first; then the fastest of all."""
-        best, found = self.best, list[State]()
+        best, found = self.best, list[SplitState]()
         regret = np.full(len(best), 2 * _MOST)
         while len(found) < self.outer.chosen:
             losses = [float(np.minimum(regret, _regret(each, best)).sum()) for each in self.states]
@@ -153,7 +153,7 @@ class FissionSearch:
         nodes = sum(len(state.judged.graph.nodes) for state in self.states)
         return len(self._seen) >= self.outer.states or nodes >= self.outer.nodes
 
-    def _judged(self, which: int, splits: Splits, parent: State | None) -> State | None:
+    def _judged(self, which: int, splits: Splits, parent: SplitState | None) -> SplitState | None:
         """A state; None where it cannot be."""
         root = self.roots[which]
         self._seen.add(_key(which, splits))
@@ -161,7 +161,7 @@ class FissionSearch:
             graph = root.graph if root.loops is None else root.loops.graph_of(_tree(splits))
         except CheckError:
             return None
-        found = State(which, splits, self.judge.of(graph, root.prices, parent.judged if parent is not None else None))
+        found = SplitState(which, splits, self.judge.of(graph, root.prices, parent.judged if parent is not None else None))
         self.states.append(found)
         return found
 
@@ -193,7 +193,7 @@ class FissionSearch:
     def _trusted(self, neighbour: _Neighbour) -> float:
         return min((self._trust.get(group, 1.0) for group, _ in neighbour.splits - neighbour.parent.splits), default=1.0)
 
-    def _neighbours(self, state: State) -> Iterator[_Neighbour]:
+    def _neighbours(self, state: SplitState) -> Iterator[_Neighbour]:
         """What is one mutation away: other numbers of parts, one set less, and sets around what stands where the state peaks."""
         loops = self.roots[state.root].loops
         if loops is None:
@@ -208,7 +208,7 @@ class FissionSearch:
                 for parts in (each for each in _PARTS if each <= group.regions[0].units):
                     yield self._neighbour(state, loops, within, {group: parts})
 
-    def _neighbour(self, state: State, loops: Loops, without: dict[Alike, int], instead: dict[Alike, int]) -> _Neighbour:
+    def _neighbour(self, state: SplitState, loops: Loops, without: dict[AlikeRegions, int], instead: dict[AlikeRegions, int]) -> _Neighbour:
         splits = (state.splits - without.items()) | instead.items()
         spared = sum(map(_spared_bytes, instead.items())) - sum(map(_spared_bytes, without.items()))
         extra_us = -sum(_extra_us(each, loops, self.roots[state.root].prices) for each in without.items())
@@ -217,12 +217,12 @@ class FissionSearch:
         moved = np.interp(limits + spared, limits[there][::-1], state.us[there][::-1], left=np.inf)
         return _Neighbour(frozenset(splits), state, np.asarray(moved + extra_us, np.float64), tuple(instead.items()))
 
-    def _proposed(self, state: State, loops: Loops) -> list[Alike]:
+    def _proposed(self, state: SplitState, loops: Loops) -> list[AlikeRegions]:
         """Sets around what stands where the state's sequences are highest: without a limit, within the least, and between."""
         if self.peaks >= self.outer.peaks:
             return []
         self.peaks += 1
-        found: dict[Alike, None] = {}
+        found: dict[AlikeRegions, None] = {}
         limits = sorted(state.judged.sequences)
         for limit in dict.fromkeys((limits[0], limits[-1], limits[len(limits) // 2])):
             candidates = candidates_of(loops.regions, state.judged.standing(limit), levels=self.outer.levels, most=16 * self.outer.sets)
@@ -230,7 +230,7 @@ class FissionSearch:
             found |= dict.fromkeys(self._known(state.root, each) for each in groups)
         return list(found)
 
-    def _known(self, root: int, group: Alike) -> Alike:
+    def _known(self, root: int, group: AlikeRegions) -> AlikeRegions:
         """The same group as before, where it is."""
         return self._groups.setdefault((root, tuple((each.component, each.bits) for each in group.regions)), group)
 
@@ -239,14 +239,14 @@ def _key(root: int, splits: Splits) -> Key:
     return root, frozenset((region.component, region.bits, parts) for group, parts in splits for region in group.regions)
 
 
-def _extra_us(split: tuple[Alike, int], loops: Loops, prices: Prices) -> float:
+def _extra_us(split: tuple[AlikeRegions, int], loops: Loops, prices: Prices) -> float:
     """What it costs to cut alike sets into so many parts: as often as the first of them."""
     group, parts = split
     made = loops.divided(group.regions[0], parts)
     return len(group.regions) * prices.extra_us(made.nodes, made.loop)
 
 
-def _spared_bytes(split: tuple[Alike, int]) -> float:
+def _spared_bytes(split: tuple[AlikeRegions, int]) -> float:
     """What parts spare of what two parts would: nearly twice that, where they are many."""
     group, parts = split
     return 2 * group.saved_bytes * (1 - 1 / parts)
@@ -267,7 +267,7 @@ def _gain(best: Times, us: Times) -> float:
     return float((known - np.minimum(us, known)).sum() / best[0])
 
 
-def _regret(state: State, best: Times) -> Times:
+def _regret(state: SplitState, best: Times) -> Times:
     """[limits] what a state takes longer than the best, as a share of that; 0 where nothing is known to fit."""
     with np.errstate(invalid="ignore"):
         found: Times = np.where(np.isfinite(best), np.minimum(_MOST, state.us / best - 1), 0.0)

@@ -18,7 +18,7 @@ from lowtide.planning.ranges.family import PlanFamily
 from lowtide.planning.ranges.member import Member, in_sequence
 from lowtide.planning.ranges.orders import order_members
 from lowtide.planning.ranges.points import judged_at, largest, on_the_way, smallest
-from lowtide.planning.ranges.pool import Judged
+from lowtide.planning.ranges.pool import JudgedSequences
 from lowtide.planning.ranges.ranged import Ranged
 from lowtide.planning.request import Budget, Request
 from lowtide.planning.searched import Searched
@@ -113,7 +113,7 @@ class RangePlanner:
         return _pool(at_largest) + _pool(self._planner(program, _ON_THE_WAY, less).searched(less))
 
     def _few(self, program: tuple[Ranged, ...], pool: Pool, request: Request) -> tuple[Member, ...]:
-        judged = Judged.of(pool, program, judged_at(self.dimensions), request)
+        judged = JudgedSequences.of(pool, program, judged_at(self.dimensions), request)
         return tuple(in_sequence(program, judged.which[each], judged.sequences[each], request) for each in judged.few())
 
     def _carried(self, program: tuple[Ranged, ...], members: Sequence[Member], request: Request) -> Pool:

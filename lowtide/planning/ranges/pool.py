@@ -27,7 +27,7 @@ _APART = 0.005  # parts of a frontier are so far apart in time
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class JudgedSequences:
     """Sequences at points."""
 
     which: tuple[int, ...]  # [sequences] the candidate that each is of
@@ -38,7 +38,7 @@ class Judged:
     @classmethod
     def of(
         cls, pool: Sequence[tuple[int, Ints]], candidates: Sequence[Ranged], points: Sequence[Mapping[str, int]], request: Request
-    ) -> Judged:
+    ) -> JudgedSequences:
         """What the distinct ones of a pool take at each of these points."""
         distinct = {(which, sequence.tobytes()): sequence for which, sequence in pool}
         owners = tuple(which for which, _ in distinct)

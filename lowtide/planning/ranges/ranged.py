@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from lowtide.cost.measures import Measures
 from lowtide.cost.symbolic import SymbolicProblem, fits_everywhere, symbolic_problem
 from lowtide.ir.graph import Graph, Node
-from lowtide.ir.held import NOTHING_HELD, Held
+from lowtide.ir.held import NOTHING_HELD, HeldStorages
 from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.shapes.at import AtPoint, at
 from lowtide.ir.shapes.dimension import Dimensions
 from lowtide.ir.shapes.evaluate import size_at
-from lowtide.planning.algebra import Deed, Rewriting
+from lowtide.planning.algebra import AppliedRule, Rewriting
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.ranges.points import largest, smallest
 from lowtide.planning.request import Request
@@ -38,9 +38,9 @@ class Ranged:
     graph: Graph
     measures: Measures
     exact: bool = True  # its numbers are the captured graph's, to the last bit
-    held_by_eager: Held = NOTHING_HELD  # of the captured graph
+    held_by_eager: HeldStorages = NOTHING_HELD  # of the captured graph
     costs_time: bool = False  # it takes longer than the captured graph
-    deeds: tuple[Deed, ...] = ()  # what algebra did to it
+    deeds: tuple[AppliedRule, ...] = ()  # what algebra did to it
     extra_us: tuple[float, float] = (0.0, 0.0)  # by how much longer it takes, at the smallest and at the largest point
     written: Mapping[tuple[int, ...], AtPoint] = field(default_factory=dict, repr=False)  # by point: what is shared with other graphs
     _known: dict[tuple[int, ...], Candidate] = field(default_factory=dict, repr=False)
@@ -48,7 +48,7 @@ class Ranged:
     _problems: list[tuple[tuple[object, ...], RangedProblem]] = field(default_factory=list, repr=False)
 
     @classmethod
-    def of(cls, graph: Graph, measures: Measures, *, held_by_eager: Held = NOTHING_HELD) -> Ranged:
+    def of(cls, graph: Graph, measures: Measures, *, held_by_eager: HeldStorages = NOTHING_HELD) -> Ranged:
         """Of a graph over dimensions and the measures of its nodes."""
         return cls(same_everywhere(graph), measures, held_by_eager=held_by_eager)
 

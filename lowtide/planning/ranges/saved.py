@@ -16,7 +16,7 @@ from lowtide.cost.measures import Measures
 from lowtide.errors import CheckError, FormatError, LowtideError
 from lowtide.ir.check.graph_check import check_order
 from lowtide.ir.graph import Graph
-from lowtide.ir.held import Held
+from lowtide.ir.held import HeldStorages
 from lowtide.plan.plan import program_hash
 from lowtide.planning.algebra import rewritten_with
 from lowtide.planning.candidate import Candidate, equal_graphs
@@ -64,7 +64,7 @@ def refuse_other(saved: WrittenRange, graphs: Sequence[Graph], request: Request)
     )
 
 
-def planner_of(part: WrittenPart, programs: Sequence[tuple[Graph, Held]], request: Request, *, limited: bool) -> RangePlanner:
+def planner_of(part: WrittenPart, programs: Sequence[tuple[Graph, HeldStorages]], request: Request, *, limited: bool) -> RangePlanner:
     """A planner of captured graphs, each with the gradients that eager holds, that knows what was saved for them.
 
     Raises FormatError where that is not for them, or rounds otherwise than eager although that is asked for.
@@ -111,7 +111,7 @@ def _written(member: Member) -> WrittenMember:
     return WrittenMember(member.candidate, member.own_order, None if member.sequence is None else tuple(member.sequence.tolist()))
 
 
-def _ranged(graph: Graph, held: Held, written: WrittenProgram) -> tuple[Ranged, ...]:
+def _ranged(graph: Graph, held: HeldStorages, written: WrittenProgram) -> tuple[Ranged, ...]:
     """The graphs of one program, with what was measured; the captured one first. Raises FormatError for a graph that it does not become."""
     graphs = equal_graphs(graph)
     equal = {program_hash(same_everywhere(each)): each for each in reversed(graphs)}

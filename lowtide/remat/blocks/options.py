@@ -18,7 +18,7 @@ from lowtide.base.kernels import kernel
 from lowtide.problems.order import Ints
 from lowtide.remat.blocks.problem import BlockProblem
 from lowtide.remat.cost import footprint_kernel, time_kernel
-from lowtide.remat.evict.eviction import Weights, evict
+from lowtide.remat.evict.eviction import ScoreWeights, evict
 from lowtide.remat.pruning import is_needed, pruned, repeats
 
 
@@ -40,7 +40,7 @@ _FEWEST = 8  # calls of eviction for a block, however large it is
 
 
 @dataclass(frozen=True)
-class Effort:
+class OptionEffort:
     """How far to look for options.
 
     checkpoints: even steps from what is handed on to what is held where nothing is repeated. rooms: shares of what the block takes there,
@@ -50,7 +50,7 @@ class Effort:
 
     checkpoints: int = 12
     rooms: tuple[float, ...] = (1.0, 0.8, 0.6, 0.45)
-    weights: tuple[Weights, ...] = tuple(Weights(a, 1.0, c) for a in (0.5, 1.0, 1.6) for c in (0.0, 1.0))
+    weights: tuple[ScoreWeights, ...] = tuple(ScoreWeights(a, 1.0, c) for a in (0.5, 1.0, 1.6) for c in (0.0, 1.0))
     rounds: int = 4
     most: int = 40
     work: int = 20_000_000  # calls of eviction times the square of the nodes, of each kind
@@ -60,11 +60,11 @@ class Effort:
         return max(_FEWEST, self.work // len(block.nodes) ** 2)
 
 
-REPEATED = Effort()  # for a block that stands for several
-SINGLE = Effort(checkpoints=8, rooms=(1.0, 0.7, 0.5), weights=(Weights(), Weights(1.0, 1.0, 0.0)), rounds=1)
+REPEATED = OptionEffort()  # for a block that stands for several
+SINGLE = OptionEffort(checkpoints=8, rooms=(1.0, 0.7, 0.5), weights=(ScoreWeights(), ScoreWeights(1.0, 1.0, 0.0)), rounds=1)
 
 
-def options_of(block: BlockProblem, pieces: Sequence[Sequence[Option]] = (), effort: Effort = REPEATED) -> list[Option]:
+def options_of(block: BlockProblem, pieces: Sequence[Sequence[Option]] = (), effort: OptionEffort = REPEATED) -> list[Option]:
     """The options that no other beats, the fastest first: that one keeps all.
 
     Where the block is made of smaller ones, `parts` are their options, and each combination of them is one of this block.
@@ -110,7 +110,7 @@ def _unbeaten_mask(costs: Any) -> Any:
     return found
 
 
-def _sequences(block: BlockProblem, effort: Effort) -> Iterator[Ints]:
+def _sequences(block: BlockProblem, effort: OptionEffort) -> Iterator[Ints]:
     """Many sequences of the block: the given one, the one that runs the whole forward pass once more, and what eviction makes of it."""
     yield block.sequence
     yield forward_twice(block)
@@ -146,7 +146,7 @@ def _limit_bytes(block: BlockProblem, option: Option) -> int:
     return max(option.forward_bytes, option.backward_bytes, option.checkpoint_bytes + _beside_bytes(block))
 
 
-def _improved(block: BlockProblem, option: Option, random: np.random.Generator, effort: Effort) -> Ints | None:
+def _improved(block: BlockProblem, option: Option, random: np.random.Generator, effort: OptionEffort) -> Ints | None:
     """What eviction makes of an option without some of its repeated runs, within the same bytes."""
     again = repeats(option.sequence, len(block.nodes))
     if len(again) == 0:
@@ -160,14 +160,14 @@ def _improved(block: BlockProblem, option: Option, random: np.random.Generator, 
 
 def _combined(block: BlockProblem, pieces: Sequence[Sequence[Option]]) -> list[Option]:
     """Each choice of one option for each part, as options of the whole: those that no other seems to beat."""
-    found = [_Whole((), 0, 0, 0, 0.0)]
+    found = [_JoinedOptions((), 0, 0, 0, 0.0)]
     for options in pieces:
         found = _unbeaten_wholes([whole.then(option) for whole in found for option in options])
     return [option_of(block, _joined(block, whole.options)) for whole in found if whole.options]
 
 
 @dataclass(frozen=True, eq=False)
-class _Whole:
+class _JoinedOptions:
     """Options of neighbouring blocks one after another, and what they seem to cost together."""
 
     options: tuple[Option, ...]
@@ -176,8 +176,8 @@ class _Whole:
     backward_bytes: int
     extra_us: float
 
-    def then(self, option: Option) -> _Whole:
-        return _Whole(
+    def then(self, option: Option) -> _JoinedOptions:
+        return _JoinedOptions(
             (*self.options, option),
             max(self.forward_bytes, self.checkpoint_bytes + option.forward_bytes),
             self.checkpoint_bytes + option.checkpoint_bytes,
@@ -186,7 +186,7 @@ class _Whole:
         )
 
 
-def _unbeaten_wholes(wholes: Sequence[_Whole]) -> list[_Whole]:
+def _unbeaten_wholes(wholes: Sequence[_JoinedOptions]) -> list[_JoinedOptions]:
     """Those that no other beats; forward bytes count for nothing."""
     costs = np.array([(each.extra_us, each.checkpoint_bytes, each.backward_bytes) for each in wholes], np.float64)
     return [wholes[index] for index in _unbeaten_rows(costs)]

@@ -13,11 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 from lowtide.problems.order import Ints
 from lowtide.remat.blocks.chain import BACKWARD, FORWARD, HAND_ON, Chain, Step
 from lowtide.remat.blocks.find import Blocks
-from lowtide.remat.blocks.options import REPEATED, SINGLE, Effort, Option, forward_twice, option_of, options_of
+from lowtide.remat.blocks.options import REPEATED, SINGLE, Option, OptionEffort, forward_twice, option_of, options_of
 from lowtide.remat.blocks.problem import BlockProblem, block_problems
 from lowtide.remat.problem import RematProblem
 
-KnownOptions = dict[tuple[bytes, Effort, bool], list[Option]]  # by block, how far was looked, and whether it was made of smaller ones
+KnownOptions = dict[tuple[bytes, OptionEffort, bool], list[Option]]  # by block, how far was looked, and whether it was made of smaller ones
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,10 +46,10 @@ class BlockProblem:
 def block_problems(problem: RematProblem, blocks: Blocks) -> list[BlockProblem]:
     position_of = np.full(problem.problem.node_count, -1, np.int64)
     position_of[blocks.sequence] = np.arange(len(blocks.sequence))
-    return [_Cut(problem, blocks, block, position_of).block_problem() for block in range(blocks.count)]
+    return [_BlockCut(problem, blocks, block, position_of).block_problem() for block in range(blocks.count)]
 
 
-class _Cut:
+class _BlockCut:
     """One block being cut out."""
 
     def __init__(self, problem: RematProblem, blocks: Blocks, block: int, position_of: NDArray[np.int64]) -> None:

@@ -30,7 +30,7 @@ from lowtide.remat.evict.state import (
     NOTHING,
     NOW,
     STORED,
-    State,
+    EvictionState,
     blank,
     emit,
     first_steps,
@@ -50,7 +50,7 @@ _CHUNK = 512  # steps: what their distances count for is kept for so many more a
 
 
 @dataclass(frozen=True)
-class Weights:
+class ScoreWeights:
     """A tensor's score is `cost ** cost_power / (bytes ** bytes_power * steps ** steps_power)`; the least is evicted first.
 
     Swapping: a tensor is stored while the link is free if making it takes `store_above` times as long as storing it, or more (inf: nothing
@@ -89,7 +89,7 @@ def evict(
     problem: RematProblem,
     sequence: Ints,
     limit_bytes: int,
-    weights: Weights = Weights(),
+    weights: ScoreWeights = ScoreWeights(),
     bias: Bias | None = None,
     *,
     reserve: tuple[int, int] | None = None,
@@ -109,7 +109,7 @@ def evict(
     if bias is not None:
         by_bytes = by_bytes / bias.keep
     by_steps = _powers(weights.steps_power, len(sequence) // _CHUNK + 1)
-    state = State(
+    state = EvictionState(
         sequence, now, work.tensors, work.nodes, work.start_us, by_steps, by_bytes,
         work.ones if bias is None else bias.store, work.roles, work.scores, work.heap, work.ids, work.no_uses, work.out,
     )  # fmt: skip
@@ -150,7 +150,7 @@ def _work_on(problem: RematProblem) -> _Work:
 
 
 @lru_cache(maxsize=64)
-def _rule(weights: Weights) -> NDArray[np.uint8]:
+def _rule(weights: ScoreWeights) -> NDArray[np.uint8]:
     """The present before the first step, with the rule in it, as bytes."""
     now = blank(1, NOW)
     for name in ("cost_power", "store_above", "store_cap", "load_weight", "lead", "pushes"):
@@ -183,7 +183,7 @@ def _evict(state: Any, fresh: Any) -> tuple[bool, Any]:
         state.roles[tensor] = BYSTANDER
     first_steps(state.base, state.nodes, state.ids)
     uses = use_rows(state.base, state.tensors, state.nodes, state.ids)
-    ready = State(
+    ready = EvictionState(
         state.base, state.now, state.tensors, state.nodes, state.start_us, state.by_steps, state.by_bytes, state.by_store,
         state.roles, state.scores, state.heap, state.ids, uses, state.out,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """What eviction knows while it goes through a sequence: of each tensor, node and step a record, and of the present one more.
 
-Kernels take these as arrays of records, whose fields are read and written in place. Those that need nearly all of them take a `State`; what
-runs at every step takes the arrays that it needs, since taking them out of a `State` costs time.
+Kernels take these as arrays of records, whose fields are read and written in place. Those that need nearly all of them take an `EvictionState`; what
+runs at every step takes the arrays that it needs, since taking them out of an `EvictionState` costs time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lowtide.base.kernels import SWITCHED_OFF, kernel
 from lowtide.problems.order import Ints
-from lowtide.remat.facts import Facts
+from lowtide.remat.facts import RematArrays
 
 # Of a tensor's `role` in the choices of victims, so that a search knows which exceptions change nothing.
 BYSTANDER, WEIGHED, CHOSEN = 0, 1, 2  # it was resident at none of them, or held; it could have been evicted; it was
@@ -64,7 +64,7 @@ NOW = np.dtype([
     ("level", np.int64), ("count", np.int64), ("stamp", np.int64), ("members", np.int64),
     ("away", np.int64), ("away_us", np.float64),  # how many were dropped and have not been loaded since, and what their loads take
     ("clock", np.float64), ("to_host", np.float64), ("from_host", np.float64),  # when operators and either link are free
-    # The rule, see `evict.Weights`; powers of bytes and of steps are in `by_bytes` and `by_steps`:
+    # The rule, see `evict.ScoreWeights`; powers of bytes and of steps are in `by_bytes` and `by_steps`:
     ("limit_bytes", np.int64), ("cost_power", np.float64),
     ("store_above", np.float64), ("store_cap", np.float64), ("load_weight", np.float64), ("lead", np.float64), ("pushes", np.bool_),
     ("reserve_node", np.int64), ("reserve_bytes", np.int64),  # what a node finds free while it runs, in place of its workspace
@@ -72,7 +72,7 @@ NOW = np.dtype([
 ])  # fmt: skip
 
 
-class State(NamedTuple):
+class EvictionState(NamedTuple):
     """All that eviction knows."""
 
     base: Ints  # the sequence that it goes through
@@ -91,7 +91,7 @@ class State(NamedTuple):
     out: Any  # ENTRY: the sequence that is made
 
 
-def records(facts: Facts) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int32]]:
+def records(facts: RematArrays) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int32]]:
     """The tensors and nodes of a problem before the first step, and the rows of identifiers that nodes point into."""
     tensors, nodes = blank(len(facts.tensor_bytes), TENSOR), blank(len(facts.cost_us) + 1, NODE)
     for name in ("bytes", "producer", "kept", "storable", "offloaded", "store_us", "load_us"):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.problems.order import Ints
-from lowtide.remat.evict.eviction import Bias, Weights
+from lowtide.remat.evict.eviction import Bias, ScoreWeights
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +19,7 @@ class Recipe:
     """How eviction made a schedule: from what, and by which rule."""
 
     base: Ints
-    weights: Weights
+    weights: ScoreWeights
     bias: Bias | None = None
 
     def digest(self, problem: int, limit_bytes: int) -> bytes:
@@ -94,7 +94,7 @@ class Archive:
 
 
 @lru_cache(maxsize=64)
-def _named(weights: Weights) -> bytes:
+def _named(weights: ScoreWeights) -> bytes:
     return repr(weights).encode()
 
 

@@ -12,13 +12,13 @@ import numpy as np
 from lowtide.problems.order import Ints
 from lowtide.remat.cost import cost_of
 from lowtide.remat.crossing import Crossing
-from lowtide.remat.evict.eviction import Bias, Weights
+from lowtide.remat.evict.eviction import Bias, ScoreWeights
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
 from lowtide.remat.sweep.archive import Recipe
 
 _DEAR = 100.0  # times as dear as it looks
-_RULES = (Weights(), Weights(steps_power=0.4))
+_RULES = (ScoreWeights(), ScoreWeights(steps_power=0.4))
 _NEAR = 2  # corners that are tried at a limit
 
 

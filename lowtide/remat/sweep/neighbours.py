@@ -13,13 +13,13 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.remat.evict.eviction import Bias, Weights
+from lowtide.remat.evict.eviction import Bias, ScoreWeights
 from lowtide.remat.evict.state import BYSTANDER, CHOSEN, WEIGHED
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import repeats
 from lowtide.remat.sweep.archive import Point, Recipe
 
-RULES = tuple(Weights(a, b, c) for a, b, c in product((0.5, 1.0, 1.6), (0.5, 1.0, 1.4), (0.0, 0.4, 1.0)))
+RULES = tuple(ScoreWeights(a, b, c) for a, b, c in product((0.5, 1.0, 1.6), (0.5, 1.0, 1.4), (0.0, 0.4, 1.0)))
 _STORES = ((0.0, 1e9), (0.05, 0.05), (0.05, 0.2), (0.1, 0.1), (0.14, 0.3), (0.3, 0.3), (0.3, 1e9))  # store_above, store_cap
 _LOADS = ((0.02, 1.2), (0.02, 2.0), (0.1, 1.2), (0.1, 2.0), (0.2, 4.0))  # load_weight, lead; each with loads that push and without
 _FEWER, _ONWARD, _RULE, _EXCEPT, _STORE = range(5)  # repeat less; go on from the runs, another rule; another rule; exceptions; for stores
@@ -36,15 +36,15 @@ class Neighbours:
 
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
-    def rules(self, problem: RematProblem, count: int) -> list[Weights]:
+    def rules(self, problem: RematProblem, count: int) -> list[ScoreWeights]:
         """Some rules, all different: with swapping where there are links."""
         positions = self.random.choice(len(RULES), count, replace=False)
         return [RULES[position] if problem.links is None else self._with_swaps(RULES[position]) for position in positions]
 
-    def rule(self, problem: RematProblem) -> Weights:
+    def rule(self, problem: RematProblem) -> ScoreWeights:
         return self.rules(problem, 1)[0]
 
-    def _with_swaps(self, rule: Weights) -> Weights:
+    def _with_swaps(self, rule: ScoreWeights) -> ScoreWeights:
         above, cap = _STORES[self.random.integers(len(_STORES))]
         weight, lead = _LOADS[self.random.integers(len(_LOADS))]
         pushes = bool(self.random.integers(2))

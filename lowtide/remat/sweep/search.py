@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from lowtide.problems.order import Ints
 from lowtide.remat.blocks.seeds import Seeds
 from lowtide.remat.cost import price_of
-from lowtide.remat.evict.eviction import Evicted, Weights, evict
+from lowtide.remat.evict.eviction import Evicted, ScoreWeights, evict
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.archive import Archive, Point, Recipe
 from lowtide.remat.sweep.guesses import Guesses
@@ -75,13 +75,13 @@ class Sweep:
         `listener` does changes nothing.
         """
         seeds = seeds or Seeds()
-        plain = _Search(self, [problem.without_links for problem in problems], orders, seeds, listener)
+        plain = _SweepSearch(self, [problem.without_links for problem in problems], orders, seeds, listener)
         if all(problem.links is None for problem in problems):
             return plain.done()
-        return _both(plain, _Search(self, problems, orders, seeds, listener))
+        return _both(plain, _SweepSearch(self, problems, orders, seeds, listener))
 
 
-def _both(plain: _Search, swapping: _Search) -> Archive:
+def _both(plain: _SweepSearch, swapping: _SweepSearch) -> Archive:
     """Two searches side by side; the one with swapping climbs from what the other found, too, and so is never worse.
 
     Kernels run without Python's lock.
@@ -100,8 +100,8 @@ def _both(plain: _Search, swapping: _Search) -> Archive:
     return found
 
 
-class _Search:
-    beside: _Search | None = None  # that runs at the same time
+class _SweepSearch:
+    beside: _SweepSearch | None = None  # that runs at the same time
 
     def __init__(
         self, sweep: Sweep, problems: Sequence[RematProblem], orders: Sequence[Sequence[Ints]], seeds: Seeds, listener: Listener | None
@@ -229,7 +229,7 @@ class _Search:
         self.resting |= {which: _REST for which, _ in bases if least and least.get(which, math.inf) > slow_us}
         return bool(least or more)
 
-    def seeded(self, limit: int, drawn: Iterable[tuple[int, Ints, Sequence[Weights]]]) -> dict[int, float]:
+    def seeded(self, limit: int, drawn: Iterable[tuple[int, Ints, Sequence[ScoreWeights]]]) -> dict[int, float]:
         """Evict from orders under rules: by problem the least time that was found."""
         least: dict[int, float] = {}
         for found in self.attempts(limit, [(which, Recipe(base, weights)) for which, base, rules in drawn for weights in rules]):

@@ -103,7 +103,7 @@ class _Made:
         return ctypes.byref(self._made)
 
 
-class Region(_Made):
+class ArenaMemory(_Made):
     """An arena's memory. It goes with this object; pages on which tensors lie by then go with the last of these."""
 
     def __init__(self, allocator: Allocator, nbytes: int) -> None:
@@ -163,7 +163,7 @@ class Allocator:
         _check(self.library.lowtide_install())
 
     def record(
-        self, call: Callable[[], Result], region: Region | None = None, script: Script | None = None
+        self, call: Callable[[], Result], region: ArenaMemory | None = None, script: Script | None = None
     ) -> tuple[Result, Recorded | None]:
         """A call's result, and what this thread asked for in it; None where there was no memory to note that. Raises BusyError.
 
@@ -177,7 +177,7 @@ class Allocator:
         except BusyError:
             return result, None
 
-    def serve(self, region: Region, script: Script, call: Callable[[], Result]) -> tuple[Result, Counts]:
+    def serve(self, region: ArenaMemory, script: Script, call: Callable[[], Result]) -> tuple[Result, Counts]:
         """A call's result, with this thread's requests served as the script has them, and what became of them. Raises BusyError."""
         counts, answer = _Counts(), ctypes.c_int()
         result = self.library.lowtide_serve(

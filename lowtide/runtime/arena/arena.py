@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from lowtide.problems.placement import PlaceProblem
-from lowtide.runtime.arena.allocator import OUTLIVES, Allocator, BusyError, Counts, Recorded, Region, Script
+from lowtide.runtime.arena.allocator import OUTLIVES, Allocator, ArenaMemory, BusyError, Counts, Recorded, Script
 
 Run = Callable[[], list[Any]]  # a program on its inputs: its outputs
 Guess = Callable[[], tuple[Recorded, Recorded]]  # what a program will ask for, and what it needs beside that in blocks of unknown pieces
@@ -85,7 +85,7 @@ class Arena:
     def __init__(self, allocator: Allocator, place: Callable[[PlaceProblem], Addresses]) -> None:
         self._allocator, self._place = allocator, place
         self._tracks: dict[tuple[Hashable, Shape | None], _Track] = {}  # by program, and shape where one has a recording of its own
-        self._region: Region | None = None
+        self._region: ArenaMemory | None = None
         self._running = ctypes.c_int()  # a flag: up while a run is under way
         self._latest = _Track()
         self.counts = Counts()  # of the latest run that was served
@@ -179,7 +179,7 @@ class Arena:
             self.recorded_runs += 1
         return _moved_out(outputs, region) if region is not None and region.live else outputs
 
-    def _region_for(self, track: _Track, recorded: Recorded, beside: Recorded | None = None) -> Region | None:
+    def _region_for(self, track: _Track, recorded: Recorded, beside: Recorded | None = None) -> ArenaMemory | None:
         """Memory that holds what is planned for a program; None where the system refuses it."""
         if self._refused:
             return None
@@ -191,7 +191,7 @@ class Arena:
             if not fits or (beside is not None and self._region is not None and self._region.nbytes > track.planned_bytes):
                 self._drop()  # goes first, unless something still lies in it
                 self._allocator.trim()
-                self._region = Region(self._allocator, track.planned_bytes)
+                self._region = ArenaMemory(self._allocator, track.planned_bytes)
         except (MemoryError, BusyError) as why:
             self._refused = str(why) or "there is no memory to plan an arena"
         return self._region
@@ -210,7 +210,7 @@ class Arena:
         track.planned_bytes, track.lower_bound_bytes = addresses.arena_bytes, addresses.lower_bound_bytes
         track.script, self._latest = script, track
 
-    def _serve(self, track: _Track, region: Region, script: Script, call: Run, key: tuple[Hashable, Shape | None]) -> list[Any]:
+    def _serve(self, track: _Track, region: ArenaMemory, script: Script, call: Run, key: tuple[Hashable, Shape | None]) -> list[Any]:
         try:
             outputs, counts = self._allocator.serve(region, script, call)
         except BusyError as why:
@@ -239,7 +239,7 @@ def _have_workspaces() -> None:
         torch.addmm(row[0], row, row)
 
 
-def _moved_out(outputs: list[Any], region: Region) -> list[Any]:
+def _moved_out(outputs: list[Any], region: ArenaMemory) -> list[Any]:
     """Copies of the outputs that lie in the arena, which happens where a step deviates; outputs that share memory still do.
 
     Where there is no memory for copies they stay: what lies in the arena is safe there, and only takes its place from later steps.
@@ -251,7 +251,7 @@ def _moved_out(outputs: list[Any], region: Region) -> list[Any]:
         return outputs
 
 
-def _lies_in(item: Any, region: Region) -> bool:
+def _lies_in(item: Any, region: ArenaMemory) -> bool:
     if not isinstance(item, torch.Tensor) or item.layout is not torch.strided or item.device.type == "meta":
         return False
     return region.holds(item.untyped_storage().data_ptr())

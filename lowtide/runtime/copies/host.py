@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from lowtide.runtime.copies.streamed import CudaStreams, StreamedMemory
-from lowtide.runtime.copies.transfers import HostMemory, Look
+from lowtide.runtime.copies.transfers import HostMemory, TensorLayout
 
 _known: WeakValueDictionary[str, StreamedMemory] = WeakValueDictionary()
 
@@ -30,7 +30,7 @@ def host_memory(device: str) -> HostMemory:
 
 @dataclass(frozen=True)
 class _DirectCopy:
-    look: Look
+    look: TensorLayout
     storage: torch.UntypedStorage
 
 
@@ -55,7 +55,7 @@ class DirectTransfers:
         self.empty_now: dict[int, tuple[torch.Tensor, _DirectCopy]] = {}  # by identity: what the caller is owed
 
     def store(self, tensor: torch.Tensor) -> _DirectCopy:
-        return _DirectCopy(Look.of(tensor), tensor.untyped_storage().clone())
+        return _DirectCopy(TensorLayout.of(tensor), tensor.untyped_storage().clone())
 
     def drop(self, tensor: torch.Tensor, copy: _DirectCopy) -> None:
         """Nothing: the copy is whole."""

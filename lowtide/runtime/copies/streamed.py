@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from lowtide.runtime.copies.transfers import Look
+from lowtide.runtime.copies.transfers import TensorLayout
 
 
 class Stream(Protocol):
@@ -132,7 +132,7 @@ class StreamedMemory:
 class _StreamedCopy:
     """What a store hands out. Its buffer goes back when nobody refers to it any more, also where a step fails in its midst."""
 
-    def __init__(self, memory: StreamedMemory, look: Look) -> None:
+    def __init__(self, memory: StreamedMemory, look: TensorLayout) -> None:
         self.look, self.stored = look, None
         self._memory, self.buffer = memory, memory.take(look.nbytes)
 
@@ -157,7 +157,7 @@ class StreamedTransfers:
 
     def store(self, tensor: torch.Tensor) -> _StreamedCopy:
         """Begin to copy the tensor's storage, once it is made and the buffer is free."""
-        copy = _StreamedCopy(self._memory, Look.of(tensor))
+        copy = _StreamedCopy(self._memory, TensorLayout.of(tensor))
         self._to_host.wait_event(self._streams.computing().record_event())
         if copy.buffer.idle is not None:
             self._to_host.wait_event(copy.buffer.idle)

@@ -51,7 +51,7 @@ class HostMemory(Protocol):
 
 
 @dataclass(frozen=True)
-class Look:
+class TensorLayout:
     """How a tensor lies on its storage."""
 
     dtype: torch.dtype
@@ -64,7 +64,7 @@ class Look:
     negative: bool
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Look:
+    def of(cls, tensor: torch.Tensor) -> TensorLayout:
         return cls(
             tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor.untyped_storage().nbytes(), tensor.device,
             tensor.is_conj(), tensor.is_neg(),

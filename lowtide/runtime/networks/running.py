@@ -36,7 +36,7 @@ _LATE = (
 
 
 @dataclass(frozen=True)
-class Described:
+class NetworkSpec:
     """What a network needs to run."""
 
     address: int  # of its function
@@ -51,13 +51,13 @@ class Described:
     results: tuple[Value, ...]
 
 
-class Held:
+class LoadedNetwork:
     """A network with an arena of its own, and constants as they were packed once: runs with the arguments that differ.
 
     Several threads run as long as that is faster; `always` where it is not, too.
     """
 
-    def __init__(self, described: Described, team: Team, always: bool = False) -> None:
+    def __init__(self, described: NetworkSpec, team: Team, always: bool = False) -> None:
         self.its, self.team, self.always, self.lock = described, team, always, threading.Lock()
         self.kept: torch.Tensor | None = None
         self._experience = Experience()
@@ -186,8 +186,8 @@ def _runs(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
 class Running:
     """Calls a network with constants that may change."""
 
-    def __init__(self, described: Described, team: Team, always: bool = False) -> None:
-        self._its, self._team, self._held = described, team, Held(described, team, always)
+    def __init__(self, described: NetworkSpec, team: Team, always: bool = False) -> None:
+        self._its, self._team, self._held = described, team, LoadedNetwork(described, team, always)
         self._constants, self._numbers = Constants(()), Numbers((), team)
 
     def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
@@ -207,10 +207,10 @@ class Running:
                 self._pack(self._constants.tensors)
             return self._held.run(live)
 
-    def frozen(self) -> Held:
+    def frozen(self) -> LoadedNetwork:
         """What runs with the constants of the last call for good, and holds nothing of the caller's."""
         with self._held.lock:
-            held = Held(self._its, self._team, self._held.always)
+            held = LoadedNetwork(self._its, self._team, self._held.always)
             held.keep(there(self._held.kept))
             return held
 
@@ -225,7 +225,7 @@ def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def packed(its: Described, fixed: Sequence[torch.Tensor]) -> torch.Tensor:
+def packed(its: NetworkSpec, fixed: Sequence[torch.Tensor]) -> torch.Tensor:
     kept = aligned(its.kept_elements)
     pack(its.recipes, dict(zip(its.wanted, its.constants(fixed), strict=True)), kept)
     return kept

@@ -18,7 +18,7 @@ _values, _content = methodcaller("values"), attrgetter("cell_contents")
 _MOST_BYTES = 4096  # of an array that is compared number by number
 
 
-class Beside:
+class BesideWatch:
     """The places that a program has read, as they were when this was made."""
 
     def __init__(self, found: places.Beside) -> None:

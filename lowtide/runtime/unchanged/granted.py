@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from lowtide.base import places
 from lowtide.runtime.caller import Caller
-from lowtide.runtime.unchanged.beside import Beside
+from lowtide.runtime.unchanged.beside import BesideWatch
 from lowtide.runtime.unchanged.look import Location, Look, Reads
 from lowtide.runtime.unchanged.tokens import Identity, Token
 from lowtide.runtime.unchanged.watch import Watch
@@ -19,7 +19,7 @@ class Granted:
     """
 
     def __init__(self, caller: Caller, reads: Reads, beside: places.Beside = places.NOTHING) -> None:
-        self._caller, self._reads, self._beside = caller, reads, Beside(beside)
+        self._caller, self._reads, self._beside = caller, reads, BesideWatch(beside)
         look = Look(caller, reads)
         self._locations = look.locations
         self._watch: Watch | None = look.watched()
@@ -42,7 +42,7 @@ class Granted:
         return self._watch is not None and self._beside.unmoved() and self._watch.same()
 
     @property
-    def beside(self) -> Beside:
+    def beside(self) -> BesideWatch:
         return self._beside
 
     def change(self) -> str:

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from lowtide.base.kernels import kernel
-from lowtide.schedule.exact.downsets import DONE, EPOCH, LIVE, READY, Net, Walk, added_bytes, need_bytes, run, undo
+from lowtide.schedule.exact.downsets import DONE, EPOCH, LIVE, READY, DownsetNet, DownsetWalk, added_bytes, need_bytes, run, undo
 from lowtide.schedule.flow import select
 
 CHAIN, VALLEY, TOUCHED, SWEPT = 400, 400, 256, 1024  # how far each looks, nodes
 
 
 @kernel(inner=True)
-def commit_all(net: Net, walk: Walk, bound_bytes: Any, since: Any, swept_bytes: Any) -> Any:
+def commit_all(net: DownsetNet, walk: DownsetWalk, bound_bytes: Any, since: Any, swept_bytes: Any) -> Any:
     """Runs safe sets until none is found. `bound_bytes` is the most that may be live at any step.
 
     Chains and valleys are tried from the ready nodes that the nodes run `since` have to do with. All others are tried only when less
@@ -45,19 +45,19 @@ def commit_all(net: Net, walk: Walk, bound_bytes: Any, since: Any, swept_bytes: 
 
 
 @kernel(inner=True)
-def take_back(net: Net, walk: Walk, done: Any) -> None:
+def take_back(net: DownsetNet, walk: DownsetWalk, done: Any) -> None:
     """Undoes all but the first `done` nodes."""
     while walk.registers[DONE] > done:
         undo(net, walk)
 
 
 @kernel(inner=True)
-def _fits(net: Net, walk: Walk, node: Any, bound_bytes: Any) -> Any:
+def _fits(net: DownsetNet, walk: DownsetWalk, node: Any, bound_bytes: Any) -> Any:
     return walk.registers[LIVE] + need_bytes(net, walk, node) <= bound_bytes
 
 
 @kernel(inner=True)
-def _singles(net: Net, walk: Walk, bound_bytes: Any) -> Any:
+def _singles(net: DownsetNet, walk: DownsetWalk, bound_bytes: Any) -> Any:
     """Runs ready nodes that add nothing; goes round until a whole round finds none."""
     before, position, missed = walk.registers[DONE], 0, 0
     while missed < walk.registers[READY]:
@@ -74,7 +74,7 @@ def _singles(net: Net, walk: Walk, bound_bytes: Any) -> Any:
 
 
 @kernel(inner=True)
-def _touched(net: Net, walk: Walk, since: Any) -> Any:
+def _touched(net: DownsetNet, walk: DownsetWalk, since: Any) -> Any:
     """Ready nodes on the way to nodes that wait for less, or free more, now that the nodes `since` have run: the nearest ones."""
     walk.registers[EPOCH] += 1
     queue, last = np.empty(TOUCHED, np.int32), np.int64(0)
@@ -102,7 +102,7 @@ def _touched(net: Net, walk: Walk, since: Any) -> Any:
 
 
 @kernel(inner=True)
-def _note(walk: Walk, node: Any, queue: Any, last: Any) -> Any:
+def _note(walk: DownsetWalk, node: Any, queue: Any, last: Any) -> Any:
     """Puts a node into the queue that has not run and was not there yet; forgets it where the queue is full."""
     if last == len(queue) or walk.seen[node] == walk.registers[EPOCH] or (walk.position[node] < 0 and walk.waits[node] == 0):
         return last
@@ -112,7 +112,7 @@ def _note(walk: Walk, node: Any, queue: Any, last: Any) -> Any:
 
 
 @kernel(inner=True)
-def _sweep(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
+def _sweep(net: DownsetNet, walk: DownsetWalk, nodes: Any, bound_bytes: Any) -> Any:
     """Runs what is safe from each of `nodes`; whether anything was."""
     done = walk.registers[DONE]
     for node in nodes:
@@ -127,7 +127,7 @@ def _sweep(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
 
 
 @kernel(inner=True)
-def _chain(net: Net, walk: Walk, node: Any, bound_bytes: Any) -> Any:
+def _chain(net: DownsetNet, walk: DownsetWalk, node: Any, bound_bytes: Any) -> Any:
     done, live = walk.registers[DONE], walk.registers[LIVE]
     for _ in range(CHAIN):
         if not _fits(net, walk, node, bound_bytes):
@@ -148,7 +148,7 @@ def _chain(net: Net, walk: Walk, node: Any, bound_bytes: Any) -> Any:
 
 
 @kernel(inner=True)
-def _valley(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
+def _valley(net: DownsetNet, walk: DownsetWalk, nodes: Any, bound_bytes: Any) -> Any:
     done, live = walk.registers[DONE], walk.registers[LIVE]
     if not _roll_out(net, walk, nodes, bound_bytes):
         return False
@@ -167,7 +167,7 @@ def _valley(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
 
 
 @kernel(inner=True)
-def _roll_out(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
+def _roll_out(net: DownsetNet, walk: DownsetWalk, nodes: Any, bound_bytes: Any) -> Any:
     """Runs what adds least among `nodes` and what they make ready, until memory is back where it was; takes all back if it never is."""
     done, live = walk.registers[DONE], walk.registers[LIVE]
     open_nodes = np.empty(len(nodes) + 4 * VALLEY, np.int32)
@@ -205,7 +205,7 @@ def _roll_out(net: Net, walk: Walk, nodes: Any, bound_bytes: Any) -> Any:
 
 
 @kernel(inner=True)
-def _cheapest(net: Net, walk: Walk, reached: Any, fallen: Any) -> Any:
+def _cheapest(net: DownsetNet, walk: DownsetWalk, reached: Any, fallen: Any) -> Any:
     """[reached] whether each node is in the sub-downset of `reached` of least live memory: all of them where none is cheaper."""
     position_of, index_of, pins = walk.position_of, walk.index_of, _numbered(net, walk, reached)
     k, count = len(reached), len(pins)
@@ -243,7 +243,7 @@ def _cheapest(net: Net, walk: Walk, reached: Any, fallen: Any) -> Any:
 
 
 @kernel(inner=True)
-def _numbered(net: Net, walk: Walk, reached: Any) -> Any:
+def _numbered(net: DownsetNet, walk: DownsetWalk, reached: Any) -> Any:
     """Numbers the nodes by position, and their tensors as they are met; by that number how many of a tensor's pins are among `reached`."""
     entries = 0
     for node in reached:
@@ -262,7 +262,7 @@ def _numbered(net: Net, walk: Walk, reached: Any) -> Any:
 
 
 @kernel(inner=True)
-def _forgotten(net: Net, walk: Walk, reached: Any) -> None:
+def _forgotten(net: DownsetNet, walk: DownsetWalk, reached: Any) -> None:
     for node in reached:
         walk.position_of[node] = -1
         for entry in range(net.pin_ptr[node], net.pin_ptr[node + 1]):

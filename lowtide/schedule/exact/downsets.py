@@ -21,7 +21,7 @@ from lowtide.problems.order import OrderProblem, Rows
 LIVE, HASH, SALT, READY, DONE, EPOCH, MOVES = range(7)  # registers of a walk
 
 
-class Net(NamedTuple):
+class DownsetNet(NamedTuple):
     """A problem as one direction of time sees it; read-only. Rows are `ptr`, `ids` pairs."""
 
     succ_ptr: Any  # [n + 1] nodes that wait for each node
@@ -47,7 +47,7 @@ class Net(NamedTuple):
     target: Any  # how many nodes there are
 
 
-class Walk(NamedTuple):
+class DownsetWalk(NamedTuple):
     """Where a walk stands; written to."""
 
     ran: Any  # [m] pins that have run
@@ -64,7 +64,7 @@ class Walk(NamedTuple):
     registers: Any  # [7] int64: see LIVE, ...
 
 
-def net_of(problem: OrderProblem, backwards: bool = False) -> Net:
+def net_of(problem: OrderProblem, backwards: bool = False) -> DownsetNet:
     """The problem as the forward or the backward direction of time sees it."""
     n, m = problem.node_count, problem.tensor_count
     readers = np.diff(problem.readers.ptr)
@@ -86,7 +86,7 @@ def net_of(problem: OrderProblem, backwards: bool = False) -> Net:
     pin_sum = np.zeros(m, np.int64)
     np.add.at(pin_sum, pin_ids, node_of)
     before, after = (problem.succs, problem.preds) if backwards else (problem.preds, problem.succs)
-    net = Net(
+    net = DownsetNet(
         *after, *before, pin_ptr, pin_ids, *opener, *_takes(problem),
         np.where(problem.take_output >= 0, problem.tensor_bytes[problem.take_output] if m else 0, 0),
         problem.workspace_bytes + problem.sum_by_row(problem.outputs_of, unread),
@@ -95,7 +95,7 @@ def net_of(problem: OrderProblem, backwards: bool = False) -> Net:
         int(problem.tensor_bytes[problem.kept].sum()) if backwards else problem.start_bytes, n,
     )  # fmt: skip
     # Copies, since numba compiles its kernels anew for arrays that are read-only.
-    return Net(*(np.array(item) if isinstance(item, np.ndarray) else item for item in net))
+    return DownsetNet(*(np.array(item) if isinstance(item, np.ndarray) else item for item in net))
 
 
 def _pins(problem: OrderProblem) -> Rows:
@@ -122,9 +122,9 @@ def _keys(n: int) -> NDArray[np.int64]:
 
 
 @kernel
-def start(net: Net) -> Any:
+def start(net: DownsetNet) -> Any:
     n, m = len(net.waits), len(net.tensor_bytes)
-    walk = Walk(
+    walk = DownsetWalk(
         net.started.copy(), net.pin_sum.copy(), net.waits.copy(), np.zeros(n, np.int64), np.zeros(n, np.int64), np.empty(n, np.int32),
         np.full(n, -1, np.int32), np.empty(n, np.int32), np.full(n, -1, np.int32), np.full(m, -1, np.int32), np.zeros(n, np.int64),
         np.zeros(7, np.int64),
@@ -144,7 +144,7 @@ def start(net: Net) -> Any:
 
 
 @kernel
-def need_bytes(net: Net, walk: Walk, node: Any) -> Any:
+def need_bytes(net: DownsetNet, walk: DownsetWalk, node: Any) -> Any:
     """What a ready node adds to live memory while it runs."""
     for entry in range(net.take_ptr[node], net.take_ptr[node + 1]):
         tensor = net.take_ids[entry]
@@ -155,13 +155,13 @@ def need_bytes(net: Net, walk: Walk, node: Any) -> Any:
 
 
 @kernel
-def added_bytes(walk: Walk, node: Any) -> Any:
+def added_bytes(walk: DownsetWalk, node: Any) -> Any:
     """What live memory has grown by once a ready node has run."""
     return walk.opens[node] - walk.closes[node]
 
 
 @kernel
-def run(net: Net, walk: Walk, node: Any) -> None:
+def run(net: DownsetNet, walk: DownsetWalk, node: Any) -> None:
     registers = walk.registers
     registers[MOVES] += 1
     registers[LIVE] += walk.opens[node] - walk.closes[node]
@@ -186,7 +186,7 @@ def run(net: Net, walk: Walk, node: Any) -> None:
 
 
 @kernel
-def undo(net: Net, walk: Walk) -> Any:
+def undo(net: DownsetNet, walk: DownsetWalk) -> Any:
     """Takes back the node that ran last, and says which."""
     registers = walk.registers
     registers[DONE] -= 1
@@ -212,20 +212,20 @@ def undo(net: Net, walk: Walk) -> Any:
 
 
 @kernel(inner=True)
-def _shift_opens(net: Net, walk: Walk, tensor: Any, nbytes: Any) -> None:
+def _shift_opens(net: DownsetNet, walk: DownsetWalk, tensor: Any, nbytes: Any) -> None:
     for entry in range(net.open_ptr[tensor], net.open_ptr[tensor + 1]):
         walk.opens[net.open_ids[entry]] += nbytes
 
 
 @kernel(inner=True)
-def _push(walk: Walk, node: Any) -> None:
+def _push(walk: DownsetWalk, node: Any) -> None:
     walk.position[node] = walk.registers[READY]
     walk.ready[walk.registers[READY]] = node
     walk.registers[READY] += 1
 
 
 @kernel(inner=True)
-def _drop(walk: Walk, node: Any) -> None:
+def _drop(walk: DownsetWalk, node: Any) -> None:
     walk.registers[READY] -= 1
     last = walk.ready[walk.registers[READY]]
     walk.ready[walk.position[node]] = last

@@ -14,8 +14,8 @@ from lowtide.problems.order import OrderProblem
 from lowtide.schedule.base import Schedule, Solver, Status, scheduled
 from lowtide.schedule.best import Best
 from lowtide.schedule.cuts import cut_bound_bytes
-from lowtide.schedule.exact.downsets import MOVES, Walk, net_of, start
-from lowtide.schedule.exact.threshold import FOUND, FULL, NO, STATES, YES, Table, enlarge, new_stack, new_table, reset, search
+from lowtide.schedule.exact.downsets import MOVES, DownsetWalk, net_of, start
+from lowtide.schedule.exact.threshold import FOUND, FULL, NO, STATES, YES, DownsetTable, enlarge, new_stack, new_table, reset, search
 
 _CHUNK = 256  # states that one direction of time searches before it is the other's turn, and between two looks at the clock
 
@@ -56,7 +56,7 @@ class Exact:
             yield found
         if found.status is not Status.FEASIBLE:
             return
-        hunt = _Hunt(problem, self)
+        hunt = _BoundHunt(problem, self)
         resident = problem.resident_bytes
         while found.status is Status.FEASIBLE and hunt.may_go_on and time.monotonic() - began < self.max_seconds:
             bound, order = hunt.go_on(found.lower_bound_bytes - resident, found.peak_bytes - resident)
@@ -74,9 +74,9 @@ class _Side:
     def __init__(self, problem: OrderProblem, backwards: bool, max_bytes: int) -> None:
         self.net = net_of(problem, backwards)
         self.backwards = backwards
-        self.walk: Walk = start(self.net)
+        self.walk: DownsetWalk = start(self.net)
         self.stack = new_stack(problem.node_count)
-        self.table: Table = new_table(1 << 4)
+        self.table: DownsetTable = new_table(1 << 4)
         self.max_bytes = max_bytes
 
     @property
@@ -119,7 +119,7 @@ class _Side:
         return True
 
 
-class _Hunt:
+class _BoundHunt:
     """Which bound to ask about, and which side, next.
 
     Questions are asked in the middle between the proven bound and the peak. One that neither direction of time answers within the present

@@ -12,14 +12,27 @@ import numpy as np
 
 from lowtide.base.kernels import kernel
 from lowtide.schedule.exact.commits import commit_all, take_back
-from lowtide.schedule.exact.downsets import DONE, HASH, LIVE, MOVES, READY, SALT, Net, Walk, added_bytes, need_bytes, run, undo
+from lowtide.schedule.exact.downsets import (
+    DONE,
+    HASH,
+    LIVE,
+    MOVES,
+    READY,
+    SALT,
+    DownsetNet,
+    DownsetWalk,
+    added_bytes,
+    need_bytes,
+    run,
+    undo,
+)
 
 YES, NO, PAUSED, FULL = range(4)  # what `search` came back with; FULL: the table wants more room
 NEVER = 1 << 62  # a bound that no problem reaches
 DEPTH, STATES, FOUND, ENTERED = range(4)  # registers of a search
 
 
-class Table(NamedTuple):
+class DownsetTable(NamedTuple):
     """What is known of downsets: open addressing, a power of two of slots."""
 
     words: Any  # [slots, 2] hash; both 0 where a slot is free
@@ -27,7 +40,7 @@ class Table(NamedTuple):
     count: Any  # [1] slots taken
 
 
-class Stack(NamedTuple):
+class OrderStack(NamedTuple):
     """Branchings from the empty downset to where a search stands."""
 
     entered: Any  # [depth] nodes that had run when it came to the branching, before commits
@@ -37,18 +50,18 @@ class Stack(NamedTuple):
     registers: Any  # [4] int64: see DEPTH, ...
 
 
-def new_table(slots: int) -> Table:
+def new_table(slots: int) -> DownsetTable:
     """An empty table; `slots` is a power of two."""
-    return Table(np.zeros((slots, 2), np.int64), np.zeros(slots, np.int64), np.zeros(1, np.int64))
+    return DownsetTable(np.zeros((slots, 2), np.int64), np.zeros(slots, np.int64), np.zeros(1, np.int64))
 
 
-def new_stack(n: int) -> Stack:
+def new_stack(n: int) -> OrderStack:
     least_bytes, swept = np.zeros(n + 1, np.int64), np.zeros(n + 1, np.int64)
-    return Stack(np.zeros(n + 1, np.int32), np.zeros((n + 1, 3), np.int64), least_bytes, swept, np.zeros(4, np.int64))
+    return OrderStack(np.zeros(n + 1, np.int32), np.zeros((n + 1, 3), np.int64), least_bytes, swept, np.zeros(4, np.int64))
 
 
 @kernel
-def reset(net: Net, walk: Walk, stack: Stack) -> None:
+def reset(net: DownsetNet, walk: DownsetWalk, stack: OrderStack) -> None:
     """Back to the empty downset, ready for another bound."""
     take_back(net, walk, np.int64(0))
     stack.registers[DEPTH] = stack.registers[ENTERED] = 0
@@ -56,7 +69,9 @@ def reset(net: Net, walk: Walk, stack: Stack) -> None:
 
 
 @kernel
-def search(net: Net, walk: Walk, stack: Stack, table: Table, bound_bytes: Any, states: Any, moves: Any, may_grow: Any) -> Any:
+def search(
+    net: DownsetNet, walk: DownsetWalk, stack: OrderStack, table: DownsetTable, bound_bytes: Any, states: Any, moves: Any, may_grow: Any
+) -> Any:
     """Goes on until there is an answer, `states` downsets were entered or `moves` made in all, or the table is half full and `may_grow`.
 
     With YES, `walk.order` is within the bound. With NO, `stack.registers[FOUND]` is a bound that no order is below.
@@ -95,7 +110,7 @@ def search(net: Net, walk: Walk, stack: Stack, table: Table, bound_bytes: Any, s
 
 
 @kernel(inner=True)
-def _fail(net: Net, walk: Walk, stack: Stack, done: Any, least_bytes: Any) -> None:
+def _fail(net: DownsetNet, walk: DownsetWalk, stack: OrderStack, done: Any, least_bytes: Any) -> None:
     """Back before the node that led here; the branching above learns what would have let it through."""
     take_back(net, walk, done)
     depth = stack.registers[DEPTH]
@@ -107,7 +122,7 @@ def _fail(net: Net, walk: Walk, stack: Stack, done: Any, least_bytes: Any) -> No
 
 
 @kernel(inner=True)
-def _next_candidate(net: Net, walk: Walk, stack: Stack, bound_bytes: Any) -> Any:
+def _next_candidate(net: DownsetNet, walk: DownsetWalk, stack: OrderStack, bound_bytes: Any) -> Any:
     """Of the ready nodes that fit, the first after the one tried last: by what each adds, then needs, then its index; -1 after the last.
 
     Going through all of them each time is cheaper than sorting and keeping them, as few are ever tried.
@@ -141,14 +156,14 @@ def _before(one: Any, two: Any) -> Any:
 
 
 @kernel(inner=True)
-def look_up(table: Table, word: Any, salt: Any) -> Any:
+def look_up(table: DownsetTable, word: Any, salt: Any) -> Any:
     """The bound below which a downset is known to fail, 0 where nothing is known."""
     position = _slot(table, word, salt)
     return table.least_bytes[position]
 
 
 @kernel(inner=True)
-def remember(table: Table, word: Any, salt: Any, least_bytes: Any) -> None:
+def remember(table: DownsetTable, word: Any, salt: Any, least_bytes: Any) -> None:
     """Notes that a downset fails under all bounds below `least_bytes`; forgets it where the table is full."""
     if word == 0 and salt == 0:  # the empty downset, or as good as: its slot would look free
         return
@@ -162,7 +177,7 @@ def remember(table: Table, word: Any, salt: Any, least_bytes: Any) -> None:
 
 
 @kernel(inner=True)
-def _slot(table: Table, word: Any, salt: Any) -> Any:
+def _slot(table: DownsetTable, word: Any, salt: Any) -> Any:
     """The slot of a downset, or a free one."""
     mask = len(table.words) - 1
     position = word & mask
@@ -174,7 +189,7 @@ def _slot(table: Table, word: Any, salt: Any) -> Any:
 
 
 @kernel
-def enlarge(table: Table, larger: Table) -> None:
+def enlarge(table: DownsetTable, larger: DownsetTable) -> None:
     """Copies what is known."""
     for position in range(len(table.words)):
         if table.words[position, 0] != 0 or table.words[position, 1] != 0:
