@@ -37,6 +37,7 @@ class Kind(NamedTuple):
 
 
 STRAY, EYE, NORMS, RUNNING = nn.Parameter(torch.ones(())), torch.eye(2), [0.0], [torch.zeros(())]
+NOISE = torch.Generator()
 GATED = torch.jit.CompilationUnit("def gated(x):\n    return x * torch.sigmoid(x)\n").gated
 
 
@@ -93,8 +94,8 @@ KINDS = {
     ),
     "a generator": Kind(
         lambda net, x: (net(x) + torch.randn(2, 3, generator=torch.Generator())).sum(),
-        "without `generator=`",
-        lambda net, x: (net(x) + torch.randn(2, 3)).sum(),
+        "make it once, before the step",
+        lambda net, x: (net(x) + torch.randn(2, 3, generator=NOISE)).sum(),
     ),
     "an average of numbers": Kind(running, "control flow depends on data", kept),
 }  # fmt: skip

@@ -95,9 +95,8 @@ class _Kitchen:
     def ready(self, step: dict[str, Any]) -> Callable[[], Any]:
         func, args = operator(step["op"]), [self._argument(arg) for arg in step["args"]]
         kwargs = {name: self._argument(arg) for name, arg in step["kwargs"].items()}
-        for at, argument in enumerate(
-            func._schema.arguments if isinstance(func, OpOverload) else ()
-        ):  # who names a generator draws from torch's here, which is put back
+        schema = getattr(func, "_schema", None)
+        for at, argument in enumerate(() if schema is None else schema.arguments):  # a generator: torch's, which is put back
             if "Generator" in str(argument.type):
                 args[at : at + 1] = [None] * len(args[at : at + 1])
                 kwargs |= {argument.name: None} if argument.name in kwargs else {}

@@ -1,7 +1,7 @@
 """What eviction knows while it goes through a sequence: of each tensor, node and step a record, and of the present one more.
 
-Kernels take these as arrays of records, whose fields are read and written in place. Those that need nearly all of them take an `EvictionState`; what
-runs at every step takes the arrays that it needs, since taking them out of an `EvictionState` costs time.
+Kernels take these as arrays of records, whose fields are read and written in place. Those that need nearly all of them take an
+`EvictionState`; what runs at every step takes the arrays that it needs, since taking them out of that costs time.
 """
 
 from __future__ import annotations
