@@ -275,7 +275,7 @@ def test_an_allocator_that_is_there_already_is_kept_behind_and_one_that_comes_la
         from pathlib import Path
         import numpy, torch
         from lowtide.runtime.arena import native
-        from lowtide.runtime.arena.allocator import Allocator, BusyError, Region, Script
+        from lowtide.runtime.arena.allocator import Allocator, BusyError, ArenaMemory, Script
 
         first = Allocator(native.load(Path(sys.argv[1])))
         assert native.load(Path(sys.argv[2])) is first.library
@@ -285,7 +285,7 @@ def test_an_allocator_that_is_there_already_is_kept_behind_and_one_that_comes_la
             first.record(lambda: None)
         except BusyError as why:
             print(why)
-        region, script = Region(second, 128), Script(second, numpy.array([100, 50]), numpy.array([0, -1]))
+        region, script = ArenaMemory(second, 128), Script(second, numpy.array([100, 50]), numpy.array([0, -1]))
         made, counts = second.serve(region, script, lambda: (torch.empty(100, dtype=torch.uint8), torch.empty(50, dtype=torch.uint8)))
         print(made[0].data_ptr() == region.base, region.holds(made[1].data_ptr()))
         del held, made
