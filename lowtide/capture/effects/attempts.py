@@ -104,9 +104,10 @@ def _followed(
             raise StaleError("it keeps what an earlier step has left in an attribute where that is not found")
         if len(narrower) < len(leaving.containers):
             chosen = narrower
-        elif captured is None:
-            raise failed or CaptureError("")
+        elif failed is not None:
+            raise failed
         else:
+            assert captured is not None, "it was captured, or has failed"
             words.append(leaving.words)
             if words[0] != words[-1]:
                 raise StaleError(f"it puts something else there each time: {words[0]} and {words[-1]}")
