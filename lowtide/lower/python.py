@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from lowtide.errors import FormatError
@@ -31,6 +31,7 @@ from lowtide.ir.shapes import evaluate
 from lowtide.lower import loops, transfers
 from lowtide.lower.sizes import CALLED, Sizes
 from lowtide.lower.statements import Names, deaths, donated, region_lines, releases, statements, text_of
+from lowtide.lower.written import Writes
 from lowtide.plan.contents import Contents, Decision
 from lowtide.plan.summary import bytes_text
 
@@ -81,12 +82,15 @@ def _lines(plan: Decision) -> Iterator[tuple[str, int]]:
         yield "    inputs.clear()  # some are given away", -1
     for line in sizes.lines:
         yield f"    {line}", -1
-    made = set(graph.inputs)
+    made, writes = set(graph.inputs), Writes.of(plan, dying)
     for position, index in enumerate(plan.order):
         node, reuse = graph.nodes[index], plan.reuses[index]
+        run: Iterable[str] | None = writes.lines(position, node, names)
+        if run is None:
+            run = _stop(node, graph, made, names) if node.op == STOP else _run(node, reuse, names, offloaded, fresh)
         for line in (
             *transfers.waits(arrivals.before.get(position, ()), names),
-            *(_stop(node, graph, made, names) if node.op == STOP else _run(node, reuse, names, offloaded, fresh)),
+            *run,
             *transfers.waits(arrivals.after.get(position, ()), names),
             *releases(dying[position], names, node, reuse),
         ):

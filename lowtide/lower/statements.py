@@ -16,6 +16,7 @@ from lowtide.ir.operators.names import AS_STRIDED, ITEM, MATH_FUNCTIONS, SCATTER
 from lowtide.ir.operators.nodes import is_arithmetic, is_transfer
 from lowtide.ir.sizes import Size
 from lowtide.lower import transfers
+from lowtide.lower.spelling import spelled
 
 _OPERATOR = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -78,8 +79,8 @@ def statements(node: Node, reuse: int, names: Names, offloaded: transfers.Offloa
     elif reuse >= 0 and node.op == SCATTER:
         yield from _scatter_in_place(node, names)
     else:
-        call = _call_in_place(node, reuse, names) if reuse >= 0 else _call(node.op, node.args, node.kwargs, names)
-        yield from _assign(node, call, names)
+        made = _call_in_place(node, reuse, names) if reuse >= 0 else call(node.op, node.args, node.kwargs, names)
+        yield from _assign(node, made, names)
 
 
 def region_lines(node: Node, names: Names) -> Iterator[str]:
@@ -89,38 +90,43 @@ def region_lines(node: Node, names: Names) -> Iterator[str]:
     yield f"{results}= {call}" if results else call
 
 
-def _assign(node: Node, call: str, names: Names) -> Iterator[str]:
-    """Bind a call's results. What nobody wants must not stay bound, or it would stay alive."""
+def _assign(node: Node, text: str, names: Names) -> Iterator[str]:
+    """Bind what a call gives. What nobody wants must not stay bound, or it would stay alive."""
     if not any(output is not None for output in node.outputs):
-        yield f"{call}{comment(node)}"
+        yield f"{text}{comment(node)}"
     elif len(node.outputs) == 1 and not _returns_list(node.op):
-        yield f"{names[node.results[0]]} = {call}{comment(node)}"
+        yield f"{names[node.results[0]]} = {text}{comment(node)}"
     else:
         targets = [names[output] if output is not None else "_" for output in node.outputs]
-        yield f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = {call}{comment(node)}"
+        yield f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = {text}{comment(node)}"
         if "_" in targets:
             yield "del _"
 
 
-def _call(op: str, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...], names: Names) -> str:
+def call(op: str, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...], names: Names) -> str:
     if not _OPERATOR.fullmatch(op):
         raise FormatError(f"expected an operator's name such as 'aten.add.Tensor', got {op!r}")
     given = [text_of(arg, names) for arg in args] + [f"{_keyword(key)}={text_of(arg, names)}" for key, arg in kwargs]
-    return f"{op}({', '.join(given)})"
+    return spelled(op, args, given) or f"{op}({', '.join(given)})"
 
 
 def _call_in_place(node: Node, reuse: int, names: Names) -> str:
     """The overload that works in the memory of one of its inputs."""
     value, overload = node.inplace[reuse]
     outs = [argument.name for argument in _schema(overload).arguments if argument.kwarg_only and argument.alias_info is not None]
-    return _call(overload, node.args, (*node.kwargs, *((name, value) for name in outs)), names)
+    return call(overload, node.args, (*node.kwargs, *((name, value) for name in outs)), names)
 
 
 def _scatter_in_place(node: Node, names: Names) -> Iterator[str]:
     """`as_strided_scatter` has no overload that works in place: it is a copy into a view."""
     base, update, *view = node.args
-    yield f"{names[node.results[0]]} = {text_of(base, names)}{comment(node)}"
-    yield f"aten.copy_.default({_call(AS_STRIDED, (base, *view), (), names)}, {text_of(update, names)})"
+    yield renamed(node, names)
+    yield f"{call(AS_STRIDED, (base, *view), (), names)}.copy_({text_of(update, names)})"
+
+
+def renamed(scatter: Node, names: Names) -> str:
+    """The memory of a scatter's base under the name of its result."""
+    return f"{names[scatter.results[0]]} = {text_of(scatter.args[0], names)}{comment(scatter)}"
 
 
 def _arithmetic(node: Node, names: Names) -> str:

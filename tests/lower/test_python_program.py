@@ -31,7 +31,7 @@ def test_the_program_can_be_saved_and_read(tmp_path):
     step = lowtide.optimize(nn.Linear(2, 2), torch.ones(1, 2), workspaces=False)
     step.save_program(tmp_path / "program.py")
     assert (tmp_path / "program.py").read_text() == step.source
-    assert "aten.addmm.default(" in step.source
+    assert ".addmm(" in step.source
 
 
 @settings(max_examples=8, deadline=None)
@@ -66,7 +66,7 @@ def test_where_a_node_comes_from_is_a_comment_whatever_it_says(end):
     source = Source("net.py", 7, f"head{end}    raise SystemExit{end}    #")
     program = Program(lower(plan(Node("aten.mul.Tensor", (x, 2.0), (y,), source=source), inputs=(x,), outputs=(y,))))
     assert program([torch.ones(3)])[0].tolist() == [2.0] * 3
-    assert len([line for line in program.source.splitlines() if "SystemExit" in line and "aten.mul" in line]) == 1
+    assert len([line for line in program.source.splitlines() if "SystemExit" in line and "x.mul(" in line]) == 1
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_arguments_that_are_no_literals_are_refused(args: tuple[Arg, ...], kwarg
 def test_literals_read_back_as_they_were(literal):
     x, y = tensor("x", Kind.INPUT), tensor("y")
     source = lower(plan(Node("aten.add.Tensor", (x, x), (y,), (("alpha", literal),)), inputs=(x,), outputs=(y,)))
-    line = next(line for line in source.splitlines() if "add.Tensor" in line)
+    line = next(line for line in source.splitlines() if ".add(" in line)
     read = eval(line.split("alpha=")[1].rsplit(")", 1)[0].split("  #")[0], {"nan": float("nan"), "inf": float("inf")})
     assert repr(read) == repr(literal)
 

@@ -74,8 +74,8 @@ def test_a_programs_head_reads_dimensions_and_computes_each_expression_once():
         "    s1 = x.size(1)",
         "    n0 = s0*s1",
         "    n1 = divided(s1, 2)",
-        "    h = aten.view.default(x, [n0, 8])  # float32[s0*s1, 8]",
-        "    y = aten.mm.default(h, w)  # float32[s0*s1, 8]",
+        "    h = x.view([n0, 8])  # float32[s0*s1, 8]",
+        "    y = h.mm(w)  # float32[s0*s1, 8]",
     ]
     assert "    half = aten.slice.Tensor(y, 0, n1, s1)  # float32[s1 - floor(s1/2), 8]" in lines
 

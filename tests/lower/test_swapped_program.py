@@ -29,16 +29,16 @@ def test_a_tensor_is_let_go_after_its_drop_and_waited_for_before_its_first_reade
     source = program([0, STORE, 2, DROP, LOAD, 3])
     assert body(source) == [
         "(x, ) = inputs",
-        "a = aten.relu.default(x)",
+        "a = x.relu()",
         "a_host = host.store(a)",
-        "b = aten.sin.default(a)",
+        "b = a.sin()",
         "host.drop(a, a_host)",
         "del a",
         "a_back = host.load(a_host)",
         "del a_host",
-        "a_view_again = aten.view.default(a_back, [2, 2])",
+        "a_view_again = a_back.view([2, 2])",
         "host.arrived(a_back)",
-        "c = aten.mul.Tensor(a_view_again, b)",
+        "c = a_view_again.mul(b)",
         "del b, a_back, a_view_again",
         "return [c]",
     ]
@@ -74,7 +74,7 @@ def test_a_program_without_copies_asks_for_no_host():
 
 def test_a_value_of_that_name_gets_a_variable_of_its_own():
     x, host = tensor("x", Kind.INPUT), tensor("host")
-    assert "host_ = aten.relu.default(x)" in lower(plan(Node("aten.relu.default", (x,), (host,)), inputs=(x,), outputs=(host,)))
+    assert "host_ = x.relu()" in lower(plan(Node("aten.relu.default", (x,), (host,)), inputs=(x,), outputs=(host,)))
 
 
 @pytest.mark.parametrize("op", ["host.eval", "host.__init__"])
