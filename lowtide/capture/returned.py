@@ -8,8 +8,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from lowtide.capture.draft import Draft
+from lowtide.capture.effects.watched import LeavingError
 from lowtide.capture.sources import users_line
-from lowtide.errors import CaptureError
 from lowtide.ir import tree
 from lowtide.ir.graph import Value
 from lowtide.ir.operators.names import ITEM
@@ -29,7 +29,7 @@ class Number:
 
     def refuse(self, *others: Any) -> NoReturn:
         """What happens to whoever looks at it, or computes with it."""
-        error = CaptureError(
+        error = LeavingError(
             f"control flow depends on data: a number read from a tensor is used at {users_line()}; return it, or compute with the tensor "
             "itself (torch.where, clamp)"
         )

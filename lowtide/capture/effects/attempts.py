@@ -7,9 +7,11 @@ refused, numbers that it sums up in attributes are followed as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 
-from lowtide.capture.effects.leaving import Attribute, Leaving, survive
+from lowtide.capture.effects.leaving import Key, Leaving, survive
+from lowtide.capture.effects.sums import Counted
 from lowtide.capture.effects.watched import LeavingError, StaleError
 from lowtide.errors import CaptureError
 
@@ -45,42 +47,40 @@ def _summed(capture: Callable[[Leaving | None, bool], T], roots: list[Any], *, n
 
     Each attempt says which attributes those are. What is told in the end is what the first one told.
     """
-    counted: dict[Attribute, Any] = {}
+    counted: dict[Key, Counted] = {}
     try:
         return _followed(capture, roots, names, None, counted)
     except CaptureError as error:
-        refusal, summed = error, frozenset[Attribute]()
+        refusal = error
     while True:
         _put_back(counted)
-        try:
+        summed, captured = dict(counted), None
+        with suppress(CaptureError):
             captured = _followed(capture, roots, names, summed, counted)
-        except CaptureError:
-            captured = None
-        if counted.keys() <= summed:
+        if counted.keys() <= summed.keys():
             break
-        summed |= counted.keys()
     if captured is None:
         _put_back(counted)
         raise refusal
     return captured
 
 
-def _put_back(counted: dict[Attribute, Any]) -> None:
-    for (_, name), (table, before) in counted.items():
-        table[name] = before
+def _put_back(counted: dict[Key, Counted]) -> None:
+    for each in counted.values():
+        each.put_back()
 
 
 def _followed(
     capture: Callable[[Leaving | None, bool], T],
     roots: list[Any],
     names: bool,
-    summed: frozenset[Attribute] | None,
-    counted: dict[Attribute, Any],
+    summed: dict[Key, Counted] | None,
+    counted: dict[Key, Counted],
 ) -> T:
     """Until there are stand-ins for nothing but what the program changes: all else has to be what it is, in its class as well.
 
     Once more where numbers or texts are put outside: what is another one in each step (a clock) would be there as it was in the capture.
-    `counted` gets the attributes with numbers that the program has changed, and those before.
+    `counted` gets what the program has changed that later attempts may follow.
     """
     chosen: frozenset[int] | None = None
     words: list[tuple[str, ...]] = []
@@ -92,8 +92,8 @@ def _followed(
         except CaptureError as error:
             failed = error
         finally:
-            for attribute, before in leaving.counted.items():
-                counted.setdefault(attribute, before)
+            for key, found in leaving.counted.items():
+                counted.setdefault(key, found)
             for container in leaving.all():
                 container.forget()
                 container.stand_in = container.items = None

@@ -11,7 +11,7 @@ import functools
 import gc
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
@@ -22,9 +22,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.base.places import ABSENT, Beside, Position, referred
 from lowtide.capture.care.beside import Follower
+from lowtide.capture.care.contents import differ
 from lowtide.capture.care.surroundings import called_by, containers_of_class, functions_of, is_of_users, names_in
 from lowtide.capture.care.turns import undoing
-from lowtide.capture.effects.sums import Before, Computed, Recipe, Sum, Term, recipe, results_in
+from lowtide.capture.effects.sums import Before, Computed, Counted, Recipe, Sum, Term, recipe, results_in
+from lowtide.capture.effects.variables import Variable
 from lowtide.capture.effects.watched import KINDS, Container, EffectLog, StaleError, holds_stand_in, is_stand_in
 from lowtide.capture.returned import Number, is_result
 from lowtide.capture.sources import is_users
@@ -32,7 +34,7 @@ from lowtide.errors import CaptureError
 from lowtide.ir import tree
 
 T = TypeVar("T")
-Attribute: TypeAlias = "tuple[int, str]"  # an object's id, a name
+Key: TypeAlias = "tuple[int, Any]"  # the id of an object, a dictionary or a variable, and the name in it
 
 _MOST, _LARGEST = 20_000, 1000  # objects that are looked at; items of a container among which others are looked for
 _OWN_OF_MODULES = frozenset(vars(nn.Module()))
@@ -73,20 +75,21 @@ NOTHING_LEFT = Left()
 
 
 class Leaving:
-    """Follows one capture. `summed` are attributes with numbers that the program computes with; None where it may not."""
+    """Follows one capture. `summed` are numbers that the program computes with, and variables that it sets; None where it may not."""
 
-    def __init__(self, chosen: frozenset[int] | None = None, summed: frozenset[Attribute] | None = None) -> None:
+    def __init__(self, chosen: frozenset[int] | None = None, summed: Mapping[Key, Counted] | None = None) -> None:
         """`chosen`: the containers by id that there are stand-ins for; None for all."""
         self.chosen, self.summed = chosen, summed
-        self.sums: dict[Attribute, Sum] = {}
+        self.sums: dict[Key, Sum] = {}
+        self.emptied: set[Key] = set()  # variables that the program sets: to read one before would raise Python's NameError
         self.befores: list[weakref.ref[Number]] = []  # in their places
         self.refusals: list[Any] = []
-        self.counted: dict[Attribute, Any] = {}  # attributes with numbers that the program has changed, and those before
+        self.counted: dict[Key, Counted] = {}  # what the program has changed
         self.log = EffectLog()
         self.containers: dict[int, Container] = {}
-        self.tables: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []  # of objects: their attributes, and those before
+        self.tables: list[tuple[Any, MutableMapping[str, Any], dict[str, Any]]] = []  # attributes, globals, variables; and those before
         self.numbers: list[weakref.ref[Number]] = []  # that were handed out
-        self.put: list[tuple[Any, dict[str, Any], str]] = []  # attributes that the program has put there
+        self.put: list[tuple[Any, MutableMapping[str, Any], str]] = []  # what the program has put into such tables
         self.words: tuple[str, ...] = ()
         self.puts_plain = False  # numbers and texts that are those of the capture
 
@@ -112,14 +115,33 @@ class Leaving:
             yield
         finally:
             self.log.active = False
-            for item, table, before in self.tables:
-                for name, was in before.items():
-                    changed = type(was) in (int, float) and (now := table.get(name)) is not was and isinstance(now, (int, float))
-                    if changed and not isinstance(item, nn.Module):
-                        self.counted[id(item), name] = table, was
+            self._count()
+
+    def _count(self) -> None:
+        """What the program has changed that is not followed yet."""
+        for item, table, before in self.tables:
+            for name, now in table.items() if not isinstance(item, nn.Module) else ():
+                was = before.get(name, ABSENT)
+                if now is was or (id(item), name) in self.followed_places:
+                    continue
+                sums = _is_number(was) and isinstance(now, (int, float))
+                if sums or (_is_of_variables(item) and (holds_fakes(now) or differ(was, now))):
+                    old = was.kept.original if is_stand_in(was) else was
+                    self.counted[id(item), name] = Counted(functools.partial(_put, table, name, old), sums)
+        for container in self.containers.values():
+            for key, default in container.asked.items():
+                was, now = dict.get(container.original, key, default), dict.get(container.stand_in, key)
+                if key in container.written and _is_number(was) and isinstance(now, (int, float)):
+                    self.counted[id(container.original), key] = Counted(lambda: None, True, default)
 
     def _walk(self, waiting: collections.deque[Any], undo: Callable[[Callable[[], object]], None]) -> None:
         seen: set[int] = set()
+        tabled: set[int] = set()
+
+        def table_of(item: Any, table: MutableMapping[str, Any]) -> None:
+            if id(item) not in tabled:
+                tabled.add(id(item))
+                self._follow(item, table, undo)
 
         def place(now: Callable[[], Any], put: Callable[[Any], object]) -> None:
             item = now()
@@ -147,7 +169,7 @@ class Leaving:
             elif (called := called_by(item)) is not None:
                 waiting.extend(called)
             elif isinstance(item, types.FunctionType):
-                _of_function(item, place)
+                _of_function(item, place, table_of)
             elif isinstance(item, type):
                 for name in containers_of_class(item):
                     place(functools.partial(vars(item).__getitem__, name), functools.partial(type.__setattr__, item, name))
@@ -158,19 +180,36 @@ class Leaving:
         table = getattr(item, "__dict__", None)
         if not isinstance(table, dict) or isinstance(item, type):
             return
-        self.tables.append((item, table, {}))
+        self._follow(item, table, undo)
         for name, value in list(table.items()):
-            if (id(item), name) in (self.summed or ()):
-                undo(functools.partial(table.__setitem__, name, value))
-                table[name] = before = Before(len(self.sums), type(value), self.refusals)
-                self.befores.append(weakref.ref(before))
-                self.sums[id(item), name] = Sum(table, name)
-            elif isinstance(item, nn.Module) and name in _OWN_OF_MODULES:
+            if (id(item), name) in self.sums:
+                continue
+            if isinstance(item, nn.Module) and name in _OWN_OF_MODULES:
                 waiting.extend(value.values() if isinstance(value, dict) else ())
             else:
                 place(functools.partial(table.__getitem__, name), functools.partial(table.__setitem__, name))
         for cls in type(item).__mro__:
             waiting.extend((cls, *functions_of(cls)))
+
+    def _follow(self, item: Any, table: MutableMapping[str, Any], undo: Callable[[Callable[[], object]], None]) -> None:
+        """What the program sets in a table: numbers that it may read before, and variables that it may not."""
+        self.tables.append((item, table, {}))
+        for at, name in self.summed or ():
+            if at != id(item):
+                continue
+            was = table.get(name, ABSENT)
+            undo(functools.partial(_put, table, name, was))
+            if _is_number(was) and (self.summed or {})[at, name].sums:
+                table[name] = self._before((at, name), lambda: table, was)
+            else:
+                self.emptied.add((at, name))
+                table.pop(name, None)
+
+    def _before(self, key: Key, table: Callable[[], Any], value: Any, default: Any = ABSENT) -> Before:
+        before = Before(len(self.sums), type(value), self.refusals)
+        self.befores.append(weakref.ref(before))
+        self.sums[key] = Sum(table, key[1], default)
+        return before
 
     def _is_chosen(self, item: Any) -> bool:
         return type(item) in KINDS and (self.chosen is None or id(item) in self.chosen)
@@ -181,10 +220,18 @@ class Leaving:
             return known.stand_in
         self.containers[id(original)] = found = Container(self.log, original, now)
         is_table = isinstance(original, dict)
+        for at, key in self.summed or ():
+            if at == id(original):
+                default = (self.summed or {})[at, key].default
+                value = dict.get(original, key, default)
+                if _is_number(value):
+                    found.sums[key] = self._before((at, key), lambda: found.now, value, default), default
         for key, item in list(original.items() if is_table else enumerate(original)):
             if isinstance(item, FakeTensor):
                 raise CaptureError("the capture before has left something there")
-            if self._is_chosen(item) and len(original) < _LARGEST:
+            if is_table and key in found.sums:
+                item = found.sums[key][0]
+            elif self._is_chosen(item) and len(original) < _LARGEST:
                 item = self._stand_in(item, _item_of(found, key), waiting)
                 found.within.append(item.kept)
             elif len(original) < _LARGEST:
@@ -216,7 +263,12 @@ class Leaving:
             for name, now in table.items():
                 was = before.get(name, ABSENT)
                 of_module = isinstance(item, nn.Module)
-                if now is was or not holds_fakes(now) or (of_module and isinstance(now, torch.Tensor)):
+                if now is was:
+                    continue
+                if _is_of_variables(item) and (id(item), name) in (*self.sums, *self.emptied):
+                    self.put.append((item, table, name))
+                    continue
+                if not holds_fakes(now) or (of_module and isinstance(now, torch.Tensor)):
                     continue
                 if is_stand_in(was) and was.kept.changes:
                     raise StaleError(f"it changes attribute {name!r} of a {type(item).__name__}, and puts another in its place")
@@ -275,7 +327,7 @@ class Leaving:
     def end(self, follower: Follower, beside: Beside) -> Beside:
         """Take back what the program has put into attributes. What is looked at before each step is not what the steps change."""
         for item, table, name in self.put:
-            if not isinstance(item, nn.Module) and (id(item), name) not in self.sums and not follower.only_writes(item, name):
+            if not isinstance(item, nn.Module) and (id(item), name) not in self.followed_places and not follower.only_writes(item, name):
                 raise StaleError(f"it reads attribute {name!r} of a {type(item).__name__}, which an earlier step has put there")
             before = next(before for other, _, before in self.tables if other is item)
             if name in before:
@@ -283,8 +335,13 @@ class Leaving:
             else:
                 table.pop(name, None)
         changed = tuple(referred(each.original) for each in self.all() if each.changes_itself and not each.made)
-        places = tuple(each for each in beside.places if (id(each.holder), each.name) not in self.sums)
+        places = tuple(each for each in beside.places if (id(each.holder), each.name) not in self.followed_places)
         return Beside(places, (*beside.followed, *changed))
+
+    @property
+    def followed_places(self) -> frozenset[Key]:
+        """What each step goes on with, or sets anew."""
+        return frozenset((*self.sums, *self.emptied))
 
     def without(self, reads: frozenset[tuple[str, str]], model: nn.Module) -> frozenset[tuple[str, str]]:
         """Those attributes of modules that steps do not change."""
@@ -369,8 +426,26 @@ def _item_of(container: Container, key: Any) -> Callable[[], Any]:
     return lambda: container.now[key]
 
 
-def _of_function(function: types.FunctionType, place: Callable[..., None]) -> None:
+def _is_number(item: Any) -> bool:
+    return type(item) in (int, float)
+
+
+def _is_of_variables(item: Any) -> bool:
+    """Whether a table is of globals or of a variable, which notes no reads."""
+    return type(item) in (dict, types.CellType)
+
+
+def _put(table: MutableMapping[str, Any], name: str, was: Any) -> None:
+    if was is not ABSENT:
+        table[name] = was
+    else:
+        table.pop(name, None)
+
+
+def _of_function(function: types.FunctionType, place: Callable[..., None], table_of: Callable[..., None]) -> None:
     """A function's own variables, its defaults, the globals that it names."""
+    for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True) if is_users(function) else ():
+        table_of(cell, Variable(cell, name))
     for cell in function.__closure__ or ():
         if Position.of(cell, "", "", "").now() is not ABSENT:
             place(functools.partial(getattr, cell, "cell_contents"), functools.partial(setattr, cell, "cell_contents"))
@@ -382,6 +457,7 @@ def _of_function(function: types.FunctionType, place: Callable[..., None]) -> No
     for name in named:
         place(functools.partial(named.__getitem__, name), functools.partial(named.__setitem__, name))
     table = function.__globals__
+    table_of(table, table)
     for name in names_in(function.__code__):
         if name in table:
             place(functools.partial(table.__getitem__, name), functools.partial(table.__setitem__, name))

@@ -1,6 +1,7 @@
 """Numbers that a program sums up outside (`self.total += loss.item()`), and arithmetic on numbers that only the running step knows.
 
-No part of the graph: each step does that arithmetic again, in Python, on what it has read and on what the attribute holds then.
+No part of the graph: each step does that arithmetic again, in Python, on what it has read and on what lies in the place then: an attribute,
+an entry of a dictionary, a variable.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import Any
 
 import torch
 
+from lowtide.base.places import ABSENT
 from lowtide.capture.returned import Number
 from lowtide.ir.graph import Value
 
-Recipe = Callable[[Iterator[Any], Sequence[Any]], Any]  # of the results that it takes, and of what the attributes held before
+Recipe = Callable[[Iterator[Any], Sequence[Any]], Any]  # of the results that it takes, and of what lay in the places before
 
 _ANY: dict[str, Callable[..., Any]] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
 _BY_NUMBERS: dict[str, Callable[..., Any]] = {
@@ -59,7 +61,7 @@ class Term(Number):
 
 
 class Before(Term):
-    """What an attribute holds when a step begins."""
+    """What lies in a place when a step begins."""
 
     __slots__ = ("at",)
 
@@ -91,20 +93,33 @@ class Computed(Term):
 
 
 @dataclass(frozen=True)
-class Sum:
-    """An attribute that the program reads, computes with and writes again."""
+class Counted:
+    """What lies in a place that a program has changed, so that later attempts follow it there."""
 
-    table: dict[str, Any]
-    name: str
+    put_back: Callable[[], object]
+    sums: bool  # numbers before and behind it
+    default: Any = ABSENT  # what is read where nothing lies
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A place of which the program reads the number, computes with it and writes it again."""
+
+    table: Callable[[], Any]
+    name: Any
+    default: Any = ABSENT
 
     @property
     def now(self) -> Any:
         """The number there."""
-        return self.table[self.name]
+        return self.table().get(self.name, self.default)
 
     def holds(self) -> bool:
         """Whether there is one."""
-        return type(self.table.get(self.name)) in (int, float)
+        try:
+            return type(self.now) in (int, float)
+        except (LookupError, ValueError, TypeError):  # nothing leads there any more
+            return False
 
 
 def results_in(item: Any) -> list[Any]:
