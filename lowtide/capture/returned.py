@@ -33,6 +33,7 @@ class Number:
             f"control flow depends on data: a number read from a tensor is used at {users_line()}; return it, or compute with the tensor "
             "itself (torch.where, clamp)"
         )
+        error.converts = True
         if self.refusals is not None:
             self.refusals.append(error)
         raise error

@@ -7,7 +7,6 @@ refused, numbers that it sums up in attributes are followed as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from lowtide.capture.effects.leaving import Key, Leaving, survive
@@ -51,18 +50,24 @@ def _summed(capture: Callable[[Leaving | None, bool], T], roots: list[Any], *, n
     try:
         return _followed(capture, roots, names, None, counted)
     except CaptureError as error:
-        refusal = error
+        refusal, converts = error, _wants_numbers(error)
     while True:
         _put_back(counted)
-        summed, captured = dict(counted), None
-        with suppress(CaptureError):
-            captured = _followed(capture, roots, names, summed, counted)
-        if counted.keys() <= summed.keys():
+        summed, known = dict(counted), converts
+        try:
+            captured = _followed(capture, roots, names, summed, counted, converts)
+        except CaptureError as error:
+            captured, converts = None, converts or _wants_numbers(error)
+        if counted.keys() <= summed.keys() and known is converts:
             break
     if captured is None:
         _put_back(counted)
         raise refusal
     return captured
+
+
+def _wants_numbers(error: CaptureError) -> bool:
+    return isinstance(error, LeavingError) and error.converts
 
 
 def _put_back(counted: dict[Key, Counted]) -> None:
@@ -76,6 +81,7 @@ def _followed(
     names: bool,
     summed: dict[Key, Counted] | None,
     counted: dict[Key, Counted],
+    converts: bool = False,
 ) -> T:
     """Until there are stand-ins for nothing but what the program changes: all else has to be what it is, in its class as well.
 
@@ -85,7 +91,7 @@ def _followed(
     chosen: frozenset[int] | None = None
     words: list[tuple[str, ...]] = []
     while True:
-        leaving, captured, failed = Leaving(chosen, summed), None, None
+        leaving, captured, failed = Leaving(chosen, summed, converts), None, None
         try:
             with leaving.in_place(roots):
                 captured = capture(leaving, names)

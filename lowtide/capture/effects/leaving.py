@@ -20,11 +20,12 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lowtide.base.places import ABSENT, Beside, Position, referred
+from lowtide.base.places import ABSENT, Beside, Position, held, referred
 from lowtide.capture.care.beside import Follower
 from lowtide.capture.care.contents import differ
 from lowtide.capture.care.surroundings import called_by, containers_of_class, functions_of, is_of_users, names_in
 from lowtide.capture.care.turns import undoing
+from lowtide.capture.effects.conversions import stand_in
 from lowtide.capture.effects.sums import Before, Computed, Counted, Recipe, Sum, Term, recipe, results_in
 from lowtide.capture.effects.variables import Variable
 from lowtide.capture.effects.watched import KINDS, Container, EffectLog, StaleError, holds_stand_in, is_stand_in
@@ -77,9 +78,9 @@ NOTHING_LEFT = Left()
 class Leaving:
     """Follows one capture. `summed` are numbers that the program computes with, and variables that it sets; None where it may not."""
 
-    def __init__(self, chosen: frozenset[int] | None = None, summed: Mapping[Key, Counted] | None = None) -> None:
-        """`chosen`: the containers by id that there are stand-ins for; None for all."""
-        self.chosen, self.summed = chosen, summed
+    def __init__(self, chosen: frozenset[int] | None = None, summed: Mapping[Key, Counted] | None = None, converts: bool = False) -> None:
+        """`chosen`: the containers by id that there are stand-ins for; None for all. `converts`: it makes Python's numbers of tensors."""
+        self.chosen, self.summed, self.converts = chosen, summed, converts
         self.sums: dict[Key, Sum] = {}
         self.emptied: set[Key] = set()  # variables that the program sets: to read one before would raise Python's NameError
         self.befores: list[weakref.ref[Number]] = []  # in their places
@@ -169,7 +170,9 @@ class Leaving:
             elif (called := called_by(item)) is not None:
                 waiting.extend(called)
             elif isinstance(item, types.FunctionType):
-                _of_function(item, place, table_of)
+                named = _of_function(item, place, table_of)
+                if self.converts:
+                    stand_in(item, named, undo)
             elif isinstance(item, type):
                 for name in containers_of_class(item):
                     place(functools.partial(vars(item).__getitem__, name), functools.partial(type.__setattr__, item, name))
@@ -284,8 +287,11 @@ class Leaving:
         return frozenset(at for at, each in self.containers.items() if each.changes or not (each.read_at or each.whole))
 
     @property
-    def done(self) -> int:
-        return len(self.log.events) + sum(len(container.written) for container in self.all())
+    def done(self) -> tuple[int, ...]:
+        """Another one where the program has put something somewhere meanwhile."""
+        counts = len(self.log.events), sum(len(container.written) for container in self.all())
+        places = self.followed_places
+        return *counts, *(id(table.get(name)) for item, table, _ in self.tables for at, name in places if at == id(item))
 
     def all(self) -> list[Container]:
         found = list(self.containers.values())
@@ -344,10 +350,18 @@ class Leaving:
         return frozenset((*self.sums, *self.emptied))
 
     def without(self, reads: frozenset[tuple[str, str]], model: nn.Module) -> frozenset[tuple[str, str]]:
-        """Those attributes of modules that steps do not change."""
-        changed = {id(each.stand_in) for each in self.all() if each.changes} | {id(table[name]) for _, table, name in self.put}
-        modules = dict(model.named_modules())
-        return frozenset((path, name) for path, name in reads if id(vars(modules[path]).get(name)) not in changed)
+        """Those attributes of modules that steps do not change, or their classes'."""
+        changed = {id(each.stand_in): each for each in self.all() if each.changes}
+        put = {id(table[name]) for item, table, name in self.put if isinstance(item, nn.Module)}
+        modules, kept = dict(model.named_modules()), set[tuple[str, str]]()
+        for path, name in reads:
+            module = modules[path]
+            item = held(module, name)
+            if id(item) in changed:
+                changed[id(item)].ways.append(functools.partial(held, module, name))  # a module may get one of its own
+            elif id(item) not in put:
+                kept.add((path, name))
+        return frozenset(kept)
 
     def forget(self) -> None:
         for container in self.all():
@@ -378,9 +392,9 @@ def is_followed() -> bool:
     return bool(_active)
 
 
-def noted() -> int:
-    """How much a program under capture has put into containers so far, as far as that is followed."""
-    return _active[-1].done if _active else 0
+def noted() -> tuple[int, ...]:
+    """What a program under capture has put into places so far, as far as that is followed: compared with itself."""
+    return _active[-1].done if _active else ()
 
 
 def _act(
@@ -442,25 +456,27 @@ def _put(table: MutableMapping[str, Any], name: str, was: Any) -> None:
         table.pop(name, None)
 
 
-def _of_function(function: types.FunctionType, place: Callable[..., None], table_of: Callable[..., None]) -> None:
-    """A function's own variables, its defaults, the globals that it names."""
+def _of_function(function: types.FunctionType, place: Callable[..., None], table_of: Callable[..., None]) -> set[str]:
+    """A function's own variables, its defaults, the globals that it names; those names, if it is a user's."""
     for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True) if is_users(function) else ():
         table_of(cell, Variable(cell, name))
     for cell in function.__closure__ or ():
         if Position.of(cell, "", "", "").now() is not ABSENT:
             place(functools.partial(getattr, cell, "cell_contents"), functools.partial(setattr, cell, "cell_contents"))
     if not is_users(function):
-        return
+        return set()
     for at in range(len(function.__defaults__ or ())):
         place(functools.partial(_default, function, at), functools.partial(_put_default, function, at))
-    named = function.__kwdefaults__ or {}
-    for name in named:
-        place(functools.partial(named.__getitem__, name), functools.partial(named.__setitem__, name))
+    defaults = function.__kwdefaults__ or {}
+    for name in defaults:
+        place(functools.partial(defaults.__getitem__, name), functools.partial(defaults.__setitem__, name))
     table = function.__globals__
     table_of(table, table)
-    for name in names_in(function.__code__):
+    named = names_in(function.__code__)
+    for name in named:
         if name in table:
             place(functools.partial(table.__getitem__, name), functools.partial(table.__setitem__, name))
+    return named
 
 
 def _default(function: types.FunctionType, at: int) -> Any:

@@ -42,6 +42,8 @@ _NOT_WATCHED = (
 class LeavingError(CaptureError):
     """The program puts something outside, or wants a number that may be for that alone: a capture that follows it may know better."""
 
+    converts = False  # it wants it as Python's own number
+
 
 class StaleError(CaptureError):
     """What the program does follows from what earlier steps have left in a place that it changes."""
@@ -150,8 +152,8 @@ class Container:
         known = None if self.fresh or key in self.written or not self.log.active else self.sums.get(key)
         if known is None:
             self.read(key, default)
-        elif type(known[1]) is not type(default) or known[1] != default:  # elsewhere it takes something else where nothing lies
-            self.read_at = self.read_at or users_line()
+        elif key not in self.opened and (type(known[1]) is not type(default) or known[1] != default):
+            self.read_at = self.read_at or users_line()  # where nothing lies there it takes two things
         elif put and key not in self.opened:
             self.changed = True
             self.opened.add(key)
