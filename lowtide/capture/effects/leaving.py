@@ -26,7 +26,7 @@ from lowtide.capture.care.contents import differ
 from lowtide.capture.care.surroundings import called_by, containers_of_class, functions_of, is_of_users, names_in
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.effects.conversions import stand_in
-from lowtide.capture.effects.sums import Before, Computed, Counted, Recipe, Sum, Term, recipe, results_in
+from lowtide.capture.effects.sums import Before, Computed, Counted, Earlier, Recipe, Sum, Term, recipe, results_in
 from lowtide.capture.effects.variables import Variable
 from lowtide.capture.effects.watched import KINDS, Container, EffectLog, StaleError, holds_stand_in, is_stand_in
 from lowtide.capture.returned import Number, is_result
@@ -50,11 +50,15 @@ class Left:
     counts: tuple[int, ...] = ()  # how many of them each takes
     relied_on: tuple[Container, ...] = ()
     words: tuple[str, ...] = ()  # the same for steps that do the same
-    sums: tuple[Sum, ...] = ()  # attributes that are computed with
+    sums: tuple[Sum, ...] = ()  # places that are computed with
+    divisors: tuple[Recipe, ...] = ()  # of these numbers, none of which may be zero
 
     def holds(self) -> bool:
         """Whether the places are there, and hold what the program relies on."""
-        return all(container.holds() for container in self.relied_on) and all(each.holds() for each in self.sums)
+        if not (all(container.holds() for container in self.relied_on) and all(each.holds() for each in self.sums)):
+            return False
+        before = [each.now for each in self.sums] if self.divisors else []
+        return all(divisor(iter(()), before) for divisor in self.divisors)
 
     def put(self, results: Sequence[Any]) -> None:
         """Do it again. `results` end with those that leave."""
@@ -82,6 +86,7 @@ class Leaving:
         """`chosen`: the containers by id that there are stand-ins for; None for all. `converts`: it makes Python's numbers of tensors."""
         self.chosen, self.summed, self.converts = chosen, summed, converts
         self.sums: dict[Key, Sum] = {}
+        self.earlier = Earlier()
         self.emptied: set[Key] = set()  # variables that the program sets: to read one before would raise Python's NameError
         self.befores: list[weakref.ref[Number]] = []  # in their places
         self.refusals: list[Any] = []
@@ -209,7 +214,7 @@ class Leaving:
                 table.pop(name, None)
 
     def _before(self, key: Key, table: Callable[[], Any], value: Any, default: Any = ABSENT) -> Before:
-        before = Before(len(self.sums), type(value), self.refusals)
+        before = Before(self.earlier, value, self.refusals)
         self.befores.append(weakref.ref(before))
         self.sums[key] = Sum(table, key[1], default)
         return before
@@ -277,6 +282,20 @@ class Leaving:
                     raise StaleError(f"it changes attribute {name!r} of a {type(item).__name__}, and puts another in its place")
                 self.put.append((item, table, name))
 
+    def holders_of(self, tensors: Iterable[Any]) -> StaleError | None:
+        """What is told where a number cannot be added to a tensor of the caller's; None where these lie in none of its places."""
+        for tensor in tensors:
+            tables = [(item, table) for item, table, _ in self.tables], [(each.stand_in, each.items) for each in self.containers.values()]
+            for item, table in (*tables[0], *(pair for pair in tables[1] if isinstance(pair[0], dict))):
+                for name, now in dict(table).items() if not isinstance(item, nn.Module) else ():
+                    if now is tensor:
+                        what = f"variable {name!r}" if _is_of_variables(item) else f"{name!r} of a {type(item).__name__}"
+                        return StaleError(
+                            f"{what} holds a tensor, with which no number that the step reads can be computed: put a number there before "
+                            "the step (0.0 for torch.tensor(0.0)), or add the tensor itself in place (`+= loss.detach()`)"
+                        )
+        return None
+
     @property
     def changing(self) -> frozenset[int]:
         """Containers by id that the program has changed so far, and those that lead to them."""
@@ -322,7 +341,7 @@ class Leaving:
             words.append(f"{text} {[_text(leaf) for leaf in leaves]}")
         relied = tuple(container for container in self.all() if container.changes)
         self.words = tuple(words)
-        return Left(tuple(actions), tuple(counts), relied, self.words, tuple(self.sums.values()))
+        return Left(tuple(actions), tuple(counts), relied, self.words, tuple(self.sums.values()), tuple(self.earlier.divisors))
 
     def _acts(self) -> Iterator[tuple[Any, Callable[[Any], object], str]]:
         for container, method, args in self.log.events:

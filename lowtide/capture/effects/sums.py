@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -60,14 +60,30 @@ class Term(Number):
         return "number"
 
 
+@dataclass
+class Earlier:
+    """What lies in all such places while a program is captured, and what of that may not be zero, as the program divides by it."""
+
+    numbers: list[Any] = field(default_factory=list)
+    divisors: list[Recipe] = field(default_factory=list)
+
+    def divides(self, item: Term) -> bool:
+        """Whether one that follows from these numbers alone is not zero: each step looks again before it begins."""
+        if not (made := recipe(item))(iter(()), self.numbers):
+            return False
+        self.divisors.append(made)
+        return True
+
+
 class Before(Term):
     """What lies in a place when a step begins."""
 
-    __slots__ = ("at",)
+    __slots__ = ("at", "earlier")
 
-    def __init__(self, at: int, kind: type, refusals: list[Any]) -> None:
-        super().__init__(None, kind, refusals)
-        self.at = at
+    def __init__(self, earlier: Earlier, number: Any, refusals: list[Any]) -> None:
+        super().__init__(None, type(number), refusals)
+        self.at, self.earlier = len(earlier.numbers), earlier
+        earlier.numbers.append(number)
 
     def text(self) -> str:
         """Which of them."""
@@ -152,8 +168,17 @@ def _operation(function: Callable[..., Any], turned: bool = False, divides: bool
 
 def _may_be_zero(item: Any) -> bool:
     if isinstance(item, Term):
+        if (earlier := _earlier(item)) is not None:
+            return not earlier.divides(item)
         return item.compare is None or not item.compare("ne", 0)
     return bool(item == 0)
+
+
+def _earlier(item: Any) -> Earlier | None:
+    """Where a number comes from that follows from earlier steps alone."""
+    if isinstance(item, Before) or not isinstance(item, Computed) or results_in(item):
+        return item.earlier if isinstance(item, Before) else None
+    return next(filter(None, map(_earlier, item.args)), None)
 
 
 def _asked(item: Any) -> Any:

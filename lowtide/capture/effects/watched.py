@@ -43,6 +43,7 @@ class LeavingError(CaptureError):
     """The program puts something outside, or wants a number that may be for that alone: a capture that follows it may know better."""
 
     converts = False  # it wants it as Python's own number
+    beside: tuple[Any, ...] = ()  # the tensors that it computes with there
 
 
 class StaleError(CaptureError):
