@@ -90,13 +90,14 @@ def _followed(
     """
     chosen: frozenset[int] | None = None
     words: list[tuple[str, ...]] = []
+    known_why: StaleError | None = None
     while True:
-        leaving, captured, failed, told = Leaving(chosen, summed, converts), None, None, None
+        leaving, captured, failed = Leaving(chosen, summed, converts), None, None
         try:
             with leaving.in_place(roots):
                 captured = capture(leaving, names)
         except CaptureError as error:
-            failed, told = error, leaving.holders_of(getattr(error, "beside", ()))
+            failed, known_why = error, known_why or leaving.holder_of(getattr(error, "beside", ()))
         finally:
             for key, found in leaving.counted.items():
                 counted.setdefault(key, found)
@@ -111,7 +112,7 @@ def _followed(
         if len(narrower) < len(leaving.containers):
             chosen = narrower
         elif failed is not None:
-            raise told or failed
+            raise known_why or failed
         else:
             assert captured is not None, "it was captured, or has failed"
             words.append(leaving.words)

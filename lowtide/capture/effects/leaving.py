@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import itertools
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -282,18 +283,18 @@ class Leaving:
                     raise StaleError(f"it changes attribute {name!r} of a {type(item).__name__}, and puts another in its place")
                 self.put.append((item, table, name))
 
-    def holders_of(self, tensors: Iterable[Any]) -> StaleError | None:
+    def holder_of(self, tensors: Iterable[Any]) -> StaleError | None:
         """What is told where a number cannot be added to a tensor of the caller's; None where these lie in none of its places."""
-        for tensor in tensors:
-            tables = [(item, table) for item, table, _ in self.tables], [(each.stand_in, each.items) for each in self.containers.values()]
-            for item, table in (*tables[0], *(pair for pair in tables[1] if isinstance(pair[0], dict))):
-                for name, now in dict(table).items() if not isinstance(item, nn.Module) else ():
-                    if now is tensor:
-                        what = f"variable {name!r}" if _is_of_variables(item) else f"{name!r} of a {type(item).__name__}"
-                        return StaleError(
-                            f"{what} holds a tensor, with which no number that the step reads can be computed: put a number there before "
-                            "the step (0.0 for torch.tensor(0.0)), or add the tensor itself in place (`+= loss.detach()`)"
-                        )
+        tables = [(item, table) for item, table, _ in self.tables if not isinstance(item, nn.Module)]
+        tables += [(each, each.items) for each in self.containers.values() if isinstance(each.items, dict)]
+        for item, table in tables:
+            pairs = dict.items(table) if isinstance(table, dict) else table.items()
+            for name, now in pairs:
+                if any(now is tensor for tensor in tensors):
+                    return StaleError(
+                        f"{_called(item, name)} holds a tensor, with which no number that the step reads can be computed: put a number "
+                        "there before the step (0.0 for torch.tensor(0.0)), or add the tensor itself in place (`+= loss.detach()`)"
+                    )
         return None
 
     @property
@@ -326,8 +327,8 @@ class Leaving:
     def left(self) -> Left:
         """How to do it again, without anything of the capture in it."""
         actions: list[Callable[[list[Any], list[Any]], None]] = []
-        counts, words, known = [], [], dict[int, int]()
-        for number, (value, act, text) in enumerate(self._acts()):
+        counts, words, lasting, known = [], [], list[bool](), dict[int, int]()
+        for number, (value, act, text, stays) in enumerate(self._acts()):
             if any(known.setdefault(id(piece), number) != number for piece in _made(value)):
                 raise StaleError("it puts one list, dictionary or object into two places, and each step would put another into each")
             leaves, rebuild = tree.flatten(value)
@@ -339,21 +340,33 @@ class Leaving:
             actions.append(functools.partial(_act, act, plain, {index: recipe(leaves[index].value) for index in at}, rebuild))
             counts.append(sum(len(results_in(leaves[index].value)) for index in at))
             words.append(f"{text} {[_text(leaf) for leaf in leaves]}")
+            lasting.append(bool(at) or not stays)
         relied = tuple(container for container in self.all() if container.changes)
         self.words = tuple(words)
-        return Left(tuple(actions), tuple(counts), relied, self.words, tuple(self.sums.values()), tuple(self.earlier.divisors))
+        return Left(
+            tuple(actions),
+            tuple(counts),
+            relied,
+            tuple(itertools.compress(words, lasting)),
+            tuple(self.sums.values()),
+            tuple(self.earlier.divisors),
+        )
 
-    def _acts(self) -> Iterator[tuple[Any, Callable[[Any], object], str]]:
+    def _acts(self) -> Iterator[tuple[Any, Callable[[Any], object], str, bool]]:
+        """What is put where, and whether it may be seen no more where it lies there already: a number or text in a variable."""
         for container, method, args in self.log.events:
-            yield args, functools.partial(_call, container, method), method
-        for _, table, name in self.put:
-            yield table[name], functools.partial(table.__setitem__, name), name
+            yield args, functools.partial(_call, container, method), method, False
+        for item, table, name in self.put:
+            yield table[name], functools.partial(table.__setitem__, name), name, _is_of_variables(item)
 
     def end(self, follower: Follower, beside: Beside) -> Beside:
         """Take back what the program has put into attributes. What is looked at before each step is not what the steps change."""
         for item, table, name in self.put:
             if not isinstance(item, nn.Module) and (id(item), name) not in self.followed_places and not follower.only_writes(item, name):
-                raise StaleError(f"it reads attribute {name!r} of a {type(item).__name__}, which an earlier step has put there")
+                raise StaleError(
+                    f"it reads {_called(item, name)}, which an earlier step has put there; a buffer that it writes with copy_ goes on "
+                    "from step to step"
+                )
             before = next(before for other, _, before in self.tables if other is item)
             if name in before:
                 table[name] = before[name]
@@ -466,6 +479,13 @@ def _is_number(item: Any) -> bool:
 def _is_of_variables(item: Any) -> bool:
     """Whether a table is of globals or of a variable, which notes no reads."""
     return type(item) in (dict, types.CellType)
+
+
+def _called(holder: Any, name: Any) -> str:
+    """A place in words."""
+    if isinstance(holder, Container):
+        return f"entry {name!r} of a {holder.kind.__name__}"
+    return f"variable {name!r}" if _is_of_variables(holder) else f"attribute {name!r} of a {type(holder).__name__}"
 
 
 def _put(table: MutableMapping[str, Any], name: str, was: Any) -> None:
