@@ -6,6 +6,7 @@ refused is captured once more with stand-ins in the places of those containers (
 
 from __future__ import annotations
 
+import builtins
 import collections
 import functools
 import gc
@@ -129,8 +130,8 @@ class Leaving:
         for item, table, before in self.tables:
             for name, now in table.items() if not isinstance(item, nn.Module) else ():
                 was = before.get(name, ABSENT)
-                if now is was or (id(item), name) in self.followed_places:
-                    continue
+                if now is was or (id(item), name) in self.followed_places or (type(item) is dict and hasattr(builtins, name)):
+                    continue  # a global that is not there would be Python's own of its name
                 sums = _is_number(was) and isinstance(now, (int, float))
                 if sums or (_is_of_variables(item) and (holds_fakes(now) or differ(was, now))):
                     old = was.kept.original if is_stand_in(was) else was

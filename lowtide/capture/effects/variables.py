@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, MutableMapping
-from dataclasses import dataclass
 from typing import Any
 
+from lowtide.base.places import ABSENT, Position
 
-@dataclass(frozen=True, eq=False)
+
 class Variable(MutableMapping[str, Any]):
     """The table of one name, which is not there while nothing is assigned."""
 
-    cell: types.CellType
-    name: str
+    def __init__(self, cell: types.CellType, name: str) -> None:
+        self._cell, self._name = cell, name
 
     def __getitem__(self, name: str) -> Any:
-        try:
-            return {self.name: self.cell.cell_contents}[name]
-        except ValueError:
-            raise KeyError(name) from None
+        if name not in iter(self):
+            raise KeyError(name)
+        return self._cell.cell_contents
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self.cell.cell_contents = value
+        self._cell.cell_contents = value
 
     def __delitem__(self, name: str) -> None:
-        del self.cell.cell_contents
+        del self._cell.cell_contents
 
     def __iter__(self) -> Iterator[str]:
-        try:
-            self.cell.cell_contents  # noqa: B018  # raises where nothing is assigned
-        except ValueError:
-            return iter(())
-        return iter((self.name,))
+        return iter(() if Position.of(self._cell, "", "", "").now() is ABSENT else (self._name,))
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return sum(1 for _ in self)  # a list of them would ask for it
