@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.imports import PACKAGE
 
 TESTS = Path(__file__).parent
-BUDGET_LINES = 60_885
+BUDGET_LINES = 61_270
 
 
 def test_the_package_stays_within_its_budget_of_lines():

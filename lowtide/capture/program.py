@@ -86,7 +86,7 @@ def _closed(
     captured: tuple[Captured, ...], watch: LeakWatch, follower: Follower, leaving: Leaving | None, names: bool, put_back: bool
 ) -> tuple[Captured, ...]:
     """With what was seen beside the model; nothing of the capture is left."""
-    beside, counted = follower.places(), follower.changed(() if leaving is None else leaving.sums)
+    beside, (counted, sums) = follower.places(), follower.changed(() if leaving is None else leaving.followed_places)
     if leaving is not None:
         beside = leaving.end(follower, beside)
     refilled = follower.refilled()
@@ -100,8 +100,8 @@ def _closed(
     watch.refuse_survivors()
     if leaving is not None:
         leaving.refuse_survivors()
-    if refilled and not names:
-        raise LeavingError(refilled)
+    if (refilled and not names) or (sums and (leaving is not None or not names)):
+        raise LeavingError(refilled or counted)
     counted = counted or refilled  # a memo finds what it has put there when it runs again
     return tuple(replace(each, beside=beside, counted=counted) for each in captured)
 

@@ -8,8 +8,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from lowtide.capture.draft import Draft
+from lowtide.capture.effects.watched import LeavingError
 from lowtide.capture.sources import users_line
-from lowtide.errors import CaptureError
 from lowtide.ir import tree
 from lowtide.ir.graph import Value
 from lowtide.ir.operators.names import ITEM
@@ -27,12 +27,20 @@ class Number:
     # What `isinstance` asks. C looks at the type itself, and asks for the number, which is refused.
     __class__ = property(lambda self: self.kind)
 
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        """An operator is given one: refused, beside the tensors that it is given."""
+        given = [leaf.value for leaf in tree.flatten((args, kwargs or {}))[0]]
+        number: Number = next(each for each in given if issubclass(type(each), Number))
+        number.refuse(*given)
+
     def refuse(self, *others: Any) -> NoReturn:
         """What happens to whoever looks at it, or computes with it."""
-        error = CaptureError(
+        error = LeavingError(
             f"control flow depends on data: a number read from a tensor is used at {users_line()}; return it, or compute with the tensor "
             "itself (torch.where, clamp)"
         )
+        error.converts, error.beside = True, tuple(each for each in others if isinstance(each, torch.Tensor))
         if self.refusals is not None:
             self.refusals.append(error)
         raise error

@@ -19,87 +19,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn, optim
 
 import lowtide
+from tests.leaving import Attributes, Meter, Net, check, square
 from tests.training import differences
 
 EXAMPLES = int(os.environ.get("LOWTIDE_LEAVING_EXAMPLES", "4"))  # of the property; 2000 where a bench runs it
-STEPS = 4
 everywhere: list[Any] = []
-
-
-class Net(nn.Module):
-    """Keeps what its forward computes in whatever way it is told."""
-
-    def __init__(self, keep: Callable[[Net, Tensor], object] = lambda net, hidden: None) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
-        self.outs: list[Any] = []
-        self.keep = [keep]
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.tanh(self.first(x))
-        self.keep[0](self, hidden)
-        return self.last(hidden)
-
-
-class Meter:
-    last: Any = None
-
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def update(self, value: Any, count: int) -> None:
-        self.last = value
-        self.seen.append((value, count))
-
-
-def square(model: nn.Module, x: Tensor) -> Tensor:
-    return model(x).square().mean()
-
-
-def trained(make: Callable[[], tuple[Net, Callable[..., Any], Any]], *, eagerly: bool, steps: int = STEPS) -> list[Any]:
-    """What `steps` steps leave: results, weights, and what was put into the place that `make` names."""
-    torch.manual_seed(0)
-    model, loss, place = make()
-    optimizer = optim.Adam(model.parameters(), lr=0.1)
-    batches = [torch.rand(5, 3) for _ in range(steps)]
-    if not eagerly:
-        step = lowtide.optimize(model, batches[0], loss=loss, optimizer=optimizer, workspaces=False)
-    results = []
-    for x in batches:
-        if eagerly:
-            optimizer.zero_grad()
-            result = loss(model, x)
-            result.backward()
-            optimizer.step()
-        else:
-            result = step(x)
-        results.append(result.detach())
-    return [results, model.state_dict(), plainly(place)]
-
-
-class Attributes:
-    """Some of an object's, as they are when they are looked at."""
-
-    def __init__(self, item: object, *names: str) -> None:
-        self.item, self.names = item, names
-
-
-def plainly(item: Any) -> Any:
-    """The same with detached tensors: eager's are within graphs."""
-    if isinstance(item, Tensor):
-        return item.detach().clone()
-    if isinstance(item, Attributes):
-        return [plainly(vars(item.item).get(name)) for name in item.names]
-    if isinstance(item, dict):
-        return {key: plainly(each) for key, each in item.items()}
-    if isinstance(item, (list, tuple, collections.deque)):
-        return [plainly(each) for each in item]
-    return plainly(vars(item)) if isinstance(item, Meter) else item
-
-
-def check(make: Callable[[], tuple[Net, Callable[..., Any], Any]]) -> None:
-    found = differences(trained(make, eagerly=True), trained(make, eagerly=False))
-    assert not found, "\n".join(found)
 
 
 def features_in_a_dictionary() -> Any:
@@ -416,90 +340,6 @@ def test_what_follows_from_earlier_steps_is_refused(keep, why):
     with pytest.raises(lowtide.CaptureError, match=why):
         lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
     assert kept == []
-
-
-class Totals:
-    """As trainers and meters sum up."""
-
-    def __init__(self) -> None:
-        self.total: float = 0
-        self.calls = self.tokens = 0
-        self.shown: dict[str, Any] = {}
-        self.means: list[float] = []
-
-    def loss(self, model: nn.Module, x: Tensor) -> Tensor:
-        mask = (x[:, 0] > 0.5).long()
-        loss = ((model(x).sum(1) - 1).square() * mask).mean()
-        count = mask.sum().item()
-        self.total += loss.item() * count
-        self.tokens += count // 1
-        self.calls += 1
-        self.shown["tokens"] = [self.tokens]
-        self.means.append(-self.total / count if count > 0 else 0.0)
-        return loss
-
-
-def summing() -> tuple[Net, Callable[..., Any], Any]:
-    totals = Totals()
-    return Net(), totals.loss, Attributes(totals, "total", "calls", "tokens", "shown", "means")
-
-
-def test_what_is_summed_up_goes_on_by_one_program(recwarn):
-    """Counts of each batch, too, which are another number each time: nothing depends on them but what is put there."""
-    assert not differences(trained(summing, eagerly=True), trained(summing, eagerly=False))
-    totals, model, batches = Totals(), Net(), [torch.rand(5, 3) for _ in range(3)]
-    optimizer = optim.SGD(model.parameters())
-    step = lowtide.optimize(model, batches[0], loss=totals.loss, optimizer=optimizer, workspaces=False, check="always")
-    assert (totals.total, totals.calls, totals.tokens) == (0, 0, 0)
-    for x in batches:
-        step(x)
-    assert totals.calls == 3
-    assert totals.tokens == sum((x[:, 0] > 0.5).sum().item() for x in batches)
-    assert not [each for each in recwarn if "captured" in str(each.message)]
-
-
-def test_a_total_that_is_set_anew_between_steps_goes_on_from_there():
-    totals, model, x = Totals(), Net(), torch.rand(5, 3)
-    step = lowtide.optimize(model, x, loss=totals.loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
-    step(x)
-    totals.tokens = 100
-    step(x)
-    assert totals.tokens == 100 + (x[:, 0] > 0.5).sum().item()
-
-
-def decides(total: float, loss: Tensor) -> object:
-    return loss * 2 if total > 1 else loss
-
-
-def returned(total: float, loss: Tensor) -> object:
-    return loss, total
-
-
-def kept_in_a_set(total: float, loss: Tensor) -> object:
-    seen.append(frozenset([(total,)]))
-    return loss
-
-
-def printed(total: float, loss: Tensor) -> object:
-    return loss * len(f"{total}")
-
-
-seen: collections.UserList[Any] = collections.UserList()
-
-
-@pytest.mark.parametrize("use", [decides, returned, kept_in_a_set, printed])
-def test_a_total_that_is_used_otherwise_is_refused_and_is_as_before(use):
-    totals = Totals()
-
-    def loss(model: nn.Module, x: Tensor) -> Any:
-        result = model(x).square().mean()
-        totals.total += result.item()
-        return use(totals.total, result)
-
-    model = Net()
-    with pytest.raises(lowtide.CaptureError, match=r"control flow depends on data"):
-        lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
-    assert totals.total == 0
 
 
 def test_an_average_that_goes_on_is_refused():

@@ -80,18 +80,18 @@ class Follower:
         self._closed += [container for container, before in self._contents if before.keys() != pieces(container).keys()]
         return Beside(tuple(self._places.values()), tuple(map(referred, (*self._followed.values(), *self._closed))))
 
-    def changed(self, summed: Container[tuple[int, str]] = ()) -> str:
+    def changed(self, summed: Container[tuple[int, str]] = ()) -> tuple[str, bool]:
         """What the program has read and changed, in words: counts that a captured step would not go on with; "" where nothing is.
 
-        With the `summed` attributes it does go on.
+        With the `summed` places it does go on. And whether it is a number that may be summed up.
         """
         for key, place in self._places.items():
             if key in summed:
                 continue
             old, new = self._before[key], place.now()
             if differ(old, new) and (isinstance(place.holder, (types.CellType, dict, nn.Module)) or key in self._written):
-                return f"{place} was {old!r} and is {new!r}"
-        return ""
+                return f"{place} was {old!r} and is {new!r}", {type(old), type(new)} <= {int, float}
+        return "", False
 
     def refilled(self) -> str:
         """What the program has put into containers that it does not read, in words; "" where that is nothing.

@@ -44,9 +44,11 @@ def put_back_on_failure(functions: Iterable[Any], objects: Iterable[Any] = (), *
 
 
 def methods_of(models: Iterable[nn.Module]) -> list[Any]:
-    """The classes of all modules, and their functions, but for those that libraries wrote."""
+    """The classes of all modules, their functions, and hooks, but for those that libraries wrote."""
     classes = {cls: None for model in models for module in model.modules() for cls in type(module).__mro__}
-    return [each for cls in classes for each in (cls, *functions_of(cls))]
+    tables = [table for model in models for module in model.modules() for name, table in vars(module).items() if name.endswith("_hooks")]
+    hooks = [each for table in tables if isinstance(table, dict) for each in table.values()]
+    return [*(each for cls in classes for each in (cls, *functions_of(cls))), *hooks]
 
 
 def functions_of(cls: type) -> list[types.FunctionType]:

@@ -50,7 +50,9 @@ def number(recorder: Recording, op: OpOverload, recorded: Arguments, args: tuple
             text = f"the program's own check failed on what this step computed, at {users_line()}, in {check.text}"
             recorder.record(torch.ops.lowtide.require.default, args[0], check.answer, check.error, text)
             return check.answer
-        raise LeavingError(why_unread(operators.name_of(op), str(why))) from None
+        error = LeavingError(why_unread(operators.name_of(op), str(why)))
+        error.converts = op is _aten._local_scalar_dense.default and not asks
+        raise error from None
 
 
 def _of_draw(recorder: Recording, flag: torch.Tensor) -> bool | None:

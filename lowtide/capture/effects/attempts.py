@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from lowtide.capture.effects.leaving import Attribute, Leaving, survive
+from lowtide.capture.effects.leaving import Key, Leaving, survive
+from lowtide.capture.effects.sums import Counted
 from lowtide.capture.effects.watched import LeavingError, StaleError
 from lowtide.errors import CaptureError
 
@@ -45,55 +46,61 @@ def _summed(capture: Callable[[Leaving | None, bool], T], roots: list[Any], *, n
 
     Each attempt says which attributes those are. What is told in the end is what the first one told.
     """
-    counted: dict[Attribute, Any] = {}
+    counted: dict[Key, Counted] = {}
     try:
         return _followed(capture, roots, names, None, counted)
     except CaptureError as error:
-        refusal, summed = error, frozenset[Attribute]()
+        refusal, converts = error, _wants_numbers(error)
     while True:
         _put_back(counted)
+        summed, known = dict(counted), converts
         try:
-            captured = _followed(capture, roots, names, summed, counted)
-        except CaptureError:
-            captured = None
-        if counted.keys() <= summed:
+            captured = _followed(capture, roots, names, summed, counted, converts)
+        except CaptureError as error:
+            captured, converts = None, converts or _wants_numbers(error)
+        if counted.keys() <= summed.keys() and known is converts:
             break
-        summed |= counted.keys()
     if captured is None:
         _put_back(counted)
         raise refusal
     return captured
 
 
-def _put_back(counted: dict[Attribute, Any]) -> None:
-    for (_, name), (table, before) in counted.items():
-        table[name] = before
+def _wants_numbers(error: CaptureError) -> bool:
+    return isinstance(error, LeavingError) and error.converts
+
+
+def _put_back(counted: dict[Key, Counted]) -> None:
+    for each in counted.values():
+        each.put_back()
 
 
 def _followed(
     capture: Callable[[Leaving | None, bool], T],
     roots: list[Any],
     names: bool,
-    summed: frozenset[Attribute] | None,
-    counted: dict[Attribute, Any],
+    summed: dict[Key, Counted] | None,
+    counted: dict[Key, Counted],
+    converts: bool = False,
 ) -> T:
     """Until there are stand-ins for nothing but what the program changes: all else has to be what it is, in its class as well.
 
     Once more where numbers or texts are put outside: what is another one in each step (a clock) would be there as it was in the capture.
-    `counted` gets the attributes with numbers that the program has changed, and those before.
+    `counted` gets what the program has changed that later attempts may follow.
     """
     chosen: frozenset[int] | None = None
     words: list[tuple[str, ...]] = []
+    known_why: StaleError | None = None
     while True:
-        leaving, captured, failed = Leaving(chosen, summed), None, None
+        leaving, captured, failed = Leaving(chosen, summed, converts), None, None
         try:
             with leaving.in_place(roots):
                 captured = capture(leaving, names)
         except CaptureError as error:
-            failed = error
+            failed, known_why = error, known_why or leaving.holder_of(getattr(error, "beside", ()))
         finally:
-            for attribute, before in leaving.counted.items():
-                counted.setdefault(attribute, before)
+            for key, found in leaving.counted.items():
+                counted.setdefault(key, found)
             for container in leaving.all():
                 container.forget()
                 container.stand_in = container.items = None
@@ -105,7 +112,7 @@ def _followed(
         if len(narrower) < len(leaving.containers):
             chosen = narrower
         elif failed is not None:
-            raise failed
+            raise known_why or failed
         else:
             assert captured is not None, "it was captured, or has failed"
             words.append(leaving.words)

@@ -6,12 +6,14 @@ refused is captured once more with stand-ins in the places of those containers (
 
 from __future__ import annotations
 
+import builtins
 import collections
 import functools
 import gc
+import itertools
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
@@ -20,11 +22,14 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lowtide.base.places import ABSENT, Beside, Position, referred
+from lowtide.base.places import ABSENT, Beside, Position, held, referred
 from lowtide.capture.care.beside import Follower
+from lowtide.capture.care.contents import differ
 from lowtide.capture.care.surroundings import called_by, containers_of_class, functions_of, is_of_users, names_in
 from lowtide.capture.care.turns import undoing
-from lowtide.capture.effects.sums import Before, Computed, Recipe, Sum, Term, recipe, results_in
+from lowtide.capture.effects.conversions import stand_in
+from lowtide.capture.effects.sums import Before, Computed, Counted, Earlier, Recipe, Sum, Term, recipe, results_in
+from lowtide.capture.effects.variables import Variable
 from lowtide.capture.effects.watched import KINDS, Container, EffectLog, StaleError, holds_stand_in, is_stand_in
 from lowtide.capture.returned import Number, is_result
 from lowtide.capture.sources import is_users
@@ -32,7 +37,7 @@ from lowtide.errors import CaptureError
 from lowtide.ir import tree
 
 T = TypeVar("T")
-Attribute: TypeAlias = "tuple[int, str]"  # an object's id, a name
+Key: TypeAlias = "tuple[int, Any]"  # the id of an object, a dictionary or a variable, and the name in it
 
 _MOST, _LARGEST = 20_000, 1000  # objects that are looked at; items of a container among which others are looked for
 _OWN_OF_MODULES = frozenset(vars(nn.Module()))
@@ -47,11 +52,15 @@ class Left:
     counts: tuple[int, ...] = ()  # how many of them each takes
     relied_on: tuple[Container, ...] = ()
     words: tuple[str, ...] = ()  # the same for steps that do the same
-    sums: tuple[Sum, ...] = ()  # attributes that are computed with
+    sums: tuple[Sum, ...] = ()  # places that are computed with
+    divisors: tuple[Recipe, ...] = ()  # of these numbers, none of which may be zero
 
     def holds(self) -> bool:
         """Whether the places are there, and hold what the program relies on."""
-        return all(container.holds() for container in self.relied_on) and all(each.holds() for each in self.sums)
+        if not (all(container.holds() for container in self.relied_on) and all(each.holds() for each in self.sums)):
+            return False
+        before = [each.now for each in self.sums] if self.divisors else []
+        return all(divisor(iter(()), before) for divisor in self.divisors)
 
     def put(self, results: Sequence[Any]) -> None:
         """Do it again. `results` end with those that leave."""
@@ -73,20 +82,22 @@ NOTHING_LEFT = Left()
 
 
 class Leaving:
-    """Follows one capture. `summed` are attributes with numbers that the program computes with; None where it may not."""
+    """Follows one capture. `summed` are numbers that the program computes with, and variables that it sets; None where it may not."""
 
-    def __init__(self, chosen: frozenset[int] | None = None, summed: frozenset[Attribute] | None = None) -> None:
-        """`chosen`: the containers by id that there are stand-ins for; None for all."""
-        self.chosen, self.summed = chosen, summed
-        self.sums: dict[Attribute, Sum] = {}
+    def __init__(self, chosen: frozenset[int] | None = None, summed: Mapping[Key, Counted] | None = None, converts: bool = False) -> None:
+        """`chosen`: the containers by id that there are stand-ins for; None for all. `converts`: it makes Python's numbers of tensors."""
+        self.chosen, self.summed, self.converts = chosen, summed, converts
+        self.sums: dict[Key, Sum] = {}
+        self.earlier = Earlier()
+        self.emptied: set[Key] = set()  # variables that the program sets: to read one before would raise Python's NameError
         self.befores: list[weakref.ref[Number]] = []  # in their places
         self.refusals: list[Any] = []
-        self.counted: dict[Attribute, Any] = {}  # attributes with numbers that the program has changed, and those before
+        self.counted: dict[Key, Counted] = {}  # what the program has changed
         self.log = EffectLog()
         self.containers: dict[int, Container] = {}
-        self.tables: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []  # of objects: their attributes, and those before
+        self.tables: list[tuple[Any, MutableMapping[str, Any], dict[str, Any]]] = []  # attributes, globals, variables; and those before
         self.numbers: list[weakref.ref[Number]] = []  # that were handed out
-        self.put: list[tuple[Any, dict[str, Any], str]] = []  # attributes that the program has put there
+        self.put: list[tuple[Any, MutableMapping[str, Any], str]] = []  # what the program has put into such tables
         self.words: tuple[str, ...] = ()
         self.puts_plain = False  # numbers and texts that are those of the capture
 
@@ -112,14 +123,33 @@ class Leaving:
             yield
         finally:
             self.log.active = False
-            for item, table, before in self.tables:
-                for name, was in before.items():
-                    changed = type(was) in (int, float) and (now := table.get(name)) is not was and isinstance(now, (int, float))
-                    if changed and not isinstance(item, nn.Module):
-                        self.counted[id(item), name] = table, was
+            self._count()
+
+    def _count(self) -> None:
+        """What the program has changed that is not followed yet."""
+        for item, table, before in self.tables:
+            for name, now in table.items() if not isinstance(item, nn.Module) else ():
+                was = before.get(name, ABSENT)
+                if now is was or (id(item), name) in self.followed_places or (type(item) is dict and hasattr(builtins, name)):
+                    continue  # a global that is not there would be Python's own of its name
+                sums = _is_number(was) and isinstance(now, (int, float))
+                if sums or (_is_of_variables(item) and (holds_fakes(now) or differ(was, now))):
+                    old = was.kept.original if is_stand_in(was) else was
+                    self.counted[id(item), name] = Counted(functools.partial(_put, table, name, old), sums)
+        for container in self.containers.values():
+            for key, default in container.asked.items():
+                was, now = dict.get(container.original, key, default), dict.get(container.stand_in, key)
+                if key in container.written and _is_number(was) and isinstance(now, (int, float)):
+                    self.counted[id(container.original), key] = Counted(lambda: None, True, default)
 
     def _walk(self, waiting: collections.deque[Any], undo: Callable[[Callable[[], object]], None]) -> None:
         seen: set[int] = set()
+        tabled: set[int] = set()
+
+        def table_of(item: Any, table: MutableMapping[str, Any]) -> None:
+            if id(item) not in tabled:
+                tabled.add(id(item))
+                self._follow(item, table, undo)
 
         def place(now: Callable[[], Any], put: Callable[[Any], object]) -> None:
             item = now()
@@ -147,7 +177,9 @@ class Leaving:
             elif (called := called_by(item)) is not None:
                 waiting.extend(called)
             elif isinstance(item, types.FunctionType):
-                _of_function(item, place)
+                named = _of_function(item, place, table_of)
+                if self.converts:
+                    stand_in(item, named, undo)
             elif isinstance(item, type):
                 for name in containers_of_class(item):
                     place(functools.partial(vars(item).__getitem__, name), functools.partial(type.__setattr__, item, name))
@@ -158,19 +190,36 @@ class Leaving:
         table = getattr(item, "__dict__", None)
         if not isinstance(table, dict) or isinstance(item, type):
             return
-        self.tables.append((item, table, {}))
+        self._follow(item, table, undo)
         for name, value in list(table.items()):
-            if (id(item), name) in (self.summed or ()):
-                undo(functools.partial(table.__setitem__, name, value))
-                table[name] = before = Before(len(self.sums), type(value), self.refusals)
-                self.befores.append(weakref.ref(before))
-                self.sums[id(item), name] = Sum(table, name)
-            elif isinstance(item, nn.Module) and name in _OWN_OF_MODULES:
+            if (id(item), name) in self.sums:
+                continue
+            if isinstance(item, nn.Module) and name in _OWN_OF_MODULES:
                 waiting.extend(value.values() if isinstance(value, dict) else ())
             else:
                 place(functools.partial(table.__getitem__, name), functools.partial(table.__setitem__, name))
         for cls in type(item).__mro__:
             waiting.extend((cls, *functions_of(cls)))
+
+    def _follow(self, item: Any, table: MutableMapping[str, Any], undo: Callable[[Callable[[], object]], None]) -> None:
+        """What the program sets in a table: numbers that it may read before, and variables that it may not."""
+        self.tables.append((item, table, {}))
+        for at, name in self.summed or ():
+            if at != id(item):
+                continue
+            was = table.get(name, ABSENT)
+            undo(functools.partial(_put, table, name, was))
+            if _is_number(was) and (self.summed or {})[at, name].sums:
+                table[name] = self._before((at, name), lambda: table, was)
+            else:
+                self.emptied.add((at, name))
+                table.pop(name, None)
+
+    def _before(self, key: Key, table: Callable[[], Any], value: Any, default: Any = ABSENT) -> Before:
+        before = Before(self.earlier, value, self.refusals)
+        self.befores.append(weakref.ref(before))
+        self.sums[key] = Sum(table, key[1], default)
+        return before
 
     def _is_chosen(self, item: Any) -> bool:
         return type(item) in KINDS and (self.chosen is None or id(item) in self.chosen)
@@ -181,10 +230,18 @@ class Leaving:
             return known.stand_in
         self.containers[id(original)] = found = Container(self.log, original, now)
         is_table = isinstance(original, dict)
+        for at, key in self.summed or ():
+            if at == id(original):
+                default = (self.summed or {})[at, key].default
+                value = dict.get(original, key, default)
+                if _is_number(value):
+                    found.sums[key] = self._before((at, key), lambda: found.now, value, default), default
         for key, item in list(original.items() if is_table else enumerate(original)):
             if isinstance(item, FakeTensor):
                 raise CaptureError("the capture before has left something there")
-            if self._is_chosen(item) and len(original) < _LARGEST:
+            if is_table and key in found.sums:
+                item = found.sums[key][0]
+            elif self._is_chosen(item) and len(original) < _LARGEST:
                 item = self._stand_in(item, _item_of(found, key), waiting)
                 found.within.append(item.kept)
             elif len(original) < _LARGEST:
@@ -216,11 +273,30 @@ class Leaving:
             for name, now in table.items():
                 was = before.get(name, ABSENT)
                 of_module = isinstance(item, nn.Module)
-                if now is was or not holds_fakes(now) or (of_module and isinstance(now, torch.Tensor)):
+                if now is was:
+                    continue
+                if _is_of_variables(item) and (id(item), name) in (*self.sums, *self.emptied):
+                    self.put.append((item, table, name))
+                    continue
+                if not holds_fakes(now) or (of_module and isinstance(now, torch.Tensor)):
                     continue
                 if is_stand_in(was) and was.kept.changes:
                     raise StaleError(f"it changes attribute {name!r} of a {type(item).__name__}, and puts another in its place")
                 self.put.append((item, table, name))
+
+    def holder_of(self, tensors: Iterable[Any]) -> StaleError | None:
+        """What is told where a number cannot be added to a tensor of the caller's; None where these lie in none of its places."""
+        tables = [(item, table) for item, table, _ in self.tables if not isinstance(item, nn.Module)]
+        tables += [(each, each.items) for each in self.containers.values() if isinstance(each.items, dict)]
+        for item, table in tables:
+            pairs = dict.items(table) if isinstance(table, dict) else table.items()
+            for name, now in pairs:
+                if any(now is tensor for tensor in tensors):
+                    return StaleError(
+                        f"{_called(item, name)} holds a tensor, with which no number that the step reads can be computed: put a number "
+                        "there before the step (0.0 for torch.tensor(0.0)), or add the tensor itself in place (`+= loss.detach()`)"
+                    )
+        return None
 
     @property
     def changing(self) -> frozenset[int]:
@@ -232,8 +308,11 @@ class Leaving:
         return frozenset(at for at, each in self.containers.items() if each.changes or not (each.read_at or each.whole))
 
     @property
-    def done(self) -> int:
-        return len(self.log.events) + sum(len(container.written) for container in self.all())
+    def done(self) -> tuple[int, ...]:
+        """Another one where the program has put something somewhere meanwhile."""
+        counts = len(self.log.events), sum(len(container.written) for container in self.all())
+        places = self.followed_places
+        return *counts, *(id(table.get(name)) for item, table, _ in self.tables for at, name in places if at == id(item))
 
     def all(self) -> list[Container]:
         found = list(self.containers.values())
@@ -249,8 +328,8 @@ class Leaving:
     def left(self) -> Left:
         """How to do it again, without anything of the capture in it."""
         actions: list[Callable[[list[Any], list[Any]], None]] = []
-        counts, words, known = [], [], dict[int, int]()
-        for number, (value, act, text) in enumerate(self._acts()):
+        counts, words, lasting, known = [], [], list[bool](), dict[int, int]()
+        for number, (value, act, text, stays) in enumerate(self._acts()):
             if any(known.setdefault(id(piece), number) != number for piece in _made(value)):
                 raise StaleError("it puts one list, dictionary or object into two places, and each step would put another into each")
             leaves, rebuild = tree.flatten(value)
@@ -262,35 +341,60 @@ class Leaving:
             actions.append(functools.partial(_act, act, plain, {index: recipe(leaves[index].value) for index in at}, rebuild))
             counts.append(sum(len(results_in(leaves[index].value)) for index in at))
             words.append(f"{text} {[_text(leaf) for leaf in leaves]}")
+            lasting.append(bool(at) or not stays)
         relied = tuple(container for container in self.all() if container.changes)
         self.words = tuple(words)
-        return Left(tuple(actions), tuple(counts), relied, self.words, tuple(self.sums.values()))
+        return Left(
+            tuple(actions),
+            tuple(counts),
+            relied,
+            tuple(itertools.compress(words, lasting)),
+            tuple(self.sums.values()),
+            tuple(self.earlier.divisors),
+        )
 
-    def _acts(self) -> Iterator[tuple[Any, Callable[[Any], object], str]]:
+    def _acts(self) -> Iterator[tuple[Any, Callable[[Any], object], str, bool]]:
+        """What is put where, and whether it may be seen no more where it lies there already: a number or text in a variable."""
         for container, method, args in self.log.events:
-            yield args, functools.partial(_call, container, method), method
-        for _, table, name in self.put:
-            yield table[name], functools.partial(table.__setitem__, name), name
+            yield args, functools.partial(_call, container, method), method, False
+        for item, table, name in self.put:
+            yield table[name], functools.partial(table.__setitem__, name), name, _is_of_variables(item)
 
     def end(self, follower: Follower, beside: Beside) -> Beside:
         """Take back what the program has put into attributes. What is looked at before each step is not what the steps change."""
         for item, table, name in self.put:
-            if not isinstance(item, nn.Module) and (id(item), name) not in self.sums and not follower.only_writes(item, name):
-                raise StaleError(f"it reads attribute {name!r} of a {type(item).__name__}, which an earlier step has put there")
+            if not isinstance(item, nn.Module) and (id(item), name) not in self.followed_places and not follower.only_writes(item, name):
+                raise StaleError(
+                    f"it reads {_called(item, name)}, which an earlier step has put there; a buffer that it writes with copy_ goes on "
+                    "from step to step"
+                )
             before = next(before for other, _, before in self.tables if other is item)
             if name in before:
                 table[name] = before[name]
             else:
                 table.pop(name, None)
         changed = tuple(referred(each.original) for each in self.all() if each.changes_itself and not each.made)
-        places = tuple(each for each in beside.places if (id(each.holder), each.name) not in self.sums)
+        places = tuple(each for each in beside.places if (id(each.holder), each.name) not in self.followed_places)
         return Beside(places, (*beside.followed, *changed))
 
+    @property
+    def followed_places(self) -> frozenset[Key]:
+        """What each step goes on with, or sets anew."""
+        return frozenset((*self.sums, *self.emptied))
+
     def without(self, reads: frozenset[tuple[str, str]], model: nn.Module) -> frozenset[tuple[str, str]]:
-        """Those attributes of modules that steps do not change."""
-        changed = {id(each.stand_in) for each in self.all() if each.changes} | {id(table[name]) for _, table, name in self.put}
-        modules = dict(model.named_modules())
-        return frozenset((path, name) for path, name in reads if id(vars(modules[path]).get(name)) not in changed)
+        """Those attributes of modules that steps do not change, or their classes'."""
+        changed = {id(each.stand_in): each for each in self.all() if each.changes}
+        put = {id(table[name]) for item, table, name in self.put if isinstance(item, nn.Module)}
+        modules, kept = dict(model.named_modules()), set[tuple[str, str]]()
+        for path, name in reads:
+            module = modules[path]
+            item = held(module, name)
+            if id(item) in changed:
+                changed[id(item)].ways.append(functools.partial(held, module, name))  # a module may get one of its own
+            elif id(item) not in put:
+                kept.add((path, name))
+        return frozenset(kept)
 
     def forget(self) -> None:
         for container in self.all():
@@ -321,9 +425,9 @@ def is_followed() -> bool:
     return bool(_active)
 
 
-def noted() -> int:
-    """How much a program under capture has put into containers so far, as far as that is followed."""
-    return _active[-1].done if _active else 0
+def noted() -> tuple[int, ...]:
+    """What a program under capture has put into places so far, as far as that is followed: compared with itself."""
+    return _active[-1].done if _active else ()
 
 
 def _act(
@@ -369,22 +473,50 @@ def _item_of(container: Container, key: Any) -> Callable[[], Any]:
     return lambda: container.now[key]
 
 
-def _of_function(function: types.FunctionType, place: Callable[..., None]) -> None:
-    """A function's own variables, its defaults, the globals that it names."""
+def _is_number(item: Any) -> bool:
+    return type(item) in (int, float)
+
+
+def _is_of_variables(item: Any) -> bool:
+    """Whether a table is of globals or of a variable, which notes no reads."""
+    return type(item) in (dict, types.CellType)
+
+
+def _called(holder: Any, name: Any) -> str:
+    """A place in words."""
+    if isinstance(holder, Container):
+        return f"entry {name!r} of a {holder.kind.__name__}"
+    return f"variable {name!r}" if _is_of_variables(holder) else f"attribute {name!r} of a {type(holder).__name__}"
+
+
+def _put(table: MutableMapping[str, Any], name: str, was: Any) -> None:
+    if was is not ABSENT:
+        table[name] = was
+    else:
+        table.pop(name, None)
+
+
+def _of_function(function: types.FunctionType, place: Callable[..., None], table_of: Callable[..., None]) -> set[str]:
+    """A function's own variables, its defaults, the globals that it names; those names, if it is a user's."""
+    for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True) if is_users(function) else ():
+        table_of(cell, Variable(cell, name))
     for cell in function.__closure__ or ():
         if Position.of(cell, "", "", "").now() is not ABSENT:
             place(functools.partial(getattr, cell, "cell_contents"), functools.partial(setattr, cell, "cell_contents"))
     if not is_users(function):
-        return
+        return set()
     for at in range(len(function.__defaults__ or ())):
         place(functools.partial(_default, function, at), functools.partial(_put_default, function, at))
-    named = function.__kwdefaults__ or {}
-    for name in named:
-        place(functools.partial(named.__getitem__, name), functools.partial(named.__setitem__, name))
+    defaults = function.__kwdefaults__ or {}
+    for name in defaults:
+        place(functools.partial(defaults.__getitem__, name), functools.partial(defaults.__setitem__, name))
     table = function.__globals__
-    for name in names_in(function.__code__):
+    table_of(table, table)
+    named = names_in(function.__code__)
+    for name in named:
         if name in table:
             place(functools.partial(table.__getitem__, name), functools.partial(table.__setitem__, name))
+    return named
 
 
 def _default(function: types.FunctionType, at: int) -> Any:

@@ -1,22 +1,24 @@
 """Numbers that a program sums up outside (`self.total += loss.item()`), and arithmetic on numbers that only the running step knows.
 
-No part of the graph: each step does that arithmetic again, in Python, on what it has read and on what the attribute holds then.
+No part of the graph: each step does that arithmetic again, in Python, on what it has read and on what lies in the place then: an attribute,
+an entry of a dictionary, a variable.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
+from lowtide.base.places import ABSENT
 from lowtide.capture.returned import Number
 from lowtide.ir.graph import Value
 
-Recipe = Callable[[Iterator[Any], Sequence[Any]], Any]  # of the results that it takes, and of what the attributes held before
+Recipe = Callable[[Iterator[Any], Sequence[Any]], Any]  # of the results that it takes, and of what lay in the places before
 
 _ANY: dict[str, Callable[..., Any]] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
 _BY_NUMBERS: dict[str, Callable[..., Any]] = {
@@ -58,14 +60,30 @@ class Term(Number):
         return "number"
 
 
+@dataclass
+class Earlier:
+    """What lies in all such places while a program is captured, and what of that may not be zero, as the program divides by it."""
+
+    numbers: list[Any] = field(default_factory=list)
+    divisors: list[Recipe] = field(default_factory=list)
+
+    def divides(self, item: Term) -> bool:
+        """Whether one that follows from these numbers alone is not zero: each step looks again before it begins."""
+        if not (made := recipe(item))(iter(()), self.numbers):
+            return False
+        self.divisors.append(made)
+        return True
+
+
 class Before(Term):
-    """What an attribute holds when a step begins."""
+    """What lies in a place when a step begins."""
 
-    __slots__ = ("at",)
+    __slots__ = ("at", "earlier")
 
-    def __init__(self, at: int, kind: type, refusals: list[Any]) -> None:
-        super().__init__(None, kind, refusals)
-        self.at = at
+    def __init__(self, earlier: Earlier, number: Any, refusals: list[Any]) -> None:
+        super().__init__(None, type(number), refusals)
+        self.at, self.earlier = len(earlier.numbers), earlier
+        earlier.numbers.append(number)
 
     def text(self) -> str:
         """Which of them."""
@@ -91,20 +109,33 @@ class Computed(Term):
 
 
 @dataclass(frozen=True)
-class Sum:
-    """An attribute that the program reads, computes with and writes again."""
+class Counted:
+    """What lies in a place that a program has changed, so that later attempts follow it there."""
 
-    table: dict[str, Any]
-    name: str
+    put_back: Callable[[], object]
+    sums: bool  # numbers before and behind it
+    default: Any = ABSENT  # what is read where nothing lies
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A place of which the program reads the number, computes with it and writes it again."""
+
+    table: Callable[[], Any]
+    name: Any
+    default: Any = ABSENT
 
     @property
     def now(self) -> Any:
         """The number there."""
-        return self.table[self.name]
+        return self.table().get(self.name, self.default)
 
     def holds(self) -> bool:
         """Whether there is one."""
-        return type(self.table.get(self.name)) in (int, float)
+        try:
+            return type(self.now) in (int, float)
+        except (LookupError, ValueError, TypeError):  # nothing leads there any more
+            return False
 
 
 def results_in(item: Any) -> list[Any]:
@@ -137,8 +168,17 @@ def _operation(function: Callable[..., Any], turned: bool = False, divides: bool
 
 def _may_be_zero(item: Any) -> bool:
     if isinstance(item, Term):
+        if (earlier := _earlier(item)) is not None:
+            return not earlier.divides(item)
         return item.compare is None or not item.compare("ne", 0)
     return bool(item == 0)
+
+
+def _earlier(item: Any) -> Earlier | None:
+    """Where a number comes from that follows from earlier steps alone."""
+    if isinstance(item, Before) or not isinstance(item, Computed) or results_in(item):
+        return item.earlier if isinstance(item, Before) else None
+    return next(filter(None, map(_earlier, item.args)), None)
 
 
 def _asked(item: Any) -> Any:

@@ -13,10 +13,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from lowtide.base.places import ABSENT
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 
-KINDS = (list, dict, collections.defaultdict, collections.OrderedDict, collections.deque)  # no classes derived from them
+KINDS = (
+    list,
+    dict,
+    collections.defaultdict,
+    collections.OrderedDict,
+    collections.Counter,
+    collections.deque,
+)  # no classes derived from them
 _ALL = object()  # in place of a key
 _classes: set[type] = set()  # of stand-ins
 _ADDING = ("append", "appendleft", "extend", "extendleft", "__iadd__")
@@ -33,6 +41,9 @@ _NOT_WATCHED = (
 
 class LeavingError(CaptureError):
     """The program puts something outside, or wants a number that may be for that alone: a capture that follows it may know better."""
+
+    converts = False  # it wants it as Python's own number
+    beside: tuple[Any, ...] = ()  # the tensors that it computes with there
 
 
 class StaleError(CaptureError):
@@ -75,12 +86,17 @@ class Container:
             options = ((), original.maxlen)
         elif isinstance(original, collections.defaultdict):
             options = (original.default_factory,)
-        self.stand_in: Any = _class_for(self.kind)(*options)  # type: ignore[arg-type]
+        made_for = _class_for(self.kind)  # type: ignore[arg-type]
+        self.stand_in: Any = made_for.__new__(made_for) if self.kind is collections.Counter else made_for(*options)
         self.stand_in.kept = self
         self.items: Any = [] if self.kind is list else self.stand_in  # a list's own items are read by C without a word
         self.within: list[Container] = []
         self.changed, self.fresh, self.added = False, False, 0  # fresh: it was emptied; `added` at its end
         self.written: set[Any] = set()  # keys
+        self.asked: dict[Any, Any] = {}  # keys of a dictionary that were read, and what would be taken where nothing lies there
+        self.presence: dict[Any, bool] = {}  # keys of which it was asked whether they are there
+        self.opened: set[Any] = set()  # keys of numbers that are there because they were read
+        self.sums: dict[Any, tuple[Any, Any]] = {}  # by key: what stands for a number, and what is taken where none is
         self.read_at, self.whole = "", ""  # where what the step had not put there was read; where all was, when there was nothing else
         self.show()
 
@@ -117,15 +133,44 @@ class Container:
             return False
         if type(now) is not self.kind or any(other is not now for other in others):
             return False
+        if any((key in now) is not there for key, there in self.presence.items()):
+            return False
         return not self.whole or (now.keys() <= self.written if isinstance(now, dict) else not now)
 
-    def read(self, key: Any = _ALL) -> None:
+    def read(self, key: Any = _ALL, default: Any = ABSENT) -> None:
+        """`default`: what the program takes where nothing lies under the key."""
         if not self.log.active or self.fresh or (key is not _ALL and self._is_own(key)):
             return
-        if key is _ALL and all(map(self._is_own, self._old_keys())):
+        if key is _ALL and all(map(self._is_own, self._old_keys())) and self.sums.keys() <= self.written:
             self.whole = self.whole or users_line()
         else:
             self.read_at = self.read_at or users_line()
+            if key is not _ALL and isinstance(self.stand_in, dict):
+                self.asked.setdefault(key, default)
+
+    def found(self, key: Any, default: Any, put: str = "", *args: Any) -> Any:
+        """What a dictionary gives under a key, or `default`, which is left there by the method `put`."""
+        known = None if self.fresh or key in self.written or not self.log.active else self.sums.get(key)
+        if known is None:
+            self.read(key, default)
+        elif key not in self.opened and (type(known[1]) is not type(default) or known[1] != default):
+            self.read_at = self.read_at or users_line()  # where nothing lies there it takes two things
+        elif put and key not in self.opened:
+            self.changed = True
+            self.opened.add(key)
+            self.log.events.append((self, put, (key, *args)))
+        item = dict.get(self.items, key, ABSENT)
+        if item is ABSENT:
+            item = default if known is None else known[0]
+            if put:
+                dict.__setitem__(self.items, key, item)
+        return item
+
+    def has(self, key: Any) -> bool:
+        """Whether a dictionary has a key: what the program does then follows from it."""
+        if self.log.active and not self.fresh and key not in self.written and key not in self.opened:
+            self.presence.setdefault(key, key in self.original)
+        return dict.__contains__(self.items, key)
 
     def change(self, method: str, args: tuple[Any, ...]) -> None:
         if not self.log.active:
@@ -147,6 +192,8 @@ class Container:
 
     def adopt(self, key: Any, item: Any) -> Any:
         """The program has missed an item, and made one. An empty container is watched, anything else follows from its absence."""
+        if type(item) in (int, float):
+            return self.found(key, item, "__getitem__")
         if type(item) not in KINDS or item or not self.log.active:
             self.read(key)
         else:
@@ -165,6 +212,7 @@ class Container:
         self.kind.clear(self.stand_in)
         self.kind.clear(self.items)
         self.original = None
+        self.sums.clear()
 
     def _old_keys(self) -> list[Any]:
         return list(dict.keys(self.items)) if isinstance(self.items, dict) else list(range(self.kind.__len__(self.items) - self.added))
@@ -172,7 +220,7 @@ class Container:
     def _is_own(self, key: Any) -> bool:
         """Whether the step has put there what lies under a key, or it is a container, which is watched itself."""
         if isinstance(self.stand_in, dict):
-            return key in self.written or holds_stand_in(dict.get(self.stand_in, key))
+            return key in self.written or key in self.sums or holds_stand_in(dict.get(self.stand_in, key))
         if not isinstance(key, int):
             return False
         within = self._is_position(key) and is_stand_in(self.kind.__getitem__(self.items, key))
@@ -229,13 +277,12 @@ def _watched(kind: Any, name: str, method: Any) -> Any:
     def reading(self: Any, *args: Any, **options: Any) -> Any:
         if self.kept.is_of_others():
             return method(self.kept.original, *args, **options)
-        if name not in _OF_A_KEY or (name == "__contains__" and not is_table) or isinstance(args[0], slice):
-            self.kept.read()
-        elif name != "__getitem__" or not is_table or dict.__contains__(self, args[0]):  # what misses a key says so itself
-            self.kept.read(args[0])
+        self.kept.read(*(args if name == "__getitem__" and not isinstance(args[0], slice) else ()))
         return method(self.kept.items, *args, **options)
 
-    return _OWN.get(name, changing if name in _CHANGING else reading) if is_table else changing if name in _CHANGING else reading
+    plain = changing if name in _CHANGING and not (kind is collections.Counter and name.startswith("__i")) else reading
+    own = {**_OWN, **_OF_COUNTERS} if kind is collections.Counter else _OWN if is_table else {}
+    return own.get(name, plain)
 
 
 def _reduced(self: Any, protocol: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -270,10 +317,42 @@ def _missing(self: Any, key: Any) -> Any:
 def _set_default(self: Any, key: Any, default: Any = None) -> Any:
     if self.kept.is_of_others():
         return self.kept.original.setdefault(key, default)
+    if type(default) in (int, float):
+        return self.kept.found(key, default, "setdefault", default)
+    return self[key] if dict.__contains__(self, key) else self.kept.adopt(key, default)
+
+
+def _get(self: Any, key: Any, default: Any = None) -> Any:
+    if self.kept.is_of_others():
+        return self.kept.original.get(key, default)
+    return self.kept.found(key, default)
+
+
+def _get_item(self: Any, key: Any) -> Any:
+    if self.kept.is_of_others():
+        return self.kept.original[key]
+    if self.kept.kind is collections.Counter:
+        return self.kept.found(key, 0)
+    if (made_by := getattr(self, "default_factory", None)) in (int, float):
+        return self.kept.found(key, made_by(), "__getitem__")
     if dict.__contains__(self, key):
-        return self[key]
-    return self.kept.adopt(key, default)
+        return self.kept.found(key, ABSENT)
+    return dict.__getitem__(self, key)  # what misses a key says so itself
 
 
-_OF_A_KEY = ("__getitem__", "get", "__contains__")
-_OWN = {"update": _update, "setdefault": _set_default, "__missing__": _missing}
+def _has(self: Any, key: Any) -> bool:
+    return key in self.kept.original if self.kept.is_of_others() else self.kept.has(key)
+
+
+def _count(self: Any, iterable: Any = None, /, *, times: int = 1, **named: Any) -> None:
+    if self.kept.is_of_others():
+        (self.kept.original.update if times > 0 else self.kept.original.subtract)(iterable, **named)
+        return
+    for key, count in collections.Counter(iterable, **named).items():
+        self[key] = self.get(key, 0) + count if times > 0 else self.get(key, 0) - count
+
+
+_OWN = {
+    "update": _update, "setdefault": _set_default, "get": _get, "__getitem__": _get_item, "__contains__": _has, "__missing__": _missing,
+}  # fmt: skip
+_OF_COUNTERS = {"update": _count, "subtract": functools.partialmethod(_count, times=-1)}
