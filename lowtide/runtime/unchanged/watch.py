@@ -32,6 +32,7 @@ class Watch:
         self._empty: list[Any] = []
         self._full: list[Any] = []
         self._mappings: list[Any] = []
+        self._lists: list[Any] = []
         self._modules: list[nn.Module] = []
         self._parameters: list[torch.Tensor] = []
         self._groups: Callable[[], Any] = tuple
@@ -44,8 +45,7 @@ class Watch:
             self._empty.append(item)
             return
         self._full.append(item)
-        if isinstance(item, _MAPPINGS):
-            self._mappings.append(item)
+        (self._mappings if isinstance(item, _MAPPINGS) else self._lists).append(item)
 
     def module(self, module: nn.Module) -> None:
         self._modules.append(module)
@@ -61,9 +61,10 @@ class Watch:
     def sealed(self) -> Watch:
         """Itself, with everything as it is now."""
         self._lengths = [*map(len, self._full)]
-        self._items, self._held = [*chain.from_iterable(self._full)], [*chain.from_iterable(map(_values, self._mappings))]
+        self._names = [*chain.from_iterable(self._mappings)]
+        self._items, self._held = [*chain.from_iterable(self._lists)], [*chain.from_iterable(map(_values, self._mappings))]
         self._types, self._flags = [*map(type, self._modules)], [*map(_flags, self._parameters)]
-        self._lists, self._switches = self._groups(), switches()
+        self._in_groups, self._switches = self._groups(), switches()
         return self
 
     def same(self) -> bool:
@@ -74,10 +75,11 @@ class Watch:
                 and not any(self._empty)
                 and [*map(len, self._full)] == self._lengths
                 and all(map(is_, chain.from_iterable(map(_values, self._mappings)), self._held))
-                and all(map(is_, chain.from_iterable(self._full), self._items))
+                and [*chain.from_iterable(self._mappings)] == self._names  # texts and numbers, which is quicker than one by one
+                and all(map(is_, chain.from_iterable(self._lists), self._items))
                 and all(map(is_, map(type, self._modules), self._types))
                 and [*map(_flags, self._parameters)] == self._flags
-                and [*map(id, self._groups())] == [*map(id, self._lists)]
+                and [*map(id, self._groups())] == [*map(id, self._in_groups)]
             )
         except RuntimeError:  # another thread changes a container meanwhile
             return False
