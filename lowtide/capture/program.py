@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from types import CellType
 from typing import Any
 
 import torch
 from torch import nn
 
+from lowtide.base.places import Beside
 from lowtide.capture import openings as openings  # what torch's registry can open is opened from here on
 from lowtide.capture.batches import micro_batches, objects_in
 from lowtide.capture.care.beside import Follower, following
@@ -32,7 +34,7 @@ from lowtide.capture.ranks.exchange import average_gradients, broadcast_buffers
 from lowtide.capture.ranks.ranks import Ranks
 from lowtide.capture.ranks.shards import gather, own_shards, refuse_mixing, refuse_whole_state
 from lowtide.capture.ranks.wrapped import passing_on
-from lowtide.capture.returned import NumbersLater, beside
+from lowtide.capture.returned import NumbersLater, beside, holds_fakes
 from lowtide.capture.trace import Captured, Given, Trace, tracing
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
@@ -97,6 +99,7 @@ def _closed(
     else:
         follower.take_back()
     follower.forget()
+    beside = _of_callers(beside)
     watch.refuse_survivors()
     if leaving is not None:
         leaving.refuse_survivors()
@@ -104,6 +107,11 @@ def _closed(
         raise LeavingError(refilled)
     counted = counted or refilled  # a memo finds what it has put there when it runs again
     return tuple(replace(each, beside=beside, counted=counted) for each in captured)
+
+
+def _of_callers(beside: Beside) -> Beside:
+    """Without variables that hold what the program has computed: they are of functions that it makes, as hooks that a forward adds are."""
+    return replace(beside, places=tuple(at for at in beside.places if not isinstance(at.holder, CellType) or not holds_fakes(at.now())))
 
 
 def _captured_inference(watch: LeakWatch, model: nn.Module, given: Given, leaving: Leaving | None) -> Captured:
