@@ -96,13 +96,6 @@ def test_randomness_that_no_graph_can_follow(draw, message):
     refused(drawing(draw), message)
 
 
-def test_checkpointed_dropout():
-    def loss(model, x):
-        return checkpoint(lambda x: functional.dropout(model(x)), x, use_reentrant=False).square().sum()
-
-    refused(loss, r"aten\.bernoulli.* draws random numbers in the backward pass.*Remove the checkpointing")
-
-
 def seeded_for_a_while(model: Net, x: Tensor) -> Tensor:
     with torch.random.fork_rng():
         torch.manual_seed(3)
