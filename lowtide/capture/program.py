@@ -23,6 +23,7 @@ from lowtide.capture.care.turns import one_at_a_time
 from lowtide.capture.effects.attempts import with_leaving
 from lowtide.capture.effects.leaving import Leaving, containers_of
 from lowtide.capture.effects.schedules import settings_unchanged
+from lowtide.capture.effects.settling import Settling
 from lowtide.capture.effects.watched import LeavingError
 from lowtide.capture.fakes import FakeModel
 from lowtide.capture.formulas.scripts import Scripts
@@ -88,7 +89,7 @@ def _closed(
     captured: tuple[Captured, ...], watch: LeakWatch, follower: Follower, leaving: Leaving | None, names: bool, put_back: bool
 ) -> tuple[Captured, ...]:
     """With what was seen beside the model; nothing of the capture is left."""
-    beside, counted = follower.places(), follower.changed(() if leaving is None else leaving.sums)
+    beside, memos = follower.places(), follower.memos(() if leaving is None else leaving.sums)
     if leaving is not None:
         beside = leaving.end(follower, beside)
     refilled = follower.refilled()
@@ -98,6 +99,7 @@ def _closed(
         follower.put_back()
     else:
         follower.take_back()
+    Settling(memos).put_back()
     follower.forget()
     beside = _of_callers(beside)
     watch.refuse_survivors()
@@ -105,8 +107,8 @@ def _closed(
         leaving.refuse_survivors()
     if refilled and not names:
         raise LeavingError(refilled)
-    counted = counted or refilled  # a memo finds what it has put there when it runs again
-    return tuple(replace(each, beside=beside, counted=counted) for each in captured)
+    settling = Settling((*captured[-1].settling.memos, *memos))
+    return tuple(replace(each, beside=beside, counted=refilled, settling=settling) for each in captured)
 
 
 def _of_callers(beside: Beside) -> Beside:

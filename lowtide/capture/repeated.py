@@ -1,7 +1,6 @@
 """Draws that a program repeats under a state of the generator that it has put back, as checkpointing does: copies of what was drawn there.
 
-The numbers that follow a state are the same each time, for one kernel that is asked for as many in one layout, by inputs that are equal.
-That holds of the CPU's generator, which is followed alone; on a GPU a program may put back the states of some devices and not of others.
+What follows a state is the same each time, for one kernel with equal inputs in one layout. The CPU's generator alone is followed so.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def copies(node: Node, drawn: Node, nodes: Iterable[Node]) -> list[Node]:
     return [Node(CLONE, (old,), (new,), source=node.source) for new, old in pairs if new is not None and old is not None]
 
 
-def _layout(value: Value | None) -> object:
+def _layout(value: Value | None) -> Any:
     return None if value is None else (value.dtype, value.shape, value.stride, value.storage.device)
 
 
@@ -43,8 +42,9 @@ def _same_arguments(one: Node, two: Node, nodes: Iterable[Node]) -> bool:
     unread = row_of(one.op).unread
     waiting: list[tuple[Any, Any]] = [(one.kwargs, two.kwargs)]
     for at, (new, old) in enumerate(zip_longest(one.args, two.args)):
-        written_over = at in unread and isinstance(new, Value) and isinstance(old, Value)
-        waiting.append((_layout(new), _layout(old)) if written_over else (new, old))
+        if at in unread and isinstance(new, Value) and isinstance(old, Value):  # written over
+            new, old = _layout(new), _layout(old)
+        waiting.append((new, old))
     seen = set[tuple[Value, Value]]()
     while waiting:
         new, old = waiting.pop()

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 import lowtide
 from tests.refusals import HERE, WHERE, Function, Net, refused
