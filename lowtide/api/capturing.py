@@ -11,9 +11,12 @@ from torch import nn
 from lowtide.api.believed import Believed, Known
 from lowtide.api.stages import Stages
 from lowtide.capture.batches import objects_in
+from lowtide.capture.care.beside import changed_each_time
 from lowtide.capture.care.generators import known_generators
-from lowtide.capture.care.surroundings import methods_of, put_back_on_failure
+from lowtide.capture.care.surroundings import methods_of, objects_of, put_back_on_failure
+from lowtide.capture.difference import difference
 from lowtide.capture.effects.leaving import containers_of
+from lowtide.capture.effects.settling import Settling
 from lowtide.capture.program import TrainingProgram, capture_inference, capture_training
 from lowtide.capture.ranks.wrapped import unlike_a_step
 from lowtide.capture.real import knowing
@@ -57,21 +60,25 @@ class Capturing:
         """The program, and what it takes for granted. A first run may fill in what later ones find (a cache in a configuration)."""
         functions = () if self.program is None else (self.program.loss, self.program.after_backward)
         own = methods_of((self.model,)), containers_of((self.model,))
-        with put_back_on_failure((*functions, *own[0]), [*objects_in(args, kwargs), *own[1]]):
+        with put_back_on_failure((*functions, *own[0], *objects_of((self.model,))), [*objects_in(args, kwargs), *own[1]]):
             return self._as_it_is(args, kwargs, laboratory)
 
     def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[tuple[Captured, ...], Granted]:
+        first: tuple[Captured, ...] | None = None
         for _ in range(2):
             before = Look(self.caller).locations
             captured = self.programs(args, kwargs, laboratory)
             reads = Reads(frozenset().union(*(each.read for each in captured)))
             change = captured[-1].counted or first_difference(reads.of(before), reads.of(Look(self.caller).locations))
             if not change:
+                if first is not None and (otherwise := next(filter(None, map(difference, first, captured)), "")):
+                    raise CaptureError(
+                        f"the program computes something else when it runs for the first time ({otherwise}), and a captured step would not "
+                        "do that: call loss(model, *batch) once before, or keep what tells the first time in an attribute of a module"
+                    )
                 return captured, Granted(self.caller, reads, captured[-1].beside)
-        raise CaptureError(
-            f"the program changes what it rests on each time it runs, which a captured step would not: {change}; "
-            "keep what changes from step to step in a buffer, or count outside of the step"
-        )
+            first = captured
+        raise CaptureError(changed_each_time(change))
 
     def again(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory, *, leaves: bool = False) -> Captured:
         """The program for the optimizer's state as it is now, to be compared; nothing is tried, and nothing is changed by that."""
@@ -88,13 +95,34 @@ class Capturing:
         with self.stages.stage("capture", "capturing the program"):
             believed = Believed(laboratory)
             try:
-                captured = self._captured(given, believed)
+                captured = self._settled(given, believed)
                 if believed.rightly():
                     return captured
             except CaptureError:
                 if believed.rightly():
                     raise
-            return self._captured(given, Known(laboratory))  # what a fake kernel says wrongly is known now
+            return self._settled(given, Known(laboratory))  # what a fake kernel says wrongly is known now
+
+    def _settled(self, given: Given, really: Really) -> tuple[Captured, ...]:
+        """Captures once more where the program sets numbers or texts that it has read, to see that it leaves them alone then.
+
+        Where it computes the same then, its first step does so as well, if it reads of its data what it has read here. Where it does not,
+        the first step is a program of its own: the next call finds what that has put there, and is captured anew.
+        """
+        first = self._captured(given, really)
+        if not (memos := first[-1].settling.memos):
+            return first
+        try:
+            first[-1].settling.put()
+            later = self._captured(given, really)
+        finally:
+            first[-1].settling.put_back()
+        if later[-1].settling.memos:
+            raise CaptureError(later[-1].settling.memos[0].refusal)
+        readings = first[-1].readings
+        if len(first) != len(later) or any(map(difference, first, later)) or (readings and given.varying):
+            return first
+        return tuple(each.with_settling(Settling(memos, readings), self.model) for each in later)
 
     def _captured(self, given: Given, really: Really) -> tuple[Captured, ...]:
         """Captures once more where the program draws from generators of its own: which is one that it had before shows then."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,18 @@ class Position:
             except ValueError:  # not assigned, or deleted
                 return ABSENT
         return holder.get(self.name, ABSENT) if type(holder) is dict else held(holder, self.name)
+
+    def put(self, item: Any) -> None:
+        """Put something there; ABSENT takes away what there is."""
+        holder = self._holder()
+        name = "cell_contents" if isinstance(holder, types.CellType) else self.name
+        table: Any = dict if type(holder) is dict else type if isinstance(holder, type) else object
+        put, take = (dict.__setitem__, dict.__delitem__) if table is dict else (table.__setattr__, table.__delattr__)
+        if item is not ABSENT:
+            put(holder, name, item)
+        else:
+            with suppress(KeyError, AttributeError, ValueError):  # it is not there
+                take(holder, name)
 
     def tables(self) -> Iterator[tuple[Mapping[str, Any], bool]]:
         """The tables that say what lies there, and whether the name is in each; none where no table does."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from types import CellType
 from typing import Any
 
 import torch
 from torch import nn
 
+from lowtide.base.places import Beside
 from lowtide.capture import openings as openings  # what torch's registry can open is opened from here on
 from lowtide.capture.batches import micro_batches, objects_in
 from lowtide.capture.care.beside import Follower, following
@@ -21,6 +23,7 @@ from lowtide.capture.care.turns import one_at_a_time
 from lowtide.capture.effects.attempts import with_leaving
 from lowtide.capture.effects.leaving import Leaving, containers_of
 from lowtide.capture.effects.schedules import settings_unchanged
+from lowtide.capture.effects.settling import Settling
 from lowtide.capture.effects.watched import LeavingError
 from lowtide.capture.fakes import FakeModel
 from lowtide.capture.formulas.scripts import Scripts
@@ -32,7 +35,7 @@ from lowtide.capture.ranks.exchange import average_gradients, broadcast_buffers
 from lowtide.capture.ranks.ranks import Ranks
 from lowtide.capture.ranks.shards import gather, own_shards, refuse_mixing, refuse_whole_state
 from lowtide.capture.ranks.wrapped import passing_on
-from lowtide.capture.returned import NumbersLater, beside
+from lowtide.capture.returned import NumbersLater, beside, holds_fakes
 from lowtide.capture.trace import Captured, Given, Trace, tracing
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
@@ -86,7 +89,7 @@ def _closed(
     captured: tuple[Captured, ...], watch: LeakWatch, follower: Follower, leaving: Leaving | None, names: bool, put_back: bool
 ) -> tuple[Captured, ...]:
     """With what was seen beside the model; nothing of the capture is left."""
-    beside, (counted, sums) = follower.places(), follower.changed(() if leaving is None else leaving.followed_places)
+    beside, memos = follower.places(), follower.memos(() if leaving is None else leaving.followed_places)
     if leaving is not None:
         beside = leaving.end(follower, beside)
     refilled = follower.refilled()
@@ -96,14 +99,22 @@ def _closed(
         follower.put_back()
     else:
         follower.take_back()
+    Settling(memos).put_back()
     follower.forget()
+    beside = _of_callers(beside)
     watch.refuse_survivors()
     if leaving is not None:
         leaving.refuse_survivors()
-    if (refilled and not names) or (sums and (leaving is not None or not names)):
-        raise LeavingError(refilled or counted)
-    counted = counted or refilled  # a memo finds what it has put there when it runs again
-    return tuple(replace(each, beside=beside, counted=counted) for each in captured)
+    summed = next((str(memo) for memo in memos if memo.may_be_sum), "")
+    if (refilled and not names) or (summed and (leaving is not None or not names)):
+        raise LeavingError(refilled or summed)
+    settling = Settling((*captured[-1].settling.memos, *memos))
+    return tuple(replace(each, beside=beside, counted=refilled, settling=settling) for each in captured)
+
+
+def _of_callers(beside: Beside) -> Beside:
+    """Without variables that hold what the program has computed: they are of functions that it makes, as hooks that a forward adds are."""
+    return replace(beside, places=tuple(at for at in beside.places if not isinstance(at.holder, CellType) or not holds_fakes(at.now())))
 
 
 def _captured_inference(watch: LeakWatch, model: nn.Module, given: Given, leaving: Leaving | None) -> Captured:

@@ -38,6 +38,7 @@ from lowtide.capture.prune import needed
 from lowtide.capture.ranks.chain import CALLED_BY_LAYERS, REFUSED, CollectiveChain
 from lowtide.capture.ranks.wholes import Wholes
 from lowtide.capture.real import run
+from lowtide.capture.repeated import copies
 from lowtide.capture.returned import Number
 from lowtide.capture.sizes.symbols import FixedError
 from lowtide.capture.sources import users_line
@@ -335,13 +336,16 @@ class Recorder(TorchDispatchMode):
     def _append(self, node: Node, random: bool) -> None:
         """Add a node; random ones in the order in which they draw, collectives in that in which they begin."""
         if random:
+            drawn = draw(node, next((self.draft.generators[value] for value in node.inputs if value in self.draft.generators), None))
+            if drawn is not None:
+                self.draft.nodes.extend(copies(node, drawn, self.draft.nodes))
+                return
             if torch._C._current_autograd_node() is not None:
                 raise CaptureError(
                     f"operator {node.op} draws random numbers in the backward pass, as torch.utils.checkpoint does when it repeats "
-                    "a dropout: its mask would not be the forward's. Remove the checkpointing (take the plain loss for one that caches): "
-                    "lowtide decides what to recompute; or set the dropout to 0"
+                    "a dropout with preserve_rng_state=False: its mask would not be the forward's. Remove the checkpointing: lowtide "
+                    "decides what to recompute; or set the dropout to 0"
                 )
-            draw(node.op, next((self.draft.generators[value] for value in node.inputs if value in self.draft.generators), None))
             if self._last_random is not None:
                 node = Node(
                     node.op, node.args, node.outputs, node.kwargs, node.writes, (self._last_random,), node.inplace, None, node.source

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from lowtide.capture.draft import Draft
@@ -79,6 +80,11 @@ def _are_scalars(given: Any) -> bool:
 def is_result(item: Any) -> bool:
     """Whether a leaf is computed by the program."""
     return isinstance(item, (torch.Tensor, Number))
+
+
+def holds_fakes(item: Any) -> bool:
+    """Whether there is something that the program has computed in an object, or in what it holds."""
+    return tree.holds(item, lambda piece: issubclass(type(piece), (Number, FakeTensor)))
 
 
 def beside(result: Any, returned: Any) -> Any:

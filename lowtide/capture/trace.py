@@ -30,6 +30,7 @@ from lowtide.capture.data.reader import Reader
 from lowtide.capture.draft import Draft
 from lowtide.capture.effects.data import Data, following_data
 from lowtide.capture.effects.leaving import NOTHING_LEFT, Leaving, Left
+from lowtide.capture.effects.settling import Settling
 from lowtide.capture.fakes import ModuleTensors, fake_batch_leaf, fake_model, swapped
 from lowtide.capture.formulas import as_eager
 from lowtide.capture.optimizers.optimizer import Update
@@ -75,12 +76,20 @@ class Captured:
     conditions: tuple[Condition, ...] = ()  # on the graph's dimensions, under which this is the program
     beside: Beside = NOTHING  # what the program has read beside the model
     left: Left = NOTHING_LEFT  # what each step puts into places of the caller's; what leaves are the last tensors of the result
-    counted: str = ""  # what of that it has changed, which a captured step would not; "" where it is nothing
+    settling: Settling = field(default_factory=Settling)  # what it puts in the place of numbers and texts that it has read, once
+    counted: str = ""  # what it has put into containers, which a captured step would not; "" where that is nothing
 
     @property
     def held(self) -> HeldStorages:
         """What eager holds for longer than the graph needs it."""
         return HeldStorages(self.gradients, self.held_until)
+
+    def with_settling(self, settling: Settling, model: nn.Module) -> Captured:
+        """The program after a first step, which runs it as well: what that puts somewhere is no reason to capture anew."""
+        holders = {(id(memo.place.holder), memo.place.name) for memo in settling.memos}
+        read = frozenset((path, name) for path, name in self.read if (id(model.get_submodule(path)), name) not in holders)
+        places = tuple(place for place in self.beside.places if (id(place.holder), place.name) not in holders)
+        return replace(self, settling=settling, read=read, beside=replace(self.beside, places=places))
 
     def to_assign(self, made: Sequence[Any]) -> tuple[list[Slot], list[Any]]:
         """Slots and what goes into them, given what the program made for `assigned`, in the order that eager's `state_dict` shows."""
@@ -249,6 +258,7 @@ class Trace:
             recorder.draft.held_until(graph.nodes),
             self.symbols.conditions(),
             left=(NOTHING_LEFT if self.leaving is None else self.leaving.left()).with_plain((*puts, *put_beside())),
+            settling=Settling(tuple(self.reads.memos(self.model))),
         )
 
 

@@ -54,9 +54,6 @@ def widening(model: Net, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("loss", "module", "name"),
     [
-        (switching, "Net", "mode"),
-        (remembering, "Net", "length"),
-        (making_once, "Net", "made"),
         (exchanging, "Net", "linear"),
         (training_another, "embedding", "weight"),
         (widening, "Net", "sizes"),
@@ -90,6 +87,16 @@ def test_changes_that_no_later_step_finds_are_eagers():
         torch.manual_seed(0)
         model = Settled()
         return model, (torch.randn(6, 4),), lambda model, x: model(x).square().sum(), optim.SGD(model.parameters(), lr=0.1)
+
+    check(make)
+
+
+@pytest.mark.parametrize("loss", [switching, remembering, making_once])
+def test_the_way_that_a_first_step_alone_goes(loss):
+    def make():
+        torch.manual_seed(0)
+        model = Net()
+        return model, (torch.randn(6, 4),), loss, optim.SGD(model.parameters(), lr=0.1)
 
     check(make)
 

@@ -223,3 +223,42 @@ def test_hooks_that_a_forward_adds_are_gone_after_a_capture():
     assert not model.inner._forward_hooks
     with torch.no_grad():
         assert torch.equal(step(x), model(x))
+
+
+class Adapted(nn.Module):
+    """Hands its layers what a call is for by hooks that live as long as the call, as adapters that route by tasks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, task: Tensor) -> Tensor:
+        def pre_hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (args[0] * task,)
+
+        handle = self.linear.register_forward_pre_hook(pre_hook)
+        try:
+            return self.linear(x)
+        finally:
+            handle.remove()
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_hook_that_lives_for_one_call_may_hold_what_it_computes(trains: bool) -> None:
+    torch.manual_seed(0)
+    x, task = torch.randn(2, 3), torch.tensor([2.0, 0.5, 1.0])
+    models = [Adapted() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    if not trains:
+        assert torch.equal(lowtide.optimize(models[0], (x, task), workspaces=False)(x, task), models[1](x, task))
+        return
+
+    def of_task(model: nn.Module, x: Tensor, task: Tensor) -> Tensor:
+        return model(x, task).square().sum()
+
+    mine, eagers = (optim.SGD(model.parameters(), 0.1) for model in models)
+    step = lowtide.optimize(models[0], (x, task), loss=of_task, optimizer=mine, workspaces=False)
+    for _ in range(2):
+        step(x, task)
+        eager_step(models[1], of_task, eagers, (x, task), {}, Settings())
+    assert torch.equal(models[0].linear.weight, models[1].linear.weight)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 import lowtide
 from tests.refusals import HERE, WHERE, Function, Net, refused
@@ -94,13 +93,6 @@ def drawing(draw: Callable[[], float]) -> Callable[..., Tensor]:
 )
 def test_randomness_that_no_graph_can_follow(draw, message):
     refused(drawing(draw), message)
-
-
-def test_checkpointed_dropout():
-    def loss(model, x):
-        return checkpoint(lambda x: functional.dropout(model(x)), x, use_reentrant=False).square().sum()
-
-    refused(loss, r"aten\.bernoulli.* draws random numbers in the backward pass.*Remove the checkpointing")
 
 
 def seeded_for_a_while(model: Net, x: Tensor) -> Tensor:

@@ -72,6 +72,7 @@ class Variant:
             or captured.guards
             or captured.readings
             or captured.left.actions
+            or captured.settling.memos
         )
         if bound or self.shape is not None or program.gradients or program.host:
             return False
@@ -91,11 +92,11 @@ class Variant:
 
     def fits(self, now: View, facts: Facts) -> bool:
         """Whether this is the program for what the caller holds now. `facts` are of the same moment."""
-        return self.granted.holds() and self.fits_settings(now) and facts.hold(self.captured.readings)
+        return self.granted.holds() and self.fits_settings(now) and facts.hold((*self.captured.settling.to_read, *self.captured.readings))
 
     def fits_settings(self, now: View) -> bool:
         """Whether this is the program for the caller's settings, whatever the data are; `granted` tells of the rest."""
-        if self.captured.state_entries != now.caller.state_entries or not self.captured.left.holds():
+        if self.captured.state_entries != now.caller.state_entries or not self.captured.left.holds() or not self.captured.settling.holds():
             return False
 
         def read(slot: Slot) -> Any:
@@ -130,4 +131,5 @@ class Variant:
         slots, items = self.captured.to_assign(outputs[results:]) if stepped else self.captured.made_before(outputs[results:])
         now.assign(slots, items, self.captured.constants)
         self.captured.left.put(outputs[:results])
+        self.captured.settling.put()
         return self.captured.result(outputs[:results]), stepped

@@ -26,6 +26,7 @@ from torch import nn
 from lowtide.base.places import ABSENT, EVERYTHING, Beside, Position, attributes, held, referred
 from lowtide.capture.care.contents import CONTAINERS, PLAIN, are_plain, differ, is_plain, pieces, position, put_back
 from lowtide.capture.care.turns import undoing
+from lowtide.capture.effects.settling import Memo
 from lowtide.capture.effects.watched import is_stand_in
 from lowtide.capture.sources import is_library, is_users, users_line
 from lowtide.kernels.optimizers import each_of
@@ -80,18 +81,15 @@ class Follower:
         self._closed += [container for container, before in self._contents if before.keys() != pieces(container).keys()]
         return Beside(tuple(self._places.values()), tuple(map(referred, (*self._followed.values(), *self._closed))))
 
-    def changed(self, summed: Container[tuple[int, str]] = ()) -> tuple[str, bool]:
-        """What the program has read and changed, in words: counts that a captured step would not go on with; "" where nothing is.
-
-        With the `summed` places it does go on. And whether it is a number that may be summed up.
-        """
+    def memos(self, summed: Container[tuple[int, str]] = ()) -> tuple[Memo, ...]:
+        """The numbers and texts that the program has read and put others in the places of, but for the `summed` attributes."""
+        found = []
         for key, place in self._places.items():
-            if key in summed:
-                continue
             old, new = self._before[key], place.now()
-            if differ(old, new) and (isinstance(place.holder, (types.CellType, dict, nn.Module)) or key in self._written):
-                return f"{place} was {old!r} and is {new!r}", {type(old), type(new)} <= {int, float}
-        return "", False
+            writes = isinstance(place.holder, (types.CellType, dict, nn.Module)) or key in self._written
+            if writes and key not in summed and issubclass(type(new), PLAIN) and differ(old, new):
+                found.append(Memo(place, old, new, changed_each_time(f"{place} was {old!r} and is {new!r}")))
+        return tuple(found)
 
     def refilled(self) -> str:
         """What the program has put into containers that it does not read, in words; "" where that is nothing.
@@ -299,6 +297,14 @@ class Follower:
             self._note(found, name, f"attribute {name!r} of {found.__name__}", line)
             found = held(found, name)
             self._follow(found)
+
+
+def changed_each_time(change: str) -> str:
+    """What is said of what each step would change."""
+    return (
+        f"the program changes what it rests on each time it runs, which a captured step would not: {change}; "
+        "keep what changes from step to step in a buffer, or count outside of the step"
+    )
 
 
 def put_beside() -> list[tuple[Any, str, Any]]:

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lowtide.capture.care.turns import listed, placed, undoing
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
+from lowtide.ir.graph import Node
 
 _REMEDY = "which a captured step would not: seed before the step, or draw once for all"
 _GENERATOR = "default_generator"  # by which functions of `torch.random` find it
@@ -83,19 +84,16 @@ def is_default(generator: torch.Generator) -> bool:
     return any(which(generator) == which(each) for each in (torch.default_generator, *on_cuda))
 
 
-def draw(operator: str, generator: torch.Generator | None = None) -> None:
-    """An operator draws from one of the program's own, or from torch's generator.
+def draw(node: Node, generator: torch.Generator | None = None) -> Node | None:
+    """A node draws, from one of the program's own or from torch's generator; the node that drew there before, under the same state.
 
     Raises CaptureError where the program has seeded it, be it for a while (`fork_rng`), or has made it in this very step.
     """
     if generator is not None:
         if _own:
-            _own[-1].draw(operator, generator)
-        return
-    if _seeds and _seeds[-1].is_seeded():
-        raise CaptureError(f"operator {operator} at {users_line()} draws from torch's generator after the program has seeded it, {_REMEDY}")
-    if _seeds:
-        _seeds[-1].draw()
+            _own[-1].draw(node.op, generator)
+        return None
+    return _seeds[-1].draw(node) if _seeds else None
 
 
 def _of_python() -> list[tuple[Any, str]]:
@@ -227,7 +225,7 @@ class _Seeds:
         on_cuda = torch.cuda.default_generators if torch.cuda.is_available() and torch.cuda.is_initialized() else ()
         self._before = [(each, each.initial_seed(), each.get_state()) for each in (torch.default_generator, *on_cuda)]
         self._stands_in, self.thread, self._others_seed = torch.Generator(), threading.get_ident(), False
-        self._drawn = 0
+        self._drawn: list[Node] = []
         self._at: int | None = 0  # where in the sequence of draws the program believes to be; None where that cannot be known
         self._states: dict[bytes, int] = {}
 
@@ -237,13 +235,24 @@ class _Seeds:
         with placed(torch.random, _GENERATOR, _Followed(self, vars(torch.random)[_GENERATOR])):
             yield
 
-    def draw(self) -> None:
-        self._drawn += 1
-        self._at = None if self._at is None else self._at + 1
+    def draw(self, node: Node) -> Node | None:
+        if self._at is None or self._is_reached():
+            raise CaptureError(
+                f"operator {node.op} at {users_line()} draws from torch's generator after the program has seeded it, {_REMEDY}"
+            )
+        self._at += 1
+        if self._at <= len(self._drawn):  # the program has put back a state that it had asked for
+            return self._drawn[self._at - 1]
+        self._drawn.append(node)
+        return None
 
     def is_seeded(self) -> bool:
         """Whether the program goes on from elsewhere than eager PyTorch would in a second step."""
-        return self._at != self._drawn or (not self._others_seed and any(_starts_anew(*each) for each in self._before))
+        return self._at != len(self._drawn) or self._is_reached()
+
+    def _is_reached(self) -> bool:
+        """Whether a generator was seeded on another path than torch's functions."""
+        return not self._others_seed and any(_starts_anew(*each) for each in self._before)
 
     def is_mine(self) -> bool:
         """Whether this thread calls, and not another, which may seed."""

@@ -7,21 +7,23 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from inspect import getattr_static
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+from lowtide.base.places import ABSENT, Position
 from lowtide.capture.care import turns
 from lowtide.capture.care.beside import noted_of_module, written_of_module
-from lowtide.capture.care.contents import is_plain
+from lowtide.capture.care.contents import differ, is_plain
 from lowtide.capture.care.turns import replaced
+from lowtide.capture.effects.settling import Memo
 
 _READ_ALL = frozenset({"__dict__", "__getstate__", "__deepcopy__", "__reduce_ex__", "__reduce__"})
 # They look at a module's tables on its behalf.
 _NOT_THE_PROGRAM = (torch_module.__file__, functools.__file__, str(Path(__file__).parents[2]))
-ABSENT = object()
 _PASSING_ON = (__file__, turns.__file__)
 
 
@@ -79,10 +81,30 @@ class AttributeReads:
             if now is not before:
                 yield name, before, now
 
+    def memos(self, model: nn.Module) -> Iterator[Memo]:
+        """The numbers and texts that the program has read and put others in the places of."""
+        for path, module in model.named_modules():
+            yield from self.memos_of(path or type(module).__name__, module)
+
+    def memos_of(self, path: str, module: nn.Module) -> Iterator[Memo]:
+        for name, before, now in self.replaced(module):
+            before = getattr_static(type(module), name, ABSENT) if before is ABSENT else before
+            if is_plain(before) and is_plain(now) and differ(before, now):
+                yield Memo(Position.of(module, name, f"attribute {name!r} of {path!r}", "its forward"), before, now, refusal(path, name))
+
     def pairs(self, model: nn.Module) -> frozenset[tuple[str, str]]:
         """All of them in a model, as (path of the module, name), but for what each step puts there anew."""
         modules = dict(model.named_modules())
         return frozenset((path, name) for path, each in modules.items() for name in self._names.get(id(each), set()) - {*self.put(each)})
+
+
+def refusal(path: str, name: str) -> str:
+    """What is said of an attribute that each step would change."""
+    return (
+        f"module {path!r} changes its attribute {name!r} in its forward, which a captured step would not: "
+        "keep what changes from step to step in a buffer; if only the first call changes it, call the model once before, "
+        "within torch.no_grad()"
+    )
 
 
 def _held_by(module: nn.Module) -> dict[str, Any]:

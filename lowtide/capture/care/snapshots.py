@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from lowtide.base.places import ABSENT
 from lowtide.capture.care.memos import OfCall, is_memo
-from lowtide.capture.care.reads import ABSENT, AttributeReads
-from lowtide.capture.effects.leaving import holds_fakes, is_followed
+from lowtide.capture.care.reads import AttributeReads, refusal
+from lowtide.capture.effects.leaving import is_followed
 from lowtide.capture.effects.watched import LeavingError
+from lowtide.capture.returned import holds_fakes
 
 _CONTAINERS = (list, dict, set, OrderedDict)
 # Libraries add theirs in the first forward, and note that they have (transformers); they are put back only.
@@ -50,14 +52,11 @@ class ModuleSnapshot:
         """Raise CaptureError for what a captured step would not change, unless it is a tensor now: those are part of the graph.
 
         A table may gain tensors that follow from nothing of the call, where that can be told: by what `following` gives. `swapped`
-        are the attributes with the model's fakes in their places.
+        are the attributes with the model's fakes in their places. Numbers and texts may settle: that shows in a further capture.
         """
-        for name in (*self._counted(following, swapped, reads.put(self.module)), *self._rested_on(reads)):
-            raise LeavingError(
-                f"module {path!r} changes its attribute {name!r} in its forward, which a captured step would not: "
-                "keep what changes from step to step in a buffer; if only the first call changes it, call the model once before, "
-                "within torch.no_grad()"
-            )
+        memos = [memo.place.name for memo in reads.memos_of(path, self.module)]
+        for name in (*self._counted(following, swapped, [*reads.put(self.module), *memos]), *self._rested_on(reads, memos)):
+            raise LeavingError(refusal(path, name))
 
     def _counted(self, following: Callable[[], OfCall] | None, swapped: dict[str, Any], put: list[str]) -> Iterator[str]:
         """Numbers and containers that hold other things than before, and tensors that are gone."""
@@ -75,12 +74,12 @@ class ModuleSnapshot:
             if counted or emptied or (refilled and not name.endswith(_HOOKS)):
                 yield name
 
-    def _rested_on(self, reads: AttributeReads) -> Iterator[str]:
+    def _rested_on(self, reads: AttributeReads, memos: list[str]) -> Iterator[str]:
         """What the program has read and then replaced: the next step would find something else there, and may go another way."""
         for name, old, new in reads.replaced(self.module):
             of_graph = isinstance(new, torch.Tensor) and name not in self.module._parameters
             made_once = old is ABSENT and hasattr(getattr_static(type(self.module), name, None), "__get__")  # functools.cached_property
-            if not (of_graph or made_once or "_hooks" in name or _alike(old, new)):
+            if not (of_graph or made_once or "_hooks" in name or name in memos or _alike(old, new)):
                 yield name
 
 

@@ -51,6 +51,12 @@ def methods_of(models: Iterable[nn.Module]) -> list[Any]:
     return [*(each for cls in classes for each in (cls, *functions_of(cls))), *hooks]
 
 
+def objects_of(models: Iterable[nn.Module]) -> list[Any]:
+    """What modules keep in attributes that is of the user's classes."""
+    held = [item for model in models for module in model.modules() for item in vars(module).values()]
+    return [item for item in held if not isinstance(item, nn.Module) and is_of_users(item)]
+
+
 def functions_of(cls: type) -> list[types.FunctionType]:
     """The functions of a class that no library wrote; none for others."""
     if is_library(getattr(sys.modules.get(cls.__module__), "__file__", None) or ""):

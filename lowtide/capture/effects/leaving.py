@@ -31,7 +31,7 @@ from lowtide.capture.effects.conversions import stand_in
 from lowtide.capture.effects.sums import Before, Computed, Counted, Earlier, Recipe, Sum, Term, recipe, results_in
 from lowtide.capture.effects.variables import Variable
 from lowtide.capture.effects.watched import KINDS, Container, EffectLog, StaleError, holds_stand_in, is_stand_in
-from lowtide.capture.returned import Number, is_result
+from lowtide.capture.returned import Number, holds_fakes, is_result
 from lowtide.capture.sources import is_users
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
@@ -451,11 +451,6 @@ def _text(leaf: tree.Leaf) -> str:
 
 def _call(container: Container, method: str, args: tuple[Any, ...]) -> None:
     getattr(container.now, method)(*args)
-
-
-def holds_fakes(item: Any) -> bool:
-    """Whether there is something that the program has computed in an object, or in what it holds."""
-    return tree.holds(item, lambda piece: issubclass(type(piece), (Number, FakeTensor)))
 
 
 def _made(value: Any) -> list[Any]:

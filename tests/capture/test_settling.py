@@ -1,0 +1,194 @@
+"""Flags and sizes that a first call notes: each step leaves them as eager's does, and what most steps run is the program after that."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+import lowtide
+from tests.training import Settings, eager_step
+
+noted = False
+
+
+class Noted:
+    done = False
+
+
+told = Noted()
+
+
+class Net(nn.Module):
+    """Runs `first` where it has not run yet."""
+
+    done = False  # of the class
+
+    def __init__(self, first: Callable[[Net, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.first = nn.Linear(3, 2), first
+        self.size, self.note = None, Noted()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.first(self, x)).square().mean()
+
+
+def checks(model: Net, x: Tensor) -> Tensor:
+    if not model.done:
+        model.done = True
+        if (x > 5).any().item():
+            warnings.warn("large", stacklevel=2)
+    return x
+
+
+def corrects(model: Net, x: Tensor) -> Tensor:
+    """Otherwise where its first data are large."""
+    if not model.done:
+        model.done = True
+        if (x > 5).any().item():
+            return x / 5
+    return x
+
+
+def initializes(model: Net, x: Tensor) -> Tensor:
+    if not model.done:
+        model.done = True
+        with torch.no_grad():
+            model.linear.weight.mul_(0.5).add_(x.mean(0))
+    return x
+
+
+def initializes_by_an_object(model: Net, x: Tensor) -> Tensor:
+    if not told.done:
+        told.done = True
+        with torch.no_grad():
+            model.linear.weight.mul_(0.5)
+    return x
+
+
+def initializes_by_a_global(model: Net, x: Tensor) -> Tensor:
+    global noted
+    if not noted:
+        noted = True
+        return x * 2
+    return x
+
+
+def measures(model: Net, x: Tensor) -> Tensor:
+    if model.size is None:
+        model.size = x.shape[1]
+    if not hasattr(model, "kind"):
+        model.kind = str(x.dtype)
+    return x * model.size
+
+
+FIRST = (checks, corrects, initializes, initializes_by_an_object, initializes_by_a_global, measures)
+
+
+def losses_of(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x)
+
+
+def left_by(model: Net) -> tuple[Any, ...]:
+    return (noted, told.done, model.note.done, *(vars(model).get(name) for name in ("done", "size", "kind")))
+
+
+def made(first: Callable[[Net, Tensor], Tensor]) -> tuple[Net, optim.Optimizer]:
+    global noted
+    noted = told.done = False
+    torch.manual_seed(0)
+    model = Net(first)
+    return model, optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("of_large", [False, True])
+@pytest.mark.parametrize("first", FIRST)
+@pytest.mark.filterwarnings("ignore:large")
+def test_steps_and_what_they_leave_are_eagers(first: Callable[[Net, Tensor], Tensor], of_large: bool) -> None:
+    torch.manual_seed(1)
+    batches = [torch.randn(4, 3) + (9 if of_large and not at else 0) for at in range(3)]
+    model, optimizer = made(first)
+    before = left_by(model)
+    step = lowtide.optimize(model, torch.zeros(4, 3), loss=losses_of, optimizer=optimizer, workspaces=False)
+    assert left_by(model) == before, "what a step leaves is there after the first"
+    mine = [(step(x), left_by(model)) for x in batches]
+    eagers, optimizer = made(first)
+    for x, (loss, left) in zip(batches, mine, strict=True):
+        assert torch.equal(loss, eager_step(eagers, losses_of, optimizer, (x,), {}, Settings()))
+        assert left == left_by(eagers) != before
+    assert all(map(torch.equal, model.parameters(), eagers.parameters()))
+
+
+@pytest.mark.parametrize("first", [checks, corrects, initializes_by_a_global, measures])
+@pytest.mark.filterwarnings("ignore:large")
+def test_calls_without_gradients(first: Callable[[Net, Tensor], Tensor]) -> None:
+    x = torch.randn(4, 3) + 9
+    model = made(first)[0]
+    call = lowtide.optimize(model, (torch.zeros(4, 3),), workspaces=False)
+    mine = [call(x), call(x)]
+    left = left_by(model)
+    eagers = made(first)[0]
+    with torch.no_grad():
+        assert all(map(torch.equal, mine, [eagers(x), eagers(x)]))
+    assert left == left_by(eagers)
+
+
+def test_a_check_is_done_once_and_is_no_part_of_the_program() -> None:
+    model, optimizer = made(checks)
+    stages: list[Any] = []
+    options: dict[str, Any] = {"workspaces": False, "check": "never", "callback": stages.append}
+    step = lowtide.optimize(model, torch.zeros(4, 3), loss=losses_of, optimizer=optimizer, **options)
+    assert stages
+    step(torch.zeros(4, 3))
+    source = step.source
+    stages.clear()
+    step(torch.full((4, 3), 9.0))
+    assert step.source == source
+    assert not stages, "nothing is captured again"
+    model.done = False
+    with pytest.warns(UserWarning, match="large"):
+        step(torch.full((4, 3), 9.0))
+    assert model.done
+
+
+def counts(model: Net, x: Tensor) -> Tensor:
+    model.size = (model.size or 0) + 1
+    return x
+
+
+def alternates(model: Net, x: Tensor) -> Tensor:
+    model.done = not model.done
+    return x
+
+
+def flips_in_an_object(model: Net, x: Tensor) -> Tensor:
+    told.done = not told.done
+    return x
+
+
+def initializes_by_an_object_within(model: Net, x: Tensor) -> Tensor:
+    if not model.note.done:
+        model.note.done = True
+        return x * 2
+    return x
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        (counts, "module 'Net' changes its attribute 'size' in its forward.*buffer"),
+        (alternates, "module 'Net' changes its attribute 'done' in its forward.*buffer"),
+        (flips_in_an_object, "attribute 'done' of a Noted.* was True and is False.*count outside of the step"),
+        (initializes_by_an_object_within, r"something else when it runs for the first time \(.*aten\.mul.*call loss\(model"),
+    ],
+)
+def test_what_does_not_settle_is_refused(first: Callable[[Net, Tensor], Tensor], message: str) -> None:
+    model, optimizer = made(first)
+    before = left_by(model)
+    with pytest.raises(lowtide.CaptureError, match=message):
+        lowtide.optimize(model, torch.zeros(4, 3), loss=losses_of, optimizer=optimizer, workspaces=False)
+    assert left_by(model) == before
