@@ -26,8 +26,8 @@ def copies(node: Node, drawn: Node, nodes: Iterable[Node]) -> list[Node]:
     if node.op != drawn.op or not alike or not on_cpu or not _same_arguments(node, drawn, nodes):
         raise CaptureError(
             f"operator {node.op} at {users_line()} draws random numbers after the program has put back a state of torch's generator, and "
-            f"not what {drawn.op} drew there before. Remove the checkpointing (take the plain loss for one that caches): lowtide decides "
-            "what to recompute; or set the dropout to 0"
+            f"not what {drawn.op} drew there before: seed before the step, or draw once for all. Where checkpointing does so, remove it "
+            "(take the plain loss for one that caches): lowtide decides what to recompute; or set the dropout to 0"
         )
     return [Node(CLONE, (old,), (new,), source=node.source) for new, old in pairs if new is not None and old is not None]
 
