@@ -24,6 +24,7 @@ from lowtide.capture.care.hooks import watched_hooks
 from lowtide.capture.care.leaks import LeakWatch
 from lowtide.capture.care.memos import of_call
 from lowtide.capture.care.reads import AttributeReads, following_reads
+from lowtide.capture.control import compiling_nothing
 from lowtide.capture.data import host
 from lowtide.capture.data.facts import Reading
 from lowtide.capture.data.reader import Reader
@@ -167,7 +168,7 @@ class Trace:
     def recording(self, recorder: Recorder | None = None) -> Iterator[None]:
         recorder = recorder or self.recorder
         recorder.draft.ends.nodes = recorder.draft.nodes
-        with self.mode, recorder, as_eager(), host.reading(recorder), following_data(recorder.data):
+        with compiling_nothing(), self.mode, recorder, as_eager(), host.reading(recorder), following_data(recorder.data):
             yield
 
     def declare_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

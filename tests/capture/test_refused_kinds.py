@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
-from torch._higher_order_ops.while_loop import while_loop
 
 import lowtide
 
@@ -25,27 +24,19 @@ class Calls(nn.Module):
         return self.function(self.layer(x), x)
 
 
-def chosen(y: Tensor, x: Tensor) -> Tensor:
-    return torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: y.sin(), (y,))
-
-
 def summed(y: Tensor, x: Tensor) -> Tensor:
     return scan(lambda carry, row: (carry + row, carry * row), torch.zeros(3), y)[1]
-
-
-def repeated(y: Tensor, x: Tensor) -> Tensor:
-    return while_loop(lambda i, y: i < x.sum(), lambda i, y: (i + 1, y * 1.5), (torch.tensor(0), y))[1]
 
 
 def by_python(y: Tensor, x: Tensor) -> Tensor:
     return y * 2 if x.sum() > 0 else y.sin()
 
 
-@pytest.mark.parametrize("function", [chosen, summed, repeated])
+@pytest.mark.parametrize("function", [summed])
 @pytest.mark.parametrize("training", [False, True])
 def test_what_calls_functions_is_refused(function: Callable[..., Tensor], training: bool) -> None:
     model = Calls(function)
-    with pytest.raises(lowtide.CaptureError, match=r"(cond|scan|while_loop) at \S+py:\d+.* calls functions.* Python's own `if`"):
+    with pytest.raises(lowtide.CaptureError, match=r"scan at \S+py:\d+.* calls functions.* Python's own `if`"):
         trained(model) if training else lowtide.optimize(model, torch.ones(2, 3), workspaces=False)
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 
 import lowtide
 from bench import torchvision_shim
@@ -82,10 +83,10 @@ KINDS = {
     "nested": Kind(
         nested, "nested tensor.*pad the rows", lambda net, x: nn.utils.rnn.pad_sequence([net(x)[:1], net(x)]).sum()
     ),
-    "a function by data": Kind(
-        lambda net, x: torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: y.sin(), (net(x),)).sum(),
-        "cond at .*Python's own `if`",
-        lambda net, x: (net(x) * 2 if x.sum() > 0 else net(x).sin()).sum(),
+    "a function that is called": Kind(
+        lambda net, x: scan(lambda carry, row: (carry + row, carry + row), torch.zeros(3), net(x))[1].sum(),
+        "scan at .*Python's own `if`",
+        lambda net, x: net(x).cumsum(0).sum(),
     ),
     "a compiled function": Kind(
         lambda net, x: GATED(net(x)).sum(),

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch._ops import OpOverload
 
-from lowtide.capture.control import refuse_called
+from lowtide.capture.control import take_called
 
 _NAME = "TESTING_ONLY_GenericMode"
 _KEY = torch._C._parse_dispatch_key(_NAME) or torch._C.DispatchKey.Undefined
@@ -32,7 +32,7 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 @contextmanager
 def as_eager() -> Iterator[None]:
     """What runs inside, on this thread, computes by the formulas of this room."""
-    refuse_called(_KEY)
+    take_called(_KEY)
     with torch._C._IncludeDispatchKeyGuard(_KEY):
         yield
 
