@@ -60,7 +60,7 @@ class Capturing:
         """The program, and what it takes for granted. A first run may fill in what later ones find (a cache in a configuration)."""
         functions = () if self.program is None else (self.program.loss, self.program.after_backward)
         own = methods_of((self.model,)), containers_of((self.model,))
-        with put_back_on_failure((*functions, *own[0], *objects_of((self.model,))), [*objects_in(args, kwargs), *own[1]]):
+        with put_back_on_failure((*functions, *own[0]), [*objects_in(args, kwargs), *own[1], *objects_of((self.model,))]):
             return self._as_it_is(args, kwargs, laboratory)
 
     def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[tuple[Captured, ...], Granted]:
@@ -72,9 +72,10 @@ class Capturing:
             change = captured[-1].counted or first_difference(reads.of(before), reads.of(Look(self.caller).locations))
             if not change:
                 if first is not None and (otherwise := next(filter(None, map(difference, first, captured)), "")):
+                    called = "loss(model, *batch)" if self.trains else "the model"
                     raise CaptureError(
-                        f"the program computes something else when it runs for the first time ({otherwise}), and a captured step would not "
-                        "do that: call loss(model, *batch) once before, or keep what tells the first time in an attribute of a module"
+                        f"the program computes something else when it runs for the first time ({otherwise}), and what is captured would "
+                        f"not do that: call {called} once before, or keep what tells the first time in an attribute of a module"
                     )
                 return captured, Granted(self.caller, reads, captured[-1].beside)
             first = captured

@@ -332,7 +332,7 @@ def test_what_changes_within_an_object_is_named():
         anneal(5)
 
 
-def test_what_a_first_run_fills_in_is_captured_once_it_is_there():
+def test_a_first_run_that_computes_something_else_is_refused_until_it_was_made():
     class Caching(nn.Linear):
         def __init__(self) -> None:
             super().__init__(6, 2)
@@ -344,6 +344,10 @@ def test_what_a_first_run_fills_in_is_captured_once_it_is_there():
             return super().forward(x) * (gain or 1.0)
 
     model, x = Caching(), torch.ones(4, 6)
+    with pytest.raises(lowtide.CaptureError, match=r"something else when it runs for the first time.*call the model once before"):
+        lowtide.optimize(model, (x,), workspaces=False)
+    assert not vars(model.config)
+    model(x)
     fn = lowtide.optimize(model, (x,), workspaces=False)
     assert torch.equal(fn(x), model(x))
 

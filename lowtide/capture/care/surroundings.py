@@ -52,9 +52,9 @@ def methods_of(models: Iterable[nn.Module]) -> list[Any]:
 
 
 def objects_of(models: Iterable[nn.Module]) -> list[Any]:
-    """What modules keep in attributes that is of the user's classes."""
+    """What modules keep in attributes that is of the user's classes, or a bag of names."""
     held = [item for model in models for module in model.modules() for item in vars(module).values()]
-    return [item for item in held if not isinstance(item, nn.Module) and is_of_users(item)]
+    return [item for item in held if not isinstance(item, nn.Module) and (is_of_users(item) or type(item) is types.SimpleNamespace)]
 
 
 def functions_of(cls: type) -> list[types.FunctionType]:
