@@ -38,7 +38,7 @@ test-long: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --long
 
 # What one runs while working: the rooms that need no training, in a minute.
-QUICK := $(addprefix tests/,ir plan problems place rewrite fission lower report kernels base planning) $(addprefix tests/test_,asserts.py house.py layers.py words.py)
+QUICK := $(addprefix tests/,ir plan problems place rewrite split lower report kernels base planning) $(addprefix tests/test_,asserts.py house.py layers.py words.py)
 quick: $(READY)
 	@$(BIN)/ruff check --quiet
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 $(QUICK)

@@ -24,13 +24,13 @@ from lowtide.capture.trace import Given
 from lowtide.cost.device import Device
 from lowtide.cost.presets import preset
 from lowtide.ir.graph import Graph, Storage
-from lowtide.planning.algebra import Rewriting, rewritings
 from lowtide.planning.candidate import equal_graphs
-from lowtide.planning.fission.found import prepared, worth_parting
-from lowtide.planning.fission.judge import Judge, JudgedGraph
-from lowtide.planning.fission.loops import Loops
-from lowtide.planning.fission.prices import Prices
-from lowtide.planning.fission.search import FissionSearch, Outer, Root
+from lowtide.rewrite.algebra.applied import Rewriting, rewritings
+from lowtide.split.found import prepared, worth_parting
+from lowtide.split.judge import Judge, JudgedGraph
+from lowtide.split.loops import Loops
+from lowtide.split.prices import Prices
+from lowtide.split.search import FissionSearch, Outer, Root
 
 COLUMNS = (
     "workload", "variant", "operators", "states", "peaks", "seconds", "states_per_minute", "overhead_at_80", "overhead_at_40",

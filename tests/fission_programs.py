@@ -11,9 +11,9 @@ import torch
 
 from bench.parts import alike, combined, cut
 from lowtide.capture import operators
-from lowtide.fission.regions import SplitRegion
 from lowtide.ir.graph import Atom, Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.axes.axis import Reduced, argument, with_arguments
+from lowtide.split.sets import SplitRegion
 
 _ROUNDING = 1e-13
 

@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 
-from lowtide.api.networks import made
-from lowtide.fuse.choosing import Joins, chosen
-from lowtide.runtime.networks.running import Running
+from lowtide.cpu.build import made
+from lowtide.cpu.build.running import Running
+from lowtide.cpu.choosing import Joins, chosen
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -12,16 +12,16 @@ from torch import nn
 import lowtide
 from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.memory import order_problem, simulate
-from lowtide.fission.dimensions import Dimensions
-from lowtide.fission.regions import Regions
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.loops import is_loop
 from lowtide.ir.text.graph_text import parse, to_text
 from lowtide.lower.python import lower
 from lowtide.plan.plan import Plan
-from lowtide.rewrite.fission.roles import Split
 from lowtide.runtime.program import Program
+from lowtide.split.dimensions import Dimensions
+from lowtide.split.roles import Split
+from lowtide.split.sets import Regions
 
 
 class Function(nn.Module):

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from lowtide.cost.memory import counted_storages, order_problem, simulate
-from lowtide.fission.candidates import SplitCandidate, candidates_of
-from lowtide.fission.dimensions import Dimensions
-from lowtide.fission.regions import Regions
 from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.operators.axes.axis import Axis, cut_by
 from lowtide.ir.operators.axes.table import axes_of
 from lowtide.ir.operators.nodes import is_view
 from lowtide.rewrite.base import Rewritten
-from lowtide.rewrite.fission.roles import Split, refuse
-from lowtide.rewrite.fission.split import looped, with_loops
+from lowtide.split.dimensions import Dimensions
+from lowtide.split.proposals import SplitCandidate, candidates_of
+from lowtide.split.rewritten import looped, with_loops
+from lowtide.split.roles import Split, refuse
+from lowtide.split.sets import Regions
 
 
 def along(nodes: Sequence[Node], value: Value, dim: int) -> Split:

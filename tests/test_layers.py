@@ -14,8 +14,10 @@ ROWS = (
     {"ir", "problems", "kernels"},
     {"plan"},
     {"capture", "cost", "runtime"},
-    {"schedule", "place", "rewrite", "fission", "fuse", "lower", "cuda"},
-    {"remat", "report"},
+    {"schedule", "place", "rewrite", "lower"},
+    {"cpu", "cuda"},
+    {"regions", "remat", "report"},
+    {"split"},
     {"planning"},
     {"api"},
     {"cli", "integrations"},
@@ -32,7 +34,8 @@ APART = {"lowtide.cost.lab.worker": "a process of its own, started by its name i
 # What only some may import: folders and files of the package.
 PLACES = {
     "torch": {
-        "kernels", "capture", "cost/lab", "cost/profiler.py", "cost/timings.py", "runtime", "cuda", "lower", "api", "integrations",
+        "kernels", "capture", "cost/lab", "cost/profiler.py", "cost/timings.py", "runtime", "cpu/build", "cuda", "regions", "lower", "api",
+        "integrations",
     },
     "ortools": set(),  # research asks for it
     "matplotlib": {"place/picture.py", "report/picture.py"},
@@ -42,7 +45,7 @@ PLACES = {
     "lightning": {"integrations/lightning.py", "integrations/lightning_notes.py", "integrations/lightning_reads.py"},
 }  # fmt: skip
 PRIVATE_TORCH = {
-    "capture", "cost/lab/definers.py", "cost/lab/launched.py", "cost/lab/operators.py", "cost/profiler.py", "runtime", "lower",
+    "capture", "cost/lab/definers.py", "cost/lab/launched.py", "cost/lab/operators.py", "cost/profiler.py", "runtime", "regions", "lower",
 }  # fmt: skip
 
 

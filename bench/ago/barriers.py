@@ -23,13 +23,13 @@ import torch
 import lowtide
 from bench.ago.kernels import flops
 from bench.ago.networks import case
-from lowtide.api.networks import made
-from lowtide.fuse.network import Network
-from lowtide.fuse.stages import Stage
+from lowtide.cpu.build import made
+from lowtide.cpu.build.constants import aligned
+from lowtide.cpu.build.library import ENTRY, build, team
+from lowtide.cpu.network import Network
+from lowtide.cpu.stages import Stage
 from lowtide.ir.graph import Graph, Value
 from lowtide.ir.regions import Region, is_region
-from lowtide.runtime.networks.built import ENTRY, build, team
-from lowtide.runtime.networks.pack import aligned
 
 _ROUNDS, _WARM = 400, 50
 _MOST_THREADS = 8

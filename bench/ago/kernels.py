@@ -18,13 +18,13 @@ import torch
 
 import lowtide
 from bench.ago.networks import case
-from lowtide.api.networks import made
-from lowtide.fuse.network import Network
-from lowtide.fuse.stages import Attention, Batched, Convolution, Product, RowBlock, Stage, Windows, Winograd
+from lowtide.cpu.build import made
+from lowtide.cpu.build.library import FLAGS
+from lowtide.cpu.network import Network
+from lowtide.cpu.stages import Attention, Batched, Convolution, Product, RowBlock, Stage, Windows, Winograd
 from lowtide.ir.graph import Graph, Value
 from lowtide.ir.regions import Region, is_region
 from lowtide.runtime.compiler import compiler
-from lowtide.runtime.networks.built import FLAGS
 
 _ROUNDS = 200
 

@@ -17,8 +17,8 @@ from bench.ago.networks import other_cases, paper_cases
 from bench.results import Cell, Results
 from lowtide.capture.program import capture_inference
 from lowtide.capture.trace import Given
-from lowtide.fuse.cluster.algorithm import PAPERS_WEIGHT, partition, partition_of_operators
-from lowtide.fuse.cluster.partition import Partition, constant_nodes
+from lowtide.cpu.partition.algorithm import PAPERS_WEIGHT, partition, partition_of_operators
+from lowtide.cpu.partition.partition import Partition, constant_nodes
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.operators.fusion import is_elementwise
 from lowtide.ir.varying import FIXED

@@ -26,16 +26,16 @@ from lowtide.cost.device import Device
 from lowtide.cost.memory import order_problem
 from lowtide.cost.presets import preset
 from lowtide.errors import BatchError, BudgetError, CaptureError
-from lowtide.fission.dimensions import Dimensions
-from lowtide.fission.names import ComponentTable
 from lowtide.plan.plan import CostReport, Plan
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.effort import sweeps_of
-from lowtide.planning.fission.loss import loss_in_parts
 from lowtide.planning.limits import Limit, Memory
 from lowtide.remat.sweep.search import Sweep
 from lowtide.runtime.batch import BatchSpec
 from lowtide.schedule import Auto, Best, Solver, schedule
+from lowtide.split.dimensions import Dimensions
+from lowtide.split.found import loss_in_parts
+from lowtide.split.names import ComponentTable
 
 _LEVEL = "quick"  # of effort, where none is asked for: an explanation is waited for, and rounds what it says
 _LEANER = 0.95  # of the peak by order alone: what splitting the loss has to come to

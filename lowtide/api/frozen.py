@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from lowtide.api.running.inference import Inference, Runs
+from lowtide.cpu.build.running import LoadedNetwork
 from lowtide.errors import BatchError
 from lowtide.runtime.batch import BatchSpec, NewShapeError
 from lowtide.runtime.heap import give_back
-from lowtide.runtime.networks.running import LoadedNetwork
 from lowtide.runtime.undisturbed import undisturbed
 
 

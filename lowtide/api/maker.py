@@ -8,8 +8,8 @@ from typing import Any
 
 from lowtide.api.arguments import detached
 from lowtide.api.capturing import Capturing
+from lowtide.api.generated import told
 from lowtide.api.machine import Machine
-from lowtide.api.networks.told import told
 from lowtide.api.ranks.agreed import agreed_plans, compare_programs
 from lowtide.api.running.variant import Variant
 from lowtide.api.stages import Stages

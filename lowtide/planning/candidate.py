@@ -18,11 +18,11 @@ from lowtide.ir.operators.collectives.nodes import serving_collectives
 from lowtide.plan.plan import program_hash
 from lowtide.plan.snapshot import Snapshot
 from lowtide.plan.timeline import Timeline
-from lowtide.planning.algebra import AppliedRule
 from lowtide.problems.order import Ints, OrderProblem
 from lowtide.remat.offload import offloadable_storages
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
+from lowtide.rewrite.algebra.applied import AppliedRule
 from lowtide.rewrite.results import read_results
 from lowtide.rewrite.split import split_results
 from lowtide.schedule import Schedule, Solver, schedule, schedule_all

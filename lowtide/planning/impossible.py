@@ -16,9 +16,9 @@ from lowtide.ir.graph import Graph, Kind, Node
 from lowtide.plan.kinds import kinds_text
 from lowtide.plan.where import source_text
 from lowtide.planning.candidate import Candidate
-from lowtide.planning.fission.loss import loss_in_parts
 from lowtide.planning.request import Request
 from lowtide.problems.order import Bytes, OrderProblem
+from lowtide.split.found import loss_in_parts
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,9 +9,9 @@ from lowtide.cost.memory import simulate, storage_bytes
 from lowtide.cost.peak import profile_of
 from lowtide.ir.operators.nodes import offloaded_storages
 from lowtide.plan.plan import Plan
-from lowtide.planning.algebra import told
 from lowtide.planning.candidate import Candidate, order_together
 from lowtide.planning.request import Request
+from lowtide.rewrite.algebra.applied import told
 
 
 def ordered(candidates: Sequence[Candidate], request: Request) -> Plan:

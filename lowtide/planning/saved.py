@@ -10,13 +10,13 @@ from lowtide.ir.graph import Graph
 from lowtide.ir.operators.collectives.nodes import loads_parts
 from lowtide.ir.text.graph_text import to_text
 from lowtide.plan.plan import Plan
-from lowtide.planning.algebra import rewritten_as
 from lowtide.planning.candidate import equal_graphs
 from lowtide.planning.checked import checked
-from lowtide.planning.fission.again import split_as
-from lowtide.planning.fission.found import prepared
+from lowtide.planning.splits import split_as
 from lowtide.remat.write_out import rematerialise
+from lowtide.rewrite.algebra.applied import rewritten_as
 from lowtide.rewrite.loads import alike, begun_apart, taken_once
+from lowtide.split.found import prepared
 
 
 def replan(saved: Plan, graph: Graph) -> Plan:

@@ -11,7 +11,6 @@ from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.peak import profile_of
 from lowtide.ir.graph import Graph
 from lowtide.plan.plan import CostReport, Plan
-from lowtide.planning.algebra import told
 from lowtide.planning.candidate import Candidate, order_together
 from lowtide.planning.carried import carried
 from lowtide.planning.progress import in_turn
@@ -25,6 +24,7 @@ from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.archive import Archive, Point
 from lowtide.remat.sweep.search import Listener, Sweep
 from lowtide.remat.write_out import rematerialise
+from lowtide.rewrite.algebra.applied import told
 from lowtide.schedule.bound import lower_bound_bytes
 
 _SAME = 1 + 1e-9  # times this near differ by the rounding of their sums alone: the same runs in another order

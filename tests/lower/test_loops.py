@@ -16,11 +16,11 @@ from lowtide.lower.python import lower, positions
 from lowtide.plan.plan import Plan
 from lowtide.plan.promises import untrue_promise
 from lowtide.planning.checked import checked as checked_plan
-from lowtide.planning.fission.loops import with_ordered_body
 from lowtide.rewrite.base import replace_nodes
 from lowtide.rewrite.losses import sum_losses
 from lowtide.rewrite.made_anew import make_anew
 from lowtide.runtime.program import Program
+from lowtide.split.loops import with_ordered_body
 from tests.loops import captured, made, nodes_of, planned
 from tests.splits import along, split
 

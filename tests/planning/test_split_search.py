@@ -15,18 +15,16 @@ from lowtide.cost.presets import preset
 from lowtide.ir.graph import Graph, Kind
 from lowtide.ir.loops import Loop, is_loop
 from lowtide.ir.text.graph_text import to_text
-from lowtide.planning.algebra import Rewriting, rewritings
 from lowtide.planning.candidate import Candidate
-from lowtide.planning.fission.again import found_like, split_as
-from lowtide.planning.fission.alike import groups_of
-from lowtide.planning.fission.found import MeasuredGraph, found_graphs, prepared, worth_parting
-from lowtide.planning.fission.judge import Judge
-from lowtide.planning.fission.loops import Loops
-from lowtide.planning.fission.loss import loss_in_parts
-from lowtide.planning.fission.prices import Prices
-from lowtide.planning.fission.search import FissionSearch, Outer, Root
-from lowtide.rewrite.fission.roles import Split
-from lowtide.rewrite.fission.split import looped, with_loops
+from lowtide.planning.splits import found_like, split_as
+from lowtide.rewrite.algebra.applied import Rewriting, rewritings
+from lowtide.split.found import MeasuredGraph, found_graphs, loss_in_parts, prepared, worth_parting
+from lowtide.split.judge import Judge
+from lowtide.split.loops import Loops
+from lowtide.split.prices import Prices
+from lowtide.split.rewritten import looped, with_loops
+from lowtide.split.roles import Split
+from lowtide.split.search import FissionSearch, Outer, Root, groups_of
 from tests.loops import Captured, captured, checked, nodes_of
 from tests.splits import candidates, split
 
@@ -181,7 +179,7 @@ def _ops(graph: Graph, region) -> list[str]:
 
 
 def _tree(region, parts: int):
-    from lowtide.fission.tree import FissionTree
+    from lowtide.split.sets import FissionTree
 
     return FissionTree.of([region]).enable(0, parts)
 

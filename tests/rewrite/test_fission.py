@@ -13,15 +13,15 @@ from torch import nn, optim
 from torch.nn import functional as F
 
 from lowtide.errors import CheckError
-from lowtide.fission.dimensions import Dimensions
 from lowtide.ir.graph import Graph
 from lowtide.ir.loops import Loop, is_loop
 from lowtide.ir.operators.axes.axis import cut_by, is_innermost
 from lowtide.rewrite.base import replace_nodes
-from lowtide.rewrite.fission.roles import Split
 from lowtide.rewrite.into_sums import add_into_sums
 from lowtide.rewrite.losses import sum_losses
 from lowtide.rewrite.made_anew import make_anew
+from lowtide.split.dimensions import Dimensions
+from lowtide.split.roles import Split
 from tests.loops import Captured, captured, checked, made, nodes_of, planned, set_around
 from tests.splits import along, split
 

@@ -20,10 +20,10 @@ from lowtide.ir.graph import Graph, Node
 from lowtide.ir.held import NOTHING_HELD
 from lowtide.ir.shapes.at import AtPoint, at_points
 from lowtide.ir.shapes.dimension import Dimensions
-from lowtide.planning.algebra import cost_of_deeds, over_dimensions
 from lowtide.planning.candidate import equal_graphs
 from lowtide.planning.ranges.points import largest, smallest
 from lowtide.planning.ranges.ranged import Ranged
+from lowtide.rewrite.algebra.applied import cost_of_deeds, over_dimensions
 from lowtide.schedule.points import Point, sample_points
 
 _OF_ONE, _OF_MANY = 3, 4  # points that are measured, of a range of one dimension and of more

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from lowtide.api.networks.compiled import compiled_runners
-from lowtide.api.networks.made import runners
 from lowtide.api.running.harm import tell_harm
 from lowtide.api.running.inference import Inference
 from lowtide.capture.data.facts import Facts
 from lowtide.capture.trace import Captured
+from lowtide.cpu.build.made import runners
+from lowtide.cpu.build.running import Running
 from lowtide.cuda.expected import expected
 from lowtide.errors import StepError
 from lowtide.ir.slots import Slot
@@ -22,10 +22,10 @@ from lowtide.lower.python import lower
 from lowtide.lower.transfers import swaps
 from lowtide.plan.contents import Decision
 from lowtide.plan.plan import Plan
+from lowtide.regions.compiled import compiled_runners
 from lowtide.runtime.arena.arena import Arena
 from lowtide.runtime.caller import InputCheck, View
 from lowtide.runtime.copies.host import host_memory
-from lowtide.runtime.networks.running import Running
 from lowtide.runtime.program import Program
 from lowtide.runtime.unchanged.granted import Granted
 from lowtide.runtime.unchanged.settings import SettingsCheck

@@ -5,7 +5,7 @@ leaves  nothing: a FormatError where it breaks a rule
 
 1. It is a right graph, in a right order, of numbers and tensors on a CPU, that writes nothing.
 2. Torch runs operators of which it is known that they only compute (`operators`), kernels are generated for what they are known for, and by
-   shapes that follow from what the region is given (`fuse.checks`).
+   shapes that follow from what the region is given (`cpu.checks`).
 3. What a region takes for constant are stored tensors.
 
 What torch makes between regions is compared with the graph when the function is loaded (`lower.watched`).
@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from lowtide.api.saved.operators import check_call, check_value, check_view
+from lowtide.cpu.checks.regions import check_region, following, is_constant
 from lowtide.errors import CheckError, FormatError
-from lowtide.fuse.checks.regions import check_region, following, is_constant
 from lowtide.ir.check.graph_check import check_graph, check_order
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.operators.nodes import check_operators, is_view

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from lowtide.api.frozen import Frozen
-from lowtide.api.networks.holding import held, placing_as
 from lowtide.api.saved import archive
 from lowtide.api.saved.checked import check
 from lowtide.api.saved.results import Result, result_of
 from lowtide.base import fields
+from lowtide.cpu.build.holding import held, placing_as
+from lowtide.cpu.build.running import LoadedNetwork
+from lowtide.cpu.network import Placing
 from lowtide.errors import CheckError, FormatError, StepError
-from lowtide.fuse.network import Placing
 from lowtide.ir.graph import Graph, Value
 from lowtide.ir.regions import Region, is_region
 from lowtide.ir.slots import Slot
@@ -27,7 +28,6 @@ from lowtide.lower.constants import WithoutConstants
 from lowtide.lower.watched import looked_at, watched
 from lowtide.runtime.batch import BatchSpec
 from lowtide.runtime.compiler import NativeError
-from lowtide.runtime.networks.running import LoadedNetwork
 from lowtide.runtime.program import Program
 
 _MOST_BYTES = 2**40  # of an arena

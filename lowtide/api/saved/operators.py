@@ -13,9 +13,9 @@ import torch
 
 from lowtide.base.narrow import of_kind
 from lowtide.cost.lab.operators import argument, of_torch, operator
+from lowtide.cpu.checks.shapes import shapes_of
+from lowtide.cpu.known import ATTENTION, NORMS, name_of
 from lowtide.errors import CheckError, FormatError
-from lowtide.fuse.checks.shapes import shapes_of
-from lowtide.fuse.known import ATTENTION, NORMS, name_of
 from lowtide.ir.graph import Arg, Atom, Node, Value
 from lowtide.ir.made import same_strides
 from lowtide.ir.sizes import ITEM_BYTES

@@ -18,12 +18,12 @@ from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.shapes.at import AtPoint, at
 from lowtide.ir.shapes.dimension import Dimensions
 from lowtide.ir.shapes.evaluate import size_at
-from lowtide.planning.algebra import AppliedRule, Rewriting
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.ranges.points import largest, smallest
 from lowtide.planning.request import Request
 from lowtide.problems.order import OrderProblem
 from lowtide.remat.ranged import RangedProblem
+from lowtide.rewrite.algebra.applied import AppliedRule, Rewriting
 
 _MOST = 12  # points at which candidates are kept: those of a grid, most often
 

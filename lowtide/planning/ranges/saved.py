@@ -18,7 +18,6 @@ from lowtide.ir.check.graph_check import check_order
 from lowtide.ir.graph import Graph
 from lowtide.ir.held import HeldStorages
 from lowtide.plan.plan import program_hash
-from lowtide.planning.algebra import rewritten_with
 from lowtide.planning.candidate import Candidate, equal_graphs
 from lowtide.planning.ranges.family import PlanFamily
 from lowtide.planning.ranges.member import Member, in_order, in_sequence
@@ -27,6 +26,7 @@ from lowtide.planning.ranges.ranged import Ranged, same_everywhere
 from lowtide.planning.ranges.written import WrittenCandidate, WrittenMember, WrittenPart, WrittenProgram, WrittenRange
 from lowtide.planning.request import Request
 from lowtide.remat.cost import runs_all
+from lowtide.rewrite.algebra.applied import rewritten_with
 
 _CHANGED = "the saved plans were changed: {}; leave `plan` out to make new ones"
 

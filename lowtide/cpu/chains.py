@@ -1,0 +1,109 @@
+"""Chains: an operator with the simple ones behind it that its kernel does on the way, before a result is stored (AGO, section III).
+
+A chain goes on while its result has one reader, and that is element-wise, a norm with given statistics, or sees it in another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from lowtide.base.narrow import of_kind
+from lowtide.cpu import expressions
+from lowtide.cpu.known import is_given_norm, is_known, name_of
+from lowtide.cpu.layout import Lay
+from lowtide.cpu.packed import Norm
+from lowtide.cpu.views import VIEWS, seen
+from lowtide.ir.graph import Graph, Node, Value
+
+_MOST = 24  # operators of a chain: more keep too much in registers
+
+
+@dataclass(frozen=True)
+class Link:
+    """One operator of a chain: what it is given by the chain, and where that lies as it sees it."""
+
+    node: Node
+    value: Value
+    lay: Lay
+
+
+@dataclass(frozen=True)
+class OperatorChain:
+    """What a kernel does beside its own operator, and the value that it leaves."""
+
+    links: tuple[Link, ...]
+    last: Value
+    lay: Lay  # of the last value, if the first one lies as was assumed
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(link.node for link in self.links)
+
+
+@dataclass(frozen=True)
+class BodyUses:
+    """Who reads what, in a body."""
+
+    readers: Mapping[Value, Sequence[Node]]
+    kept: Collection[Value]  # results of the body
+    fixed: Collection[Value]  # constants
+
+    @classmethod
+    def of(cls, body: Graph, fixed: Collection[Value]) -> BodyUses:
+        readers: dict[Value, list[Node]] = {}
+        for node in body.nodes:
+            for value in node.inputs:
+                readers.setdefault(value, []).append(node)
+        return cls(readers, frozenset(body.outputs), fixed)
+
+    def only_reader(self, value: Value) -> Node | None:
+        """The one node that reads a value, if there is but one."""
+        found = self.readers.get(value, ())
+        return found[0] if len(found) == 1 and value not in self.kept else None
+
+    def chain(self, value: Value, lay: Lay, taken: Collection[Node] = ()) -> OperatorChain:
+        """What can be done to a value on its way to `lay`, by nodes that are not `taken` for another."""
+        links: list[Link] = []
+        while len(links) < _MOST and (node := self.only_reader(value)) is not None:
+            made = next((each for each in node.outputs if each is not None), None)
+            if made is None or node in taken or not is_known(node, self.fixed):
+                break
+            if name_of(node) in VIEWS:
+                found = seen(node, lay) if sum(each is not None for each in node.outputs) == 1 == len(node.outputs) else None
+                if found is None or not _is_whole(found[0], lay):
+                    break
+                links.append(Link(node, value, lay))
+                value, lay = made, found[0]
+            elif (is_given_norm(node) or expressions.is_known(node)) and made.shape == value.shape and name_of(node) != "clone":
+                links.append(Link(node, value, lay))
+                value = made
+            else:
+                break
+        while links and name_of(links[-1].node) in VIEWS:  # a view at the end is one of the result
+            value, lay = links[-1].value, links[-1].lay
+            links.pop()
+        return OperatorChain(tuple(links), value, lay)
+
+
+def norm_of(node: Node) -> Norm:
+    if name_of(node) == "_native_batch_norm_legit_no_training":
+        _, gamma, beta, mean, var, _, eps = node.args
+    else:
+        _, gamma, beta, mean, var, _, _, eps, *_ = node.args
+    mean = of_kind(Value, mean)
+    var = of_kind(Value, var)
+    eps = of_kind(float, eps)
+    return Norm(gamma if isinstance(gamma, Value) else None, beta if isinstance(beta, Value) else None, mean, var, eps)
+
+
+def _is_whole(lay: Lay, before: Lay) -> bool:
+    """Whether a view has all elements of what is seen, each once."""
+    return _count(lay) == _count(before) and 0 not in [step for size, step in zip(lay.shape, lay.stride, strict=True) if size != 1]
+
+
+def _count(lay: Lay) -> int:
+    found = 1
+    for size in lay.shape:
+        found *= size
+    return found

@@ -1,0 +1,127 @@
+"""Ways to run several complex operators as one kernel without repeated work (AGO, section III-B2), and where each is legal.
+
+ROWS      row by row: a ring holds the rows that windows still need; between rows nothing is cut, so that no loop that reads an
+          element again is. A thread repeats what the windows of its first row need of the thread before
+CHANNELS  middle channels in tiles: each tile is made, goes through windows, and is added to all results; nothing is repeated
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+from math import prod
+
+from lowtide.base.narrow import there
+from lowtide.cpu.partition.nests import Nest, nest_of
+from lowtide.cpu.reform.chains import Part
+from lowtide.ir.graph import Node, Value
+from lowtide.ir.operators.nodes import is_view
+from lowtide.ir.operators.shapes import ints
+from lowtide.ir.sizes import ITEM_BYTES
+
+_LANES = 16  # channels of a tile: one vector of the widest kind
+
+
+class Scheme(Enum):
+    """How the operators of a group share a kernel."""
+
+    ROWS = "rows through a ring"
+    CHANNELS = "channels in tiles"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a scheme holds and repeats."""
+
+    scheme: Scheme
+    ring_bytes: int  # of what is between the operators, for one thread
+    repeated: float  # times that the first operators' work is done, 1.0 being once
+    rows: int  # passes over the weights, for one thread
+    passes: int  # over what goes in and what comes out: 1, or the tiles
+
+
+def schemes_of(parts: Sequence[Part], threads: int = 1) -> tuple[Shape, ...]:
+    """The schemes by which a run of parts of one chain can be one kernel. Raises CheckError where a shape is symbolic."""
+    if len(parts) < 2 or any(part.complex is None or part.reuse is None for part in parts) or not _straight(parts):
+        return ()
+    return tuple(shape for shape in (_by_rows(parts, threads), _by_channels(parts)) if shape is not None)
+
+
+def _straight(parts: Sequence[Part]) -> bool:
+    """Whether all that is between the operators keeps the shape of their images, element by element."""
+    for part, following in pairwise(parts):
+        made, given = _made(part), following.given
+        if made is None or given is None or ints(part.nodes[0], made) != ints(part.nodes[0], given):
+            return False
+        if any(is_view(node) for node in part.nodes if node is not part.complex):
+            return False
+    return True
+
+
+def _made(part: Part) -> Value | None:
+    return None if part.complex is None else part.complex.outputs[0]
+
+
+def _by_rows(parts: Sequence[Part], threads: int) -> Shape | None:
+    """Rows of the last result. Operators over images, one window at a time; products have rows that need one row each."""
+    loops = [_row_loop(_nest(part)) for part in parts]
+    if any(loop is None for loop in loops):
+        return None
+    rows = _nest(parts[-1]).loop(loops[-1] or "").extent
+    ring, repeated = 0, 0.0
+    for part, following, loop in zip(parts, parts[1:], loops[1:], strict=False):
+        made = there(_made(part))
+        window = next((each for each in there(following.reuse).windows if each.loop == loop), None)
+        held = window.span if window is not None else 1
+        shape = ints(part.nodes[0], made)
+        total = shape[2] if len(shape) == 4 else shape[0]
+        ring += prod(shape) // max(1, total) * min(held, total) * ITEM_BYTES[made.dtype]
+        if window is not None and threads > 1:
+            repeated += (threads - 1) * (window.span - window.step) / max(1, total)
+    return Shape(Scheme.ROWS, ring, 1.0 + repeated, -(-rows // threads), 1)
+
+
+def _by_channels(parts: Sequence[Part]) -> Shape | None:
+    """Two products with windows between them at most: each tile of middle channels is all that a tile of the next needs."""
+    first, *middle, last = [part.complex for part in parts]
+    if (
+        first is None
+        or last is None
+        or not (_is_product(first) and _is_product(last))
+        or not all(each and _is_depthwise(each) for each in middle)
+    ):
+        return None
+    made = [value for value in map(_made, parts[:-1]) if value is not None]
+    channels = ints(first, made[0])[1]
+    if any(ints(first, value)[1] != channels for value in made):
+        return None
+    tiles = -(-channels // _LANES)
+    held = sum(prod(ints(first, value)) * ITEM_BYTES[value.dtype] for value in made)
+    return Shape(Scheme.CHANNELS, held // tiles, 1.0, 1, tiles)
+
+
+def _nest(part: Part) -> Nest:
+    return nest_of(there(part.complex))
+
+
+def _row_loop(nest: Nest) -> str | None:
+    """The loop over rows: of an image's height, of a matrix."""
+    names = [loop.name for loop in nest.loops]
+    batch = next((loop.extent for loop in nest.loops if loop.name in ("n", "b") and "m" not in names), 1)
+    return "y0" if "y0" in names and batch == 1 else "m" if "m" in names and "b" not in names else None
+
+
+def _is_product(node: Node) -> bool:
+    """Whether each result is a sum over channels at one position."""
+    nest = nest_of(node)
+    names = {loop.name for loop in nest.loops}
+    window = [loop.extent for loop in nest.loops if loop.name.startswith("r")]
+    return "g" not in names and (names >= {"m", "k", "n"} or ("o" in names and all(extent == 1 for extent in window)))
+
+
+def _is_depthwise(node: Node) -> bool:
+    nest = nest_of(node)
+    extents = {loop.name: loop.extent for loop in nest.loops}
+    return "g" in extents and extents["i"] == 1 and extents["o"] == 1

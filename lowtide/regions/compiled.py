@@ -1,0 +1,188 @@
+"""A graph with regions that inductor has compiled, and what runs them.
+
+    takes   a graph
+    leaves  the graph with those clusters as regions whose compiled body was tried and found to be right and faster than torch's operators
+
+Bodies that compute the same are one, whatever their values are called. Those whose tensors are largest, over all places, are tried first,
+and only so many: compiling takes seconds each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import torch
+
+from lowtide.cost.cache import Cache
+from lowtide.cost.profiler import measure_memory
+from lowtide.cpu.build.faster import is_faster, made_up, measured_ns
+from lowtide.cpu.build.made import InOrder
+from lowtide.errors import LowtideError
+from lowtide.ir.graph import Graph, Node, Value
+from lowtide.ir.regions import Region, is_by_inductor
+from lowtide.ir.sizes import ITEM_BYTES
+from lowtide.ir.text.graph_text import to_text
+from lowtide.lower.python import lower
+from lowtide.regions.clusters import clusters
+from lowtide.regions.cutting import Compiled, numbered, with_compiled
+from lowtide.regions.inductor import Run, TensorSpec, circumstances, compiled, number
+from lowtide.regions.modules import module_of
+from lowtide.runtime.compiler import NativeError
+from lowtide.runtime.program import Program
+
+_MOST = 64  # bodies that are compiled for a graph
+_NEAR = 1e-2  # of the largest number of a result: what a wrong kernel passes
+
+
+def compiled_graph(graph: Graph, chosen: Graph | None, like: Graph | None, say: Callable[[float], object]) -> Graph | None:
+    """The graph with compiled regions; None where there are none. Where nothing can be compiled a warning says why.
+
+    Those of a graph that was `chosen` for this program before, if there is one; those whose bodies a graph `like` this one has, without
+    a trial, if there is one.
+    """
+    found = [Compiled.of(each) for each in clusters(graph)]
+    if like is not None:
+        known = {to_text(numbered(region.body)): region.arena_bytes for region in _regions(like)}
+        texts = {each: to_text(numbered(each.body)) for each in found}
+        return with_compiled(graph, [(each, known[texts[each]]) for each in found if texts[each] in known])
+    if chosen is not None:
+        sizes = {region.name: region.arena_bytes for region in _regions(chosen)}
+        names = {each: Region.of(each.region(0)).name for each in found}
+        return with_compiled(graph, [(each, sizes[names[each]]) for each in found if names[each] in sizes])
+    bodies: dict[str, list[Compiled]] = {}
+    for each in found:
+        bodies.setdefault(to_text(numbered(each.body)), []).append(each)
+    heaviest = sorted(bodies.items(), key=lambda item: -len(item[1]) * _moved_bytes(item[1][0].body))[:_MOST]
+    taken: dict[Compiled, int] = {}
+    for done, (_, alike) in enumerate(heaviest):
+        say(done / len(heaviest))
+        nbytes = _tried(numbered(alike[0].body))
+        taken |= {} if nbytes is None else dict.fromkeys(alike, nbytes)
+    return with_compiled(graph, [(each, taken[each]) for each in found if each in taken])
+
+
+def compiled_runners(graph: Graph) -> Mapping[str, Run]:
+    """What runs a graph's compiled regions, by the name of the first result. Raises NativeError."""
+    return {region.node.results[0].name: _run_of(numbered(region.body)) for region in _regions(graph)}
+
+
+def _regions(graph: Graph) -> list[Region]:
+    return [Region.of(node) for node in graph.nodes if is_by_inductor(node)]
+
+
+def times_ns(body: Graph) -> tuple[int, int] | None:
+    """What a body was measured to take compiled, and by torch's operators; None where it was not."""
+    alike = numbered(body)
+    return measured_ns(alike, _source(alike))
+
+
+def as_compiled(nodes: Sequence[Node], us: Sequence[float]) -> tuple[float, ...]:
+    """Times of nodes, of which those of regions were measured operator by operator: shorter by as much as compiled ones are alone."""
+
+    def share(node: Node) -> float:
+        known = times_ns(Region.of(node).body) if is_by_inductor(node) else None
+        return 1.0 if known is None else known[0] / known[1]
+
+    return tuple(each * share(node) for node, each in zip(nodes, us, strict=True))
+
+
+def _tried(body: Graph) -> int | None:
+    """How many bytes a compiled body takes beside arguments and results; None where torch's operators are to run."""
+    try:
+        runs = _run_of(body)
+        torchs = Program(lower(InOrder(body)), gradients=False)
+        cache, name = _workspaces(body), _key(body)
+        known = cache.load()
+        if name not in known:
+            if not _agree(body, runs, torchs):
+                return None
+            known = cache.merge({name: _workspace_bytes(body, runs)})
+        return int(known[name]) if is_faster(body, _source(body), lambda given: runs(*given), torchs) else None
+    except (NativeError, LowtideError, RuntimeError) as error:  # torch's own among them, where memory does not do for a trial
+        _warn_once(f"lowtide leaves a region to torch's operators: {error}")
+        return None
+
+
+def _agree(body: Graph, runs: Run, torchs: Program) -> bool:
+    """Whether results, and what is written, look as they should and are near to torch's own, on made-up data."""
+    mine, its = made_up(body), made_up(body)
+    pairs = [*zip(runs(*mine), torchs(its), strict=True), *zip(mine, its, strict=True)]
+    looks = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor, _ in pairs[: len(body.outputs)]]
+    wanted = [(tuple(value.shape), tuple(value.stride), getattr(torch, value.dtype)) for value in body.outputs]
+    return looks == wanted and all(_near(one, two) for one, two in pairs if isinstance(one, torch.Tensor))
+
+
+def _near(one: torch.Tensor, two: torch.Tensor) -> bool:
+    finite = two[two.isfinite()].abs()
+    most = float(finite.max()) if finite.numel() else 0.0
+    return torch.allclose(one.double(), two.double(), rtol=_NEAR, atol=_NEAR * most, equal_nan=True)
+
+
+def _workspace_bytes(body: Graph, runs: Run) -> int:
+    given = made_up(body)
+    took = measure_memory(lambda: runs(*given), _device(body), warmup=1)
+    return max(0, took.above_bytes - sum(int(value.storage.nbytes) for value in body.outputs))
+
+
+def _workspaces(body: Graph) -> Cache:
+    return Cache("compiled_workspaces", (circumstances(_device(body)),))
+
+
+@lru_cache(1024)
+def _run_of(body: Graph) -> Run:
+    """What runs a body that is written with numbers as names. Raises NativeError."""
+    return _loaded(_key(body), body)
+
+
+_open: dict[str, Run] = {}  # by key: of bodies that are alike one is loaded
+
+
+def _loaded(key: str, body: Graph) -> Run:
+    if key not in _open:
+        found = compiled(key, lambda: module_of(body), [_look(value) for value in body.inputs])
+        numbers = [at for at, value in enumerate(body.inputs) if value.dtype == "scalar"]
+        _open[key] = _with_numbers(found, numbers) if numbers else found
+    return _open[key]
+
+
+def _with_numbers(runs: Run, numbers: Sequence[int]) -> Run:
+    def run(*given: Any) -> list[Any]:
+        args = list(given)
+        for at in numbers:
+            args[at] = number(float(args[at]))
+        return runs(*args)
+
+    return run
+
+
+def _look(value: Value) -> TensorSpec:
+    if value.dtype == "scalar":
+        return TensorSpec((), (), "float64", "cpu")
+    return TensorSpec(tuple(map(int, value.shape)), tuple(map(int, value.stride)), value.dtype, value.storage.device)
+
+
+def _key(body: Graph) -> str:
+    return hashlib.sha256(f"{to_text(body)}\0{_source(body)}".encode(errors="surrogateescape")).hexdigest()[:32]
+
+
+def _source(body: Graph) -> str:
+    return f"inductor\0{circumstances(_device(body))}"
+
+
+def _device(body: Graph) -> str:
+    return next(value.storage.device for value in body.inputs if value.dtype != "scalar")
+
+
+def _moved_bytes(body: Graph) -> int:
+    values = (*body.inputs, *body.outputs)
+    return sum(prod(int(size) for size in value.shape) * ITEM_BYTES[value.dtype] for value in values)
+
+
+@lru_cache
+def _warn_once(sentence: str) -> None:
+    warnings.warn(sentence, RuntimeWarning, stacklevel=8)

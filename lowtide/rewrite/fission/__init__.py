@@ -1,1 +1,0 @@
-"""Sets of nodes into loops over parts of one of their dimensions (fission: MAGIS, section 4)."""

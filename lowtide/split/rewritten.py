@@ -1,0 +1,309 @@
+"""A set of nodes into a loop over parts of one dimension that runs through it (F-Trans: MAGIS, section 4.2).
+
+    takes   a graph; a `Split`: nodes, and along which of its axes each is cut
+    leaves  the graph with a node of `fission.loop` in the place of the set, see `ir.loops`; its parts compute what the set does, but that
+            sums over the dimension are taken in another order
+
+The paper's constraints: the set is connected; it is convex, so that a loop can take its place; and nothing in it is computed more than
+once, so that every node makes something that is cut, or that all parts put together. Beyond the paper, whatever the set writes has to be
+cut as well, everywhere in the set alike, since a part must find what the caller had and not what other parts have left; nothing in it draws
+random numbers, decides anything or goes to the host.
+
+Views are free. Those of what is shared are taken in each part, and those that others read are taken again outside, of the whole result.
+
+In which of its arguments a loop may leave its first result: a part of it goes where the part lay that it was made of.
+
+    y = fission.loop(x, w, along=(0, None), into=(0,), ...)  inplace(x, fission.loop)
+        def body(x, w, y): each part reads x[start:end] for the last time, then writes y[start:end], which may be the same memory
+
+An argument may be taken where it is cut as the result is, lies just as that does, and no node of the body reads a part of it once the
+result is written there; the node that writes may read it if that works element by element. Whether it dies at the loop, others decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+from typing import TypeAlias
+
+from lowtide.errors import CheckError
+from lowtide.ir.edges import predecessors
+from lowtide.ir.graph import Graph, Node, Storage, Value
+from lowtide.ir.loops import Into, Loop
+from lowtide.ir.operators.axes.axis import Combine, is_innermost, merges_apart
+from lowtide.ir.operators.names import LOOP
+from lowtide.ir.operators.nodes import is_view
+from lowtide.rewrite.base import Rewritten, following
+from lowtide.split.parts import Parts
+from lowtide.split.roles import MERGES, Roles, Split, check_set, refuse
+
+
+def takes(node: Node) -> tuple[tuple[Value, str], ...]:
+    """What a loop may leave its first result in, as `Node.inplace` has it. Depends on the order of the body."""
+    loop = Loop.of(node)
+    result, place, into = next(loop.made, (None, None, None))
+    if result is None or place is None or not isinstance(into, int):
+        return ()
+    return tuple(
+        (value, LOOP)
+        for value, part, dim in loop.cut
+        if dim == into and alike(value, result) and _is_alone(value, node) and _is_read_before(loop.body, part, place)
+    )
+
+
+def takers_first(results: Sequence[Value], arguments: Sequence[Value], dims: Mapping[Value, int]) -> list[Value]:
+    """Results in an order: first the largest that may lie where an argument lies, as far as both are cut alike; of those the last."""
+    given = [value for value in arguments if value in dims]
+    able = [each for each in results if any(dims[value] == dims.get(each) and alike(value, each) for value in given)]
+    first = max(reversed(able), key=lambda each: each.storage.nbytes if isinstance(each.storage.nbytes, int) else 0, default=None)
+    return list(results) if first is None else [first, *(each for each in results if each is not first)]
+
+
+def alike(value: Value, result: Value) -> bool:
+    """Whether a value lies as a result does, on a storage of the program's own that holds nothing else."""
+    here, there = value.storage, result.storage
+    same = (value.dtype, value.shape, value.stride, value.offset) == (result.dtype, result.shape, result.stride, result.offset)
+    return same and (here.nbytes, here.device) == (there.nbytes, there.device) and not here.kind.caller_owned
+
+
+def _is_alone(value: Value, node: Node) -> bool:
+    """Whether the loop is given nothing else on that storage."""
+    return sum(other.storage is value.storage for other in node.inputs) == 1
+
+
+def _is_read_before(body: Graph, part: Value, place: Value) -> bool:
+    """Whether what is read of a part of an argument is so before the result is written, or by what may write it there."""
+    written = False
+    for node in body.nodes:
+        writes = any(before.storage is place.storage for before, _ in node.writes)
+        read = [value for value in node.inputs if value.storage is part.storage]
+        if read and (written or (writes and not _works_in(node, read))):
+            return False
+        written = written or writes
+    return written
+
+
+def _works_in(node: Node, read: Sequence[Value]) -> bool:
+    """Whether a node may write where all of this lies that it reads."""
+    return all(any(value is taken for taken, _ in node.inplace) for value in read)
+
+
+Before: TypeAlias = "Sequence[Sequence[int]]"  # by place in a graph, the places of the nodes that must come before
+
+
+@dataclass(frozen=True, eq=False)
+class Looped:
+    """A set as a loop: what takes its place in a graph."""
+
+    nodes: tuple[Node, ...]  # the set, in program order
+    loop: Node
+    ends: tuple[Node, ...]  # what makes means of weighted sums, behind the loop
+    views: frozenset[Node]  # of the set, those that others read: they are taken again, of the whole result
+
+    def with_loop(self, loop: Node) -> Looped:
+        """The same set as another loop, which is given and makes the same."""
+        return replace(self, loop=loop)
+
+
+def looped(graph: Graph, wanted: Split, parts: int, before: Before | None = None) -> Looped:
+    """A set of a graph as a loop of so many parts. `before` are the graph's predecessors, if the caller has them.
+
+    Raises CheckError saying what is in the way, for a set that cannot be split so.
+    """
+    inside = set(wanted.nodes)
+    wanted = _named(graph, wanted)
+    _check_convex(graph, inside, before or predecessors(graph))
+    roles = Roles.of(wanted)
+    check_set(wanted, roles)
+    views = _views_for_others(graph, inside)
+    loop, *ends = _loop(graph, wanted, roles, parts, views)
+    return Looped(wanted.nodes, loop, tuple(ends), frozenset(views))
+
+
+def with_loops(graph: Graph, loops: Sequence[Looped], before: Before | None = None) -> Rewritten:
+    """The graph with loops in the places of their sets, which lie apart. `before` as for `looped`.
+
+    A loop stands where the last node of its set did, or later; nothing else moves further than it has to. Raises CheckError where two of
+    them wait for one another.
+    """
+    owner = {node: which for which, each in enumerate(loops) for node in each.nodes}
+    if len(owner) < sum(len(each.nodes) for each in loops):
+        raise CheckError("fission: expected sets that lie apart, got some that have nodes in common")
+    forward: dict[Node, tuple[Node, ...]] = {node: (each.loop, *each.ends) for each in loops for node in each.nodes}
+    forward |= {view: (each.loop, replace(view, after=())) for each in loops for view in each.views}
+    nodes: list[Node] = []
+    for which, place in _in_turn(graph, loops, owner, before or predecessors(graph)):
+        if place < 0:
+            nodes += _put(loops[which], forward)
+        elif which >= 0:
+            nodes.append(forward[graph.nodes[place]][-1])
+        else:
+            node = graph.nodes[place]
+            new = _following(node, forward)
+            if new is not node:
+                forward[node] = (new,)
+            nodes.append(new)
+    return Rewritten(replace(graph, nodes=tuple(nodes)), forward)
+
+
+def _put(each: Looped, forward: dict[Node, tuple[Node, ...]]) -> tuple[Node, ...]:
+    """The nodes in the place of a set, behind what others became."""
+    loop = _following(each.loop, forward)
+    if loop is not each.loop:
+        forward |= {node: tuple(loop if new is each.loop else new for new in forward[node]) for node in each.nodes}
+    return loop, *each.ends
+
+
+def _following(node: Node, forward: dict[Node, tuple[Node, ...]]) -> Node:
+    """The node behind what the nodes became that it has to come after, itself aside."""
+    return following(node, {before: forward[before] for before in node.after if before in forward}) if node.after else node
+
+
+def _in_turn(graph: Graph, loops: Sequence[Looped], owner: dict[Node, int], preds: Before) -> Iterator[tuple[int, int]]:
+    """Loops as (number, -1), views of theirs for others as (number, place), and other nodes as (-1, place), in an order that is right."""
+    count = len(graph.nodes)
+    views = {node for each in loops for node in each.views}
+    own = [owner.get(node, -1) for node in graph.nodes]  # by place the loop; a view for others is an item beside it
+    item = [place if which < 0 or graph.nodes[place] in views else count + which for place, which in enumerate(own)]
+    turn = [*range(count), *(max(place for place, which in enumerate(own) if which == number) for number in range(len(loops)))]
+    waits: list[set[int]] = [set() for _ in turn]
+    for place, before in enumerate(preds):
+        for other in before:
+            if own[place] >= 0 and own[other] != own[place]:
+                waits[count + own[place]].add(item[other])
+            if item[place] == place and item[other] != item[place]:
+                waits[place].add(item[other])
+        if own[place] >= 0 and item[place] == place:
+            waits[place].add(count + own[place])
+    there = [*(place for place in range(count) if item[place] == place), *range(count, len(turn))]
+    yield from ((own[each], each) if each < count else (each - count, -1) for each in _sorted(there, turn, waits))
+
+
+def _sorted(items: Sequence[int], turn: Sequence[int], waits: Sequence[set[int]]) -> Iterator[int]:
+    """Items behind what they wait for, otherwise by their turns."""
+    left = {each: len(waits[each]) for each in items}
+    then: dict[int, list[int]] = {}
+    for each in items:
+        for other in waits[each]:
+            then.setdefault(other, []).append(each)
+    ready = [(turn[each], each) for each in items if not left[each]]
+    heapify(ready)
+    done = 0
+    while ready:
+        each = heappop(ready)[1]
+        done += 1
+        yield each
+        for other in then.get(each, ()):
+            left[other] -= 1
+            if not left[other]:
+                heappush(ready, (turn[other], other))
+    if done < len(items):
+        raise CheckError("fission: expected sets that come one after another, got some that wait for one another")
+
+
+def _named(graph: Graph, wanted: Split) -> Split:
+    """The split with a name for its parts that no dimension around has."""
+    name, taken = wanted.part_name if wanted.part_name.isidentifier() else "part", {each.name for each in graph.dimensions}
+    while name in taken:
+        name = f"{name}_"
+    return replace(wanted, part_name=name)
+
+
+def _check_convex(graph: Graph, inside: set[Node], before: Before) -> None:
+    """Raises CheckError where one of the set comes after a node outside that comes after one of the set, or a node is not of this graph."""
+    places = [index for index, node in enumerate(graph.nodes) if node in inside]
+    if not places or len(places) < len(inside):
+        raise CheckError("fission: expected nodes of this graph, at least one")
+    behind = set[int]()
+    for index in range(places[0], places[-1] + 1):
+        node, waits = graph.nodes[index], any(each in behind for each in before[index])
+        if node in inside and waits:
+            refuse(node, "a convex set, got one that a path leaves and comes back to")
+        if node not in inside and (waits or any(graph.nodes[each] in inside for each in before[index])):
+            behind.add(index)
+
+
+def _views_for_others(graph: Graph, inside: set[Node]) -> set[Node]:
+    """The views of the set that others read, and those that they are views of."""
+    read = {value for node in graph.nodes if node not in inside for value in _reads(node)} | set(graph.outputs)
+    found: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node in inside and is_view(node) and any(value in read for value in node.results):
+            found.add(node)
+            read |= set(node.inputs)
+    return found
+
+
+def _loop(graph: Graph, wanted: Split, roles: Roles, parts: int, views: set[Node]) -> Iterator[Node]:
+    """The node in the place of the set, and those that end its means."""
+    made = {value for node in wanted.nodes for value in node.results}
+    arguments = list(dict.fromkeys(value for node in wanted.nodes for value in _reads(node) if value not in made))
+    others = [node for node in graph.nodes if node not in roles.nodes or node in views]
+    asked = {value for node in others for value in _reads(node)} | set(graph.outputs) | _divisors(wanted, roles)
+    results = [value for node in wanted.nodes if not is_view(node) for value in node.outputs if value is not None and value in asked]
+    results = takers_first(results, arguments, roles.dims)
+    _check_borders(wanted, roles, arguments, results)
+    writes, ends = _writes(wanted.nodes), [_end(value, wanted, roles) for value in results]
+    part = -(-wanted.extent // max(1, min(parts, wanted.extent)))
+    body = Parts.of(wanted, roles, part).body(arguments, results, writes)
+    into: tuple[Into, ...] = tuple(MERGES[roles.merged[value].combine] if value in roles.merged else roles.dims[value] for value in results)
+    after = dict.fromkeys(other for node in wanted.nodes for other in node.after if other not in roles.nodes)
+    loop = Node(
+        LOOP,
+        tuple(arguments),
+        tuple(value if end is None else end.inputs[0] for value, end in zip(results, ends, strict=True)),
+        (("along", tuple(roles.dims.get(value) for value in arguments)), ("into", into), ("extent", wanted.extent), ("part", part)),
+        writes=writes,
+        after=tuple(after),
+        body=body,
+        source=next((node.source for node in wanted.nodes if node.source is not None), None),
+    )
+    yield replace(loop, inplace=takes(loop))
+    yield from (end for end in ends if end is not None)
+
+
+def _check_borders(wanted: Split, roles: Roles, arguments: Sequence[Value], results: Sequence[Value]) -> None:
+    """Raises CheckError where a value of the border is cut along what is innermost in a dimension: no slice of it is that."""
+    storages = {value.storage for value in arguments}
+    for node in wanted.nodes:
+        if merges_apart(node, roles.dims, storages):
+            refuse(node, "a view whose slices lie dense, got one that merges what lies apart there")
+    merged = next((value for value in (*arguments, *results) if is_innermost(roles.dims.get(value, 0))), None)
+    if merged is not None:
+        reader = next(node for node in wanted.nodes if merged in node.inputs or merged in node.results)
+        refuse(reader, f"the set to begin and end where what {merged.name} was merged of is apart")
+
+
+def _divisors(wanted: Split, roles: Roles) -> set[Value]:
+    """The results by which others are divided in the end."""
+    return {
+        node.results[role.over] for node in wanted.nodes for value in node.results
+        if (role := roles.merged.get(value)) is not None and role.over is not None
+    }  # fmt: skip
+
+
+def _end(value: Value, wanted: Split, roles: Roles) -> Node | None:
+    """What makes a mean of a weighted sum."""
+    role = roles.merged.get(value)
+    if role is None or (role.combine is not Combine.MEAN and role.over is None):
+        return None
+    whole = replace(value, name=f"{value.name}_sum", storage=replace(value.storage, name=f"{value.storage.name}_sum"))
+    if role.over is None:
+        return Node("aten.div.Scalar", (whole, wanted.extent), (value,), inplace=((whole, "aten.div_.Scalar"),))
+    maker = next(node for node in wanted.nodes if value in node.results)
+    return Node("aten.div.Tensor", (whole, maker.results[role.over]), (value,), inplace=((whole, "aten.div_.Tensor"),))
+
+
+def _writes(nodes: Sequence[Node]) -> tuple[tuple[Value, Value], ...]:
+    """What a loop writes: of each storage what the first write finds and the last one leaves."""
+    ends: dict[Storage, tuple[Value, Value]] = {}
+    for node in nodes:
+        for read, left in node.writes:
+            ends[read.storage] = (ends[read.storage][0] if read.storage in ends else read, left)
+    return tuple(ends.values())
+
+
+def _reads(node: Node) -> Iterator[Value]:
+    yield from node.inputs
+    yield from (before for before, _ in node.writes)

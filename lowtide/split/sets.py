@@ -1,0 +1,328 @@
+"""From nodes that one dimension runs through to a set that may run in parts: an F-Trans without its number (MAGIS, section 4.2).
+
+A set is grown around an anchor, a value that is to be cut: first over the nodes from its maker on, in program order, then over all others
+in reverse. A node joins along an axis of the wanted component of the dimension graph if
+
+    all nodes of the set cut a value along one dimension, or none does: what one reads as a whole no other makes or cuts,
+    nobody in the set reads what parts put together,
+    what it writes is cut,
+    it has a cut value in common with the set, so that the set is connected,
+    no path leaves the set and comes back: nothing outside of the set comes both after one of it and before another.
+
+So a set is connected and convex by construction. What draws random numbers, normalises over the dimension or is closed for another
+reason has no axis, and stays outside.
+
+Which sets are split, and into how many parts: MAGIS's fission hierarchy tree (section 4.3), as far as sets that lie apart need it.
+
+A tree holds candidates, the largest first, and a number of parts for each; 1 is a candidate that is not split. Of the paper's mutations
+(section 5.1) there is one: a set is split only where nothing that is split touches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import gcd
+from typing import NoReturn
+
+from lowtide.errors import CheckError
+from lowtide.ir.edges import predecessors
+from lowtide.ir.graph import Graph, Node, Storage, Value
+from lowtide.ir.operators.axes.axis import Axis, Reduced, cut_by, is_innermost, merges_apart, tensor_paths
+from lowtide.ir.operators.nodes import is_view
+from lowtide.ir.sizes import Size
+from lowtide.split.dimensions import Dimensions
+from lowtide.split.dominators import Borders, Dominators
+
+
+@dataclass(frozen=True, eq=False)
+class FissionTree:
+    """Candidates by number, the largest first."""
+
+    regions: tuple[SplitRegion, ...]
+    parts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, regions: Sequence[SplitRegion]) -> FissionTree:
+        ordered = sorted(regions, key=lambda region: (-len(region.axes), region.bits, region.component))
+        return cls(tuple(ordered), (1,) * len(ordered))
+
+    @property
+    def split(self) -> tuple[int, ...]:
+        return tuple(number for number, parts in enumerate(self.parts) if parts > 1)
+
+    def enable(self, number: int, parts: int = 2) -> FissionTree:
+        """With one more set split. Raises CheckError unless nothing that is split touches it, and it has so many units."""
+        region = self.regions[number]
+        if any(self.regions[other].bits & region.bits for other in self.split):
+            self._refuse(number, "enabled", "nothing that is split to touch it")
+        if not 1 < parts <= region.units:
+            self._refuse(number, f"split into {parts}", f"2 to {region.units} parts")
+        return replace(self, parts=(*self.parts[:number], parts, *self.parts[number + 1 :]))
+
+    def _refuse(self, number: int, what: str, expected: str) -> NoReturn:
+        raise CheckError(f"the fission candidate {number} of {len(self.regions[number].axes)} nodes cannot be {what}: expected {expected}")
+
+
+@dataclass(frozen=True, eq=False)
+class SplitRegion:
+    """A legal set, along which axis each node is cut, and what becomes of the values at its border."""
+
+    component: int  # of the dimension graph
+    axes: Mapping[int, Axis]  # by the node's place in the graph, in program order
+    units: int  # at most so many parts: a part takes whole units
+    sliced: Mapping[Value, int]  # arguments from outside that parts take slices of, and along which dimension
+    shared: tuple[Value, ...]  # arguments from outside that every part needs whole
+    written: Mapping[Value, int]  # results that others need, and along which dimension parts write them; what the set writes over included
+    accumulated: Mapping[Value, Reduced]  # results that others need, and how parts are put together
+
+    @cached_property
+    def places(self) -> frozenset[int]:
+        return frozenset(self.axes)
+
+    @cached_property
+    def bits(self) -> int:
+        """The places as bits of a number: sets of them compare fast."""
+        found = bytearray(max(self.axes) // 8 + 1)
+        for place in self.axes:
+            found[place >> 3] |= 1 << (place & 7)
+        return int.from_bytes(found, "little")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _CutNode:
+    """A node along one of its axes."""
+
+    axis: Axis
+    pairs: Mapping[Value, int]  # the values that are cut, and where
+    reads: tuple[Value, ...]
+    whole: tuple[Value, ...]  # of these, tensors that are not cut
+    merged: tuple[Value, ...]  # results that parts put together
+    fits: bool  # each value is cut along one dimension, none stands among the arguments cut and whole, and what is written is cut
+
+    @classmethod
+    def of(cls, node: Node, axis: Axis) -> _CutNode:
+        pairs, reads = dict(cut_by(node, axis)), _reads(node)
+        alone = all(len(dims) == 1 for dims in _dims_by_value(node, axis).values())
+        fits = alone and not _mixed(node, axis) and all(before in pairs for before, _ in node.writes)
+        whole = tuple(value for value in reads if value not in pairs and value.dtype != "scalar")
+        return cls(axis, pairs, reads, whole, tuple(value for value, _ in _roles(node, axis)), fits)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Grown:
+    """The dominators of what one part runs through in a phase, whatever stands at a peak; node i + 1 is the one at the phase's place i."""
+
+    tree: Dominators
+    borders: Borders
+    given: Sequence[tuple[Storage, int]]  # what its nodes touch, and the caller does not own, and its bytes
+
+
+@dataclass(eq=False)
+class _Growing:
+    """A set while it grows."""
+
+    inner: bool  # whether it may be cut along what is innermost in merged dimensions
+    axes: dict[int, Axis] = field(default_factory=dict)
+    cut: dict[Value, int] = field(default_factory=dict)
+    whole: set[Value] = field(default_factory=set)
+    merged: set[Value] = field(default_factory=set)
+
+    def takes(self, node: _CutNode) -> bool:
+        cut, pairs = self.cut, node.pairs
+        if not node.fits or not any(value in cut for value in pairs):
+            return False
+        if not self.inner and any(map(is_innermost, pairs.values())):
+            return False
+        if any(value in self.whole or cut.get(value, dim) != dim for value, dim in pairs.items()):
+            return False
+        if any(value in self.merged or (value in cut and value not in pairs) for value in node.reads):
+            return False
+        return not any(value in cut or value in self.whole for value in node.merged)
+
+    def add(self, place: int, node: _CutNode) -> None:
+        self.axes[place] = node.axis
+        self.cut.update(node.pairs)
+        self.whole.update(node.whole)
+        self.merged.update(node.merged)
+
+
+@dataclass(frozen=True, eq=False)
+class Regions:
+    """Makes regions of one graph; what is needed for all of them is looked up once."""
+
+    dimensions: Dimensions
+
+    @property
+    def graph(self) -> Graph:
+        return self.dimensions.graph
+
+    @cached_property
+    def before(self) -> tuple[tuple[int, ...], ...]:
+        """By place, the places of the nodes that must come before."""
+        return predecessors(self.graph)
+
+    @cached_property
+    def after(self) -> tuple[tuple[int, ...], ...]:
+        """By place, the places of the nodes that must come after."""
+        found: list[list[int]] = [[] for _ in self.graph.nodes]
+        for place, others in enumerate(self.before):
+            for other in others:
+                found[other].append(place)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def makers(self) -> dict[Value, int]:
+        return {value: place for place, node in enumerate(self.graph.nodes) for value in node.results}
+
+    @cached_property
+    def readers(self) -> dict[Value, list[int]]:
+        found: dict[Value, list[int]] = {}
+        for place, node in enumerate(self.graph.nodes):
+            for value in _reads(node):
+                found.setdefault(value, []).append(place)
+        return found
+
+    @cached_property
+    def cuts(self) -> tuple[Mapping[int, tuple[_CutNode, ...]], ...]:
+        """By place and component of the dimension graph, the node along its axes of that component."""
+        found = []
+        for node, axes, components in zip(self.graph.nodes, self.dimensions.axes, self.dimensions.axis_components, strict=True):
+            mine: dict[int, tuple[_CutNode, ...]] = {}
+            for axis, component in zip(axes, components, strict=True):
+                mine[component] = (*mine.get(component, ()), _CutNode.of(node, axis))
+            found.append(mine)
+        return tuple(found)
+
+    @cached_property
+    def trees(self) -> dict[tuple[int, int, int], Grown]:
+        """What `candidates` has found of components and phases: whatever stands at a peak, their dominators are the same."""
+        return {}
+
+    @cached_property
+    def _known(self) -> dict[tuple[Value, int, tuple[int, ...], bool], SplitRegion | None]:
+        return {}
+
+    def around(self, anchor: Value, dim: int, wanted: Sequence[int], *, fine: bool = False) -> SplitRegion | None:
+        """The region of nodes at some of these places, in program order, around a value along one of its dimensions.
+
+        None where nothing but views can be cut with it, or into nothing. `fine`: only of nodes that can be cut wherever the value can, as
+        merged batch and tokens can be cut between tokens as long as no node sees them apart. Takes time linear in the nodes between the
+        first and the last.
+        """
+        key = anchor, dim, tuple(wanted), fine
+        if key not in self._known:
+            self._known[key] = self._around(anchor, dim, wanted, fine)
+        return self._known[key]
+
+    def _around(self, anchor: Value, dim: int, wanted: Sequence[int], fine: bool) -> SplitRegion | None:
+        start = self.makers.get(anchor)
+        if start is None or not wanted:
+            return None
+        allowed, component = set(wanted), self.dimensions.component(anchor, dim)
+        if fine:
+            allowed = {place for place in allowed if self._is_fine(place, component, anchor.shape[dim])}
+        for inner in (True, False):  # where what is innermost in merged dimensions reaches the border, the set has to end before it
+            growing = _Growing(inner, cut={anchor: dim})
+            late = self._onwards(growing, start, wanted[-1], allowed, component)
+            self._back(growing, range(wanted[-1], wanted[0] - 1, -1), allowed - late, component)
+            if start not in growing.axes or all(is_view(self.graph.nodes[place]) for place in growing.axes):
+                return None
+            found = self._region(growing, component)
+            if found is not None or not any(map(is_innermost, growing.cut.values())):
+                return found
+        return None
+
+    def _onwards(self, growing: _Growing, start: int, last: int, allowed: set[int], component: int) -> set[int]:
+        """Nodes from the anchor's maker on. The places outside of the set that come after it."""
+        late: set[int] = set()
+        behind, reached = self._flags(), self._flags()  # by place: whether it waits for one of these, for one of the set
+        for place in range(start, last + 1):
+            if not behind[place] and place in allowed and self._joins(growing, place, component):
+                _mark(reached, self.after[place])
+            elif behind[place] or reached[place]:
+                late.add(place)
+                _mark(behind, self.after[place])
+        return late
+
+    def _back(self, growing: _Growing, places: Iterable[int], allowed: set[int], component: int) -> None:
+        """All others that no path through what stays outside leads back into the set."""
+        ahead, reaching = self._flags(), self._flags()
+        for place in growing.axes:
+            _mark(reaching, self.before[place])
+        for place in places:
+            if place in growing.axes:
+                continue
+            if not ahead[place] and place in allowed and self._joins(growing, place, component):
+                _mark(reaching, self.before[place])
+            elif ahead[place] or reaching[place]:
+                _mark(ahead, self.before[place])
+
+    def _flags(self) -> bytearray:
+        return bytearray(len(self.graph.nodes))
+
+    def _is_fine(self, place: int, component: int, extent: Size) -> bool:
+        extents = (node.axis.extent for node in self.cuts[place].get(component, ()))
+        return all(isinstance(mine, int) and mine % extent == 0 for mine in extents)
+
+    def _joins(self, growing: _Growing, place: int, component: int) -> bool:
+        for node in self.cuts[place].get(component, ()):
+            if isinstance(node.axis.extent, int) and growing.takes(node):
+                growing.add(place, node)
+                return True
+        return False
+
+    def _region(self, growing: _Growing, component: int) -> SplitRegion | None:
+        axes = dict(sorted(growing.axes.items()))
+        units = gcd(*(axis.extent for axis in axes.values() if isinstance(axis.extent, int)))
+        if units < 2:
+            return None
+        nodes = [self.graph.nodes[place] for place in axes]
+        made = dict.fromkeys(value for node in nodes for value in node.results)
+        given = dict.fromkeys(value for node in nodes for value in _reads(node) if value not in made and value.dtype != "scalar")
+        outputs = set(self.graph.outputs)
+        asked = [value for value in made if value in outputs or any(place not in axes for place in self.readers.get(value, ()))]
+        over = [after for node in nodes for _, after in node.writes]
+        if any(is_innermost(growing.cut.get(value, 0)) for value in (*given, *asked, *over)):
+            return None  # no slice of what lies merged outside
+        storages = {value.storage for value in given}
+        if any(merges_apart(node, growing.cut, storages) for node in nodes):
+            return None
+        merges = {value: role for node, axis in zip(nodes, axes.values(), strict=True) for value, role in _roles(node, axis)}
+        return SplitRegion(
+            component,
+            axes,
+            units,
+            sliced={value: growing.cut[value] for value in given if value in growing.cut},
+            shared=tuple(value for value in given if value not in growing.cut),
+            written={value: growing.cut[value] for value in dict.fromkeys((*asked, *over)) if value in growing.cut},
+            accumulated={value: merges[value] for value in asked if value in merges},
+        )
+
+
+def _mark(flags: bytearray, places: Iterable[int]) -> None:
+    for place in places:
+        flags[place] = 1
+
+
+def _reads(node: Node) -> tuple[Value, ...]:
+    return node.inputs if not node.writes else tuple(dict.fromkeys((*node.inputs, *(before for before, _ in node.writes))))
+
+
+def _roles(node: Node, axis: Axis) -> list[tuple[Value, Reduced]]:
+    return [(value, role) for value, role in zip(node.results, axis.results, strict=True) if isinstance(role, Reduced)]
+
+
+def _dims_by_value(node: Node, axis: Axis) -> dict[Value, set[int]]:
+    found: dict[Value, set[int]] = {}
+    for value, dim in cut_by(node, axis):
+        found.setdefault(value, set()).add(dim)
+    return found
+
+
+def _mixed(node: Node, axis: Axis) -> bool:
+    """Whether a value stands among the arguments twice, cut and whole."""
+    paths = {path for path, _ in axis.sliced}
+    cut = {value for path, value in tensor_paths(node) if path in paths}
+    return any(value in cut for path, value in tensor_paths(node) if path not in paths)

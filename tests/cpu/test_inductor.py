@@ -1,0 +1,165 @@
+"""Regions of a step compiled by inductor: near to eager's, at the promised peak, compiled once, and torch's where that fails."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+from lowtide.ir.regions import is_by_inductor
+from lowtide.ir.text.graph_text import to_text
+from lowtide.regions import compiled, inductor
+from lowtide.regions.cutting import numbered
+from tests.residual import Net, square
+
+FUSED: dict[str, Any] = {"exact": False, "fuse": "inductor"}
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, torch.Tensor, torch.optim.Optimizer]:
+    monkeypatch.setattr(compiled, "is_faster", lambda *_: True)
+    monkeypatch.setattr(compiled, "_open", {})
+    torch.manual_seed(0)
+    model = Net()
+    return model, torch.randn(32, 64), torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def trained(model: nn.Module, x: torch.Tensor, dtype: torch.dtype, steps: int) -> list[torch.Tensor]:
+    mine, x = copy.deepcopy(model).to(dtype), x.to(dtype)
+    optimizer = torch.optim.AdamW(mine.parameters(), lr=1e-2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        square(mine, x).backward()
+        optimizer.step()
+    return [parameter.detach().double() for parameter in mine.parameters()]
+
+
+def furthest(ones: list[torch.Tensor], twos: list[torch.Tensor]) -> float:
+    return max(float((one - two).abs().max()) for one, two in zip(ones, twos, strict=True))
+
+
+def test_a_step_is_near_and_keeps_its_promise_and_is_compiled_once(work, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, optimizer = work
+    true, eager = trained(model, x, torch.float64, 4), trained(model, x, torch.float32, 4)
+    step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **FUSED)
+    regions = [node for node in step.plan.graph.nodes if is_by_inductor(node)]
+    assert any(node.writes for node in regions)
+    assert any(node.outputs for node in regions)
+    for _ in range(4):
+        step(x)
+    mine = [parameter.detach().double() for parameter in model.parameters()]
+    assert furthest(mine, true) < 4 * furthest(eager, true) + 1e-6
+    with pytest.warns(UserWarning, match="step.measure trains"):
+        assert step.measure(x).peak_bytes == step.plan.peak_bytes
+
+    monkeypatch.setattr(inductor, "_compile", _never)  # another process finds the artifacts
+    monkeypatch.setattr(compiled, "_open", {})
+    again = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **FUSED)
+    assert again.plan.graph is not step.plan.graph
+    assert sum(map(is_by_inductor, again.plan.graph.nodes)) == len(regions)
+    again(x)
+
+
+def compiled_nodes(plan: Any) -> list[Any]:
+    return [node for node in plan.graph.nodes if is_by_inductor(node)]
+
+
+def test_an_optimizers_first_step_has_the_regions_of_later_ones(work, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, optimizer = work
+    tried: list[str] = []
+    compile_it = inductor._compile
+    monkeypatch.setattr(inductor, "_compile", lambda module, looks, path: (tried.append(path.name), compile_it(module, looks, path)))
+    step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **FUSED)
+    (first,) = step.plan.first_steps
+    bodies = {to_text(numbered(node.body)) for node in compiled_nodes(step.plan)}
+    assert {to_text(numbered(node.body)) for node in compiled_nodes(first)} <= bodies
+    assert any(node.outputs for node in compiled_nodes(first))
+    assert len(tried) <= len(bodies)  # nothing is compiled for it alone
+    eager = trained(model, x, torch.float32, 1)
+    step(x)
+    assert furthest([parameter.detach().double() for parameter in model.parameters()], eager) < 1e-5
+
+
+def test_each_shape_that_comes_has_regions_of_its_own(work) -> None:
+    model, x, optimizer = work
+    step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, on_new_shape="extend", **FUSED)
+    step(x), step(x[:24])
+    other = step.plan_for(x[:24])
+    assert other.graph is not step.plan.graph
+    assert compiled_nodes(other)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dynamic": {0: {0: (2, 64)}}}, 'compiled for one shape: leave out `dynamic` and say on_new_shape="extend"'),
+        ({"dynamic": "auto"}, 'compiled for one shape: leave out `dynamic` and say on_new_shape="extend"'),
+        ({"simulate": "h100"}, "only planned .`simulate`, .* leave `fuse` out there, and say it on the machine that runs the step"),
+        ({"workspaces": False}, "tries nothing .workspaces=False. has none"),
+        ({"exact": True}, "say exact=False too"),
+        ({"fuse": "xla"}, "expected \"inductor\" or None, got 'xla'"),
+    ],
+)
+def test_what_regions_do_not_go_with_is_refused(work, options: dict[str, Any], message: str) -> None:
+    model, x, optimizer = work
+    with pytest.raises(ValueError, match=message):
+        lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **{**FUSED, **options})
+
+
+def test_a_model_without_memory_is_refused() -> None:
+    model = Net().to("meta")
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(ValueError, match="a model on the meta device"):
+        lowtide.optimize(model, (torch.empty(32, 64, device="meta"),), loss=square, optimizer=optimizer, **FUSED)
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("it was compiled before")
+
+
+def _fails(module: Callable[[], Any], looks: object, path: object) -> None:
+    raise inductor.NativeError("inductor cannot compile it (no compiler is here)")
+
+
+def test_what_cannot_be_compiled_is_torchs(work, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    model, x, optimizer = work
+    eager = trained(model, x, torch.float32, 2)
+    monkeypatch.setattr(inductor, "_compile", _fails)
+    monkeypatch.setattr(inductor, "directory", lambda: tmp_path)
+    with pytest.warns(RuntimeWarning, match="leaves a region to torch's operators: inductor cannot compile it"):
+        step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **FUSED)
+    assert not any(map(is_by_inductor, step.plan.graph.nodes))
+    for _ in range(2):
+        step(x)
+    assert furthest([parameter.detach().double() for parameter in model.parameters()], eager) == 0.0
+
+
+def test_a_wrong_kernel_is_found(work, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, optimizer = work
+    plain = compiled._run_of
+
+    def wrong(body: Any) -> Callable[..., list[torch.Tensor]]:
+        run = plain(body)
+        return lambda *given: [tensor + 1 for tensor in run(*given)]
+
+    monkeypatch.setattr(compiled, "_run_of", wrong)
+    monkeypatch.setattr(compiled.Cache, "load", lambda self: {})
+    step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **FUSED)
+    assert not any(node.outputs for node in step.plan.graph.nodes if is_by_inductor(node))
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), AttributeError("module 'z3' has no attribute 'ExprRef'")])
+def test_whatever_stands_in_inductors_way_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path, error: Exception) -> None:
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(inductor.tempfile, "NamedTemporaryFile", fails)
+    with pytest.raises(inductor.NativeError, match="does not load") as told:
+        inductor._opened(tmp_path / "made.bin")
+    assert str(error) in str(told.value)
+    assert told.value.__cause__ is error
