@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
-import lowtide.capture.ranks.sums  # noqa: F401  (defines what is measured)
+import lowtide.capture.ranks.shards  # noqa: F401  (defines what is measured)
 from lowtide.kernels.parts import RANK_OF
 
 _WARM = 3  # turns before one is measured

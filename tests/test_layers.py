@@ -19,6 +19,7 @@ ROWS = (
     {"regions", "remat", "report"},
     {"split"},
     {"planning"},
+    {"ranges"},
     {"api"},
     {"cli", "integrations"},
     {"__init__"},  # the public names: nobody within imports the package itself
@@ -34,7 +35,7 @@ APART = {"lowtide.cost.lab.worker": "a process of its own, started by its name i
 # What only some may import: folders and files of the package.
 PLACES = {
     "torch": {
-        "kernels", "capture", "cost/lab", "cost/profiler.py", "cost/timings.py", "runtime", "cpu/build", "cuda", "regions", "lower", "api",
+        "kernels", "capture", "cost/lab", "cost/profiler.py", "cost/timings.py", "runtime", "cpu/build", "cpu/tune", "cuda", "regions", "lower", "api",
         "integrations",
     },
     "ortools": set(),  # research asks for it
@@ -45,7 +46,7 @@ PLACES = {
     "lightning": {"integrations/lightning.py", "integrations/lightning_notes.py", "integrations/lightning_reads.py"},
 }  # fmt: skip
 PRIVATE_TORCH = {
-    "capture", "cost/lab/definers.py", "cost/lab/launched.py", "cost/lab/operators.py", "cost/profiler.py", "runtime", "regions", "lower",
+    "capture", "cost/lab/trials.py", "cost/lab/launched.py", "cost/lab/operators.py", "cost/profiler.py", "runtime", "regions", "lower",
 }  # fmt: skip
 
 

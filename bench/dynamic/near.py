@@ -24,7 +24,7 @@ import lowtide
 from bench.dynamic.equal import Trained, networks
 from bench.results import Results, with_kept
 from lowtide.planning.planner import Planner
-from lowtide.planning.ranges.family import PlanFamily
+from lowtide.ranges.family import PlanFamily
 
 COLUMNS = (
     "network", "memory", "shapes", "members", "worst_peak_ratio", "worst_time_ratio", "median_time_ratio",

@@ -1,4 +1,7 @@
-"""Capturing a whole program: a training step, or an inference call."""
+"""Capturing a whole program: a training step, or an inference call.
+
+Kinds of containers that torch has been told of: what `torch.utils._pytree` can open, `ir.tree` can.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from lowtide.base.places import Beside
-from lowtide.capture import openings as openings  # what torch's registry can open is opened from here on
 from lowtide.capture.batches import micro_batches, objects_in
 from lowtide.capture.care.beside import Follower, following
 from lowtide.capture.care.failures import raised_in
@@ -40,6 +43,15 @@ from lowtide.capture.trace import Captured, Given, Trace, tracing
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 from lowtide.ir.graph import Kind
+
+
+@tree.open_with
+def registered(item: Any) -> tree.Opened | None:
+    """An object whose class is in torch's registry, opened as its owner has said there."""
+    if type(item) not in pytree.SUPPORTED_NODES:
+        return None
+    found, spec = pytree.tree_flatten(item, is_leaf=lambda piece: piece is not item)
+    return tree.Opened([(f"[{index}]", piece) for index, piece in enumerate(found)], lambda items: pytree.tree_unflatten(items, spec))
 
 
 @dataclass(frozen=True)

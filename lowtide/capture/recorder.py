@@ -7,12 +7,14 @@ every composite decomposition, so it is a kernel that eager PyTorch would run. T
 - A storage that the program made is written once. `y.add_(x)` on such a storage becomes `y2 = add(y, x)` on a new one, and may
   work in place; a write through a view of it becomes a scatter. Values seen later through any old view are read from the new storage.
   Only storages of the caller (parameters, statistics, optimizer state) keep their in-place operators, each making a new version.
+
+Leaving out what a program computes and nobody reads.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -34,7 +36,6 @@ from lowtide.capture.draft import Arguments, Draft
 from lowtide.capture.effects.data import Data, NoData
 from lowtide.capture.formulas.scripts import Scripts
 from lowtide.capture.formulas.within import calls_within
-from lowtide.capture.prune import needed
 from lowtide.capture.ranks.chain import CALLED_BY_LAYERS, REFUSED, CollectiveChain
 from lowtide.capture.ranks.wholes import Wholes
 from lowtide.capture.real import run
@@ -45,8 +46,28 @@ from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, LowtideError
 from lowtide.ir.graph import Graph, Node, Source, Value
 from lowtide.ir.operators.collectives.nodes import is_collective
+from lowtide.ir.operators.names import STOP
 from lowtide.ir.operators.nodes import is_random
 from lowtide.ir.slots import Slot
+
+
+def needed(nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[Node, ...]:
+    """The nodes that some output, write, random draw or assertion needs, in their order."""
+    wanted: set[Value] = set(outputs)
+    held: set[Node] = set()  # by control edges
+    keep: list[Node] = []
+    for node in reversed(nodes):
+        if node in held or _acts(node) or any(value in wanted for value in node.results):
+            keep.append(node)
+            held.update(node.after)
+            wanted.update(node.inputs)
+    return tuple(reversed(keep))
+
+
+def _acts(node: Node) -> bool:
+    """Whether a node does something beside making its outputs: writing, asserting, drawing from the generator."""
+    return node.op == STOP or bool(node.writes) or not node.outputs or operators.node_is_random(node)
+
 
 _IGNORED_NAMESPACES = {"prim", "profiler"}  # questions and marks, not computation
 _ASKED_IN_CPP = {torch.ops.aten.size.default, torch.ops.aten.stride.default, torch.ops.aten.storage_offset.default}

@@ -1,4 +1,7 @@
-"""One capture under way: what it is given, what it records into, and the graph that it ends in."""
+"""One capture under way: what it is given, what it records into, and the graph that it ends in.
+
+`module.to(...)` while a capture lasts: torch would swap the fakes in the module's places, which it cannot.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lowtide.base.places import NOTHING, Beside
 from lowtide.capture.batches import refuse_batch_leaf, refuse_changed_batch
 from lowtide.capture.care.beside import put_beside
-from lowtide.capture.care.conversions import conversions_in_place
 from lowtide.capture.care.failures import no_tracebacks_logged, raised_in
 from lowtide.capture.care.generators import untouched_randomness
 from lowtide.capture.care.hooks import watched_hooks
 from lowtide.capture.care.leaks import LeakWatch
 from lowtide.capture.care.memos import of_call
 from lowtide.capture.care.reads import AttributeReads, following_reads
+from lowtide.capture.care.turns import replaced
 from lowtide.capture.control import compiling_nothing
 from lowtide.capture.data import host
 from lowtide.capture.data.facts import Reading
@@ -44,13 +47,38 @@ from lowtide.capture.recorder import Recorder
 from lowtide.capture.returned import Number, is_result
 from lowtide.capture.sizes.called import called_with_sizes
 from lowtide.capture.sizes.symbols import Symbols, nothing_twice
-from lowtide.capture.sources import Sources
+from lowtide.capture.sources import Sources, users_line
+from lowtide.errors import CaptureError
 from lowtide.ir import tree
 from lowtide.ir.graph import Graph, Kind, Value
 from lowtide.ir.held import HeldStorages
 from lowtide.ir.shapes.conditions import Condition
 from lowtide.ir.slots import Slot
 from lowtide.ir.varying import FIXED, Varying
+
+
+@contextmanager
+def conversions_in_place() -> Iterator[None]:
+    """Conversions that change nothing (`.to(self.dtype)` in a forward) do nothing; others raise CaptureError."""
+    with replaced(nn.Module, "_apply", lambda _: _apply):
+        yield
+
+
+def _apply(module: Any, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+    for child in module.children() if recurse else ():
+        child._apply(convert)
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        if tensor is not None and _converted(tensor, convert) is not tensor:
+            raise CaptureError(
+                f"{name} of a {type(module).__name__} is converted while the program runs, at {users_line()}: a captured step leaves "
+                "dtype and device of parameters as they are; convert the model before it is optimized"
+            )
+    return module
+
+
+def _converted(tensor: torch.Tensor, convert: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    with torch.no_grad():
+        return convert(tensor)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,10 @@ reads in the processor's caches: so other memory is read before each run that co
 four times as fast as it is in a step, and recomputing it too cheap. The calls take turns, in several rounds, and the least time of each
 counts: whatever else the machine does only adds to it, and seldom lasts for all rounds. A call that takes long is run less often: what
 disturbs it is a small part of it, and the run in which its memory was watched tells as much. Small calls share the reading of other memory.
+
+What of an operator's arguments a device's cache still holds when it runs, by the order in which a graph runs.
+
+A cache of so many bytes keeps what was touched last. What is larger than all of it goes through and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -21,15 +25,46 @@ import torch
 
 from lowtide.cost.bodies import runs_of
 from lowtide.cost.cache import Cache
-from lowtide.cost.caches import cold_shares
 from lowtide.cost.device import Device, half_flops_of
 from lowtide.cost.lab.laboratory import Call, Laboratory, Unmeasured, device_of
 from lowtide.cost.lab.launched import clocks_ns
 from lowtide.cost.lab.trial import aside, cache_bytes, circumstances, on_gpu, once_ns
 from lowtide.cost.workspaces import call_of, needs_none, warn_of_memory
 from lowtide.errors import FormatError
-from lowtide.ir.graph import Node
+from lowtide.ir.graph import Node, Storage
 from lowtide.ir.operators.nodes import is_view
+
+
+def cold_shares(nodes: Sequence[Node], cache_bytes: int) -> dict[Node, float]:
+    """By node, the share of the bytes it reads that come from memory: 0 of one that reads nothing."""
+    cache = _Cache(cache_bytes)
+    found: dict[Node, float] = {}
+    for node in nodes:
+        if is_view(node):
+            continue
+        reads = {value.storage: _known_nbytes(value.storage) for value in node.inputs}
+        cold_bytes = sum(nbytes for storage, nbytes in reads.items() if storage not in cache.held)
+        found[node] = cold_bytes / max(1, sum(reads.values()))
+        for storage in dict.fromkeys((*reads, *(value.storage for value in node.results))):
+            cache.touch(storage)
+    return found
+
+
+class _Cache:
+    def __init__(self, room_bytes: int) -> None:
+        self.held: dict[Storage, int] = {}  # the one that was touched longest ago first
+        self._room_bytes = room_bytes
+
+    def touch(self, storage: Storage) -> None:
+        self._room_bytes += self.held.pop(storage, 0) - _known_nbytes(storage)
+        self.held[storage] = _known_nbytes(storage)
+        while self._room_bytes < 0:
+            self._room_bytes += self.held.pop(next(iter(self.held)))
+
+
+def _known_nbytes(storage: Storage) -> int:
+    return storage.nbytes if isinstance(storage.nbytes, int) else 0
+
 
 _RUNS = ((10**6, 2), (2 * 10**7, 1))  # nanoseconds, and how often what takes less is run for its time
 _COUNTS_NS = 2 * 10**6  # from here on the watching of allocations is none to speak of: the run in which they were watched counts

@@ -2,23 +2,52 @@
 
 Spaces are listed from the fastest to the slowest, and each buffer names those that it may live in. Having all in the fastest is rarely
 possible; `place_in_spaces` keeps there what gains most for the bytes and steps that it takes up.
+
+Whose bytes alive fit into a capacity, when lives are taken one after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lowtide.base.kernels import kernel
 from lowtide.errors import FormatError
 from lowtide.place.auto import AUTO, place
 from lowtide.place.base import Placement, Placer, Status, placed
 from lowtide.place.bound import arena_bound_bytes
 from lowtide.place.components import subproblem_of
-from lowtide.place.room import with_room
 from lowtide.problems.placement import FREE, Ints, PlaceProblem
+
+
+def with_room(
+    size: Ints, start: Ints, end: Ints, order: NDArray[np.intp], must: NDArray[np.bool_], capacity_bytes: int
+) -> NDArray[np.bool_]:
+    """[n] whether each is taken: in `order`, all that `must`, and others as long as nowhere in their lives more than the capacity is alive.
+
+    Each costs time in proportion to the starts and ends of others within its life.
+    """
+    events = np.unique(np.concatenate([start, end]))
+    low, high = np.searchsorted(events, start), np.searchsorted(events, end)
+    return _taken(size, low, high, order, must, capacity_bytes, np.zeros(max(len(events), 1), np.int64))
+
+
+@kernel
+def _taken(size: Any, low: Any, high: Any, order: Any, must: Any, capacity: Any, live: Any) -> NDArray[np.bool_]:
+    taken = np.zeros(len(size), np.bool_)
+    for one in order:
+        most = 0
+        for at in range(low[one], high[one]):
+            most = max(most, live[at])
+        if must[one] or most + size[one] <= capacity:
+            taken[one] = True
+            for at in range(low[one], high[one]):
+                live[at] += size[one]
+    return taken
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,53 @@
-"""The page: one file that holds all it shows, asks no network, and escapes every name that it was given."""
+"""The page: one file that holds all it shows, asks no network, and escapes every name that it was given.
+
+Which part of the model a step is of: runs of steps of one module, at a depth at which there are few.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 from lowtide.base.files import write_whole
 from lowtide.base.units import bytes_text, less_text, time_text
+from lowtide.ir.graph import Node
 from lowtide.plan.contents import Contents
 from lowtide.plan.summary import one_line, snapshot_line, summarize
 from lowtide.report.addresses import addresses
-from lowtide.report.chart import Chart, Scale, stack
+from lowtide.report.chart import Chart, Mark, Scale, stack
 from lowtide.report.course import Course, begins, has_times
-from lowtide.report.modules import module_marks
 from lowtide.report.rows import evictions, frontier, largest, splits, step_rows, tensor_rows
+
+_MOST = 40  # runs of steps that a strip can show
+_DEEPEST = 4
+_NARROWEST = 0.5  # percents of the strip
+
+
+def module_marks(nodes: Sequence[Node], at: Sequence[float], scale: Scale) -> tuple[Mark, ...]:
+    """The runs of steps of one module, named at the greatest depth at which the strip is not too crowded."""
+    found: tuple[Mark, ...] = ()
+    for depth in range(1, _DEEPEST + 1):
+        spans = ((name, scale.x(at[first]), scale.x(at[last])) for name, first, last in _runs(nodes, depth))
+        wide = tuple(Mark(name, left=left, span=right - left) for name, left, right in spans if name and right - left > _NARROWEST)
+        if found and len(wide) > _MOST:
+            break
+        found = wide
+    return found
+
+
+def _runs(nodes: Sequence[Node], depth: int) -> list[tuple[str, int, int]]:
+    """(module, first step, step after the last), those without a module left out of a run that goes on."""
+    names = [(step, ".".join(node.source.module.split(".")[:depth])) for step, node in enumerate(nodes) if node.source is not None]
+    found = []
+    for name, of in groupby(names, key=lambda pair: pair[1]):
+        steps = [step for step, _ in of]
+        found.append((name, steps[0], steps[-1] + 1))
+    return found
 
 
 def save_page(plan: Contents, path: str | os.PathLike[str]) -> None:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import lowtide
 from lowtide.errors import FormatError
-from lowtide.planning.ranges.written import _checksum, read_range
+from lowtide.ranges.written import _checksum, read_range
 
 DYNAMIC = {0: {0: ("rows", 2, 8), 1: ("length", 8, 64)}, 1: {0: "rows", 1: "length"}}
 

@@ -7,7 +7,7 @@ import random
 import torch
 import torch.distributed as dist
 
-import lowtide.capture.ranks.sums  # noqa: F401  (defines the operators)
+import lowtide.capture.ranks.shards  # noqa: F401  (defines the operators)
 from tests.ranks import on_ranks
 
 OWN = torch.ops.lowtide

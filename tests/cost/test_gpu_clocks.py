@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowtide.cost import timings
-from lowtide.cost.caches import cold_shares
 from lowtide.cost.device import Device
 from lowtide.cost.lab import launched
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.cost.lab.trials import Trials
 from lowtide.cost.presets import preset
-from lowtide.cost.timings import measure_timings
+from lowtide.cost.timings import cold_shares, measure_timings
 from lowtide.ir.graph import Kind, Node, Storage, Value
 
 H100 = preset("h100")

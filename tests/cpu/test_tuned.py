@@ -11,8 +11,9 @@ from torch import nn
 
 import lowtide
 from lowtide.cost.cache import Cache
-from lowtide.cpu.build import made, tuned
+from lowtide.cpu.build import made
 from lowtide.cpu.choosing import _ByModel
+from lowtide.cpu.tune import trial as tuned
 from lowtide.ir.regions import Region, is_region
 
 Times = Callable[[str, int, Sequence[int]], list[int]]

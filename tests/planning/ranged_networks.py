@@ -11,7 +11,7 @@ from lowtide.cost.measures import Measures
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.shapes.at import at
 from lowtide.ir.shapes.dimension import Dimension
-from lowtide.planning.ranges.ranged import Ranged
+from lowtide.ranges.ranged import Ranged
 from lowtide.schedule.points import Point, sample_points
 
 BATCH, LENGTH = sympy.symbols("batch length", integer=True, nonnegative=True)

@@ -18,8 +18,8 @@ from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.text.graph_text import to_text
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate
-from lowtide.planning.ranges.ranged import Ranged
 from lowtide.planning.request import Budget, Request
+from lowtide.ranges.ranged import Ranged
 from lowtide.rewrite.algebra.applied import over_dimensions, rewritings, rewritten_as
 from lowtide.rewrite.algebra.table import RULES
 from tests import planned

@@ -13,9 +13,9 @@ from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.presets import preset
 from lowtide.errors import BudgetError, CheckError, ShapeError
 from lowtide.ir.shapes.at import at
-from lowtide.planning.ranges.planner import RangePlanner
-from lowtide.planning.ranges.pool import MOST, JudgedSequences
 from lowtide.planning.request import Budget
+from lowtide.ranges.planner import RangePlanner
+from lowtide.ranges.pool import MOST, JudgedSequences
 from tests.planned import plan
 from tests.planning.networks import REQUEST
 from tests.planning.ranged_networks import BATCHES, LENGTHS, branches, network, ranged

@@ -24,9 +24,9 @@ from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.varying import Varying, VaryingExtent
 from lowtide.lower.python import lower
 from lowtide.planning.candidate import equal_graphs
-from lowtide.planning.ranges.planner import RangePlanner
-from lowtide.planning.ranges.ranged import Ranged
 from lowtide.planning.request import Budget
+from lowtide.ranges.planner import RangePlanner
+from lowtide.ranges.ranged import Ranged
 from lowtide.runtime.program import Program
 from lowtide.schedule.points import sample_points
 from tests.planned import plan

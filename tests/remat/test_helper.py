@@ -5,9 +5,9 @@ import threading
 import numpy as np
 import pytest
 
-from lowtide.remat.sweep import helper, search
-from lowtide.remat.sweep.helper import Helper
-from lowtide.remat.sweep.search import Sweep
+from lowtide.remat.sweep import search
+from lowtide.remat.sweep import search as helper
+from lowtide.remat.sweep.search import Helper, Sweep
 from tests.sequences import stored_chain
 
 

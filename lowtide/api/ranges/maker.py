@@ -35,9 +35,9 @@ from lowtide.ir.varying import FIXED, Varying
 from lowtide.plan.plan import Plan
 from lowtide.planning.limits import Limit, Memory
 from lowtide.planning.planner import Planner
-from lowtide.planning.ranges.saved import part_for, refuse_other, written_range
-from lowtide.planning.ranges.written import WrittenRange
 from lowtide.planning.warm_up import compile_ahead, warm_up_planning
+from lowtide.ranges.saved import part_for, refuse_other, written_range
+from lowtide.ranges.written import WrittenRange
 from lowtide.remat.sweep.search import Sweep
 from lowtide.runtime.unchanged.granted import Granted
 

@@ -21,8 +21,8 @@ from lowtide.ir.held import NOTHING_HELD
 from lowtide.ir.shapes.at import AtPoint, at_points
 from lowtide.ir.shapes.dimension import Dimensions
 from lowtide.planning.candidate import equal_graphs
-from lowtide.planning.ranges.points import largest, smallest
-from lowtide.planning.ranges.ranged import Ranged
+from lowtide.ranges.points import largest, smallest
+from lowtide.ranges.ranged import Ranged
 from lowtide.rewrite.algebra.applied import cost_of_deeds, over_dimensions
 from lowtide.schedule.points import Point, sample_points
 

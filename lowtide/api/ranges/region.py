@@ -20,12 +20,12 @@ from lowtide.ir.shapes.conditions import Condition, Holds, all_hold, part_of_ran
 from lowtide.ir.shapes.dimension import Dimension, Dimensions
 from lowtide.ir.shapes.evaluate import Compiled, compiled, size_at
 from lowtide.ir.sizes import Size
-from lowtide.planning.ranges.family import PlanFamily
-from lowtide.planning.ranges.member import Member
-from lowtide.planning.ranges.planner import RangePlanner
-from lowtide.planning.ranges.saved import planner_of
-from lowtide.planning.ranges.written import WrittenPart
 from lowtide.planning.request import Request
+from lowtide.ranges.family import PlanFamily
+from lowtide.ranges.member import Member
+from lowtide.ranges.planner import RangePlanner
+from lowtide.ranges.saved import planner_of
+from lowtide.ranges.written import WrittenPart
 from lowtide.runtime.unchanged.granted import Granted
 
 _SHOWN = 3  # conditions in a message

@@ -10,7 +10,7 @@ from lowtide.base.files import read_utf8
 from lowtide.errors import FormatError
 from lowtide.plan.plan import Plan
 from lowtide.planning.limits import Limit, Memory
-from lowtide.planning.ranges.written import WrittenRange, is_range, read_range
+from lowtide.ranges.written import WrittenRange, is_range, read_range
 
 
 def loaded(plan: Plan | str | os.PathLike[str] | None, dynamic: Any) -> tuple[Plan | None, WrittenRange | None]:

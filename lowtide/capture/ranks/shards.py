@@ -4,6 +4,14 @@ ZeRO (Rajbhandari et al., SC 2020), section 5: stage 1 sums whole gradients, so 
 DistributedDataParallel has; stage 2 leaves each rank its part of the sums alone, in half the traffic. Every parameter is cut into as many
 equal parts as there are ranks, the last one filled up with zeros: the program is the same on all ranks, and so is what they hold. An
 optimizer that computes each element by itself gives the same numbers part by part; any other is refused.
+
+Sums of which each rank keeps its part: `reduce_scatter`, and over gloo an exchange of parts that their keepers add.
+
+gloo has no `reduce_scatter` of its own: PyTorch sums all on every rank, in a copy, and cuts the part out, which moves each byte twice. An
+exchange moves it once. Terms are added in the order of ranks, one by one: of two there is one order, so that sums are
+DistributedDataParallel's; of more, it is an order among several.
+
+Collectives that work from one tensor into another: begun and ended. Meanwhile they read the first, which nobody may write or let go.
 """
 
 from __future__ import annotations
@@ -13,15 +21,97 @@ from math import prod
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed._functional_collectives
+from torch._C._distributed_c10d import _register_work, _resolve_process_group
 
 import lowtide.kernels  # noqa: F401  (defines the operators of lowtide's own)
 from lowtide.capture import operators
 from lowtide.capture.optimizers.optimizer import Shadow
 from lowtide.capture.ranks.exchange import buckets, refuse_complex
 from lowtide.capture.ranks.ranks import Ranks
-from lowtide.capture.ranks.sums import reduced_parts
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node
+from lowtide.kernels.library import LIBRARY, define
+
+_TAG = 16_909  # of messages between ranks: those of one tag come in the order in which they were sent
+
+
+def all_gather(sent: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
+    """[ranks * n] begins to gather what each rank of a group has sent, n elements each.
+
+    On a CPU every rank sends its part to each other one, straight into its place of the whole there. gloo's own gather fills a second block
+    as large, and copies that; two `all_gather_into_tensor` at a time have corrupted the heap (torch 2.13: once in some 20,000); and each
+    of its collectives is carried out by a thread that has to be woken, which a message is not: a step has dozens of gathers.
+    """
+    if sent.device.type != "cpu":
+        begun: torch.Tensor = _COLLECTIVES.all_gather_into_tensor(sent, ranks, group)
+        return begun
+    whole = sent.new_empty(ranks * sent.numel())
+    places, peers = whole.view(ranks, -1).unbind(), _resolve_process_group(group)  # type: ignore[arg-type]
+    rank = peers.rank()
+    for distance in range(1, ranks):
+        source = (rank - distance) % ranks
+        _register_work(whole, peers.recv([places[source]], source, _TAG))
+    for distance in range(1, ranks):
+        _register_work(whole, peers.send([sent], (rank + distance) % ranks, _TAG))
+    places[rank].copy_(sent)
+    return whole
+
+
+def _all_gather(sent: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
+    return sent.new_empty(ranks * sent.numel())
+
+
+def load_parts(sent: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
+    return wait_for(all_gather(sent, ranks, group), sent)
+
+
+def wait_for(begun: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
+    """What was begun, once it is whole: the same memory. `sent` is what it was made of."""
+    whole: torch.Tensor = _COLLECTIVES.wait_tensor(begun)
+    return whole
+
+
+def _wait_for(begun: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(begun)
+
+
+define("all_gather(Tensor sent, int ranks, str group) -> Tensor", all_gather)
+define("load_parts(Tensor sent, int ranks, str group) -> Tensor", load_parts)
+define("wait_for(Tensor begun, Tensor sent) -> Tensor", wait_for)
+torch.library.register_fake("lowtide::all_gather", _all_gather, lib=LIBRARY)
+torch.library.register_fake("lowtide::load_parts", _all_gather, lib=LIBRARY)
+torch.library.register_fake("lowtide::wait_for", _wait_for, lib=LIBRARY)
+
+
+_COLLECTIVES = torch.ops._c10d_functional
+
+
+def reduced_parts(terms: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """[n] this rank's part of the sum of what all ranks have, [size * n] each, their parts one behind the other."""
+    if terms.device.type != "cpu" or not ranks.over_gloo:
+        begun = _COLLECTIVES.reduce_scatter_tensor(terms, "sum", ranks.size, ranks.group)
+        part: torch.Tensor = torch.ops.lowtide.wait_for(begun, terms)
+        return part
+    received = torch.ops.lowtide.wait_for(torch.ops.lowtide.exchange(terms, ranks.size, ranks.group), terms)
+    total: torch.Tensor = torch.ops.lowtide.sum_parts(received, ranks.size)
+    return total
+
+
+def exchange(sent: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
+    """[ranks * n] begins to collect what each rank of a group has for this one: of what it sends, its part of as many."""
+    count = sent.numel() // ranks
+    begun: torch.Tensor = _COLLECTIVES.all_to_all_single(sent, [count] * ranks, [count] * ranks, group)
+    return begun
+
+
+def _exchange(sent: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
+    return torch.empty_like(sent)
+
+
+define("exchange(Tensor sent, int ranks, str group) -> Tensor", exchange)
+torch.library.register_fake("lowtide::exchange", _exchange, lib=LIBRARY)
+
 
 Shards: TypeAlias = Mapping[torch.Tensor, torch.Tensor]  # by fake parameter: this rank's part, with its gradient
 

@@ -1,7 +1,4 @@
-"""A graph with regions, compiled for this machine, and what runs them.
-
-Where buffers of a generated network's arena lie.
-"""
+"""A graph with regions, compiled for this machine, and what runs them."""
 
 from __future__ import annotations
 
@@ -13,10 +10,10 @@ from lowtide.cpu.build.faster import is_faster
 from lowtide.cpu.build.holding import ready, target
 from lowtide.cpu.build.library import network, team
 from lowtide.cpu.build.running import Running
-from lowtide.cpu.build.tuned import tuned
 from lowtide.cpu.network import Bare, Network, network_of
 from lowtide.cpu.packed import Target
 from lowtide.cpu.regions import BodyDescription, with_regions
+from lowtide.cpu.tune.trial import tuned
 from lowtide.ir.graph import Graph
 from lowtide.ir.regions import Region, is_by_inductor, is_region
 from lowtide.lower.python import lower

@@ -1,19 +1,44 @@
-"""Ways to do the same work as networks that can be timed beside each other, and what they are kept by.
+"""Which blocks a network has: by the model, and where that cannot tell, measured, once, and kept on disk.
 
-takes   the stages of a network, and variants of some of them
-leaves  one source with a network for each variant; a key for each that says all that its time depends on but the machine
+    takes   a body as stages, and how many kernels may be measured for it
+    leaves  the numbers of its blocks; the same for as long as the file of measurements is there
+
+The file is by machine, compiler and the generator's version, its entries by kernels: networks that have some in common share them.
+
+Networks of one source are timed side by side on made-up numbers. They run in turns, by the team, as they would, and find what others have left in the caches; the least time of each counts. What is compiled
+for that is not kept.
+
+Each variant has a key, which says all that its time depends on but the machine.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import os
+import platform
+import tempfile
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import torch
+
+from lowtide.base.release import VERSION
+from lowtide.cost.cache import Cache
+from lowtide.cpu.build import library as built
+from lowtide.cpu.build.constants import aligned
+from lowtide.cpu.build.library import ENTRY, build, team
+from lowtide.cpu.choosing import Choosing, Joins
 from lowtide.cpu.codegen.source import kernel_text, text_of
 from lowtide.cpu.codegen.text import ElementOffsets, by_columns
+from lowtide.cpu.network import Bare, Placing
 from lowtide.cpu.packed import Target
 from lowtide.cpu.stages import Stage
+from lowtide.ir.graph import Value
+from lowtide.runtime.compiler import NativeError
+from lowtide.runtime.libraries import processor
 
 Variant = tuple[Stage, ...]
 
@@ -45,3 +70,103 @@ class Trial:
         number = {stage: at for at, stage in enumerate(stages)}
         runs = [[number[stage] for stage in variant] for variant in variants.values()]
         return text_of(stages, self.columns, addresses, self.target, runs)
+
+
+_SPIN_US = 200
+_ROUNDS, _FEWEST = 40, 5
+_PATIENCE_NS = 600_000_000
+
+
+def times_ns(source: str, count: int, elements: Sequence[int]) -> list[int]:
+    """The least time of each of so many networks, given blocks of memory of so many elements. Raises NativeError."""
+    blocks = [_numbers(each) for each in elements]
+    at = (ctypes.c_void_p * len(blocks))(*(block.data_ptr() for block in blocks))
+    with tempfile.TemporaryDirectory(prefix="lowtide-trial-") as folder:
+        path = Path(folder) / "trial.so"
+        build(source, path)
+        try:
+            library = ctypes.CDLL(str(path))
+            functions = [getattr(library, f"{ENTRY}_{number}" if number else ENTRY) for number in range(count)]
+        except (OSError, AttributeError) as error:
+            raise NativeError(f"the library that was built does not load ({error})") from error
+        return _least_ns([ctypes.cast(each, ctypes.c_void_p).value or 0 for each in functions], at)
+
+
+def _least_ns(addresses: Sequence[int], at: ctypes.Array[ctypes.c_void_p]) -> list[int]:
+    run, threads = team().run, torch.get_num_threads()
+    best = [2**62] * len(addresses)
+    end = time.perf_counter_ns() + _PATIENCE_NS
+    for turn in range(_ROUNDS):
+        for number, address in enumerate(addresses):
+            begin = time.perf_counter_ns()
+            run(address, at, threads, _SPIN_US, None)
+            best[number] = min(best[number], max(1, time.perf_counter_ns() - begin))
+        if turn + 1 >= _FEWEST and time.perf_counter_ns() > end:
+            break
+    return best
+
+
+def _numbers(elements: int) -> torch.Tensor:
+    """Some that no sum makes huge or tiny."""
+    block = aligned(elements + 64)
+    return block.copy_(torch.arange(block.numel(), device="cpu").remainder_(997)).mul_(1e-4)
+
+
+_NOISE = (
+    1.05  # by as much a variant is faster than what the model chose, or that stays: a kernel alone is not quite what it is in its network
+)
+_MOST_NS = 3600 * 10**9
+_known: dict[str, int] = {}  # of this process, where nothing can be kept
+JOINS = Joins.BEST
+
+
+def tuned(bare: Bare, most: int, placing: Placing) -> tuple[int, ...]:
+    """The numbers. At most so many variants of kernels count, whether they are measured now or were before. Raises NativeError."""
+    trial, choosing = Trial.of(bare.stages, bare.target), Choosing.of(bare.stages, bare.body, bare.known)
+    asked: dict[str, Variant] = {}
+
+    def note(variants: Sequence[Variant], by_model: int) -> int:
+        wanted = {trial.key(variant): variant for variant in variants} if most else {}
+        if len(asked | wanted) <= most:
+            asked.update(wanted)
+        return by_model
+
+    by_model = choosing.numbers(JOINS, note)
+    if not asked:
+        return by_model
+    known = _times_ns(bare, trial, asked, placing)
+
+    def fastest(variants: Sequence[Variant], by_model: int) -> int:
+        times = [known.get(trial.key(variant), 0) for variant in variants]
+        best = min(range(len(times)), key=lambda at: times[at])
+        return best if all(times) and _NOISE * times[best] < times[by_model] else by_model
+
+    return choosing.numbers(JOINS, fastest)
+
+
+def _times_ns(bare: Bare, trial: Trial, asked: Mapping[str, Variant], placing: Placing) -> dict[str, int]:
+    """What these variants take, by key: measured before, or now."""
+    known = {**_known, **_cache().load()}
+    wanted = {key: variant for key, variant in asked.items() if key not in known}
+    if wanted:
+        known |= _measured(bare, trial, wanted, placing)
+    return {key: known[key] for key in asked}
+
+
+def _measured(bare: Bare, trial: Trial, wanted: Mapping[str, Variant], placing: Placing) -> dict[str, int]:
+    addresses, arena_bytes, kept = bare.addresses(bare.stages, placing)
+    live = [value for at, value in enumerate(bare.body.inputs) if at not in set(bare.fixed)]
+    elements = [arena_bytes // 4, kept, *map(_elements, (*live, *bare.body.outputs))]
+    taken = times_ns(trial.source(wanted, addresses), len(wanted), elements)
+    _known.update(_cache().merge(dict(zip(wanted, taken, strict=True))))
+    return dict(_known)
+
+
+def _elements(value: Value) -> int:
+    return 1 + sum((int(size) - 1) * int(step) for size, step in zip(value.shape, value.stride, strict=True))
+
+
+def _cache() -> Cache:
+    templates = b"".join(path.read_bytes() for path in sorted(built.SOURCES))
+    machine = (platform.machine(), hashlib.sha256(processor().encode()).hexdigest(), os.environ.get("CXX", ""))
+    return Cache("kernel_times", (*machine, hashlib.sha256(templates).hexdigest(), VERSION), 1, _MOST_NS)

@@ -1,6 +1,8 @@
 """Victims: to make room, of all that is resident, what costs least to restore is evicted first.
 
 Costs are found lazily: a candidate starts with a bound from below, and is priced, by a walk over what it misses, when it comes first.
+
+A heap of candidates: the one of least score is at its head, of equals the one that came first.
 """
 
 from __future__ import annotations
@@ -11,8 +13,36 @@ import numpy as np
 
 from lowtide.base.kernels import kernel
 from lowtide.remat.entries import DROP, STORE, code_of
-from lowtide.remat.evict.heap import heapify, sift_down
 from lowtide.remat.evict.state import CHOSEN, DROPPED, NOTHING, STORED, WEIGHED, emit, forget, free, next_use
+
+
+@kernel(borrows=True)
+def heapify(heap: Any, count: Any, scores: Any) -> None:
+    for position in range(count):
+        heap[position] = position
+    for at in range(count // 2 - 1, -1, -1):
+        sift_down(heap, at, count, scores)
+
+
+@kernel(borrows=True)
+def sift_down(heap: Any, at: Any, count: Any, scores: Any) -> None:
+    """Put one back to where it belongs whose score has grown."""
+    moved = heap[at]
+    while 2 * at + 1 < count:
+        child = 2 * at + 1
+        if child + 1 < count and _before(heap[child + 1], heap[child], scores):
+            child += 1
+        if not _before(heap[child], moved, scores):
+            break
+        heap[at] = heap[child]
+        at = child
+    heap[at] = moved
+
+
+@kernel(borrows=True)
+def _before(one: Any, other: Any, scores: Any) -> bool:
+    return bool(scores[one] < scores[other] or (scores[one] == scores[other] and one < other))
+
 
 _DEAD, _REMAKE, _DROP, _SWAP, _UNKNOWN = 0, 1, 2, 3, 4  # how a tensor is evicted
 _LATE = 1e30  # what was loaded ahead is evicted last

@@ -8,30 +8,89 @@ finds nothing any more. At each level it evicts under several rules, from every 
 climbs at each level: another rule, some of what is repeated left out, exceptions from the rule for single tensors; eviction makes a whole
 right schedule of whatever that is (large neighbourhood search), and what is no slower goes on. Effort is counted in states, schedules built
 and costed, and in the runs that they hold, so that large graphs do not take longer.
+
+A second thread for what a search builds side by side. Kernels run without Python's lock; what comes out depends on no thread.
+
+First guesses of what to keep: the best choices between bytes and time at the moment where an order stands highest.
+
+What a corner of those choices keeps (`remat.crossing`) is dear to eviction, the rest is cheap to make again.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice, product
-from typing import TypeAlias
+from types import TracebackType
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.problems.order import Ints
 from lowtide.remat.blocks.seeds import Seeds
-from lowtide.remat.cost import price_of
-from lowtide.remat.evict.eviction import Evicted, ScoreWeights, evict
+from lowtide.remat.cost import cost_of, price_of
+from lowtide.remat.crossing import Crossing
+from lowtide.remat.evict.eviction import Bias, Evicted, ScoreWeights, evict
 from lowtide.remat.problem import RematProblem
+from lowtide.remat.pruning import prompt
 from lowtide.remat.sweep.archive import Archive, Point, Recipe
-from lowtide.remat.sweep.guesses import Guesses
-from lowtide.remat.sweep.helper import Helper
 from lowtide.remat.sweep.neighbours import RULES, Neighbours
+
+_DEAR = 100.0  # times as dear as it looks
+_GUESS_RULES = (ScoreWeights(), ScoreWeights(steps_power=0.4))
+_GUESSES_NEAR = 2  # corners that are tried at a limit
+
+
+class Guesses:
+    """Of one problem without links, along one order."""
+
+    def __init__(self, problem: RematProblem, order: Ints) -> None:
+        self._order, ready = order, prompt(problem, order)
+        self._moment = Crossing.of(problem, int(ready[cost_of(problem, ready).footprint_bytes.argmax()]))
+        self._beside_bytes = problem.problem.resident_bytes + self._moment.needs_bytes
+
+    def within(self, limit_bytes: int) -> Iterator[Recipe]:
+        """Recipes for a limit, the most promising first: those of the corners that keep nearest to what has room."""
+        room_bytes = limit_bytes - self._beside_bytes
+        for corner in sorted(self._moment.corners, key=lambda each: abs(each.held_bytes - room_bytes))[:_GUESSES_NEAR]:
+            for rule in _GUESS_RULES:
+                yield Recipe(self._order, rule, Bias(np.where(corner.held, _DEAR, 1.0), np.ones(len(corner.held))))
+
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+
+class Helper:
+    """Makes something of each item of a list, every second by a thread of its own where that is wanted and there is a processor for it."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._pool = ThreadPoolExecutor(1) if wanted and _processors() > 1 else None
+
+    def __enter__(self) -> Helper:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    def made_of(self, items: Sequence[Given], function: Callable[[Given], Made]) -> Iterator[Made]:
+        """What a function makes of each item, in their order, as far as it is asked for."""
+        others = iter([self._pool.submit(function, item) for item in items[1::2]] if self._pool is not None else ())
+        for position, item in enumerate(items):
+            other = next(others, None) if position % 2 else None
+            yield function(item) if other is None else other.result()
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
 
 _STATES, _FEW = 100, 8  # a level wants so many states at least; and so many levels there are in any case
 _PLANTED, _GUESSED = 6, 20  # a share of the runs goes to what is planned block by block, one of the states to first guesses

@@ -7,16 +7,24 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from lowtide.ir.graph import Graph, Node
-from lowtide.rewrite.algebra.convolutions import gradient_without_input
-from lowtide.rewrite.algebra.dropout import dropout_as_bits
-from lowtide.rewrite.algebra.entropy import gradients_of_scores
-from lowtide.rewrite.algebra.flags import masks_as_bits, rectified_as_bits
-from lowtide.rewrite.algebra.folding import folded_into_convolutions, folded_into_products
-from lowtide.rewrite.algebra.indices import indices_in_fewer_bytes
-from lowtide.rewrite.algebra.pooling import places_in_windows, threshold_before_pooling
-from lowtide.rewrite.algebra.rounded import elu_from_result, layer_norm_from_result
+from lowtide.rewrite.algebra.exact import (
+    dropout_as_bits,
+    gradients_of_scores,
+    indices_in_fewer_bytes,
+    masks_as_bits,
+    places_in_windows,
+    rectified_as_bits,
+    threshold_before_pooling,
+)
+from lowtide.rewrite.algebra.rounding import (
+    elu_from_result,
+    folded_into_convolutions,
+    folded_into_products,
+    gradient_without_input,
+    layer_norm_from_result,
+    products_added,
+)
 from lowtide.rewrite.algebra.rule import Match, Rule
-from lowtide.rewrite.algebra.sums import products_added
 from lowtide.rewrite.algebra.uses import Uses
 from lowtide.rewrite.base import Rewritten, replace_nodes
 

@@ -19,9 +19,9 @@ from lowtide.ir.shapes.at import AtPoint, at
 from lowtide.ir.shapes.dimension import Dimensions
 from lowtide.ir.shapes.evaluate import size_at
 from lowtide.planning.candidate import Candidate
-from lowtide.planning.ranges.points import largest, smallest
 from lowtide.planning.request import Request
 from lowtide.problems.order import OrderProblem
+from lowtide.ranges.points import largest, smallest
 from lowtide.remat.ranged import RangedProblem
 from lowtide.rewrite.algebra.applied import AppliedRule, Rewriting
 

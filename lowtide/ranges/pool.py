@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.planning.ranges.ranged import Ranged
 from lowtide.planning.request import Request
 from lowtide.problems.order import Bytes, Ints
+from lowtide.ranges.ranged import Ranged
 
 MOST = 24  # members of a family
 SAME = 1 + 1e-9  # times this near differ by the rounding of their sums alone

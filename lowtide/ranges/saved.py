@@ -19,12 +19,12 @@ from lowtide.ir.graph import Graph
 from lowtide.ir.held import HeldStorages
 from lowtide.plan.plan import program_hash
 from lowtide.planning.candidate import Candidate, equal_graphs
-from lowtide.planning.ranges.family import PlanFamily
-from lowtide.planning.ranges.member import Member, in_order, in_sequence
-from lowtide.planning.ranges.planner import RangePlanner
-from lowtide.planning.ranges.ranged import Ranged, same_everywhere
-from lowtide.planning.ranges.written import WrittenCandidate, WrittenMember, WrittenPart, WrittenProgram, WrittenRange
 from lowtide.planning.request import Request
+from lowtide.ranges.family import PlanFamily
+from lowtide.ranges.member import Member, in_order, in_sequence
+from lowtide.ranges.planner import RangePlanner
+from lowtide.ranges.ranged import Ranged, same_everywhere
+from lowtide.ranges.written import WrittenCandidate, WrittenMember, WrittenPart, WrittenProgram, WrittenRange
 from lowtide.remat.cost import runs_all
 from lowtide.rewrite.algebra.applied import rewritten_with
 

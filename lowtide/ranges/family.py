@@ -21,14 +21,14 @@ from lowtide.ir.shapes.dimension import Dimensions, checked_point
 from lowtide.plan.plan import Plan
 from lowtide.planning.checked import checked
 from lowtide.planning.ordered import in_its_order
-from lowtide.planning.ranges.member import Member
-from lowtide.planning.ranges.pace import paces_at
-from lowtide.planning.ranges.pool import SAME
-from lowtide.planning.ranges.ranged import Ranged
 from lowtide.planning.refusal import refusal
 from lowtide.planning.request import Request
 from lowtide.planning.searched import Searched
 from lowtide.problems.order import Bytes
+from lowtide.ranges.member import Member
+from lowtide.ranges.pace import paces_at
+from lowtide.ranges.pool import SAME
+from lowtide.ranges.ranged import Ranged
 from lowtide.remat.sweep.archive import Archive, Point
 from lowtide.schedule.base import scheduled
 from lowtide.schedule.points import sample_points

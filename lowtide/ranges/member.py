@@ -13,11 +13,11 @@ from lowtide.cost.symbolic import same_for_all
 from lowtide.ir.check.graph_check import check_graph, check_order, check_reuses
 from lowtide.ir.graph import Graph
 from lowtide.ir.shapes.at import at
-from lowtide.planning.ranges.pace import Pace, paces_at
-from lowtide.planning.ranges.points import largest
-from lowtide.planning.ranges.ranged import Ranged
 from lowtide.planning.request import Request
 from lowtide.problems.order import Ints
+from lowtide.ranges.pace import Pace, paces_at
+from lowtide.ranges.points import largest
+from lowtide.ranges.ranged import Ranged
 from lowtide.remat.write_out import rematerialise
 
 
