@@ -5,8 +5,8 @@
 
 The file is by machine, compiler and the generator's version, its entries by kernels: networks that have some in common share them.
 
-Networks of one source are timed side by side on made-up numbers. They run in turns, by the team, as they would, and find what others have left in the caches; the least time of each counts. What is compiled
-for that is not kept.
+Networks of one source are timed side by side on made-up numbers. They run in turns, by the team, as they would, and find what others have
+left in the caches; the least time of each counts. What is compiled for that is not kept.
 
 Each variant has a key, which says all that its time depends on but the machine.
 """

@@ -1,16 +1,16 @@
 """Rules after which a step holds less and computes the same bits.
 
-**Dropout's masks as bits.** On a CPU dropout draws ones and zeros, divides them by the share that is kept, and multiplies by what comes out, once in the forward pass
-and once in the backward pass: a float for each element is held in between. One bit says as much. What it is multiplied by is found again by
-the same division.
+**Dropout's masks as bits.** On a CPU dropout draws ones and zeros, divides them by the share that is kept, and multiplies by what comes
+out, once in the forward pass and once in the backward pass: a float for each element is held in between. One bit says as much. What it is
+multiplied by is found again by the same division.
 
-**Rectifiers before max-pooling.** The gradient of a rectifier lets through where its result was above 0. Where that went into max-pooling, the backward pass spreads gradients
-over the greatest elements of windows alone, and those are what max-pooling gave. So gradients are let through or not before they are
-spread, by the result of the pooling, which is smaller and mostly held for the operator after it anyway. Where windows overlap, an element
-gets the sum of what was let through for each, which is all or none.
+**Rectifiers before max-pooling.** The gradient of a rectifier lets through where its result was above 0. Where that went into max-
+pooling, the backward pass spreads gradients over the greatest elements of windows alone, and those are what max-pooling gave. So
+gradients are let through or not before they are spread, by the result of the pooling, which is smaller and mostly held for the operator
+after it anyway. Where windows overlap, an element gets the sum of what was let through for each, which is all or none.
 
-**Max-pooling's indices.** The pooling's gradient knows elements by int64 indices, and is given the pooling's input for its shape alone. The place in the window is
-enough, and needs a byte or two.
+**Max-pooling's indices.** The pooling's gradient knows elements by int64 indices, and is given the pooling's input for its shape alone.
+The place in the window is enough, and needs a byte or two.
 
 **The gradient of a cross entropy's scores**, in one go, where their logarithms of probabilities lay.
 
@@ -19,9 +19,10 @@ enough, and needs a byte or two.
 
 `back`, as large as the scores, is never whole, and `grad` may take the memory of `logs`.
 
-**Labels and indices in fewer bytes.** torch holds them as int64. What they can be is known from the operator that makes them (the place of a greatest element is less than the
-extent that was searched), from a number of fewer bytes that they were converted from, or from an operator of the forward pass that
-refuses all others: a lookup refuses indices beyond its table. The smallest type that holds all these numbers is held in their place.
+**Labels and indices in fewer bytes.** torch holds them as int64. What they can be is known from the operator that makes them (the place
+of a greatest element is less than the extent that was searched), from a number of fewer bytes that they were converted from, or from an
+operator of the forward pass that refuses all others: a lookup refuses indices beyond its table. The smallest type that holds all these
+numbers is held in their place.
 
 **Rectifiers' results and masks as bits.** A backward operator asks of them yes or no alone.
 """

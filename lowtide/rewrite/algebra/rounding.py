@@ -2,14 +2,15 @@
 
 **Batch norms whose statistics are given** are folded into the layer before them: only its weight and bias are scaled.
 
-batch_norm(layer(x, w, b)) = layer(x, w * s, (b - mean) * s + beta)        s = gamma / sqrt(var + eps)
+batch_norm(layer(x, w, b)) = layer(x, w * s, (b - mean) * s + beta) s = gamma / sqrt(var + eps)
 
 **Gradients of what convolutions read**: autograd holds that tensor for them, and only its sizes matter.
 
 **Gradients of ELU and of layer norms without a weight** are found from results, so that inputs may be let go.
 
-**Products that are added to something** become one operator, which adds while it multiplies. The gradient of what several products read is the sum of a product for each: of the input of query, key and value, or of both halves of a
-gated layer. An operator that adds its product to what lies there needs no memory for the product, and no pass over both to add them.
+**Products that are added to something** become one operator, which adds while it multiplies. The gradient of what several products read
+is the sum of a product for each: of the input of query, key and value, or of both halves of a gated layer. An operator that adds its
+product to what lies there needs no memory for the product, and no pass over both to add them.
 """
 
 from __future__ import annotations
