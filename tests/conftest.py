@@ -1,4 +1,4 @@
-"""The `golden` fixture (texts that are kept under tests/golden, and written anew with `--update-golden`), hypothesis, long tests."""
+"""The `golden` fixture (texts under tests/golden, written anew with `--update-golden`), hypothesis, tests that are long or slow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ settings.register_profile("lowtide", deadline=None, suppress_health_check=[Healt
 settings.register_profile("ci", parent=settings.get_profile("lowtide"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "lowtide")
 
-GOLDEN, LONG = Path(__file__).parent / "golden", Path(__file__).parent / "long.txt"
+GOLDEN = Path(__file__).parent / "golden"
+LONG, SLOW = Path(__file__).parent / "long.txt", Path(__file__).parent / "slow.txt"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--update-golden", action="store_true", help="write the texts under tests/golden as they are now, to be looked at in the diff"
     )
     parser.addoption("--long", action="store_true", help="run the tests that tests/long.txt names, and no others")
+    parser.addoption("--quick", action="store_true", help="leave out what tests/slow.txt names too: tests, or whole files")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -30,9 +32,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if any("::" in arg for arg in config.args):
         return
     named, wanted = set(LONG.read_text(encoding="utf-8").splitlines()), config.getoption("--long")
-    left_out = [item for item in items if (item.nodeid in named) is not wanted]
-    items[:] = [item for item in items if (item.nodeid in named) is wanted]
+    slow = set(SLOW.read_text(encoding="utf-8").splitlines()) if config.getoption("--quick") else set()
+    left_out = [item for item in items if (item.nodeid in named) is not wanted or not slow.isdisjoint(_names(item))]
+    items[:] = [item for item in items if (item.nodeid in named) is wanted and slow.isdisjoint(_names(item))]
     config.hook.pytest_deselected(items=left_out)
+
+
+def _names(item: pytest.Item) -> set[str]:
+    """What may stand for a test in `slow.txt`: its file, its function, itself."""
+    return {item.nodeid.partition("::")[0], item.nodeid.partition("[")[0], item.nodeid}
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "lowtide"
@@ -20,10 +21,15 @@ class Mention:
         return f"lowtide/{self.file}:{self.line} {self.name}"
 
 
-def imports(source: str, file: str) -> Iterator[Mention]:
+@cache  # many tests ask, and parsing takes long
+def imports(source: str, file: str) -> tuple[Mention, ...]:
     """What a file imports: `from a.b import c` is a.b.c, and so is the same thing said relatively."""
+    return tuple(_imports(ast.parse(source), file))
+
+
+def _imports(tree: ast.AST, file: str) -> Iterator[Mention]:
     package = ["lowtide", *Path(file).parent.parts]
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (Mention(file, node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -32,10 +38,14 @@ def imports(source: str, file: str) -> Iterator[Mention]:
             yield from (Mention(file, node.lineno, f"{module}.{alias.name}") for alias in node.names)
 
 
-def names(source: str, file: str) -> Iterator[Mention]:
+@cache
+def names(source: str, file: str) -> tuple[Mention, ...]:
     """What a file imports, and the dotted names that it reads through an import: `np.random.get_state` is numpy.random.get_state."""
-    yield from imports(source, file)
-    tree = ast.parse(source)
+    return tuple(_names(ast.parse(source), file))
+
+
+def _names(tree: ast.AST, file: str) -> Iterator[Mention]:
+    yield from _imports(tree, file)
     bound = _bindings(tree)
     inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(tree):
@@ -48,7 +58,7 @@ def is_private(name: str) -> bool:
     return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
 
 
-def in_package(find: Callable[[str, str], Iterator[Mention]]) -> list[Mention]:
+def in_package(find: Callable[[str, str], Iterable[Mention]]) -> list[Mention]:
     """All that `find` finds in the package's files."""
     found: list[Mention] = []
     for path in sorted(PACKAGE.rglob("*.py")):
