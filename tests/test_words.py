@@ -1,9 +1,13 @@
-"""Words that were retired stay so: each thing has one name, the field's where it has one (docs/glossary.md)."""
+"""Words that were retired stay so, each thing has one name (docs/glossary.md), and what users read has short sentences."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import lowtide
 
 ROOT = Path(__file__).parents[1]
 RETIRED = {  # what is no longer said, and what is said instead
@@ -50,3 +54,65 @@ def _lines(path: Path, word: re.Pattern[str]) -> list[int]:
     if path.name == "glossary.md":
         lines = [line.rpartition("|")[0].rpartition("|")[0] for line in lines]
     return [number for number, line in enumerate(lines, 1) if word.search(line)]
+
+
+READ = ("README.md", *(f"docs/{name}.md" for name in ("guide", "recipes", "faq", "engines", "glossary")))
+MOST_WORDS, MOST_LETTERS = 25, 600  # of a sentence, of a paragraph
+_FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+_START = re.compile(r"[-|#<]|\d+\. |$")
+
+
+@pytest.mark.parametrize("page", READ)
+def test_sentences_and_paragraphs_are_short(page: str):
+    long = []
+    for number, paragraph in _paragraphs((ROOT / page).read_text(encoding="utf-8")):
+        long += [f"{page}:{number}: {len(paragraph)} letters"] if len(paragraph) > MOST_LETTERS else []
+        long += [f"{page}:{number}: {sentence}" for sentence in _long_sentences(paragraph)]
+    assert long == []
+
+
+def test_sentences_of_public_docstrings_are_short():
+    long = [
+        f"{name}: {sentence}" for name, text in _public_docstrings() for _, part in _paragraphs(text) for sentence in _long_sentences(part)
+    ]
+    assert long == []
+
+
+def test_a_long_sentence_is_found():
+    words = " ".join(["word"] * MOST_WORDS)
+    text = (
+        f"# {words}\n\n{words}.\n{words}.\n\n```\n{words} {words}\n```\n\n| a | {words} more |\n|---|---|\n\n- {words}\n- {words} `a b c`\n"
+    )
+    assert [number for number, paragraph in _paragraphs(text) for _ in _long_sentences(paragraph)] == [10, 14]
+
+
+def _paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    """Paragraphs, items of lists and cells of tables with the number of their first line; code is left out."""
+    lines: list[str] = []
+    for number, line in enumerate([*_FENCE.sub(lambda fence: "\n" * fence[0].count("\n"), text).splitlines(), ""], 1):
+        stripped = line.strip()
+        if lines and _START.match(stripped):
+            yield number - len(lines), " ".join(lines)
+            lines = []
+        if stripped.startswith("|"):
+            yield from ((number, cell.strip()) for cell in stripped.strip("|").split("|"))
+        elif stripped and not stripped.startswith("<"):
+            lines.append(stripped.lstrip("-# "))
+
+
+def _long_sentences(paragraph: str) -> list[str]:
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "code", paragraph)).replace("*", "")
+    sentences = re.split(r"(?<=[.!?])[\")]*\s+", plain)
+    return [each for each in sentences if sum(bool(re.search(r"\w", word)) for word in each.split()) > MOST_WORDS]
+
+
+def _public_docstrings() -> Iterator[tuple[str, str]]:
+    """Of what `lowtide` exports, and of the public methods of its classes; one paragraph for each argument that is explained."""
+    for name in {*lowtide.__all__} - {*lowtide._FOLDERS}:
+        path = ROOT / f"{lowtide._MODULES.get(name, 'lowtide.errors').replace('.', '/')}.py"  # not imported, as torch takes seconds
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+                for each in (node, *(inner for inner in node.body if isinstance(inner, ast.FunctionDef) and inner.name[0] != "_")):
+                    text = ast.get_docstring(each) or ""
+                    yield f"{name}.{each.name}", re.sub(r"^(?=\w+: )", "\n", text, flags=re.MULTILINE)

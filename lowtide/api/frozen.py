@@ -15,10 +15,10 @@ from lowtide.runtime.undisturbed import undisturbed
 
 
 class Frozen:
-    """Call it as the step that it is of: `fn(*batch)`. It holds generated kernels and weights as these read them.
+    """Call it as the step that it was made from: `fn(*batch)`. It holds generated kernels and packed weights.
 
-    What becomes of the model's weights changes nothing here, but for those that torch's operators read between kernels, which are the
-    model's own. Where nobody else holds the model, its memory is free; the first call gives the system back what is.
+    Changes to the model's weights do not reach it. The exception is weights that torch's operators read between kernels: those are the
+    model's own. If nobody else holds the model, its memory is free. The first call returns that memory to the system.
     """
 
     def __init__(self, runs: Runs, batch: BatchSpec, inputs: Sequence[Any], networks: Mapping[str, LoadedNetwork]) -> None:

@@ -24,8 +24,8 @@ def order(
     max_states: the solver's effort, in its own states: the same on every machine.
     max_seconds: a cap on its time, for when effort was guessed too high; an answer that it cuts short depends on the machine.
 
-    Raises TypeError for another kind of `problem` or `solver`; FormatError for a file that holds no problem, naming the node, or a solver
-    that cannot be limited so; OSError for a file that cannot be read.
+    Raises TypeError for another kind of `problem` or `solver`, and OSError for a file that cannot be read. Raises FormatError for a file
+    that holds no problem, naming the node, or a solver that cannot be limited so.
     """
     solver = limited(Auto() if solver is None else solver, max_states=max_states, max_seconds=max_seconds)
     if not isinstance(problem, (OrderProblem, str, os.PathLike)):

@@ -26,8 +26,8 @@ def place_buffers(
     max_nodes: the solver's effort, in its own nodes: the same on every machine.
     max_seconds: a cap on its time, for when effort was guessed too high; an answer that it cuts short depends on the machine.
 
-    Raises TypeError for another kind of `problem` or `solver`; FormatError for a file that holds no problem, naming the line, or a solver
-    that cannot be limited so; OSError for a file that cannot be read.
+    Raises TypeError for another kind of `problem` or `solver`, and OSError for a file that cannot be read. Raises FormatError for a file
+    that holds no problem, naming the line, or a solver that cannot be limited so.
     """
     solver = limited(Auto() if solver is None else solver, max_nodes=max_nodes, max_seconds=max_seconds)
     if not isinstance(problem, (PlaceProblem, str, os.PathLike)):

@@ -64,9 +64,10 @@ _TRAINS = "step.measure trains: parameters and optimizer state are now one step 
 class Step:
     """A training step, or an inference call, in less memory. Call it as the loop would: `loss = step(*batch)`.
 
-    It reads parameters, buffers, optimizer state and hyper-parameters from the caller's own objects at each call and advances them in
-    place. What it was planned for may change between calls: a learning rate at no cost, a flag (frozen layers, `model.eval()`, a weight
-    decay that becomes zero) by capturing once more, and so does what the program reads from its data (whether a mask is all ones).
+    At each call it reads parameters, buffers, optimizer state and hyper-parameters from the caller's own objects, and advances them in
+    place. What it was planned for may change between calls. A learning rate changes at no cost. A flag (frozen layers, `model.eval()`,
+    a weight decay that becomes zero) costs one more capture. So does a value that the program reads from its data (whether a mask is
+    all ones).
     """
 
     def __init__(
@@ -114,16 +115,16 @@ class Step:
 
     @property
     def ranges(self) -> list[str]:
-        """Of a step for a range of shapes what it promises at the ends of it, by part that is captured so far; else nothing."""
+        """What a step for a range of shapes promises at the ends of each part that is captured so far; empty for other steps."""
         ranged = self._others.range
         return [] if ranged is None else ranged.told
 
     def at(self, memory: int | str | None = None, *, latency: float | None = None, effort: str | None = None) -> Step:
         """A step of the same program under another limit, or under none; this one stays as it is. Limits are those of `optimize`.
 
-        Where this step has a limit, too, what was searched for it answers at once, and a smaller limit never gives a higher peak, a larger
-        one never a slower program; another `effort` looks further. Both steps work on the same model and optimizer: call either. Raises
-        BudgetError where nothing fits.
+        If this step has a limit, too, its search answers at once; another `effort` looks further. A smaller limit never gives a higher
+        peak, a larger one never a slower program. Both steps work on the same model and optimizer: call either. Raises BudgetError if
+        nothing fits.
         """
         sweeps = () if effort is None else sweeps_of(effort, None)
         maker, family = self._maker.at(Limit.of(memory, latency), self._families[0], sweeps)
@@ -150,17 +151,17 @@ class Step:
         return None if self._arena is None else self._arena.report()
 
     def empty_arena(self) -> None:
-        """Give the arena's memory back until the next call, as torch.cuda.empty_cache does: no number changes, and no tensor that is held.
+        """Give the arena's memory back until the next call, as torch.cuda.empty_cache does. Numbers and tensors in use do not change.
 
-        Nothing happens where there is no arena, and while a call is under way in another thread.
+        Nothing happens if there is no arena, or while a call is under way in another thread.
         """
         if self._own_memory is not None:
             self._own_memory.empty()
 
     def frozen(self, *args: Any, **kwargs: Any) -> Frozen:
-        """A function for batches like this one that has the model's weights as they are now, for kernels to read, and nothing of the model.
+        """A function for batches like this one, with the model's weights as they are now. It holds nothing of the model.
 
-        Of inference by generated kernels; nothing is looked up at a call. Runs once on the batch. Raises StepError for another step.
+        For inference by generated kernels; a call looks nothing up. Runs once on the batch. Raises StepError for another step.
         """
         return self._for_good(freeze, args, kwargs)
 
@@ -190,10 +191,10 @@ class Step:
         save_picture(self.plan, path)
 
     def gathered(self) -> AbstractContextManager[None]:
-        """With `shard="parameters"`: the model's parameters are whole inside, on all ranks, which all come here.
+        """With `shard="parameters"`: the model's parameters are whole inside. All ranks must enter it together.
 
-        To evaluate or save the model, or to write into it; behind it each rank keeps its part of what is there then. Between steps without
-        it, a parameter is this rank's part, flat. Of any other step nothing changes.
+        Use it to evaluate or save the model, or to write into it; afterwards each rank keeps its part of what is there then. Between
+        steps without it, a parameter is this rank's part, flat. For any other step nothing changes.
         """
         peers = self._peers
         if not isinstance(peers, Peers):
@@ -202,9 +203,9 @@ class Step:
         return gathered(self._caller.model, peers.main)
 
     def save_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Write model and optimizer into a folder, as torch.distributed.checkpoint does; of several processes all come here.
+        """Write model and optimizer into a folder, as torch.distributed.checkpoint does; of several processes all must call it.
 
-        What is in shards is written by those who hold it, and may be loaded by another number of them, or by one alone.
+        Each rank writes its own shards. Another number of ranks, or one process alone, may load them.
         """
         with self.gathered():
             self._trained().save(path)
@@ -294,8 +295,8 @@ class Step:
     def verify(self, *args: Any, **kwargs: Any) -> Verification:
         """How far this step's results and gradients are from eager's on a batch, beside how far eager's are from float64's.
 
-        Nothing of the caller's changes: all runs on copies, which takes more than eager's memory, and draws the random numbers that a
-        call would draw. Raises as a call does, and StepError where the step would have to be captured anew first, as at an optimizer's
+        Nothing of the caller's changes. All runs on copies, which takes more than eager's memory, and draws the random numbers that a
+        call would draw. Raises as a call does. Raises StepError if the step would have to be captured again first, as at an optimizer's
         first step after its state was replaced.
         """
         if self._peers.several:

@@ -28,7 +28,7 @@ _VIEW = 0.3  # of what an operator takes the host that launches something
 
 @dataclass(frozen=True)
 class Device:
-    """What a machine does in a second, and what it costs to ask it to."""
+    """A machine: what it does in a second, and what each call to it costs."""
 
     name: str
     flops_per_s: Mapping[str, float]  # by dtype; "float32" is what matrix products of float32 run at

@@ -79,12 +79,12 @@ class Measurement:
 
 
 def measure(call: Call, device: str = "cpu", repeats: int = 5, warmup: int = 1) -> Measurement:
-    """Peak memory and time of `call`, which runs `warmup + repeats + 2` times: where it is a training step, that trains as many steps.
+    """Peak memory and time of `call`, which runs `warmup + repeats + 2` times; a training step trains as many steps.
 
-    The peak is counted above what there is when it starts (`above_bytes`): what the caller holds, parameters, optimizer state and batch,
-    is not in it, as nobody can tell it for any callable. `Step.measure` tells the whole peak of a step.
+    The peak is counted above the level at the start (`above_bytes`). It excludes what the caller holds: parameters, optimizer state and
+    batch. `Step.measure` counts the whole peak of a step.
 
-    Memory is measured last: what is made once and kept (optimizer state) is there by then, and not counted.
+    Memory is measured last: what is made once and kept (optimizer state) exists by then, and is not counted.
     """
     timing = time_us(call, repeats, warmup, device)
     memory = measure_memory(call, device, warmup=1)

@@ -26,12 +26,12 @@ __all__ = ["CostReport", "Eviction", "Plan", "Provenance", "RuleReport", "Snapsh
 
 @dataclass(frozen=True, eq=False)
 class Plan(Contents):
-    """How to run a graph, and what that will cost: to be saved, loaded and printed."""
+    """How to run a graph, and what that will cost. It can be saved, loaded and printed."""
 
     first_steps: tuple[Plan, ...] = ()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a file, which is at every moment whole or what it was before. Raises OSError."""
+        """Write the plan to a file. The file is replaced at once, or stays as it was. Raises OSError."""
         write_whole(path, self.to_json())
 
     @classmethod
@@ -50,8 +50,8 @@ class Plan(Contents):
     def from_json(cls, text: str) -> Plan:
         """The plan that a JSON text holds, checked; nothing in it is executed.
 
-        Raises FormatError where the text does not follow the format or promises what is not so, CheckError where its graph, order or
-        reuses break a rule.
+        Raises FormatError if the text does not follow the format, or if a promise in it does not hold. Raises CheckError if its graph,
+        order or reuses break a rule.
         """
         return cls._of(read(text))
 

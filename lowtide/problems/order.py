@@ -62,8 +62,11 @@ class OrderProblem:
     def of(cls, tensor_bytes: Sequence[int], tasks: Sequence[Task], *, kept: Iterable[int] = (), resident_bytes: int = 0) -> OrderProblem:
         """The problem of `tasks` over tensors of the given sizes; predecessors through tensors are found, `Task.after` adds to them.
 
-        Raises FormatError naming the node: an unknown or repeated tensor or node, a tensor made twice, sizes that are negative or
-        add up to more than 2**62 bytes, a reuse of a tensor that the node does not read or of another size, or a cycle.
+        Raises FormatError, which names the node, for any of these:
+
+        - a tensor or node that is unknown or repeated, a tensor made twice, a cycle
+        - sizes that are negative or add up to more than 2**62 bytes
+        - a reuse of a tensor that the node does not read or of another size
         """
         kept = tuple(kept)
         producer = checked_producers(tensor_bytes, tasks, kept, resident_bytes)

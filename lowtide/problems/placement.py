@@ -47,9 +47,12 @@ class PlaceProblem:
     ) -> PlaceProblem:
         """The problem of buffers that live over `[start, end)`; `align_bytes` and `fixed_bytes` are by buffer, or one for all.
 
-        Raises FormatError naming the buffer: arrays of different lengths, what is no integer, a negative size, a life that ends before it
-        starts, an alignment below 1, a fixed offset that is not aligned or below 0, sizes that add up to 2**62 bytes or more, or two
-        fixed buffers on the same bytes at the same step.
+        Raises FormatError, which names the buffer, for any of these:
+
+        - arrays of different lengths, a number that is no integer, a life that ends before it starts
+        - a negative size, or sizes that add up to 2**62 bytes or more
+        - an alignment below 1, a fixed offset that is not aligned or below 0
+        - two fixed buffers on the same bytes at the same step
         """
         size = _ints("size_bytes", size_bytes)
         n = len(size)

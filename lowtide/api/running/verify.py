@@ -61,9 +61,9 @@ class Verification:
         return max((*self.results, *self.gradients), key=lambda each: (each.ratio or 0.0, each.from_eager))
 
     def within(self, times: float = 4.0) -> bool:
-        """Whether all gradients together, and each result, are at most so many times as far from eager as eager is from what is right.
+        """Whether all gradients together, and each result, are at most `times` as far from eager as eager is from float64.
 
-        A single number may be right by chance: it counts as if it were off by one rounding in float32. False where eager's own distances
+        A single number may be right by chance: it counts as if it were off by one rounding in float32. False if eager's own distances
         are not known, unless nothing differs.
         """
         if self.bit_equal:

@@ -37,8 +37,8 @@ _FIELDS = {"versions", "batch", "result", "inputs", "order", "offsets", "graph",
 def load_frozen(path: str | os.PathLike[str]) -> Frozen:
     """An inference function from a file that `step.save_frozen` has written, without the model, on this machine.
 
-    Kernels are compiled by the system's C++ compiler, once, or come from the cache. The function does not depend on the file any more.
-    Raises FormatError for what is no such file, or was damaged, StepError where no kernels can be compiled, and OSError.
+    Kernels are compiled by the system's C++ compiler, once, or come from the cache. The file is not needed afterwards. Raises
+    FormatError for a file that is of another kind or damaged, StepError if no kernels can be compiled, and OSError.
     """
     try:
         with torch.inference_mode(False), _on_cpu():  # whatever the caller has set

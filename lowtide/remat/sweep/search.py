@@ -112,8 +112,10 @@ Listener: TypeAlias = Callable[[float, Archive], None]  # the share of the effor
 class Sweep:
     """How far to look.
 
-    levels: steps from the peak without recomputation to what is resident. max_states: schedules built. max_runs: what these hold together.
-    Where tensors may be swapped, as much again is done with that. max_seconds: only stops the search, and the answer says that it did.
+    levels: limits tried, from the peak without recomputation down to what is resident.
+    max_states: schedules built. With swapping, as many again.
+    max_runs: the runs of nodes in all these schedules together.
+    max_seconds: only stops the search, and the answer says so.
     """
 
     levels: int = 96
