@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from lowtide.cost.flops import node_flops
-from lowtide.cpu.partition.nests import LoopWeights, Reuse, nest_of, reuse_of
+from lowtide.cpu.partition.partition import LoopWeights
+from lowtide.cpu.partition.reuse import Reuse, reuse_of
 from lowtide.ir.graph import Node, Value
+from lowtide.ir.operators.nests import nest_of
 from tests.cpu.networks import Builder
 
 

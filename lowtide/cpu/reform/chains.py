@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lowtide.cpu.partition.algorithm import is_complex, split
-from lowtide.cpu.partition.nests import Reuse, reuse_of
 from lowtide.cpu.partition.partition import CONSTANT, Partition
+from lowtide.cpu.partition.reuse import Reuse, reuse_of
 from lowtide.ir.graph import Node, Value
 
 

@@ -14,9 +14,9 @@ from itertools import pairwise
 from math import prod
 
 from lowtide.base.narrow import there
-from lowtide.cpu.partition.nests import Nest, nest_of
 from lowtide.cpu.reform.chains import Part
 from lowtide.ir.graph import Node, Value
+from lowtide.ir.operators.nests import Nest, nest_of
 from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.operators.shapes import ints
 from lowtide.ir.sizes import ITEM_BYTES
