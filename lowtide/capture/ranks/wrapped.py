@@ -72,7 +72,7 @@ def unlike_a_step(wrapper: Any) -> str:
     if not wrapper.require_backward_grad_sync:
         return (
             "within `no_sync` ranks would update by gradients of their own, and a step takes the mean of all: leave it out, and give "
-            "several micro-batches at once (`accumulate=`), which are summed over ranks once"
+            "several micro-batches at once (Training(accumulate=...)), which are summed over ranks once"
         )
     if wrapper._join_config.enable:
         return "within `join` ranks may have batches in different number, and all ranks run a step together: give all of them as many"
