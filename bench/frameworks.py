@@ -193,7 +193,7 @@ def _adamw(model: Any) -> torch.optim.Optimizer:
 
 def _further(how: str) -> dict[str, Any]:
     """What an adapter hands on to `optimize` beside a limit."""
-    return {"arena": False} if how == "no arena" else {}
+    return {"run": lowtide.Run(arena=False)} if how == "no arena" else {}
 
 
 def _trainer(how: str, limit: int | None, steps: int) -> tuple[Callable[[Ticks], Any], int]:

@@ -149,7 +149,10 @@ def test_an_arena_says_what_it_served():
         (["spec_of_a_test:make", "--fuse", "inductor"], "--fuse: kernels: inductor rounds otherwise than eager, .* say exact=False too"),
         (["spec_of_a_test:make", "--fuse", "xla", "--no-exact"], "--fuse: kernels: expected 'inductor' or None, got 'xla'"),
         (["spec_of_a_test:make", "--fuse", "inductor", "--no-exact", "--simulate", "--device", "h100"], "--fuse: kernels: .* only planned"),
-        (["spec_of_a_test:make", "--fuse", "inductor", "--no-exact", "--dynamic", "auto"], "--fuse: kernels: a region is compiled for one shape"),
+        (
+            ["spec_of_a_test:make", "--fuse", "inductor", "--no-exact", "--dynamic", "auto"],
+            "--fuse: kernels: a region is compiled for one shape",
+        ),
         (["spec_of_a_test:make", "--simulate"], "--device and --simulate: expected both"),
         (["spec_of_a_test:make", "--simulate", "--device", "abacus"], "expected one of cpu, rtx3090, a100, h100, h200, got 'abacus'"),
         (["spec_of_a_test:make", "--fake"], "--fake: spec_of_a_test:make has to take an argument `device` for that; it takes no arguments"),

@@ -147,7 +147,7 @@ def _loss_split(captured: Candidate, plan: Plan) -> list[Remedy]:
 
 def _with_swap(remedy: Remedy, run: Run) -> Remedy:
     """The remedy with what else `optimize` has to be told, as this was."""
-    more = ", run=Run(swap_state=True)" if run.swap_state else "" if run.swap else ", run=Run(swap=False)"
+    more = ", run=lowtide.Run(swap_state=True)" if run.swap_state else "" if run.swap else ", run=lowtide.Run(swap=False)"
     return dataclasses.replace(remedy, arguments=remedy.arguments + more) if remedy.arguments else remedy
 
 
@@ -189,9 +189,11 @@ def _halved(maker: Maker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_
         return None
     within = "" if memory_bytes is None else f", memory={memory_bytes}"
     if memory_bytes is None or by_order_bytes <= memory_bytes:
-        return Remedy("smaller micro-batches", by_order_bytes, None, f"training=Training(accumulate={count}){within}")
+        return Remedy("smaller micro-batches", by_order_bytes, None, f"training=lowtide.Training(accumulate={count}){within}")
     peak_bytes = _within_or_least(halved, args, kwargs, memory_bytes)
-    return Remedy("smaller micro-batches, eviction", peak_bytes, None, f"training=Training(accumulate={count}), memory={peak_bytes}")
+    return Remedy(
+        "smaller micro-batches, eviction", peak_bytes, None, f"training=lowtide.Training(accumulate={count}), memory={peak_bytes}"
+    )
 
 
 def _within_or_least(maker: Maker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_bytes: int) -> int:

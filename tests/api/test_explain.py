@@ -82,7 +82,7 @@ def test_remedies_get_leaner_and_hold_what_they_say(gpt):
     for remedy, limit in zip(letting_go, (0.05, 0.10, 0.30), strict=False):
         assert 0 <= remedy.slower <= limit
     assert letting_go[-1].peak_bytes >= told.frontier[0][0]
-    assert smaller.arguments == "accumulate=2"
+    assert smaller.arguments == "training=lowtide.Training(accumulate=2)"
     model, batch, loss, optimizer = char_gpt()
     options = {"accumulate": 2, "solver": lowtide.schedule.Best(), "workspaces": False, "progress": False}
     halved = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, **in_values(**options)).plan
@@ -116,7 +116,8 @@ def test_it_prints_in_few_lines_and_as_json(gpt):
     text = str(told)
     assert len(text.splitlines()) <= 30
     for words in ("as it stands: peak", "peak at step", "backward", "char_gpt.py:", "by kind: activations", "activations by module: ",
-                  "made along dimensions: ", "batch (", "what would help", "order alone", "latency=1.05", "accumulate=2", "nothing was run",
+                  "made along dimensions: ", "batch (", "what would help", "order alone", "latency=1.05", "accumulate=2)",
+                  "nothing was run",
                   "blocks.*.up"):  # fmt: skip
         assert words in text
     figures = json.loads(json.dumps(told.figures()))
@@ -167,11 +168,11 @@ def test_smaller_micro_batches_are_offered_where_nothing_else_fits():
     options = {"loss": cross_entropy, "optimizer": adamw(model), **QUIET}
     least = explain(model, batch, **in_values(**options)).frontier[0][0]
     told = explain(model, batch, memory=least - 1024, **in_values(**options))
-    assert told.within.arguments.startswith("accumulate=2")
+    assert told.within.arguments.startswith("training=lowtide.Training(accumulate=2)")
     assert told.within.peak_bytes <= least - 1024
     twice = explain(model, batch, **in_values(accumulate=2, **options))
     assert twice.peak_bytes < told.peak_bytes
-    assert twice.remedies[-1].arguments == "accumulate=4"
+    assert twice.remedies[-1].arguments == "training=lowtide.Training(accumulate=4)"
 
 
 def test_a_batch_that_cannot_be_cut_is_not():
@@ -213,9 +214,9 @@ def test_without_swapping_the_frontier_is_another():
     swapped, kept = (explain(work.model, work.batch, **in_values(simulate=near, swap=swap, **options)) for swap in (True, False))
     assert swapped.frontier != kept.frontier
     assert swapped.peak_bytes == kept.peak_bytes
-    assert all(each.arguments.endswith(", swap=False") for each in kept.remedies if each.arguments)
+    assert all(each.arguments.endswith(", run=lowtide.Run(swap=False)") for each in kept.remedies if each.arguments)
     lent = explain(work.model, work.batch, **in_values(simulate=near, swap_state=True, **options))
-    assert all(each.arguments.endswith(", swap_state=True") for each in lent.remedies if each.arguments)
+    assert all(each.arguments.endswith(", run=lowtide.Run(swap_state=True)") for each in lent.remedies if each.arguments)
     assert lent.remedies[-1].peak_bytes <= swapped.remedies[-1].peak_bytes
 
 

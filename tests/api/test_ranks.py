@@ -377,7 +377,7 @@ def test_two_processes(tmp_path: Path):
         assert unsummed_within.startswith("CaptureError: within `no_sync`")
         assert uneven.startswith("StepError: within `join`")
         assert spread.startswith("CaptureError: weight is a DTensor")
-        assert "give the plain module with `process_group=`" in spread
+        assert "give the plain module with lowtide.Parallel(group=...)" in spread
         assert "Adafactor computes with whole parameters" in whole
         assert shape.startswith("CaptureError: the program is not the same on all ranks: rank 0 has 'batch_0,  # float32[4, 3, 8, 8]")
         assert "rank 0 has 'relu = aten.relu.default" in operator
@@ -428,7 +428,7 @@ def test_what_several_processes_cannot_do_is_refused_before_they_meet():
         ({"shard": "parameters", "process_group": None}, "shard: expected several processes"),
         ({"shard": "optimizer", "process_group": None}, "shard: expected several processes"),
         ({"loss": None, "optimizer": None}, "each process runs by itself"),
-        ({"process_group": dist.GroupMember.NON_GROUP_MEMBER}, "process_group: expected a group .* that this process is in, got -100"),
+        ({"process_group": dist.GroupMember.NON_GROUP_MEMBER}, "group: expected a group .* that this process is in, got -100"),
     ):
         arguments = {"loss": entropy, "optimizer": torch.optim.SGD(plain.parameters()), "process_group": _Group()} | given
         with pytest.raises((lowtide.CaptureError, ValueError), match=sentence):

@@ -152,5 +152,5 @@ def test_what_cannot_be_a_scaler():
     optimizer, x = optim.SGD(model.parameters(), 0.1), torch.ones(4, 3)
     with pytest.raises(TypeError, match=r"scaler: expected a torch\.amp\.GradScaler, got a int"):
         lowtide.optimize(model, (x,), loss=lambda model, x: model(x).sum(), optimizer=optimizer, training=lowtide.Training(scaler=3))
-    with pytest.raises(TypeError, match="scaler belongs to training"):
+    with pytest.raises(TypeError, match="scaler belong to training"):
         lowtide.optimize(model, (x,), training=lowtide.Training(scaler=GradScaler("cpu")))

@@ -130,7 +130,7 @@ class ZeroRedundancyOptimizer(Sharpness):
 def test_state_in_parts_is_asked_for_otherwise():
     model = Net()
     optimizer = ZeroRedundancyOptimizer(model.parameters(), optim.SGD([next(model.parameters())], 0.1))
-    refused(model, optimizer, r'for all of them, and give lowtide\.optimize shard="optimizer"')
+    refused(model, optimizer, r'for all of them, and give lowtide\.optimize parallel=lowtide\.Parallel\(shard="optimizer"\)')
 
 
 def test_timms_lookahead_is_refused():

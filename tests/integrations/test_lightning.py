@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning",
 )
 
-PLAIN = {"optimize": {"workspaces": False}}
+PLAIN = {"optimize": {"planning": lowtide.Planning(workspaces=False)}}
 
 
 class Net(LightningModule):
