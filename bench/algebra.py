@@ -128,7 +128,9 @@ def _memory(unlimited: Mapping[str, Any]) -> int:
 def _planned(work: Workload, memory: int | None) -> Trained:
     model = copy.deepcopy(work.model)
     begin = time.perf_counter()
-    step = lowtide.optimize(model, work.batch, loss=work.loss, optimizer=plain_sgd(model), memory=memory, progress=False)
+    step = lowtide.optimize(
+        model, work.batch, loss=work.loss, optimizer=plain_sgd(model), memory=memory, planning=lowtide.Planning(progress=False)
+    )
     seconds = sum(step.seconds.get(stage, 0.0) for stage in ("capture", "order"))
     print(f"planned in {time.perf_counter() - begin:.1f} s, {step.seconds}", flush=True)
     return Trained(model, lambda: step(*work.batch), step, seconds)

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+import lowtide
 from bench.bits import same_bits
 from bench.memory import touch_memory
 from bench.models import MODELS
@@ -158,7 +159,14 @@ def _training(name: str, batch_size: int, optimized: bool) -> tuple[Callable[[],
     work = Workload(made.model, made.batch, made.loss, plain_sgd(made.model))
     if not optimized:
         return eager_step(work), None, work.model
-    step = optimize(work.model, work.batch, loss=work.loss, optimizer=work.optimizer, progress=False, arena=True)
+    step = optimize(
+        work.model,
+        work.batch,
+        loss=work.loss,
+        optimizer=work.optimizer,
+        planning=lowtide.Planning(progress=False),
+        run=lowtide.Run(arena=True),
+    )
     return lambda: step(*work.batch), step, work.model
 
 

@@ -16,6 +16,7 @@ import sys
 import time
 from typing import Any
 
+import lowtide
 from bench.models import MODELS
 from bench.results import Results
 
@@ -87,7 +88,14 @@ def _trained(name: str, batch_size: int, arena: bool, steps: int) -> dict[str, f
 
     torch.set_num_threads(1)
     made = MODELS[name].build(batch_size)
-    step = optimize(made.model, made.batch, loss=made.loss, optimizer=plain_sgd(made.model), progress=False, arena=arena)
+    step = optimize(
+        made.model,
+        made.batch,
+        loss=made.loss,
+        optimizer=plain_sgd(made.model),
+        planning=lowtide.Planning(progress=False),
+        run=lowtide.Run(arena=arena),
+    )
     samples = []
     for _ in range(_WARM_UP + steps):
         wall, cpu = time.perf_counter(), time.process_time()

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
+import lowtide
 from bench.budget_settings import held_bytes, workload
 from lowtide.remat.sweep.search import Sweep
 
@@ -97,8 +98,14 @@ def _serve(pipe: Any, model: str, threads: int, folder: str, exact: bool) -> Non
     made = workload(model)
     start = time.perf_counter()
     step = optimize(
-        made.model, made.batch, loss=made.loss, optimizer=plain_sgd(made.model), latency=1.0, exact=exact, progress=False
-    )  # fmt: skip
+        made.model,
+        made.batch,
+        loss=made.loss,
+        optimizer=plain_sgd(made.model),
+        latency=1.0,
+        exact=exact,
+        planning=lowtide.Planning(progress=False),
+    )
     plan, report = step.plan, step.plan.cost_report
     assert report is not None
     resident = plan.resident_bytes

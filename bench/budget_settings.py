@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import lowtide
 from bench.models import MODELS, Entry
 from bench.models.block_gpt import BLOCK_GPT
 from bench.models.large_vocabulary import LLAMA_128K, chunked_loss
@@ -120,8 +121,15 @@ def _of_lowtide(made: Workload, setting: Setting) -> Training:
     if not setting.plan:
         raise ValueError(f"no plan within {setting.limit_bytes} bytes")
     step = optimize(
-        made.model, made.batch, loss=made.loss, optimizer=optimizer, progress=False, arena=arena, exact=exact, plan=setting.plan
-    )  # fmt: skip
+        made.model,
+        made.batch,
+        loss=made.loss,
+        optimizer=optimizer,
+        planning=lowtide.Planning(progress=False),
+        run=lowtide.Run(arena=arena),
+        exact=exact,
+        plan=setting.plan,
+    )
     plan, report = step.plan, step.plan.cost_report
     assert report is not None
     told = {

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from bench.bits import same_bits
+from bench.in_values import in_values
 from bench.memory import available_bytes
 from bench.models import MODELS
 from bench.results import Results
@@ -92,7 +93,11 @@ def _trained(
     made = MODELS[name].build(batch_size)
     work = Workload(made.model, made.batch, made.loss, make(made.model.parameters()))
     assert work.optimizer is not None
-    step = None if limits is None else optimize(work.model, work.batch, loss=work.loss, optimizer=work.optimizer, progress=False, **limits)
+    step = (
+        None
+        if limits is None
+        else optimize(work.model, work.batch, loss=work.loss, optimizer=work.optimizer, **in_values(progress=False, **limits))
+    )
     call = eager_step(work) if step is None else partial(step, *work.batch)
     torch.manual_seed(1)
     losses = [call() for _ in range(steps)]

@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import lowtide
+
 _STAGES = ("import", "capture", "measure", "compile", "order", "all")
 
 
@@ -50,8 +52,6 @@ def once(memory: str | None) -> dict[str, float]:
     import torch
     from torch import nn
 
-    import lowtide
-
     optimize = lowtide.optimize
     imported = time.perf_counter() - start
     model = nn.Sequential(*(nn.TransformerEncoderLayer(128, 4, 512, batch_first=True) for _ in range(4)))
@@ -62,7 +62,7 @@ def once(memory: str | None) -> dict[str, float]:
         loss=lambda model, x: model(x).square().mean(),
         optimizer=optimizer,
         memory=memory,
-        progress=False,
+        planning=lowtide.Planning(progress=False),
     )
     return {"import": imported, **step.seconds, "all": time.perf_counter() - start}
 

@@ -29,6 +29,7 @@ import torch
 
 import lowtide
 from bench import torchvision_shim
+from bench.in_values import in_values
 from bench.results import Cell, Results, with_kept
 from lowtide.cost.profiler import measure_memory
 
@@ -192,7 +193,7 @@ def _adamw(model: Any) -> torch.optim.Optimizer:
 
 def _further(how: str) -> dict[str, Any]:
     """What an adapter hands on to `optimize` beside a limit."""
-    return {"arena": False} if how == "no arena" else {}
+    return {"run": lowtide.Run(arena=False)} if how == "no arena" else {}
 
 
 def _trainer(how: str, limit: int | None, steps: int) -> tuple[Callable[[Ticks], Any], int]:
@@ -273,7 +274,7 @@ def _accelerate(how: str, limit: int | None, steps: int) -> tuple[Callable[[Tick
         step = eager
         if how in OURS:
             said = {"optimizer": optimizer, "memory": limit, "arena": how != "no arena"}
-            step = lowtide.optimize(model, next(iter(loader)), loss=lambda model, **batch: model(**batch).loss, **said)
+            step = lowtide.optimize(model, next(iter(loader)), loss=lambda model, **batch: model(**batch).loss, **in_values(**said))
         for batch in loader:
             ticks.append((time.perf_counter(), step(**batch).item()))
             ticks[-1] = (time.perf_counter(), ticks[-1][1])

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from bench.in_values import in_values
 from bench.results import Results, with_kept
 
 CASES: dict[str, int] = {"mobilenet_v2": 16, "small bert": 8, "small gpt2": 8}  # batch sizes
@@ -113,7 +114,7 @@ class _Training:
 
         self.model, self.batch = model, batch
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-        self.step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, progress=False, **settings)
+        self.step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, **in_values(progress=False, **settings))
 
     def once(self) -> None:
         self.step(*self.batch)

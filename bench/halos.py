@@ -95,7 +95,7 @@ def _rows(side: int, strips: list[int]) -> Iterator[dict[str, str | float]]:
     torch.manual_seed(0)
     net, picture = UNet().eval(), torch.randn(1, 1, side, side)
     expected = net(picture)
-    planned = lowtide.optimize(net, (picture,), progress=False)
+    planned = lowtide.optimize(net, (picture,), planning=lowtide.Planning(progress=False))
     ways: dict[str, Callable[[], Tensor]] = {"eager": lambda: net(picture), "lowtide": lambda: planned(picture)}
     ways |= {f"{count} strips": lambda count=count: by_strips(net, picture, count) for count in strips}
     eager_ms = 0.0

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+import lowtide
 from bench.networks import PROBLEMS
 from bench.results import Cell, Results
 from bench.rewrites import Rewritten, Source
@@ -130,7 +131,7 @@ def captured() -> Iterator[Network]:
 
     for name, batch_size in STEPS:
         made = MODELS[name].build(batch_size, "meta")
-        step = optimize(made.model, made.batch, loss=made.loss, optimizer=plain_sgd(made.model), progress=False)
+        step = optimize(made.model, made.batch, loss=made.loss, optimizer=plain_sgd(made.model), planning=lowtide.Planning(progress=False))
         yield Network("training", f"{name}-b{batch_size}", order_problem(step.plan.graph))
 
 

@@ -48,7 +48,7 @@ def _busy_ratio() -> float:
     network = nn.Sequential(*[nn.Conv2d(16, 16, 1) for _ in range(40)]).eval().requires_grad_(False)
     x = torch.randn(1, 16, 12, 12)
     torch.set_num_threads(1)
-    step = lowtide.optimize(network, (x,), exact=False, progress=False)
+    step = lowtide.optimize(network, (x,), exact=False, planning=lowtide.Planning(progress=False))
     alone = statistics.median(_seconds(lambda: step(x)) for _ in range(_CALLS))
     torch.set_num_threads(2)
     step(x)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import lowtide
+from bench.in_values import in_values
 from bench.magis_workloads import CASES, Case
 from bench.models.workload import plain_sgd
 from bench.picture import THEMES, Curve, draw_curves
@@ -48,7 +49,7 @@ def main() -> None:
 def _step(case: Case, **asked: Any) -> Any:
     made = case.published[0].build(case.batch_size, "meta")
     settings: dict[str, Any] = {"simulate": DEVICE, "progress": False} | asked
-    return lowtide.optimize(made.model, made.batch, loss=made.loss, optimizer=plain_sgd(made.model), **settings)
+    return lowtide.optimize(made.model, made.batch, loss=made.loss, optimizer=plain_sgd(made.model), **in_values(**settings))
 
 
 def _rows(case: Case) -> list[Mapping[str, Cell]]:

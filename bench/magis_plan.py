@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import lowtide
 from bench.models.workload import Entry, plain_sgd
 from lowtide import BudgetError, optimize
 from lowtide.api.step import Step
@@ -103,9 +104,15 @@ def plan(entry: Entry, batch_size: int, *, swap: bool = False, parts: bool = Fal
     made, search = entry.build(batch_size, "meta"), search or Timed()
     clocks = _clocks()
     step = optimize(
-        made.model, made.batch, loss=made.loss, optimizer=plain_sgd(made.model), simulate=DEVICE, latency=1.1, search=search,
-        swap=swap, exact=not parts, progress=False,
-    )  # fmt: skip
+        made.model,
+        made.batch,
+        loss=made.loss,
+        optimizer=plain_sgd(made.model),
+        planning=lowtide.Planning(simulate=DEVICE, search=search, progress=False),
+        latency=1.1,
+        run=lowtide.Run(swap=swap),
+        exact=not parts,
+    )
     (planning_s, planning_cpu_s), report = _since(clocks), step.plan.cost_report
     assert report is not None
     return Found(

@@ -87,7 +87,11 @@ def trained(info: Any, sample: Any, captured: bool) -> Any:
     # Dictionaries go as keyword arguments: a batch is the one or the other.
     batch = kwargs if kwargs and not args else args
     call = loss if not (args and kwargs) else _with_both(kwargs)
-    step = lowtide.optimize(model, batch, loss=call, optimizer=optimizer, workspaces=False, progress=False) if captured else None
+    step = (
+        lowtide.optimize(model, batch, loss=call, optimizer=optimizer, planning=lowtide.Planning(workspaces=False, progress=False))
+        if captured
+        else None
+    )
     torch.manual_seed(1)
     values = [
         _eager(model, batch, call, optimizer) if step is None else step(**batch) if isinstance(batch, dict) else step(*batch)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import lowtide
 from bench.models import MODELS
 from bench.models.workload import plain_sgd
 from bench.results import Results
@@ -68,7 +69,14 @@ def _gpt2() -> tuple[nn.Module, Any, Callable[..., Any]]:
 
 def _row(name: str, model: nn.Module, batch: Any, loss: Callable[..., Any], repeats: int) -> dict[str, Any]:
     optimizer, criterion = plain_sgd(model), Criterion(loss)
-    step = optimize(model, batch, loss=criterion, optimizer=optimizer, progress=False, workspaces=False, check="never")
+    step = optimize(
+        model,
+        batch,
+        loss=criterion,
+        optimizer=optimizer,
+        planning=lowtide.Planning(progress=False, workspaces=False),
+        run=lowtide.Run(check="never"),
+    )
     args, kwargs = ((), batch) if isinstance(batch, dict) else (batch, {})
     call = lambda: step(*args, **kwargs)  # noqa: E731
     call()

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import lowtide
+from bench.in_values import in_values
 from bench.sweep import Row
 from bench.torch_db.database import Database, main
 from bench.torch_db.trial import Verdict, alike, verdict
@@ -164,7 +165,7 @@ class Program:
         if self.training:
             given |= {"loss": loss, "optimizer": torch.optim.SGD(model.parameters(), 0.5, foreach=False)}
         torch.manual_seed(0)
-        step = lowtide.optimize(model, (), **given)
+        step = lowtide.optimize(model, (), **in_values(**given))
         torch.manual_seed(0)
         return _copied(step()), _state(model)
 

@@ -154,7 +154,13 @@ def train(configuration: Configuration, network: type[nn.Module], captured: bool
     generator = torch.Generator().manual_seed(1)
     data = [(torch.randn(4, width, generator=generator), torch.randint(3, (4,), generator=generator)) for _ in range(STEPS)]
     schedule = lr_scheduler.CosineAnnealingLR(optimizer, STEPS) if optimizer.param_groups[0].get("lr") is not None else None
-    step = lowtide.optimize(model, data[0], loss=cross_entropy, optimizer=optimizer, workspaces=False, progress=False) if captured else None
+    step = (
+        lowtide.optimize(
+            model, data[0], loss=cross_entropy, optimizer=optimizer, planning=lowtide.Planning(workspaces=False, progress=False)
+        )
+        if captured
+        else None
+    )
     left = []
     for x, y in data:
         value = step(x, y) if step is not None else _eager(model, optimizer, x, y)

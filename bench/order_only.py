@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import lowtide
 from bench.memory import available_bytes, touch_memory
 from bench.models import MODELS
 from bench.results import Results, load
@@ -104,7 +105,7 @@ def row(name: str, batch_size: int, patience_s: float, repeats: int) -> dict[str
         return Workload(made.model, made.batch, made.loss, plain_sgd(made.model))
 
     def optimized(work: Workload) -> Any:
-        return optimize(work.model, work.batch, loss=work.loss, optimizer=work.optimizer, progress=False)
+        return optimize(work.model, work.batch, loss=work.loss, optimizer=work.optimizer, planning=lowtide.Planning(progress=False))
 
     _warm_up()
     step = optimized(built("meta"))
@@ -165,7 +166,9 @@ def _warm_up() -> None:
 
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimize(model, (torch.ones(1, 2),), loss=lambda model, x: model(x).sum(), optimizer=optimizer, progress=False)
+    optimize(
+        model, (torch.ones(1, 2),), loss=lambda model, x: model(x).sum(), optimizer=optimizer, planning=lowtide.Planning(progress=False)
+    )
 
 
 if __name__ == "__main__":

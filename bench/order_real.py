@@ -12,6 +12,7 @@ import argparse
 import time
 from typing import Any
 
+import lowtide
 from bench.models import MODELS
 from bench.models.workload import plain_sgd
 from bench.results import Results
@@ -45,7 +46,7 @@ def main() -> None:
 def row(name: str, batch_size: int) -> dict[str, Any]:
     """One training step."""
     made = MODELS[name].build(batch_size, "meta")
-    plan = optimize(made.model, made.batch, loss=made.loss, optimizer=plain_sgd(made.model), progress=False).plan
+    plan = optimize(made.model, made.batch, loss=made.loss, optimizer=plain_sgd(made.model), planning=lowtide.Planning(progress=False)).plan
     problem = order_problem(plan.graph)
     start = time.process_time()
     found = schedule(problem)

@@ -22,6 +22,7 @@ import lowtide
 from bench import torchvision_shim
 from bench.coverage.subject import Subject, scalar_loss
 from bench.coverage.subjects import SUBJECTS
+from bench.in_values import in_values
 from bench.results import Results
 
 
@@ -70,7 +71,7 @@ def row(name: str) -> dict[str, Any]:
 
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     settings: dict[str, Any] = {"workspaces": False, "progress": False, "callback": listen}
-    plan = lowtide.optimize(model, batch, loss=scalar_loss, optimizer=optimizer, **settings).plan
+    plan = lowtide.optimize(model, batch, loss=scalar_loss, optimizer=optimizer, **in_values(**settings)).plan
     gap = plan.peak_bytes / plan.lower_bound_bytes - 1
     return {
         "subject": name,

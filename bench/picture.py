@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import lowtide
+from bench.in_values import in_values
 from bench.model_paper_step import captured_step
 from bench.models import get
 from bench.models.workload import plain_sgd
@@ -79,7 +80,9 @@ def planned() -> tuple[Curve, ...]:
     curves = [Curve.of("eager PyTorch", eager, range(len(eager.nodes)), eager=True)]
     for name, asked in (("lowtide, no time lost", {}), (f'lowtide, memory="{LIMIT}"', {"memory": LIMIT})):
         work = get(MODEL).build(BATCH_SIZE, "meta")
-        plan = lowtide.optimize(work.model, work.batch, loss=work.loss, optimizer=plain_sgd(work.model), **settings, **asked).plan
+        plan = lowtide.optimize(
+            work.model, work.batch, loss=work.loss, optimizer=plain_sgd(work.model), **in_values(**settings, **asked)
+        ).plan
         curves.append(Curve.of(name, plan.graph, plan.order))
     return tuple(curves)
 

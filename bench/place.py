@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import lowtide
 from lowtide.place.base import Placement, Placer, limited
 from lowtide.place.warm_up import warm_up
 from lowtide.problems.placement import PlaceProblem
@@ -203,7 +204,7 @@ def model_rows(name: str, batch_size: int) -> list[dict[str, Cell]]:
     from research.buffers import place_problem
 
     made = MODELS[name].build(batch_size, "meta")
-    plan = optimize(made.model, made.batch, loss=made.loss, optimizer=plain_sgd(made.model), progress=False).plan
+    plan = optimize(made.model, made.batch, loss=made.loss, optimizer=plain_sgd(made.model), planning=lowtide.Planning(progress=False)).plan
     lines: list[dict[str, Cell]] = []
     for align_bytes in (1, 64):
         problem = place_problem(order_problem(plan.graph), plan.order, align_bytes=align_bytes)

@@ -23,6 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lowtide
+from bench.in_values import in_values
 from bench.models import MODELS
 from bench.models.explicit import GPT_NEO_13
 from bench.models.language import language_model
@@ -149,7 +151,7 @@ def _overheads(case: Case) -> dict[str, Any]:
     optimize, _ = _ready(case)
     found: dict[str, Any] = {}
     for effort in ("normal", "thorough"):
-        step = optimize(memory=_SHARES[0], effort=effort)
+        step = optimize(memory=_SHARES[0], planning=lowtide.Planning(effort=effort))
         for share in _SHARES:
             found[f"{effort}_{share[:-1]}"] = _overhead(step, share)
     return found
@@ -172,7 +174,9 @@ def _ready(case: Case) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
     made = case.entry.build(case.batch_size, case.device)
     settings = {"loss": made.loss, "optimizer": plain_sgd(made.model), "progress": False} | case.settings
-    return partial(lowtide.optimize, made.model, made.batch, **settings), partial(lowtide.explain, made.model, made.batch, **settings)
+    return partial(lowtide.optimize, made.model, made.batch, **in_values(**settings)), partial(
+        lowtide.explain, made.model, made.batch, **in_values(**settings)
+    )
 
 
 _TASKS = {"plan": _plan, "explain": _explain, "overheads": _overheads}

@@ -211,7 +211,12 @@ def _run(number: int, memory: str | None) -> tuple[dict[str, Tensor], tuple[int,
     step: Any = None
     if memory is not None:
         step = lowtide.optimize(
-            model, batches[0], loss=_loss, optimizer=optimizer, memory=None if memory == "none" else memory, progress=False
+            model,
+            batches[0],
+            loss=_loss,
+            optimizer=optimizer,
+            memory=None if memory == "none" else memory,
+            planning=lowtide.Planning(progress=False),
         )
     found: dict[str, Tensor] = {}
     for at, batch in enumerate(batches):

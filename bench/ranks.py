@@ -31,6 +31,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 import lowtide
+from bench.in_values import in_values
 from bench.results import Results, with_kept
 from lowtide.cost.profiler import measure_memory_of_each
 
@@ -214,7 +215,7 @@ def _lowtide(model: nn.Module, how: str, batch: Batch, limit_bytes: int | None) 
         "progress": False,
     }
     after = None if how.endswith("unclipped") else _clip
-    step = lowtide.optimize(model, batch, loss=_loss, optimizer=optimizer, after_backward=after, **given)
+    step = lowtide.optimize(model, batch, loss=_loss, optimizer=optimizer, **in_values(after_backward=after, **given))
 
     def call(batch: Batch) -> torch.Tensor:
         found = step(**batch)

@@ -81,10 +81,15 @@ def row(name: str, shard: str, layers: int | None) -> dict[str, Any]:
     nccl = patch.object(memory, "_of_gloo", lambda node: 0)  # it works in what it is given; captured is as for a CPU, where gloo does not
     with nobody, nccl:
         step = lowtide.optimize(
-            model, {"input_ids": tokens}, loss=_loss, optimizer=torch.optim.AdamW(model.parameters(), foreach=False), latency=1.0,
-            process_group=dist.group.WORLD, shard=None if shard == "none" else shard, simulate=machine, effort="quick",
-            swap=False, progress=False,
-        )  # fmt: skip
+            model,
+            {"input_ids": tokens},
+            loss=_loss,
+            optimizer=torch.optim.AdamW(model.parameters(), foreach=False),
+            latency=1.0,
+            parallel=lowtide.Parallel(group=dist.group.WORLD, shard=None if shard == "none" else shard),
+            planning=lowtide.Planning(simulate=machine, effort="quick", progress=False),
+            run=lowtide.Run(swap=False),
+        )
     plan, report, took_s = step.plan, step.plan.cost_report, time.perf_counter() - begun
     assert report is not None, "a limit was asked for"
     gib = {over: min(peak for peak, us in report.frontier if us <= (1 + over) * report.order_us) / 2**30 for over in OVER}

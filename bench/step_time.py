@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import lowtide
 from bench.memory import touch_memory
 from bench.models import MODELS
 from bench.results import Results, load
@@ -99,7 +100,7 @@ def _training(which: str, name: str, batch_size: int) -> Callable[[], Any]:
     work = Workload(made.model, made.batch, made.loss, plain_sgd(made.model))
     if which == "eager":
         return eager_step(work)
-    step = optimize(work.model, work.batch, loss=work.loss, optimizer=work.optimizer, progress=False)
+    step = optimize(work.model, work.batch, loss=work.loss, optimizer=work.optimizer, planning=lowtide.Planning(progress=False))
     return lambda: step(*work.batch)
 
 

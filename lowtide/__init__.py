@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lowtide.api.explanation import Explanation
     from lowtide.api.frozen import Frozen
     from lowtide.api.optimize import optimize
+    from lowtide.api.options import Parallel, Planning, Run, Shapes, Training
     from lowtide.api.order import order
     from lowtide.api.place import place_buffers
     from lowtide.api.running.measured import MeasuredStep
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchError", "BudgetError", "CaptureError", "CheckError", "Device", "Explanation", "FormatError", "Frozen", "LowtideError",
-    "MeasuredStep", "Measurement", "OrderProblem", "PlaceProblem", "Placement", "Plan", "Schedule", "Stage", "Status", "Step",
-    "StepError", "Sweep", "Task", "Verification", "explain", "load_frozen", "measure", "optimize", "order", "place", "place_buffers",
-    "schedule",
+    "MeasuredStep", "Measurement", "OrderProblem", "Parallel", "PlaceProblem", "Placement", "Plan", "Planning", "Run", "Schedule",
+    "Shapes", "Stage", "Status", "Step", "StepError", "Sweep", "Task", "Training", "Verification", "explain", "load_frozen", "measure",
+    "optimize", "order", "place", "place_buffers", "schedule",
 ]  # fmt: skip
 
 # Imported when first asked for: torch takes seconds, and ordering and placing do without it.
@@ -45,15 +46,20 @@ _MODULES = {
     "MeasuredStep": "lowtide.api.running.measured",
     "Measurement": "lowtide.cost.profiler",
     "OrderProblem": "lowtide.problems.order",
+    "Parallel": "lowtide.api.options",
     "PlaceProblem": "lowtide.problems.placement",
     "Placement": "lowtide.place.base",
     "Plan": "lowtide.plan.plan",
+    "Planning": "lowtide.api.options",
+    "Run": "lowtide.api.options",
     "Schedule": "lowtide.schedule.base",
+    "Shapes": "lowtide.api.options",
     "Stage": "lowtide.api.stages",
     "Status": "lowtide.schedule.base",
     "Step": "lowtide.api.step",
     "Sweep": "lowtide.remat.sweep.search",
     "Task": "lowtide.problems.order_check",
+    "Training": "lowtide.api.options",
     "Verification": "lowtide.api.running.verify",
     "explain": "lowtide.api.explain",
     "load_frozen": "lowtide.api.saved.loading",

@@ -52,7 +52,7 @@ def trained(make: Callable[[], tuple[Net, Callable[..., Any], Any]], *, eagerly:
     optimizer = optim.Adam(model.parameters(), lr=0.1)
     batches = [torch.rand(5, 3) for _ in range(steps)]
     if not eagerly:
-        step = lowtide.optimize(model, batches[0], loss=loss, optimizer=optimizer, workspaces=False)
+        step = lowtide.optimize(model, batches[0], loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
     results = []
     for x in batches:
         if eagerly:

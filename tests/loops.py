@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import lowtide
+from bench.in_values import in_values
 from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.ir.check.graph_check import check_graph
@@ -72,7 +73,7 @@ def captured(
     """A function's call, or with an optimizer its training step, whose loss is what it returns."""
     model = Function(function, *parameters)
     training = {} if optimizer is None else {"loss": lambda model, *batch: model(*batch), "optimizer": optimizer(model.parameters())}
-    step = lowtide.optimize(model, tuple(batch), workspaces=False, progress=False, **training)
+    step = lowtide.optimize(model, tuple(batch), **in_values(workspaces=False, progress=False, **training))
     if optimizer is not None:
         step(*batch)  # so that there is state
     variant, inputs, _ = step._prepare(tuple(batch), {})

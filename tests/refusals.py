@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import lowtide
+from bench.in_values import in_values
 from tests.training import Settings as Plain
 from tests.training import Snapshot, eager_step
 
@@ -44,7 +45,7 @@ def refused(
     for _ in range(2):
         before = Snapshot.of(model, made)
         with pytest.raises(error, match=message):
-            lowtide.optimize(model, batch, loss=loss, optimizer=made, workspaces=False, **arguments)
+            lowtide.optimize(model, batch, loss=loss, optimizer=made, **in_values(workspaces=False, **arguments))
         before.assert_same(model, made)
         if isinstance(made, (optim.LBFGS, optim.SparseAdam)):
             return

@@ -56,7 +56,7 @@ def test_figures_as_json_alone_on_standard_output_and_for_another_machine():
     assert figures["device"] == "h200"
     assert figures["peak_bytes"] == sum(tensor["nbytes"] for tensor in figures["peak"]["tensors"])
     assert figures["peak_bytes"] % 512 == 0
-    assert figures["remedies"][-1]["arguments"] == "accumulate=4"
+    assert figures["remedies"][-1]["arguments"] == "training=lowtide.Training(accumulate=4)"
     (order, *_) = figures["remedies"]
     assert order["call"] == f"lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, memory={order['peak_bytes']})"
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import lowtide
+from bench.in_values import in_values
 from lowtide.capture.batches import positional_and_keyword
 from lowtide.ir import tree
 
@@ -156,8 +157,8 @@ def _optimized_step(model: nn.Module, loss: Any, optimizer: torch.optim.Optimize
     before = Snapshot.of(model, optimizer)
     with how.around_optimize():
         step = lowtide.optimize(
-            model, batch, loss=loss, optimizer=optimizer, after_backward=how.after_backward, accumulate=how.accumulate,
-            **{"workspaces": False, **(how.options or {})},
+            model, batch, loss=loss, optimizer=optimizer,
+            **in_values(after_backward=how.after_backward, accumulate=how.accumulate, **{"workspaces": False, **(how.options or {})}),
         )  # fmt: skip
     before.assert_same(model, optimizer)
     return step

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import lowtide
 from bench.coverage.subject import Kwargs, Subject
 
 _TEXTS = ["a b c d", "e f g", "h i j k l m", "n o p a", "b d f", "a c e g i", "c b a", "p o n m"]
@@ -62,7 +63,7 @@ def _train(name: str, planned: bool) -> dict[str, torch.Tensor]:
             **settings,
         )  # fmt: skip
         base = getattr(trl, f"{kind}Trainer")
-        more: Kwargs = {"optimize": {"progress": False}} if planned else {}
+        more: Kwargs = {"optimize": {"planning": lowtide.Planning(progress=False)}} if planned else {}
         if planned:
             base = type("Mine", (import_module("lowtide.integrations.transformers").LowtideMixin, base), {})
         trainer = base(model=model, args=arguments, train_dataset=datasets.Dataset.from_dict(data), processing_class=_tokenizer(), **more)

@@ -79,7 +79,11 @@ def _trained(subject: Subject, planned: bool) -> tuple[dict[str, torch.Tensor], 
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, foreach=False)
     args, kwargs = ((), batch) if isinstance(batch, dict) else (batch, {})
     found: dict[str, torch.Tensor] = {}
-    step = lowtide.optimize(model, batch, loss=scalar_loss, optimizer=optimizer, progress=False) if planned else None
+    step = (
+        lowtide.optimize(model, batch, loss=scalar_loss, optimizer=optimizer, planning=lowtide.Planning(progress=False))
+        if planned
+        else None
+    )
     torch.manual_seed(7)
     for number in range(_STEPS):
         loss = _eager_step(model, optimizer, args, kwargs) if step is None else step(*args, **kwargs)
@@ -105,7 +109,7 @@ def _inferred(subject: Subject, planned: bool) -> tuple[dict[str, torch.Tensor],
     model.eval()
     args, kwargs = ((), batch) if isinstance(batch, dict) else (batch, {})
     torch.manual_seed(7)
-    call = lowtide.optimize(model, batch, progress=False) if planned else torch.no_grad()(model)
+    call = lowtide.optimize(model, batch, planning=lowtide.Planning(progress=False)) if planned else torch.no_grad()(model)
     result = call(*args, **kwargs)
     return {f"result {index}": tensor for index, tensor in enumerate(tensors_of(result))}, {}
 

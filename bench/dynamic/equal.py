@@ -165,7 +165,15 @@ def trained_row(trained: Trained, memory: str | None, steps: int, shapes: int) -
     optimizer, other = (torch.optim.AdamW(each.parameters(), lr=1e-3) for each in (model, twin))
     start = time.perf_counter()
     example = trained.batch(*trained.shape(draws))
-    step = lowtide.optimize(model, example, loss=trained.loss, optimizer=optimizer, memory=memory, dynamic=trained.dynamic, progress=False)
+    step = lowtide.optimize(
+        model,
+        example,
+        loss=trained.loss,
+        optimizer=optimizer,
+        memory=memory,
+        shapes=lowtide.Shapes(dynamic=trained.dynamic),
+        planning=lowtide.Planning(progress=False),
+    )
     seconds = time.perf_counter() - start
     seen = [trained.shape(draws) for _ in range(steps)]
     different = sum(not _equal_step(step, trained, shape, turn, (model, optimizer), (twin, other)) for turn, shape in enumerate(seen))

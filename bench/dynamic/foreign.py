@@ -112,7 +112,9 @@ def _called(trained: Trained) -> Row:
     model = trained.make().eval()
     twin = copy.deepcopy(model)
     example = trained.batch(*trained.shape(draws))
-    call = lowtide.optimize(_Named(model), example, dynamic=trained.dynamic, progress=False)
+    call = lowtide.optimize(
+        _Named(model), example, shapes=lowtide.Shapes(dynamic=trained.dynamic), planning=lowtide.Planning(progress=False)
+    )
     different = 0
     for _ in range(_STEPS):
         batch = trained.batch(*trained.shape(draws))

@@ -22,6 +22,7 @@ import torch
 
 import lowtide
 from bench.dynamic.equal import Trained, networks
+from bench.in_values import in_values
 from bench.results import Results, with_kept
 from lowtide.planning.planner import Planner
 from lowtide.ranges.family import PlanFamily
@@ -89,7 +90,7 @@ def _ranged(trained: Trained, memory: str | None, draws: random.Random) -> tuple
     model = trained.make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     settings = {"loss": trained.loss, "optimizer": optimizer, "memory": memory, "dynamic": trained.dynamic, "progress": False}
-    step = lowtide.optimize(model, trained.batch(*trained.shape(draws)), **settings)
+    step = lowtide.optimize(model, trained.batch(*trained.shape(draws)), **in_values(**settings))
     step(**trained.batch(*trained.shape(draws)))  # the optimizer has its state from here on
 
     def family_at(batch: dict[str, torch.Tensor]) -> tuple[PlanFamily, Mapping[str, int]]:
@@ -114,7 +115,7 @@ def _measured(step: Any, trained: Trained, shape: tuple[int, ...]) -> tuple[floa
     program, limit = step._maker.capturing.program, step._maker.asked.limit.memory
     batch = trained.batch(*shape)
     settings = {"loss": trained.loss, "optimizer": program.optimizer, "memory": limit and limit.nbytes, "progress": False}
-    alone = lowtide.optimize(program.model, batch, **settings)
+    alone = lowtide.optimize(program.model, batch, **in_values(**settings))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         peaks = [each.measure(**batch).peak_bytes for each in (step, alone)]

@@ -25,6 +25,7 @@ import torch
 
 import lowtide
 from bench import torchvision_shim
+from bench.in_values import in_values
 from bench.results import Results, with_kept
 from lowtide.api.running.variant import Variant
 
@@ -96,7 +97,7 @@ class _Gpt2:
         named = {"input_ids": {0: ("rows", *_ROWS), 1: ("length", *_LENGTHS)}, "labels": {0: "rows", 1: "length"}}
         dynamic = named if ranged else None
         settings: dict[str, Any] = {"memory": memory, "dynamic": dynamic, "progress": False}
-        return lowtide.optimize(self.model, batch, loss=_loss, optimizer=self.optimizer, **settings)
+        return lowtide.optimize(self.model, batch, loss=_loss, optimizer=self.optimizer, **in_values(**settings))
 
 
 def _loss(model: Any, **batch: torch.Tensor) -> Any:

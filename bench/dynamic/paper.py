@@ -21,6 +21,7 @@ import torch
 import lowtide.api.machine as machine
 from bench.dynamic.lengths import LONGEST, SHORTEST
 from bench.dynamic.task import Batch, loss
+from bench.in_values import in_values
 from lowtide.capture.program import TrainingProgram, capture_training
 from lowtide.capture.trace import Given
 from lowtide.cost.lab.laboratory import Laboratory
@@ -85,7 +86,7 @@ class PaperSteps:
         self._point = {"length": batch["input_ids"].shape[1]}
         with instead_of_equal_graphs(self._evicted):
             settings: dict[str, Any] = {"solver": ProgramOrder(), "on_new_shape": "error", "progress": False}
-            return optimize(self._made, batch, loss=loss, optimizer=self._optimizer, **settings)
+            return optimize(self._made, batch, loss=loss, optimizer=self._optimizer, **in_values(**settings))
 
     def _evicted(self, graph: Graph) -> tuple[Graph]:
         """The graph that does what was run within the limit, in that order."""

@@ -18,6 +18,7 @@ import torch
 
 from bench.dynamic.paper import InBothOrders
 from bench.dynamic.task import LLAMA_2_7B, adamw, loss, model
+from bench.in_values import in_values
 from bench.results import Cell, Results, with_kept
 from lowtide.cost.presets import preset
 from lowtide.errors import BudgetError
@@ -80,7 +81,7 @@ def _ranged(size: int, lengths: Sequence[int]) -> Any:
         made = model(LLAMA_2_7B)
     dynamic = {"input_ids": {1: ("length", min(lengths), max(lengths))}, "labels": {1: "length"}}
     settings: dict[str, Any] = {"simulate": DEVICE, "memory": LIMIT_BYTES, "dynamic": dynamic, "progress": False}
-    return optimize(made, _batch(size, max(lengths)), loss=loss, optimizer=adamw(made), **settings)
+    return optimize(made, _batch(size, max(lengths)), loss=loss, optimizer=adamw(made), **in_values(**settings))
 
 
 def _batch(size: int, length: int) -> dict[str, torch.Tensor]:

@@ -11,6 +11,7 @@ import torch
 from bench.dynamic.lengths import LONGEST, SHORTEST, bucket
 from bench.dynamic.paper import PaperSteps
 from bench.dynamic.task import Batch, Task, adamw, loss, model
+from bench.in_values import in_values
 
 Step = Callable[[Batch], Any]
 
@@ -67,7 +68,7 @@ def _lowtide(made: Any, optimizer: torch.optim.Optimizer, task: Task, limit_byte
         seen[tuple(batch["input_ids"].shape)] = None
         if not steps:
             settings: dict[str, Any] = {"memory": limit_bytes, "on_new_shape": "extend", "progress": False}
-            steps.append(optimize(made, batch, loss=loss, optimizer=optimizer, **settings))
+            steps.append(optimize(made, batch, loss=loss, optimizer=optimizer, **in_values(**settings)))
         return steps[0](**batch)
 
     return step, lambda: len(seen)
@@ -82,7 +83,7 @@ def _lowtide_dynamic(made: Any, optimizer: torch.optim.Optimizer, task: Task, li
         if not steps:
             dynamic = {"input_ids": {1: ("length", SHORTEST, LONGEST)}, "labels": {1: "length"}}
             settings: dict[str, Any] = {"memory": limit_bytes, "dynamic": dynamic, "progress": False}
-            steps.append(optimize(made, batch, loss=loss, optimizer=optimizer, **settings))
+            steps.append(optimize(made, batch, loss=loss, optimizer=optimizer, **in_values(**settings)))
         return steps[0](**batch)
 
     return step, lambda: len(steps)

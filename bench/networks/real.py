@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+import lowtide
 from bench import torchvision_shim
 from lowtide import optimize
 from lowtide.ir.graph import Graph
@@ -32,7 +33,7 @@ def captured(name: str, *, fold: bool) -> Graph:
         model, picture = timm.create_model(name).eval(), torch.empty(1, 3, SIDES[name], SIDES[name])
     if fold:
         fold_batch_norm(model, picture)
-    return optimize(model, (picture,), progress=False).plan.graph
+    return optimize(model, (picture,), planning=lowtide.Planning(progress=False)).plan.graph
 
 
 def fold_batch_norm(model: nn.Module, picture: Tensor) -> None:

@@ -99,7 +99,11 @@ def _trained(made: Workload, optimize: Callable[..., Any] | None, ground: Ground
     """What some steps leave, by name, and the figures of the step where lowtide made it."""
     optimizer = torch.optim.AdamW(made.model.parameters(), lr=1e-4, foreach=False)
     work = compare.Workload(made.model, made.batch, made.loss, optimizer)
-    step = None if optimize is None else optimize(made.model, made.batch, loss=made.loss, optimizer=optimizer, progress=False)
+    step = (
+        None
+        if optimize is None
+        else optimize(made.model, made.batch, loss=made.loss, optimizer=optimizer, planning=lowtide.Planning(progress=False))
+    )
     call = compare.eager_step(work) if step is None else partial(step, *made.batch)
     torch.manual_seed(1)
     found = {f"loss {index}": call() for index in range(_STEPS)}

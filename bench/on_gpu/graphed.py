@@ -35,7 +35,7 @@ def _work(network: str, batch_size: int, stand_in: str, ground: Ground) -> compa
 
 
 def _lowtide(work: compare.Workload) -> Callable[[], Any]:
-    step = lowtide.optimize(work.model, work.batch, loss=work.loss, optimizer=work.optimizer, progress=False)
+    step = lowtide.optimize(work.model, work.batch, loss=work.loss, optimizer=work.optimizer, planning=lowtide.Planning(progress=False))
     return partial(step, *work.batch)
 
 

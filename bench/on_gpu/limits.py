@@ -89,7 +89,7 @@ def rows(network: Network, ground: Ground) -> Iterator[Row]:
     for group in work.optimizer.param_groups:
         group["foreach"] = False
     clock = time.monotonic()
-    step = lowtide.optimize(work.model, work.batch, loss=work.loss, optimizer=work.optimizer, progress=False)
+    step = lowtide.optimize(work.model, work.batch, loss=work.loss, optimizer=work.optimizer, planning=lowtide.Planning(progress=False))
     yield {"setting": "no limit"} | _measured(step, partial(step, *work.batch), taken, ground, clock)
     held_bytes = step.plan.resident_bytes
     limits = {f"{share}%": share * (step.plan.eager_peak_bytes - held_bytes) // 100 for share in SHARES}

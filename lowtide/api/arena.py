@@ -1,4 +1,4 @@
-"""`optimize(..., arena=True)`: whether a step gets an arena, and what it tells about it."""
+"""`Run(arena=True)`: whether a step gets an arena, and what it tells about it."""
 
 from __future__ import annotations
 

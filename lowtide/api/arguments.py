@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from lowtide.api.options import Training
 from lowtide.capture.batches import BATCHES
 from lowtide.capture.optimizers.wrapped import accumulates_over, scalers_within
-from lowtide.cost.device import Device
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
-from lowtide.ir.regions import INDUCTOR
-from lowtide.place.base import checked as checked_placer
-from lowtide.remat.sweep.search import Sweep
-from lowtide.schedule.base import checked as checked_solver
 
 
-def check_arguments(model: Any, loss: Any, optimizer: Any, after_backward: Any, accumulate: int | str) -> None:
+def check_arguments(model: Any, loss: Any, optimizer: Any, training: Training) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got a {type(model).__name__}")
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
@@ -49,64 +44,25 @@ def check_arguments(model: Any, loss: Any, optimizer: Any, after_backward: Any, 
         raise TypeError(f"{missing}: a training step needs both `loss` and `optimizer`, got only `{given}`; leave both out for inference")
     if loss is not None and not callable(loss):
         raise TypeError(f"loss: expected a function loss(model, *batch), got a {type(loss).__name__}")
-    if loss is None and (after_backward is not None or accumulate != 1):
-        raise TypeError("after_backward and accumulate belong to training: give `loss` and `optimizer` too")
-    if accumulate != BATCHES and (not isinstance(accumulate, int) or accumulate < 1):
-        raise ValueError(f'accumulate: expected a positive number of micro-batches, or "{BATCHES}" that are given; got {accumulate!r}')
-    if accumulate == 1 and (count := accumulates_over(optimizer)) > 1:
+    if loss is None and training != Training():
+        raise TypeError("training: after_backward, accumulate and scaler belong to training: give `loss` and `optimizer` too")
+    if training.accumulate == 1 and (count := accumulates_over(optimizer)) > 1:
         raise CaptureError(
-            f"the accelerator of this optimizer accumulates over {count} batches, and a step updates at each call: give a list of batches "
-            f'(`accumulate="{BATCHES}"`, and in loss a share of the mean: `loss / {count}`), or leave gradient_accumulation_steps out'
+            f"the accelerator of this optimizer accumulates over {count} batches, and a step updates at each call: give a list of "
+            f'batches (`Training(accumulate="{BATCHES}")`, and in loss a share of the mean: `loss / {count}`), or leave '
+            "gradient_accumulation_steps out"
         )
 
 
-def check_settings(
-    *,
-    flags: Mapping[str, Any],
-    flags_or_none: Mapping[str, Any],
-    effort: Any,
-    search: Any,
-    solver: Any,
-    callback: Any,
-    simulate: Any,
-) -> None:
-    """Refuse a setting of another kind than is expected, by its name: no word stands for yes or no."""
-    for name, given in (*flags.items(), *((name, given) for name, given in flags_or_none.items() if given is not None)):
-        if not isinstance(given, bool):
-            or_none = ", or None" if name in flags_or_none else ""
-            raise TypeError(f"{name}: expected True or False{or_none}, got {given!r}")
-    if effort is not None and not isinstance(effort, str):
-        raise TypeError(f'effort: expected "quick", "normal" or "thorough", got {effort!r}; a lowtide.Sweep is given as `search`')
-    if search is not None and not isinstance(search, Sweep):
-        raise TypeError(f"search: expected a lowtide.Sweep, got {search!r}; a level of effort is given as `effort`")
-    if solver is not None:
-        checked_solver(solver)
-    if callback is not None and not callable(callback):
-        raise TypeError(f"callback: expected a function of a stage, got a {type(callback).__name__}")
-    if simulate is not None and not isinstance(simulate, (str, Device)):
-        raise TypeError(f"simulate: expected the name of a machine or a lowtide.Device, got a {type(simulate).__name__}")
-
-
-def check_arena(arena: Any, placer: Any) -> None:
-    """Refuse what says neither yes, no nor when, and what finds no addresses."""
-    if arena is not None and not isinstance(arena, bool) and arena != "limit":
-        raise TypeError(f'arena: expected True, False, "limit" or None, got {arena!r}')
-    if placer is not None:
-        checked_placer(placer)
-
-
-def check_scaler(scaler: Any, optimizer: Any, swap_state: bool) -> None:
+def check_scaler(scaler: torch.amp.GradScaler | None, optimizer: Any, swap_state: bool) -> None:
     """Refuse a scaler that cannot be meant, and one that is left out where the optimizer's wrapper uses one."""
     if scaler is None:
         if any(within.is_enabled() for within in scalers_within(optimizer)):
             raise CaptureError(
-                f"this {type(optimizer).__name__} steps with a gradient scaler: give that to lowtide, too (`scaler=optimizer.scaler`)"
+                f"this {type(optimizer).__name__} steps with a gradient scaler: give that to lowtide, too "
+                "(`Training(scaler=optimizer.scaler)`)"
             )
         return
-    if not isinstance(scaler, torch.amp.GradScaler):
-        raise TypeError(f"scaler: expected a torch.amp.GradScaler, got a {type(scaler).__name__}")
-    if optimizer is None:
-        raise TypeError("scaler belongs to training: give `loss` and `optimizer` too")
     if isinstance(optimizer, (list, tuple)) and len(optimizer) > 1:
         raise CaptureError(
             "a scaler skips each of several optimizers by its own gradients alone, which one program does not: give one optimizer with "
@@ -116,12 +72,10 @@ def check_scaler(scaler: Any, optimizer: Any, swap_state: bool) -> None:
         raise ValueError("swap_state: expected it without `scaler`, as a step that is skipped ends before what was sent away is back")
 
 
-def check_swapping(model: nn.Module, optimizer: torch.optim.Optimizer | None, swap: bool, swap_state: bool) -> None:
+def check_swapping(model: nn.Module, optimizer: torch.optim.Optimizer | None, swap_state: bool) -> None:
     """Refuse to lend what lies in memory that nobody can let go of."""
     if not swap_state:
         return
-    if not swap:
-        raise ValueError("swap_state: expected it together with `swap`, got swap=False")
     states = {} if optimizer is None else optimizer.state
     held = ((f"the optimizer's {key}", value) for state in states.values() for key, value in state.items())
     for name, tensor in (*model.named_parameters(), *held):
@@ -132,26 +86,24 @@ def check_swapping(model: nn.Module, optimizer: torch.optim.Optimizer | None, sw
 def warn_of_nowhere_to_swap(swap_state: bool, device: torch.device, simulates: bool) -> None:
     """Say that an argument does nothing here, as torch's `pin_memory` does where there is no GPU."""
     if swap_state and device.type == "cpu" and not simulates:
-        warnings.warn("swap_state=True does nothing on a CPU, which has no other memory to send state to", UserWarning, stacklevel=3)
+        warnings.warn("swap_state=True does nothing on a CPU, which has no other memory to send state to", UserWarning, stacklevel=4)
 
 
-def check_fuse(fuse: Any, exact: bool, *, varies: bool, tries: bool) -> None:
-    """Refuse compilers that are not known, numbers that none of them keeps, and steps whose regions cannot be tried (not `tries`)."""
-    if fuse is None:
+def check_kernels(kernels: str | None, exact: bool, *, varies: bool, tries: bool) -> None:
+    """Refuse numbers that a compiler does not keep, and steps whose regions cannot be tried (not `tries`)."""
+    if kernels is None:
         return
-    if fuse != INDUCTOR:
-        raise ValueError(f'fuse: expected "{INDUCTOR}" or None, got {fuse!r}')
     if exact:
-        raise ValueError("fuse: inductor rounds otherwise than eager, sums above all: say exact=False too, or leave `fuse` out")
+        raise ValueError("kernels: inductor rounds otherwise than eager, sums above all: say exact=False too, or leave `kernels` out")
     if varies:
         raise ValueError(
-            'fuse: a region is compiled for one shape: leave out `dynamic` and say on_new_shape="extend", by which each shape that comes '
-            "has a plan and regions of its own; or leave `fuse` out"
+            'kernels: a region is compiled for one shape: leave out `dynamic` and say Shapes(on_new_shape="extend"), by which each shape '
+            "that comes has a plan and regions of its own; or leave `kernels` out"
         )
     if not tries:
         raise ValueError(
-            "fuse: a region is compiled and tried where it is to run, so a step that is only planned (`simulate`, a model on the meta "
-            "device) or tries nothing (workspaces=False) has none: leave `fuse` out there, and say it on the machine that runs the step"
+            "kernels: a region is compiled and tried where it is to run, so a step that is only planned (`simulate`, a model on the meta "
+            "device) or tries nothing (workspaces=False) has none: leave `kernels` out there, and say it on the machine that runs the step"
         )
 
 

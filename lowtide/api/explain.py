@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from lowtide.api.arguments import check_arguments, check_scaler, check_settings, check_swapping, device_of, warn_of_nowhere_to_swap
+from lowtide.api.arguments import check_arguments, check_scaler, check_swapping, device_of, warn_of_nowhere_to_swap
 from lowtide.api.capturing import Capturing
 from lowtide.api.explanation import Explanation, Remedy
 from lowtide.api.machine import Machine
 from lowtide.api.maker import Asked, Maker
+from lowtide.api.options import Planning, Run, Shapes, Training, told_in_values
 from lowtide.api.ranges.said import varying_of
 from lowtide.api.ranges.stretched import largest
-from lowtide.api.stages import Callback, Stages, wants_progress
+from lowtide.api.stages import Stages, wants_progress
 from lowtide.base.garbage import collected_seldom
 from lowtide.capture.batches import positional_and_keyword
 from lowtide.capture.optimizers.wrapped import torch_optimizer
@@ -24,15 +25,12 @@ from lowtide.capture.program import TrainingProgram
 from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.device import Device
 from lowtide.cost.memory import order_problem
-from lowtide.cost.presets import preset
 from lowtide.errors import BatchError, BudgetError, CaptureError
 from lowtide.plan.plan import CostReport, Plan
 from lowtide.planning.candidate import Candidate
-from lowtide.planning.effort import sweeps_of
 from lowtide.planning.limits import Limit, Memory
-from lowtide.remat.sweep.search import Sweep
 from lowtide.runtime.batch import BatchSpec
-from lowtide.schedule import Auto, Best, Solver, schedule
+from lowtide.schedule import Auto, Best, schedule
 from lowtide.split.dimensions import Dimensions
 from lowtide.split.found import loss_in_parts
 from lowtide.split.names import ComponentTable
@@ -42,6 +40,7 @@ _LEANER = 0.95  # of the peak by order alone: what splitting the loss has to com
 _SLOWER = (0.05, 0.10, 0.30)  # shares of time that are asked about
 
 
+@told_in_values
 @collected_seldom()
 def explain(
     model: nn.Module,
@@ -49,61 +48,47 @@ def explain(
     *,
     loss: Callable[..., Any] | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
-    after_backward: Callable[[nn.Module], Any] | None = None,
-    accumulate: int | str = 1,
-    scaler: torch.amp.GradScaler | None = None,
     memory: int | str | None = None,
-    swap: bool = True,
-    swap_state: bool = False,
-    effort: str | None = None,
-    search: Sweep | None = None,
-    solver: Solver | None = None,
-    device: torch.device | str | None = None,
-    simulate: Device | str | None = None,
-    dynamic: Mapping[Any, Any] | None = None,
-    workspaces: bool = True,
-    progress: bool | None = None,
-    callback: Callback | None = None,
+    training: Training = Training(),
+    shapes: Shapes = Shapes(),
+    planning: Planning = Planning(),
+    run: Run = Run(),
 ) -> Explanation:
     """Where the program's memory peaks as it stands, what is held then, and what would lower it; `print` it.
 
-    The program is followed under fake tensors and the model does not run, so that it may lie on the meta device. Model, optimizer and
-    random generators stay as they were. Each remedy was planned as `optimize` plans: each distinct operator is tried on made-up data
-    for its time and its temporaries. With `workspaces=False`, or another machine to `simulate`, nothing runs. Temporaries are not
-    counted then, and times are by the rates of the machine. Arguments are those of `optimize`; beside them:
+    The program is followed under fake tensors: the model does not run, so one on the meta device does as well as one with memory; model,
+    optimizer and random generators are as before. What is advised was planned as `optimize` plans it: each distinct operator is tried
+    on made-up data for its time and its temporaries. With `Planning(workspaces=False)`, or another machine to `simulate`, nothing runs:
+    temporaries are not counted then, and times are by the rates of the machine. Arguments are those of `optimize`; beside them:
 
-    effort: as for `optimize`, but "quick" by default.
-    memory: what it is to fit in. The answer then says whether it fits, and if not, the fastest way found to make it fit.
-    simulate: the machine whose rates and allocator count; without it this one, whose rates are measured once.
-    dynamic: the range of its batches, as for `optimize`. What is explained is the largest shape; a share of memory is of its peak.
+    memory: what it is to fit in: then the answer says whether it does, and if not, the fastest way that was found to make it fit.
+    shapes: of a range what is explained is the largest shape, of which a share of memory is taken.
+    planning: `effort` is "quick" where nothing is said. `simulate` is the machine whose rates and allocator count; without it this one,
+        whose rates are measured once.
+    run: `swap` and `swap_state`; the rest is for a step that runs.
 
-    Raises CaptureError, BatchError and TypeError as `optimize` does; ValueError if `device` is a GPU that is not here and `simulate`
+    Raises CaptureError, BatchError and TypeError as `optimize` does; ValueError where `device` is a GPU that is not here and `simulate`
     names no machine.
     """
-    check_settings(
-        flags={"swap": swap, "swap_state": swap_state, "workspaces": workspaces},
-        flags_or_none={"progress": progress},
-        effort=effort, search=search, solver=solver, callback=callback, simulate=simulate,
-    )  # fmt: skip
-    check_arguments(model, loss, optimizer, after_backward, accumulate)
-    check_scaler(scaler, optimizer, swap_state)
+    check_arguments(model, loss, optimizer, training)
+    check_scaler(training.scaler, optimizer, run.swap_state)
     trained: torch.optim.Optimizer | None = torch_optimizer(optimizer)
-    check_swapping(model, trained, swap, swap_state)
+    check_swapping(model, trained, run.swap_state)
     limit = None if memory is None else Memory.of(memory)
     args, kwargs = positional_and_keyword(batch)
-    args, kwargs = largest(args, kwargs, varying_of(dynamic, args, kwargs))
-    target = device_of(model, device)
-    machine = preset(simulate) if isinstance(simulate, str) else simulate
-    warn_of_nowhere_to_swap(swap_state, target, machine is not None)
+    args, kwargs = largest(args, kwargs, varying_of(shapes.dynamic, args, kwargs))
+    target = device_of(model, planning.device)
+    machine = planning.machine
+    workspaces = planning.workspaces is not False
+    warn_of_nowhere_to_swap(run.swap_state, target, machine is not None)
     _check_here(target, machine)
     BatchSpec.of(args, kwargs, target)  # refuses what is no batch
     program = None
     if loss is not None and trained is not None:
-        program = TrainingProgram(model, loss, trained, after_backward, accumulate, scaler)
-    stages = Stages(callback, wants_progress(progress))
-    level = _LEVEL if effort is None and search is None else effort
-    asked = Asked(Limit(latency=1.0), swap_state, solver or Auto(), sweeps_of(level, search))
-    maker = Maker(Capturing(model, program, target, stages), Machine(target, machine, workspaces, swap, stages), asked, None, stages)
+        program = TrainingProgram(model, loss, trained, training.after_backward, training.accumulate, training.scaler)
+    stages = Stages(planning.callback, wants_progress(planning.progress))
+    asked = Asked(Limit(latency=1.0), run.swap_state, planning.solver or Auto(), planning.sweeps(_LEVEL))
+    maker = Maker(Capturing(model, program, target, stages), Machine(target, machine, workspaces, run.swap, stages), asked, None, stages)
     captured, plan = maker.plan_of_most_steps(args, kwargs)
     assert plan.cost_report is not None, "a limit was asked for"
     peak = captured.eager(plan.granule_bytes).peak
@@ -119,12 +104,12 @@ def explain(
         resident_bytes=plan.resident_bytes,
         time_us=plan.cost_report.order_us,
         remedies=tuple(
-            _with_swap(each, swap, swap_state)
+            _with_swap(each, run)
             for each in (*_remedies(plan.cost_report), *_loss_split(captured, plan), *([halved] if halved is not None else []))
         ),
         frontier=plan.cost_report.frontier,
         memory_bytes=memory_bytes,
-        within=None if within is None else _with_swap(within, swap, swap_state),
+        within=None if within is None else _with_swap(within, run),
         device=plan.provenance.device,
         training=program is not None,
         workspaces=workspaces and machine is None,
@@ -160,10 +145,9 @@ def _loss_split(captured: Candidate, plan: Plan) -> list[Remedy]:
     return [Remedy(f"the loss split over {split.over}", peak_bytes, None, f"exact=False, memory={peak_bytes}")]
 
 
-def _with_swap(remedy: Remedy, swap: bool, swap_state: bool) -> Remedy:
+def _with_swap(remedy: Remedy, run: Run) -> Remedy:
     """The remedy with what else `optimize` has to be told, as this was."""
-    more = "" if swap else ", swap=False"
-    more += ", swap_state=True" if swap_state else ""
+    more = ", run=lowtide.Run(swap_state=True)" if run.swap_state else "" if run.swap else ", run=lowtide.Run(swap=False)"
     return dataclasses.replace(remedy, arguments=remedy.arguments + more) if remedy.arguments else remedy
 
 
@@ -205,9 +189,11 @@ def _halved(maker: Maker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_
         return None
     within = "" if memory_bytes is None else f", memory={memory_bytes}"
     if memory_bytes is None or by_order_bytes <= memory_bytes:
-        return Remedy("smaller micro-batches", by_order_bytes, None, f"accumulate={count}{within}")
+        return Remedy("smaller micro-batches", by_order_bytes, None, f"training=lowtide.Training(accumulate={count}){within}")
     peak_bytes = _within_or_least(halved, args, kwargs, memory_bytes)
-    return Remedy("smaller micro-batches, eviction", peak_bytes, None, f"accumulate={count}, memory={peak_bytes}")
+    return Remedy(
+        "smaller micro-batches, eviction", peak_bytes, None, f"training=lowtide.Training(accumulate={count}), memory={peak_bytes}"
+    )
 
 
 def _within_or_least(maker: Maker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_bytes: int) -> int:

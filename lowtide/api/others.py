@@ -9,10 +9,9 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from lowtide.api.arguments import detached
 from lowtide.api.maker import Family, Maker
-from lowtide.api.ranges.guessed import Shapes as Seen
-from lowtide.api.ranges.guessed import shapes_of
+from lowtide.api.ranges.guessed import Seen, shapes_of
 from lowtide.api.ranges.maker import RangeMaker
-from lowtide.api.running.shapes import Shapes
+from lowtide.api.running.shapes import StepsByShape
 from lowtide.capture.care.failures import programs_own
 from lowtide.errors import CaptureError
 from lowtide.runtime.batch import BatchSpec, NewShapeError, Shape
@@ -25,8 +24,8 @@ _MOST_RANGED = 4096  # shapes of a range whose steps are kept
 class Others(Generic[S]):
     """Finds and makes them, each by `make`, on the objects that a step works on.
 
-    policy: what becomes of a shape out of the range, as `Shapes` has it. seen: the shapes from which ranges are guessed, as other batches
-    come; none where nothing is guessed. limited: the caller's own loop would not do what is asked for.
+    policy: what becomes of a shape out of the range, as `StepsByShape` has it. seen: the shapes from which ranges are guessed, as other
+        batches come; none where nothing is guessed. limited: the caller's own loop would not do what is asked for.
     """
 
     def __init__(self, maker: Maker | RangeMaker, policy: str | None, seen: Sequence[Seen], *, training: bool, make: Make[S]) -> None:
@@ -34,7 +33,7 @@ class Others(Generic[S]):
         self.range = maker if isinstance(maker, RangeMaker) else None
         self.seen = list(seen)
         self.limited = maker.asked.limit.is_limit or maker.saved is not None or maker.capturing.peers.several
-        self._apart = Shapes[S](policy, limited=self.limited)
+        self._apart = StepsByShape[S](policy, limited=self.limited)
         self._ranged: OrderedDict[Shape, S] = OrderedDict()
 
     @property

@@ -15,7 +15,7 @@ from lowtide.api.arena import ArenaReport, StepArena
 from lowtide.api.frozen import Frozen
 from lowtide.api.maker import Family, Maker
 from lowtide.api.others import Others, captured
-from lowtide.api.ranges.guessed import Shapes as Seen
+from lowtide.api.ranges.guessed import Seen
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.running.check import SecondLook
 from lowtide.api.running.eager import run_eagerly
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _UNSEEN = (
     "lowtide has not seen what it reads there change, so calls since may have been of the old program. It is captured anew; "
-    'hand it over as a tensor of the batch, or in an attribute of an object (check="always" looks at each call)'
+    'hand it over as a tensor of the batch, or in an attribute of an object (Run(check="always") looks at each call)'
 )
 _COUNTS = (
     "a captured step would not count on: from here on steps run as the loop would run them, without lowtide; count outside of the step"

@@ -42,6 +42,7 @@ def explain_command(
     """Say why a training step does not fit, and what would help, without running it."""
     # These import torch, which takes seconds: other commands do without it.
     from lowtide.api.explain import explain
+    from lowtide.api.options import Planning, Run, Shapes, Training
     from lowtide.cli.users_code import users_code
     from lowtide.cli.workload import builder, dynamic_of
 
@@ -51,8 +52,9 @@ def explain_command(
             work = builder(spec, batch_size, fake)()
             with users_code(spec):
                 explanation = explain(
-                    work.model, work.batch, loss=work.loss, optimizer=work.optimizer, memory=memory, accumulate=accumulate, swap=swap,
-                    swap_state=swap_state, simulate=device, effort=effort, dynamic=dynamic_of(dynamic),
+                    work.model, work.batch, loss=work.loss, optimizer=work.optimizer, memory=memory,
+                    training=Training(accumulate=accumulate), shapes=Shapes(dynamic=dynamic_of(dynamic)),
+                    planning=Planning(effort=effort, simulate=device), run=Run(swap=swap, swap_state=swap_state),
                 )  # fmt: skip
         if json_out is not None:
             write_json(json_out, explanation.figures())

@@ -51,6 +51,7 @@ def optimize_command(
     # These import torch, which takes seconds: other commands do without it.
     from lowtide.api.compare import compare
     from lowtide.api.optimize import optimize
+    from lowtide.api.options import Planning, Run, Shapes
     from lowtide.cli.users_code import users_code
     from lowtide.cli.workload import builder, dynamic_of
 
@@ -59,15 +60,18 @@ def optimize_command(
         refuse("--swap-state and --no-swap: expected one of them, got both")
     machine = _machine(device, simulate)
     _check_fuse(fuse, exact, varies=dynamic is not None, tries=not fake and machine is None)
-    limits: dict[str, Any] = {"memory": memory, "latency": latency, "exact": exact, "fuse": fuse, "swap": swap, "swap_state": swap_state}
-    limits |= {"arena": arena, "simulate": machine, "effort": effort, "dynamic": dynamic_of(dynamic)}
+    run = Run(kernels=fuse, arena=arena, swap=swap, swap_state=swap_state)
+    shapes, planning = Shapes(dynamic=dynamic_of(dynamic)), Planning(effort=effort, simulate=machine)
     try:
         check_targets({"--save": save, "--program": program, "--json": json_out})
         with prints_aside(json_out):
             build = builder(spec, batch_size, fake)
             workload = build()
             with users_code(spec):
-                step = optimize(workload.model, workload.batch, loss=workload.loss, optimizer=workload.optimizer, **limits)
+                step = optimize(
+                    workload.model, workload.batch, loss=workload.loss, optimizer=workload.optimizer, memory=memory, latency=latency,
+                    exact=exact, shapes=shapes, planning=planning, run=run,
+                )  # fmt: skip
             with users_code(spec):
                 compared = compare(build(), workload, step, repeats) if measure and not fake and machine is None else None
         if save is not None:
@@ -98,12 +102,13 @@ def _check_limits(memory: str | None, latency: float | None, effort: str) -> Non
 
 
 def _check_fuse(fuse: str | None, exact: bool, *, varies: bool, tries: bool) -> None:
-    from lowtide.api.arguments import check_fuse
+    from lowtide.api.arguments import check_kernels
+    from lowtide.api.options import Run
 
     try:
-        check_fuse(fuse, exact, varies=varies, tries=tries)
+        check_kernels(Run(kernels=fuse).kernels, exact, varies=varies, tries=tries)
     except ValueError as error:
-        refuse(error)
+        refuse(f"--fuse: {error}")
 
 
 def _machine(device: str | None, simulate: bool) -> Device | None:

@@ -17,7 +17,7 @@ from lowtide.ir.operators.collectives.memory import collective_bytes
 from lowtide.ir.regions import Region, is_region
 
 
-class Run(NamedTuple):
+class NodeRuns(NamedTuple):
     """A node that runs so many times."""
 
     node: Node
@@ -31,14 +31,14 @@ def bodies(node: Node) -> tuple[Graph, ...]:
     return tuple(loop.at(size) for size, _ in loop.sizes)
 
 
-def runs_of(node: Node, beside: Sequence[Node] = (), count: int = 1) -> Iterator[Run]:
+def runs_of(node: Node, beside: Sequence[Node] = (), count: int = 1) -> Iterator[NodeRuns]:
     """What running a node comes to: itself, or all runs of what is in its body."""
     if is_region(node):
         assert node.body is not None
-        yield from (Run(inner, node.body.nodes, count) for inner in node.body.nodes)
+        yield from (NodeRuns(inner, node.body.nodes, count) for inner in node.body.nodes)
         return
     if not is_loop(node):
-        yield Run(node, beside, count)
+        yield NodeRuns(node, beside, count)
         return
     loop = Loop.of(node)
     for size, turns in loop.sizes:

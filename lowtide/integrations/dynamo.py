@@ -241,7 +241,7 @@ def _described(node: fx.Node) -> torch.Tensor:
     if not isinstance(value, torch.Tensor) or any(isinstance(each, torch.SymInt) for each in (*value.shape, *value.stride())):
         raise CaptureError(
             'backend="lowtide" plans for one shape at a time, and torch.compile has met several: torch.compile(..., dynamic=False) makes a '
-            "program for each; lowtide.optimize(..., dynamic=...) one for all"
+            "program for each; lowtide.optimize(..., shapes=lowtide.Shapes(dynamic=...)) one for all"
         )
     return value
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from lowtide.api.optimize import optimize
+from lowtide.api.options import Run, Shapes, Training
 from lowtide.api.step import Step
 from lowtide.capture.batches import BATCHES
 from lowtide.capture.optimizers.wrapped import torch_optimizer
@@ -33,7 +34,9 @@ class FrameworkOptions:
         """The arguments for a step over so many batches: each has lengths of its own."""
         said = self.dynamic
         dynamic = said if not isinstance(said, Mapping) else {key: axes for at in range(count) for key, axes in _of_batch(said, at)}
-        return {"arena": None, **self.further, "memory": self.memory, "dynamic": dynamic}
+        shapes, run = self.further.get("shapes", Shapes()), self.further.get("run", Run())
+        run = replace(run, arena=None) if run.arena == "limit" else run
+        return {**self.further, "memory": self.memory, "shapes": replace(shapes, dynamic=dynamic), "run": run}
 
     def within_bytes_of(self, step: Step) -> FrameworkOptions:
         """The same with as many bytes as a share is of this step's own peak: every other step keeps to them, too."""
@@ -95,7 +98,7 @@ class FrameworkSteps:
     def _where(self, sentence: str) -> str | None:
         """What stands for the functions of `lowtide.optimize` that a sentence names."""
         if "after_backward" in sentence:
-            return f"loss() is {self.loss_name} here; after_backward= is an argument of lowtide.optimize, for a loop of your own"
+            return f"loss() is {self.loss_name} here; Training(after_backward=...) is for lowtide.optimize in a loop of your own"
         return f"loss() is {self.loss_name} here" if "loss()" in sentence else None
 
     def _run(self, batches: Sequence[Any], program: Mapping[str, Any]) -> tuple[list[Any], Any]:
@@ -104,7 +107,10 @@ class FrameworkSteps:
             self.empty_arena()
         if count not in self.made:
             further = self.options.for_count(count)
-            self.made[count] = optimize(self.model, list(batches), optimizer=self.optimizer, accumulate=BATCHES, **program, **further)
+            training = Training(program["after_backward"], BATCHES, program["scaler"])
+            self.made[count] = optimize(
+                self.model, list(batches), loss=program["loss"], optimizer=self.optimizer, training=training, **further
+            )
             if len(self.made) == 1:
                 self.options = self.options.within_bytes_of(self.made[count])
         self.latest = self.made[count]

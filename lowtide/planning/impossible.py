@@ -98,7 +98,7 @@ _ANY = "any plan takes that leaves every number as it is"
 _ONE = "this program takes at least; nothing in it was found that could run in parts"
 _TRIED = "each of the {} graphs takes that were tried; more or other parts might take less"
 _OWN = "more memory, or to hold less: a smaller model, a smaller data type, an optimizer with less state, a smaller batch"
-_OPERATOR = "more memory, a smaller batch, or micro-batches (`accumulate`)"
+_OPERATOR = "more memory, a smaller batch, or micro-batches (Training(accumulate=2))"
 
 
 def _by_kind(graph: Graph, granule_bytes: int) -> dict[Kind, int]:

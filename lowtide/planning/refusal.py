@@ -58,4 +58,4 @@ def _share(nbytes: int, eager_bytes: int) -> str:
 def _accumulate(plan: Plan) -> str:
     """Micro-batches are for training alone."""
     trains = any(value.storage.kind is Kind.GRADIENT for node in plan.graph.nodes for value in node.results)
-    return ", or micro-batches (`accumulate`): lowtide.explain(...) says what these would do" if trains else ""
+    return ", or micro-batches (Training(accumulate=2)): lowtide.explain(...) says what these would do" if trains else ""

@@ -52,7 +52,7 @@ class NewShapeError(BatchError):
     def beyond(self, extents: str) -> NewShapeError:
         """The same of a batch that lies out of a range of these extents."""
         difference = f"{self.difference}; the range is {extents}"
-        return NewShapeError(f"{difference}: declare a wider one, or see `on_new_shape`", difference, self.shape)
+        return NewShapeError(f"{difference}: declare a wider one, or see Shapes(on_new_shape=...)", difference, self.shape)
 
 
 class OtherValueError(BatchError):

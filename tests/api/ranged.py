@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import lowtide
+from bench.in_values import in_values
 
 DYNAMIC = {0: {0: ("rows", 2, 8), 1: ("length", 8, 64)}, 1: {0: "rows", 1: "length"}}
 
@@ -54,7 +55,7 @@ def halving(dynamic, **settings):
     twin = copy.deepcopy(model)
     optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, twin))
     example = (torch.randn(3, 1, 24, 24),)
-    step = lowtide.optimize(model, example, loss=lambda m, x: m(x), optimizer=optimizer, dynamic=dynamic, **settings)
+    step = lowtide.optimize(model, example, loss=lambda m, x: m(x), optimizer=optimizer, **in_values(dynamic=dynamic, **settings))
 
     def same(side):
         pictures = torch.randn(3, 1, side, side)

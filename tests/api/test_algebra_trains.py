@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowtide
+from bench.in_values import in_values
 
 
 class Net(nn.Module):
@@ -32,7 +33,7 @@ def test_it_trains_as_eager(limit, tmp_path):
     model, batch = Net(), (torch.randn(16, 3, 32, 32), torch.randint(0, 10, (16,)))
     twin = copy.deepcopy(model)
     optimizer, twins = (torch.optim.SGD(each.parameters(), 0.1) for each in (model, twin))
-    step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, **limit)
+    step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, **in_values(**limit))
     assert not limit or step.plan.algebra
     step.plan.save(tmp_path / "plan.json")
     again = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, plan=tmp_path / "plan.json")

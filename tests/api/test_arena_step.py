@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import lowtide
+from bench.in_values import in_values
 from lowtide.api import arena as api_arena
 from lowtide.api.stages import Stages
 from lowtide.runtime.arena import native
@@ -31,7 +32,7 @@ def _compiled():
 def _training(seed: int = 0, **options):
     torch.manual_seed(seed)
     model, batch, loss, optimizer = workload(convnet, pictures, cross_entropy)()
-    return model, batch, lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, **options)
+    return model, batch, lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, **in_values(**options))
 
 
 def test_training_is_eagers_and_everything_but_the_loss_is_served():
@@ -62,7 +63,7 @@ def test_inference_hands_out_nothing_of_the_arena():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 3))
     batch = torch.randn(4, 6)
-    step = lowtide.optimize(model, batch, arena=True)
+    step = lowtide.optimize(model, batch, run=lowtide.Run(arena=True))
     results = [step(batch + turn) for turn in range(5)]
     for turn, result in enumerate(results):
         assert torch.equal(result, model(batch + turn))
@@ -176,7 +177,9 @@ def test_an_error_inside_a_step(keeps: bool):
     twin = nn.Sequential(nn.Linear(6, 100), nn.Tanh(), nn.Linear(100, 100), nn.Tanh(), nn.Linear(100, 3))
     twin.load_state_dict(model.state_dict())
     x, right, wrong = torch.randn(4, 6), torch.tensor([0, 2]), torch.tensor([0, 7])
-    step = lowtide.optimize(model, (x, right), loss=chosen_rows, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), arena=True)
+    step = lowtide.optimize(
+        model, (x, right), loss=chosen_rows, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), run=lowtide.Run(arena=True)
+    )
     plain = lowtide.optimize(twin, (x, right), loss=chosen_rows, optimizer=torch.optim.SGD(twin.parameters(), lr=0.1))
     kept = []
     for turn in range(6):
@@ -231,7 +234,7 @@ def test_what_an_operator_keeps_is_not_overwritten():
             return overheard(x * 2).tanh().sum()
 
     x = torch.randn(1000)
-    step = lowtide.optimize(Overheard(), x, arena=True, workspaces=False)
+    step = lowtide.optimize(Overheard(), x, run=lowtide.Run(arena=True), planning=lowtide.Planning(workspaces=False))
     step(x), step(x)
     _STASH.append(torch.empty(0))
     for turn in range(4):
@@ -292,7 +295,7 @@ def test_steps_recaptured_between_share_the_arena():
 def test_varied_batches_are_served():
     torch.manual_seed(0)
     model = nn.Linear(6, 3)
-    step = lowtide.optimize(model, rows(), loss=squares, optimizer=sgd(model), arena=True)
+    step = lowtide.optimize(model, rows(), loss=squares, optimizer=sgd(model), run=lowtide.Run(arena=True))
     for turn in range(5):
         step(*varied(rows(), turn))
     assert step.arena.last.served == step.arena.last.asked - 1
@@ -336,4 +339,4 @@ def test_other_devices_say_so():
 def test_on_the_meta_device_there_is_nothing_to_serve():
     with torch.device("meta"):
         model = nn.Linear(6, 3)
-    assert lowtide.optimize(model, rows(), arena=True).arena is None
+    assert lowtide.optimize(model, rows(), run=lowtide.Run(arena=True)).arena is None

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import lowtide
+from bench.in_values import in_values
 from lowtide.remat.sweep.search import Sweep
 from tests.api.networks import Gpt, adamw, next_token, workload
 
@@ -14,7 +15,9 @@ MAKE = workload(Gpt, lambda: (torch.randint(0, 50, (4, 32)),), next_token, adamw
 def _made(**settings):
     torch.manual_seed(0)
     model, batch, loss, optimizer = MAKE()
-    step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, progress=False, workspaces=False, search=SEARCH, **settings)
+    step = lowtide.optimize(
+        model, batch, loss=loss, optimizer=optimizer, **in_values(progress=False, workspaces=False, search=SEARCH, **settings)
+    )
     return step, batch
 
 

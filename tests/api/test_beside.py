@@ -214,7 +214,14 @@ def side_by_side(make: Callable[[], tuple[Loss, Change]], changes: dict[int, flo
         (model, optimizer), (loss, change) = model_and_optimizer(), make()
         step = functools.partial(eager_step, model, optimizer, loss)
         if captured:
-            step = lowtide.optimize(model, (batches[0],), loss=loss, optimizer=optimizer, workspaces=False, check="never")
+            step = lowtide.optimize(
+                model,
+                (batches[0],),
+                loss=loss,
+                optimizer=optimizer,
+                planning=lowtide.Planning(workspaces=False),
+                run=lowtide.Run(check="never"),
+            )
         torch.manual_seed(2)
         values = []
         for at in range(steps):
@@ -240,7 +247,7 @@ def test_what_the_loss_does_not_read_changes_as_it_likes():
     owner = Owner()
     owner.history = []
     model, optimizer = model_and_optimizer()
-    step = lowtide.optimize(model, (torch.ones(6, 3),), loss=owner.method, optimizer=optimizer, workspaces=False)
+    step = lowtide.optimize(model, (torch.ones(6, 3),), loss=owner.method, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
     before = step._families
     for at in range(3):
         owner.history.append(step(torch.ones(6, 3)))
@@ -252,7 +259,7 @@ def test_classes_are_as_they_were_after_a_capture():
     before = [dict(vars(cls)) for cls in (Owner, State, Slotted, types.SimpleNamespace)]
     owner = Owner()
     model, optimizer = model_and_optimizer()
-    lowtide.optimize(model, (torch.ones(6, 3),), loss=owner.method, optimizer=optimizer, workspaces=False)
+    lowtide.optimize(model, (torch.ones(6, 3),), loss=owner.method, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
     with pytest.raises(lowtide.CaptureError):
         lowtide.optimize(model, (torch.ones(6, 3),), loss=lambda model, x: owner.method(model, x) + None, optimizer=optimizer)
     assert [dict(vars(cls)) for cls in (Owner, State, Slotted, types.SimpleNamespace)] == before
@@ -298,7 +305,7 @@ def test_a_count_in_python_goes_on(make: Callable[[], tuple[Loss, Callable[[], i
     model, optimizer = model_and_optimizer()
     loss, runs = make()
     before = runs()
-    step = lowtide.optimize(model, (torch.ones(6, 3),), loss=loss, optimizer=optimizer, workspaces=False)
+    step = lowtide.optimize(model, (torch.ones(6, 3),), loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
     assert runs() == before
     for calls in (1, 2, 3):
         step(torch.ones(6, 3))
@@ -325,7 +332,9 @@ def test_an_attribute_of_an_optimizer_is_noticed(several: bool):
         both = [optimizer, Scheduled([model.bias], lr=0.1)] if several else optimizer
         step = functools.partial(eager_step, model, both, scaled)
         if captured:
-            step = lowtide.optimize(model, (x,), loss=scaled, optimizer=both, workspaces=False, check="never")
+            step = lowtide.optimize(
+                model, (x,), loss=scaled, optimizer=both, planning=lowtide.Planning(workspaces=False), run=lowtide.Run(check="never")
+            )
         for at in range(4):
             optimizer.gain = 1.0 if at < 2 else 2.0
             step(x)
@@ -336,7 +345,7 @@ def test_an_attribute_of_an_optimizer_is_noticed(several: bool):
 def test_a_function_that_forward_calls_reads_globals():
     model = Calls()
     x = torch.ones(2, 3)
-    fn = lowtide.optimize(model, (x,), workspaces=False)
+    fn = lowtide.optimize(model, (x,), planning=lowtide.Planning(workspaces=False))
     for number in (1.0, 2.0, 2.0, 1.0):
         _in_globals(number)
         with torch.no_grad():

@@ -53,7 +53,14 @@ def both_ways(
         model = make()
         optimizer = optim.AdamW(model.parameters(), lr=0.01, foreach=False)
         if optimized:
-            step = lowtide.optimize(model, batches[0], loss=loss, optimizer=optimizer, workspaces=False, accumulate=accumulate)
+            step = lowtide.optimize(
+                model,
+                batches[0],
+                loss=loss,
+                optimizer=optimizer,
+                planning=lowtide.Planning(workspaces=False),
+                training=lowtide.Training(accumulate=accumulate),
+            )
         torch.manual_seed(1)
         results = []
         for turn, batch in enumerate(batches):
@@ -244,7 +251,9 @@ def test_what_a_trained_parameter_no_longer_keeps_fails_as_eagerly():
         # Where something was compiled by torch.compile before, torch looks at arguments only when told to.
         return -torch.distributions.Normal(model.mean, model.scale, validate_args=True).log_prob(x).mean()
 
-    step = lowtide.optimize(model, (x,), loss=loss, optimizer=optim.SGD(model.parameters(), 0.0), workspaces=False)
+    step = lowtide.optimize(
+        model, (x,), loss=loss, optimizer=optim.SGD(model.parameters(), 0.0), planning=lowtide.Planning(workspaces=False)
+    )
     step(x)
     with torch.no_grad():
         model.scale[1] = -1
@@ -272,7 +281,7 @@ def test_inference_reads_the_batch_and_the_parameters():
             return out * 2 if self.head.bias.max() > 0 and not more.bool().all() else out
 
     model = Gated().eval()
-    run = lowtide.optimize(model, (words(0), MASKS[0]), workspaces=False)
+    run = lowtide.optimize(model, (words(0), MASKS[0]), planning=lowtide.Planning(workspaces=False))
     for turn in range(4):
         with torch.no_grad():
             model.head.bias.fill_(turn - 1.5)
@@ -302,7 +311,7 @@ def test_buffers_and_constants_that_change_are_noticed():
 def test_an_assertion_that_fails_leaves_all_as_it_was():
     model = Reader()
     optimizer = optim.AdamW(model.parameters(), lr=0.01)
-    step = lowtide.optimize(model, (words(0), MASKS[0]), loss=checked, optimizer=optimizer, workspaces=False)
+    step = lowtide.optimize(model, (words(0), MASKS[0]), loss=checked, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
     step(words(0), MASKS[0])
     before = copied((model.state_dict(), optimizer.state_dict()))
     with pytest.raises(ValueError, match="a word out of range: 99"):
@@ -326,13 +335,21 @@ def test_an_example_without_data_is_refused_where_it_is_read():
     with pytest.raises(lowtide.CaptureError, match="batch 1, which has no data here"):
         lowtide.optimize(model, (words(0), MASKS[0].to("meta")), loss=masked_unless_trivial, optimizer=optimizer)
     with pytest.raises(lowtide.CaptureError, match="batch 1, which has no data here"):
-        lowtide.explain(model, (words(0), MASKS[0].to("meta")), loss=masked_unless_trivial, optimizer=optimizer, simulate="cpu")
+        lowtide.explain(
+            model,
+            (words(0), MASKS[0].to("meta")),
+            loss=masked_unless_trivial,
+            optimizer=optimizer,
+            planning=lowtide.Planning(simulate="cpu"),
+        )
 
 
 def test_the_example_and_batches_are_let_go_of():
     model = Reader()
     example = (words(0), MASKS[0].clone())
-    step = lowtide.optimize(model, example, loss=selected, optimizer=optim.SGD(model.parameters(), 0.1), workspaces=False)
+    step = lowtide.optimize(
+        model, example, loss=selected, optimizer=optim.SGD(model.parameters(), 0.1), planning=lowtide.Planning(workspaces=False)
+    )
     step(*example)
     seen = [weakref.ref(each) for each in example]
     other = (words(1), MASKS[1].clone())
@@ -348,7 +365,7 @@ def test_what_changes_with_every_batch_is_told_and_left_to_the_loop():
     twin = copy.deepcopy(model)
     optimizers = [optim.SGD(each.parameters(), 0.1) for each in (model, twin)]
     loss = lambda model, words, more: model(words).sum() * words.float().mean().item()  # noqa: E731
-    step = lowtide.optimize(model, (words(0), MASKS[0]), loss=loss, optimizer=optimizers[0], workspaces=False)
+    step = lowtide.optimize(model, (words(0), MASKS[0]), loss=loss, optimizer=optimizers[0], planning=lowtide.Planning(workspaces=False))
 
     def run() -> None:
         for seed in range(9):

@@ -44,7 +44,9 @@ def generate(decoding: Decoding, forward: object, prompt: Tensor, count: int) ->
 def test_a_static_cache_is_written_as_buffers_are():
     decoding = Decoding(24)
     prompts = [torch.randint(0, 50, (1, length)) for length in (9, 4, 9)]
-    step = lowtide.optimize(decoding, (prompts[0], torch.arange(9)), on_new_shape="extend", progress=False)
+    step = lowtide.optimize(
+        decoding, (prompts[0], torch.arange(9)), shapes=lowtide.Shapes(on_new_shape="extend"), planning=lowtide.Planning(progress=False)
+    )
     for prompt in prompts:
         with torch.no_grad():
             expected = generate(decoding, decoding, prompt, 8)

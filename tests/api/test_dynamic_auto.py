@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import lowtide
+from bench.in_values import in_values
 from lowtide.api.ranges.guessed import guessed
 from lowtide.errors import ShapeError
 from lowtide.ir.shapes.dimension import Dimension
@@ -33,7 +34,7 @@ def test_the_second_shape_makes_a_range(monkeypatch):
     model = Words()
     twin = copy.deepcopy(model)
     optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, twin))
-    step = lowtide.optimize(model, batch_of(4, 10), loss=words_loss, optimizer=optimizer, dynamic="auto")
+    step = lowtide.optimize(model, batch_of(4, 10), loss=words_loss, optimizer=optimizer, shapes=lowtide.Shapes(dynamic="auto"))
     captures = []
     capture = lowtide.api.capturing.capture_training
 
@@ -57,7 +58,9 @@ def test_the_second_shape_makes_a_range(monkeypatch):
 
 def test_further_examples_make_the_range_before_the_first_call(monkeypatch):
     model = Words().eval()
-    step = lowtide.optimize(model, batch_of(4, 10)[:1], dynamic="auto", batches=[batch_of(4, 12)[:1], batch_of(3, 20)[:1]])
+    step = lowtide.optimize(
+        model, batch_of(4, 10)[:1], shapes=lowtide.Shapes(dynamic="auto", batches=[batch_of(4, 12)[:1], batch_of(3, 20)[:1]])
+    )
     assert [text.splitlines()[0] for text in step.ranges] == ["1 program for argument_0_0 from 2 to 8, argument_0_1 from 2 to 40"]
     monkeypatch.setattr("lowtide.api.capturing.capture_inference", None)
     for shape in ((4, 10), (8, 40), (2, 3)):
@@ -77,7 +80,7 @@ def test_further_examples_of_another_kind_are_refused(dynamic, batches, error, m
     model = Words()
     settings = {"loss": words_loss, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
     with pytest.raises(error, match=message):
-        lowtide.optimize(model, batch_of(4, 10), dynamic=dynamic, batches=batches, **settings)
+        lowtide.optimize(model, batch_of(4, 10), **in_values(dynamic=dynamic, batches=batches, **settings))
 
 
 class Loop(nn.Module):
@@ -86,7 +89,7 @@ class Loop(nn.Module):
 
 
 def test_what_is_no_range_is_captured_shape_by_shape():
-    step = lowtide.optimize(Loop(), batch_of(4, 10)[:1], dynamic="auto", on_new_shape="extend")
+    step = lowtide.optimize(Loop(), batch_of(4, 10)[:1], shapes=lowtide.Shapes(dynamic="auto", on_new_shape="extend"))
     for length in (10, 12, 14):
         tokens = batch_of(4, length)[0]
         if length == 12:

@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lowtide
+from bench.in_values import in_values
 from lowtide.ir.operators.nodes import is_view
 from lowtide.lower.python import positions
 from tests.api.networks import adamw, convnet, cross_entropy, pictures, rows, sgd, squares
@@ -126,8 +127,8 @@ class Trained:
 
     def optimized(self) -> lowtide.Step:
         return lowtide.optimize(
-            self.model, self.batch, loss=self.loss, optimizer=self.optimizer, accumulate=self.how.accumulate, workspaces=False,
-            **(self.how.options or {}),
+            self.model, self.batch, loss=self.loss, optimizer=self.optimizer,
+            **in_values(accumulate=self.how.accumulate, workspaces=False, **self.how.options or {}),
         )  # fmt: skip
 
     def state(self) -> Any:
@@ -269,7 +270,7 @@ def test_a_call_without_gradients_that_fails_leaves_what_eager_leaves():
     model = Recommender()
     start = copied(dict(model.state_dict()))
     items = torch.randint(0, 10, (6,))
-    fn = lowtide.optimize(model, (items,), workspaces=False, solver=RandomOrder(1))
+    fn = lowtide.optimize(model, (items,), planning=lowtide.Planning(workspaces=False, solver=RandomOrder(1)))
     outcomes = []
     for call in (model, fn):
         model.load_state_dict(copied(start))

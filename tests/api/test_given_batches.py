@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import lowtide
+from bench.in_values import in_values
 from lowtide.errors import BatchError
 from tests.training import differences
 
@@ -65,7 +66,11 @@ def trained(make_step: Any, lengths: Any = LENGTHS) -> Any:
 def optimized(model: nn.Module, optimizer: Any, **arguments: Any) -> lowtide.Step:
     example = window(LENGTHS[0], 0)
     return lowtide.optimize(
-        model, example, loss=loss, optimizer=optimizer, after_backward=clip, accumulate="batches", workspaces=False, **arguments
+        model,
+        example,
+        loss=loss,
+        optimizer=optimizer,
+        **in_values(after_backward=clip, accumulate="batches", workspaces=False, **arguments),
     )
 
 
@@ -102,4 +107,6 @@ def test_another_number_of_micro_batches_is_refused():
 def test_a_word_that_says_nothing_is_refused():
     model = Net()
     with pytest.raises(ValueError, match='or "batches" that are given'):
-        lowtide.optimize(model, window((2,), 0), loss=loss, optimizer=torch.optim.SGD(model.parameters()), accumulate="each")
+        lowtide.optimize(
+            model, window((2,), 0), loss=loss, optimizer=torch.optim.SGD(model.parameters()), training=lowtide.Training(accumulate="each")
+        )

@@ -29,9 +29,9 @@ def summed() -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]
         pixels,
         loss=lambda model, x: model(x).square().sum(),
         optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
-        after_backward=gradients_of,
-        process_group=dist.group.WORLD,
-        workspaces=False,
+        training=lowtide.Training(after_backward=gradients_of),
+        parallel=lowtide.Parallel(group=dist.group.WORLD),
+        planning=lowtide.Planning(workspaces=False),
     )
     _, means = step(pixels)
     for _ in range(4):
@@ -53,9 +53,8 @@ def summed_in_parts() -> tuple[list[torch.Tensor], list[torch.Tensor], list[torc
         pixels,
         loss=lambda model, x: model(x).square().sum(),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
-        process_group=dist.group.WORLD,
-        shard="gradients",
-        workspaces=False,
+        parallel=lowtide.Parallel(group=dist.group.WORLD, shard="gradients"),
+        planning=lowtide.Planning(workspaces=False),
     )
     step(pixels)
     return before, own, [each.detach() for each in model.parameters()]

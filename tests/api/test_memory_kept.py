@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import lowtide
 from bench.budget_plans import Once
+from bench.in_values import in_values
 from lowtide.schedule import Best
 from tests.api.limits import smallest_peak
 from tests.api.networks import sgd, squares, workload
@@ -91,7 +92,9 @@ def _optimized(case, **limit):
     torch.manual_seed(0)
     model, batch, loss, optimizer = make()
     with around():
-        step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, accumulate=accumulate, check="never", **QUICKLY, **limit)
+        step = lowtide.optimize(
+            model, batch, loss=loss, optimizer=optimizer, **in_values(accumulate=accumulate, check="never", **QUICKLY, **limit)
+        )
     return step, batch
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import lowtide
+from bench.in_values import in_values
 from lowtide.planning.limits import Memory, checked_latency
 from tests.api.limits import smallest_peak
 from tests.api.networks import Gpt, adamw, convnet, cross_entropy, next_token, sgd, squares, workload
@@ -38,7 +39,9 @@ MAKES = {
 def _planned(make, **limit):
     torch.manual_seed(0)
     model, batch, loss, optimizer = make()
-    return lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, progress=False, search=SEARCH, check="never", **limit)
+    return lowtide.optimize(
+        model, batch, loss=loss, optimizer=optimizer, **in_values(progress=False, search=SEARCH, check="never", **limit)
+    )
 
 
 @pytest.fixture(scope="module", params=MAKES)
@@ -63,7 +66,15 @@ def test_less_memory_never_measures_higher_and_more_is_never_slower(case):
     for limit in range(most, least - 1, -max(1, (most - least) // 4)):
         torch.manual_seed(0)
         model, batch, loss, optimizer = make()
-        step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, progress=False, search=SEARCH, check="never", memory=limit)
+        step = lowtide.optimize(
+            model,
+            batch,
+            loss=loss,
+            optimizer=optimizer,
+            planning=lowtide.Planning(progress=False, search=SEARCH),
+            run=lowtide.Run(check="never"),
+            memory=limit,
+        )
         step(*batch)
         measured = step.measure(*batch).peak_bytes
         assert measured <= limit
@@ -108,14 +119,21 @@ def test_an_impossible_limit_says_what_would_be_possible_and_changes_nothing():
     model, batch, loss, optimizer = make()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(lowtide.BudgetError, match=r"which any plan takes.*nothing was searched\nresident throughout: .*param") as early:
-        lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, progress=False, search=SEARCH, memory="1%")
+        lowtide.optimize(
+            model, batch, loss=loss, optimizer=optimizer, planning=lowtide.Planning(progress=False, search=SEARCH), memory="1%"
+        )
     assert not early.value.searched
     with pytest.raises(lowtide.BudgetError, match=r"the smallest peak that was found(.*\n)+peak at step \d+ of \d+") as told:
         _planned(make, memory=early.value.smallest_peak_bytes)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert pickle.loads(pickle.dumps(told.value)).smallest_peak_bytes == told.value.smallest_peak_bytes
     step = lowtide.optimize(
-        model, batch, loss=loss, optimizer=optimizer, progress=False, search=SEARCH, memory=told.value.smallest_peak_bytes
+        model,
+        batch,
+        loss=loss,
+        optimizer=optimizer,
+        planning=lowtide.Planning(progress=False, search=SEARCH),
+        memory=told.value.smallest_peak_bytes,
     )
     assert step.plan.peak_bytes == told.value.smallest_peak_bytes
 
@@ -139,7 +157,7 @@ def test_the_same_limit_gives_the_same_plan():
 def test_inference_fits_its_limit():
     torch.manual_seed(0)
     model, x = convnet().eval(), torch.randn(16, 3, 16, 16)
-    step = lowtide.optimize(model, (x,), progress=False, search=SEARCH, latency=1.5)
+    step = lowtide.optimize(model, (x,), planning=lowtide.Planning(progress=False, search=SEARCH), latency=1.5)
     with torch.no_grad():
         assert torch.equal(step(x), model(x))
 

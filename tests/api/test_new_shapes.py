@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import lowtide
+from bench.in_values import in_values
 from lowtide.api.running import shapes
 from tests.training import Settings, Snapshot, differences, eager_step
 
@@ -56,7 +57,7 @@ def eagerly(how: Settings) -> Callable[[nn.Module, Any], Any]:
 
 def optimized(**arguments: Any) -> Callable[[nn.Module, Any], Any]:
     def make(model: nn.Module, optimizer: Any) -> Any:
-        return lowtide.optimize(model, torch.ones(ROWS, 6), loss=loss, optimizer=optimizer, workspaces=False, **arguments)
+        return lowtide.optimize(model, torch.ones(ROWS, 6), loss=loss, optimizer=optimizer, **in_values(workspaces=False, **arguments))
 
     return make
 
@@ -176,7 +177,9 @@ def test_the_plan_of_a_shape_is_known_before_it_runs():
 def test_a_step_that_can_only_be_planned_plans_for_other_shapes():
     with torch.device("meta"):
         model, batch = Net(), torch.ones(ROWS, 6)
-    step = lowtide.optimize(model, batch, loss=loss, optimizer=torch.optim.SGD(model.parameters(), 0.1), simulate="a100")
+    step = lowtide.optimize(
+        model, batch, loss=loss, optimizer=torch.optim.SGD(model.parameters(), 0.1), planning=lowtide.Planning(simulate="a100")
+    )
     assert step.plan_for(torch.ones(64, 6, device="meta")).peak_bytes > step.plan.peak_bytes
     with pytest.raises(lowtide.StepError):
         step(torch.ones(3, 6))
@@ -194,7 +197,7 @@ def test_the_arena_is_one_for_all_shapes():
 
 def test_inference_of_other_batches():
     model = Net().eval()
-    call = lowtide.optimize(model, torch.ones(ROWS, 6), workspaces=False)
+    call = lowtide.optimize(model, torch.ones(ROWS, 6), planning=lowtide.Planning(workspaces=False))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         for rows in (ROWS, 1, 5, 16):

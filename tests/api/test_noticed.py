@@ -167,7 +167,14 @@ def test_a_state_that_was_there_before_is_not_captured_again():
 
 
 def _step(model: nn.Module, loss: Callable[..., Any] = squares) -> lowtide.Step:
-    return lowtide.optimize(model, (torch.ones(4, 6),), loss=loss, optimizer=sgd(model), workspaces=False, check="never")
+    return lowtide.optimize(
+        model,
+        (torch.ones(4, 6),),
+        loss=loss,
+        optimizer=sgd(model),
+        planning=lowtide.Planning(workspaces=False),
+        run=lowtide.Run(check="never"),
+    )
 
 
 def test_hooks_around_all_modules_are_noticed():
@@ -209,7 +216,7 @@ def test_the_default_dtype_is_noticed():
     torch.manual_seed(0)
     model = Made(6, 2)
     x = torch.ones(4, 6)
-    fn = lowtide.optimize(model, (x,), workspaces=False)
+    fn = lowtide.optimize(model, (x,), planning=lowtide.Planning(workspaces=False))
     assert fn(x).dtype is torch.float32
     try:
         torch.set_default_dtype(torch.float64)
@@ -223,7 +230,7 @@ def test_a_parameter_that_the_optimizer_lost_is_told(momentum: float):
     torch.manual_seed(0)
     model = Tunable()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
-    step = lowtide.optimize(model, (torch.ones(4, 6),), loss=squares, optimizer=optimizer, workspaces=False)
+    step = lowtide.optimize(model, (torch.ones(4, 6),), loss=squares, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
     step(torch.ones(4, 6))
     model.load_state_dict(copied(dict(model.state_dict())), assign=True)
     before = copied(dict(model.state_dict()))
@@ -256,7 +263,7 @@ def test_weights_untied_between_steps_are_noticed():
 
     torch.manual_seed(0)
     model, x = Tied(), torch.ones(4, 6)
-    fn = lowtide.optimize(model, (x,), workspaces=False)
+    fn = lowtide.optimize(model, (x,), planning=lowtide.Planning(workspaces=False))
     fn(x)
     model.two.weight = nn.Parameter(torch.randn(6, 6))
     assert torch.equal(fn(x), model(x))
@@ -271,7 +278,7 @@ def test_transformers_configuration_is_noticed():
         vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, max_position_embeddings=16
     )
     model, tokens = BertModel(config).eval(), torch.randint(0, 32, (2, 5))
-    fn = lowtide.optimize(model, {"input_ids": tokens}, workspaces=False)
+    fn = lowtide.optimize(model, {"input_ids": tokens}, planning=lowtide.Planning(workspaces=False))
     assert fn(input_ids=tokens).hidden_states is None
     model.config.output_hidden_states = True
     with torch.no_grad():
@@ -345,10 +352,10 @@ def test_a_first_run_that_computes_something_else_is_refused_until_it_was_made()
 
     model, x = Caching(), torch.ones(4, 6)
     with pytest.raises(lowtide.CaptureError, match=r"something else when it runs for the first time.*call the model once before"):
-        lowtide.optimize(model, (x,), workspaces=False)
+        lowtide.optimize(model, (x,), planning=lowtide.Planning(workspaces=False))
     assert not vars(model.config)
     model(x)
-    fn = lowtide.optimize(model, (x,), workspaces=False)
+    fn = lowtide.optimize(model, (x,), planning=lowtide.Planning(workspaces=False))
     assert torch.equal(fn(x), model(x))
 
 
@@ -363,7 +370,7 @@ def test_what_each_run_changes_is_refused():
             return super().forward(x) * self.config.runs
 
     with pytest.raises(lowtide.CaptureError, match=r"attribute 'config'.*buffer"):
-        lowtide.optimize(Counting(), (torch.ones(4, 6),), workspaces=False)
+        lowtide.optimize(Counting(), (torch.ones(4, 6),), planning=lowtide.Planning(workspaces=False))
 
 
 _WITH_SETS = """

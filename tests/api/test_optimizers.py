@@ -146,7 +146,7 @@ def test_state_that_is_removed_again_is_refused():
     for _ in range(2):
         optimizer.state[optimizer.param_groups[0]["params"][0]]["momentum_buffer"] = torch.zeros(8)
         with pytest.raises(lowtide.CaptureError, match="removes 'momentum_buffer' from its state of frozen"):
-            lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, workspaces=False)
+            lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
 
 
 def test_groups_with_settings_of_their_own():
@@ -263,7 +263,11 @@ def test_eager_and_optimized_steps_in_turn():
     def run(optimized: bool):
         torch.manual_seed(0)
         model, batch, loss, optimizer = made(optim.Adam, lr=0.1, foreach=False)()
-        step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, workspaces=False) if optimized else None
+        step = (
+            lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
+            if optimized
+            else None
+        )
         for turn in range(5):
             if optimized and turn % 2:
                 step(*varied(batch, turn))

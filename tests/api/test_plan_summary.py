@@ -11,6 +11,7 @@ from torch import nn
 
 import bench.models
 import lowtide
+from bench.in_values import in_values
 from bench.models.char_gpt import CharGPT, Shape
 from lowtide.cost.presets import preset
 from lowtide.ir.graph import Kind
@@ -24,25 +25,25 @@ def _char_gpt(**options):
     torch.manual_seed(0)
     model = CharGPT(Shape(blocks=2, width=32, heads=2, length=32))
     batch = (torch.randint(0, 128, (8, 33)),)
-    return lowtide.optimize(model, batch, loss=next_character, optimizer=adamw(model), **options)
+    return lowtide.optimize(model, batch, loss=next_character, optimizer=adamw(model), **in_values(**options))
 
 
 def _convnet(**options):
     torch.manual_seed(0)
     model = convnet()
     batch = torch.randn(16, 3, 16, 16), torch.randint(0, 5, (16,))
-    return lowtide.optimize(model, batch, loss=cross_entropy, optimizer=adamw(model), **options)
+    return lowtide.optimize(model, batch, loss=cross_entropy, optimizer=adamw(model), **in_values(**options))
 
 
 def _resnet(machine="rtx3090", **options):
     work = bench.models.get("resnet18").build(32, "meta")
     optimizer = torch.optim.SGD(work.model.parameters(), 0.1)
-    return lowtide.optimize(work.model, work.batch, loss=work.loss, optimizer=optimizer, simulate=machine, **options)
+    return lowtide.optimize(work.model, work.batch, loss=work.loss, optimizer=optimizer, **in_values(simulate=machine, **options))
 
 
 def _inference(**options):
     torch.manual_seed(0)
-    return lowtide.optimize(convnet().eval(), (torch.randn(16, 3, 16, 16),), **options)
+    return lowtide.optimize(convnet().eval(), (torch.randn(16, 3, 16, 16),), **in_values(**options))
 
 
 MAKES = {
@@ -143,7 +144,7 @@ def test_what_was_lent_is_told_of_like_everything_that_was_moved():
     settings = {"loss": lambda model, x: model(x).square().mean(), "optimizer": adamw(model), "latency": 1.2}
     plans = [
         lowtide.optimize(
-            model, batch, simulate=near, swap_state=lend, progress=False, search=lowtide.Sweep(max_states=1000), **settings
+            model, batch, **in_values(simulate=near, swap_state=lend, progress=False, search=lowtide.Sweep(max_states=1000), **settings)
         ).plan
         for lend in (False, True)
     ]
@@ -158,14 +159,14 @@ def test_what_was_lent_is_told_of_like_everything_that_was_moved():
 
 def test_where_nothing_can_be_sent_away_that_is_said():
     with pytest.warns(UserWarning, match="swap_state=True does nothing on a CPU"):
-        lowtide.optimize(nn.Linear(4, 4), torch.ones(2, 4), swap_state=True, workspaces=False)
+        lowtide.optimize(nn.Linear(4, 4), torch.ones(2, 4), run=lowtide.Run(swap_state=True), planning=lowtide.Planning(workspaces=False))
 
 
 def test_what_cannot_be_lent_is_refused_and_nothing_is_changed():
     model = nn.Linear(4, 4)
     with pytest.raises(ValueError, match="swap_state: expected it together with `swap`, got swap=False"):
-        lowtide.optimize(model, torch.ones(2, 4), memory="90%", swap=False, swap_state=True)
+        lowtide.optimize(model, torch.ones(2, 4), memory="90%", run=lowtide.Run(swap=False, swap_state=True))
     model.weight = nn.Parameter(torch.from_numpy(np.ones((4, 4), np.float32)))
     with pytest.raises(ValueError, match="swap_state: weight lies in memory that cannot be let go of"):
-        lowtide.explain(model, torch.ones(2, 4), simulate="h200", swap_state=True)
+        lowtide.explain(model, torch.ones(2, 4), planning=lowtide.Planning(simulate="h200"), run=lowtide.Run(swap_state=True))
     assert model.weight.shape == (4, 4)

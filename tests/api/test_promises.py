@@ -15,6 +15,7 @@ from torch.nn import functional
 
 import lowtide
 from bench import torchvision_shim
+from bench.in_values import in_values
 from lowtide.api.compare import Workload, eager_step
 from lowtide.cost.profiler import measure_memory
 from lowtide.planning.planner import Planner
@@ -79,7 +80,7 @@ def test_promised_peaks_are_measured(workload, optimizer):
 def test_what_is_resident_is_what_the_caller_holds():
     model, batch, loss = convolutions()
     optimizer = optim.AdamW(model.parameters())
-    step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, workspaces=False)
+    step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
     step(*batch)
     state = [item for entries in optimizer.state.values() for item in entries.values()]
     held = [*model.parameters(), *model.buffers(), *batch, *state]
@@ -101,7 +102,7 @@ def test_inference_holds_no_more_than_it_needs():
 
 def test_a_first_step_is_not_measured_as_a_later_one():
     model, batch, loss = perceptron()
-    step = lowtide.optimize(model, batch, loss=loss, optimizer=optim.Adam(model.parameters()), workspaces=False)
+    step = lowtide.optimize(model, batch, loss=loss, optimizer=optim.Adam(model.parameters()), planning=lowtide.Planning(workspaces=False))
     with pytest.raises(lowtide.StepError, match=r"makes its state.*call the step once, then measure"):
         step.measure(*batch)
 
@@ -109,10 +110,18 @@ def test_a_first_step_is_not_measured_as_a_later_one():
 def test_a_saved_plan_is_used_again(tmp_path):
     model, batch, loss = perceptron()
     twin = copy.deepcopy(model)
-    first = lowtide.optimize(model, batch, loss=loss, optimizer=optim.SGD(model.parameters(), 0.1), solver=ProgramOrder(), workspaces=False)
+    first = lowtide.optimize(
+        model,
+        batch,
+        loss=loss,
+        optimizer=optim.SGD(model.parameters(), 0.1),
+        planning=lowtide.Planning(solver=ProgramOrder(), workspaces=False),
+    )
     first.plan.save(tmp_path / "plan.json")
     for plan in (tmp_path / "plan.json", str(tmp_path / "plan.json"), first.plan, lowtide.Plan.load(tmp_path / "plan.json")):
-        again = lowtide.optimize(twin, batch, loss=loss, optimizer=optim.SGD(twin.parameters(), 0.1), plan=plan, workspaces=False)
+        again = lowtide.optimize(
+            twin, batch, loss=loss, optimizer=optim.SGD(twin.parameters(), 0.1), plan=plan, planning=lowtide.Planning(workspaces=False)
+        )
         assert (again.plan.order, again.plan.solver, again.plan.peak_bytes) == (first.plan.order, first.plan.solver, first.plan.peak_bytes)
         assert again.source == first.source
     torch.manual_seed(0)
@@ -125,7 +134,9 @@ def test_a_saved_plan_is_used_again(tmp_path):
 def test_a_saved_plan_holds_the_optimizers_first_step_too_so_that_nothing_is_planned_again(tmp_path, monkeypatch):
     model, batch, loss = perceptron()
     twin = copy.deepcopy(model)
-    step = lowtide.optimize(model, batch, loss=loss, optimizer=optim.Adam(model.parameters()), memory="95%", workspaces=False)
+    step = lowtide.optimize(
+        model, batch, loss=loss, optimizer=optim.Adam(model.parameters()), memory="95%", planning=lowtide.Planning(workspaces=False)
+    )
     step.plan.save(tmp_path / "plan.json")
     assert len(step.plan.first_steps) == 1
 
@@ -133,7 +144,14 @@ def test_a_saved_plan_holds_the_optimizers_first_step_too_so_that_nothing_is_pla
         raise AssertionError("planned again")
 
     monkeypatch.setattr(Planner, "_plan", plans)
-    again = lowtide.optimize(twin, batch, loss=loss, optimizer=optim.Adam(twin.parameters()), plan=tmp_path / "plan.json", workspaces=False)
+    again = lowtide.optimize(
+        twin,
+        batch,
+        loss=loss,
+        optimizer=optim.Adam(twin.parameters()),
+        plan=tmp_path / "plan.json",
+        planning=lowtide.Planning(workspaces=False),
+    )
     assert again.plan.to_json() == step.plan.to_json()
     for seed in range(3):
         torch.manual_seed(seed)
@@ -144,10 +162,19 @@ def test_a_saved_plan_holds_the_optimizers_first_step_too_so_that_nothing_is_pla
 
 def test_a_saved_plan_of_another_program_is_refused(tmp_path):
     model, batch, loss = perceptron()
-    step = lowtide.optimize(model, batch, loss=loss, optimizer=optim.SGD(model.parameters(), 0.1), workspaces=False)
+    step = lowtide.optimize(
+        model, batch, loss=loss, optimizer=optim.SGD(model.parameters(), 0.1), planning=lowtide.Planning(workspaces=False)
+    )
     step.plan.save(tmp_path / "plan.json")
     with pytest.raises(lowtide.FormatError, match="the saved plan is of another program"):
-        lowtide.optimize(model, batch, loss=loss, optimizer=optim.AdamW(model.parameters()), plan=tmp_path / "plan.json", workspaces=False)
+        lowtide.optimize(
+            model,
+            batch,
+            loss=loss,
+            optimizer=optim.AdamW(model.parameters()),
+            plan=tmp_path / "plan.json",
+            planning=lowtide.Planning(workspaces=False),
+        )
 
 
 def _regression(width: int = 64, dtype: torch.dtype = torch.float32, activation: type[nn.Module] = nn.Tanh, **settings):
@@ -155,7 +182,7 @@ def _regression(width: int = 64, dtype: torch.dtype = torch.float32, activation:
     batch = torch.randn(4, 8, dtype=dtype), torch.randn(4, 1, dtype=dtype)
     optimizer = optim.SGD(model.parameters(), 0.1)
     settings = {"loss": lambda model, x, y: functional.mse_loss(model(x), y), "optimizer": optimizer, "workspaces": False} | settings
-    return lowtide.optimize(model, batch, solver=ProgramOrder(), **settings)
+    return lowtide.optimize(model, batch, **in_values(solver=ProgramOrder(), **settings))
 
 
 @pytest.mark.parametrize(
@@ -181,14 +208,16 @@ def test_a_plan_whose_operators_were_edited_is_refused(tmp_path):
 def test_the_same_input_gives_the_same_plan():
     def plan() -> str:
         model, batch, loss = convolutions()
-        return lowtide.optimize(model, batch, loss=loss, optimizer=optim.Adam(model.parameters()), workspaces=False).plan.to_json()
+        return lowtide.optimize(
+            model, batch, loss=loss, optimizer=optim.Adam(model.parameters()), planning=lowtide.Planning(workspaces=False)
+        ).plan.to_json()
 
     assert plan() == plan()
 
 
 def test_stages_are_told():
     told: list[lowtide.Stage] = []
-    step = lowtide.optimize(nn.Linear(2, 2), torch.ones(1, 2), callback=told.append)
+    step = lowtide.optimize(nn.Linear(2, 2), torch.ones(1, 2), planning=lowtide.Planning(callback=told.append))
     assert [(stage.name, stage.seconds is None) for stage in told[:2]] == [("capture", True), ("capture", False)]
     assert {stage.name for stage in told} == set(step.seconds)
     assert all(seconds >= 0 for seconds in step.seconds.values())

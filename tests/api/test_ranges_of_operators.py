@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import lowtide
+from bench.in_values import in_values
 
 ROWS = {0: {0: ("rows", 2, 8)}}
 SIDES = {0: {0: ("rows", 2, 8), 2: ("side", 8, 40), 3: "side"}}
@@ -20,7 +21,7 @@ def trained(model, loss, make, dynamic, shapes):
     twin = copy.deepcopy(model)
     optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, twin))
     settings = {"loss": loss, "optimizer": optimizer, "dynamic": dynamic, "effort": "quick", "on_new_shape": "error"}
-    step = lowtide.optimize(model, make(*shapes[0]), **settings)
+    step = lowtide.optimize(model, make(*shapes[0]), **in_values(**settings))
     for seed, shape in enumerate(shapes):
         batch = make(*shape)
         torch.manual_seed(seed)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import lowtide
+from bench.in_values import in_values
 from lowtide.errors import BatchError, BudgetError, ShapeError
 from tests.api.ranged import DYNAMIC, Tokens, batch_of, halving, token_loss
 
@@ -30,7 +31,15 @@ def pair():
     model = Tokens()
     twin = copy.deepcopy(model)
     optimizer, other = (torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (model, twin))
-    step = lowtide.optimize(model, batch_of(4, 32), loss=token_loss, optimizer=optimizer, memory="70%", dynamic=DYNAMIC, effort="quick")
+    step = lowtide.optimize(
+        model,
+        batch_of(4, 32),
+        loss=token_loss,
+        optimizer=optimizer,
+        memory="70%",
+        shapes=lowtide.Shapes(dynamic=DYNAMIC),
+        planning=lowtide.Planning(effort="quick"),
+    )
 
     def eager(*batch):
         other.zero_grad()
@@ -90,7 +99,7 @@ def test_a_range_that_does_not_fit_names_what_does():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     dynamic = {0: {1: ("length", 8, 2048)}, 1: {1: "length"}}
     settings = {"loss": token_loss, "optimizer": optimizer, "dynamic": dynamic, "effort": "quick"}
-    step = lowtide.optimize(model, batch_of(4, 32), memory="4 MiB", **settings)
+    step = lowtide.optimize(model, batch_of(4, 32), memory="4 MiB", **in_values(**settings))
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(BudgetError, match=r"for length = 2000; the largest that fits: length = \d+"):
         step(*batch_of(4, 2000))
@@ -101,12 +110,16 @@ def test_a_range_that_does_not_fit_names_what_does():
 def test_a_batch_of_one_and_one_out_of_the_range_are_captured_apart(pair):
     model = Tokens()
     twin = copy.deepcopy(model)
-    step = lowtide.optimize(model.eval(), batch_of(4, 32)[:1], dynamic={0: {0: ("rows", 1, 8), 1: ("length", 8, 64)}})
+    step = lowtide.optimize(
+        model.eval(), batch_of(4, 32)[:1], shapes=lowtide.Shapes(dynamic={0: {0: ("rows", 1, 8), 1: ("length", 8, 64)}})
+    )
     for rows, length in ((1, 20), (8, 64), (3, 64), (9, 30)):
         tokens = batch_of(rows, length)[0]
         with torch.no_grad():
             assert torch.equal(step(tokens), twin.eval()(tokens))
-    refusing = lowtide.optimize(model, batch_of(4, 32)[:1], dynamic={0: {1: ("length", 8, 64)}}, on_new_shape="error")
+    refusing = lowtide.optimize(
+        model, batch_of(4, 32)[:1], shapes=lowtide.Shapes(dynamic={0: {1: ("length", 8, 64)}}, on_new_shape="error")
+    )
     refusing(batch_of(4, 33)[0])
     with pytest.raises(ShapeError, match=r"length: expected equal extents, got 32 .* and 31 .* tied by their name; where they may differ"):
         pair[0](batch_of(4, 32)[0], batch_of(4, 31)[1])
@@ -130,7 +143,9 @@ def test_parts_of_the_range_that_are_captured_apart(pair):
     twin = copy.deepcopy(model)
     optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, twin))
     dynamic = {0: {0: ("rows", 2, 32), 2: ("side", 16, 48), 3: "side"}}
-    step = lowtide.optimize(model, (torch.randn(4, 3, 24, 24),), loss=lambda m, x: m(x), optimizer=optimizer, dynamic=dynamic)
+    step = lowtide.optimize(
+        model, (torch.randn(4, 3, 24, 24),), loss=lambda m, x: m(x), optimizer=optimizer, shapes=lowtide.Shapes(dynamic=dynamic)
+    )
     for rows, side in ((20, 24), (4, 24), (15, 47), (16, 16), (32, 48)):
         pictures = torch.randn(rows, 3, side, side)
         loss = step(pictures)
@@ -161,7 +176,7 @@ def test_addresses_of_larger_shapes_serve_the_smaller_ones():
     model = Tokens()
     twin = copy.deepcopy(model)
     dynamic = {0: {0: ("rows", 2, 8), 1: ("length", 8, 64)}}
-    step = lowtide.optimize(model.eval(), batch_of(4, 32)[:1], dynamic=dynamic, arena=True)
+    step = lowtide.optimize(model.eval(), batch_of(4, 32)[:1], shapes=lowtide.Shapes(dynamic=dynamic), run=lowtide.Run(arena=True))
     for rows, length in ((4, 32), (8, 64), (3, 20)) * 3:
         tokens = batch_of(rows, length)[0]
         with torch.no_grad():
@@ -173,7 +188,7 @@ def test_addresses_of_larger_shapes_serve_the_smaller_ones():
 def test_a_step_holds_on_to_no_batch():
     batch = batch_of(4, 32)[:1]
     watched = weakref.ref(batch[0])
-    step = lowtide.optimize(Tokens().eval(), batch, dynamic={0: {1: ("length", 8, 64)}})
+    step = lowtide.optimize(Tokens().eval(), batch, shapes=lowtide.Shapes(dynamic={0: {1: ("length", 8, 64)}}))
     del batch
     gc.collect()
     assert watched() is None
@@ -193,7 +208,14 @@ def test_schedulers_hooks_and_clipping_go_with_every_shape():
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1, foreach=False)
 
     dynamic = {0: {0: ("rows", 2, 8), 1: ("length", 4, 32)}, 1: {0: "rows", 1: "length"}}
-    step = lowtide.optimize(model, batch_of(4, 16), loss=token_loss, optimizer=optimizer, dynamic=dynamic, after_backward=clip)
+    step = lowtide.optimize(
+        model,
+        batch_of(4, 16),
+        loss=token_loss,
+        optimizer=optimizer,
+        shapes=lowtide.Shapes(dynamic=dynamic),
+        training=lowtide.Training(after_backward=clip),
+    )
     sums = []
     for shape in ((4, 16), (2, 4), (8, 32), (3, 7), (2, 4)):
         batch = batch_of(*shape)
@@ -226,7 +248,9 @@ class Positions(nn.Module):
 def test_a_table_of_positions_ends_the_range_and_is_told():
     model = Positions()
     with pytest.warns(UserWarning, match=r"dimension length: the range is a number from 8 to 24, as the program rests on .*length.* at "):
-        step = lowtide.optimize(model, batch_of(4, 16)[:1], dynamic={0: {0: ("rows", 2, 8), 1: ("length", 8, 200)}}, on_new_shape="error")
+        step = lowtide.optimize(
+            model, batch_of(4, 16)[:1], shapes=lowtide.Shapes(dynamic={0: {0: ("rows", 2, 8), 1: ("length", 8, 200)}}, on_new_shape="error")
+        )
     for rows, length in ((8, 24), (2, 8)):
         tokens = batch_of(rows, length)[0]
         assert torch.equal(step(tokens), model(tokens))
@@ -254,7 +278,7 @@ def masked():
     optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, twin))
     settings = {"loss": lambda model, x: model(x), "optimizer": optimizer, "effort": "quick"}
     dynamic = {0: {0: ("rows", 2, 64), 1: ("length", 3, 65)}}
-    step = lowtide.optimize(model, (torch.randn(8, 20, 16),), dynamic=dynamic, memory="60%", **settings)
+    step = lowtide.optimize(model, (torch.randn(8, 20, 16),), memory="60%", **in_values(dynamic=dynamic, **settings))
     return step, (twin, other), settings
 
 
@@ -279,10 +303,12 @@ def test_algebra_serves_a_range(masked):
 def test_a_range_is_about_as_lean_as_each_shape_alone_with_algebra(masked):
     model, settings = Masked(), masked[2] | {"simulate": "a100"}
     settings["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = lowtide.optimize(model, (torch.randn(8, 20, 16),), dynamic={0: {0: ("rows", 2, 64), 1: ("length", 3, 65)}}, **settings)
+    step = lowtide.optimize(
+        model, (torch.randn(8, 20, 16),), **in_values(dynamic={0: {0: ("rows", 2, 64), 1: ("length", 3, 65)}}, **settings)
+    )
     for rows, length in ((64, 65), (7, 33)):
         x = torch.randn(rows, length, 16)
-        own, plan = lowtide.optimize(model, (x,), **settings).plan, step.plan_for(x)
+        own, plan = lowtide.optimize(model, (x,), **in_values(**settings)).plan, step.plan_for(x)
         assert plan.peak_bytes <= 1.02 * own.peak_bytes
         assert {report.rule for report in plan.algebra} == {report.rule for report in own.algebra}
 

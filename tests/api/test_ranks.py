@@ -19,6 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import lowtide
+from bench.in_values import in_values
 from lowtide.capture.ranks.exchange import buckets
 from tests.ranks import on_ranks, raised
 
@@ -81,9 +82,14 @@ def equal_to_the_plain_loop(wrapped: bool, shard: str | None = None) -> tuple[bo
     optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01, foreach=False) for each in (eager, model)]
     group = None if wrapped else dist.group.WORLD
     step = lowtide.optimize(
-        given, data[0], loss=entropy, optimizer=optimizers[1], after_backward=clip, accumulate=2, process_group=group, workspaces=wrapped,
-        shard=shard,
-    )  # fmt: skip
+        given,
+        data[0],
+        loss=entropy,
+        optimizer=optimizers[1],
+        training=lowtide.Training(after_backward=clip, accumulate=2),
+        parallel=lowtide.Parallel(group=group, shard=shard),
+        planning=lowtide.Planning(workspaces=wrapped),
+    )
     torch.manual_seed(rank)
     expected = plain_loop(eager, optimizers[0], data)
     torch.manual_seed(rank)
@@ -100,7 +106,11 @@ def in_shards(shard: str, optimizer: Any) -> tuple[bool, bool, float, float]:
     for given in (None, shard):
         model = network(0)
         step = lowtide.optimize(
-            model, data[0], loss=entropy, optimizer=optimizer(model.parameters()), process_group=dist.group.WORLD, shard=given
+            model,
+            data[0],
+            loss=entropy,
+            optimizer=optimizer(model.parameters()),
+            parallel=lowtide.Parallel(group=dist.group.WORLD, shard=given),
         )
         torch.manual_seed(rank)
         losses = [step(*batch).item() for batch in data]
@@ -125,11 +135,13 @@ def refusals() -> list[str]:
     def optimized(model: nn.Module, batch: Any, loss: Any = entropy, **more: Any) -> lowtide.Step:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         group = None if isinstance(model, DistributedDataParallel) else dist.group.WORLD
-        return lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, process_group=group, workspaces=False, **more)
+        return lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, **in_values(process_group=group, workspaces=False, **more))
 
     def whole(model: nn.Module) -> lowtide.Step:
         optimizer = torch.optim.Adafactor(model.parameters())
-        return lowtide.optimize(model, batch, loss=entropy, optimizer=optimizer, process_group=dist.group.WORLD, shard="optimizer")
+        return lowtide.optimize(
+            model, batch, loss=entropy, optimizer=optimizer, parallel=lowtide.Parallel(group=dist.group.WORLD, shard="optimizer")
+        )
 
     def fails(model: nn.Module, pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         if rank == 1:
@@ -185,7 +197,7 @@ def whole_again() -> list[Any]:
 
     def optimized(**more: Any) -> lowtide.Step:
         given = {"process_group": dist.group.WORLD, "shard": "parameters", "workspaces": False}
-        return lowtide.optimize(model, torch.ones(4, 5), loss=_sum, optimizer=optimizer, **{**given, **more})
+        return lowtide.optimize(model, torch.ones(4, 5), loss=_sum, optimizer=optimizer, **in_values(**{**given, **more}))
 
     def writes(model: nn.Module) -> None:
         model[0].weight.mul_(2)
@@ -225,7 +237,7 @@ def checkpointed(path: str) -> list[Any]:
         model = network(0)
         optimizer = adam(model.parameters())
         given = {"process_group": dist.group.WORLD, "shard": shard, "workspaces": False}
-        return lowtide.optimize(model, data[0], loss=entropy, optimizer=optimizer, **given), model, optimizer
+        return lowtide.optimize(model, data[0], loss=entropy, optimizer=optimizer, **in_values(**given)), model, optimizer
 
     def last_two(step: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
         torch.manual_seed(rank)
@@ -267,7 +279,7 @@ def of_other_data() -> list[str]:
 
     def optimized(mask: torch.Tensor, group: Any = dist.group.WORLD) -> lowtide.Step:
         optimizer, given = torch.optim.SGD(model.parameters(), lr=0.1), {"process_group": group, "workspaces": False}
-        return lowtide.optimize(model, (tokens, mask), loss=lambda model, *batch: model(*batch), optimizer=optimizer, **given)
+        return lowtide.optimize(model, (tokens, mask), loss=lambda model, *batch: model(*batch), optimizer=optimizer, **in_values(**given))
 
     model = Words()
     found = [raised(lambda: optimized(full if rank else padded))]
@@ -283,18 +295,34 @@ def of_other_data() -> list[str]:
     linear = nn.Linear(3, 2)
     expected, optimizer = _sum(linear, full).item(), torch.optim.SGD(linear.parameters(), lr=0.1)
     given = {"process_group": own, "shard": "parameters", "workspaces": False}
-    alone = lowtide.optimize(linear, full, loss=_sum, optimizer=optimizer, **given)(full).item() == expected
+    alone = lowtide.optimize(linear, full, loss=_sum, optimizer=optimizer, **in_values(**given))(full).item() == expected
     assert alone, "a group of one holds all parts"
     weight = nn.Linear(2, 2, dtype=torch.complex64)
-    found.append(raised(lambda: lowtide.optimize(
-        weight, torch.ones(2, 2, dtype=torch.complex64), loss=lambda model, x: model(x).abs().sum(),
-        optimizer=torch.optim.SGD(weight.parameters(), lr=0.1), process_group=dist.group.WORLD, shard="gradients", workspaces=False,
-    )))  # fmt: skip
+    found.append(
+        raised(
+            lambda: lowtide.optimize(
+                weight,
+                torch.ones(2, 2, dtype=torch.complex64),
+                loss=lambda model, x: model(x).abs().sum(),
+                optimizer=torch.optim.SGD(weight.parameters(), lr=0.1),
+                parallel=lowtide.Parallel(group=dist.group.WORLD, shard="gradients"),
+                planning=lowtide.Planning(workspaces=False),
+            )
+        )
+    )
     words = nn.Embedding(8, 4, max_norm=1.0)
-    found.append(raised(lambda: lowtide.optimize(
-        words, tokens, loss=_sum, optimizer=torch.optim.SGD(words.parameters(), lr=0.1), process_group=dist.group.WORLD, shard="optimizer",
-        workspaces=False,
-    )))  # fmt: skip
+    found.append(
+        raised(
+            lambda: lowtide.optimize(
+                words,
+                tokens,
+                loss=_sum,
+                optimizer=torch.optim.SGD(words.parameters(), lr=0.1),
+                parallel=lowtide.Parallel(group=dist.group.WORLD, shard="optimizer"),
+                planning=lowtide.Planning(workspaces=False),
+            )
+        )
+    )
     model.register_buffer("short", torch.zeros(3, dtype=torch.int16))
     return [*found, raised(lambda: optimized(padded))]
 
@@ -304,7 +332,7 @@ def left_alone() -> str:
     batch = batches(0, 1)[0]
     model = network(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = lowtide.optimize(model, batch, loss=entropy, optimizer=optimizer, process_group=dist.group.WORLD)
+    step = lowtide.optimize(model, batch, loss=entropy, optimizer=optimizer, parallel=lowtide.Parallel(group=dist.group.WORLD))
     step(*batch)
     if dist.get_rank() == 1:
         os._exit(0)
@@ -349,7 +377,7 @@ def test_two_processes(tmp_path: Path):
         assert unsummed_within.startswith("CaptureError: within `no_sync`")
         assert uneven.startswith("StepError: within `join`")
         assert spread.startswith("CaptureError: weight is a DTensor")
-        assert "give the plain module with `process_group=`" in spread
+        assert "give the plain module with lowtide.Parallel(group=...)" in spread
         assert "Adafactor computes with whole parameters" in whole
         assert shape.startswith("CaptureError: the program is not the same on all ranks: rank 0 has 'batch_0,  # float32[4, 3, 8, 8]")
         assert "rank 0 has 'relu = aten.relu.default" in operator
@@ -374,13 +402,15 @@ def alone_again(path: Path) -> None:
     """One process loads what two have saved, in shards of its state."""
     model = network(0)
     optimizer = adam(model.parameters())
-    step = lowtide.optimize(model, batches(0, 1)[0], loss=entropy, optimizer=optimizer, workspaces=False)
+    step = lowtide.optimize(model, batches(0, 1)[0], loss=entropy, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
     step.load_checkpoint(path)
     assert optimizer.state[model[5].weight]["exp_avg"].shape == model[5].weight.shape
     assert optimizer.state[model[5].weight]["step"].item() == 2
     step.save_checkpoint(path.parent / "again")
     other = nn.Linear(2, 2)
-    step = lowtide.optimize(other, torch.ones(2, 2), loss=_sum, optimizer=adam(other.parameters()), workspaces=False)
+    step = lowtide.optimize(
+        other, torch.ones(2, 2), loss=_sum, optimizer=adam(other.parameters()), planning=lowtide.Planning(workspaces=False)
+    )
     with pytest.raises(lowtide.FormatError, match=r"expected a checkpoint of this model and optimizer; it has no model\.bias"):
         step.load_checkpoint(path.parent / "again")
 
@@ -398,11 +428,11 @@ def test_what_several_processes_cannot_do_is_refused_before_they_meet():
         ({"shard": "parameters", "process_group": None}, "shard: expected several processes"),
         ({"shard": "optimizer", "process_group": None}, "shard: expected several processes"),
         ({"loss": None, "optimizer": None}, "each process runs by itself"),
-        ({"process_group": dist.GroupMember.NON_GROUP_MEMBER}, "process_group: expected a group .* that this process is in, got -100"),
+        ({"process_group": dist.GroupMember.NON_GROUP_MEMBER}, "group: expected a group .* that this process is in, got -100"),
     ):
         arguments = {"loss": entropy, "optimizer": torch.optim.SGD(plain.parameters()), "process_group": _Group()} | given
         with pytest.raises((lowtide.CaptureError, ValueError), match=sentence):
-            lowtide.optimize(plain, batches(0, 1)[0], **arguments)
+            lowtide.optimize(plain, batches(0, 1)[0], **in_values(**arguments))
 
 
 class _Group:

@@ -165,7 +165,7 @@ def test_what_is_remembered_serves_where_nothing_is_tried():
     model = _Turned()
     x = torch.randn(3, 4)
     lowtide.optimize(model, (x,))
-    step = lowtide.optimize(model, (x,), workspaces=False)
+    step = lowtide.optimize(model, (x,), planning=lowtide.Planning(workspaces=False))
     (value,) = [node.outputs[0] for node in step.plan.graph.nodes if "turned" in node.op]
     assert value.stride == (1, 3)
 
@@ -203,7 +203,9 @@ def test_such_a_fake_is_passed_by_in_a_range_too():
     model = _Grouped()
     eager = copy.deepcopy(model)
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, eager)]
-    step = lowtide.optimize(model, _grouped(7), loss=_grouped_loss, optimizer=optimizers[0], dynamic={0: {0: ("tokens", 4, 40)}})
+    step = lowtide.optimize(
+        model, _grouped(7), loss=_grouped_loss, optimizer=optimizers[0], shapes=lowtide.Shapes(dynamic={0: {0: ("tokens", 4, 40)}})
+    )
     for tokens in (7, 23, 4, 40):
         batch = _grouped(tokens)
         loss = _grouped_loss(eager, *batch)

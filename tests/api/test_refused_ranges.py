@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import lowtide
+from bench.in_values import in_values
 from lowtide.errors import CaptureError, ShapeError
 from tests.api.ranged import DYNAMIC, Tokens, batch_of, halving, token_loss
 
@@ -27,7 +28,13 @@ from tests.api.ranged import DYNAMIC, Tokens, batch_of, halving, token_loss
 def test_what_cannot_be_meant_is_refused(dynamic, error, message):
     model = Tokens()
     with pytest.raises(error, match=message):
-        lowtide.optimize(model, batch_of(4, 32), loss=token_loss, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), dynamic=dynamic)
+        lowtide.optimize(
+            model,
+            batch_of(4, 32),
+            loss=token_loss,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            shapes=lowtide.Shapes(dynamic=dynamic),
+        )
 
 
 def test_an_extent_that_varies_with_another_but_is_not_named_is_told():
@@ -35,12 +42,12 @@ def test_an_extent_that_varies_with_another_but_is_not_named_is_told():
     settings = {"loss": token_loss, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "dynamic": {0: {1: ("length", 8, 64)}}}
     tied = r"in the example dimension 1 of batch \[1\] is 32, as length is: \{1: \"length\"\} ties them"
     with pytest.raises(CaptureError, match=f"Note: what `dynamic` does not name is fixed; {tied}"):
-        lowtide.optimize(model, batch_of(4, 32), **settings)
+        lowtide.optimize(model, batch_of(4, 32), **in_values(**settings))
 
 
 def test_a_range_of_batches_that_no_machine_holds_is_refused():
     with pytest.raises(ShapeError, match=r"a batch of length = 1\d+ cannot be made .*: let the ranges end lower"):
-        lowtide.optimize(Tokens().eval(), batch_of(4, 32)[:1], dynamic={0: {1: ("length", 8, 10**17)}})
+        lowtide.optimize(Tokens().eval(), batch_of(4, 32)[:1], shapes=lowtide.Shapes(dynamic={0: {1: ("length", 8, 10**17)}}))
 
 
 def test_a_program_that_fixes_a_dimension_is_refused():
@@ -49,14 +56,14 @@ def test_a_program_that_fixes_a_dimension_is_refused():
             return sum(tokens[:, at] * at for at in range(tokens.shape[1]))
 
     with pytest.raises(CaptureError, match=r"dimension length: .*test_refused_ranges.py:\d+ takes it to be"):
-        lowtide.optimize(Loop(), batch_of(4, 32)[:1], dynamic={0: {1: ("length", 8, 64)}})
+        lowtide.optimize(Loop(), batch_of(4, 32)[:1], shapes=lowtide.Shapes(dynamic={0: {1: ("length", 8, 64)}}))
 
 
 def test_a_dimension_that_is_cut_into_micro_batches_is_refused():
     model = Tokens()
     settings = {"loss": token_loss, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "accumulate": 2}
     with pytest.raises(ShapeError, match=r"rows is the dimension of batch \[0\] that accumulate=2 cuts into equal parts"):
-        lowtide.optimize(model, batch_of(4, 32), dynamic=DYNAMIC, **settings)
+        lowtide.optimize(model, batch_of(4, 32), **in_values(dynamic=DYNAMIC, **settings))
 
 
 class Rounded(nn.Module):
@@ -68,7 +75,7 @@ def test_a_condition_that_cannot_be_checked_is_told_with_its_line():
     with pytest.raises(
         CaptureError, match=r"rests on a relation of rows, length at .*test_refused_ranges.py.* cannot be checked for each batch"
     ):
-        lowtide.optimize(Rounded(), batch_of(4, 32)[:1], dynamic={0: DYNAMIC[0]})
+        lowtide.optimize(Rounded(), batch_of(4, 32)[:1], shapes=lowtide.Shapes(dynamic={0: DYNAMIC[0]}))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +119,7 @@ def test_a_size_that_depends_on_data_is_refused_with_its_line(loss, message):
     model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(CaptureError, match=message):
-        lowtide.optimize(model, batch_of(4, 32), loss=loss, optimizer=optimizer, dynamic=DYNAMIC)
+        lowtide.optimize(model, batch_of(4, 32), loss=loss, optimizer=optimizer, shapes=lowtide.Shapes(dynamic=DYNAMIC))
 
 
 def test_a_shape_that_is_right_for_the_example_alone_is_told_in_the_users_words(capsys):
@@ -122,5 +129,5 @@ def test_a_shape_that_is_right_for_the_example_alone_is_told_in_the_users_words(
     model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(CaptureError, match=r"'\[2, 2, 32\]' is invalid for input of size \S*rows\S*; with `dynamic` .* every batch"):
-        lowtide.optimize(model, batch_of(4, 32), loss=loss, optimizer=optimizer, dynamic={0: {0: ("rows", 2, 8)}})
+        lowtide.optimize(model, batch_of(4, 32), loss=loss, optimizer=optimizer, shapes=lowtide.Shapes(dynamic={0: {0: ("rows", 2, 8)}}))
     assert "evaluate_expr" not in capsys.readouterr().err

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import lowtide
+from bench.in_values import in_values
 from lowtide.errors import FormatError
 from lowtide.ranges.written import _checksum, read_range
 
@@ -33,7 +34,7 @@ def batch_of(rows, length):
 def step_of(model, **settings):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     given = {"dynamic": DYNAMIC, "effort": "quick"} | settings
-    return lowtide.optimize(model, batch_of(4, 32), loss=loss, optimizer=optimizer, **given)
+    return lowtide.optimize(model, batch_of(4, 32), loss=loss, optimizer=optimizer, **in_values(**given))
 
 
 @pytest.fixture(scope="module", params=["65%", None])

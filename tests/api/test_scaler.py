@@ -11,6 +11,7 @@ from torch.amp import GradScaler
 from torch.nn import functional
 
 import lowtide
+from bench.in_values import in_values
 from tests.training import differences
 
 
@@ -50,7 +51,7 @@ def trained(captured: bool, rule: str, infinite: tuple[int, ...], half: bool = F
     scaler = GradScaler("cpu", **{"init_scale": 1000.0, "growth_interval": 2, "growth_factor": 1.7, **settings})
     x, y, weight = torch.randn(4, 6).to(model.unused.dtype), torch.randint(0, 3, (4,)), torch.ones(4)
     options = {"loss": cross_entropy, "optimizer": optimizer, "scaler": scaler, "after_backward": after, "workspaces": False}
-    step = lowtide.optimize(model, (x, y, weight), **options) if captured else None
+    step = lowtide.optimize(model, (x, y, weight), **in_values(**options)) if captured else None
     left = []
     for turn in range(9):
         weight[1] = torch.inf if turn in infinite else 1.0
@@ -93,7 +94,12 @@ def test_a_skipped_step_runs_no_hook_and_a_scheduler_does_not_count_it():
     optimizer.register_step_post_hook(lambda *given: seen.append(1))
     x = torch.ones(4, 3)
     step = lowtide.optimize(
-        model, (x,), loss=lambda model, x: model(x).sum(), optimizer=optimizer, scaler=GradScaler("cpu"), workspaces=False
+        model,
+        (x,),
+        loss=lambda model, x: model(x).sum(),
+        optimizer=optimizer,
+        training=lowtide.Training(scaler=GradScaler("cpu")),
+        planning=lowtide.Planning(workspaces=False),
     )
     step(x * torch.inf)
     assert not seen
@@ -105,8 +111,8 @@ def test_a_plan_with_a_scaler_is_saved_and_read(tmp_path):
     model = nn.Linear(3, 2)
     optimizer, x = optim.SGD(model.parameters(), 0.1), torch.ones(4, 3)
     options = {"loss": lambda model, x: model(x).sum(), "optimizer": optimizer, "scaler": GradScaler("cpu"), "workspaces": False}
-    lowtide.optimize(model, (x,), **options).plan.save(tmp_path / "plan.json")
-    again = lowtide.optimize(model, (x,), plan=tmp_path / "plan.json", **options)
+    lowtide.optimize(model, (x,), **in_values(**options)).plan.save(tmp_path / "plan.json")
+    again = lowtide.optimize(model, (x,), plan=tmp_path / "plan.json", **in_values(**options))
     before = model.weight.detach().clone()
     again(x * torch.inf)
     assert torch.equal(before, model.weight)
@@ -128,7 +134,12 @@ def test_a_scaler_within_the_users_functions_is_refused_and_stays_usable(place):
 
     with pytest.raises(lowtide.CaptureError, match=r"a GradScaler is used at .*test_scaler\.py:\d+: give it to .*`scaler=scaler`"):
         lowtide.optimize(
-            model, (x,), loss=loss, optimizer=optimizer, workspaces=False, after_backward=after if place == "after_backward" else None
+            model,
+            (x,),
+            loss=loss,
+            optimizer=optimizer,
+            planning=lowtide.Planning(workspaces=False),
+            training=lowtide.Training(after_backward=after if place == "after_backward" else None),
         )
     scaler.scale(model(x).sum()).backward()
     scaler.step(optimizer)
@@ -140,6 +151,6 @@ def test_what_cannot_be_a_scaler():
     model = nn.Linear(3, 2)
     optimizer, x = optim.SGD(model.parameters(), 0.1), torch.ones(4, 3)
     with pytest.raises(TypeError, match=r"scaler: expected a torch\.amp\.GradScaler, got a int"):
-        lowtide.optimize(model, (x,), loss=lambda model, x: model(x).sum(), optimizer=optimizer, scaler=3)
-    with pytest.raises(TypeError, match="scaler belongs to training"):
-        lowtide.optimize(model, (x,), scaler=GradScaler("cpu"))
+        lowtide.optimize(model, (x,), loss=lambda model, x: model(x).sum(), optimizer=optimizer, training=lowtide.Training(scaler=3))
+    with pytest.raises(TypeError, match="scaler belong to training"):
+        lowtide.optimize(model, (x,), training=lowtide.Training(scaler=GradScaler("cpu")))

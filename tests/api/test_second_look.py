@@ -34,7 +34,13 @@ def trained(loss: Callable[..., Any], steps: int, between: Callable[[int], None]
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.2))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    step = None if check is None else lowtide.optimize(model, (X,), loss=loss, optimizer=optimizer, workspaces=False, check=check)
+    step = (
+        None
+        if check is None
+        else lowtide.optimize(
+            model, (X,), loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False), run=lowtide.Run(check=check)
+        )
+    )
     values = []
     for at in range(steps):
         between(at)
@@ -94,7 +100,9 @@ def test_what_a_look_finds_is_what_eager_returns_beside_tensors():
         return model(x).square().mean(), next(numbers)
 
     model = nn.Linear(4, 3)
-    step = lowtide.optimize(model, (X,), loss=loss, optimizer=torch.optim.SGD(model.parameters(), 0.1), workspaces=False)
+    step = lowtide.optimize(
+        model, (X,), loss=loss, optimizer=torch.optim.SGD(model.parameters(), 0.1), planning=lowtide.Planning(workspaces=False)
+    )
     step(X)
     with pytest.warns(UserWarning, match="what the program returns beside tensors was"):
         step(X)
@@ -115,8 +123,14 @@ def test_a_program_that_stays_as_it_is_is_never_another(make: Callable[[Any], to
     scheduler = torch.optim.lr_scheduler.ExponentialLR(scheduled, 0.9)
     clip = lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # noqa: E731
     step = lowtide.optimize(
-        model, (X,), loss=plain, optimizer=scheduled, after_backward=clip, workspaces=False, check="always"
-    )  # fmt: skip
+        model,
+        (X,),
+        loss=plain,
+        optimizer=scheduled,
+        training=lowtide.Training(after_backward=clip),
+        planning=lowtide.Planning(workspaces=False),
+        run=lowtide.Run(check="always"),
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for at in range(4):
@@ -158,7 +172,9 @@ def test_what_begins_to_count_counts_on():
             return model(x).square().mean()
 
     model, owner = nn.Linear(4, 3), Starts()
-    step = lowtide.optimize(model, (X,), loss=owner.loss, optimizer=torch.optim.SGD(model.parameters(), 0.1), workspaces=False)
+    step = lowtide.optimize(
+        model, (X,), loss=owner.loss, optimizer=torch.optim.SGD(model.parameters(), 0.1), planning=lowtide.Planning(workspaces=False)
+    )
     step(X)
     os.environ[_NAME] = "2"
     with pytest.warns(UserWarning, match="not what it was 1 calls ago: what the program puts into .* has changed"):
@@ -170,4 +186,4 @@ def test_what_begins_to_count_counts_on():
 def test_another_policy_is_refused():
     model = nn.Linear(4, 3)
     with pytest.raises(ValueError, match="check: expected one of 'auto', 'always', 'never', got 'often'"):
-        lowtide.optimize(model, (X,), check="often")
+        lowtide.optimize(model, (X,), run=lowtide.Run(check="often"))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import lowtide
+from bench.in_values import in_values
 from tests.training import differences
 
 
@@ -41,7 +42,7 @@ def test_each_trains_its_own_in_turn(make: Any) -> None:
     for some, notes in zip((ours, theirs), seen, strict=True):
         some[1].register_step_post_hook(lambda optimizer, args, kwargs, notes=notes: notes.append(type(optimizer)))
     batches = [torch.randn(5, 6) for _ in range(4)]
-    step = lowtide.optimize(left, batches[0], loss=loss, optimizer=ours, workspaces=False)
+    step = lowtide.optimize(left, batches[0], loss=loss, optimizer=ours, planning=lowtide.Planning(workspaces=False))
     for number, x in enumerate((*batches, batches[0][:3])):  # the last as a plain loop would
         value = step(x)
         for each in theirs:
@@ -63,7 +64,7 @@ def test_each_trains_its_own_in_turn(make: Any) -> None:
 def test_a_head_that_is_replaced_goes_on_as_in_a_loop() -> None:
     models = [net(), net()]
     both = [by_layer(model) for model in models]
-    step = lowtide.optimize(models[0], torch.ones(5, 6), loss=loss, optimizer=both[0], workspaces=False)
+    step = lowtide.optimize(models[0], torch.ones(5, 6), loss=loss, optimizer=both[0], planning=lowtide.Planning(workspaces=False))
     for number in range(4):
         if number == 2:
             head = nn.Linear(8, 4)
@@ -89,10 +90,10 @@ def test_what_several_cannot_be_is_refused() -> None:
     params = list(model.parameters())
     arguments: dict[str, Any] = {"loss": loss, "workspaces": False}
     with pytest.raises(lowtide.CaptureError, match=r"optimizers 0 and 1 of the list both train a parameter of shape \(8, 6\).*one of them"):
-        lowtide.optimize(model, torch.ones(5, 6), optimizer=[optim.SGD(params, 0.1), optim.Adam(params[:1])], **arguments)
+        lowtide.optimize(model, torch.ones(5, 6), optimizer=[optim.SGD(params, 0.1), optim.Adam(params[:1])], **in_values(**arguments))
     with pytest.raises(TypeError, match="or a list of them that step one after the other; got a str"):
-        lowtide.optimize(model, torch.ones(5, 6), optimizer=[optim.SGD(params, 0.1), "adam"], **arguments)
+        lowtide.optimize(model, torch.ones(5, 6), optimizer=[optim.SGD(params, 0.1), "adam"], **in_values(**arguments))
     with pytest.raises(TypeError, match="got a list"):
-        lowtide.optimize(model, torch.ones(5, 6), optimizer=[], **arguments)
+        lowtide.optimize(model, torch.ones(5, 6), optimizer=[], **in_values(**arguments))
     with pytest.raises(lowtide.CaptureError, match=r"scaler skips each of several.*bfloat16"):
-        lowtide.optimize(model, torch.ones(5, 6), optimizer=by_layer(model), scaler=torch.amp.GradScaler("cpu"), **arguments)
+        lowtide.optimize(model, torch.ones(5, 6), optimizer=by_layer(model), **in_values(scaler=torch.amp.GradScaler("cpu"), **arguments))

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import lowtide
+from bench.in_values import in_values
 from lowtide.ir.loops import is_loop
 
 WORDS = torch.randint(0, 3000, (4, 48), generator=torch.Generator().manual_seed(0))
@@ -41,8 +42,14 @@ def test_a_step_in_parts_trains_as_eager_does_in_the_memory_promised(optimizer, 
     model = Language()
     twin, exact = copy.deepcopy(model), copy.deepcopy(model).double()
     step = lowtide.optimize(
-        model, (WORDS,), loss=loss, optimizer=optimizer(model.parameters(), lr=1e-2), exact=False, memory="40%", progress=False
-    )  # fmt: skip
+        model,
+        (WORDS,),
+        loss=loss,
+        optimizer=optimizer(model.parameters(), lr=1e-2),
+        exact=False,
+        memory="40%",
+        planning=lowtide.Planning(progress=False),
+    )
     theirs, best = (optimizer(each.parameters(), lr=1e-2, foreach=False) for each in (twin, exact))
     assert loops(step)
     for _ in range(3):
@@ -69,16 +76,20 @@ def test_a_step_in_parts_trains_as_eager_does_in_the_memory_promised(optimizer, 
     path = tmp_path / "plan.json"
     step.plan.save(path)
     settings = {"loss": loss, "optimizer": optimizer(model.parameters(), lr=1e-2), "progress": False, "plan": path}
-    assert lowtide.optimize(model, (WORDS,), exact=False, **settings).source == step.source
+    assert lowtide.optimize(model, (WORDS,), exact=False, **in_values(**settings)).source == step.source
     with pytest.raises(lowtide.FormatError, match="exact=False"):
-        lowtide.optimize(model, (WORDS,), **settings)
+        lowtide.optimize(model, (WORDS,), **in_values(**settings))
 
 
 def test_nothing_is_split_unless_rounding_may_differ():
     model = Language()
     for given in ({"latency": 1.5}, {"memory": "100%"}, {}):
         step = lowtide.optimize(
-            model, (WORDS,), loss=loss, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), workspaces=False, progress=False, **given
+            model,
+            (WORDS,),
+            loss=loss,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            **in_values(workspaces=False, progress=False, **given),
         )
         assert loops(step) == 0
     twin = copy.deepcopy(model)
@@ -90,7 +101,7 @@ def test_sizes_are_rounded_within_parts_too():
     model = Language()
     step = lowtide.optimize(
         model, (WORDS[:, :41],), loss=loss, optimizer=torch.optim.SGD(model.parameters(), lr=1e-2), exact=False, memory="40%",
-        simulate="rtx3090", swap=False, effort="quick", progress=False,
+        planning=lowtide.Planning(simulate="rtx3090", effort="quick", progress=False), run=lowtide.Run(swap=False),
     )  # fmt: skip
     assert loops(step)
     assert step.plan.granule_bytes == 512

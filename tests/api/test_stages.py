@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import lowtide
+from bench.in_values import in_values
 from lowtide.api import stages
 from lowtide.api.stages import Stages
 from tests.api.networks import Gpt, adamw, next_token, workload
@@ -18,7 +19,7 @@ def _made(**settings):
     torch.manual_seed(0)
     model, batch, loss, optimizer = MAKE()
     search = lowtide.Sweep(levels=8, max_states=400)
-    return lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, workspaces=False, search=search, **settings)
+    return lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, **in_values(workspaces=False, search=search, **settings))
 
 
 @pytest.fixture
@@ -91,5 +92,5 @@ def test_step_and_plan_are_one_line_and_a_summary_in_notebooks():
 
 
 def test_a_step_without_training_says_so():
-    fn = lowtide.optimize(torch.nn.Linear(4, 4), (torch.ones(2, 4),), workspaces=False)
+    fn = lowtide.optimize(torch.nn.Linear(4, 4), (torch.ones(2, 4),), planning=lowtide.Planning(workspaces=False))
     assert repr(fn).startswith("Step(inference, peak ")

@@ -18,6 +18,7 @@ from torch import nn
 
 import lowtide
 from bench import torchvision_shim
+from bench.in_values import in_values
 from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
 from lowtide.api import machine
 from lowtide.api.running import variant
@@ -211,7 +212,7 @@ def _optimized(**options):
     model = _tanh_net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     options = {"solver": ProgramOrder()} | options
-    return model, lowtide.optimize(model, torch.ones(16, 64), loss=_mean_square, optimizer=optimizer, **options)
+    return model, lowtide.optimize(model, torch.ones(16, 64), loss=_mean_square, optimizer=optimizer, **in_values(**options))
 
 
 def _with_swaps(plan: Plan, seed: int) -> Plan:
@@ -262,7 +263,7 @@ def test_what_the_search_plans_for_a_gpu_changes_no_number(lend, late):
     )  # as fast as operators as small as these
     model, batch, loss, optimizer = make()
     settings = {"simulate": gpu, "memory": "50%", "search": lowtide.Sweep(max_states=3000), "swap_state": lend}
-    planned = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, **settings).plan
+    planned = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, **in_values(**settings)).plan
     assert any(map(is_transfer, planned.graph.nodes))
     assert planned.peak_bytes <= 0.5 * planned.eager_peak_bytes
     step = check(make, options={"plan": Plan.from_json(planned.to_json())})

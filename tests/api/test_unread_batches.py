@@ -16,7 +16,9 @@ X = torch.linspace(-1, 1, 12).reshape(3, 4)
 def step_of(loss: Callable[..., Any], batch: Any) -> lowtide.Step:
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
-    return lowtide.optimize(model, batch, loss=loss, optimizer=torch.optim.SGD(model.parameters(), 0.1), workspaces=False)
+    return lowtide.optimize(
+        model, batch, loss=loss, optimizer=torch.optim.SGD(model.parameters(), 0.1), planning=lowtide.Planning(workspaces=False)
+    )
 
 
 def unread(model: nn.Module, x: torch.Tensor, names: Any = None, number: int = 0) -> torch.Tensor:
@@ -86,7 +88,9 @@ def test_another_program_may_read_what_the_first_did_not():
 
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
-    step = lowtide.optimize(model, (X, "1"), loss=loss, optimizer=torch.optim.SGD(model.parameters(), 0.1), workspaces=False)
+    step = lowtide.optimize(
+        model, (X, "1"), loss=loss, optimizer=torch.optim.SGD(model.parameters(), 0.1), planning=lowtide.Planning(workspaces=False)
+    )
     step(X, "2")
     model.eval()
     expected = unread(model, X).detach() * 3.0

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import lowtide
+from bench.in_values import in_values
 from lowtide.api.running.verify import Deviation, Verification
 
 X, Y = torch.randn(24, 8, generator=torch.Generator().manual_seed(0)), torch.randint(0, 500, (24,))
@@ -34,7 +35,7 @@ def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def step_of(model: nn.Module, **settings) -> lowtide.Step:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    return lowtide.optimize(model, (X, Y), loss=loss, optimizer=optimizer, workspaces=False, progress=False, **settings)
+    return lowtide.optimize(model, (X, Y), loss=loss, optimizer=optimizer, **in_values(workspaces=False, progress=False, **settings))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
@@ -59,9 +60,14 @@ def test_a_step_in_parts_is_as_near_to_eager_as_eager_to_what_is_right():
     x, y = torch.randn(400, 8, generator=torch.Generator().manual_seed(1)), torch.randint(0, 500, (400,))
     model = Net()
     step = lowtide.optimize(
-        model, (x, y), loss=loss, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2), exact=False, memory="30%", workspaces=False,
-        progress=False,
-    )  # fmt: skip
+        model,
+        (x, y),
+        loss=loss,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
+        exact=False,
+        memory="30%",
+        planning=lowtide.Planning(workspaces=False, progress=False),
+    )
     assert "run part by part" in str(step.plan)
     found = step.verify(x, y)
     assert found.within(4.0), str(found)  # to the last bit on some machines: along what it is split is by their times
@@ -93,7 +99,7 @@ def test_the_distance_is_that_of_the_gradients():
 
 def test_inference_is_verified_too():
     model = Net().eval()
-    step = lowtide.optimize(model, (X,), workspaces=False, progress=False)
+    step = lowtide.optimize(model, (X,), planning=lowtide.Planning(workspaces=False, progress=False))
     found = step.verify(X)
     assert found.bit_equal
     assert found.gradients == ()

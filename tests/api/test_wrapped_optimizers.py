@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import lowtide
 from bench import torchvision_shim
+from bench.in_values import in_values
 from tests.api.networks import cross_entropy
 from tests.api.small_net import Net, made
 from tests.training import check, differences
@@ -70,7 +71,7 @@ def trained(wrap: Callable[[Any], Any], rule: type[optim.Optimizer], steps: int 
     torch.manual_seed(0)
     model, batch, loss, inner = made(rule, lr=0.1, foreach=False)()
     schedule = optim.lr_scheduler.StepLR(inner, 1, 0.5)
-    step = lowtide.optimize(model, batch, loss=loss, optimizer=wrap(inner), workspaces=False) if wrap else None
+    step = lowtide.optimize(model, batch, loss=loss, optimizer=wrap(inner), planning=lowtide.Planning(workspaces=False)) if wrap else None
     for _ in range(steps):
         if step:
             step(*batch)
@@ -91,7 +92,11 @@ def test_wrappers_of_frameworks_train_what_they_hold(wrap, rule):
 def refused(model: nn.Module, optimizer: Any, message: str, **arguments: Any) -> None:
     with pytest.raises(lowtide.CaptureError, match=message):
         lowtide.optimize(
-            model, (torch.randn(4, 6), torch.randint(0, 3, (4,))), loss=cross_entropy, optimizer=optimizer, workspaces=False, **arguments
+            model,
+            (torch.randn(4, 6), torch.randint(0, 3, (4,))),
+            loss=cross_entropy,
+            optimizer=optimizer,
+            **in_values(workspaces=False, **arguments),
         )
 
 
@@ -125,7 +130,7 @@ class ZeroRedundancyOptimizer(Sharpness):
 def test_state_in_parts_is_asked_for_otherwise():
     model = Net()
     optimizer = ZeroRedundancyOptimizer(model.parameters(), optim.SGD([next(model.parameters())], 0.1))
-    refused(model, optimizer, r'for all of them, and give lowtide\.optimize shard="optimizer"')
+    refused(model, optimizer, r'for all of them, and give lowtide\.optimize parallel=lowtide\.Parallel\(shard="optimizer"\)')
 
 
 def test_timms_lookahead_is_refused():
@@ -145,7 +150,7 @@ def test_a_step_replaced_on_the_instance():
 
 def test_a_step_replaced_after_capture():
     model, batch, loss, optimizer = made(optim.SGD, lr=0.1)()
-    step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, workspaces=False)
+    step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
     step(*batch)
     optimizer.step = lambda: None
     with pytest.raises(lowtide.CaptureError, match="was replaced"):
@@ -204,7 +209,11 @@ def test_hooks_run_with_every_step_as_in_eager():
             register_optimizer_step_post_hook(lambda *given: seen.append("everywhere")),
         ]
         try:
-            step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, workspaces=False) if optimized else None
+            step = (
+                lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
+                if optimized
+                else None
+            )
             assert not seen
             for _ in range(3):
                 if step:
@@ -240,14 +249,14 @@ def parameters_clamped(optimizer: optim.Optimizer, *given: Any) -> None:
 def test_hooks_that_come_at_another_time_than_in_eager(hook, message):
     model, batch, loss, optimizer = made(optim.SGD, lr=0.1)()
     optimizer.register_step_pre_hook(hook)
-    step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, workspaces=False)
+    step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
     with pytest.raises(lowtide.StepError, match=message):
         step(*batch)
 
 
 def test_gradients_left_from_an_eager_backward_are_freed():
     model, batch, loss, optimizer = made(optim.SGD, lr=0.1)()
-    step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, workspaces=False)
+    step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
     loss(model, *batch).backward()
     assert any(parameter.grad is not None for parameter in model.parameters())
     step(*batch)

@@ -11,6 +11,7 @@ from bench.budget_plans import Once
 from bench.budget_plot import plot
 from bench.budget_settings import Setting, checkpoint_blocks, held_bytes
 from bench.budget_turns import Group, Ratio, Turn, Worker
+from bench.in_values import in_values
 from bench.models import Workload
 from bench.models.workload import plain_sgd
 from lowtide import Sweep, optimize
@@ -100,7 +101,7 @@ def test_a_search_that_keeps_its_answer_gives_the_same_plans():
     settings = {"loss": lambda model, x: model(x).square().mean(), "optimizer": plain_sgd(model), "simulate": machine}
     kept, anew = Once(levels=6, max_states=200), Sweep(levels=6, max_states=200)
     for share in ("90%", "80%"):
-        one, two = (optimize(model, (x,), search=search, memory=share, **settings).plan for search in (kept, anew))
+        one, two = (optimize(model, (x,), memory=share, **in_values(search=search, **settings)).plan for search in (kept, anew))
         assert one.to_json() == two.to_json()
     assert len(kept.kept) == 1
     assert one.resident_bytes == held_bytes(Workload(model, (x,), settings["loss"]))

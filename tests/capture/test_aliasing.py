@@ -28,7 +28,7 @@ class Calls(nn.Module):
 
 def optimized(function: Callable[..., object], *batch: Tensor) -> tuple[Calls, lowtide.Step]:
     model = Calls(function)
-    return model, lowtide.optimize(model, batch, workspaces=False)
+    return model, lowtide.optimize(model, batch, planning=lowtide.Planning(workspaces=False))
 
 
 def test_an_output_that_is_an_input():
@@ -101,7 +101,11 @@ def test_two_arguments_on_one_memory_of_which_one_is_written():
 def test_a_batch_that_shares_memory_with_what_the_step_trains():
     model = nn.Linear(3, 3)
     step = lowtide.optimize(
-        model, torch.ones(3, 3), loss=lambda model, x: model(x).sum(), optimizer=optim.SGD(model.parameters(), 0.1), workspaces=False
+        model,
+        torch.ones(3, 3),
+        loss=lambda model, x: model(x).sum(),
+        optimizer=optim.SGD(model.parameters(), 0.1),
+        planning=lowtide.Planning(workspaces=False),
     )
     before = Snapshot.of(model)
     with pytest.raises(lowtide.BatchError, match="batch 0 shares its memory with parameter weight"):
@@ -133,7 +137,7 @@ def test_a_buffer_moved_within_its_storage():
 
     model, twin = Calls(function), Calls(function)
     del model.part, twin.part
-    step = lowtide.optimize(model, torch.ones(2), workspaces=False)
+    step = lowtide.optimize(model, torch.ones(2), planning=lowtide.Planning(workspaces=False))
     model.whole, twin.whole = torch.arange(9.0)[1:], torch.arange(9.0)[1:]
     assert not differences(twin(torch.ones(2)), step(torch.ones(2)))
     assert torch.equal(model.whole, twin.whole)
@@ -195,7 +199,11 @@ def test_a_plain_tensor_that_a_module_keeps_from_step_to_step():
 def trained(model: nn.Module, scale: float) -> lowtide.Step:
     optimizer = optim.Adam(model.parameters(), 0.1, foreach=False)
     return lowtide.optimize(
-        model, torch.ones(2, 3), loss=lambda model, x: (model(x) * scale).square().sum(), optimizer=optimizer, workspaces=False
+        model,
+        torch.ones(2, 3),
+        loss=lambda model, x: (model(x) * scale).square().sum(),
+        optimizer=optimizer,
+        planning=lowtide.Planning(workspaces=False),
     )
 
 

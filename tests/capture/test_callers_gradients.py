@@ -28,7 +28,14 @@ def trained(change: Any, optimized: bool) -> Any:
         return change(model, parameters, optimizer)
 
     if optimized:
-        step = lowtide.optimize(model, (x, y), loss=loss, optimizer=optimizer, after_backward=after_backward, workspaces=False)
+        step = lowtide.optimize(
+            model,
+            (x, y),
+            loss=loss,
+            optimizer=optimizer,
+            training=lowtide.Training(after_backward=after_backward),
+            planning=lowtide.Planning(workspaces=False),
+        )
         assert parameters[0].grad is left
     optimizer.zero_grad()
     for _ in range(3):
@@ -74,6 +81,6 @@ def test_a_gradient_out_of_reach_is_refused():
     with pytest.raises(CaptureError, match=r"parameter that it was not given, at .*take the parameters of the model"):
         lowtide.optimize(
             model, torch.ones(3, 4), loss=lambda model, x: model(x).sum(), optimizer=optimizer,
-            after_backward=lambda model: nn.utils.clip_grad_norm_(parameters, 1.0),
+            training=lowtide.Training(after_backward=lambda model: nn.utils.clip_grad_norm_(parameters, 1.0)),
         )  # fmt: skip
     assert all(each.grad is None for each in parameters)

@@ -107,7 +107,7 @@ def test_what_only_the_first_call_changes_is_captured_after_it():
     with torch.no_grad():
         switching(model, x)
         expected = switching(model, x)
-    step = lowtide.optimize(_Called(model, switching), (x,), workspaces=False)
+    step = lowtide.optimize(_Called(model, switching), (x,), planning=lowtide.Planning(workspaces=False))
     assert torch.equal(step(x), expected)
 
 

@@ -43,7 +43,12 @@ def test_each_step_goes_the_way_that_its_data_say(kind: Callable[[], nn.Module])
     model = kind()
     twin, x = copy.deepcopy(model), torch.randn(4, 3)
     step = lowtide.optimize(
-        model, (x, torch.tensor(3)), loss=loss, optimizer=torch.optim.SGD(model.parameters(), 0.1), workspaces=False, check="never"
+        model,
+        (x, torch.tensor(3)),
+        loss=loss,
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        planning=lowtide.Planning(workspaces=False),
+        run=lowtide.Run(check="never"),
     )
     eager = torch.optim.SGD(twin.parameters(), 0.1)
     for count in (3, 1, 3):
@@ -61,7 +66,7 @@ def test_which_branch_may_not_follow_from_parameters() -> None:
     with pytest.raises(lowtide.CaptureError, match="control flow depends on data"):
         lowtide.optimize(
             model, torch.ones(2, 3), loss=lambda model, x: torch.cond(model(x).sum() > 0, torch.sum, torch.mean, (x,)),
-            optimizer=torch.optim.SGD(model.parameters(), 0.1), workspaces=False,
+            optimizer=torch.optim.SGD(model.parameters(), 0.1), planning=lowtide.Planning(workspaces=False),
         )  # fmt: skip
 
 
@@ -76,7 +81,11 @@ def test_a_compiled_function_is_compiled_after_a_capture_as_before() -> None:
     function = torch.compile(lambda y: y.sin() * 2, backend=counting)
     x = torch.ones(2, 3)
     step = lowtide.optimize(
-        model, x, loss=lambda model, x: function(model(x)).sum(), optimizer=torch.optim.SGD(model.parameters(), 0.1), workspaces=False
+        model,
+        x,
+        loss=lambda model, x: function(model(x)).sum(),
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        planning=lowtide.Planning(workspaces=False),
     )
     assert torch.equal(step(x), step(x)) is False
     assert not compiled
@@ -91,4 +100,4 @@ def test_flex_attention_is_refused_with_what_can_be_used_for_it() -> None:
             return flex_attention(x, x, x)
 
     with pytest.raises(lowtide.CaptureError, match=r"flex_attention at .*scaled_dot_product_attention"):
-        lowtide.optimize(Attends(), torch.ones(1, 2, 4, 8), workspaces=False)
+        lowtide.optimize(Attends(), torch.ones(1, 2, 4, 8), planning=lowtide.Planning(workspaces=False))

@@ -330,7 +330,14 @@ def _run(model: nn.Module, loss: Any, batches: Tensor, optimized: bool, between:
     optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.05, momentum=0.9)
     step, results = None, []
     if optimized:
-        step = lowtide.optimize(model, (batches[0],), loss=loss, optimizer=optimizer, after_backward=hook, workspaces=False)
+        step = lowtide.optimize(
+            model,
+            (batches[0],),
+            loss=loss,
+            optimizer=optimizer,
+            training=lowtide.Training(after_backward=hook),
+            planning=lowtide.Planning(workspaces=False),
+        )
     for x in batches:
         if step is not None:
             results.append(step(x))

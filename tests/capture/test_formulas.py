@@ -135,7 +135,7 @@ def test_values_alone_are_computed_as_eager_does(name):
 
     torch.manual_seed(0)
     x = torch.randn(11, 11)
-    step = lowtide.optimize(Asks(), (x,), workspaces=False)
+    step = lowtide.optimize(Asks(), (x,), planning=lowtide.Planning(workspaces=False))
     with torch.no_grad():
         assert not (told := differences(Asks()(x), step(x))), told
 
@@ -145,7 +145,11 @@ def test_vectors_are_not_computed_where_nobody_asks_for_them():
         def forward(self, x):
             return torch.linalg.matrix_norm(x, 2)
 
-    (svd,) = (node for node in lowtide.optimize(Norm(), (torch.randn(5, 5),), workspaces=False).plan.graph.nodes if "svd" in node.op)
+    (svd,) = (
+        node
+        for node in lowtide.optimize(Norm(), (torch.randn(5, 5),), planning=lowtide.Planning(workspaces=False)).plan.graph.nodes
+        if "svd" in node.op
+    )
     assert svd.args[2] is False
 
 
@@ -196,7 +200,7 @@ def test_a_lazy_conjugate_is_a_result_as_eager_gives_it():
             return lazy, lazy @ z, z
 
     x = torch.randn(3, 3)
-    found, expected = lowtide.optimize(Conjugate(), (x,), workspaces=False)(x), Conjugate()(x)
+    found, expected = lowtide.optimize(Conjugate(), (x,), planning=lowtide.Planning(workspaces=False))(x), Conjugate()(x)
     assert [each.is_conj() for each in found] == [each.is_conj() for each in expected]
     assert not differences(found, expected)
 
@@ -210,7 +214,7 @@ def test_a_conjugate_taken_before_its_base_is_written_sees_the_write():
             return lazy.imag + 0, lazy + 0
 
     x = torch.randn(3, 3)
-    assert not differences(lowtide.optimize(Writes(), (x,), workspaces=False)(x), Writes()(x))
+    assert not differences(lowtide.optimize(Writes(), (x,), planning=lowtide.Planning(workspaces=False))(x), Writes()(x))
 
 
 class Normalised(nn.Module):
@@ -259,7 +263,9 @@ def test_a_count_of_batches_is_read_anew_at_each_step():
     model = Normalised(nn.BatchNorm1d(4, momentum=None))
     x = torch.randn(5, 3, 6)
     loss = lambda model, x: model(x).square().mean()  # noqa: E731
-    step = lowtide.optimize(model, (x,), loss=loss, optimizer=torch.optim.SGD(model.parameters(), 0.1), workspaces=False)
+    step = lowtide.optimize(
+        model, (x,), loss=loss, optimizer=torch.optim.SGD(model.parameters(), 0.1), planning=lowtide.Planning(workspaces=False)
+    )
     graphs = []
     for _ in range(5):
         step(x)
@@ -275,7 +281,7 @@ def test_a_complex_division_rounds_as_eagers_does_in_place_and_out_of_place():
 
     torch.manual_seed(0)
     a, b = torch.randn(13, dtype=torch.complex64), torch.randn(13, dtype=torch.complex64)
-    assert not differences(lowtide.optimize(Divides(), (a, b), workspaces=False)(a, b), Divides()(a, b))
+    assert not differences(lowtide.optimize(Divides(), (a, b), planning=lowtide.Planning(workspaces=False))(a, b), Divides()(a, b))
 
 
 @pytest.mark.parametrize("driver", ["gels", "gelsy", "gelss", "gelsd", None])

@@ -66,7 +66,7 @@ def test_many_matrices_by_a_parameter_without_gradients(autocast):
 
     model, x = Product(), torch.randn(MANY)
     with torch.no_grad():
-        step = lowtide.optimize(model, (x,), workspaces=False)
+        step = lowtide.optimize(model, (x,), planning=lowtide.Planning(workspaces=False))
         assert not (found := differences(model(x), step(x))), found
 
 
@@ -129,5 +129,5 @@ def test_autocast_within_a_pseudo_inverse(hermitian):
     x = torch.randn(7, 7)
     x = x + x.mT
     with torch.no_grad():
-        step = lowtide.optimize(Inverse(), (x,), workspaces=False)
+        step = lowtide.optimize(Inverse(), (x,), planning=lowtide.Planning(workspaces=False))
         assert not (found := differences(Inverse()(x), step(x))), found

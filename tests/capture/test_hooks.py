@@ -44,7 +44,7 @@ def trained(hooked: Callable[[Net], Any], optimized: bool) -> Net:
     optimizer = optim.SGD(model.parameters(), 0.1)
     x = torch.randn(5, 3)
     before = Snapshot.of(model, optimizer)
-    step = lowtide.optimize(model, x, loss=loss, optimizer=optimizer, workspaces=False) if optimized else None
+    step = lowtide.optimize(model, x, loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False)) if optimized else None
     before.assert_same(model, optimizer)
     for _ in range(3):
         step(x) if step else eager_step(model, loss, optimizer, (x,), {}, Settings())
@@ -144,7 +144,7 @@ def test_what_hooks_do_beside_would_be_done_once(hooked, what):
     optimizer = optim.SGD(model.parameters(), 0.1)
     before = Snapshot.of(model, optimizer)
     with pytest.raises(lowtide.CaptureError, match=rf"the hook .*{what}.* returns nothing and writes no tensor.*never again"):
-        lowtide.optimize(model, torch.ones(5, 3), loss=loss, optimizer=optimizer, workspaces=False)
+        lowtide.optimize(model, torch.ones(5, 3), loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
     before.assert_same(model, optimizer)
 
 
@@ -163,7 +163,13 @@ def test_what_a_hook_around_all_modules_does_beside_would_be_done_once(register,
     handle = register(count)
     try:
         with pytest.raises(lowtide.CaptureError, match=rf"the hook 'count' .*{what}.*never again"):
-            lowtide.optimize(model, torch.ones(5, 3), loss=loss, optimizer=optim.SGD(model.parameters(), 0.1), workspaces=False)
+            lowtide.optimize(
+                model,
+                torch.ones(5, 3),
+                loss=loss,
+                optimizer=optim.SGD(model.parameters(), 0.1),
+                planning=lowtide.Planning(workspaces=False),
+            )
         tables = [table for name, table in vars(torch_module).items() if name.startswith("_global_") and isinstance(table, dict)]
         assert any(hook is count for table in tables for hook in table.values()), "it is there as before"
     finally:
@@ -174,7 +180,9 @@ def test_a_hook_after_accumulation_that_the_program_registers_is_refused():
     model = Net()
     model.within = lambda hidden: model.first.weight.register_post_accumulate_grad_hook(count)
     with pytest.raises(lowtide.CaptureError, match=rf"after a gradient is accumulated, at {HERE}.*use after_backward"):
-        lowtide.optimize(model, torch.ones(5, 3), loss=loss, optimizer=optim.SGD(model.parameters(), 0.1), workspaces=False)
+        lowtide.optimize(
+            model, torch.ones(5, 3), loss=loss, optimizer=optim.SGD(model.parameters(), 0.1), planning=lowtide.Planning(workspaces=False)
+        )
 
 
 def test_a_hook_that_runs_a_backward_pass_of_its_own():
@@ -200,7 +208,9 @@ def test_a_hook_that_runs_a_backward_pass_of_its_own():
         torch.manual_seed(0)
         model, x = Net(), torch.randn(5, 3)
         optimizer = optim.SGD(model.first.parameters(), 0.1)
-        step = lowtide.optimize(model, x, loss=cached, optimizer=optimizer, workspaces=False) if optimized else None
+        step = (
+            lowtide.optimize(model, x, loss=cached, optimizer=optimizer, planning=lowtide.Planning(workspaces=False)) if optimized else None
+        )
         for _ in range(2):
             step(x) if step else eager_step(model, cached, optimizer, (x,), {}, Settings())
         found.append(model.first.weight.detach())
@@ -219,7 +229,7 @@ def test_hooks_that_a_forward_adds_are_gone_after_a_capture():
             return self.inner(x)
 
     model, x = Adds(), torch.ones(1, 2)
-    step = lowtide.optimize(model, x, workspaces=False)
+    step = lowtide.optimize(model, x, planning=lowtide.Planning(workspaces=False))
     assert not model.inner._forward_hooks
     with torch.no_grad():
         assert torch.equal(step(x), model(x))
@@ -250,14 +260,14 @@ def test_a_hook_that_lives_for_one_call_may_hold_what_it_computes(trains: bool) 
     models = [Adapted() for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     if not trains:
-        assert torch.equal(lowtide.optimize(models[0], (x, task), workspaces=False)(x, task), models[1](x, task))
+        assert torch.equal(lowtide.optimize(models[0], (x, task), planning=lowtide.Planning(workspaces=False))(x, task), models[1](x, task))
         return
 
     def of_task(model: nn.Module, x: Tensor, task: Tensor) -> Tensor:
         return model(x, task).square().sum()
 
     mine, eagers = (optim.SGD(model.parameters(), 0.1) for model in models)
-    step = lowtide.optimize(models[0], (x, task), loss=of_task, optimizer=mine, workspaces=False)
+    step = lowtide.optimize(models[0], (x, task), loss=of_task, optimizer=mine, planning=lowtide.Planning(workspaces=False))
     for _ in range(2):
         step(x, task)
         eager_step(models[1], of_task, eagers, (x, task), {}, Settings())

@@ -33,7 +33,12 @@ def make(after: Callable[[nn.Module], Any] | None = None, loss: Callable[..., An
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     return lowtide.optimize(
-        model, torch.ones(5, 3), loss=loss, optimizer=optimizer(model.parameters(), lr=0.1), after_backward=after, workspaces=False
+        model,
+        torch.ones(5, 3),
+        loss=loss,
+        optimizer=optimizer(model.parameters(), lr=0.1),
+        training=lowtide.Training(after_backward=after),
+        planning=lowtide.Planning(workspaces=False),
     )
 
 
@@ -116,7 +121,7 @@ def test_an_object_in_the_batch_that_a_program_fills_is_put_back():
 
     cache = Cache()
     with pytest.raises(lowtide.CaptureError, match=r"changes what the batch holds, at batch\[0\]\[1\]"):
-        lowtide.optimize(Fills(), (torch.ones(2), cache), workspaces=False)
+        lowtide.optimize(Fills(), (torch.ones(2), cache), planning=lowtide.Planning(workspaces=False))
     assert vars(cache) == {}
 
 
@@ -136,7 +141,7 @@ def test_what_a_loss_or_a_module_keeps_is_found():
             return (row * 2 for row in [x + 1])
 
     with pytest.raises(lowtide.CaptureError, match="the generator '<genexpr>'"):
-        lowtide.optimize(Lazy(), torch.ones(2), workspaces=False)
+        lowtide.optimize(Lazy(), torch.ones(2), planning=lowtide.Planning(workspaces=False))
 
 
 def test_memoised_functions_forget():

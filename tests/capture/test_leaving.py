@@ -227,7 +227,14 @@ def test_it_is_captured_once(recwarn):
         return square(model, x)
 
     model = Net()
-    step = lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False, check="always")
+    step = lowtide.optimize(
+        model,
+        torch.rand(5, 3),
+        loss=loss,
+        optimizer=optim.SGD(model.parameters()),
+        planning=lowtide.Planning(workspaces=False),
+        run=lowtide.Run(check="always"),
+    )
     assert model.outs == []
     for _ in range(4):
         step(torch.rand(5, 3))
@@ -247,7 +254,9 @@ def test_what_leaves_is_counted_in_the_peak():
     peaks = []
     for function in (square, loss):
         model = Net()
-        step = lowtide.optimize(model, torch.rand(50, 3), loss=function, optimizer=optim.SGD(model.parameters()), workspaces=False)
+        step = lowtide.optimize(
+            model, torch.rand(50, 3), loss=function, optimizer=optim.SGD(model.parameters()), planning=lowtide.Planning(workspaces=False)
+        )
         peaks.append(step.plan.peak_bytes)
     assert peaks[1] - peaks[0] >= 50 * 100 * 3 * 4
 
@@ -260,7 +269,9 @@ def test_a_step_that_fails_puts_nothing_there():
 
     kept: list[Tensor] = []
     model = Net()
-    step = lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
+    step = lowtide.optimize(
+        model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), planning=lowtide.Planning(workspaces=False)
+    )
     with pytest.raises(AssertionError):
         step(torch.full((5, 3), torch.nan))
     assert kept == []
@@ -270,7 +281,7 @@ def test_a_step_that_fails_puts_nothing_there():
 
 def test_inference_puts_there_too():
     model = Net(lambda net, hidden: net.outs.append(hidden))
-    step = lowtide.optimize(model, torch.rand(5, 3), workspaces=False)
+    step = lowtide.optimize(model, torch.rand(5, 3), planning=lowtide.Planning(workspaces=False))
     expected = []
     for x in (torch.rand(5, 3), torch.rand(5, 3)):
         step(x)
@@ -338,7 +349,9 @@ def test_what_follows_from_earlier_steps_is_refused(keep, why):
     kept: list[Any] = []
     model = Net()
     with pytest.raises(lowtide.CaptureError, match=why):
-        lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
+        lowtide.optimize(
+            model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), planning=lowtide.Planning(workspaces=False)
+        )
     assert kept == []
 
 
@@ -350,7 +363,9 @@ def test_an_average_that_goes_on_is_refused():
 
     model, meter = Net(), Meter()
     with pytest.raises(lowtide.CaptureError, match="reads attribute 'last' of a Meter, which an earlier step has put there"):
-        lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
+        lowtide.optimize(
+            model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), planning=lowtide.Planning(workspaces=False)
+        )
     assert meter.last is None
 
 
@@ -362,7 +377,9 @@ def test_an_ordered_dictionary_is_put_back_whole():
     kept = collections.OrderedDict[str, Any](first=1)
     model = Net()
     with pytest.raises(lowtide.CaptureError):
-        lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
+        lowtide.optimize(
+            model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), planning=lowtide.Planning(workspaces=False)
+        )
     assert list(kept.items()) == [("first", 1)]
     kept["second"] = 2
     kept.move_to_end("first")
@@ -382,7 +399,9 @@ def test_attributes_are_as_the_program_leaves_them():
     noted = Meter()
     model = Net(keep)
     model.rows = 7
-    step = lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
+    step = lowtide.optimize(
+        model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), planning=lowtide.Planning(workspaces=False)
+    )
     assert not hasattr(model, "phase")
     assert not hasattr(noted, "rows")
     assert (model.rows, noted.last) == (7, None)
@@ -405,7 +424,9 @@ def test_a_count_elsewhere_is_refused(what):
 
     file, model = io.StringIO(), Net()
     with pytest.raises(lowtide.CaptureError, match="changes what it rests on each time"):
-        lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
+        lowtide.optimize(
+            model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), planning=lowtide.Planning(workspaces=False)
+        )
 
 
 def test_what_is_typed_in_is_the_users_too():
@@ -424,7 +445,9 @@ def test_a_memo_is_filled_once():
 
     memo = dict[int, float]()
     model = Net()
-    step = lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
+    step = lowtide.optimize(
+        model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), planning=lowtide.Planning(workspaces=False)
+    )
     step(torch.rand(5, 3))
     assert memo == {5: 0.2}
 

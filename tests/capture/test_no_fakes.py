@@ -6,6 +6,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import lowtide
+from bench.in_values import in_values
 from lowtide.errors import CaptureError
 
 X = torch.linspace(-1, 1, 12).view(4, 3)
@@ -71,7 +72,9 @@ def test_a_failure(place, steps_before):
         return model.at("loss", model(x).sum())
 
     with pytest.raises(CaptureError, match="ZeroDivisionError"):
-        lowtide.optimize(model, (X,), loss=loss, optimizer=optimizer, after_backward=lambda model: model.at("after_backward"))
+        lowtide.optimize(
+            model, (X,), loss=loss, optimizer=optimizer, training=lowtide.Training(after_backward=lambda model: model.at("after_backward"))
+        )
     assert [id(tensor) for tensor in tensors_of(model, optimizer)] == before
     assert is_real(model, optimizer)
 
@@ -117,7 +120,7 @@ def test_torch_script(make, trains):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     given = {"loss": lambda model, x: model(x).sum(), "optimizer": optimizer} if trains else {}
     with pytest.raises(CaptureError, match="is TorchScript"):
-        lowtide.optimize(model, (X,), **given)
+        lowtide.optimize(model, (X,), **in_values(**given))
     assert not any(isinstance(parameter, FakeTensor) for parameter in model.parameters())
 
 

@@ -10,6 +10,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 import lowtide
+from bench.in_values import in_values
 
 Draw = Callable[[Tensor, Generator], Tensor]
 
@@ -54,7 +55,7 @@ def trained(draw: Draw, optimized: bool, rows: int = 8, layers: int = 1, **optio
         return result.detach()
 
     states = own.get_state(), torch.get_rng_state()
-    step = lowtide.optimize(model, x, loss=loss, optimizer=optimizer, **options) if optimized else None
+    step = lowtide.optimize(model, x, loss=loss, optimizer=optimizer, **in_values(**options)) if optimized else None
     assert all(map(torch.equal, states, (own.get_state(), torch.get_rng_state()))), "a capture moves no generator"
     losses = [(step or eager)(x).detach() for _ in range(5)]
     return [*losses, *model.parameters(), own.get_state(), torch.get_rng_state()], step
@@ -95,7 +96,7 @@ def is_eager(step: Callable[[Tensor], Tensor], model: Noisy, x: Tensor) -> bool:
 @pytest.mark.parametrize("check", ["auto", "never"])
 def test_another_generator_in_its_place(check: str) -> None:
     model, x = Noisy(), torch.ones(3, 4)
-    step = lowtide.optimize(model, x, workspaces=False, check=check)
+    step = lowtide.optimize(model, x, planning=lowtide.Planning(workspaces=False), run=lowtide.Run(check=check))
     assert all(is_eager(step, model, x) for _ in range(3))
     model.noise.manual_seed(7)
     assert is_eager(step, model, x)
@@ -105,19 +106,19 @@ def test_another_generator_in_its_place(check: str) -> None:
 
 def test_a_range_of_shapes() -> None:
     model, x = Noisy(), torch.ones(3, 4)
-    step = lowtide.optimize(model, x, workspaces=False, dynamic={0: {0: ("rows", 2, 16)}})
+    step = lowtide.optimize(model, x, planning=lowtide.Planning(workspaces=False), shapes=lowtide.Shapes(dynamic={0: {0: ("rows", 2, 16)}}))
     assert all(is_eager(step, model, torch.ones(rows, 4)) for rows in (3, 16))
 
 
 def test_a_saved_plan(tmp_path: Any) -> None:
     model, x = Noisy(), torch.ones(3, 4)
-    lowtide.optimize(model, x, workspaces=False).save(tmp_path / "plan.json")
-    assert is_eager(lowtide.optimize(model, x, workspaces=False, plan=tmp_path / "plan.json"), model, x)
+    lowtide.optimize(model, x, planning=lowtide.Planning(workspaces=False)).save(tmp_path / "plan.json")
+    assert is_eager(lowtide.optimize(model, x, planning=lowtide.Planning(workspaces=False), plan=tmp_path / "plan.json"), model, x)
 
 
 def test_a_comparison_draws_the_same_numbers_and_moves_nothing() -> None:
     model, x = Noisy(), torch.ones(3, 4)
-    step = lowtide.optimize(model, x, workspaces=False)
+    step = lowtide.optimize(model, x, planning=lowtide.Planning(workspaces=False))
     before = model.noise.get_state()
     assert step.verify(x).bit_equal
     assert torch.equal(before, model.noise.get_state())
@@ -127,7 +128,7 @@ def test_the_second_look_sees_another_one() -> None:
     generators = [Generator().manual_seed(seed) for seed in range(9)]
     model = nn.Linear(4, 4)
     model.forward = lambda x: x + torch.rand(4, generator=Hidden(generators).now)  # type: ignore[assignment]
-    step = lowtide.optimize(model, torch.ones(4), workspaces=False, check="always")
+    step = lowtide.optimize(model, torch.ones(4), planning=lowtide.Planning(workspaces=False), run=lowtide.Run(check="always"))
     found = step(torch.ones(4))
     del generators[0]
     assert not torch.equal(step(torch.ones(4)), found)
@@ -182,7 +183,7 @@ def test_what_no_step_would_do(draw: Draw, message: str) -> None:
     model.noise, model.draw = own, draw  # type: ignore[assignment]
     model.forward = lambda x: x + model.draw(x, model.noise)  # type: ignore[assignment, operator, arg-type]
     with pytest.raises(lowtide.CaptureError) as raised:
-        lowtide.optimize(model, torch.ones(4), workspaces=False)
+        lowtide.optimize(model, torch.ones(4), planning=lowtide.Planning(workspaces=False))
     assert re.search(message, str(raised.value))
     assert torch.equal(own.get_state(), drawn.get_state()), "a refusal moves no generator"
 

@@ -124,7 +124,11 @@ def test_a_step_raises_what_the_program_would_and_changes_what_it_would(looks, e
             loss(model, x).backward()
             optimizer.step()
 
-        step = lowtide.optimize(model, (X,), loss=loss, optimizer=optimizer, workspaces=False) if optimized else eagerly
+        step = (
+            lowtide.optimize(model, (X,), loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
+            if optimized
+            else eagerly
+        )
         torch.manual_seed(1)
         step(X)
         with pytest.raises(error, match=rf"at .*{HERE}.*{words}" if optimized else None):
@@ -175,7 +179,7 @@ def test_inference_checks_too_where_kernels_are_generated():
 
     model = Policy().eval()
     for exact in (True, False):
-        run = lowtide.optimize(model, (X,), exact=exact, workspaces=False)
+        run = lowtide.optimize(model, (X,), exact=exact, planning=lowtide.Planning(workspaces=False))
         assert torch.allclose(run(X), model(X))
         with pytest.raises(ValueError, match="logits of Categorical"):
             run(torch.full_like(X, float("nan")))

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import lowtide
+from bench.in_values import in_values
 
 LAST = [None]
 
@@ -28,7 +29,11 @@ def test_a_place_that_only_a_module_names_is_found():
     LAST[0] = None
     model, x = KeepsInAGlobal(), torch.ones(2, 4)
     step = lowtide.optimize(
-        model, x, loss=lambda model, x: model(x).sum(), optimizer=torch.optim.SGD(model.parameters(), 0.1), workspaces=False
+        model,
+        x,
+        loss=lambda model, x: model(x).sum(),
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        planning=lowtide.Planning(workspaces=False),
     )
     assert LAST == [None]
     with torch.no_grad():
@@ -51,9 +56,9 @@ def test_an_ordered_table_is_whole_after_a_refusal_and_after_steps():
 
     said = {"optimizer": torch.optim.SGD(model.parameters(), 0.1), "workspaces": False}
     with pytest.raises(lowtide.CaptureError, match="control flow depends on data"):
-        lowtide.optimize(model, x, loss=refused, **said)
+        lowtide.optimize(model, x, loss=refused, **in_values(**said))
     assert list(table.items()) == [("a", 1), ("b", 2)]
-    step = lowtide.optimize(model, x, loss=kept, **said)
+    step = lowtide.optimize(model, x, loss=kept, **in_values(**said))
     step(x), step(x)
     assert list(table) == ["a", "b", "c"]
     table.move_to_end("a")
@@ -68,7 +73,9 @@ def test_a_default_is_as_it_was_after_a_refusal():
         return model.layer(x).sum() * (1.0 if kept[-1].sum() > 0 else -1.0)
 
     with pytest.raises(lowtide.CaptureError):
-        lowtide.optimize(model, x, loss=refused, optimizer=torch.optim.SGD(model.parameters(), 0.1), workspaces=False)
+        lowtide.optimize(
+            model, x, loss=refused, optimizer=torch.optim.SGD(model.parameters(), 0.1), planning=lowtide.Planning(workspaces=False)
+        )
     assert refused.__defaults__ == ([],)
 
 
@@ -85,6 +92,10 @@ def test_a_place_that_only_an_objects_method_names_is_put_back():
     LAST[0] = None
     with pytest.raises(lowtide.CaptureError, match="control flow depends on data"):
         lowtide.optimize(
-            model, x, loss=lambda model, x: computes.compute(model, x), optimizer=torch.optim.SGD(model.parameters(), 0.1), workspaces=False
+            model,
+            x,
+            loss=lambda model, x: computes.compute(model, x),
+            optimizer=torch.optim.SGD(model.parameters(), 0.1),
+            planning=lowtide.Planning(workspaces=False),
         )
     assert LAST == [None]

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, assume, event, example, given, settings
 from hypothesis import strategies as st
 
 import lowtide
+from bench.in_values import in_values
 from lowtide.schedule import Best
 from tests import programs
 from tests.programs import Line, RandomOrder, Script, Scripted
@@ -88,7 +89,7 @@ def _optimized_step(momentum: bool, solver: object, model: Scripted):
 def _optimized(model: Scripted, **arguments: object):
     check = "auto" if arguments["solver"] == Best() else "never"  # a second look does not see the order
     try:
-        return lowtide.optimize(model, programs.batch(), workspaces=False, check=check, **arguments)
+        return lowtide.optimize(model, programs.batch(), **in_values(workspaces=False, check=check, **arguments))
     except lowtide.CaptureError as error:
         reason = next((reason for reason in _HONEST if reason in str(error)), None)
         if reason is None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import lowtide
+from bench.in_values import in_values
 from tests.refusals import Function, refused, square
 
 
@@ -58,7 +59,7 @@ def test_micro_batches_with_more_results_than_the_loss():
 )
 def test_arguments_that_cannot_be_meant(arguments, error, message):
     with pytest.raises(error, match=message):
-        lowtide.optimize(nn.Linear(4, 4), torch.ones(6, 4), **arguments)
+        lowtide.optimize(nn.Linear(4, 4), torch.ones(6, 4), **in_values(**arguments))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_arguments_that_cannot_be_meant(arguments, error, message):
         (lambda: lowtide.place_buffers(3), "problem: expected a lowtide.PlaceProblem, or the path of a CSV file, got 3"),
         (lambda: lowtide.order("none.json", "exact"), "solver: expected a value like lowtide.schedule.Best"),
         (lambda: lowtide.place_buffers("none.csv", "exact"), "solver: expected a value like lowtide.place.Exact"),
-        (lambda: lowtide.explain(nn.Linear(4, 4), torch.ones(6, 4), swap="no"), "swap: expected True or False"),
+        (lambda: lowtide.explain(nn.Linear(4, 4), torch.ones(6, 4), run=lowtide.Run(swap="no")), "swap: expected True or False"),
     ],
 )
 def test_values_of_another_kind(ask, message):
@@ -90,17 +91,17 @@ def test_lazy_conjugates_within_a_program_are_eagers():
         return torch.view_as_real((torch.complex(x, x).conj() * torch.complex(x, 2 * x)).resolve_conj())
 
     x = torch.rand(2)
-    assert torch.equal(lowtide.optimize(Function(product), x, workspaces=False)(x), product(x))
+    assert torch.equal(lowtide.optimize(Function(product), x, planning=lowtide.Planning(workspaces=False))(x), product(x))
 
 
 def test_a_plan_for_another_machine_is_not_run():
     model, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
-    step = lowtide.optimize(model, (x,), simulate="a100")
+    step = lowtide.optimize(model, (x,), planning=lowtide.Planning(simulate="a100"))
     assert step.plan.provenance.device == "a100"
     with pytest.raises(lowtide.StepError, match=r"for another machine.*without `simulate`"):
         step(x)
     with pytest.raises(ValueError, match="expected one of cpu, rtx3090, a100, h100, h200, got 'abacus'"):
-        lowtide.optimize(model, (x,), simulate="abacus")
+        lowtide.optimize(model, (x,), planning=lowtide.Planning(simulate="abacus"))
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested")
@@ -120,6 +121,6 @@ def test_tensors_that_are_not_dense(batch, message):
 def test_a_lazy_conjugate_in_the_batch():
     x = torch.complex(torch.ones(6, 4), torch.ones(6, 4))
     refused(lambda model, x: model(x.abs()).sum(), r"batch.* is a lazy conjugate.*resolve_conj\(\)", batch=(x.conj(),))
-    step = lowtide.optimize(Function(lambda x: x * 2), x, workspaces=False)
+    step = lowtide.optimize(Function(lambda x: x * 2), x, planning=lowtide.Planning(workspaces=False))
     with pytest.raises(lowtide.BatchError, match=r"batch \[0\]: expected complex64.*got a lazy conjugate.*resolve_conj\(\)"):
         step(x.conj())

@@ -118,16 +118,20 @@ def test_forked_generators_that_nobody_seeds_are_eagers():
             with torch.random.fork_rng():
                 return x + torch.zeros_like(x)
 
-    assert torch.equal(lowtide.optimize(Noisy(), torch.ones(2), workspaces=False)(torch.ones(2)), torch.ones(2))
+    assert torch.equal(lowtide.optimize(Noisy(), torch.ones(2), planning=lowtide.Planning(workspaces=False))(torch.ones(2)), torch.ones(2))
 
 
 def test_sections_that_a_tensor_gives():
     """A tensor of the program's own says where to cut, as in eager; one that depends on activations is refused."""
     x = torch.arange(24.0).reshape(6, 4)
-    cut = lowtide.optimize(Function(lambda x: torch.tensor_split(x * 2, torch.tensor([2, 3]))[1]), x, workspaces=False)
+    cut = lowtide.optimize(
+        Function(lambda x: torch.tensor_split(x * 2, torch.tensor([2, 3]))[1]), x, planning=lowtide.Planning(workspaces=False)
+    )
     assert torch.equal(cut(x), (x * 2)[2:3])
     held = torch.tensor_split  # as `from torch import tensor_split` holds it: its name is never looked up again
-    cut = lowtide.optimize(Function(lambda x, at: held(x * 2, at)[1]), (x, torch.tensor([2, 3])), workspaces=False)
+    cut = lowtide.optimize(
+        Function(lambda x, at: held(x * 2, at)[1]), (x, torch.tensor([2, 3])), planning=lowtide.Planning(workspaces=False)
+    )
     for at in ([2, 3], [1, 4]):
         assert torch.equal(cut(x, torch.tensor(at)), (x * 2)[slice(*at)])
     refused(lambda model, x: torch.tensor_split(model(x), model(x)[0].argsort()[:1])[0].sum(), rf"at {WHERE}")
@@ -155,7 +159,9 @@ def test_a_rate_of_which_every_draw_says_the_same_decides(dropped):
         torch.manual_seed(0)
         model, x = nn.Linear(3, 3), torch.rand(4, 3)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        step = lowtide.optimize(model, x, loss=loss, optimizer=optimizer, workspaces=False) if optimized else None
+        step = (
+            lowtide.optimize(model, x, loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False)) if optimized else None
+        )
         for _ in range(2):
             if step is not None:
                 step(x)

@@ -37,7 +37,7 @@ def by_python(y: Tensor, x: Tensor) -> Tensor:
 def test_what_calls_functions_is_refused(function: Callable[..., Tensor], training: bool) -> None:
     model = Calls(function)
     with pytest.raises(lowtide.CaptureError, match=r"scan at \S+py:\d+.* calls functions.* Python's own `if`"):
-        trained(model) if training else lowtide.optimize(model, torch.ones(2, 3), workspaces=False)
+        trained(model) if training else lowtide.optimize(model, torch.ones(2, 3), planning=lowtide.Planning(workspaces=False))
 
 
 def test_the_remedy_is_captured() -> None:
@@ -47,7 +47,9 @@ def test_the_remedy_is_captured() -> None:
 
 def trained(model: nn.Module) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return lowtide.optimize(model, torch.ones(2, 3), loss=lambda model, x: model(x).mean(), optimizer=optimizer, workspaces=False)
+    return lowtide.optimize(
+        model, torch.ones(2, 3), loss=lambda model, x: model(x).mean(), optimizer=optimizer, planning=lowtide.Planning(workspaces=False)
+    )
 
 
 class Padded(nn.Module):
@@ -63,9 +65,9 @@ def test_a_padding_mask_makes_a_nested_tensor_unless_told_otherwise() -> None:
     model, x = Padded(), torch.ones(2, 3)
     with torch.no_grad():
         with pytest.raises(lowtide.CaptureError, match=r"nested tensor.*encoder\.use_nested_tensor = False"):
-            lowtide.optimize(model, x, workspaces=False)
+            lowtide.optimize(model, x, planning=lowtide.Planning(workspaces=False))
         model.encoder.use_nested_tensor = False
-        assert torch.equal(lowtide.optimize(model, x, workspaces=False)(x), model(x))
+        assert torch.equal(lowtide.optimize(model, x, planning=lowtide.Planning(workspaces=False))(x), model(x))
 
 
 def compiled() -> Callable[..., Tensor]:
@@ -86,7 +88,7 @@ def test_a_compiled_function_that_torch_does_not_differentiate_is_captured() -> 
     assert trained(Calls(lambda y, x: y + mask(x, x)))(x).isfinite()
     model = Calls(compiled()).eval()
     with torch.no_grad():
-        assert torch.equal(lowtide.optimize(model, x, workspaces=False)(x), model(x))
+        assert torch.equal(lowtide.optimize(model, x, planning=lowtide.Planning(workspaces=False))(x), model(x))
 
 
 def nested(layout: torch.layout) -> Callable[..., Tensor]:
@@ -126,7 +128,7 @@ def test_one_sentence_each(kind: str, training: bool) -> None:
     make, message = KINDS[kind]
     model = make()
     with pytest.raises(lowtide.CaptureError, match=message) as told:
-        trained(model) if training else lowtide.optimize(model, torch.ones(2, 3), workspaces=False)
+        trained(model) if training else lowtide.optimize(model, torch.ones(2, 3), planning=lowtide.Planning(workspaces=False))
     assert len(str(told.value)) < 500
     assert "DispatchKey" not in str(told.value)
     assert all(type(each) is nn.Parameter or isinstance(model, torch.jit.ScriptModule) for each in model.parameters())

@@ -80,7 +80,11 @@ def test_conversions_that_change_nothing():
         torch.manual_seed(0)
         model, x = Careful(), torch.randn(4, 3)
         optimizer = optim.SGD(model.parameters(), 0.1)
-        step = lowtide.optimize(model, x, loss=Careful.__call__, optimizer=optimizer, workspaces=False) if optimized else None
+        step = (
+            lowtide.optimize(model, x, loss=Careful.__call__, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
+            if optimized
+            else None
+        )
         for _ in range(2):
             step(x) if step else eager_step(model, Careful.__call__, optimizer, (x,), {}, Plain())
         return [parameter.detach() for parameter in model.parameters()]

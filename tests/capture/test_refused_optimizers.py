@@ -75,7 +75,11 @@ def test_arithmetic_on_hyper_parameters_follows_their_changes(rule):
         torch.manual_seed(0)
         model = nn.Linear(3, 2)
         optimizer = Own(model.parameters(), 0.1, rule)
-        step = lowtide.optimize(model, torch.ones(2, 3), loss=square, optimizer=optimizer, workspaces=False) if optimized else None
+        step = (
+            lowtide.optimize(model, torch.ones(2, 3), loss=square, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
+            if optimized
+            else None
+        )
         for lr in (0.1, 0.2, 0.27, 0.5):
             optimizer.param_groups[0]["lr"] = lr
             step(torch.ones(2, 3)) if step else eager_step(model, square, optimizer, (torch.ones(2, 3),), {}, Plain())

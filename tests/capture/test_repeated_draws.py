@@ -58,7 +58,7 @@ def of_probabilities(model: Any, x: Tensor) -> Tensor:
 def steps(loss: Loss, optimized: bool) -> list[Any]:
     model, x = model_of(), torch.randn(4, 4)
     optimizer = optim.SGD(model.parameters(), 0.1)
-    step = lowtide.optimize(model, x, loss=loss, optimizer=optimizer, workspaces=False) if optimized else None
+    step = lowtide.optimize(model, x, loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False)) if optimized else None
     torch.manual_seed(1)
     losses = [step(x) if step else eager_step(model, loss, optimizer, (x,), {}, Settings()) for _ in range(2)]
     return [*model.parameters(), torch.get_rng_state(), *(torch.as_tensor(each).detach() for each in losses)]
@@ -127,4 +127,6 @@ REFUSED = {
 def test_draws_that_would_be_others(loss: Loss, message: str) -> None:
     model = model_of()
     with pytest.raises(lowtide.CaptureError, match=message):
-        lowtide.optimize(model, torch.randn(4, 4), loss=loss, optimizer=optim.SGD(model.parameters(), 0.1), workspaces=False)
+        lowtide.optimize(
+            model, torch.randn(4, 4), loss=loss, optimizer=optim.SGD(model.parameters(), 0.1), planning=lowtide.Planning(workspaces=False)
+        )

@@ -43,7 +43,7 @@ def test_a_schedule_within_the_step_is_refused_and_moves_nothing(of: Any, where:
     batch, before = (torch.randn(3, 4),), Snapshot.of(model, optimizer)
     hook = act if where == "after_backward" else None
     with pytest.raises(lowtide.CaptureError, match=r"changes the optimizer's '(lr|note)'.*between steps"):
-        lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, after_backward=hook)
+        lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, training=lowtide.Training(after_backward=hook))
     before.assert_same(model, optimizer)
 
 
@@ -55,6 +55,10 @@ def test_a_scheduler_counts_as_before():
     before = scheduler.state_dict()
     with pytest.raises(lowtide.CaptureError, match="scheduler"):
         lowtide.optimize(
-            model, (torch.randn(3, 4),), loss=lambda m, x: m(x).mean(), optimizer=optimizer, after_backward=lambda m: scheduler.step()
+            model,
+            (torch.randn(3, 4),),
+            loss=lambda m, x: m(x).mean(),
+            optimizer=optimizer,
+            training=lowtide.Training(after_backward=lambda m: scheduler.step()),
         )
     assert scheduler.state_dict() == before

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import lowtide
+from bench.in_values import in_values
 from tests.training import Settings, eager_step
 
 noted = False
@@ -113,7 +114,7 @@ def test_steps_and_what_they_leave_are_eagers(first: Callable[[Net, Tensor], Ten
     batches = [torch.randn(4, 3) + (9 if of_large and not at else 0) for at in range(3)]
     model, optimizer = made(first)
     before = left_by(model)
-    step = lowtide.optimize(model, torch.zeros(4, 3), loss=losses_of, optimizer=optimizer, workspaces=False)
+    step = lowtide.optimize(model, torch.zeros(4, 3), loss=losses_of, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
     assert left_by(model) == before, "what a step leaves is there after the first"
     mine = [(step(x), left_by(model)) for x in batches]
     eagers, optimizer = made(first)
@@ -128,7 +129,7 @@ def test_steps_and_what_they_leave_are_eagers(first: Callable[[Net, Tensor], Ten
 def test_calls_without_gradients(first: Callable[[Net, Tensor], Tensor]) -> None:
     x = torch.randn(4, 3) + 9
     model = made(first)[0]
-    call = lowtide.optimize(model, (torch.zeros(4, 3),), workspaces=False)
+    call = lowtide.optimize(model, (torch.zeros(4, 3),), planning=lowtide.Planning(workspaces=False))
     mine = [call(x), call(x)]
     left = left_by(model)
     eagers = made(first)[0]
@@ -141,7 +142,7 @@ def test_a_check_is_done_once_and_is_no_part_of_the_program() -> None:
     model, optimizer = made(checks)
     stages: list[Any] = []
     options: dict[str, Any] = {"workspaces": False, "check": "never", "callback": stages.append}
-    step = lowtide.optimize(model, torch.zeros(4, 3), loss=losses_of, optimizer=optimizer, **options)
+    step = lowtide.optimize(model, torch.zeros(4, 3), loss=losses_of, optimizer=optimizer, **in_values(**options))
     assert stages
     step(torch.zeros(4, 3))
     source = step.source
@@ -190,5 +191,5 @@ def test_what_does_not_settle_is_refused(first: Callable[[Net, Tensor], Tensor],
     model, optimizer = made(first)
     before = left_by(model)
     with pytest.raises(lowtide.CaptureError, match=message):
-        lowtide.optimize(model, torch.zeros(4, 3), loss=losses_of, optimizer=optimizer, workspaces=False)
+        lowtide.optimize(model, torch.zeros(4, 3), loss=losses_of, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
     assert left_by(model) == before

@@ -15,7 +15,11 @@ def test_lines_are_of_the_innermost_file_that_is_not_torchs():
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     batch = torch.randn(1, 3, 64, 64), torch.tensor([1])
     step = lowtide.optimize(
-        model, batch, loss=lambda model, x, y: functional.cross_entropy(model(x), y), optimizer=optimizer, workspaces=False
+        model,
+        batch,
+        loss=lambda model, x, y: functional.cross_entropy(model(x), y),
+        optimizer=optimizer,
+        planning=lowtide.Planning(workspaces=False),
     )
     found = {(node.op, node.source.module): node.source.file for node in step.plan.graph.nodes if node.source is not None}
     assert found["aten.cat.default", "features.3"].endswith("squeezenet.py")

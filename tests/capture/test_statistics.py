@@ -36,7 +36,7 @@ def _updated(model: Calls, x: Tensor) -> Tensor:
 def test_an_update_whose_results_nobody_reads_is_made_between_the_reads_around_it() -> None:
     model, x = Calls(_updated), torch.randn(5, 3)
     eager = copy.deepcopy(model)
-    step = lowtide.optimize(model, (x,), workspaces=False)
+    step = lowtide.optimize(model, (x,), planning=lowtide.Planning(workspaces=False))
     for _ in range(2):
         assert torch.equal(step(x), eager(x))
     assert torch.equal(model.mean, eager.mean)
@@ -60,4 +60,4 @@ def _results_given(_: Calls, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("function", [_of_the_step, _results_given])
 def test_statistics_of_the_step_are_not_updated_by_what_has_no_form_that_returns_them(function) -> None:
     with pytest.raises(lowtide.CaptureError, match="has no functional form"):
-        lowtide.optimize(Calls(function), (torch.randn(5, 3),), workspaces=False)
+        lowtide.optimize(Calls(function), (torch.randn(5, 3),), planning=lowtide.Planning(workspaces=False))

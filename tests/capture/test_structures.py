@@ -126,7 +126,7 @@ def assert_same(one: Any, two: Any) -> None:
 @given(st.lists(nests, min_size=1, max_size=4))
 def test_results_are_eagers_whatever_they_are(shapes):
     model = Makes(shapes)
-    step = lowtide.optimize(model, torch.ones(2, 3), workspaces=False)
+    step = lowtide.optimize(model, torch.ones(2, 3), planning=lowtide.Planning(workspaces=False))
     kept = []
     for turn in range(2):
         x = torch.full((2, 3), float(turn))
@@ -157,7 +157,7 @@ def test_batches_are_read_whatever_they_are(nest):
         return build(nest, {"x": torch.full((3,), -number), "y": y, "shared": y}), torch.ones(1)
 
     model = Sums()
-    step = lowtide.optimize(model, batch(1.0), workspaces=False)
+    step = lowtide.optimize(model, batch(1.0), planning=lowtide.Planning(workspaces=False))
     for number in (2.0, 3.0):
         assert torch.equal(step(*batch(number)), model(*batch(number)))
 
@@ -168,7 +168,7 @@ def test_results_of_torchs_own_kinds():
             return torch.max(x, 0), torch.distributions.Normal(x, x.exp(), validate_args=False)
 
     x = torch.rand(3, 2)
-    found = lowtide.optimize(Twice(), x, workspaces=False)(x)
+    found = lowtide.optimize(Twice(), x, planning=lowtide.Planning(workspaces=False))(x)
     assert type(found[0]) is type(torch.max(x, 0))
     assert torch.equal(found[0].values, x.max(0).values)
     assert torch.equal(found[1].mean, x)
@@ -182,7 +182,7 @@ def test_a_structure_that_holds_itself_is_refused():
             return bag
 
     with pytest.raises(lowtide.CaptureError, match=r"the Bag at \.self holds itself"):
-        lowtide.optimize(Circle(), torch.ones(2), workspaces=False)
+        lowtide.optimize(Circle(), torch.ones(2), planning=lowtide.Planning(workspaces=False))
 
 
 def caching_model() -> Any:
@@ -195,7 +195,7 @@ def caching_model() -> Any:
 @_renamed
 def test_a_cache_is_returned_as_eager_returns_it():
     model, batch = caching_model(), {"input_ids": torch.randint(0, 50, (2, 5)), "use_cache": True}
-    step = lowtide.optimize(model, batch, workspaces=False)
+    step = lowtide.optimize(model, batch, planning=lowtide.Planning(workspaces=False))
     with torch.no_grad():
         expected = model(**batch)
     first, second = step(**batch), step(**batch)
@@ -215,10 +215,14 @@ def test_a_cache_that_the_program_would_fill_is_refused():
     with torch.no_grad():
         model(input_ids=ids, past_key_values=cache)
     with pytest.raises(lowtide.CaptureError, match=r"changes what the batch holds, at batch.*past_key_values.*keys.*use_cache=False"):
-        lowtide.optimize(model, {"input_ids": ids, "past_key_values": cache, "use_cache": True}, workspaces=False)
+        lowtide.optimize(
+            model, {"input_ids": ids, "past_key_values": cache, "use_cache": True}, planning=lowtide.Planning(workspaces=False)
+        )
     empty = transformers.DynamicCache()
     with pytest.raises(lowtide.CaptureError, match=r"changes what the batch holds, at batch\[1\]\['past_key_values'\]"):
-        lowtide.optimize(model, {"input_ids": ids, "past_key_values": empty, "use_cache": True}, workspaces=False)
+        lowtide.optimize(
+            model, {"input_ids": ids, "past_key_values": empty, "use_cache": True}, planning=lowtide.Planning(workspaces=False)
+        )
     assert empty.get_seq_length() == 0
     assert not empty.layers
     assert cache.get_seq_length() == 5

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import lowtide
+from bench.in_values import in_values
 from tests.leaving import Attributes, Meter, Net, check, square, trained
 from tests.training import differences
 
@@ -49,7 +50,14 @@ def test_what_is_summed_up_goes_on_by_one_program(recwarn):
     assert not differences(trained(summing, eagerly=True), trained(summing, eagerly=False))
     totals, model, batches = Totals(), Net(), [torch.rand(5, 3) for _ in range(3)]
     optimizer = optim.SGD(model.parameters())
-    step = lowtide.optimize(model, batches[0], loss=totals.loss, optimizer=optimizer, workspaces=False, check="always")
+    step = lowtide.optimize(
+        model,
+        batches[0],
+        loss=totals.loss,
+        optimizer=optimizer,
+        planning=lowtide.Planning(workspaces=False),
+        run=lowtide.Run(check="always"),
+    )
     assert (totals.total, totals.calls, totals.tokens) == (0, 0, 0)
     for x in batches:
         step(x)
@@ -60,7 +68,9 @@ def test_what_is_summed_up_goes_on_by_one_program(recwarn):
 
 def test_a_total_that_is_set_anew_between_steps_goes_on_from_there():
     totals, model, x = Totals(), Net(), torch.rand(5, 3)
-    step = lowtide.optimize(model, x, loss=totals.loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
+    step = lowtide.optimize(
+        model, x, loss=totals.loss, optimizer=optim.SGD(model.parameters()), planning=lowtide.Planning(workspaces=False)
+    )
     step(x)
     totals.tokens = 100
     step(x)
@@ -98,7 +108,9 @@ def test_a_total_that_is_used_otherwise_is_refused_and_is_as_before(use):
 
     model = Net()
     with pytest.raises(lowtide.CaptureError, match=r"control flow depends on data"):
-        lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
+        lowtide.optimize(
+            model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), planning=lowtide.Planning(workspaces=False)
+        )
     assert totals.total == 0
 
 
@@ -187,7 +199,9 @@ def stepped(loss: Callable[..., Any], between: Callable[[int], object], *, eager
     model = model or Net()
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     batches = [torch.rand(4, 3) for _ in range(5)]
-    step = None if eagerly else lowtide.optimize(model, batches[0], loss=loss, optimizer=optimizer, workspaces=False, **options)
+    step = (
+        None if eagerly else lowtide.optimize(model, batches[0], loss=loss, optimizer=optimizer, **in_values(workspaces=False, **options))
+    )
     results = []
     for at, x in enumerate(batches):
         between(at)
@@ -266,7 +280,10 @@ def test_two_steps_of_one_function_sum_up_in_one_place():
         return square(model, x)
 
     models = Net(), Net()
-    steps = [lowtide.optimize(m, torch.rand(4, 3), loss=loss, optimizer=optim.SGD(m.parameters()), workspaces=False) for m in models]
+    steps = [
+        lowtide.optimize(m, torch.rand(4, 3), loss=loss, optimizer=optim.SGD(m.parameters()), planning=lowtide.Planning(workspaces=False))
+        for m in models
+    ]
     assert total == 0
     for step in (*steps, *steps):
         step(torch.rand(4, 3))
@@ -287,14 +304,18 @@ def test_an_interrupt_leaves_all_as_it_was():
 
     model = Net()
     with pytest.raises(KeyboardInterrupt):
-        lowtide.optimize(model, torch.rand(4, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
+        lowtide.optimize(
+            model, torch.rand(4, 3), loss=loss, optimizer=optim.SGD(model.parameters()), planning=lowtide.Planning(workspaces=False)
+        )
     assert (total, last, counts) == (0.0, "before", {"steps": 3})
 
 
 def refused(loss: Callable[..., Any], why: str) -> None:
     model = Net()
     with pytest.raises(lowtide.CaptureError, match=why):
-        lowtide.optimize(model, torch.rand(4, 3), loss=loss, optimizer=optim.SGD(model.parameters()), workspaces=False)
+        lowtide.optimize(
+            model, torch.rand(4, 3), loss=loss, optimizer=optim.SGD(model.parameters()), planning=lowtide.Planning(workspaces=False)
+        )
 
 
 def test_a_variable_that_is_read_first_is_refused():

@@ -38,7 +38,7 @@ def test_operations_equal_torchs_own_count():
     with FlopCounterMode(display=False) as counter:
         model(x).backward()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = lowtide.optimize(model, (x,), loss=lambda model, x: model(x), optimizer=optimizer, workspaces=False)
+    step = lowtide.optimize(model, (x,), loss=lambda model, x: model(x), optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
     assert sum(map(node_flops, step.plan.graph.nodes)) == counter.get_total_flops()
 
 

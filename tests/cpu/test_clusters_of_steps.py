@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import lowtide
+from bench.in_values import in_values
 from lowtide.api.machine import Machine
 from lowtide.api.running import variant
 from lowtide.cpu.build.made import InOrder
@@ -96,12 +97,12 @@ def test_a_step_within_a_limit_is_saved_with_its_regions(tmp_path: Path, monkeyp
     monkeypatch.setattr(compiled, "times_ns", lambda body: (1, 2))
     model, batch = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 3)), (torch.randn(64, 8), torch.randint(0, 3, (64,)))
     loss, optimizer = cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
-    step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, memory="85%", effort="quick", **FUSED)
+    step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, memory="85%", **in_values(effort="quick", **FUSED))
     assert step.plan.peak_bytes <= 0.85 * step.plan.eager_peak_bytes
     regions = sum(map(is_by_inductor, step.plan.graph.nodes))
     assert regions > 0
     step.plan.save(tmp_path / "plan.json")
-    again = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, plan=tmp_path / "plan.json", **FUSED)
+    again = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, plan=tmp_path / "plan.json", **in_values(**FUSED))
     assert sum(map(is_by_inductor, again.plan.graph.nodes)) == regions
     again(*batch)
     with pytest.raises((FormatError, ValueError), match="exact=False"):
@@ -152,4 +153,4 @@ def _captured() -> Graph:
 def test_what_cannot_be_meant_is_refused(said: dict[str, Any], message: str):
     model, batch, loss, optimizer = made(torch.optim.AdamW)()
     with pytest.raises(ValueError, match=message):
-        lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, **said)
+        lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, **in_values(**said))

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import lowtide
+from bench.in_values import in_values
 from lowtide.ir.regions import is_by_inductor
 from lowtide.ir.text.graph_text import to_text
 from lowtide.regions import compiled, inductor
@@ -46,7 +47,7 @@ def furthest(ones: list[torch.Tensor], twos: list[torch.Tensor]) -> float:
 def test_a_step_is_near_and_keeps_its_promise_and_is_compiled_once(work, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, optimizer = work
     true, eager = trained(model, x, torch.float64, 4), trained(model, x, torch.float32, 4)
-    step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **FUSED)
+    step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **in_values(**FUSED))
     regions = [node for node in step.plan.graph.nodes if is_by_inductor(node)]
     assert any(node.writes for node in regions)
     assert any(node.outputs for node in regions)
@@ -59,7 +60,7 @@ def test_a_step_is_near_and_keeps_its_promise_and_is_compiled_once(work, monkeyp
 
     monkeypatch.setattr(inductor, "_compile", _never)  # another process finds the artifacts
     monkeypatch.setattr(compiled, "_open", {})
-    again = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **FUSED)
+    again = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **in_values(**FUSED))
     assert again.plan.graph is not step.plan.graph
     assert sum(map(is_by_inductor, again.plan.graph.nodes)) == len(regions)
     again(x)
@@ -74,7 +75,7 @@ def test_an_optimizers_first_step_has_the_regions_of_later_ones(work, monkeypatc
     tried: list[str] = []
     compile_it = inductor._compile
     monkeypatch.setattr(inductor, "_compile", lambda module, looks, path: (tried.append(path.name), compile_it(module, looks, path)))
-    step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **FUSED)
+    step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **in_values(**FUSED))
     (first,) = step.plan.first_steps
     bodies = {to_text(numbered(node.body)) for node in compiled_nodes(step.plan)}
     assert {to_text(numbered(node.body)) for node in compiled_nodes(first)} <= bodies
@@ -87,7 +88,7 @@ def test_an_optimizers_first_step_has_the_regions_of_later_ones(work, monkeypatc
 
 def test_each_shape_that_comes_has_regions_of_its_own(work) -> None:
     model, x, optimizer = work
-    step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, on_new_shape="extend", **FUSED)
+    step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **in_values(on_new_shape="extend", **FUSED))
     step(x), step(x[:24])
     other = step.plan_for(x[:24])
     assert other.graph is not step.plan.graph
@@ -108,14 +109,14 @@ def test_each_shape_that_comes_has_regions_of_its_own(work) -> None:
 def test_what_regions_do_not_go_with_is_refused(work, options: dict[str, Any], message: str) -> None:
     model, x, optimizer = work
     with pytest.raises(ValueError, match=message):
-        lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **{**FUSED, **options})
+        lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **in_values(**{**FUSED, **options}))
 
 
 def test_a_model_without_memory_is_refused() -> None:
     model = Net().to("meta")
     optimizer = torch.optim.AdamW(model.parameters())
     with pytest.raises(ValueError, match="a model on the meta device"):
-        lowtide.optimize(model, (torch.empty(32, 64, device="meta"),), loss=square, optimizer=optimizer, **FUSED)
+        lowtide.optimize(model, (torch.empty(32, 64, device="meta"),), loss=square, optimizer=optimizer, **in_values(**FUSED))
 
 
 def _never(*_: object) -> None:
@@ -132,7 +133,7 @@ def test_what_cannot_be_compiled_is_torchs(work, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(inductor, "_compile", _fails)
     monkeypatch.setattr(inductor, "directory", lambda: tmp_path)
     with pytest.warns(RuntimeWarning, match="leaves a region to torch's operators: inductor cannot compile it"):
-        step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **FUSED)
+        step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **in_values(**FUSED))
     assert not any(map(is_by_inductor, step.plan.graph.nodes))
     for _ in range(2):
         step(x)
@@ -149,7 +150,7 @@ def test_a_wrong_kernel_is_found(work, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(compiled, "_run_of", wrong)
     monkeypatch.setattr(compiled.Cache, "load", lambda self: {})
-    step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **FUSED)
+    step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **in_values(**FUSED))
     assert not any(node.outputs for node in step.plan.graph.nodes if is_by_inductor(node))
 
 

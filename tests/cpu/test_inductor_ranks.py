@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lowtide
+from bench.in_values import in_values
 from lowtide.ir.regions import is_by_inductor
 from lowtide.regions import compiled, inductor
 from tests.ranks import on_ranks, raised
@@ -30,7 +31,9 @@ def step_of(model: nn.Module, x: torch.Tensor) -> lowtide.Step:
     compiled.is_faster = lambda *_: True  # type: ignore[assignment]
     warnings.simplefilter("default")  # what inductor's own imports warn of
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    return lowtide.optimize(DistributedDataParallel(model), (x,), loss=square, optimizer=optimizer, exact=False, fuse="inductor")
+    return lowtide.optimize(
+        DistributedDataParallel(model), (x,), loss=square, optimizer=optimizer, exact=False, run=lowtide.Run(kernels="inductor")
+    )
 
 
 def trains() -> Any:
@@ -82,7 +85,7 @@ def trains_in_shards(shard: str, fuse: str | None, **limit: Any) -> Any:
     compiled.is_faster = lambda *_: True  # type: ignore[assignment]
     warnings.simplefilter("default")
     said = {"process_group": dist.group.WORLD, "shard": shard, "exact": False, "fuse": fuse, **limit}
-    step = lowtide.optimize(model, (x,), loss=square, optimizer=mine, after_backward=clipped, **said)
+    step = lowtide.optimize(model, (x,), loss=square, optimizer=mine, **in_values(after_backward=clipped, **said))
     far = 0.0
     for _ in range(4):
         its.zero_grad()

@@ -74,4 +74,4 @@ def test_what_is_hardly_faster_is_no_reason(model, monkeypatch: pytest.MonkeyPat
     modelled = joined(lowtide.optimize(net, (x,), exact=False))
     monkeypatch.setattr(tuned, "_known", {})
     monkeypatch.setattr(tuned, "times_ns", never)
-    assert joined(lowtide.optimize(net, (x,), exact=False, effort="quick")) == modelled
+    assert joined(lowtide.optimize(net, (x,), exact=False, planning=lowtide.Planning(effort="quick"))) == modelled

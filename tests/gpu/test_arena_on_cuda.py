@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowtide
+from bench.in_values import in_values
 from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
 from lowtide.place import Portfolio
 
@@ -53,10 +54,10 @@ def _limited(workload, share):
         warnings.simplefilter("error")  # no arena
         for each in (share, "90%", "100%"):  # not every network can do with every share: workspaces differ from card to card
             try:
-                return lowtide.optimize(model, batch, memory=each, **options), batch
+                return lowtide.optimize(model, batch, memory=each, **in_values(**options)), batch
             except lowtide.BudgetError:
                 continue
-        return lowtide.optimize(model, batch, **options), batch
+        return lowtide.optimize(model, batch, **in_values(**options)), batch
 
 
 @pytest.mark.parametrize("workload", [_convnet, _gpt, _mlp])
@@ -102,7 +103,7 @@ def test_a_process_that_is_held_to_its_limit_survives(workload, share):
 def test_a_tensor_used_on_another_stream_is_waited_for():
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).cuda()
     x = torch.randn(8, 64, device="cuda")
-    step = lowtide.optimize(model, x, arena=True, placer=Portfolio())
+    step = lowtide.optimize(model, x, run=lowtide.Run(arena=True), planning=lowtide.Planning(placer=Portfolio()))
     side = torch.cuda.Stream()
     for _ in range(3):
         y = step(x)
@@ -116,7 +117,7 @@ def test_a_tensor_used_on_another_stream_is_waited_for():
 
 def test_a_captured_step_takes_its_memory_from_the_graph():
     model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).cuda(), torch.randn(8, 64, device="cuda")
-    step = lowtide.optimize(model, x, arena=True, placer=Portfolio())
+    step = lowtide.optimize(model, x, run=lowtide.Run(arena=True), planning=lowtide.Planning(placer=Portfolio()))
     for _ in range(3):
         step(x)
     graph = torch.cuda.CUDAGraph()
@@ -129,7 +130,7 @@ def test_a_captured_step_takes_its_memory_from_the_graph():
 
 def test_what_the_caller_asks_for_is_the_native_allocators():
     model, x = nn.Linear(64, 64).cuda(), torch.randn(8, 64, device="cuda")
-    step = lowtide.optimize(model, x, arena=True, placer=Portfolio())
+    step = lowtide.optimize(model, x, run=lowtide.Run(arena=True), planning=lowtide.Planning(placer=Portfolio()))
     for _ in range(2):
         step(x)
     before = torch.cuda.memory_allocated()

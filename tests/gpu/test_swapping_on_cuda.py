@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowtide
+from bench.in_values import in_values
 from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
 from lowtide.api import machine
 from lowtide.cost.profiler import measure_memory
@@ -63,7 +64,7 @@ def _after_eager_steps(workload, steps):
 
 def _assert_trains_like_eager(workload, **options):
     model, batch, loss = workload()
-    step = lowtide.optimize(model, batch, loss=loss, optimizer=_adamw(model), **options)
+    step = lowtide.optimize(model, batch, loss=loss, optimizer=_adamw(model), **in_values(**options))
     for turn in range(4):
         torch.manual_seed(turn)
         step(*batch)
@@ -116,7 +117,9 @@ def test_a_storage_survives_the_way_while_its_memory_is_wanted_by_others():
 def test_pinned_memory_is_the_same_in_every_step(monkeypatch):
     monkeypatch.setattr(machine, "equal_graphs", swapping(lambda graph: random_sequence(graph, random.Random(0), 0.0, 0.05), []))
     model, batch, loss = _gpt()
-    step = lowtide.optimize(model, batch, loss=loss, optimizer=_adamw(model), workspaces=False, solver=ProgramOrder())
+    step = lowtide.optimize(
+        model, batch, loss=loss, optimizer=_adamw(model), planning=lowtide.Planning(workspaces=False, solver=ProgramOrder())
+    )
     memory = host_memory(f"{DEVICE}:{torch.cuda.current_device()}")
     assert isinstance(memory, StreamedMemory)
     kept = []

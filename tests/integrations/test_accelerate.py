@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import lowtide
+from bench.in_values import in_values
 from tests.trainers import collate, llama, rows
 from tests.training import differences
 
@@ -66,7 +67,11 @@ def test_trains_what_was_prepared(tmp_path: Path, precision: str, given: dict[st
             return accelerator.clip_grad_norm_(model.parameters(), 0.5)
 
         return lowtide.optimize(
-            model, batch, loss=loss, optimizer=optimizer, after_backward=clip, scaler=accelerator.scaler, workspaces=False, **given
+            model,
+            batch,
+            loss=loss,
+            optimizer=optimizer,
+            **in_values(after_backward=clip, scaler=accelerator.scaler, workspaces=False, **given),
         )
 
     expected = trained(tmp_path / "own", precision, lambda *prepared: own(*prepared[:3]), resume=True)
@@ -85,7 +90,12 @@ def test_an_accelerator_that_accumulates_wants_a_list_of_batches():
             lowtide.optimize(model, torch.ones(3, 4), loss=lambda model, x: model(x).sum(), optimizer=optimizer)
         batches = [torch.ones(3, 4)] * 2
         step = lowtide.optimize(
-            model, batches, loss=lambda model, x: model(x).sum() / 2, optimizer=optimizer, accumulate="batches", workspaces=False
+            model,
+            batches,
+            loss=lambda model, x: model(x).sum() / 2,
+            optimizer=optimizer,
+            training=lowtide.Training(accumulate="batches"),
+            planning=lowtide.Planning(workspaces=False),
         )
         assert len(step(*batches)) == 2
     finally:
@@ -113,5 +123,11 @@ def test_what_fabric_has_set_up_is_refused():
     model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters()))
     with pytest.raises(lowtide.CaptureError, match=r"`model\.module`"):
         lowtide.optimize(model, torch.ones(3, 4), loss=lambda model, x: model(x).sum(), optimizer=optimizer)
-    step = lowtide.optimize(model.module, torch.ones(3, 4), loss=lambda model, x: model(x).sum(), optimizer=optimizer, workspaces=False)
+    step = lowtide.optimize(
+        model.module,
+        torch.ones(3, 4),
+        loss=lambda model, x: model(x).sum(),
+        optimizer=optimizer,
+        planning=lowtide.Planning(workspaces=False),
+    )
     step(torch.ones(3, 4))

@@ -124,7 +124,9 @@ def test_a_step_is_left_alone_by_dynamo():
     model = nn.Linear(4, 4)
     optimizer = torch.optim.AdamW(model.parameters())
     x = torch.ones(2, 4)
-    step = lowtide.optimize(model, x, loss=lambda model, x: model(x).square().mean(), optimizer=optimizer, workspaces=False)
+    step = lowtide.optimize(
+        model, x, loss=lambda model, x: model(x).square().mean(), optimizer=optimizer, planning=lowtide.Planning(workspaces=False)
+    )
     seen = []
 
     def counting(module: Any, example: Any) -> Any:

@@ -13,6 +13,7 @@ from torch import nn
 
 import lowtide
 from bench import torchvision_shim
+from bench.in_values import in_values
 from lowtide.errors import CaptureError
 from tests.training import differences
 
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning",
 )
 
-PLAIN = {"optimize": {"workspaces": False}}
+PLAIN = {"optimize": {"planning": lowtide.Planning(workspaces=False)}}
 
 
 class Net(LightningModule):
@@ -121,7 +122,7 @@ class Manual(LightningModule):
         optimizer = self.optimizers()
         if self.is_captured:
             made = {"loss": loss, "optimizer": optimizer, "workspaces": False, "on_new_shape": "eager"}
-            self.step = self.step or lowtide.optimize(self.layers, batch, **made)
+            self.step = self.step or lowtide.optimize(self.layers, batch, **in_values(**made))
             return self.step(*batch)
         optimizer.zero_grad()
         value = loss(self.layers, *batch)

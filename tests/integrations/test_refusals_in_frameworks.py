@@ -114,7 +114,7 @@ class Net(nn.Module):
 
 def in_a_loop(loss: Loss, folder: Path) -> None:
     net, x = Net(), torch.ones(2, 3)
-    lowtide.optimize(net, x, loss=loss, optimizer=torch.optim.SGD(net.parameters(), 0.1), workspaces=False)(x)
+    lowtide.optimize(net, x, loss=loss, optimizer=torch.optim.SGD(net.parameters(), 0.1), planning=lowtide.Planning(workspaces=False))(x)
 
 
 def in_a_trainer(loss: Loss, folder: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import lowtide
 from lowtide.errors import CaptureError
 from tests.trainers import llama, outcome, rows, trainer
 from tests.training import differences
@@ -19,7 +20,7 @@ transformers = pytest.importorskip("transformers")
 
 from lowtide.integrations.transformers import LowtideMixin, LowtideTrainer  # noqa: E402
 
-PLAIN = {"optimize": {"workspaces": False}}
+PLAIN = {"optimize": {"planning": lowtide.Planning(workspaces=False)}}
 
 
 def both(folder: Path, said: dict[str, Any], given: dict[str, Any] | None = None, **setting: Any) -> Any:
@@ -103,7 +104,7 @@ def test_updates_run_in_an_arena_that_evaluation_does_not_pay_for(tmp_path: Path
 
 
 def test_an_arena_is_left_out_where_that_is_said(tmp_path: Path):
-    done = both(tmp_path, {"max_steps": 2}, {"optimize": {"workspaces": False, "arena": False}})
+    done = both(tmp_path, {"max_steps": 2}, {"optimize": {"planning": lowtide.Planning(workspaces=False), "run": lowtide.Run(arena=False)}})
     assert done.lowtide_step.arena is None
 
 

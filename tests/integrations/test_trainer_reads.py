@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import lowtide
 from tests.trainers import llama, outcome, trainer
 from tests.training import differences
 
@@ -24,7 +25,7 @@ SAID = {"num_train_epochs": 2}
 def both(folder: Path, compute_loss: Any, callbacks: Any = ()) -> None:
     """Ten updates by Trainer and by lowtide's, which end alike."""
     ends = []
-    for bases, given in (((transformers.Trainer,), {}), ((LowtideMixin,), {"optimize": {"workspaces": False}})):
+    for bases, given in (((transformers.Trainer,), {}), ((LowtideMixin,), {"optimize": {"planning": lowtide.Planning(workspaces=False)}})):
         kind: Any = type("Mine", bases, {"compute_loss": compute_loss, "gain": 1.0})
         own = trainer(kind, llama(dropout=0.0), folder / bases[0].__name__, SAID, **given)
         for callback in callbacks:

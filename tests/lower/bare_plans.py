@@ -21,7 +21,7 @@ def tensor(name: str, kind: Kind = Kind.ACTIVATION, dtype: str = "float32", shap
 
 def plan(*nodes: Node, inputs: tuple[Value, ...], outputs: tuple[Value, ...], in_place: bool = False) -> Plan:
     """A plan of these nodes in their order, made of an existing one; `in_place` where each takes over the first memory that it may."""
-    existing = lowtide.optimize(nn.Linear(1, 1), torch.ones(1, 1), workspaces=False).plan
+    existing = lowtide.optimize(nn.Linear(1, 1), torch.ones(1, 1), planning=lowtide.Planning(workspaces=False)).plan
     count = len(nodes)
     reuses = tuple(0 if in_place and node.inplace else -1 for node in nodes)
     return dataclasses.replace(

@@ -23,12 +23,18 @@ from tests.programs import RandomOrder
 def test_the_program_of_a_training_step(golden):
     model = small_net.SmallNet()
     optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    step = lowtide.optimize(model, small_net.batch(), loss=small_net.loss, optimizer=optimizer, solver=ProgramOrder(), workspaces=False)
+    step = lowtide.optimize(
+        model,
+        small_net.batch(),
+        loss=small_net.loss,
+        optimizer=optimizer,
+        planning=lowtide.Planning(solver=ProgramOrder(), workspaces=False),
+    )
     golden("program.txt", step.source)
 
 
 def test_the_program_can_be_saved_and_read(tmp_path):
-    step = lowtide.optimize(nn.Linear(2, 2), torch.ones(1, 2), workspaces=False)
+    step = lowtide.optimize(nn.Linear(2, 2), torch.ones(1, 2), planning=lowtide.Planning(workspaces=False))
     step.save_program(tmp_path / "program.py")
     assert (tmp_path / "program.py").read_text() == step.source
     assert ".addmm(" in step.source
@@ -41,7 +47,13 @@ def test_whatever_the_order_the_program_takes_what_the_plan_says(seed):
     model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.LayerNorm(128), nn.ReLU(), nn.Linear(128, 32))
     optimizer = optim.Adam(model.parameters())
     batch = torch.ones(16, 64)
-    step = lowtide.optimize(model, batch, loss=lambda model, x: model(x).square().mean(), optimizer=optimizer, solver=RandomOrder(seed))
+    step = lowtide.optimize(
+        model,
+        batch,
+        loss=lambda model, x: model(x).square().mean(),
+        optimizer=optimizer,
+        planning=lowtide.Planning(solver=RandomOrder(seed)),
+    )
     step(batch)
     measured = step.measure(batch)
     assert measured.peak_bytes == step.plan.peak_bytes

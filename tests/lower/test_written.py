@@ -45,7 +45,9 @@ def test_bits_are_eagers_for_rows_of_odd_lengths(model, dtype):
     model = copy.deepcopy(model).to(dtype)
     batch = torch.randn(4, 5, dtype=dtype) if isinstance(model, Gates) else torch.randn(6, 3, 5, dtype=dtype)
     twin = copy.deepcopy(model)
-    step = lowtide.optimize(model, batch, loss=loss, optimizer=optim.SGD(model.parameters(), lr=0.1), workspaces=False)
+    step = lowtide.optimize(
+        model, batch, loss=loss, optimizer=optim.SGD(model.parameters(), lr=0.1), planning=lowtide.Planning(workspaces=False)
+    )
     eager = optim.SGD(twin.parameters(), lr=0.1)
     for _ in range(3):
         eager.zero_grad()

@@ -105,7 +105,9 @@ def test_eagers_peak_is_what_its_loop_takes(name):
 
     loop()
     taken_bytes = _most_bytes(loop, optimizer)
-    plan = lowtide.optimize(model, batch, loss=lambda model, *batch: model(*batch), optimizer=optimizer, progress=False).plan
+    plan = lowtide.optimize(
+        model, batch, loss=lambda model, *batch: model(*batch), optimizer=optimizer, planning=lowtide.Planning(progress=False)
+    ).plan
     assert plan.eager_peak_bytes - plan.resident_bytes == pytest.approx(taken_bytes, rel=0.02)
 
 

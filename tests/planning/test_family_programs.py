@@ -139,6 +139,6 @@ def test_what_is_the_same_at_every_point_is_asked_for_once(monkeypatch):
     monkeypatch.setattr(measured, "measure_workspaces", lambda nodes, **more: asked.append(len(nodes)) or once(nodes, **more))
     optimizer = optim.SGD(model.parameters(), lr=0.1, foreach=False)
     dynamic = {0: {1: ("length", 2, 64)}, 1: {1: "length"}}
-    lowtide.optimize(model, batch(32), loss=loss, optimizer=optimizer, dynamic=dynamic)
+    lowtide.optimize(model, batch(32), loss=loss, optimizer=optimizer, shapes=lowtide.Shapes(dynamic=dynamic))
     assert len(asked) >= 3
     assert 0 < asked[1] < asked[0]

@@ -47,8 +47,8 @@ def test_it_names_the_least_what_is_in_the_way_and_what_would_help():
         "peak at step 0 of 2, forward: make of blocks.0.mlp, net.py:12",
         "      4.00 MiB  uint8[4194304] activation: make of blocks.0.mlp, net.py:12",
         "what would help: memory=6291456 (6.00 MiB) at +50.0% time, memory=7340032 (7.00 MiB) at +12.0% time, "
-        "memory=9437184 (9.00 MiB) at +0.0% time; or a smaller batch, or micro-batches (`accumulate`): lowtide.explain(...) says what "
-        "these would do",
+        "memory=9437184 (9.00 MiB) at +0.0% time; or a smaller batch, or micro-batches (Training(accumulate=2)): "
+        "lowtide.explain(...) says what these would do",
     ]
 
 

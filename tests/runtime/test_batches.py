@@ -30,7 +30,7 @@ def good() -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def step() -> lowtide.Step:
-    return lowtide.optimize(Takes(), good()[0], workspaces=False, on_new_shape="error")
+    return lowtide.optimize(Takes(), good()[0], planning=lowtide.Planning(workspaces=False), shapes=lowtide.Shapes(on_new_shape="error"))
 
 
 CHANGES = [
@@ -76,8 +76,8 @@ def test_a_loader_is_spoken_of_in_training_only():
         {"x": {"rows": torch.ones(4, 3)}},
         loss=lambda model, x: model(x["rows"]).sum(),
         optimizer=optimizer,
-        workspaces=False,
-        on_new_shape="error",
+        planning=lowtide.Planning(workspaces=False),
+        shapes=lowtide.Shapes(on_new_shape="error"),
     )
     with pytest.raises(lowtide.BatchError, match=r"batch \['x'\]\['rows'\]: expected .*drop_last=True"):
         step(x={"rows": torch.ones(3, 3)})
@@ -88,7 +88,7 @@ def test_many_leaves_are_not_all_listed():
         def forward(self, items: list[torch.Tensor]) -> torch.Tensor:
             return torch.stack(items).sum()
 
-    step = lowtide.optimize(Sums(), ([torch.ones(1)] * 40,), workspaces=False)
+    step = lowtide.optimize(Sums(), ([torch.ones(1)] * 40,), planning=lowtide.Planning(workspaces=False))
     with pytest.raises(lowtide.BatchError, match=r"^\[0\]\[39\] is missing: expected .*, and 28 more; got .*and 27 more$"):
         step([torch.ones(1)] * 39)
 
@@ -111,9 +111,9 @@ def test_a_batch_that_requires_gradients_is_data_only_where_there_are_none(step)
 
 def test_a_mapping_is_passed_by_keyword_and_anything_else_as_the_one_argument():
     model = Takes()
-    named = lowtide.optimize(model, {"x": torch.ones(4, 3), "options": good()[0][1]}, workspaces=False)
+    named = lowtide.optimize(model, {"x": torch.ones(4, 3), "options": good()[0][1]}, planning=lowtide.Planning(workspaces=False))
     assert torch.equal(named(x=torch.ones(4, 3), options=good()[0][1]), model(*good()[0]))
-    single = lowtide.optimize(nn.Linear(3, 2), torch.ones(1, 3), workspaces=False)
+    single = lowtide.optimize(nn.Linear(3, 2), torch.ones(1, 3), planning=lowtide.Planning(workspaces=False))
     assert single(torch.ones(1, 3)).shape == (1, 2)
     with pytest.raises(lowtide.BatchError, match=r"expected a batch of \['x'\]"):
         named(*good()[0])
@@ -124,7 +124,7 @@ def test_a_batch_leaf_of_an_array_type_is_told_apart():
         def forward(self, x: torch.Tensor, scale: Any) -> torch.Tensor:
             return x * float(scale[0])
 
-    step = lowtide.optimize(Half(), (torch.ones(2), np.array([1.0, 2.0])), workspaces=False)
+    step = lowtide.optimize(Half(), (torch.ones(2), np.array([1.0, 2.0])), planning=lowtide.Planning(workspaces=False))
     assert step(torch.ones(2), np.array([1.0, 2.0])).tolist() == [1.0, 1.0]
     with pytest.raises(lowtide.BatchError, match=r"batch \[1\]: the step was captured with"):
         step(torch.ones(2), np.array([2.0, 2.0]))
@@ -132,7 +132,7 @@ def test_a_batch_leaf_of_an_array_type_is_told_apart():
 
 def test_a_model_that_changed_shape_is_captured_anew():
     model = nn.Linear(3, 3)
-    step = lowtide.optimize(model, torch.ones(1, 3), workspaces=False)
+    step = lowtide.optimize(model, torch.ones(1, 3), planning=lowtide.Planning(workspaces=False))
     model.weight = nn.Parameter(torch.ones(4, 3))
     model.bias = nn.Parameter(torch.ones(4))
     assert torch.equal(step(torch.ones(1, 3)), torch.full((1, 4), 4.0))
@@ -140,7 +140,7 @@ def test_a_model_that_changed_shape_is_captured_anew():
 
 def test_a_model_that_changed_into_one_that_cannot_run_fails_as_eager_does():
     model = nn.Linear(3, 3)
-    step = lowtide.optimize(model, torch.ones(1, 3), workspaces=False)
+    step = lowtide.optimize(model, torch.ones(1, 3), planning=lowtide.Planning(workspaces=False))
     model.weight = nn.Parameter(torch.ones(3, 3, dtype=torch.float64))
     with pytest.raises(RuntimeError, match="same dtype") as eagers:
         model(torch.ones(1, 3))
@@ -178,7 +178,9 @@ def test_a_buffer_that_the_first_step_makes_anew_is_captured_as_it_is_then():
         x = torch.ones(2, 3)
         step = eager
         if optimized:
-            step = lowtide.optimize(model, (x,), loss=lambda model, x: model(x), optimizer=optimizer, workspaces=False)
+            step = lowtide.optimize(
+                model, (x,), loss=lambda model, x: model(x), optimizer=optimizer, planning=lowtide.Planning(workspaces=False)
+            )
         return [step(x) for _ in range(3)] + [tensor.detach() for tensor in model.state_dict().values()]
 
     assert all(torch.equal(one, other) for one, other in zip(trained(False), trained(True), strict=True))
@@ -187,7 +189,7 @@ def test_a_buffer_that_the_first_step_makes_anew_is_captured_as_it_is_then():
 def test_a_parameter_under_another_name_is_captured_anew():
     model = nn.Linear(3, 3)
     model.extra = nn.Parameter(torch.ones(1))
-    step = lowtide.optimize(model, torch.ones(1, 3), workspaces=False)
+    step = lowtide.optimize(model, torch.ones(1, 3), planning=lowtide.Planning(workspaces=False))
     model.renamed = model._parameters.pop("extra")
     assert torch.equal(step(torch.ones(1, 3)), model(torch.ones(1, 3)).detach())
     assert {value.name for value in step.plan.graph.inputs} == {"weight", "bias", "renamed", "batch_0"}

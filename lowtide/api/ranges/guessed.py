@@ -15,10 +15,10 @@ from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.tree import Leaf
 from lowtide.ir.varying import Varying, VaryingExtent
 
-Shapes: TypeAlias = "Sequence[tuple[int, ...] | None]"  # by leaf of a batch; None for what is no tensor
+Seen: TypeAlias = "Sequence[tuple[int, ...] | None]"  # by leaf of a batch; None for what is no tensor
 
 
-def guessed(seen: Sequence[Shapes], paths: Sequence[str]) -> Varying | None:
+def guessed(seen: Sequence[Seen], paths: Sequence[str]) -> Varying | None:
     """The dimensions of batches of these shapes, whose leaves lie at these paths; None where ranks differ: that is no range.
 
     Extents that were equal in every batch are taken to be tied.
@@ -35,29 +35,27 @@ def guessed(seen: Sequence[Shapes], paths: Sequence[str]) -> Varying | None:
     return Varying(tuple(Dimension(name, 1, 2 * max(numbers)) for numbers, name in names.items()), tuple(axes))
 
 
-def met_so_far(dynamic: Any, batches: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Shapes]:
+def met_so_far(dynamic: Any, batches: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Seen]:
     """The shapes of the example and of further batches, from which ranges are guessed; none where nothing is to be guessed.
 
-    Raises TypeError where there are further batches although ranges are said, ShapeError for one of other arguments or ranks.
+    Raises ShapeError for one of other arguments or ranks.
     """
     if dynamic != AUTO:
-        if batches:
-            raise TypeError(f'batches: expected them with dynamic="auto" alone, which takes ranges from them; got dynamic={dynamic!r}')
         return []
     example = tree.flatten((args, kwargs))[0]
     return [_shapes(example), *(_like(example, place, positional_and_keyword(each)) for place, each in enumerate(batches))]
 
 
-def shapes_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shapes:
+def shapes_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Seen:
     """By leaf of a batch its shape, None for what is no tensor."""
     return _shapes(tree.flatten((args, kwargs))[0])
 
 
-def _shapes(leaves: Sequence[Leaf]) -> Shapes:
+def _shapes(leaves: Sequence[Leaf]) -> Seen:
     return [tuple(leaf.value.shape) if isinstance(leaf.value, torch.Tensor) else None for leaf in leaves]
 
 
-def _like(example: Sequence[Leaf], place: int, batch: tuple[tuple[Any, ...], dict[str, Any]]) -> Shapes:
+def _like(example: Sequence[Leaf], place: int, batch: tuple[tuple[Any, ...], dict[str, Any]]) -> Seen:
     leaves = tree.flatten(batch)[0]
     wanted, got = ([shown(leaf.where) for leaf in each] for each in (example, leaves))
     if wanted != got:

@@ -18,7 +18,7 @@ import torch
 
 from lowtide.api.capturing import Capturing
 from lowtide.api.maker import Asked, Family, Maker
-from lowtide.api.ranges.guessed import Shapes, guessed, shapes_of
+from lowtide.api.ranges.guessed import Seen, guessed, shapes_of
 from lowtide.api.ranges.region import RangePart, Served, bounded, in_steps, narrowed, what_on
 from lowtide.api.ranges.said import fixed_beside
 from lowtide.api.ranges.stretched import largest
@@ -92,7 +92,7 @@ class RangeMaker:
         return self._maker.stages
 
     @classmethod
-    def guessing(cls, maker: Maker, seen: Sequence[Shapes], args: tuple[Any, ...], kwargs: dict[str, Any]) -> RangeMaker | None:
+    def guessing(cls, maker: Maker, seen: Sequence[Seen], args: tuple[Any, ...], kwargs: dict[str, Any]) -> RangeMaker | None:
         """A maker for the range that batches of these shapes show, with the latest of them; None where they show none."""
         varying = guessed(seen, [leaf.where for leaf in tree.flatten((args, kwargs))[0]])
         if not varying:

@@ -28,12 +28,10 @@ AUTO = "auto"  # dimensions are what differs between batches
 _WISH = 'expected a range (16, 2048), a named range ("length", 16, 2048), one with a step ("side", 64, 256, 8), or the name of one'
 
 
-def varying_of(said: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Varying:
+def varying_of(said: Mapping[Any, Any] | str | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Varying:
     """What a user wrote, for a batch like this one. Raises TypeError and ShapeError, which say what is expected."""
-    if said is None or said == AUTO:
+    if said is None or isinstance(said, str):
         return FIXED
-    if not isinstance(said, Mapping):
-        raise TypeError(f'dynamic: expected a mapping from arguments to {{dimension: range}}, "auto" or None; got {said!r}')
     leaves = tree.flatten((args, dict(kwargs)))[0]
     found = [axis for name, extents in said.items() for axis in _axes(name, extents, leaves)]
     ranges: dict[str, Dimension] = {}
@@ -67,7 +65,7 @@ def check_uncut(varying: Varying, accumulate: int | str) -> None:
     if isinstance(accumulate, int) and accumulate > 1 and cut is not None:
         raise ShapeError(
             f"dynamic: {cut.name} is the dimension of batch {cut.where} that accumulate={accumulate} cuts into equal parts: leave it out, "
-            'or give micro-batches of their own (accumulate="batches")'
+            'or give micro-batches of their own (Training(accumulate="batches"))'
         )
 
 

@@ -22,8 +22,8 @@ from lowtide.runtime.ranks.parameters import fill, lay_out, put_back
 from lowtide.runtime.ranks.peers import ALONE, Alone, Peers, heard
 
 _INSTEAD = (
-    "give the plain module with `process_group=`, before it is sharded, and say what is to be in shards by `shard=`; a limit (`memory=`) "
-    "does the rest"
+    "give the plain module, before it is sharded, with lowtide.Parallel(group=..., shard=...), which says what is in shards; a limit "
+    "(`memory=`) does the rest"
 )
 _TRIED_BYTES, _TRIALS = 2**20, 4  # of a gather that tells what the links do
 SHARDS = ("optimizer", "gradients", "parameters")  # what may be in shards; each holds those before it
@@ -46,21 +46,19 @@ class Trainers:
         if not isinstance(model, nn.Module):
             return cls(model)
         _check_sharded(model)
-        if shard not in (None, *SHARDS):
-            raise ValueError(f"shard: expected {', '.join(map(repr, SHARDS))} or None, got {shard!r}")
         if shard == "parameters" and isinstance(model, DistributedDataParallel):
             raise ValueError(
                 "shard: DistributedDataParallel holds all parameters on each rank, and buckets as large as all gradients: give the plain "
-                "module with `process_group=`"
+                "module with lowtide.Parallel(group=...)"
             )
         found = group_of(model, group)
         ranks = ranks_of(model, group, shard or "")
         if ranks is None or found is None:
             if shard is not None:
-                raise ValueError("shard: expected several processes: a model in DistributedDataParallel, or `process_group`")
+                raise ValueError("shard: expected several processes: a model in DistributedDataParallel, or Parallel(group=...)")
             return cls(model)
         if not trains:
-            raise CaptureError("without a loss each process runs by itself: give the module within (`model.module`), and no process_group")
+            raise CaptureError("without a loss each process runs by itself: give the module within (`model.module`), and no `parallel`")
         if varies:
             raise ValueError("dynamic: several processes cannot share a range of shapes yet: leave it out, each shape gets a program")
         if policy == "eager":

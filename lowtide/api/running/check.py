@@ -12,13 +12,6 @@ POLICIES = ("auto", "always", "never")
 _SHARE = 0.01  # of the time that steps take
 
 
-def checked_policy(given: str) -> str:
-    """What a user wrote. Raises ValueError, which says what is expected."""
-    if given not in POLICIES:
-        raise ValueError(f"check: expected one of {', '.join(map(repr, POLICIES))}, got {given!r}")
-    return given
-
-
 class SecondLook:
     """Of one captured program. `timed`: later looks keep to their share of time; not for several processes, which look together."""
 

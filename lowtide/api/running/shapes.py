@@ -16,14 +16,7 @@ _MANY = 4
 _REMEDY = "pad or bucket batches so that few shapes are left (a loader with drop_last=True gives one size of batches)"
 
 
-def checked_policy(given: str | None) -> str | None:
-    """What a user wrote. Raises ValueError, which says what is expected."""
-    if given is not None and given not in POLICIES:
-        raise ValueError(f"on_new_shape: expected one of {', '.join(map(repr, POLICIES))} or None, got {given!r}")
-    return given
-
-
-class Shapes(Generic[S]):
+class StepsByShape(Generic[S]):
     """Steps by the shape of their batches, beside that which a step was made for.
 
     policy: "extend" makes a step for each shape, "eager" runs the caller's loop, "error" refuses. None makes one, for the tail of an
@@ -65,6 +58,6 @@ class Shapes(Generic[S]):
             self._warned = True
             warnings.warn(
                 f"{error.difference}; a second new shape is run as the loop would run it, without lowtide: {_REMEDY}, or pass "
-                'on_new_shape="extend" to have each shape captured, "eager" to be content with this',
+                'shapes=lowtide.Shapes(on_new_shape="extend") to have each shape captured, "eager" to be content with this',
                 stacklevel=5,
             )

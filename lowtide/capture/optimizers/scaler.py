@@ -89,8 +89,8 @@ def scalers_refused() -> Iterator[None]:
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise CaptureError(
-            f"a GradScaler is used at {users_line()}: give it to lowtide (`scaler=scaler`), which scales the loss, unscales the gradients "
-            "before after_backward, skips the step where they are not finite, and updates the scale"
+            f"a GradScaler is used at {users_line()}: give it to lowtide (`Training(scaler=scaler)`), which scales the loss, unscales "
+            "the gradients before after_backward, skips the step where they are not finite, and updates the scale"
         )
 
     with ExitStack() as stack:

@@ -104,7 +104,7 @@ def _refuse_unknown_step(optimizer: torch.optim.Optimizer) -> None:
     if any(base.__name__ == "ZeroRedundancyOptimizer" for base in type(optimizer).__mro__):
         raise CaptureError(
             f"this {name} has each process step its part of the parameters alone: make the optimizer itself for all of them, and give "
-            'lowtide.optimize shard="optimizer", which keeps a part of its state on each'
+            'lowtide.optimize parallel=lowtide.Parallel(shard="optimizer"), which keeps a part of its state on each'
         )
     for attribute, item in vars(optimizer).items():
         if _holds_optimizer(item):

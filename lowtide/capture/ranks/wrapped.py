@@ -41,11 +41,11 @@ def ranks_of(model: nn.Module, group: dist.ProcessGroup | None, shard: str = "")
 def group_of(model: nn.Module, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
     """The group of the processes that train together. Raises ValueError where a wrapper has another, or this process is not in it."""
     if group is not None and not hasattr(group, "group_name"):  # torch gives a number to processes outside
-        raise ValueError(f"process_group: expected a group of torch.distributed that this process is in, got {group!r}")
+        raise ValueError(f"group: expected a group of torch.distributed that this process is in, got {group!r}")
     if not isinstance(model, DistributedDataParallel):
         return group
     if group is not None and group is not model.process_group:
-        raise ValueError("process_group: this DistributedDataParallel has a group of its own: leave it out")
+        raise ValueError("group: this DistributedDataParallel has a group of its own: leave it out")
     found: dist.ProcessGroup = model.process_group
     return found
 
@@ -72,7 +72,7 @@ def unlike_a_step(wrapper: Any) -> str:
     if not wrapper.require_backward_grad_sync:
         return (
             "within `no_sync` ranks would update by gradients of their own, and a step takes the mean of all: leave it out, and give "
-            "several micro-batches at once (`accumulate=`), which are summed over ranks once"
+            "several micro-batches at once (Training(accumulate=...)), which are summed over ranks once"
         )
     if wrapper._join_config.enable:
         return "within `join` ranks may have batches in different number, and all ranks run a step together: give all of them as many"
