@@ -132,7 +132,7 @@ def test_a_scaler_within_the_users_functions_is_refused_and_stays_usable(place):
     def after(model: nn.Module) -> None:
         scaler.unscale_(optimizer)
 
-    with pytest.raises(lowtide.CaptureError, match=r"a GradScaler is used at .*test_scaler\.py:\d+: give it to .*`scaler=scaler`"):
+    with pytest.raises(lowtide.CaptureError, match=r"a GradScaler is used at .*test_scaler\.py:\d+: .*`Training\(scaler=scaler\)`"):
         lowtide.optimize(
             model,
             (x,),
