@@ -25,8 +25,8 @@ from lowtide.cost.device import Device
 from lowtide.cost.presets import preset
 from lowtide.ir.graph import Graph, Storage
 from lowtide.planning.candidate import equal_graphs
-from lowtide.rewrite.algebra.applied import Rewriting, rewritings
-from lowtide.split.found import prepared, worth_parting
+from lowtide.rewrite.algebra.rewritings import Rewriting, rewritings
+from lowtide.split.graphs import prepared, worth_parting
 from lowtide.split.judge import Judge, JudgedGraph
 from lowtide.split.loops import Loops
 from lowtide.split.prices import Prices

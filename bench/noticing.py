@@ -25,8 +25,8 @@ from bench.models.workload import plain_sgd
 from bench.results import Results
 from lowtide import optimize
 from lowtide.runtime.caller import Caller
-from lowtide.runtime.unchanged.granted import Granted
 from lowtide.runtime.unchanged.look import EVERYTHING
+from lowtide.runtime.unchanged.premises import Granted
 
 COLUMNS = (
     "model", "modules", "parameters", "places", "asked_us", "beside_us", "looked_us", "step_us", "share_percent", "capture_ms", "second_ms",

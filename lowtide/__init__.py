@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from lowtide.api.options import Parallel, Planning, Run, Shapes, Training
     from lowtide.api.order import order
     from lowtide.api.place import place_buffers
-    from lowtide.api.running.measured import MeasuredStep
+    from lowtide.api.running.measurement import MeasuredStep
     from lowtide.api.running.verify import Verification
-    from lowtide.api.saved.loading import load_frozen
+    from lowtide.api.saved.load import load_frozen
     from lowtide.api.stages import Stage
     from lowtide.api.step import Step
     from lowtide.cost.device import Device
@@ -43,7 +43,7 @@ _MODULES = {
     "Device": "lowtide.cost.device",
     "Explanation": "lowtide.api.explanation",
     "Frozen": "lowtide.api.frozen",
-    "MeasuredStep": "lowtide.api.running.measured",
+    "MeasuredStep": "lowtide.api.running.measurement",
     "Measurement": "lowtide.cost.profiler",
     "OrderProblem": "lowtide.problems.order",
     "Parallel": "lowtide.api.options",
@@ -62,7 +62,7 @@ _MODULES = {
     "Training": "lowtide.api.options",
     "Verification": "lowtide.api.running.verify",
     "explain": "lowtide.api.explain",
-    "load_frozen": "lowtide.api.saved.loading",
+    "load_frozen": "lowtide.api.saved.load",
     "measure": "lowtide.cost.profiler",
     "optimize": "lowtide.api.optimize",
     "order": "lowtide.api.order",

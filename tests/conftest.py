@@ -61,7 +61,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 @pytest.fixture(autouse=True, scope="session")
 def nothing_searched_is_kept() -> Iterator[None]:
     """Tests search for themselves, and leave nothing for others. One that is about what is kept names a folder."""
-    from lowtide.planning import remembered
+    from lowtide.planning import search_cache as remembered
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(remembered, "directory", lambda: None)

@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 
-from lowtide.cpu.build import made
-from lowtide.cpu.build.running import Running
-from lowtide.cpu.choosing import Joins, chosen
+from lowtide.cpu.build import networks as made
+from lowtide.cpu.build.executable import Running
+from lowtide.cpu.choice import Joins, chosen
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lowtide.api.capturing import Capturing
+from lowtide.api.captures import Capturing
 from lowtide.api.stages import Stages
 from lowtide.capture.program import TrainingProgram
 from lowtide.cost.lab.laboratory import Laboratory

@@ -15,7 +15,7 @@ from lowtide.ir.operators.nodes import is_view
 from lowtide.rewrite.base import Rewritten
 from lowtide.split.dimensions import Dimensions
 from lowtide.split.proposals import SplitCandidate, candidates_of
-from lowtide.split.rewritten import looped, with_loops
+from lowtide.split.rewrite import looped, with_loops
 from lowtide.split.roles import Split, refuse
 from lowtide.split.sets import Regions
 

@@ -177,7 +177,7 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(arguments, message):
 
 
 def test_regions_are_compiled_on_demand(monkeypatch):
-    monkeypatch.setattr("lowtide.regions.compiled.is_faster", lambda *_: True)
+    monkeypatch.setattr("lowtide.regions.compilation.is_faster", lambda *_: True)
     given = "spec_of_a_test:make", "--no-measure", "--no-exact", "--json", "-"
     plain, fused = (run(*given, *more) for more in ((), ("--fuse", "inductor")))
     assert (plain.exit_code, fused.exit_code) == (0, 0), fused.output

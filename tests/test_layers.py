@@ -46,7 +46,7 @@ PLACES = {
     "lightning": {"integrations/lightning.py", "integrations/lightning_notes.py", "integrations/lightning_reads.py"},
 }  # fmt: skip
 PRIVATE_TORCH = {
-    "capture", "cost/lab/trials.py", "cost/lab/launched.py", "cost/lab/operators.py", "cost/profiler.py", "runtime", "regions", "lower",
+    "capture", "cost/lab/trials.py", "cost/lab/launches.py", "cost/lab/operators.py", "cost/profiler.py", "runtime", "regions", "lower",
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn, optim
 from torch.nn import functional
 
-from lowtide.api.capturing import Capturing
+from lowtide.api.captures import Capturing
 from lowtide.api.stages import Stages
 from lowtide.capture.optimizers.scalars import Guard
 from lowtide.capture.program import TrainingProgram
@@ -27,10 +27,10 @@ from lowtide.ir.text.graph_text import parse, to_text
 from lowtide.lower.python import lower
 from lowtide.rewrite.algebra.table import RULES, rewrite
 from lowtide.rewrite.base import Rewritten
-from lowtide.rewrite.into_sums import add_into_sums
+from lowtide.rewrite.factories import make_anew
 from lowtide.rewrite.losses import sum_losses
-from lowtide.rewrite.made_anew import make_anew
 from lowtide.rewrite.results import read_results
+from lowtide.rewrite.row_sums import add_into_sums
 from tests.conftest import GOLDEN
 from tests.lower.ranged_graphs import Decided
 from tests.splits import along, split

@@ -23,7 +23,7 @@ import torch
 import lowtide
 from bench.ago.kernels import flops
 from bench.ago.networks import case
-from lowtide.cpu.build import made
+from lowtide.cpu.build import networks as made
 from lowtide.cpu.build.constants import aligned
 from lowtide.cpu.build.library import ENTRY, build, team
 from lowtide.cpu.network import Network

@@ -92,7 +92,7 @@ def _lowtide(joins: str) -> Callable[[str, int, Path], Run]:
         import torch
 
         import lowtide
-        from lowtide.cpu.choosing import Joins
+        from lowtide.cpu.choice import Joins
         from lowtide.cpu.tune import trial as tuned
 
         torch.set_num_threads(threads)

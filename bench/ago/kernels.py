@@ -18,7 +18,7 @@ import torch
 
 import lowtide
 from bench.ago.networks import case
-from lowtide.cpu.build import made
+from lowtide.cpu.build import networks as made
 from lowtide.cpu.build.library import FLAGS
 from lowtide.cpu.network import Network
 from lowtide.cpu.stages import Attention, Batched, Convolution, Product, RowBlock, Stage, Windows, Winograd

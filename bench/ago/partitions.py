@@ -19,9 +19,9 @@ from lowtide.capture.program import capture_inference
 from lowtide.capture.trace import Given
 from lowtide.cpu.partition.algorithm import PAPERS_WEIGHT, partition, partition_of_operators
 from lowtide.cpu.partition.partition import Partition, constant_nodes
+from lowtide.ir.extents import FIXED
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.operators.fusion import is_elementwise
-from lowtide.ir.varying import FIXED
 
 COLUMNS = ("network", "rule", "operators", "clusters", "mean", "median", "jain", "trivial", "bins", "seconds")
 _NORM = "aten.native_batch_norm"

@@ -21,9 +21,9 @@ import torch
 import lowtide
 from bench.ago.networks import case, paper_cases
 from bench.results import Cell, Results, with_kept
-from lowtide.cpu.build import made
-from lowtide.cpu.build.faster import made_up
-from lowtide.cpu.choosing import Joins, chosen
+from lowtide.cpu.build import networks as made
+from lowtide.cpu.build.comparison import made_up
+from lowtide.cpu.choice import Joins, chosen
 from lowtide.ir.regions import Region, is_region
 
 COLUMNS = ("case", "threads", "windows", "differ", "none_us", "model_us", "measured_us", "measured_to_model")

@@ -23,7 +23,7 @@ from bench.results import Cell, Results, with_kept
 from lowtide.cost.presets import preset
 from lowtide.errors import BudgetError
 from lowtide.ir.graph import Graph
-from lowtide.ir.shapes.at import at
+from lowtide.ir.shapes.points import at
 
 LIMIT_BYTES = 40 * 2**30
 DEVICE = "a100"

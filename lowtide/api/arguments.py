@@ -10,7 +10,7 @@ from torch import nn
 
 from lowtide.api.options import Training
 from lowtide.capture.batches import BATCHES
-from lowtide.capture.optimizers.wrapped import accumulates_over, scalers_within
+from lowtide.capture.optimizers.wrappers import accumulates_over, scalers_within
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 

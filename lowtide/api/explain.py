@@ -10,17 +10,17 @@ import torch
 from torch import nn
 
 from lowtide.api.arguments import check_arguments, check_scaler, check_swapping, device_of, warn_of_nowhere_to_swap
-from lowtide.api.capturing import Capturing
+from lowtide.api.captures import Capturing
 from lowtide.api.explanation import Explanation, Remedy
 from lowtide.api.machine import Machine
 from lowtide.api.maker import Asked, Maker
 from lowtide.api.options import Planning, Run, Shapes, Training, told_in_values
-from lowtide.api.ranges.said import varying_of
-from lowtide.api.ranges.stretched import largest
+from lowtide.api.ranges.notation import varying_of
+from lowtide.api.ranges.samples import largest
 from lowtide.api.stages import Stages, wants_progress
 from lowtide.base.garbage import collected_seldom
 from lowtide.capture.batches import positional_and_keyword
-from lowtide.capture.optimizers.wrapped import torch_optimizer
+from lowtide.capture.optimizers.wrappers import torch_optimizer
 from lowtide.capture.program import TrainingProgram
 from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.device import Device
@@ -32,7 +32,7 @@ from lowtide.planning.limits import Limit, Memory
 from lowtide.runtime.batch import BatchSpec
 from lowtide.schedule import Auto, Best, schedule
 from lowtide.split.dimensions import Dimensions
-from lowtide.split.found import loss_in_parts
+from lowtide.split.graphs import loss_in_parts
 from lowtide.split.names import ComponentTable
 
 _LEVEL = "quick"  # of effort, where none is asked for: an explanation is waited for, and rounds what it says

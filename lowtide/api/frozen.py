@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from lowtide.api.running.inference import Inference, Runs
-from lowtide.cpu.build.running import LoadedNetwork
+from lowtide.cpu.build.executable import LoadedNetwork
 from lowtide.errors import BatchError
 from lowtide.runtime.batch import BatchSpec, NewShapeError
+from lowtide.runtime.dynamo_skips import undisturbed
 from lowtide.runtime.heap import give_back
-from lowtide.runtime.undisturbed import undisturbed
 
 
 class Frozen:

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lowtide.api.arguments import detached
-from lowtide.api.capturing import Capturing
-from lowtide.api.generated import told
+from lowtide.api.captures import Capturing
+from lowtide.api.kernel_report import told
 from lowtide.api.machine import Machine
-from lowtide.api.ranks.agreed import agreed_plans, compare_programs
+from lowtide.api.ranks.agreement import agreed_plans, compare_programs
 from lowtide.api.running.variant import Variant
 from lowtide.api.stages import Stages
 from lowtide.base.garbage import collected_seldom
 from lowtide.capture.care.failures import programs_own
-from lowtide.capture.data.unread import with_stand_ins
+from lowtide.capture.data.placeholders import with_stand_ins
 from lowtide.capture.difference import difference
 from lowtide.capture.trace import Captured
 from lowtide.cost.lab.laboratory import Laboratory
@@ -26,12 +26,12 @@ from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.limits import Limit, Memory
 from lowtide.planning.planner import Planner
+from lowtide.planning.replan import as_saved
 from lowtide.planning.request import Budget, Request
-from lowtide.planning.saved import as_saved
 from lowtide.planning.warm_up import compile_ahead, warm_up_planning
 from lowtide.remat.sweep.search import Sweep
 from lowtide.runtime.ranks.peers import Alone
-from lowtide.runtime.unchanged.granted import Granted
+from lowtide.runtime.unchanged.premises import Granted
 from lowtide.schedule import Solver
 
 

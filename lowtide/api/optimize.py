@@ -12,19 +12,19 @@ from torch import nn
 
 from lowtide.api.arena import StepArena
 from lowtide.api.arguments import check_arguments, check_kernels, check_scaler, check_swapping, device_of, warn_of_nowhere_to_swap
-from lowtide.api.capturing import Capturing
+from lowtide.api.captures import Capturing
 from lowtide.api.machine import Machine
 from lowtide.api.maker import Asked, Maker
 from lowtide.api.options import Parallel, Planning, Run, Shapes, Training, told_in_values
-from lowtide.api.ranges.guessed import met_so_far
+from lowtide.api.ranges.guess import met_so_far
 from lowtide.api.ranges.maker import RangeMaker
-from lowtide.api.ranges.said import check_uncut, varying_of
-from lowtide.api.ranges.saved import limit_of, loaded
+from lowtide.api.ranges.notation import check_uncut, varying_of
+from lowtide.api.ranges.plan_file import limit_of, loaded
 from lowtide.api.ranks.group import Trainers
 from lowtide.api.stages import Stages, wants_progress
 from lowtide.api.step import Step
 from lowtide.capture.batches import positional_and_keyword
-from lowtide.capture.optimizers.wrapped import counters_of, torch_optimizer
+from lowtide.capture.optimizers.wrappers import counters_of, torch_optimizer
 from lowtide.capture.program import TrainingProgram
 from lowtide.plan.plan import Plan
 from lowtide.planning.limits import Limit

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 
-from lowtide.api.ranges.said import AUTO
+from lowtide.api.ranges.notation import AUTO
 from lowtide.api.ranks.group import SHARDS
 from lowtide.api.running import check as looks
 from lowtide.api.running import shapes as new_shapes

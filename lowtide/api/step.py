@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from lowtide.api.arena import ArenaReport, StepArena
 from lowtide.api.frozen import Frozen
 from lowtide.api.maker import Family, Maker
-from lowtide.api.others import Others, captured
-from lowtide.api.ranges.guessed import Seen
+from lowtide.api.other_shapes import Others, captured
+from lowtide.api.ranges.guess import Seen
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.running.check import SecondLook
 from lowtide.api.running.eager import run_eagerly
 from lowtide.api.running.inference import UNLIKE, Again
 from lowtide.api.running.kinds import change_of_kind, read_unlike
-from lowtide.api.running.measured import MeasuredStep
+from lowtide.api.running.measurement import MeasuredStep
 from lowtide.api.running.recaptures import Recaptures
 from lowtide.api.running.variant import Variant
 from lowtide.api.running.verify import Verification, verified
-from lowtide.api.saved.freezing import freeze
-from lowtide.api.saved.saving import save
+from lowtide.api.saved.freeze import freeze
+from lowtide.api.saved.save import save
 from lowtide.api.stages import Stages
 from lowtide.base.files import write_whole
 from lowtide.capture.care.turns import turn
 from lowtide.capture.data.facts import Facts
-from lowtide.capture.data.unread import can_stand_in
+from lowtide.capture.data.placeholders import can_stand_in
 from lowtide.cost.profiler import measure_memory
 from lowtide.errors import StepError
 from lowtide.plan.plan import Plan
@@ -42,9 +42,9 @@ from lowtide.report import save as save_report
 from lowtide.report import save_picture
 from lowtide.runtime.batch import BatchSpec, NewShapeError, OtherValueError, described, shape_of
 from lowtide.runtime.caller import ChangedError, View
+from lowtide.runtime.dynamo_skips import undisturbed
 from lowtide.runtime.ranks.parameters import gathered
 from lowtide.runtime.ranks.peers import Peers
-from lowtide.runtime.undisturbed import undisturbed
 
 if TYPE_CHECKING:
     from lowtide.api.ranks.checkpoint import Trained

@@ -17,28 +17,28 @@ from torch.utils import _pytree as pytree
 
 from lowtide.base.places import Beside
 from lowtide.capture.batches import micro_batches, objects_in
-from lowtide.capture.care.beside import Follower, following
 from lowtide.capture.care.failures import raised_in
+from lowtide.capture.care.follower import Follower, following
 from lowtide.capture.care.gradients import none_left_on, on_the_callers_own, refuse_strangers
 from lowtide.capture.care.leaks import LeakWatch
 from lowtide.capture.care.surroundings import methods_of, put_back_on_failure
 from lowtide.capture.care.turns import one_at_a_time
 from lowtide.capture.effects.attempts import with_leaving
-from lowtide.capture.effects.leaving import Leaving, containers_of
+from lowtide.capture.effects.containers import LeavingError
+from lowtide.capture.effects.flags import Settling
+from lowtide.capture.effects.outputs import Leaving, containers_of
 from lowtide.capture.effects.schedules import settings_unchanged
-from lowtide.capture.effects.settling import Settling
-from lowtide.capture.effects.watched import LeavingError
 from lowtide.capture.fakes import FakeModel
 from lowtide.capture.formulas.scripts import Scripts
 from lowtide.capture.losses import checked_loss, joined, share_of, with_loss
+from lowtide.capture.numbers import NumbersLater, beside, holds_fakes
 from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle, same_program
 from lowtide.capture.optimizers.scalars import UndecidedError
 from lowtide.capture.optimizers.scaler import ScalerTrace, stop_if
+from lowtide.capture.ranks.data_parallel import passing_on
 from lowtide.capture.ranks.exchange import average_gradients, broadcast_buffers
 from lowtide.capture.ranks.ranks import Ranks
 from lowtide.capture.ranks.shards import gather, own_shards, refuse_mixing, refuse_whole_state
-from lowtide.capture.ranks.wrapped import passing_on
-from lowtide.capture.returned import NumbersLater, beside, holds_fakes
 from lowtide.capture.trace import Captured, Given, Trace, tracing
 from lowtide.errors import CaptureError
 from lowtide.ir import tree

@@ -24,14 +24,14 @@ from lowtide.capture.blocks import address, dtype_name
 from lowtide.capture.calls import NEEDS_DATA, UNTRACEABLE, tensors_in, why_untraceable
 from lowtide.capture.corrections import corrected, kernel
 from lowtide.capture.looks import remembered
-from lowtide.capture.sizes.probed import UnprobedError, bytes_left, probed
+from lowtide.capture.sizes.probes import UnprobedError, bytes_left, probed
 from lowtide.capture.sizes.strides import dense_stride
 from lowtide.capture.sizes.symbols import FixedError, Symbols, hint, is_symbolic
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node
-from lowtide.ir.made import Made, Really, Results, differ, unknown
 from lowtide.ir.operators.collectives.nodes import is_collective
+from lowtide.ir.result_specs import Made, Really, Results, differ, unknown
 
 _really: ContextVar[Really] = ContextVar("really", default=unknown)
 

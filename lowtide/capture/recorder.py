@@ -29,18 +29,18 @@ from lowtide.capture.calls import results_of, targets_of, tensors_in, without_ge
 from lowtide.capture.care.failures import mark
 from lowtide.capture.care.generators import draw
 from lowtide.capture.care.harm import in_order_of_harm
-from lowtide.capture.data import shaped
+from lowtide.capture.data import data_shapes as shaped
 from lowtide.capture.data.batch_counts import is_count_of_batches
 from lowtide.capture.data.reader import Reader
 from lowtide.capture.draft import Arguments, Draft
 from lowtide.capture.effects.data import Data, NoData
+from lowtide.capture.formulas.autocast import calls_within
 from lowtide.capture.formulas.scripts import Scripts
-from lowtide.capture.formulas.within import calls_within
+from lowtide.capture.numbers import Number
 from lowtide.capture.ranks.chain import CALLED_BY_LAYERS, REFUSED, CollectiveChain
 from lowtide.capture.ranks.wholes import Wholes
 from lowtide.capture.real import run
-from lowtide.capture.repeated import copies
-from lowtide.capture.returned import Number
+from lowtide.capture.repeats import copies
 from lowtide.capture.sizes.symbols import FixedError
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, LowtideError

@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.base.places import NOTHING, Beside
 from lowtide.capture.batches import refuse_batch_leaf, refuse_changed_batch
-from lowtide.capture.care.beside import put_beside
 from lowtide.capture.care.failures import no_tracebacks_logged, raised_in
+from lowtide.capture.care.follower import put_beside
 from lowtide.capture.care.generators import untouched_randomness
 from lowtide.capture.care.hooks import watched_hooks
 from lowtide.capture.care.leaks import LeakWatch
@@ -33,10 +33,11 @@ from lowtide.capture.data.facts import Reading
 from lowtide.capture.data.reader import Reader
 from lowtide.capture.draft import Draft
 from lowtide.capture.effects.data import Data, following_data
-from lowtide.capture.effects.leaving import NOTHING_LEFT, Leaving, Left
-from lowtide.capture.effects.settling import Settling
+from lowtide.capture.effects.flags import Settling
+from lowtide.capture.effects.outputs import NOTHING_LEFT, Leaving, Left
 from lowtide.capture.fakes import ModuleTensors, fake_batch_leaf, fake_model, swapped
 from lowtide.capture.formulas import as_eager
+from lowtide.capture.numbers import Number, is_result
 from lowtide.capture.optimizers.optimizer import Update
 from lowtide.capture.optimizers.scalars import Fact
 from lowtide.capture.optimizers.scaler import ScalerTrace, scalers_refused
@@ -44,17 +45,16 @@ from lowtide.capture.ranks.in_parts import in_parts
 from lowtide.capture.ranks.ranks import Ranks
 from lowtide.capture.ranks.shards import Shards
 from lowtide.capture.recorder import Recorder
-from lowtide.capture.returned import Number, is_result
-from lowtide.capture.sizes.called import called_with_sizes
+from lowtide.capture.sizes.functions import called_with_sizes
 from lowtide.capture.sizes.symbols import Symbols, nothing_twice
 from lowtide.capture.sources import Sources, users_line
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
+from lowtide.ir.eager_storages import HeldStorages
+from lowtide.ir.extents import FIXED, Varying
 from lowtide.ir.graph import Graph, Kind, Value
-from lowtide.ir.held import HeldStorages
 from lowtide.ir.shapes.conditions import Condition
 from lowtide.ir.slots import Slot
-from lowtide.ir.varying import FIXED, Varying
 
 
 @contextmanager

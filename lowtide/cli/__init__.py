@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lowtide.cli import leaving
+from lowtide.cli import exit as leaving
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from rich.console import Console
 
-from lowtide.cli.leaving import interruptible
+from lowtide.cli.exit import interruptible
 
 Answer = TypeVar("Answer")
 

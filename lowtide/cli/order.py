@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from lowtide.cli.leaving import INTERRUPTED
+from lowtide.cli.exit import INTERRUPTED
 from lowtide.cli.order_search import OrderOutcome, search
 from lowtide.cli.order_table import show
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, refuse, write_json

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import typer
 
 from lowtide.base.files import check_writable, write_whole
-from lowtide.cli.leaving import CLOSED_PIPE, REFUSED, output_is_closed
+from lowtide.cli.exit import CLOSED_PIPE, REFUSED, output_is_closed
 from lowtide.errors import FormatError
 from lowtide.plan.summary import bytes_text
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from lowtide.cli.leaving import INTERRUPTED
+from lowtide.cli.exit import INTERRUPTED
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, exact_bytes, refuse, write_answer, write_json
 from lowtide.cli.place_search import PlaceOutcome, search
 from lowtide.cli.solvers import PLACERS, parse_placer

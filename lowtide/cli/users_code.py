@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from lowtide.cli.leaving import interruptible
+from lowtide.cli.exit import interruptible
 from lowtide.cli.output import refuse
 from lowtide.errors import LowtideError
 

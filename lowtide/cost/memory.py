@@ -19,9 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from lowtide.base.kernels import kernel
 from lowtide.errors import CheckError
+from lowtide.ir.eager_storages import NOTHING_HELD, HeldStorages
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.ir.held import NOTHING_HELD, HeldStorages
 from lowtide.ir.operators.names import DROP, LOAD
 from lowtide.ir.operators.nodes import offloaded_storages
 from lowtide.ir.operators.table import writes_in_place

@@ -15,9 +15,9 @@ import numpy as np
 from lowtide.cost.memory import counted_storages, order_problem, resident_storages
 from lowtide.errors import CheckError, ShapeError
 from lowtide.ir.graph import Graph, Node, Value
-from lowtide.ir.shapes.at import at
 from lowtide.ir.shapes.dimension import Dimensions, checked_point
 from lowtide.ir.shapes.evaluate import Compiled, compiled
+from lowtide.ir.shapes.points import at
 from lowtide.ir.shapes.polynomial import Polynomial
 from lowtide.ir.sizes import Size
 from lowtide.problems.order import Ints, OrderProblem

@@ -22,11 +22,11 @@ from lowtide.cost.lab.recipe import numbers
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Node, Storage
 from lowtide.ir.loops import is_loop
-from lowtide.ir.made import Results, made_as
 from lowtide.ir.operators.collectives.memory import collective_bytes
 from lowtide.ir.operators.collectives.nodes import is_collective
 from lowtide.ir.operators.nodes import is_arithmetic
 from lowtide.ir.regions import Region, is_region
+from lowtide.ir.result_specs import Results, made_as
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from lowtide.base.narrow import of_kind
 from lowtide.cpu import expressions
 from lowtide.cpu.known import is_given_norm, is_known, name_of
 from lowtide.cpu.layout import Lay
-from lowtide.cpu.packed import Norm
+from lowtide.cpu.recipes import Norm
 from lowtide.cpu.views import VIEWS, seen
 from lowtide.ir.graph import Graph, Node, Value
 

@@ -12,7 +12,7 @@ from math import prod
 from lowtide.base.narrow import of_kind, there
 from lowtide.cpu.known import ATTENTION, name_of
 from lowtide.cpu.layout import Buffer, Lay, fresh, in_rows, stepped
-from lowtide.cpu.packed import Norm, Panels, Plain, Taps, Transformed
+from lowtide.cpu.recipes import Norm, Panels, Plain, Taps, Transformed
 from lowtide.cpu.stages import (
     Attention,
     Batched,

@@ -13,7 +13,7 @@ from lowtide.cpu.codegen.source import source_of
 from lowtide.cpu.codegen.text import ElementOffsets
 from lowtide.cpu.heads import head_of
 from lowtide.cpu.layout import LANES, SLACK, Buffer
-from lowtide.cpu.packed import Packed, Plain, Target, offsets_of
+from lowtide.cpu.recipes import Packed, Plain, Target, offsets_of
 from lowtide.cpu.stages import Stage
 from lowtide.cpu.staging import Staging
 from lowtide.ir.graph import Graph, Node, Value

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from lowtide.cpu.layout import Lay
-from lowtide.cpu.packed import Packed, Panels, Taps, Transformed
+from lowtide.cpu.recipes import Packed, Panels, Taps, Transformed
 from lowtide.ir.graph import Node
 
 

@@ -18,7 +18,7 @@ from lowtide.cpu import expressions
 from lowtide.cpu.chains import BodyUses, Link, OperatorChain, norm_of
 from lowtide.cpu.known import is_given_norm, name_of
 from lowtide.cpu.layout import Buffer, Lay, fresh, in_rows, stepped
-from lowtide.cpu.packed import Norm, Packed, Plain, Target
+from lowtide.cpu.recipes import Norm, Packed, Plain, Target
 from lowtide.cpu.stages import Epilogue, Map, Operand, Stage
 from lowtide.cpu.views import VIEWS, seen
 from lowtide.ir.graph import Graph, Node, Value

@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from lowtide.cpu.packed import Target
+from lowtide.cpu.recipes import Target
 
 _LESS = 0.85  # what a way that keeps more weights must take of the best that keeps less: plain, two results along a side, four
 _TILES_BYTES = 192 * 1024  # of tiles at all points, that stay near while all panels pass them

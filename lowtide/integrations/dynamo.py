@@ -17,7 +17,7 @@ import torch
 from functorch.compile import aot_module_simplified
 from torch import fx
 
-from lowtide.api.capturing import Capturing
+from lowtide.api.captures import Capturing
 from lowtide.api.machine import Machine
 from lowtide.api.maker import Asked, Maker
 from lowtide.api.stages import Stages

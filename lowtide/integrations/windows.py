@@ -17,7 +17,7 @@ from lowtide.api.optimize import optimize
 from lowtide.api.options import Run, Shapes, Training
 from lowtide.api.step import Step
 from lowtide.capture.batches import BATCHES
-from lowtide.capture.optimizers.wrapped import torch_optimizer
+from lowtide.capture.optimizers.wrappers import torch_optimizer
 from lowtide.errors import CaptureError
 from lowtide.planning.limits import Memory
 

@@ -27,7 +27,7 @@ from typing import TypeAlias
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.operators.names import LOOP
-from lowtide.ir.shapes.at import at
+from lowtide.ir.shapes.points import at
 from lowtide.ir.sizes import Size
 
 Into: TypeAlias = "int | str"  # the dimension that parts lie along, or how they are put together

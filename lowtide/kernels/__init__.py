@@ -9,7 +9,8 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-from lowtide.kernels import bits, checks, losses, norms, parts, pools, rows, shaped
+from lowtide.kernels import bits, checks, losses, norms, parts, pools, rows
+from lowtide.kernels import data_shapes as shaped
 
 __all__ = ["bits", "checks", "losses", "made_of", "norms", "parts", "pools", "rows", "shaped"]
 

@@ -22,9 +22,9 @@ import torch
 
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.loops import NEUTRAL, Into, Loop, is_loop
-from lowtide.ir.shapes.at import at, sizes_of_arg
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.shapes.evaluate import python_text
+from lowtide.ir.shapes.points import at, sizes_of_arg
 from lowtide.ir.sizes import Size, contiguous_stride
 from lowtide.lower.statements import Names, deaths, releases, statements
 from lowtide.lower.transfers import Offloaded

@@ -39,13 +39,13 @@ from lowtide.ir.operators.names import STOP
 from lowtide.ir.operators.nodes import is_arithmetic, is_transfer
 from lowtide.ir.regions import is_region
 from lowtide.ir.shapes import evaluate
-from lowtide.ir.shapes.at import sizes_of_arg
 from lowtide.ir.shapes.dimension import Dimension, DimensionSteps
 from lowtide.ir.shapes.evaluate import python_text
+from lowtide.ir.shapes.points import sizes_of_arg
 from lowtide.ir.sizes import Size
 from lowtide.lower import loops, transfers
+from lowtide.lower.scatters import Writes
 from lowtide.lower.statements import Names, deaths, donated, region_lines, releases, statements, text_of
-from lowtide.lower.written import Writes
 from lowtide.plan.contents import Contents, Decision
 from lowtide.plan.summary import bytes_text
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.base.described import described
+from lowtide.base.solver_text import described
 from lowtide.place.base import Placement, Placer, Status, judged, unplaced
 from lowtide.place.bound import arena_bound_bytes
 from lowtide.place.components import components, subproblem_of

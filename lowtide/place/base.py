@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lowtide.base.described import described
+from lowtide.base.solver_text import described
 from lowtide.base.spec import replaced
 from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_check import check_placement

@@ -15,11 +15,11 @@ from lowtide.ir.text.graph_text import to_text
 from lowtide.plan.algebra_report import RuleReport
 from lowtide.plan.contents import Contents, Provenance
 from lowtide.plan.cost_report import CostReport, Eviction
+from lowtide.plan.plan_json import read, written
 from lowtide.plan.snapshot import Snapshot
 from lowtide.plan.summary import one_line, summarize
 from lowtide.plan.table import table
 from lowtide.plan.timeline import Timeline
-from lowtide.plan.written import read, written
 
 __all__ = ["CostReport", "Eviction", "Plan", "Provenance", "RuleReport", "Snapshot", "Timeline"]
 

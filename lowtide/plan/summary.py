@@ -9,7 +9,7 @@ from lowtide.plan.algebra_report import RuleReport
 from lowtide.plan.alike import AlikeItems, alike
 from lowtide.plan.contents import Contents
 from lowtide.plan.cost_report import CostReport, Eviction
-from lowtide.plan.generated import generated_lines
+from lowtide.plan.kernels import generated_lines
 from lowtide.plan.snapshot import LiveTensor, Snapshot
 from lowtide.plan.splits import split_lines
 from lowtide.plan.where import source_text

@@ -12,8 +12,8 @@ import numpy as np
 from lowtide.cost.device import Device
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.peak import profile_of
+from lowtide.ir.eager_storages import NOTHING_HELD, HeldStorages
 from lowtide.ir.graph import Graph
-from lowtide.ir.held import NOTHING_HELD, HeldStorages
 from lowtide.ir.operators.collectives.nodes import serving_collectives
 from lowtide.plan.plan import program_hash
 from lowtide.plan.snapshot import Snapshot
@@ -22,7 +22,7 @@ from lowtide.problems.order import Ints, OrderProblem
 from lowtide.remat.offload import offloadable_storages
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
-from lowtide.rewrite.algebra.applied import AppliedRule
+from lowtide.rewrite.algebra.rewritings import AppliedRule
 from lowtide.rewrite.results import read_results
 from lowtide.rewrite.split import split_results
 from lowtide.schedule import Schedule, Solver, schedule, schedule_all

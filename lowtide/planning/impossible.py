@@ -18,7 +18,7 @@ from lowtide.plan.where import source_text
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.request import Request
 from lowtide.problems.order import Bytes, OrderProblem
-from lowtide.split.found import loss_in_parts
+from lowtide.split.graphs import loss_in_parts
 
 
 @dataclass(frozen=True, eq=False)

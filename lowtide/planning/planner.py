@@ -8,16 +8,16 @@ from dataclasses import replace
 
 from lowtide.errors import BudgetError
 from lowtide.plan.plan import Plan
+from lowtide.planning.archive import Searched
 from lowtide.planning.candidate import Candidate, order_together
-from lowtide.planning.checked import checked
-from lowtide.planning.exchange.beside import overlapped
+from lowtide.planning.exchange.overlap import overlapped
+from lowtide.planning.final_check import checked
 from lowtide.planning.impossible import refuse_impossible, split_loss_text
-from lowtide.planning.ordered import ordered
+from lowtide.planning.order_plans import ordered
 from lowtide.planning.progress import Watched
 from lowtide.planning.refusal import refusal
-from lowtide.planning.remembered import Remembered
 from lowtide.planning.request import Budget, Request
-from lowtide.planning.searched import Searched
+from lowtide.planning.search_cache import Remembered
 from lowtide.remat.sweep.search import Listener
 
 

@@ -11,7 +11,7 @@ from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.loops import Loop, is_loop
 from lowtide.planning.candidate import Candidate
-from lowtide.split.found import FoundGraph
+from lowtide.split.graphs import FoundGraph
 from lowtide.split.loops import Loops
 from lowtide.split.sets import FissionTree, SplitRegion
 

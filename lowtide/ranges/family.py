@@ -19,16 +19,16 @@ from lowtide.cost.footprints import Several
 from lowtide.errors import BudgetError
 from lowtide.ir.shapes.dimension import Dimensions, checked_point
 from lowtide.plan.plan import Plan
-from lowtide.planning.checked import checked
-from lowtide.planning.ordered import in_its_order
+from lowtide.planning.archive import Searched
+from lowtide.planning.final_check import checked
+from lowtide.planning.order_plans import in_its_order
 from lowtide.planning.refusal import refusal
 from lowtide.planning.request import Request
-from lowtide.planning.searched import Searched
 from lowtide.problems.order import Bytes
+from lowtide.ranges.candidate import Ranged
 from lowtide.ranges.member import Member
 from lowtide.ranges.pace import paces_at
 from lowtide.ranges.pool import SAME
-from lowtide.ranges.ranged import Ranged
 from lowtide.remat.sweep.archive import Archive, Point
 from lowtide.schedule.base import scheduled
 from lowtide.schedule.points import sample_points

@@ -12,12 +12,12 @@ from lowtide.cost.memory import simulate
 from lowtide.cost.symbolic import same_for_all
 from lowtide.ir.check.graph_check import check_graph, check_order, check_reuses
 from lowtide.ir.graph import Graph
-from lowtide.ir.shapes.at import at
+from lowtide.ir.shapes.points import at
 from lowtide.planning.request import Request
 from lowtide.problems.order import Ints
+from lowtide.ranges.candidate import Ranged
 from lowtide.ranges.pace import Pace, paces_at
 from lowtide.ranges.points import largest
-from lowtide.ranges.ranged import Ranged
 from lowtide.remat.write_out import rematerialise
 
 

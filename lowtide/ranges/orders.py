@@ -15,9 +15,9 @@ from lowtide.cost.memory import simulate
 from lowtide.planning.candidate import order_together
 from lowtide.planning.request import Request
 from lowtide.problems.order import Bytes, OrderProblem
+from lowtide.ranges.candidate import Ranged
 from lowtide.ranges.member import Member, in_order
 from lowtide.ranges.points import largest
-from lowtide.ranges.ranged import Ranged
 from lowtide.schedule import Schedule, schedule_all
 from lowtide.schedule.cuts import cut_bound_bytes
 from lowtide.schedule.points import Point, sample_points

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lowtide.cost.measures import Measures
 from lowtide.problems.order import Ints
-from lowtide.remat.ranged import RangedProblem
+from lowtide.remat.range_problem import RangedProblem
 
 Times = NDArray[np.float64]
 

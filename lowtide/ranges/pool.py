@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lowtide.planning.request import Request
 from lowtide.problems.order import Bytes, Ints
-from lowtide.ranges.ranged import Ranged
+from lowtide.ranges.candidate import Ranged
 
 MOST = 24  # members of a family
 SAME = 1 + 1e-9  # times this near differ by the rounding of their sums alone

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from lowtide.remat.asked import asked_us
 from lowtide.remat.crossing import Crossing
 from lowtide.remat.facts import Times
+from lowtide.remat.knapsack import asked_us
 from lowtide.remat.problem import RematProblem
 
 _MOST_STEPS = 20_000_000  # of walks over all edges: of larger problems fewer nodes are looked at, evenly

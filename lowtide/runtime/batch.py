@@ -12,7 +12,7 @@ import torch
 
 from lowtide.errors import BatchError, CaptureError, FormatError
 from lowtide.ir import tree
-from lowtide.ir.made import same_strides
+from lowtide.ir.result_specs import same_strides
 from lowtide.runtime.caller import describe
 from lowtide.runtime.looks import Looks, reach
 from lowtide.runtime.plain import refuse_surroundings, unlike_plain

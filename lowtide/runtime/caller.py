@@ -11,7 +11,7 @@ from torch import nn
 
 from lowtide.errors import BatchError, StepError
 from lowtide.ir.graph import Graph, Kind, Storage, Value
-from lowtide.ir.made import same_strides
+from lowtide.ir.result_specs import same_strides
 from lowtide.ir.slots import Slot
 from lowtide.kernels.optimizers import each_of
 from lowtide.runtime import hooks

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._C import _dispatch_keys
 
-from lowtide.ir.made import same_strides
+from lowtide.ir.result_specs import same_strides
 from lowtide.runtime.plain import BESIDE_AUTOGRAD, dispatched, is_differentiated
 
 

@@ -18,7 +18,7 @@ from lowtide.problems.order import OrderProblem
 from lowtide.schedule import Best, schedule
 from lowtide.split.dimensions import Dimensions
 from lowtide.split.names import AlikeParts, ComponentTable
-from lowtide.split.rewritten import Looped, looped, takes, with_loops
+from lowtide.split.rewrite import Looped, looped, takes, with_loops
 from lowtide.split.roles import Split
 from lowtide.split.sets import FissionTree, Regions, SplitRegion
 

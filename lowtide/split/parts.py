@@ -24,7 +24,7 @@ from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.operators.table import row_of
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.sizes import ITEM_BYTES, Size, contiguous_stride, product
-from lowtide.rewrite.into_sums import ROWS, can_add_rows, rows_of
+from lowtide.rewrite.row_sums import ROWS, can_add_rows, rows_of
 from lowtide.split.roles import Roles, Split
 
 _MERGING = {

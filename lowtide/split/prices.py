@@ -21,8 +21,8 @@ from lowtide.cost.device import Device
 from lowtide.cost.memory import counted_storages, order_problem, simulate
 from lowtide.ir.graph import Arg, Graph, Node, Value
 from lowtide.ir.loops import Loop, is_loop
-from lowtide.ir.shapes.at import Rewriter, sizes_of
 from lowtide.ir.shapes.evaluate import sizes_at
+from lowtide.ir.shapes.points import Rewriter, sizes_of
 from lowtide.ir.sizes import Size
 from lowtide.problems.order import OrderProblem
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lowtide.cost.device import Device
-from lowtide.ir.shapes.at import at
+from lowtide.ir.shapes.points import at
 from lowtide.problems.order import Ints
 from lowtide.remat.cost import cost_of
 from lowtide.remat.problem import RematProblem

@@ -14,7 +14,7 @@ from typing import Protocol, cast, runtime_checkable
 
 from numpy.typing import ArrayLike
 
-from lowtide.base.described import described
+from lowtide.base.solver_text import described
 from lowtide.place import AUTO as PLACE
 from lowtide.place import Placement, Placer
 from lowtide.problems.order import OrderProblem

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lowtide.ir.graph import Graph
-from lowtide.ir.shapes.at import Rewriter, sizes_of
+from lowtide.ir.shapes.points import Rewriter, sizes_of
 from research.shapes.relations import equations
 from research.shapes.solve import ShapeGraph, solved
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import lowtide
 from bench.in_values import in_values
-from lowtide.api.ranges.guessed import guessed
+from lowtide.api.ranges.guess import guessed
 from lowtide.errors import ShapeError
 from lowtide.ir.shapes.dimension import Dimension
 
@@ -36,14 +36,14 @@ def test_the_second_shape_makes_a_range(monkeypatch):
     optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, twin))
     step = lowtide.optimize(model, batch_of(4, 10), loss=words_loss, optimizer=optimizer, shapes=lowtide.Shapes(dynamic="auto"))
     captures = []
-    capture = lowtide.api.capturing.capture_training
+    capture = lowtide.api.captures.capture_training
 
     def counting(*args, put_back=False, leaves=False):
         if not put_back:  # as a look does, at whether the program is still the same
             captures.append(args)
         return capture(*args, put_back=put_back, leaves=leaves)
 
-    monkeypatch.setattr("lowtide.api.capturing.capture_training", counting)
+    monkeypatch.setattr("lowtide.api.captures.capture_training", counting)
     for rows, length, expected in ((4, 10, 0), (4, 12, 1), (4, 20, 1), (4, 7, 1), (4, 10, 1), (3, 9, 2), (4, 24, 2), (2, 5, 2), (4, 50, 3)):
         batch = batch_of(rows, length)
         loss = step(*batch)
@@ -62,7 +62,7 @@ def test_further_examples_make_the_range_before_the_first_call(monkeypatch):
         model, batch_of(4, 10)[:1], shapes=lowtide.Shapes(dynamic="auto", batches=[batch_of(4, 12)[:1], batch_of(3, 20)[:1]])
     )
     assert [text.splitlines()[0] for text in step.ranges] == ["1 program for argument_0_0 from 2 to 8, argument_0_1 from 2 to 40"]
-    monkeypatch.setattr("lowtide.api.capturing.capture_inference", None)
+    monkeypatch.setattr("lowtide.api.captures.capture_inference", None)
     for shape in ((4, 10), (8, 40), (2, 3)):
         tokens = batch_of(*shape)[0]
         assert torch.equal(step(tokens), model(tokens))

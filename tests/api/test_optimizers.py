@@ -304,7 +304,7 @@ def test_an_optimizer_of_ones_own_that_counts_in_python():
 
 def count_captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often a training step was captured to be run, in a list of one number: looks at whether it is still the same do not count."""
-    module = importlib.import_module("lowtide.api.capturing")
+    module = importlib.import_module("lowtide.api.captures")
     count, capture = [0], module.capture_training
 
     def counting(*arguments: Any, put_back: bool = False, leaves: bool = False) -> Any:

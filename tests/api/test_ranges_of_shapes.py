@@ -79,7 +79,7 @@ def test_the_promise_is_what_the_allocator_measures(pair, shape):
 
 def test_no_shape_of_the_range_is_captured_again(pair, monkeypatch):
     step = pair[0]
-    monkeypatch.setattr("lowtide.api.capturing.capture_training", None)
+    monkeypatch.setattr("lowtide.api.captures.capture_training", None)
     for length in (9, 21, 33):
         shapes = [value.shape for value in step.plan_for(*batch_of(5, length)).graph.inputs]
         assert (5, length) in shapes
@@ -87,7 +87,7 @@ def test_no_shape_of_the_range_is_captured_again(pair, monkeypatch):
 
 def test_another_limit_for_the_same_range_captures_nothing_anew(pair, monkeypatch):
     step = pair[0]
-    monkeypatch.setattr("lowtide.api.capturing.capture_training", None)
+    monkeypatch.setattr("lowtide.api.captures.capture_training", None)
     wide = step.at("85%")
     plan = wide.plan_for(*batch_of(8, 64))
     assert step.plan_for(*batch_of(8, 64)).peak_bytes <= plan.peak_bytes <= 0.85 * plan.eager_peak_bytes

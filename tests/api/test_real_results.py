@@ -11,7 +11,7 @@ from torch import nn
 
 import lowtide
 import tests.untrusted  # noqa: F401  (defines operators)
-from lowtide.api.capturing import Capturing
+from lowtide.api.captures import Capturing
 from lowtide.capture import corrections
 from tests.training import check as train
 

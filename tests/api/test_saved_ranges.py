@@ -11,7 +11,7 @@ from torch.nn import functional
 import lowtide
 from bench.in_values import in_values
 from lowtide.errors import FormatError
-from lowtide.ranges.written import _checksum, read_range
+from lowtide.ranges.range_json import _checksum, read_range
 
 DYNAMIC = {0: {0: ("rows", 2, 8), 1: ("length", 8, 64)}, 1: {0: "rows", 1: "length"}}
 
@@ -54,7 +54,7 @@ def again(saved, monkeypatch):
     """The step that the file gives, without any search."""
     for name in ("planning.ranges.orders.schedule_all", "remat.sweep.search.Sweep.explore", "api.ranges.measured.measure_workspaces"):
         monkeypatch.setattr(f"lowtide.{name}", nothing_new)
-    monkeypatch.setattr("lowtide.api.ranges.measured.measure_timings", nothing_new)
+    monkeypatch.setattr("lowtide.api.ranges.measurements.measure_timings", nothing_new)
     return step_of(net(), plan=saved[1])
 
 

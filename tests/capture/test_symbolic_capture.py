@@ -15,12 +15,12 @@ from lowtide.capture.sizes.symbols import FixedError
 from lowtide.capture.trace import Given
 from lowtide.errors import CaptureError, ShapeError
 from lowtide.ir.check.graph_check import check_graph
+from lowtide.ir.extents import Varying, VaryingExtent
 from lowtide.ir.graph import Graph
-from lowtide.ir.shapes.at import at
 from lowtide.ir.shapes.conditions import all_hold
 from lowtide.ir.shapes.dimension import Dimension
+from lowtide.ir.shapes.points import at
 from lowtide.ir.text.graph_text import parse, to_text
-from lowtide.ir.varying import Varying, VaryingExtent
 
 _TAKES = re.compile(r"; takes \w+ by [\w.]+")
 CPU = torch.device("cpu")

@@ -12,10 +12,10 @@ from lowtide.capture.program import TrainingProgram, capture_inference, capture_
 from lowtide.capture.sizes.symbols import FixedError
 from lowtide.capture.trace import Given
 from lowtide.errors import CaptureError
-from lowtide.ir.shapes.at import at
+from lowtide.ir.extents import Varying, VaryingExtent
 from lowtide.ir.shapes.dimension import Dimension
+from lowtide.ir.shapes.points import at
 from lowtide.ir.text.graph_text import to_text
-from lowtide.ir.varying import Varying, VaryingExtent
 
 _TAKES = re.compile(r"; takes \w+ by [\w.]+")  # what could work in place where two sizes happen to be one is not asked
 CPU = torch.device("cpu")

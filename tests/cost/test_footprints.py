@@ -14,8 +14,8 @@ from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.symbolic import SymbolicProblem, symbolic_problem
 from lowtide.errors import CheckError, ShapeError
 from lowtide.ir.graph import Graph
-from lowtide.ir.shapes.at import at
 from lowtide.ir.shapes.dimension import Dimension
+from lowtide.ir.shapes.points import at
 from tests.graphs import graphs
 from tests.listing import listing
 from tests.problems import cases, topological_orders, unhurried

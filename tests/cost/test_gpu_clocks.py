@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lowtide.cost import timings
 from lowtide.cost.device import Device
-from lowtide.cost.lab import launched
+from lowtide.cost.lab import launches as launched
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.cost.lab.trials import Trials
 from lowtide.cost.presets import preset

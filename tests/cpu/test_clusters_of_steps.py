@@ -16,16 +16,16 @@ import lowtide
 from bench.in_values import in_values
 from lowtide.api.machine import Machine
 from lowtide.api.running import variant
-from lowtide.cpu.build.made import InOrder
+from lowtide.cpu.build.networks import InOrder
 from lowtide.errors import CheckError, FormatError
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph
 from lowtide.ir.regions import Region, is_by_inductor
 from lowtide.lower.python import lower
 from lowtide.regions import clusters as clusters_module
-from lowtide.regions import compiled
+from lowtide.regions import compilation as compiled
+from lowtide.regions.bodies import Compiled, with_compiled
 from lowtide.regions.clusters import clusters
-from lowtide.regions.cutting import Compiled, with_compiled
 from lowtide.runtime.program import Program
 from tests import training
 from tests.api.networks import cross_entropy

@@ -11,7 +11,8 @@ from torch import nn
 
 import lowtide
 from lowtide.cost.cache import Cache
-from lowtide.cpu.build import faster, made
+from lowtide.cpu.build import comparison as faster
+from lowtide.cpu.build import networks as made
 from lowtide.ir.regions import is_region
 
 Measures = Callable[..., tuple[int, int]]

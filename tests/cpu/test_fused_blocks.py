@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 import lowtide
-from lowtide.api import generated as told
+from lowtide.api import kernel_report as told
 from lowtide.base.units import time_text
 from lowtide.cpu import network
 from lowtide.cpu.blocks import with_blocks
-from lowtide.cpu.build import made
-from lowtide.cpu.choosing import Joins, chosen
+from lowtide.cpu.build import networks as made
+from lowtide.cpu.choice import Joins, chosen
 from lowtide.cpu.stages import RowBlock
 
 BLOCKS: list[tuple[int, tuple[int, ...]]] = []  # parts of each block that was made, and the shape that its window reads

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.cpu.build import made
+from lowtide.cpu.build import networks as made
 from lowtide.ir.regions import is_region
 from lowtide.runtime.compiler import NativeError
 

@@ -14,8 +14,9 @@ import lowtide
 from bench.in_values import in_values
 from lowtide.ir.regions import is_by_inductor
 from lowtide.ir.text.graph_text import to_text
-from lowtide.regions import compiled, inductor
-from lowtide.regions.cutting import numbered
+from lowtide.regions import compilation as compiled
+from lowtide.regions import inductor
+from lowtide.regions.bodies import numbered
 from tests.residual import Net, square
 
 FUSED: dict[str, Any] = {"exact": False, "fuse": "inductor"}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.cpu.choosing import candidates
+from lowtide.cpu.choice import candidates
 from lowtide.cpu.partition.algorithm import is_complex, partition
 from lowtide.cpu.reform.chains import Part, chains_of, parts_of
 from lowtide.cpu.reform.join import MOST_PARTS, Group, joined, reform

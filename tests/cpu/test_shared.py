@@ -10,7 +10,7 @@ from torch import nn
 
 import lowtide
 from lowtide.cpu.build.library import team
-from lowtide.cpu.build.made import placed
+from lowtide.cpu.build.networks import placed
 from lowtide.cpu.codegen.text import by_columns
 from lowtide.cpu.network import Bare, network_of
 from lowtide.cpu.stages import Product, Windows

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.cpu import tiles
-from lowtide.cpu.packed import Target
+from lowtide.cpu.recipes import Target
 
 TARGETS = st.builds(Target, st.sampled_from([4, 8, 16]), st.sampled_from([16, 32]), st.sampled_from([1, 2, 8]))
 ROWS, COLUMNS = st.integers(1, 3000), st.integers(1, 3000)

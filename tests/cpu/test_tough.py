@@ -15,7 +15,7 @@ from torch import nn
 
 import lowtide
 from lowtide.cpu.build import library as built
-from lowtide.cpu.build import made
+from lowtide.cpu.build import networks as made
 from lowtide.ir.regions import is_region
 from lowtide.runtime import compiler
 

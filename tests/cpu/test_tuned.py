@@ -11,8 +11,8 @@ from torch import nn
 
 import lowtide
 from lowtide.cost.cache import Cache
-from lowtide.cpu.build import made
-from lowtide.cpu.choosing import _ByModel
+from lowtide.cpu.build import networks as made
+from lowtide.cpu.choice import _ByModel
 from lowtide.cpu.tune import trial as tuned
 from lowtide.ir.regions import Region, is_region
 

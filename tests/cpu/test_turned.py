@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.cpu.build import made
+from lowtide.cpu.build import networks as made
 from lowtide.ir.regions import Region, is_region
 
 

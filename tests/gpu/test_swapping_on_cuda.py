@@ -16,7 +16,7 @@ from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
 from lowtide.api import machine
 from lowtide.cost.profiler import measure_memory
 from lowtide.runtime.copies.host import host_memory
-from lowtide.runtime.copies.streamed import StreamedMemory
+from lowtide.runtime.copies.streams import StreamedMemory
 from lowtide.schedule import ProgramOrder
 from tests.gpu.conftest import NULL
 from tests.swapping import random_sequence, swapping

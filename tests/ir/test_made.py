@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide.ir.made import Made, parse, same_strides, to_text
+from lowtide.ir.result_specs import Made, parse, same_strides, to_text
 
 
 def made(shape, stride, dtype="float32", nbytes=4096):

@@ -15,10 +15,10 @@ from lowtide.cost.profiler import measure_memory
 from lowtide.lower.python import lower, positions
 from lowtide.plan.plan import Plan
 from lowtide.plan.promises import untrue_promise
-from lowtide.planning.checked import checked as checked_plan
+from lowtide.planning.final_check import checked as checked_plan
 from lowtide.rewrite.base import replace_nodes
+from lowtide.rewrite.factories import make_anew
 from lowtide.rewrite.losses import sum_losses
-from lowtide.rewrite.made_anew import make_anew
 from lowtide.runtime.program import Program
 from lowtide.split.loops import with_ordered_body
 from tests.loops import captured, made, nodes_of, planned

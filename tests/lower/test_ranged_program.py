@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from lowtide.errors import FormatError, ShapeError
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.ir.shapes.at import at
 from lowtide.ir.shapes.dimension import Dimension
+from lowtide.ir.shapes.points import at
 from lowtide.ir.text.graph_text import parse
 from lowtide.lower.python import lower, positions
 from lowtide.remat.entries import Codes

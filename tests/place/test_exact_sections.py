@@ -2,9 +2,9 @@ import numpy as np
 from hypothesis import given, settings
 
 from lowtide.place.exact.floors import put, take_back, walk_of
+from lowtide.place.exact.nogoods import enlarge, is_seen, new_seen, see
 from lowtide.place.exact.question import luby
 from lowtide.place.exact.sections import cells, cut, pairs
-from lowtide.place.exact.seen import enlarge, is_seen, new_seen, see
 from lowtide.problems.placement import FREE, PlaceProblem
 from tests.placements import meet, problems
 

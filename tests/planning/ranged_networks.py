@@ -9,9 +9,9 @@ import sympy
 
 from lowtide.cost.measures import Measures
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.ir.shapes.at import at
 from lowtide.ir.shapes.dimension import Dimension
-from lowtide.ranges.ranged import Ranged
+from lowtide.ir.shapes.points import at
+from lowtide.ranges.candidate import Ranged
 from lowtide.schedule.points import Point, sample_points
 
 BATCH, LENGTH = sympy.symbols("batch length", integer=True, nonnegative=True)

@@ -13,14 +13,14 @@ from lowtide.cost.measures import Measures
 from lowtide.errors import FormatError
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.ir.shapes.at import at
 from lowtide.ir.shapes.dimension import Dimension
+from lowtide.ir.shapes.points import at
 from lowtide.ir.text.graph_text import to_text
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.request import Budget, Request
-from lowtide.ranges.ranged import Ranged
-from lowtide.rewrite.algebra.applied import over_dimensions, rewritings, rewritten_as
+from lowtide.ranges.candidate import Ranged
+from lowtide.rewrite.algebra.rewritings import over_dimensions, rewritings, rewritten_as
 from lowtide.rewrite.algebra.table import RULES
 from tests import planned
 from tests.graph_runs import NOWHERE, training_graph

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from lowtide.ir.graph import Graph, Kind, Storage
+from lowtide.planning.archive import Searched
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.planner import Planner
 from lowtide.planning.request import Budget
-from lowtide.planning.searched import Searched
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.sweep.search import Sweep
 from tests.graphs import array, compute, write

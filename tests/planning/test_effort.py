@@ -8,12 +8,12 @@ import pytest
 
 from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.plan.plan import Plan
+from lowtide.planning.archive import Searched
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.effort import Effort, sweeps_of
 from lowtide.planning.planner import Planner
-from lowtide.planning.remembered import Remembered
 from lowtide.planning.request import Budget
-from lowtide.planning.searched import Searched
+from lowtide.planning.search_cache import Remembered
 from lowtide.remat.sweep.search import Sweep, _SweepSearch
 from tests.graphs import array, compute
 from tests.planned import plan

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.presets import preset
 from lowtide.errors import BudgetError, CheckError, ShapeError
-from lowtide.ir.shapes.at import at
+from lowtide.ir.shapes.points import at
 from lowtide.planning.request import Budget
 from lowtide.ranges.planner import RangePlanner
 from lowtide.ranges.pool import MOST, JudgedSequences

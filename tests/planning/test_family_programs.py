@@ -11,22 +11,22 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 
 import lowtide
-from lowtide.api.ranges import measured
+from lowtide.api.ranges import measurements as measured
 from lowtide.capture.program import TrainingProgram, capture_training
 from lowtide.capture.trace import Given
 from lowtide.cost.measures import Measures
 from lowtide.cost.memory import order_problem
 from lowtide.cost.presets import preset
 from lowtide.cost.workspaces import measure_workspaces
+from lowtide.ir.extents import Varying, VaryingExtent
 from lowtide.ir.graph import Value
-from lowtide.ir.shapes.at import at
 from lowtide.ir.shapes.dimension import Dimension
-from lowtide.ir.varying import Varying, VaryingExtent
+from lowtide.ir.shapes.points import at
 from lowtide.lower.python import lower
 from lowtide.planning.candidate import equal_graphs
 from lowtide.planning.request import Budget
+from lowtide.ranges.candidate import Ranged
 from lowtide.ranges.planner import RangePlanner
-from lowtide.ranges.ranged import Ranged
 from lowtide.runtime.program import Program
 from lowtide.schedule.points import sample_points
 from tests.planned import plan

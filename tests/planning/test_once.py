@@ -12,9 +12,9 @@ from tests.planned import plan
 from tests.planning.networks import REQUEST, network
 
 USERS = {
-    "order_problem": ("lowtide.planning.candidate", "lowtide.planning.searched", "lowtide.remat.problem"),
+    "order_problem": ("lowtide.planning.candidate", "lowtide.planning.archive", "lowtide.remat.problem"),
     "schedule_all": ("lowtide.planning.candidate",),
-    "profile_of": ("lowtide.planning.candidate", "lowtide.planning.ordered", "lowtide.planning.searched"),
+    "profile_of": ("lowtide.planning.candidate", "lowtide.planning.order_plans", "lowtide.planning.archive"),
 }
 
 

@@ -16,14 +16,14 @@ from lowtide.ir.graph import Kind
 from lowtide.ir.operators.collectives.nodes import begins_collective, is_collective, loads_parts
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate
-from lowtide.planning.checked import checked
-from lowtide.planning.exchange.beside import overlapped
+from lowtide.planning.exchange.overlap import overlapped
+from lowtide.planning.final_check import checked
+from lowtide.planning.replan import as_saved
 from lowtide.planning.request import Budget, Request
-from lowtide.planning.saved import as_saved
 from lowtide.remat.cost import price_of
 from lowtide.runtime.ranks.parameters import lay_out
 from lowtide.schedule import Auto
-from lowtide.schedule.beside import holding
+from lowtide.schedule.overlap import holding
 from tests.planned import PROVENANCE, plan
 
 

@@ -10,11 +10,11 @@ from lowtide.errors import BudgetError
 from lowtide.ir.graph import Graph, Kind, Source, Storage
 from lowtide.plan.plan import CostReport, Plan, Provenance
 from lowtide.plan.snapshot import LiveTensor, Snapshot, looks_by_name
+from lowtide.planning.archive import Searched
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.impossible import needs_bytes
 from lowtide.planning.refusal import refusal
 from lowtide.planning.request import Budget
-from lowtide.planning.searched import Searched
 from lowtide.remat.cost import cost_of
 from lowtide.remat.sweep.search import Sweep
 from tests.graphs import array, compute

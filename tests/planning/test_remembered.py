@@ -8,7 +8,7 @@ import pytest
 
 from lowtide.errors import BudgetError
 from lowtide.planning import candidate as candidates
-from lowtide.planning import remembered
+from lowtide.planning import search_cache as remembered
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.planner import Planner
 from lowtide.planning.request import Budget

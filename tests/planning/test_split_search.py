@@ -17,12 +17,12 @@ from lowtide.ir.loops import Loop, is_loop
 from lowtide.ir.text.graph_text import to_text
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.splits import found_like, split_as
-from lowtide.rewrite.algebra.applied import Rewriting, rewritings
-from lowtide.split.found import MeasuredGraph, found_graphs, loss_in_parts, prepared, worth_parting
+from lowtide.rewrite.algebra.rewritings import Rewriting, rewritings
+from lowtide.split.graphs import MeasuredGraph, found_graphs, loss_in_parts, prepared, worth_parting
 from lowtide.split.judge import Judge
 from lowtide.split.loops import Loops
 from lowtide.split.prices import Prices
-from lowtide.split.rewritten import looped, with_loops
+from lowtide.split.rewrite import looped, with_loops
 from lowtide.split.roles import Split
 from lowtide.split.search import FissionSearch, Outer, Root, groups_of
 from tests.loops import Captured, captured, checked, nodes_of

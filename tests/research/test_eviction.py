@@ -14,8 +14,8 @@ from lowtide.cost.memory import order_problem, simulate
 from lowtide.ir.check.graph_check import check_graph, check_order
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.nodes import is_view
-from lowtide.ir.shapes.at import at
 from lowtide.ir.shapes.dimension import Dimension
+from lowtide.ir.shapes.points import at
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.write_out import rematerialise
 from lowtide.schedule import ProgramOrder

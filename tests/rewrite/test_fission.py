@@ -17,9 +17,9 @@ from lowtide.ir.graph import Graph
 from lowtide.ir.loops import Loop, is_loop
 from lowtide.ir.operators.axes.axis import cut_by, is_innermost
 from lowtide.rewrite.base import replace_nodes
-from lowtide.rewrite.into_sums import add_into_sums
+from lowtide.rewrite.factories import make_anew
 from lowtide.rewrite.losses import sum_losses
-from lowtide.rewrite.made_anew import make_anew
+from lowtide.rewrite.row_sums import add_into_sums
 from lowtide.split.dimensions import Dimensions
 from lowtide.split.roles import Split
 from tests.loops import Captured, captured, checked, made, nodes_of, planned, set_around

@@ -10,7 +10,7 @@ import torch
 
 from lowtide.runtime.copies import host
 from lowtide.runtime.copies.host import DirectMemory, host_memory
-from lowtide.runtime.copies.streamed import CudaStreams, StreamedMemory
+from lowtide.runtime.copies.streams import CudaStreams, StreamedMemory
 from lowtide.runtime.copies.transfers import TensorLayout
 from tests.swapping import LateStreams
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 
-from lowtide.cpu.build import holding
-from lowtide.cpu.build.holding import lowest
+from lowtide.cpu.build import region as holding
+from lowtide.cpu.build.region import lowest
 from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_check import check_placement
 from tests.placements import problems

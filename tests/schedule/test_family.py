@@ -12,8 +12,8 @@ from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.symbolic import SymbolicProblem, symbolic_problem
 from lowtide.errors import CheckError, ShapeError
 from lowtide.ir.graph import Graph
-from lowtide.ir.shapes.at import at
 from lowtide.ir.shapes.dimension import Dimension
+from lowtide.ir.shapes.points import at
 from lowtide.ir.text.graph_text import parse
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide.base.described import described
+from lowtide.base.solver_text import described
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
 from lowtide.schedule import ProgramOrder, ReadyList, Repair, ReversePostOrder, Solver

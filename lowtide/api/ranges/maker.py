@@ -16,12 +16,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from lowtide.api.capturing import Capturing
+from lowtide.api.captures import Capturing
 from lowtide.api.maker import Asked, Family, Maker
-from lowtide.api.ranges.guessed import Seen, guessed, shapes_of
+from lowtide.api.ranges.guess import Seen, guessed, shapes_of
+from lowtide.api.ranges.notation import fixed_beside
 from lowtide.api.ranges.region import RangePart, Served, bounded, in_steps, narrowed, what_on
-from lowtide.api.ranges.said import fixed_beside
-from lowtide.api.ranges.stretched import largest
+from lowtide.api.ranges.samples import largest
 from lowtide.api.stages import Stages
 from lowtide.base.files import write_whole
 from lowtide.capture.data.facts import Facts
@@ -30,16 +30,16 @@ from lowtide.capture.trace import Captured
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
+from lowtide.ir.extents import FIXED, Varying
 from lowtide.ir.shapes.dimension import Dimensions
-from lowtide.ir.varying import FIXED, Varying
 from lowtide.plan.plan import Plan
 from lowtide.planning.limits import Limit, Memory
 from lowtide.planning.planner import Planner
 from lowtide.planning.warm_up import compile_ahead, warm_up_planning
-from lowtide.ranges.saved import part_for, refuse_other, written_range
-from lowtide.ranges.written import WrittenRange
+from lowtide.ranges.range_json import WrittenRange
+from lowtide.ranges.save import part_for, refuse_other, written_range
 from lowtide.remat.sweep.search import Sweep
-from lowtide.runtime.unchanged.granted import Granted
+from lowtide.runtime.unchanged.premises import Granted
 
 Batch: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"
 

@@ -8,14 +8,14 @@ from functools import cached_property, partial
 from typing import Any
 
 from lowtide.api.machine import Machine
-from lowtide.api.ranges.measured import all_ranged
+from lowtide.api.ranges.measurements import all_ranged
 from lowtide.api.running.variant import Variant
 from lowtide.capture.data.facts import at_numbers
 from lowtide.capture.trace import Captured
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.errors import CaptureError, FormatError
 from lowtide.ir.graph import Value
-from lowtide.ir.made import same_strides
+from lowtide.ir.result_specs import same_strides
 from lowtide.ir.shapes.conditions import Condition, Holds, all_hold, part_of_range, steps_of_range
 from lowtide.ir.shapes.dimension import Dimension, Dimensions
 from lowtide.ir.shapes.evaluate import Compiled, compiled, size_at
@@ -24,9 +24,9 @@ from lowtide.planning.request import Request
 from lowtide.ranges.family import PlanFamily
 from lowtide.ranges.member import Member
 from lowtide.ranges.planner import RangePlanner
-from lowtide.ranges.saved import planner_of
-from lowtide.ranges.written import WrittenPart
-from lowtide.runtime.unchanged.granted import Granted
+from lowtide.ranges.range_json import WrittenPart
+from lowtide.ranges.save import planner_of
+from lowtide.runtime.unchanged.premises import Granted
 
 _SHOWN = 3  # conditions in a message
 

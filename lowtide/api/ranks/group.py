@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lowtide.capture.ranks.data_parallel import group_of, module_of, ranks_of
 from lowtide.capture.ranks.ranks import Ranks
-from lowtide.capture.ranks.wrapped import group_of, module_of, ranks_of
 from lowtide.errors import CaptureError
 from lowtide.kernels.parts import WHOLE_OF
 from lowtide.runtime.ranks.parameters import fill, lay_out, put_back

@@ -10,8 +10,8 @@ from torch import nn
 
 from lowtide.capture.batches import micro_batches
 from lowtide.capture.losses import checked_loss, joined, share_of, with_loss
+from lowtide.capture.numbers import beside
 from lowtide.capture.program import TrainingProgram
-from lowtide.capture.returned import beside
 from lowtide.runtime.hooks import already_run
 
 

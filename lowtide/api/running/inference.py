@@ -22,7 +22,7 @@ from lowtide.runtime.caller import ChangedError, InputCheck
 from lowtide.runtime.looks import Looks
 from lowtide.runtime.plain import refuse_surroundings
 from lowtide.runtime.program import Program
-from lowtide.runtime.unchanged.granted import Granted
+from lowtide.runtime.unchanged.premises import Granted
 
 UNLIKE = object()  # a call's answer where it has to go the long way, and nothing ran
 Network = Callable[..., Sequence[Any]]

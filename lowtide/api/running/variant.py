@@ -13,21 +13,21 @@ from lowtide.api.running.harm import tell_harm
 from lowtide.api.running.inference import Inference
 from lowtide.capture.data.facts import Facts
 from lowtide.capture.trace import Captured
-from lowtide.cpu.build.made import runners
-from lowtide.cpu.build.running import Running
-from lowtide.cuda.expected import expected
+from lowtide.cpu.build.executable import Running
+from lowtide.cpu.build.networks import runners
+from lowtide.cuda.forecast import expected
 from lowtide.errors import StepError
 from lowtide.ir.slots import Slot
 from lowtide.lower.python import lower
 from lowtide.lower.transfers import swaps
 from lowtide.plan.contents import Decision
 from lowtide.plan.plan import Plan
-from lowtide.regions.compiled import compiled_runners
+from lowtide.regions.compilation import compiled_runners
 from lowtide.runtime.arena.arena import Arena
 from lowtide.runtime.caller import InputCheck, View
 from lowtide.runtime.copies.host import host_memory
 from lowtide.runtime.program import Program
-from lowtide.runtime.unchanged.granted import Granted
+from lowtide.runtime.unchanged.premises import Granted
 from lowtide.runtime.unchanged.settings import SettingsCheck
 
 

@@ -17,7 +17,7 @@ from lowtide.cpu.checks.shapes import shapes_of
 from lowtide.cpu.known import ATTENTION, NORMS, name_of
 from lowtide.errors import CheckError, FormatError
 from lowtide.ir.graph import Arg, Atom, Node, Value
-from lowtide.ir.made import same_strides
+from lowtide.ir.result_specs import same_strides
 from lowtide.ir.sizes import ITEM_BYTES
 
 # Beside torch's core and what is element by element: names that stand for several of these, and what only torch calls but looks at itself.

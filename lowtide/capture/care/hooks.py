@@ -20,8 +20,8 @@ from torch.nn.modules import module as torch_module
 
 from lowtide.capture.care.turns import replaced, undoing
 from lowtide.capture.draft import Draft
-from lowtide.capture.effects.leaving import noted
-from lowtide.capture.effects.watched import LeavingError
+from lowtide.capture.effects.containers import LeavingError
+from lowtide.capture.effects.outputs import noted
 from lowtide.capture.fakes import FakeModel, ModuleTensors
 from lowtide.capture.sources import is_torchs, is_users, users_line
 from lowtide.errors import CaptureError

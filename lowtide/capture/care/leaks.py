@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from lowtide.capture.blocks import address
 from lowtide.capture.draft import Draft
-from lowtide.capture.effects.watched import LeavingError
+from lowtide.capture.effects.containers import LeavingError
 from lowtide.ir import tree
 from lowtide.ir.graph import Node, Storage
 

@@ -16,10 +16,10 @@ from torch.nn.modules import module as torch_module
 
 from lowtide.base.places import ABSENT, Position
 from lowtide.capture.care import turns
-from lowtide.capture.care.beside import noted_of_module, written_of_module
 from lowtide.capture.care.contents import differ, is_plain
+from lowtide.capture.care.follower import noted_of_module, written_of_module
 from lowtide.capture.care.turns import replaced
-from lowtide.capture.effects.settling import Memo
+from lowtide.capture.effects.flags import Memo
 
 _READ_ALL = frozenset({"__dict__", "__getstate__", "__deepcopy__", "__reduce_ex__", "__reduce__"})
 # They look at a module's tables on its behalf.

@@ -14,9 +14,9 @@ from torch import nn
 from lowtide.base.places import ABSENT
 from lowtide.capture.care.memos import OfCall, is_memo
 from lowtide.capture.care.reads import AttributeReads, refusal
-from lowtide.capture.effects.leaving import is_followed
-from lowtide.capture.effects.watched import LeavingError
-from lowtide.capture.returned import holds_fakes
+from lowtide.capture.effects.containers import LeavingError
+from lowtide.capture.effects.outputs import is_followed
+from lowtide.capture.numbers import holds_fakes
 
 _CONTAINERS = (list, dict, set, OrderedDict)
 # Libraries add theirs in the first forward, and note that they have (transformers); they are put back only.

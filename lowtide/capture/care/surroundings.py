@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.capture.care.beside import INTEGRATIONS
 from lowtide.capture.care.contents import pieces, put_back
+from lowtide.capture.care.follower import INTEGRATIONS
 from lowtide.capture.care.generators import is_default
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.sources import is_library, is_users

@@ -24,10 +24,10 @@ from lowtide.capture.calls import why_unread
 from lowtide.capture.care.turns import listed, replaced
 from lowtide.capture.data.batch_counts import is_count_of_batches
 from lowtide.capture.data.reader import UnreadableError
+from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.effects.sums import Term
-from lowtide.capture.effects.watched import LeavingError
 from lowtide.capture.formulas.dispatch import formula
-from lowtide.capture.returned import Number
+from lowtide.capture.numbers import Number
 from lowtide.ir.operators.names import ITEM
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from lowtide.capture.effects.leaving import Key, Leaving, survive
+from lowtide.capture.effects.containers import LeavingError, StaleError
+from lowtide.capture.effects.outputs import Key, Leaving, survive
 from lowtide.capture.effects.sums import Counted
-from lowtide.capture.effects.watched import LeavingError, StaleError
 from lowtide.errors import CaptureError
 
 T = TypeVar("T")

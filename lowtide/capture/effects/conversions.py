@@ -17,7 +17,7 @@ from typing import Any
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.capture.effects.sums import Computed, Term
-from lowtide.capture.returned import Number
+from lowtide.capture.numbers import Number
 
 NAMES = ("float", "int")
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from lowtide.base.places import ABSENT
-from lowtide.capture.returned import Number
+from lowtide.capture.numbers import Number
 from lowtide.ir.graph import Value
 
 Recipe = Callable[[Iterator[Any], Sequence[Any]], Any]  # of the results that it takes, and of what lay in the places before

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lowtide.capture.formulas.autocast import names_called
 from lowtide.capture.formulas.dispatch import calling_formulas, formula, taken_apart
-from lowtide.capture.formulas.within import names_called
 from lowtide.capture.sizes.symbols import is_symbolic, size_of
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError

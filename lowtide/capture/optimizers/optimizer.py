@@ -27,7 +27,7 @@ from lowtide.capture.care.turns import for_this_thread, undoing
 from lowtide.capture.draft import Draft
 from lowtide.capture.optimizers.python_calls import traced_calls
 from lowtide.capture.optimizers.scalars import UNKNOWN, Fact, Guard, Scalars, TracedNumber, apply, is_traced
-from lowtide.capture.optimizers.wrapped import refuse_unknown_steps
+from lowtide.capture.optimizers.wrappers import refuse_unknown_steps
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Graph, Kind, Value
 from lowtide.ir.slots import Slot

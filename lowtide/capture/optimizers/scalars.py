@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 
 from lowtide.capture.draft import Draft
-from lowtide.capture.optimizers.foretold import Branch, Foretold, Formula, UnknownNumberError, UnmadeNumberError, content_of
+from lowtide.capture.optimizers.derived_numbers import Branch, Foretold, Formula, UnknownNumberError, UnmadeNumberError, content_of
 from lowtide.capture.optimizers.python_calls import ARITHMETIC, COMPARISONS
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, StepError

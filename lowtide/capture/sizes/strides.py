@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lowtide.capture.sizes.symbols import Extent, size_of
-from lowtide.ir.made import same_strides
+from lowtide.ir.result_specs import same_strides
 
 
 def memory_order(tensor: torch.Tensor) -> list[int]:

@@ -30,10 +30,10 @@ from lowtide.capture.care.turns import replaced
 from lowtide.capture.sources import is_asked_by_user, users_code, users_line
 from lowtide.errors import CaptureError, FormatError
 from lowtide.ir.graph import Node
-from lowtide.ir.shapes.at import Rewriter
 from lowtide.ir.shapes.conditions import Condition
 from lowtide.ir.shapes.dimension import Dimension, Dimensions
 from lowtide.ir.shapes.evaluate import size_at
+from lowtide.ir.shapes.points import Rewriter
 from lowtide.ir.shapes.polynomial import normal
 from lowtide.ir.sizes import Size
 

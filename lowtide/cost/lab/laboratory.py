@@ -23,7 +23,7 @@ from lowtide.cost.lab import trial
 from lowtide.cost.lab.recipe import Makers, argument_bytes, makers_of, recipe
 from lowtide.cost.lab.trials import Trials
 from lowtide.errors import FormatError
-from lowtide.ir import made
+from lowtide.ir import result_specs as made
 from lowtide.ir.graph import Atom, Node
 from lowtide.ir.signature import signature
 from lowtide.kernels import made_of

@@ -19,7 +19,8 @@ import torch
 from torch._library.custom_ops import OPDEFS
 from torch._library.simple_registry import singleton
 
-from lowtide.cost.lab import launched, spare, trial
+from lowtide.cost.lab import launches as launched
+from lowtide.cost.lab import spare, trial
 from lowtide.cost.lab.apart import Apart, GoneError, LateError
 from lowtide.cost.lab.operators import dtype_name, operator
 from lowtide.errors import FormatError

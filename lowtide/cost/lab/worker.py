@@ -76,7 +76,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         if request["wanted"] == "level":
             return take_level(recipes[0], device, gradients)
         if request["wanted"] == "launches":
-            from lowtide.cost.lab.launched import take_launches
+            from lowtide.cost.lab.launches import take_launches
 
             return take_launches(recipes, device, gradients)
         return take_times(recipes, device, gradients, request["warm_up"])

@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from lowtide.cpu.packed import ALIGN_ELEMENTS, Norm, Packed, Panels, Plain, Taps, Transformed, offsets_of
+from lowtide.cpu.recipes import ALIGN_ELEMENTS, Norm, Packed, Panels, Plain, Taps, Transformed, offsets_of
 from lowtide.ir.graph import Value
 
 Tensors = Mapping[Value, torch.Tensor]

@@ -13,7 +13,7 @@ from typing import Any
 
 from lowtide.base.folders import directory
 from lowtide.base.narrow import there
-from lowtide.cpu.packed import Target
+from lowtide.cpu.recipes import Target
 from lowtide.runtime.compiler import NativeError, compile_library
 from lowtide.runtime.libraries import Making, library, processor
 

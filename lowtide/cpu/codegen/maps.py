@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import prod
 
 from lowtide.cpu.layout import Lay
-from lowtide.cpu.packed import Packed
+from lowtide.cpu.recipes import Packed
 from lowtide.cpu.stages import Map
 
 _TILE = 8  # of fewer elements, moving them one by one is as fast

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lowtide.cpu.layout import Buffer, Lay
-from lowtide.cpu.packed import Packed, Panels, Plain, Taps, Target, Transformed
+from lowtide.cpu.recipes import Packed, Panels, Plain, Taps, Target, Transformed
 from lowtide.cpu.stages import Convolution, Epilogue, Product, Stage, Windows, Winograd
 from lowtide.cpu.tiles import by_columns as columns_are_shared
 from lowtide.cpu.tiles import by_panels

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowtide.cpu.partition.merging import merge
+from lowtide.cpu.partition.merge import merge
 from lowtide.cpu.partition.partition import LoopWeights, Partition, constant_nodes, edges_between, from_sets, ordered
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.operators.fusion import Fusion, fusion_of, is_elementwise

@@ -30,11 +30,11 @@ from lowtide.cost.cache import Cache
 from lowtide.cpu.build import library as built
 from lowtide.cpu.build.constants import aligned
 from lowtide.cpu.build.library import ENTRY, build, team
-from lowtide.cpu.choosing import Choosing, Joins
+from lowtide.cpu.choice import Choosing, Joins
 from lowtide.cpu.codegen.source import kernel_text, text_of
 from lowtide.cpu.codegen.text import ElementOffsets, by_columns
 from lowtide.cpu.network import Bare, Placing
-from lowtide.cpu.packed import Target
+from lowtide.cpu.recipes import Target
 from lowtide.cpu.stages import Stage
 from lowtide.ir.graph import Value
 from lowtide.runtime.compiler import NativeError

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lowtide.ir.operators.moved import index_put, into_positions, likelihood, lookup
 from lowtide.ir.operators.row import Fake, Operator
+from lowtide.ir.operators.traffic import index_put, into_positions, likelihood, lookup
 
 _VIEWS = (
     "_conj", "_fw_primal", "_indices", "_make_dual", "_neg_view", "_nested_get_values", "_nested_view_from_buffer",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lowtide.ir.operators.moved import with_flags, with_indices
 from lowtide.ir.operators.row import Operator
 from lowtide.ir.operators.shapes import bytes_of, read_bytes
+from lowtide.ir.operators.traffic import with_flags, with_indices
 
 ROWS = (
     Operator(name="lowtide.pack_bits", launches=5, moved_bytes=with_flags(6)),

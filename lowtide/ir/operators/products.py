@@ -8,9 +8,9 @@ from __future__ import annotations
 from math import prod
 
 from lowtide.ir.graph import Node
-from lowtide.ir.operators.moved import convolution_gradients
 from lowtide.ir.operators.row import Count, Draws, MaskSplit, Operator
 from lowtide.ir.operators.shapes import made_shape, shape_of
+from lowtide.ir.operators.traffic import convolution_gradients
 
 
 def matrices(left: int, right: int) -> Count:

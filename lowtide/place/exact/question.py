@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from lowtide.place.exact.bounds import Rules
 from lowtide.place.exact.floors import FloorWalk, walk_of
+from lowtide.place.exact.nogoods import SeenStates, enlarge, new_seen
 from lowtide.place.exact.search import FULL, NODES, PlaceStack, grown, new_stack, search
 from lowtide.place.exact.sections import SectionNet, Sections
-from lowtide.place.exact.seen import SeenStates, enlarge, new_seen
 from lowtide.problems.placement import Ints
 
 _FIRST_NODES = 500  # of the shortest runs

@@ -35,7 +35,7 @@ from dataclasses import replace
 from lowtide.ir.graph import Arg, Atom, Kind, Node, Value
 from lowtide.ir.operators.integers import CONVERTS, HOLDS, Bounds, made_within, refused_beyond
 from lowtide.ir.sizes import ITEM_BYTES
-from lowtide.rewrite.algebra.packed import held_as, readers_of_packed
+from lowtide.rewrite.algebra.encodings import held_as, readers_of_packed
 from lowtide.rewrite.algebra.rule import Match
 from lowtide.rewrite.algebra.uses import Uses, bytes_of_bits, is_backward, is_dense, is_row_by_row, layout, taking
 

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from lowtide.runtime.copies.streamed import CudaStreams, StreamedMemory
+from lowtide.runtime.copies.streams import CudaStreams, StreamedMemory
 from lowtide.runtime.copies.transfers import HostMemory, TensorLayout
 
 _known: WeakValueDictionary[str, StreamedMemory] = WeakValueDictionary()

@@ -7,7 +7,7 @@ from typing import Any
 
 from lowtide.ir.graph import Arg, Node, Value
 from lowtide.ir.operators.axes.axis import Axis, Role
-from lowtide.ir.operators.axes.making import SUM, Rule, axis
+from lowtide.ir.operators.axes.builders import SUM, Rule, axis
 
 
 def attention(node: Node) -> Iterator[Axis]:

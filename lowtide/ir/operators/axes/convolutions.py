@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lowtide.ir.graph import Arg, Node, Value
 from lowtide.ir.operators.axes.axis import Axis
-from lowtide.ir.operators.axes.making import SAME, SUM, Rule, Where, axis, given
+from lowtide.ir.operators.axes.builders import SAME, SUM, Rule, Where, axis, given
 
 
 def convolution(node: Node) -> Iterator[Axis]:

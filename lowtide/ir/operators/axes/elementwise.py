@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.axes.axis import Axis, tensor_paths
-from lowtide.ir.operators.axes.making import Rule, Where, axis
+from lowtide.ir.operators.axes.builders import Rule, Where, axis
 
 # Those that torch tags as pointwise, and that draw nothing.
 TAGGED = (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lowtide.ir.graph import Node
 from lowtide.ir.operators.axes.axis import Axis, Combine, Reduced, Role
-from lowtide.ir.operators.axes.making import MEAN, SAME, SUM, Rule, Where, axis, given, number
+from lowtide.ir.operators.axes.builders import MEAN, SAME, SUM, Rule, Where, axis, given, number
 
 _NONE, _MEAN, _SUM = 0, 1, 2  # torch's reductions of losses
 

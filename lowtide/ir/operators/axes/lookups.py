@@ -8,7 +8,7 @@ from typing import Any
 from lowtide.base.narrow import of_kind
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.axes.axis import Axis, Path
-from lowtide.ir.operators.axes.making import SUM, Rule, Where, axis, given
+from lowtide.ir.operators.axes.builders import SUM, Rule, Where, axis, given
 
 
 def embedding(node: Node) -> Iterator[Axis]:

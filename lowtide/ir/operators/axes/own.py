@@ -10,7 +10,7 @@ from math import gcd
 
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.axes.axis import Axis
-from lowtide.ir.operators.axes.making import Rule
+from lowtide.ir.operators.axes.builders import Rule
 from lowtide.ir.sizes import contiguous_stride, product
 
 _BLOCK = 2**16  # elements, as kernels pack them

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lowtide.ir.graph import Node
 from lowtide.ir.operators.axes.axis import Axis, Role
-from lowtide.ir.operators.axes.making import SUM, Rule, Where, axis, given
+from lowtide.ir.operators.axes.builders import SUM, Rule, Where, axis, given
 
 
 def einsum(text: str) -> Rule:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from lowtide.base.narrow import of_kind
 from lowtide.ir.graph import Node
 from lowtide.ir.operators.axes.axis import Axis, Combine, Reduced, Role
-from lowtide.ir.operators.axes.making import MEAN, SUM, Rule, Where, axis, dims_of, given, number
+from lowtide.ir.operators.axes.builders import MEAN, SUM, Rule, Where, axis, dims_of, given, number
 
 
 def over(combine: Reduced | None, dims_at: int | None = 1, keepdim_at: int = 2) -> Rule:

@@ -10,7 +10,7 @@ import functools
 from lowtide.ir.graph import Node
 from lowtide.ir.operators.axes import attention, convolutions, elementwise, layers, lookups, own, products, reductions, views
 from lowtide.ir.operators.axes.axis import Axis
-from lowtide.ir.operators.axes.making import Rule
+from lowtide.ir.operators.axes.builders import Rule
 from lowtide.ir.operators.nodes import is_random
 from lowtide.ir.operators.table import functional_base
 

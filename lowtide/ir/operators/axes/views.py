@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from lowtide.base.narrow import of_kind, there
 from lowtide.ir.graph import Arg, Node, Value
 from lowtide.ir.operators.axes.axis import Axis, Path, Role
-from lowtide.ir.operators.axes.making import Rule, axis, divides, given, number
+from lowtide.ir.operators.axes.builders import Rule, axis, divides, given, number
 from lowtide.ir.sizes import Size
 
 _TO_END = 2**63 - 1  # the end of a slice that ends where its argument does

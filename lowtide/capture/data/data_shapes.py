@@ -19,7 +19,7 @@ from lowtide.capture.calls import why_unread, why_unshaped, why_unshaped_in_rang
 from lowtide.capture.data.checks import check_of_caller
 from lowtide.capture.data.reader import Reader, UnreadableError
 from lowtide.capture.draft import Arguments, Draft
-from lowtide.capture.effects.watched import LeavingError
+from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Arg, Value

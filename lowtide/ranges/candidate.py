@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 
 from lowtide.cost.measures import Measures
 from lowtide.cost.symbolic import SymbolicProblem, fits_everywhere, symbolic_problem
+from lowtide.ir.eager_storages import NOTHING_HELD, HeldStorages
 from lowtide.ir.graph import Graph, Node
-from lowtide.ir.held import NOTHING_HELD, HeldStorages
 from lowtide.ir.operators.nodes import is_view
-from lowtide.ir.shapes.at import AtPoint, at
 from lowtide.ir.shapes.dimension import Dimensions
 from lowtide.ir.shapes.evaluate import size_at
+from lowtide.ir.shapes.points import AtPoint, at
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.request import Request
 from lowtide.problems.order import OrderProblem
 from lowtide.ranges.points import largest, smallest
-from lowtide.remat.ranged import RangedProblem
-from lowtide.rewrite.algebra.applied import AppliedRule, Rewriting
+from lowtide.remat.range_problem import RangedProblem
+from lowtide.rewrite.algebra.rewritings import AppliedRule, Rewriting
 
 _MOST = 12  # points at which candidates are kept: those of a grid, most often
 

@@ -30,8 +30,8 @@ from torch import fx
 from lowtide.cost.cache import Cache
 from lowtide.cost.lab.operators import argument, operator
 from lowtide.cost.profiler import measure_memory
-from lowtide.cpu.build.faster import is_faster, made_up, measured_ns
-from lowtide.cpu.build.made import InOrder
+from lowtide.cpu.build.comparison import is_faster, made_up, measured_ns
+from lowtide.cpu.build.networks import InOrder
 from lowtide.errors import LowtideError
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.operators.table import functional_base, writes_in_place
@@ -39,8 +39,8 @@ from lowtide.ir.regions import Region, is_by_inductor
 from lowtide.ir.sizes import ITEM_BYTES
 from lowtide.ir.text.graph_text import to_text
 from lowtide.lower.python import lower
+from lowtide.regions.bodies import Compiled, numbered, with_compiled
 from lowtide.regions.clusters import clusters
-from lowtide.regions.cutting import Compiled, numbered, with_compiled
 from lowtide.regions.inductor import Run, TensorSpec, circumstances, compiled, number
 from lowtide.runtime.compiler import NativeError
 from lowtide.runtime.program import Program

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from lowtide.api.frozen import Frozen
 from lowtide.api.saved import archive
-from lowtide.api.saved.checked import check
+from lowtide.api.saved.check import check
 from lowtide.api.saved.results import Result, result_of
 from lowtide.base import fields
-from lowtide.cpu.build.holding import held, placing_as
-from lowtide.cpu.build.running import LoadedNetwork
+from lowtide.cpu.build.executable import LoadedNetwork
+from lowtide.cpu.build.region import held, placing_as
 from lowtide.cpu.network import Placing
 from lowtide.errors import CheckError, FormatError, StepError
 from lowtide.ir.graph import Graph, Value
@@ -25,7 +25,7 @@ from lowtide.ir.regions import Region, is_region
 from lowtide.ir.slots import Slot
 from lowtide.ir.text.graph_text import parse
 from lowtide.lower.constants import WithoutConstants
-from lowtide.lower.watched import looked_at, watched
+from lowtide.lower.interpreter import looked_at, watched
 from lowtide.runtime.batch import BatchSpec
 from lowtide.runtime.compiler import NativeError
 from lowtide.runtime.program import Program

@@ -20,9 +20,9 @@ import torch
 
 from lowtide.errors import ShapeError
 from lowtide.ir import tree
+from lowtide.ir.extents import FIXED, Varying, VaryingExtent
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.tree import Leaf
-from lowtide.ir.varying import FIXED, Varying, VaryingExtent
 
 AUTO = "auto"  # dimensions are what differs between batches
 _WISH = 'expected a range (16, 2048), a named range ("length", 16, 2048), one with a step ("side", 64, 256, 8), or the name of one'

@@ -26,8 +26,8 @@ from torch import nn
 from lowtide.base.places import ABSENT, EVERYTHING, Beside, Position, attributes, held, referred
 from lowtide.capture.care.contents import CONTAINERS, PLAIN, are_plain, differ, is_plain, pieces, position, put_back
 from lowtide.capture.care.turns import undoing
-from lowtide.capture.effects.settling import Memo
-from lowtide.capture.effects.watched import is_stand_in
+from lowtide.capture.effects.containers import is_stand_in
+from lowtide.capture.effects.flags import Memo
 from lowtide.capture.sources import is_library, is_users, users_line
 from lowtide.kernels.optimizers import each_of
 

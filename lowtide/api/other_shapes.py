@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from lowtide.api.arguments import detached
 from lowtide.api.maker import Family, Maker
-from lowtide.api.ranges.guessed import Seen, shapes_of
+from lowtide.api.ranges.guess import Seen, shapes_of
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.running.shapes import StepsByShape
 from lowtide.capture.care.failures import programs_own

@@ -16,14 +16,14 @@ from lowtide.cost.measures import Measures
 from lowtide.cost.timings import device_here, measure_timings
 from lowtide.cost.workspaces import measure_workspaces
 from lowtide.errors import CaptureError
+from lowtide.ir.eager_storages import NOTHING_HELD
 from lowtide.ir.graph import Graph, Node
-from lowtide.ir.held import NOTHING_HELD
-from lowtide.ir.shapes.at import AtPoint, at_points
 from lowtide.ir.shapes.dimension import Dimensions
+from lowtide.ir.shapes.points import AtPoint, at_points
 from lowtide.planning.candidate import equal_graphs
+from lowtide.ranges.candidate import Ranged
 from lowtide.ranges.points import largest, smallest
-from lowtide.ranges.ranged import Ranged
-from lowtide.rewrite.algebra.applied import cost_of_deeds, over_dimensions
+from lowtide.rewrite.algebra.rewritings import cost_of_deeds, over_dimensions
 from lowtide.schedule.points import Point, sample_points
 
 _OF_ONE, _OF_MANY = 3, 4  # points that are measured, of a range of one dimension and of more

@@ -11,12 +11,12 @@ from lowtide.ir.operators.collectives.nodes import loads_parts
 from lowtide.ir.text.graph_text import to_text
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import equal_graphs
-from lowtide.planning.checked import checked
+from lowtide.planning.final_check import checked
 from lowtide.planning.splits import split_as
 from lowtide.remat.write_out import rematerialise
-from lowtide.rewrite.algebra.applied import rewritten_as
+from lowtide.rewrite.algebra.rewritings import rewritten_as
 from lowtide.rewrite.loads import alike, begun_apart, taken_once
-from lowtide.split.found import prepared
+from lowtide.split.graphs import prepared
 
 
 def replan(saved: Plan, graph: Graph) -> Plan:

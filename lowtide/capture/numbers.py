@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from lowtide.capture.draft import Draft
-from lowtide.capture.effects.watched import LeavingError
+from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.sources import users_line
 from lowtide.ir import tree
 from lowtide.ir.graph import Value

@@ -21,7 +21,7 @@ import torch
 from lowtide.base.narrow import there
 from lowtide.cpu.build.constants import aligned, pack
 from lowtide.cpu.build.library import Experience, Team
-from lowtide.cpu.packed import Packed
+from lowtide.cpu.recipes import Packed
 from lowtide.ir.graph import Value
 from lowtide.runtime.plain import refuse_surroundings
 

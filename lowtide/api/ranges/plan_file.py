@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from lowtide.api.ranges.said import AUTO
+from lowtide.api.ranges.notation import AUTO
 from lowtide.base.files import read_utf8
 from lowtide.errors import FormatError
 from lowtide.plan.plan import Plan
 from lowtide.planning.limits import Limit, Memory
-from lowtide.ranges.written import WrittenRange, is_range, read_range
+from lowtide.ranges.range_json import WrittenRange, is_range, read_range
 
 
 def loaded(plan: Plan | str | os.PathLike[str] | None, dynamic: Any) -> tuple[Plan | None, WrittenRange | None]:

@@ -6,12 +6,12 @@ import warnings
 from collections.abc import Mapping
 from functools import lru_cache, partial
 
-from lowtide.cpu.build.faster import is_faster
-from lowtide.cpu.build.holding import ready, target
+from lowtide.cpu.build.comparison import is_faster
+from lowtide.cpu.build.executable import Running
 from lowtide.cpu.build.library import network, team
-from lowtide.cpu.build.running import Running
+from lowtide.cpu.build.region import ready, target
 from lowtide.cpu.network import Bare, Network, network_of
-from lowtide.cpu.packed import Target
+from lowtide.cpu.recipes import Target
 from lowtide.cpu.regions import BodyDescription, with_regions
 from lowtide.cpu.tune.trial import tuned
 from lowtide.ir.graph import Graph

@@ -24,15 +24,15 @@ from typing import Any
 import numpy as np
 
 from lowtide.base import fields
-from lowtide.base.described import described
 from lowtide.base.files import read_utf8, write_whole
 from lowtide.base.folders import directory, warn_not_cached
 from lowtide.base.locks import locked
+from lowtide.base.solver_text import described
 from lowtide.cost.memory import simulate
 from lowtide.errors import CheckError, FormatError
+from lowtide.planning.archive import Searched
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.request import Request
-from lowtide.planning.searched import Searched
 from lowtide.problems.order import Ints
 from lowtide.remat.cost import cost_of, runs_all
 from lowtide.remat.problem import RematProblem

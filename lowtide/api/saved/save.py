@@ -11,11 +11,11 @@ import torch
 
 from lowtide.api.running.variant import Variant
 from lowtide.api.saved import archive
-from lowtide.api.saved.checked import check
-from lowtide.api.saved.freezing import check_can_be_frozen
+from lowtide.api.saved.check import check
+from lowtide.api.saved.freeze import check_can_be_frozen
 from lowtide.api.saved.results import said_of
 from lowtide.base.release import VERSION
-from lowtide.cpu.build.made import placements
+from lowtide.cpu.build.networks import placements
 from lowtide.errors import BatchError, FormatError, StepError
 from lowtide.ir.graph import Graph
 from lowtide.ir.text.graph_text import to_text

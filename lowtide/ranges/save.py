@@ -15,18 +15,18 @@ import numpy as np
 from lowtide.cost.measures import Measures
 from lowtide.errors import CheckError, FormatError, LowtideError
 from lowtide.ir.check.graph_check import check_order
+from lowtide.ir.eager_storages import HeldStorages
 from lowtide.ir.graph import Graph
-from lowtide.ir.held import HeldStorages
 from lowtide.plan.plan import program_hash
 from lowtide.planning.candidate import Candidate, equal_graphs
 from lowtide.planning.request import Request
+from lowtide.ranges.candidate import Ranged, same_everywhere
 from lowtide.ranges.family import PlanFamily
 from lowtide.ranges.member import Member, in_order, in_sequence
 from lowtide.ranges.planner import RangePlanner
-from lowtide.ranges.ranged import Ranged, same_everywhere
-from lowtide.ranges.written import WrittenCandidate, WrittenMember, WrittenPart, WrittenProgram, WrittenRange
+from lowtide.ranges.range_json import WrittenCandidate, WrittenMember, WrittenPart, WrittenProgram, WrittenRange
 from lowtide.remat.cost import runs_all
-from lowtide.rewrite.algebra.applied import rewritten_with
+from lowtide.rewrite.algebra.rewritings import rewritten_with
 
 _CHANGED = "the saved plans were changed: {}; leave `plan` out to make new ones"
 

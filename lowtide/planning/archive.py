@@ -12,7 +12,7 @@ from lowtide.cost.peak import profile_of
 from lowtide.ir.graph import Graph
 from lowtide.plan.plan import CostReport, Plan
 from lowtide.planning.candidate import Candidate, order_together
-from lowtide.planning.carried import carried
+from lowtide.planning.carrier import carried
 from lowtide.planning.progress import in_turn
 from lowtide.planning.request import Budget, Request
 from lowtide.problems.order import Ints
@@ -24,7 +24,7 @@ from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.archive import Archive, Point
 from lowtide.remat.sweep.search import Listener, Sweep
 from lowtide.remat.write_out import rematerialise
-from lowtide.rewrite.algebra.applied import told
+from lowtide.rewrite.algebra.rewritings import told
 from lowtide.schedule.bound import lower_bound_bytes
 
 _SAME = 1 + 1e-9  # times this near differ by the rounding of their sums alone: the same runs in another order

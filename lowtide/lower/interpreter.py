@@ -17,8 +17,8 @@ import torch
 from lowtide.cost.lab.operators import argument, operator
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Graph, Node, Value
-from lowtide.ir.made import same_strides
 from lowtide.ir.regions import is_region
+from lowtide.ir.result_specs import same_strides
 
 Regions = Mapping[str, Callable[..., Sequence[Any]]]
 

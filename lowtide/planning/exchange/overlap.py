@@ -15,7 +15,7 @@ from lowtide.plan.cost_report import CostReport, Eviction
 from lowtide.plan.plan import Plan
 from lowtide.planning.exchange.loads import apart, fewer
 from lowtide.problems.order import OrderProblem
-from lowtide.schedule.beside import beside, holding
+from lowtide.schedule.overlap import beside, holding
 
 
 def overlapped(plan: Plan, most_bytes: int) -> Plan:

@@ -10,7 +10,7 @@ import torch
 from lowtide.capture.sizes.strides import memory_order
 from lowtide.errors import ShapeError
 from lowtide.ir import tree
-from lowtide.ir.varying import Varying
+from lowtide.ir.extents import Varying
 
 
 def largest(args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from lowtide.cost.lab.laboratory import Call, Laboratory
 from lowtide.ir.graph import Node
-from lowtide.ir.made import Results, differ
+from lowtide.ir.result_specs import Results, differ
 
 
 @dataclass(frozen=True)

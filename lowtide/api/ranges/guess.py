@@ -7,13 +7,13 @@ from typing import Any, TypeAlias
 
 import torch
 
-from lowtide.api.ranges.said import AUTO, name_of, shown
+from lowtide.api.ranges.notation import AUTO, name_of, shown
 from lowtide.capture.batches import positional_and_keyword
 from lowtide.errors import ShapeError
 from lowtide.ir import tree
+from lowtide.ir.extents import Varying, VaryingExtent
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.tree import Leaf
-from lowtide.ir.varying import Varying, VaryingExtent
 
 Seen: TypeAlias = "Sequence[tuple[int, ...] | None]"  # by leaf of a batch; None for what is no tensor
 

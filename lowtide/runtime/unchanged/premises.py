@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from lowtide.base import places
 from lowtide.runtime.caller import Caller
-from lowtide.runtime.unchanged.beside import BesideWatch
 from lowtide.runtime.unchanged.look import Location, Look, Reads
+from lowtide.runtime.unchanged.surroundings import BesideWatch
 from lowtide.runtime.unchanged.tokens import Identity, Token
 from lowtide.runtime.unchanged.watch import Watch
 

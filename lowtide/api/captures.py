@@ -8,27 +8,27 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.api.believed import Believed, Known
+from lowtide.api.known_kernels import Believed, Known
 from lowtide.api.stages import Stages
 from lowtide.capture.batches import objects_in
-from lowtide.capture.care.beside import changed_each_time
+from lowtide.capture.care.follower import changed_each_time
 from lowtide.capture.care.generators import known_generators
 from lowtide.capture.care.surroundings import methods_of, objects_of, put_back_on_failure
 from lowtide.capture.difference import difference
-from lowtide.capture.effects.leaving import containers_of
-from lowtide.capture.effects.settling import Settling
+from lowtide.capture.effects.flags import Settling
+from lowtide.capture.effects.outputs import containers_of
 from lowtide.capture.program import TrainingProgram, capture_inference, capture_training
-from lowtide.capture.ranks.wrapped import unlike_a_step
+from lowtide.capture.ranks.data_parallel import unlike_a_step
 from lowtide.capture.real import knowing
 from lowtide.capture.trace import Captured, Given
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.errors import CaptureError, StepError
-from lowtide.ir.made import Really
-from lowtide.ir.varying import FIXED, Varying
+from lowtide.ir.extents import FIXED, Varying
+from lowtide.ir.result_specs import Really
 from lowtide.runtime.caller import Caller
 from lowtide.runtime.ranks.peers import ALONE, Alone
-from lowtide.runtime.unchanged.granted import Granted, first_difference
 from lowtide.runtime.unchanged.look import Look, Reads
+from lowtide.runtime.unchanged.premises import Granted, first_difference
 
 
 @dataclass(frozen=True)

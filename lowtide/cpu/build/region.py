@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
+from lowtide.cpu.build.executable import LoadedNetwork, NetworkSpec, packed
 from lowtide.cpu.build.library import network, team
-from lowtide.cpu.build.running import LoadedNetwork, NetworkSpec, packed
 from lowtide.cpu.network import Bare, Network, Placing, network_of
-from lowtide.cpu.packed import Target
+from lowtide.cpu.recipes import Target
 from lowtide.errors import CheckError, FormatError
 from lowtide.ir.regions import Region
-from lowtide.lower.watched import watched
+from lowtide.lower.interpreter import watched
 from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_check import check_placement
 
@@ -104,5 +104,5 @@ def placing_as(offsets: Sequence[int]) -> Placing:
 
 
 def _searched(problem: PlaceProblem) -> tuple[Sequence[int], int]:
-    found: Placing = import_module("lowtide.cpu.build.made").placed  # which takes more memory than most networks
+    found: Placing = import_module("lowtide.cpu.build.networks").placed  # which takes more memory than most networks
     return found(problem)

@@ -23,15 +23,15 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.base.places import ABSENT, Beside, Position, held, referred
-from lowtide.capture.care.beside import Follower
 from lowtide.capture.care.contents import differ
+from lowtide.capture.care.follower import Follower
 from lowtide.capture.care.surroundings import called_by, containers_of_class, functions_of, is_of_users, names_in
 from lowtide.capture.care.turns import undoing
+from lowtide.capture.effects.containers import KINDS, Container, EffectLog, StaleError, holds_stand_in, is_stand_in
 from lowtide.capture.effects.conversions import stand_in
 from lowtide.capture.effects.sums import Before, Computed, Counted, Earlier, Recipe, Sum, Term, recipe, results_in
 from lowtide.capture.effects.variables import Variable
-from lowtide.capture.effects.watched import KINDS, Container, EffectLog, StaleError, holds_stand_in, is_stand_in
-from lowtide.capture.returned import Number, holds_fakes, is_result
+from lowtide.capture.numbers import Number, holds_fakes, is_result
 from lowtide.capture.sources import is_users
 from lowtide.errors import CaptureError
 from lowtide.ir import tree

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lowtide.cpu.build.faster import measured_ns
-from lowtide.cpu.build.made import networks_of
+from lowtide.cpu.build.comparison import measured_ns
+from lowtide.cpu.build.networks import networks_of
 from lowtide.cpu.stages import Attention, Batched, Convolution, Map, Pad, Product, RowBlock, RowReduction, Stage, Windows, Winograd
 from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.regions import Region, is_by_inductor, is_region
-from lowtide.plan.generated import GeneratedRegion, Kernel
+from lowtide.plan.kernels import GeneratedRegion, Kernel
 from lowtide.plan.plan import Plan
-from lowtide.regions.compiled import times_ns
+from lowtide.regions.compilation import times_ns
 
 _SCHEMES: dict[type, str] = {
     Product: "register tiles",

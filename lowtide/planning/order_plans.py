@@ -11,7 +11,7 @@ from lowtide.ir.operators.nodes import offloaded_storages
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate, order_together
 from lowtide.planning.request import Request
-from lowtide.rewrite.algebra.applied import told
+from lowtide.rewrite.algebra.rewritings import told
 
 
 def ordered(candidates: Sequence[Candidate], request: Request) -> Plan:
