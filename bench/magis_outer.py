@@ -30,7 +30,7 @@ from lowtide.split.graphs import prepared, worth_parting
 from lowtide.split.judge import Judge, JudgedGraph
 from lowtide.split.loops import Loops
 from lowtide.split.prices import Prices
-from lowtide.split.search import FissionSearch, Outer, Root
+from lowtide.split.search import FissionSearch, Root, SearchWidth
 
 COLUMNS = (
     "workload", "variant", "operators", "states", "peaks", "seconds", "states_per_minute", "overhead_at_80", "overhead_at_40",
@@ -61,7 +61,7 @@ def main() -> None:
     names = [case.name for case in CASES]
     parser.add_argument("--workloads", nargs="+", default=names, choices=names, metavar="NAME")
     parser.add_argument("--variants", nargs="+", default=VARIANTS, choices=VARIANTS, metavar="NAME")
-    parser.add_argument("--states", type=int, default=Outer().states)
+    parser.add_argument("--states", type=int, default=SearchWidth().states)
     options = parser.parse_args()
     rows: list[Mapping[str, Cell]] = []
     for case in CASES:
@@ -104,7 +104,7 @@ def _row(workload: str, variant: str, graphs: Sequence[Rewriting], states: int) 
 
 
 def _search(variant: str, graphs: Sequence[Rewriting], device: Device, states: int) -> FissionSearch:
-    outer = Outer(states=states, nodes=10**9)
+    outer = SearchWidth(states=states, nodes=10**9)
     given = [each for each in graphs if not (each.deeds and variant == "no algebra")]
     split = [] if variant == "no fission" else [prepared(each.graph) for each in worth_parting(given)]
     if variant.startswith("L = "):

@@ -15,7 +15,7 @@ from bench.cuda_caching import Allocator, CachingAllocator, First, Replay, repla
 from bench.models import Entry
 from bench.models.workload import plain_sgd
 from lowtide.capture.program import TrainingProgram, capture_training
-from lowtide.capture.trace import Captured, Given
+from lowtide.capture.trace import CapturedStep, Given
 from lowtide.cost.memory import counted_storages, order_problem, resident_storages, storage_bytes
 from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.place import Placement, place
@@ -30,7 +30,7 @@ GRANULE_BYTES = 512  # what PyTorch's allocator for CUDA rounds sizes up to, and
 _NOWHERE = Provenance(lowtide="", torch="", device="", python="", threads=0)
 
 
-def captured_step(entry: Entry, batch_size: int) -> Captured:
+def captured_step(entry: Entry, batch_size: int) -> CapturedStep:
     """The training step with plain SGD, of a model on the meta device."""
     work = entry.build(batch_size, "meta")
     program = TrainingProgram(work.model, work.loss, plain_sgd(work.model))
@@ -41,7 +41,7 @@ def captured_step(entry: Entry, batch_size: int) -> Captured:
 class InPyTorch:
     """The step as eager PyTorch runs it: in program order, in place only where the program says so."""
 
-    captured: Captured
+    captured: CapturedStep
     allocator: Callable[[], Allocator] = CachingAllocator  # makes the one to replay requests on, simulated or a GPU's
 
     @cached_property
@@ -87,7 +87,7 @@ class InPyTorch:
         return replay(self.resident, later, first=First(found.problem, frozenset(staying)), allocator=self.allocator())
 
 
-def _holding_gradients(captured: Captured) -> Graph:
+def _holding_gradients(captured: CapturedStep) -> Graph:
     return dataclasses.replace(captured.graph, outputs=(*captured.graph.outputs, *captured.held.values))
 
 
@@ -128,7 +128,7 @@ class Planned:
         return replay(resident, nothing).reserved_bytes + segment_bytes(self.placement.arena_bytes)
 
 
-def planned_step(captured: Captured) -> Planned:
+def planned_step(captured: CapturedStep) -> Planned:
     """Order and addresses, and the seconds they took."""
     seconds: dict[str, float] = {}
     cpu = time.process_time()

@@ -26,7 +26,7 @@ from bench.results import Results
 from lowtide import optimize
 from lowtide.runtime.caller import Caller
 from lowtide.runtime.unchanged.look import EVERYTHING
-from lowtide.runtime.unchanged.premises import Granted
+from lowtide.runtime.unchanged.premises import Premises
 
 COLUMNS = (
     "model", "modules", "parameters", "places", "asked_us", "beside_us", "looked_us", "step_us", "share_percent", "capture_ms", "second_ms",
@@ -81,7 +81,7 @@ def _row(name: str, model: nn.Module, batch: Any, loss: Callable[..., Any], repe
     call = lambda: step(*args, **kwargs)  # noqa: E731
     call()
     captured = step._families[0].variants[-1].captured
-    granted = Granted(Caller(model, optimizer), EVERYTHING, captured.beside)
+    granted = Premises(Caller(model, optimizer), EVERYTHING, captured.beside)
 
     few = 3 if name == "gpt2" else max(3, repeats // 10)
     step_us = _median_us(call, 3 if name == "gpt2" else repeats)

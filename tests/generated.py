@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from lowtide.cpu.build import networks as made
-from lowtide.cpu.build.executable import Running
+from lowtide.cpu.build.executable import NetworkCalls
 from lowtide.cpu.choice import Joins, chosen
 
 
@@ -17,5 +17,5 @@ def always_generated() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(made, "is_faster", lambda *_: True)
         patch.setattr(made, "tuned", lambda bare, *_: chosen(bare.stages, bare.body, bare.known, Joins.BEST))
-        patch.setattr(made, "Running", partial(Running, always=True))
+        patch.setattr(made, "NetworkCalls", partial(NetworkCalls, always=True))
         yield

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lowtide.api.captures import Capturing
+from lowtide.api.captures import Captures
 from lowtide.api.stages import Stages
 from lowtide.capture.program import TrainingProgram
 from lowtide.cost.lab.laboratory import Laboratory
@@ -26,7 +26,7 @@ ODD = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-45, -1e-45, 6e-8
 
 def inference_graph(model: nn.Module, batch: tuple[Any, ...]) -> Graph:
     """A call without gradients."""
-    capturing = Capturing(model, None, torch.device("cpu"), Stages(None, False))
+    capturing = Captures(model, None, torch.device("cpu"), Stages(None, False))
     with Laboratory(gradients=False, tries=False) as laboratory:
         return capturing.programs(batch, {}, laboratory)[-1].graph
 
@@ -34,7 +34,7 @@ def inference_graph(model: nn.Module, batch: tuple[Any, ...]) -> Graph:
 def training_graph(model: nn.Module, batch: tuple[Any, ...], loss: Callable[..., Any], after_backward: Any = None) -> Graph:
     """A step with plain SGD."""
     program = TrainingProgram(model, loss, torch.optim.SGD(model.parameters(), 0.1), after_backward, 1, None)
-    capturing = Capturing(model, program, torch.device("cpu"), Stages(None, False))
+    capturing = Captures(model, program, torch.device("cpu"), Stages(None, False))
     with Laboratory(gradients=True, tries=False) as laboratory:
         return capturing.programs(batch, {}, laboratory)[-1].graph
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn, optim
 from torch.nn import functional
 
-from lowtide.api.captures import Capturing
+from lowtide.api.captures import Captures
 from lowtide.api.stages import Stages
 from lowtide.capture.optimizers.scalars import Guard
 from lowtide.capture.program import TrainingProgram
@@ -65,7 +65,7 @@ def capture(name: str, source: str) -> str:
         training = TrainingProgram(
             model, lambda model, **batch: model(**batch), names["optimizer"](model.parameters()), None, names.get("accumulate", 1), None
         )
-    capturing = Capturing(model, training, torch.device("cpu"), Stages(None, False))
+    capturing = Captures(model, training, torch.device("cpu"), Stages(None, False))
     with Laboratory(gradients=training is not None, tries=False) as laboratory:
         captured = capturing.programs((), model.batch, laboratory)[-1]
     check_graph(captured.graph)

@@ -13,7 +13,7 @@ from torch import nn
 
 from bench.coverage.subject import Kwargs, Subject
 
-Made = tuple[nn.Module, tuple[Any, ...] | Kwargs]
+ResultSpec = tuple[nn.Module, tuple[Any, ...] | Kwargs]
 
 
 def _images(size: int, count: int = 2, channels: int = 3) -> torch.Tensor:
@@ -23,7 +23,7 @@ def _images(size: int, count: int = 2, channels: int = 3) -> torch.Tensor:
 # diffusers: networks that predict noise, and autoencoders.
 
 
-def _diffusers(name: str, batch: Callable[[], Kwargs], **config: Any) -> Made:
+def _diffusers(name: str, batch: Callable[[], Kwargs], **config: Any) -> ResultSpec:
     torch.manual_seed(0)
     return getattr(import_module("diffusers"), name)(**config).train(), batch()
 
@@ -37,7 +37,7 @@ def _latents(**more: Any) -> Kwargs:
 
 
 _BLOCKS = {"block_out_channels": (32, 64), "norm_num_groups": 8, "layers_per_block": 1}
-_DIFFUSERS: dict[str, Callable[[], Made]] = {
+_DIFFUSERS: dict[str, Callable[[], ResultSpec]] = {
     "UNet2DModel": lambda: _diffusers(
         "UNet2DModel", _noised, sample_size=16, down_block_types=("DownBlock2D", "AttnDownBlock2D"),
         up_block_types=("AttnUpBlock2D", "UpBlock2D"), **_BLOCKS,
@@ -73,7 +73,7 @@ _DIFFUSERS: dict[str, Callable[[], Made]] = {
 # MONAI: networks on volumes and slices.
 
 
-def _monai(name: str, *batch: torch.Tensor, **config: Any) -> Made:
+def _monai(name: str, *batch: torch.Tensor, **config: Any) -> ResultSpec:
     torch.manual_seed(0)
     return getattr(import_module("monai.networks.nets"), name)(**config).train(), batch
 
@@ -83,7 +83,7 @@ def _volume(size: int = 32) -> torch.Tensor:
 
 
 _FLAT = {"spatial_dims": 2, "in_channels": 1, "out_channels": 2}
-_MONAI: dict[str, Callable[[], Made]] = {
+_MONAI: dict[str, Callable[[], ResultSpec]] = {
     "UNet": lambda: _monai("UNet", _images(32, channels=1), **_FLAT, channels=(8, 16, 32), strides=(2, 2), num_res_units=1),
     "AttentionUnet": lambda: _monai("AttentionUnet", _images(32, channels=1), **_FLAT, channels=(8, 16, 32), strides=(2, 2)),
     "BasicUNetPlusPlus": lambda: _monai("BasicUNetPlusPlus", _images(32, channels=1), **_FLAT, features=(8, 8, 16, 16, 32, 8)),
@@ -115,7 +115,7 @@ _MONAI: dict[str, Callable[[], Made]] = {
 # segmentation_models_pytorch: decoders on an encoder without downloaded weights.
 
 
-def _segmentation(name: str) -> Made:
+def _segmentation(name: str) -> ResultSpec:
     torch.manual_seed(0)
     made = getattr(import_module("segmentation_models_pytorch"), name)
     return made(encoder_name="resnet18", encoder_weights=None, classes=2).train(), (_images(64 if name != "PAN" else 128),)
@@ -141,7 +141,7 @@ class _Graphs(nn.Module):
         return self.head(pool(x, batch, size=2))
 
 
-def _geometric(name: str, *args: Any, **config: Any) -> Made:
+def _geometric(name: str, *args: Any, **config: Any) -> ResultSpec:
     torch.manual_seed(0)
     cls = getattr(import_module("torch_geometric.nn"), name)
     layers = [cls(size, 16, *args, **config) for size in (8, 16)]
@@ -155,14 +155,14 @@ def _all_pairs(places: torch.Tensor, batch: torch.Tensor) -> tuple[torch.Tensor,
     return edges, (places[edges[0]] - places[edges[1]]).norm(dim=-1)
 
 
-def _isomorphism() -> Made:
+def _isomorphism() -> ResultSpec:
     torch.manual_seed(0)
     cls = import_module("torch_geometric.nn").GINConv
     layers = [cls(nn.Sequential(nn.Linear(size, 16), nn.ReLU(), nn.Linear(16, 16))) for size in (8, 16)]
     return _Graphs(layers).train(), (torch.randn(20, 8), torch.randint(0, 20, (2, 60)), torch.arange(20) // 10)
 
 
-_GEOMETRIC: dict[str, Callable[[], Made]] = {
+_GEOMETRIC: dict[str, Callable[[], ResultSpec]] = {
     "GCNConv": lambda: _geometric("GCNConv"),
     "GATConv": lambda: _geometric("GATConv"),
     "GATv2Conv": lambda: _geometric("GATv2Conv"),
@@ -180,7 +180,7 @@ _GEOMETRIC: dict[str, Callable[[], Made]] = {
 # Adapters of peft on a small language model.
 
 
-def _adapted(config: str, **settings: Any) -> Made:
+def _adapted(config: str, **settings: Any) -> ResultSpec:
     torch.manual_seed(0)
     peft, transformers = import_module("peft"), import_module("transformers")
     small = transformers.GPT2Config(
@@ -194,7 +194,7 @@ def _adapted(config: str, **settings: Any) -> Made:
 
 _WHERE = {"target_modules": ["c_attn"]}
 _LINEAR = {"target_modules": ["lm_head"]}
-_PEFT: dict[str, Callable[[], Made]] = {
+_PEFT: dict[str, Callable[[], ResultSpec]] = {
     "LoraConfig": lambda: _adapted("LoraConfig", r=4, **_WHERE, fan_in_fan_out=True),
     "DoRA": lambda: _adapted("LoraConfig", r=4, use_dora=True, **_LINEAR),
     "AdaLoraConfig": lambda: _adapted("AdaLoraConfig", init_r=4, target_r=2, total_step=10, **_LINEAR),
@@ -213,7 +213,7 @@ _PEFT: dict[str, Callable[[], Made]] = {
 }
 
 
-def _adapted_llama(config: str, more: Kwargs | None = None, **settings: Any) -> Made:
+def _adapted_llama(config: str, more: Kwargs | None = None, **settings: Any) -> ResultSpec:
     """Methods that want an `nn.Linear`, or a model of this kind."""
     torch.manual_seed(0)
     peft, transformers = import_module("peft"), import_module("transformers")
@@ -270,7 +270,7 @@ _PEFT |= {
 # Others.
 
 
-def _seeded(made: Callable[[], Made]) -> Made:
+def _seeded(made: Callable[[], ResultSpec]) -> ResultSpec:
     from bench.torchvision_shim import install
 
     install()  # several import torchvision
@@ -279,7 +279,7 @@ def _seeded(made: Callable[[], Made]) -> Made:
     return model.train(), batch
 
 
-def _clip() -> Made:
+def _clip() -> ResultSpec:
     text = {"context_length": 12, "vocab_size": 64, "width": 32, "heads": 2, "layers": 2}
     vision = {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "head_width": 16}
     return import_module("open_clip").CLIP(32, vision, text), (_images(32), torch.randint(0, 64, (2, 12)))
@@ -317,13 +317,13 @@ class _Equivariant(nn.Module):
         return made
 
 
-def _words(decoder: bool, **config: Any) -> Made:
+def _words(decoder: bool, **config: Any) -> ResultSpec:
     x = import_module("x_transformers")
     layers = (x.Decoder if decoder else x.Encoder)(dim=32, depth=2, heads=2, **config)
     return x.TransformerWrapper(num_tokens=64, max_seq_len=16, attn_layers=layers), (torch.randint(0, 64, (2, 12)),)
 
 
-def _sentences() -> Made:
+def _sentences() -> ResultSpec:
     transformers = import_module("transformers")
     modules = import_module("sentence_transformers.models")
     small = transformers.BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=64)
@@ -345,7 +345,7 @@ def _sentences() -> Made:
     return Sentences(), {"input_ids": torch.randint(0, 64, (2, 12)), "attention_mask": mask}
 
 
-def _contrasted(loss: str, **settings: Any) -> Made:
+def _contrasted(loss: str, **settings: Any) -> ResultSpec:
     """A loss of sentence_transformers around a model of its own, on pairs of sentences."""
     library = import_module("sentence_transformers")
     transformers, modules = import_module("transformers"), import_module("sentence_transformers.models")
@@ -366,7 +366,7 @@ def _contrasted(loss: str, **settings: Any) -> Made:
     return made, (texts, torch.rand(4))
 
 
-_OTHERS: dict[str, Callable[[], Made]] = {
+_OTHERS: dict[str, Callable[[], ResultSpec]] = {
     "open_clip/CLIP": _clip,
     "normflows/coupling": lambda: (_Flow("coupling"), (torch.randn(6, 4),)),
     "normflows/splines": lambda: (_Flow("splines"), (torch.randn(6, 4),)),
@@ -388,7 +388,7 @@ _OTHERS: dict[str, Callable[[], Made]] = {
 }
 
 
-def _all() -> dict[str, Callable[[], Made]]:
+def _all() -> dict[str, Callable[[], ResultSpec]]:
     return {
         **{f"diffusers/{name}": made for name, made in _DIFFUSERS.items()},
         **{f"monai/{name}": made for name, made in _MONAI.items()},

@@ -8,31 +8,31 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.api.known_kernels import Believed, Known
+from lowtide.api.known_kernels import BelievedKernels, KnownKernels
 from lowtide.api.stages import Stages
 from lowtide.capture.batches import objects_in
 from lowtide.capture.care.follower import changed_each_time
 from lowtide.capture.care.generators import known_generators
 from lowtide.capture.care.surroundings import methods_of, objects_of, put_back_on_failure
 from lowtide.capture.difference import difference
-from lowtide.capture.effects.flags import Settling
+from lowtide.capture.effects.flags import FlagRecorder
 from lowtide.capture.effects.outputs import containers_of
 from lowtide.capture.program import TrainingProgram, capture_inference, capture_training
 from lowtide.capture.ranks.data_parallel import unlike_a_step
 from lowtide.capture.real import knowing
-from lowtide.capture.trace import Captured, Given
+from lowtide.capture.trace import CapturedStep, Given
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.errors import CaptureError, StepError
 from lowtide.ir.extents import FIXED, Varying
 from lowtide.ir.result_specs import Really
 from lowtide.runtime.caller import Caller
-from lowtide.runtime.ranks.peers import ALONE, Alone
+from lowtide.runtime.ranks.peers import ALONE, SinglePeer
 from lowtide.runtime.unchanged.look import Look, Reads
-from lowtide.runtime.unchanged.premises import Granted, first_difference
+from lowtide.runtime.unchanged.premises import Premises, first_difference
 
 
 @dataclass(frozen=True)
-class Capturing:
+class Captures:
     """Everything that is needed to capture, now and again when what was captured has changed."""
 
     model: nn.Module
@@ -40,7 +40,7 @@ class Capturing:
     device: torch.device
     stages: Stages
     varying: Varying = FIXED  # which extents of its batches are dimensions
-    peers: Alone = ALONE  # the processes that do the same at the same time
+    peers: SinglePeer = ALONE  # the processes that do the same at the same time
 
     @property
     def caller(self) -> Caller:
@@ -56,15 +56,15 @@ class Capturing:
         if self.program is not None and (why := unlike_a_step(self.program.given)):
             raise StepError(why)
 
-    def as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[tuple[Captured, ...], Granted]:
+    def as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[tuple[CapturedStep, ...], Premises]:
         """The program, and what it takes for granted. A first run may fill in what later ones find (a cache in a configuration)."""
         functions = () if self.program is None else (self.program.loss, self.program.after_backward)
         own = methods_of((self.model,)), containers_of((self.model,))
         with put_back_on_failure((*functions, *own[0]), [*objects_in(args, kwargs), *own[1], *objects_of((self.model,))]):
             return self._as_it_is(args, kwargs, laboratory)
 
-    def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[tuple[Captured, ...], Granted]:
-        first: tuple[Captured, ...] | None = None
+    def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[tuple[CapturedStep, ...], Premises]:
+        first: tuple[CapturedStep, ...] | None = None
         for _ in range(2):
             before = Look(self.caller).locations
             captured = self.programs(args, kwargs, laboratory)
@@ -77,24 +77,24 @@ class Capturing:
                         f"the program computes something else when it runs for the first time ({otherwise}), and what is captured would "
                         f"not do that: call {called} once before, or keep what tells the first time in an attribute of a module"
                     )
-                return captured, Granted(self.caller, reads, captured[-1].beside)
+                return captured, Premises(self.caller, reads, captured[-1].beside)
             first = captured
         raise CaptureError(changed_each_time(change))
 
-    def again(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory, *, leaves: bool = False) -> Captured:
+    def again(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory, *, leaves: bool = False) -> CapturedStep:
         """The program for the optimizer's state as it is now, to be compared; nothing is tried, and nothing is changed by that."""
         given = Given(args, kwargs, self.device, self.varying)
-        with knowing(Known(laboratory)):
+        with knowing(KnownKernels(laboratory)):
             if self.program is None:
                 return capture_inference(self.model, given, put_back=True, leaves=leaves)
             return capture_training(self.program, given, put_back=True, leaves=leaves)[0]
 
-    def programs(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[Captured, ...]:
+    def programs(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[CapturedStep, ...]:
         """One program for each state of the optimizer's; the last is what most steps run."""
 
         given = Given(args, kwargs, self.device, self.varying)
         with self.stages.stage("capture", "capturing the program"):
-            believed = Believed(laboratory)
+            believed = BelievedKernels(laboratory)
             try:
                 captured = self._settled(given, believed)
                 if believed.rightly():
@@ -102,9 +102,9 @@ class Capturing:
             except CaptureError:
                 if believed.rightly():
                     raise
-            return self._settled(given, Known(laboratory))  # what a fake kernel says wrongly is known now
+            return self._settled(given, KnownKernels(laboratory))  # what a fake kernel says wrongly is known now
 
-    def _settled(self, given: Given, really: Really) -> tuple[Captured, ...]:
+    def _settled(self, given: Given, really: Really) -> tuple[CapturedStep, ...]:
         """Captures once more where the program sets numbers or texts that it has read, to see that it leaves them alone then.
 
         Where it computes the same then, its first step does so as well, if it reads of its data what it has read here. Where it does not,
@@ -123,9 +123,9 @@ class Capturing:
         readings = first[-1].readings
         if len(first) != len(later) or any(map(difference, first, later)) or (readings and given.varying):
             return first
-        return tuple(each.with_settling(Settling(memos, readings), self.model) for each in later)
+        return tuple(each.with_settling(FlagRecorder(memos, readings), self.model) for each in later)
 
-    def _captured(self, given: Given, really: Really) -> tuple[Captured, ...]:
+    def _captured(self, given: Given, really: Really) -> tuple[CapturedStep, ...]:
         """Captures once more where the program draws from generators of its own: which is one that it had before shows then."""
         captured = self._once(given, really)
         own = {id(each): each for one in captured for each in one.constants if isinstance(each, torch.Generator)}
@@ -134,7 +134,7 @@ class Capturing:
         with known_generators(own.values()):
             return self._once(given, really)
 
-    def _once(self, given: Given, really: Really) -> tuple[Captured, ...]:
+    def _once(self, given: Given, really: Really) -> tuple[CapturedStep, ...]:
         with knowing(really):
             if self.program is None:
                 return (capture_inference(self.model, given),)

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from lowtide.api.arguments import check_arguments, check_scaler, check_swapping, device_of, warn_of_nowhere_to_swap
-from lowtide.api.captures import Capturing
+from lowtide.api.captures import Captures
 from lowtide.api.explanation import Explanation, Remedy
 from lowtide.api.machine import Machine
-from lowtide.api.maker import Asked, Maker
+from lowtide.api.maker import PlanningSettings, StepMaker
 from lowtide.api.options import Planning, Run, Shapes, Training, told_in_values
 from lowtide.api.ranges.notation import varying_of
 from lowtide.api.ranges.samples import largest
@@ -87,8 +87,8 @@ def explain(
     if loss is not None and trained is not None:
         program = TrainingProgram(model, loss, trained, training.after_backward, training.accumulate, training.scaler)
     stages = Stages(planning.callback, wants_progress(planning.progress))
-    asked = Asked(Limit(latency=1.0), run.swap_state, planning.solver or Auto(), planning.sweeps(_LEVEL))
-    maker = Maker(Capturing(model, program, target, stages), Machine(target, machine, workspaces, run.swap, stages), asked, None, stages)
+    asked = PlanningSettings(Limit(latency=1.0), run.swap_state, planning.solver or Auto(), planning.sweeps(_LEVEL))
+    maker = StepMaker(Captures(model, program, target, stages), Machine(target, machine, workspaces, run.swap, stages), asked, None, stages)
     captured, plan = maker.plan_of_most_steps(args, kwargs)
     assert plan.cost_report is not None, "a limit was asked for"
     peak = captured.eager(plan.granule_bytes).peak
@@ -169,7 +169,7 @@ def _within(report: CostReport, memory_bytes: int, memory: int | str | None) -> 
     return _letting_go("as little as does", fitting[-1], report, f"memory={memory!r}") if fitting else None
 
 
-def _halved(maker: Maker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_bytes: int | None) -> Remedy | None:
+def _halved(maker: StepMaker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_bytes: int | None) -> Remedy | None:
     """The same with twice as many micro-batches, captured anew; None where the batch or the loss cannot be cut so.
 
     By order alone; where that does not do for `memory_bytes`, by evicting what does, or to the least that was found.
@@ -196,7 +196,7 @@ def _halved(maker: Maker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_
     )
 
 
-def _within_or_least(maker: Maker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_bytes: int) -> int:
+def _within_or_least(maker: StepMaker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_bytes: int) -> int:
     """The peak of a plan within so many bytes, else the least that was found."""
     within = dataclasses.replace(maker, asked=dataclasses.replace(maker.asked, limit=Limit(Memory(memory_bytes))))
     try:

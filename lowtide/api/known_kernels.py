@@ -11,7 +11,7 @@ from lowtide.ir.result_specs import Results, differ
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownKernels:
     """Waits for the trial of each call that is not known: a `Really`."""
 
     laboratory: Laboratory
@@ -21,7 +21,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Believed(Known):
+class BelievedKernels(KnownKernels):
     """Waits only where nobody has an idea of what a call gives; all others are tried meanwhile."""
 
     _thoughts: list[tuple[Call, Results]] = field(default_factory=list)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lowtide.api.arguments import detached
-from lowtide.api.captures import Capturing
+from lowtide.api.captures import Captures
 from lowtide.api.kernel_report import told
 from lowtide.api.machine import Machine
 from lowtide.api.ranks.agreement import agreed_plans, compare_programs
@@ -17,7 +17,7 @@ from lowtide.base.garbage import collected_seldom
 from lowtide.capture.care.failures import programs_own
 from lowtide.capture.data.placeholders import with_stand_ins
 from lowtide.capture.difference import difference
-from lowtide.capture.trace import Captured
+from lowtide.capture.trace import CapturedStep
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.errors import BudgetError, CaptureError, FormatError
 from lowtide.ir.graph import Graph
@@ -30,13 +30,13 @@ from lowtide.planning.replan import as_saved
 from lowtide.planning.request import Budget, Request
 from lowtide.planning.warm_up import compile_ahead, warm_up_planning
 from lowtide.remat.sweep.search import Sweep
-from lowtide.runtime.ranks.peers import Alone
-from lowtide.runtime.unchanged.premises import Granted
+from lowtide.runtime.ranks.peers import SinglePeer
+from lowtide.runtime.unchanged.premises import Premises
 from lowtide.schedule import Solver
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanningSettings:
     """What is asked of planning, whatever the program is."""
 
     limit: Limit
@@ -51,7 +51,7 @@ class Asked:
 class CapturedProgram:
     """One captured program, as planning takes it."""
 
-    captured: Captured
+    captured: CapturedStep
     granule_bytes: int
     candidates: tuple[Candidate, ...]
     saved: Plan | None = None  # the plan that was saved for it: then nothing is measured
@@ -70,19 +70,19 @@ class Family:
     """Programs that were captured together, for as many states of the optimizer's; the last is the one that most steps run."""
 
     programs: tuple[CapturedProgram, ...]
-    granted: Granted  # what they take for granted
+    granted: Premises  # what they take for granted
     planner: Planner  # of those that no plan was saved for; it keeps what it has searched
     variants: list[Variant] = field(default_factory=list)  # by program
     number: int = field(default=0, kw_only=True)  # of those of a step, in the order in which they were captured: the same on all ranks
 
 
 @dataclass(frozen=True)
-class Maker:
+class StepMaker:
     """Captures, and asks; planning decides."""
 
-    capturing: Capturing
+    capturing: Captures
     machine: Machine
-    asked: Asked
+    asked: PlanningSettings
     saved: Plan | None
     stages: Stages
 
@@ -103,21 +103,21 @@ class Maker:
         return self._planned(Family(programs, granted, _planner(programs)))
 
     @collected_seldom()
-    def at(self, limit: Limit, family: Family, sweeps: tuple[Sweep, ...] = ()) -> tuple[Maker, Family]:
+    def at(self, limit: Limit, family: Family, sweeps: tuple[Sweep, ...] = ()) -> tuple[StepMaker, Family]:
         """The same programs planned under another limit, and the maker that goes on with that; what was searched for them is kept.
 
         `sweeps` is how far to look, as far as this maker does where left out.
         """
         stages = replace(self.stages, seconds={})
         capturing, machine = replace(self.capturing, stages=stages), replace(self.machine, stages=stages)
-        other = Maker(capturing, machine, replace(self.asked, limit=limit, sweeps=sweeps or self.asked.sweeps), None, stages)
+        other = StepMaker(capturing, machine, replace(self.asked, limit=limit, sweeps=sweeps or self.asked.sweeps), None, stages)
         if not all(program.answers(limit) for program in family.programs):
             with machine.laboratory(capturing.trains) as laboratory:
                 programs = self.peers.together(lambda: other._programs([each.captured for each in family.programs], laboratory))
             family = Family(programs, family.granted, _planner(programs))
         return other, other._planned(family)
 
-    def difference(self, captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bool]:
+    def difference(self, captured: CapturedStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bool]:
         """What the program does otherwise now than when it was captured, in words, "" where that is nothing; and whether it counts."""
         if captured.settling.is_pending:
             return "", False
@@ -141,7 +141,7 @@ class Maker:
                 return True
         return bool(found or difference(now, blind))
 
-    def for_other_shapes(self, family: Family) -> Maker:
+    def for_other_shapes(self, family: Family) -> StepMaker:
         """The maker for batches of other shapes: a share of eager's peak is as many bytes as it is for this family."""
         memory = self.asked.limit.memory
         if memory is None:
@@ -160,7 +160,7 @@ class Maker:
         made = self.peers.together(lambda: [_variant(each, told(plan), family.granted, trains) for each, plan in pairs])
         return replace(family, variants=made)
 
-    def _as_saved(self, captured: Captured, saved: Plan) -> Plan:
+    def _as_saved(self, captured: CapturedStep, saved: Plan) -> Plan:
         """A plan from elsewhere for a captured program. Raises FormatError where it is of another one."""
         return as_saved(saved, captured.graph, exact=self.asked.exact, generated=self._as_compiled(captured, saved.graph))
 
@@ -178,14 +178,14 @@ class Maker:
             program = self._program(self.capturing.programs(args, kwargs, laboratory)[-1], laboratory)
         return _planner([program]).peak_by_order_bytes(self.request(program.captured, Budget()))
 
-    def _programs(self, captured: Sequence[Captured], laboratory: Laboratory) -> tuple[CapturedProgram, ...]:
+    def _programs(self, captured: Sequence[CapturedStep], laboratory: Laboratory) -> tuple[CapturedProgram, ...]:
         """Programs of one step, with what planning has to know: the others run as the last does, which most steps run, what both have."""
         main = self._program(captured[-1], laboratory, self.asked.fuse)
         fuse = self.asked.fuse if main.candidates else None
         return *(self._program(each, laboratory, fuse, main.candidates) for each in captured[:-1]), main
 
     def _program(
-        self, captured: Captured, laboratory: Laboratory, fuse: str | None = None, like: Sequence[Candidate] = ()
+        self, captured: CapturedStep, laboratory: Laboratory, fuse: str | None = None, like: Sequence[Candidate] = ()
     ) -> CapturedProgram:
         """A captured program with what planning has to know of it; of one that a saved plan is for, that plan.
 
@@ -200,14 +200,14 @@ class Maker:
             candidates = self.machine.timed(captured, candidates, laboratory)
         return CapturedProgram(captured, self.machine.granule_bytes(captured), candidates)
 
-    def _as_compiled(self, captured: Captured, saved: Graph) -> Graph | None:
+    def _as_compiled(self, captured: CapturedStep, saved: Graph) -> Graph | None:
         """The captured program with the regions that a saved graph has; None where that has none."""
         if any(map(is_by_inductor, saved.nodes)):
             return self.machine.compiled(captured, saved)
         return self.machine.networked(captured, saved) if any(map(is_region, saved.nodes)) else None
 
     @property
-    def peers(self) -> Alone:
+    def peers(self) -> SinglePeer:
         """The processes that it plans for."""
         return self.capturing.peers
 
@@ -216,14 +216,14 @@ class Maker:
         """Whether there is something to keep to, so that times matter."""
         return self.asked.limit.is_limit or (self.saved is not None and self.saved.cost_report is not None)
 
-    def _saved_for(self, captured: Captured) -> Plan | None:
+    def _saved_for(self, captured: CapturedStep) -> Plan | None:
         """What was saved for this program, an optimizer's first step or a later one."""
         if self.saved is None:
             return None
         program = Candidate(captured.graph, ()).program(self.machine.provenance(captured).torch, self.machine.granule_bytes(captured))
         return next((plan for plan in (self.saved, *self.saved.first_steps) if plan.program == program != ""), None)
 
-    def _check_saved(self, captured: Sequence[Captured]) -> None:
+    def _check_saved(self, captured: Sequence[CapturedStep]) -> None:
         """Raises FormatError, before anything is measured, where the saved plan is of none of these programs."""
         if any(self._saved_for(each) is not None for each in captured):
             return
@@ -244,7 +244,7 @@ class Maker:
         made = iter(plans)
         return [next(made) if program.saved is None else program.saved for program in family.programs]
 
-    def _as_near(self, planner: Planner, captured: Captured, budget: Budget) -> list[Plan]:
+    def _as_near(self, planner: Planner, captured: CapturedStep, budget: Budget) -> list[Plan]:
         """Plans within the budget. What a saved plan keeps to was not asked for now: then as near to it as can be."""
         try:
             return self._asked(planner, captured, budget)
@@ -253,7 +253,7 @@ class Maker:
                 raise
             return self._as_near(planner, captured, Budget(error.smallest_peak_bytes))
 
-    def _asked(self, planner: Planner, captured: Captured, budget: Budget) -> list[Plan]:
+    def _asked(self, planner: Planner, captured: CapturedStep, budget: Budget) -> list[Plan]:
         if not planner.programs:
             return []
         with self.stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):
@@ -262,7 +262,7 @@ class Maker:
         with self.stages.stage("order", f"ordering {len(captured.graph.nodes)} operators") as say:
             return planner.plans(replace(request, watcher=say if self.stages.progress else None))
 
-    def request(self, captured: Captured, budget: Budget) -> Request:
+    def request(self, captured: CapturedStep, budget: Budget) -> Request:
         request = Request(
             self.machine.provenance(captured), budget, granule_bytes=self.machine.granule_bytes(captured), solver=self.asked.solver,
             sweeps=self.asked.sweeps, swap_state=self.asked.swap_state, exact=self.asked.exact,
@@ -270,7 +270,7 @@ class Maker:
         return replace(request, links=self.machine.links(captured)) if budget.is_limit else request
 
 
-def _variant(captured: Captured, plan: Plan, granted: Granted, trains: bool) -> Variant:
+def _variant(captured: CapturedStep, plan: Plan, granted: Premises, trains: bool) -> Variant:
     return Variant.of(captured, plan, granted, trains, lambda: plan)
 
 

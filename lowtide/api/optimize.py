@@ -12,9 +12,9 @@ from torch import nn
 
 from lowtide.api.arena import StepArena
 from lowtide.api.arguments import check_arguments, check_kernels, check_scaler, check_swapping, device_of, warn_of_nowhere_to_swap
-from lowtide.api.captures import Capturing
+from lowtide.api.captures import Captures
 from lowtide.api.machine import Machine
-from lowtide.api.maker import Asked, Maker
+from lowtide.api.maker import PlanningSettings, StepMaker
 from lowtide.api.options import Parallel, Planning, Run, Shapes, Training, told_in_values
 from lowtide.api.ranges.guess import met_so_far
 from lowtide.api.ranges.maker import RangeMaker
@@ -122,13 +122,13 @@ def optimize(
     stages = Stages(planning.callback, wants_progress(planning.progress))
     tries = not on_meta if planning.workspaces is None else planning.workspaces
     check_kernels(run.kernels, exact, varies=dynamic is not None, tries=tries and not obstacle)
-    asked = Asked(limit, run.swap_state, planning.solver or Auto(), planning.sweeps("normal"), exact, run.kernels)
+    asked = PlanningSettings(limit, run.swap_state, planning.solver or Auto(), planning.sweeps("normal"), exact, run.kernels)
     varying, seen = varying_of(dynamic, args, kwargs), met_so_far(dynamic, shapes.batches, args, kwargs)
     check_uncut(varying, said.accumulate)
-    capturing = Capturing(model, program, target, stages, varying, trainers.peers)
+    capturing = Captures(model, program, target, stages, varying, trainers.peers)
     links_bytes_per_s = 0.0 if obstacle else trainers.links_bytes_per_s(target)
     here = Machine(target, machine, tries, run.swap, stages, links_bytes_per_s, _VARIANTS[planning.effort or "normal"])
-    of_shapes = Maker(capturing, here, asked, saved, stages)
+    of_shapes = StepMaker(capturing, here, asked, saved, stages)
     guessing = RangeMaker.guessing(of_shapes, seen, args, kwargs) if seen else None
     maker = RangeMaker(of_shapes, varying, (args, kwargs), ranged) if varying else guessing or of_shapes
     with trainers.beginning(runs=not obstacle):

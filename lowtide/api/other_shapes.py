@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from lowtide.api.arguments import detached
-from lowtide.api.maker import Family, Maker
+from lowtide.api.maker import Family, StepMaker
 from lowtide.api.ranges.guess import Seen, shapes_of
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.running.shapes import StepsByShape
@@ -17,18 +17,18 @@ from lowtide.errors import CaptureError
 from lowtide.runtime.batch import BatchSpec, NewShapeError, Shape
 
 S = TypeVar("S")
-Make: TypeAlias = "Callable[[Maker | RangeMaker, BatchSpec, Family], S]"
+Make: TypeAlias = "Callable[[StepMaker | RangeMaker, BatchSpec, Family], S]"
 _MOST_RANGED = 4096  # shapes of a range whose steps are kept
 
 
-class Others(Generic[S]):
+class OtherShapes(Generic[S]):
     """Finds and makes them, each by `make`, on the objects that a step works on.
 
     policy: what becomes of a shape out of the range, as `StepsByShape` has it. seen: the shapes from which ranges are guessed, as other
         batches come; none where nothing is guessed. limited: the caller's own loop would not do what is asked for.
     """
 
-    def __init__(self, maker: Maker | RangeMaker, policy: str | None, seen: Sequence[Seen], *, training: bool, make: Make[S]) -> None:
+    def __init__(self, maker: StepMaker | RangeMaker, policy: str | None, seen: Sequence[Seen], *, training: bool, make: Make[S]) -> None:
         self._maker, self._training, self._make = maker, training, make
         self.range = maker if isinstance(maker, RangeMaker) else None
         self.seen = list(seen)
@@ -99,7 +99,7 @@ class Others(Generic[S]):
         return BatchSpec.of(args, kwargs, self._maker.capturing.device, self._training)
 
 
-def captured(maker: Maker | RangeMaker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Family:
+def captured(maker: StepMaker | RangeMaker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Family:
     """Programs for the caller's objects and this batch as they are now. Where an assertion of the program's own fails, its error."""
     try:
         return maker.make(*detached(args, kwargs))

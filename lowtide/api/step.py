@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from lowtide.api.arena import ArenaReport, StepArena
 from lowtide.api.frozen import Frozen
-from lowtide.api.maker import Family, Maker
-from lowtide.api.other_shapes import Others, captured
+from lowtide.api.maker import Family, StepMaker
+from lowtide.api.other_shapes import OtherShapes, captured
 from lowtide.api.ranges.guess import Seen
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.running.check import SecondLook
 from lowtide.api.running.eager import run_eagerly
-from lowtide.api.running.inference import UNLIKE, Again
+from lowtide.api.running.inference import UNLIKE, RepeatedCalls
 from lowtide.api.running.kinds import change_of_kind, read_unlike
 from lowtide.api.running.measurement import MeasuredStep
 from lowtide.api.running.recaptures import Recaptures
@@ -72,7 +72,7 @@ class Step:
 
     def __init__(
         self,
-        maker: Maker | RangeMaker,
+        maker: StepMaker | RangeMaker,
         batch: BatchSpec,
         family: Family,
         obstacle: str = "",
@@ -90,12 +90,12 @@ class Step:
         self._current = family.variants[-1]
         self._recaptures = Recaptures()
         self._measured: MeasuredStep | None = None
-        self._others = Others[Step](maker, on_new_shape, seen, training=batch.training, make=self._on_same)
+        self._others = OtherShapes[Step](maker, on_new_shape, seen, training=batch.training, make=self._on_same)
         self._policy, self._checks = check, dict[int, SecondLook]()  # by family
         self._check = self._check_of(family)  # of the family that runs
         self._stale: set[int] = set()  # families that the program is not any more, though nothing was seen to change
         self._unseen = ""  # what changes unseen again and again: then the caller's own loop runs
-        self._again: Again | None = None  # calls like the last one
+        self._again: RepeatedCalls | None = None  # calls like the last one
         self.seconds = maker.stages.seconds  # by stage: "capture", "measure", "compile", "order", "arena"
 
     @property
@@ -338,18 +338,18 @@ class Step:
         with self._peers.in_step():
             return variant.run(inputs, now, self._own_memory)
 
-    def _like_this(self, variant: Variant, inputs: Sequence[Any]) -> Again | None:
+    def _like_this(self, variant: Variant, inputs: Sequence[Any]) -> RepeatedCalls | None:
         """How calls like this one run; None where each has to look everything up."""
         looks, caller = self._batch.looks, self._caller
         if looks is None or self._own_memory is not None or self._peers.several or caller.optimizer is not None or caller.counters:
             return None
-        return None if variant.inference is None else Again(variant.inference, variant.granted, looks, inputs)
+        return None if variant.inference is None else RepeatedCalls(variant.inference, variant.granted, looks, inputs)
 
     def _made_for(self, error: NewShapeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
         """The step for a batch of another shape, whatever the policy says."""
         return self._others.made(error, self._families[0], args, kwargs)
 
-    def _on_same(self, maker: Maker | RangeMaker, spec: BatchSpec, family: Family) -> Step:
+    def _on_same(self, maker: StepMaker | RangeMaker, spec: BatchSpec, family: Family) -> Step:
         """A step for another shape, on the same objects and in the same arena."""
         held = self._arena
         return Step(maker, spec, family, self._obstacle, None if held is None else lambda _: held, "error", check=self._policy)
@@ -429,7 +429,7 @@ class Step:
         return self._batch.leaves_of(args, kwargs)
 
     def _reads(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: Set[str]) -> bool:
-        return not isinstance(self._maker, Maker) or self._maker.reads(args, kwargs, where)
+        return not isinstance(self._maker, StepMaker) or self._maker.reads(args, kwargs, where)
 
     def _forget_unread(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A new program may read what the others did not: then it is for the values of this batch."""
@@ -439,7 +439,7 @@ class Step:
     def _looked_again(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Where a look is due: what the program does otherwise than when it was captured, though nothing was seen to change; else ""."""
         check = self._check = self._check_of(self._families[0])
-        if not isinstance(self._maker, Maker) or not check.due():
+        if not isinstance(self._maker, StepMaker) or not check.due():
             return ""
         began = time.perf_counter()
         difference, counts = self._maker.difference(variant.captured, args, kwargs)

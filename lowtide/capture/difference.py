@@ -13,17 +13,17 @@ from typing import Any
 import torch
 
 from lowtide.capture.care.generators import which
-from lowtide.capture.trace import Captured
+from lowtide.capture.trace import CapturedStep
 from lowtide.ir import tree
 from lowtide.ir.graph import Node, Value
 
 
-def difference(before: Captured, now: Captured) -> str:
+def difference(before: CapturedStep, now: CapturedStep) -> str:
     """The first difference, in words; "" where there is none."""
     return next(_differences(before, now), "")
 
 
-def _differences(before: Captured, now: Captured) -> Iterator[str]:
+def _differences(before: CapturedStep, now: CapturedStep) -> Iterator[str]:
     one, two = _Named(before), _Named(now)
     for old, new in zip_longest(before.graph.nodes, now.graph.nodes):
         found = _between(old, new, one, two)
@@ -64,7 +64,7 @@ def _between(old: Node | None, new: Node | None, one: _Named, two: _Named) -> st
     return ""
 
 
-def _returned(before: Captured, now: Captured) -> Iterator[str]:
+def _returned(before: CapturedStep, now: CapturedStep) -> Iterator[str]:
     old, new = (_leaves(each) for each in (before, now))
     for first, second in zip_longest(old, new):
         if first != second:
@@ -73,7 +73,7 @@ def _returned(before: Captured, now: Captured) -> Iterator[str]:
             return
 
 
-def _leaves(captured: Captured) -> list[tree.Leaf]:
+def _leaves(captured: CapturedStep) -> list[tree.Leaf]:
     count = len(captured.graph.outputs) - len(captured.assigned)
     leaves = tree.flatten(captured.result([_TENSOR] * count))[0]
     return [leaf for leaf in leaves if type(leaf.value) in (bool, int, float, str, type(None))]
@@ -85,7 +85,7 @@ _TENSOR = object()  # in place of each in a result
 class _Named:
     """The values of one recording, by what makes them."""
 
-    def __init__(self, captured: Captured) -> None:
+    def __init__(self, captured: CapturedStep) -> None:
         self._names = {value: str(slot) for value, slot in zip(captured.graph.inputs, captured.slots, strict=True)}
         self._made = 0
 

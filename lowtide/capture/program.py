@@ -25,8 +25,8 @@ from lowtide.capture.care.surroundings import methods_of, put_back_on_failure
 from lowtide.capture.care.turns import one_at_a_time
 from lowtide.capture.effects.attempts import with_leaving
 from lowtide.capture.effects.containers import LeavingError
-from lowtide.capture.effects.flags import Settling
-from lowtide.capture.effects.outputs import Leaving, containers_of
+from lowtide.capture.effects.flags import FlagRecorder
+from lowtide.capture.effects.outputs import OutputRecorder, containers_of
 from lowtide.capture.effects.schedules import settings_unchanged
 from lowtide.capture.fakes import FakeModel
 from lowtide.capture.formulas.scripts import Scripts
@@ -39,19 +39,21 @@ from lowtide.capture.ranks.data_parallel import passing_on
 from lowtide.capture.ranks.exchange import average_gradients, broadcast_buffers
 from lowtide.capture.ranks.ranks import Ranks
 from lowtide.capture.ranks.shards import gather, own_shards, refuse_mixing, refuse_whole_state
-from lowtide.capture.trace import Captured, Given, Trace, tracing
+from lowtide.capture.trace import CapturedStep, Given, Trace, tracing
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 from lowtide.ir.graph import Kind
 
 
 @tree.open_with
-def registered(item: Any) -> tree.Opened | None:
+def registered(item: Any) -> tree.OpenedContainer | None:
     """An object whose class is in torch's registry, opened as its owner has said there."""
     if type(item) not in pytree.SUPPORTED_NODES:
         return None
     found, spec = pytree.tree_flatten(item, is_leaf=lambda piece: piece is not item)
-    return tree.Opened([(f"[{index}]", piece) for index, piece in enumerate(found)], lambda items: pytree.tree_unflatten(items, spec))
+    return tree.OpenedContainer(
+        [(f"[{index}]", piece) for index, piece in enumerate(found)], lambda items: pytree.tree_unflatten(items, spec)
+    )
 
 
 @dataclass(frozen=True)
@@ -79,14 +81,14 @@ class TrainingProgram:
 
 
 @one_at_a_time
-def capture_inference(model: nn.Module, given: Given, *, put_back: bool = False, leaves: bool = False) -> Captured:
+def capture_inference(model: nn.Module, given: Given, *, put_back: bool = False, leaves: bool = False) -> CapturedStep:
     """Capture `model(*args, **kwargs)` without gradients. Raises CaptureError; the model is as before, whatever happens.
 
     `put_back`: what the program changes beside the model is as before, too, as far as that is seen. `leaves`: it is known to put something
     into places of the caller's.
     """
 
-    def capture(leaving: Leaving | None, names: bool) -> Captured:
+    def capture(leaving: OutputRecorder | None, names: bool) -> CapturedStep:
         watch = LeakWatch(names)
         with (
             put_back_on_failure(methods_of((model,)), [*objects_in(given.args, given.kwargs), *containers_of((model,))], always=put_back),
@@ -98,8 +100,8 @@ def capture_inference(model: nn.Module, given: Given, *, put_back: bool = False,
 
 
 def _closed(
-    captured: tuple[Captured, ...], watch: LeakWatch, follower: Follower, leaving: Leaving | None, names: bool, put_back: bool
-) -> tuple[Captured, ...]:
+    captured: tuple[CapturedStep, ...], watch: LeakWatch, follower: Follower, leaving: OutputRecorder | None, names: bool, put_back: bool
+) -> tuple[CapturedStep, ...]:
     """With what was seen beside the model; nothing of the capture is left."""
     beside, memos = follower.places(), follower.memos(() if leaving is None else leaving.followed_places)
     if leaving is not None:
@@ -111,7 +113,7 @@ def _closed(
         follower.put_back()
     else:
         follower.take_back()
-    Settling(memos).put_back()
+    FlagRecorder(memos).put_back()
     follower.forget()
     beside = _of_callers(beside)
     watch.refuse_survivors()
@@ -120,7 +122,7 @@ def _closed(
     summed = next((str(memo) for memo in memos if memo.may_be_sum), "")
     if (refilled and not names) or (summed and (leaving is not None or not names)):
         raise LeavingError(refilled or summed)
-    settling = Settling((*captured[-1].settling.memos, *memos))
+    settling = FlagRecorder((*captured[-1].settling.memos, *memos))
     return tuple(replace(each, beside=beside, counted=refilled, settling=settling) for each in captured)
 
 
@@ -129,7 +131,7 @@ def _of_callers(beside: Beside) -> Beside:
     return replace(beside, places=tuple(at for at in beside.places if not isinstance(at.holder, CellType) or not holds_fakes(at.now())))
 
 
-def _captured_inference(watch: LeakWatch, model: nn.Module, given: Given, leaving: Leaving | None) -> Captured:
+def _captured_inference(watch: LeakWatch, model: nn.Module, given: Given, leaving: OutputRecorder | None) -> CapturedStep:
     # in inference mode torch would hand over whole operators that it takes apart elsewhere
     with torch.inference_mode(False), tracing(watch, model, given, False, leaving=leaving) as trace, passing_on(None), torch.no_grad():
         fake_args, fake_kwargs = trace.declare_batch(given.args, given.kwargs)
@@ -140,7 +142,7 @@ def _captured_inference(watch: LeakWatch, model: nn.Module, given: Given, leavin
 
 
 @one_at_a_time
-def capture_training(program: TrainingProgram, given: Given, *, put_back: bool = False, leaves: bool = False) -> tuple[Captured, ...]:
+def capture_training(program: TrainingProgram, given: Given, *, put_back: bool = False, leaves: bool = False) -> tuple[CapturedStep, ...]:
     """Capture a training step as the optimizer's state is now, and as it is from the next step on if that differs.
 
     The first steps of most optimizers make their state, the later ones update it: two programs, which share forward and backward.
@@ -150,7 +152,7 @@ def capture_training(program: TrainingProgram, given: Given, *, put_back: bool =
     functions = program.loss, program.after_backward
     models = (program.model,) if program.wrapper is None else (program.model, program.wrapper)
 
-    def capture(leaving: Leaving | None, names: bool) -> tuple[Captured, ...]:
+    def capture(leaving: OutputRecorder | None, names: bool) -> tuple[CapturedStep, ...]:
         watch = LeakWatch(names)
         with (
             put_back_on_failure(
@@ -163,7 +165,9 @@ def capture_training(program: TrainingProgram, given: Given, *, put_back: bool =
     return with_leaving(capture, (*functions, *models), at_once=leaves)
 
 
-def _captured_training(watch: LeakWatch, program: TrainingProgram, given: Given, leaving: Leaving | None) -> tuple[Captured, ...]:
+def _captured_training(
+    watch: LeakWatch, program: TrainingProgram, given: Given, leaving: OutputRecorder | None
+) -> tuple[CapturedStep, ...]:
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
         raise CaptureError("torch's anomaly detection is on, which looks at the values of all gradients: switch it off for the capture")
     with (
@@ -183,7 +187,7 @@ def _captured_training(watch: LeakWatch, program: TrainingProgram, given: Given,
             shadow = _sharded(trace, shadow, program.ranks)
         first, following = _optimizer_step(trace, shadow, result)
         if not any(slot.table in ("state", "group") for slot in (*first.assigned, *(slot for _, slot, _ in first.constants_assigned))):
-            captured: tuple[Captured, ...] = (first,)
+            captured: tuple[CapturedStep, ...] = (first,)
         else:
             later = _later_step(trace, following, result)
             if later is None:
@@ -194,7 +198,7 @@ def _captured_training(watch: LeakWatch, program: TrainingProgram, given: Given,
         return captured
 
 
-def _later_step(trace: Trace, following: Shadow, result: Any) -> Captured | None:
+def _later_step(trace: Trace, following: Shadow, result: Any) -> CapturedStep | None:
     """The program of the steps after this one; None where it can be known only then, as the optimizer decides on the state it has made."""
     try:
         return _optimizer_step(trace, following, result)[0]
@@ -269,7 +273,7 @@ def _exchange(trace: Trace, program: TrainingProgram, ranks: Ranks) -> None:
         trace.in_parts.show(trace.recorder.draft)
 
 
-def _optimizer_step(trace: Trace, shadow: Shadow, result: Any) -> tuple[Captured, Shadow]:
+def _optimizer_step(trace: Trace, shadow: Shadow, result: Any) -> tuple[CapturedStep, Shadow]:
     """Record the optimizer's step on a continuation of the recording; twice, to see that no number escapes."""
     tails = []
     for seed in (1, 2):

@@ -31,7 +31,7 @@ from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node
 from lowtide.ir.operators.collectives.nodes import is_collective
-from lowtide.ir.result_specs import Made, Really, Results, differ, unknown
+from lowtide.ir.result_specs import Really, Results, ResultSpec, differ, unknown
 
 _really: ContextVar[Really] = ContextVar("really", default=unknown)
 
@@ -134,7 +134,7 @@ def _put_right(out: Any, given: Sequence[torch.Tensor], ask: Callable[..., Resul
         return out
     over_sizes = any(is_symbolic(extent) for each in given for extent in each.shape)
 
-    def instead(which: int, look: Made, piece: torch.Tensor) -> torch.Tensor:
+    def instead(which: int, look: ResultSpec, piece: torch.Tensor) -> torch.Tensor:
         if over_sizes and look.dtype == "uint8" and len(look.shape) == 1 and len(pieces) > 1:
             return piece.new_empty(bytes_left(symbols, lambda point: ((ask(0, None, point) or real)[which] or look).nbytes))
         return _instead(look, piece, given)
@@ -159,13 +159,13 @@ def _structured(func: OpOverload, pieces: list[torch.Tensor]) -> Any:
     return pieces if len(returns) == 1 else tuple(pieces)
 
 
-def _look(tensor: torch.Tensor) -> Made:
+def _look(tensor: torch.Tensor) -> ResultSpec:
     nbytes, offset = hint(tensor.untyped_storage().nbytes()), hint(tensor.storage_offset())
     shape, stride = tuple(map(hint, tensor.shape)), tuple(map(hint, tensor.stride()))
-    return Made(dtype_name(tensor.dtype), shape, stride, offset, nbytes, str(tensor.device))
+    return ResultSpec(dtype_name(tensor.dtype), shape, stride, offset, nbytes, str(tensor.device))
 
 
-def _instead(look: Made, fake: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
+def _instead(look: ResultSpec, fake: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
     """A fake of this look for one that looks otherwise.
 
     Of symbolic extents it is dense with its dimensions in that order, or has strides of the tensors that were given; it lies on a storage
@@ -187,7 +187,7 @@ def _instead(look: Made, fake: torch.Tensor, given: Sequence[torch.Tensor]) -> t
     )
 
 
-def _fake(look: Made) -> torch.Tensor:
+def _fake(look: ResultSpec) -> torch.Tensor:
     """A fake of this look on a storage of its own; the fake mode is on."""
     dtype: torch.dtype = getattr(torch, look.dtype)
     plain = torch.empty_strided(look.shape, look.stride, dtype=dtype, device=look.device)

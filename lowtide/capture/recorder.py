@@ -38,7 +38,7 @@ from lowtide.capture.formulas.autocast import calls_within
 from lowtide.capture.formulas.scripts import Scripts
 from lowtide.capture.numbers import Number
 from lowtide.capture.ranks.chain import CALLED_BY_LAYERS, REFUSED, CollectiveChain
-from lowtide.capture.ranks.wholes import Wholes
+from lowtide.capture.ranks.wholes import WholeTensors
 from lowtide.capture.real import run
 from lowtide.capture.repeats import copies
 from lowtide.capture.sizes.symbols import FixedError
@@ -93,7 +93,7 @@ class Recorder(TorchDispatchMode):
         self.scripts: Scripts | None = None  # where gradients are wanted
         self.numbers: list[weakref.ref[Number]] | None = None  # handed out in the place of some that nobody knows yet, where that may be
         self.sums = False  # whether those may be computed with
-        self.wholes: Wholes | None = None  # tensors of which each rank holds a part
+        self.wholes: WholeTensors | None = None  # tensors of which each rank holds a part
         self.stop: Node | None = None  # that ends the program early: what acts after it in the program does so in every order
         self._last_random: Node | None = None
         self._collectives = CollectiveChain()

@@ -33,8 +33,8 @@ from lowtide.capture.data.facts import Reading
 from lowtide.capture.data.reader import Reader
 from lowtide.capture.draft import Draft
 from lowtide.capture.effects.data import Data, following_data
-from lowtide.capture.effects.flags import Settling
-from lowtide.capture.effects.outputs import NOTHING_LEFT, Leaving, Left
+from lowtide.capture.effects.flags import FlagRecorder
+from lowtide.capture.effects.outputs import NOTHING_LEFT, OutputRecorder, StepOutputs
 from lowtide.capture.fakes import ModuleTensors, fake_batch_leaf, fake_model, swapped
 from lowtide.capture.formulas import as_eager
 from lowtide.capture.numbers import Number, is_result
@@ -82,7 +82,7 @@ def _converted(tensor: torch.Tensor, convert: Callable[[torch.Tensor], torch.Ten
 
 
 @dataclass(frozen=True)
-class Captured:
+class CapturedStep:
     """A program as a graph, and how it is tied to the caller's objects.
 
     graph.outputs are the tensors of the result, then what is assigned to slots.
@@ -104,8 +104,8 @@ class Captured:
     held_until: Mapping[str, str] = field(default_factory=dict)  # as `HeldStorages` says
     conditions: tuple[Condition, ...] = ()  # on the graph's dimensions, under which this is the program
     beside: Beside = NOTHING  # what the program has read beside the model
-    left: Left = NOTHING_LEFT  # what each step puts into places of the caller's; what leaves are the last tensors of the result
-    settling: Settling = field(default_factory=Settling)  # what it puts in the place of numbers and texts that it has read, once
+    left: StepOutputs = NOTHING_LEFT  # what each step puts into places of the caller's; what leaves are the last tensors of the result
+    settling: FlagRecorder = field(default_factory=FlagRecorder)  # what it puts in the place of numbers and texts that it has read, once
     counted: str = ""  # what it has put into containers, which a captured step would not; "" where that is nothing
 
     @property
@@ -113,7 +113,7 @@ class Captured:
         """What eager holds for longer than the graph needs it."""
         return HeldStorages(self.gradients, self.held_until)
 
-    def with_settling(self, settling: Settling, model: nn.Module) -> Captured:
+    def with_settling(self, settling: FlagRecorder, model: nn.Module) -> CapturedStep:
         """The program after a first step, which runs it as well: what that puts somewhere is no reason to capture anew."""
         holders = {(id(memo.place.holder), memo.place.name) for memo in settling.memos}
         read = frozenset((path, name) for path, name in self.read if (id(model.get_submodule(path)), name) not in holders)
@@ -159,7 +159,7 @@ class Trace:
     sharded: tuple[Shards, Ranks] | None = None  # what of the parameters this rank updates, where it is not all
 
     def __init__(
-        self, watch: LeakWatch, model: nn.Module, given: Given, training: bool, ranks: Ranks | None, leaving: Leaving | None
+        self, watch: LeakWatch, model: nn.Module, given: Given, training: bool, ranks: Ranks | None, leaving: OutputRecorder | None
     ) -> None:
         self.leaving = leaving
         self.model, self.device, self.varying = model, given.device, given.varying
@@ -247,7 +247,7 @@ class Trace:
         yield from self.module_tensors.rebound()
         yield from self.data.bound()
 
-    def finish(self, recorder: Recorder, result: Any, update: Update) -> Captured:
+    def finish(self, recorder: Recorder, result: Any, update: Update) -> CapturedStep:
         leaves, rebuild = tree.flatten(result)
         at = [index for index, leaf in enumerate(leaves) if is_result(leaf.value)]
         leaving = self._leaving()
@@ -270,7 +270,7 @@ class Trace:
         refuse_changed_batch(*self.batch)
         reads, puts = self.reads.pairs(self.model), list(self.reads.puts(self.model))
         self.watch.note(recorder.draft)
-        return Captured(
+        return CapturedStep(
             graph,
             slots,
             tuple(slot for slot, _ in assigned),
@@ -287,13 +287,13 @@ class Trace:
             recorder.draft.held_until(graph.nodes),
             self.symbols.conditions(),
             left=(NOTHING_LEFT if self.leaving is None else self.leaving.left()).with_plain((*puts, *put_beside())),
-            settling=Settling(tuple(self.reads.memos(self.model))),
+            settling=FlagRecorder(tuple(self.reads.memos(self.model))),
         )
 
 
 @contextmanager
 def tracing(
-    watch: LeakWatch, model: nn.Module, given: Given, training: bool, ranks: Ranks | None = None, leaving: Leaving | None = None
+    watch: LeakWatch, model: nn.Module, given: Given, training: bool, ranks: Ranks | None = None, leaving: OutputRecorder | None = None
 ) -> Iterator[Trace]:
     """A capture: the model has fakes for its tensors inside, and its own again behind it, whatever happens.
 

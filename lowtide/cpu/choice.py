@@ -76,14 +76,14 @@ Fastest = Callable[[Sequence[Variant], int], int]
 
 
 @dataclass(frozen=True)
-class Choosing:
+class Choices:
     """What there is to choose among."""
 
     blocks: list[tuple[RowBlock, ...]]  # by window
     by_model: _ByModel
 
     @classmethod
-    def of(cls, stages: Sequence[Stage], body: Graph, fixed: Collection[Value]) -> Choosing:
+    def of(cls, stages: Sequence[Stage], body: Graph, fixed: Collection[Value]) -> Choices:
         return cls(alternatives(stages), _ByModel.of(body, fixed))
 
     def numbers(self, joins: Joins, fastest: Fastest) -> tuple[int, ...]:
@@ -103,7 +103,7 @@ class Choosing:
 
 
 def chosen(stages: Sequence[Stage], body: Graph, fixed: Collection[Value], joins: Joins) -> tuple[int, ...]:
-    return Choosing.of(stages, body, fixed).numbers(joins, _as_modelled)
+    return Choices.of(stages, body, fixed).numbers(joins, _as_modelled)
 
 
 def _as_modelled(variants: Sequence[Variant], by_model: int) -> int:

@@ -22,7 +22,7 @@ import torch
 
 from lowtide.runtime.arena import native
 from lowtide.runtime.compiler import FLAGS, NativeError, compile_library
-from lowtide.runtime.libraries import Making, library
+from lowtide.runtime.libraries import LibraryRecipe, library
 
 OWN = frozenset({
     "allocate", "raw_alloc", "raw_alloc_with_stream", "raw_delete", "recordStream", "getBaseAllocation", "shareIpcHandle", "name",
@@ -108,7 +108,7 @@ def _library(directory: Path | None) -> Any:
         raise NativeError(f"PyTorch's allocator is {torch.cuda.get_allocator_backend()}, and it is made for the native one")
     torch.cuda.init()
     name = f"cuda-allocator-{native.key(*_SOURCES)}.so"
-    return library(directory, name, Making("the planned allocator", _compile, lambda path: native.opened(path, tries=False)))
+    return library(directory, name, LibraryRecipe("the planned allocator", _compile, lambda path: native.opened(path, tries=False)))
 
 
 def _compile(target: Path) -> None:

@@ -17,11 +17,11 @@ import torch
 from functorch.compile import aot_module_simplified
 from torch import fx
 
-from lowtide.api.captures import Capturing
+from lowtide.api.captures import Captures
 from lowtide.api.machine import Machine
-from lowtide.api.maker import Asked, Maker
+from lowtide.api.maker import PlanningSettings, StepMaker
 from lowtide.api.stages import Stages
-from lowtide.capture.trace import Captured
+from lowtide.capture.trace import CapturedStep
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.errors import BudgetError, CaptureError
 from lowtide.integrations.halves import Half, forward_first, halves
@@ -103,9 +103,9 @@ class _Joint:
         stages = Stages(None, False)
         capturing = _Capturing(module.eval(), None, device, stages, names=tuple(node.name for node in placeholders), count=count)
         machine = Machine(device, None, said.workspaces, False, stages)
-        asked = Asked(Limit.of(said.memory, said.latency), False, Auto(), sweeps_of(said.effort, None))
+        asked = PlanningSettings(Limit.of(said.memory, said.latency), False, Auto(), sweeps_of(said.effort, None))
         with torch.no_grad():
-            plan = _planned(Maker(capturing, machine, asked, None, stages), meta)
+            plan = _planned(StepMaker(capturing, machine, asked, None, stages), meta)
         if said.told is not None:
             said.told(plan)
         captured = capturing.seen[-1]
@@ -166,7 +166,7 @@ class _Joint:
         return fx.GraphModule(self.module, forward), fx.GraphModule(self.module, backward)
 
 
-def _planned(maker: Maker, batch: tuple[Any, ...], warned: bool = False) -> Plan:
+def _planned(maker: StepMaker, batch: tuple[Any, ...], warned: bool = False) -> Plan:
     """The plan of a traced module. A share that one of several graphs cannot keep to is as little as was found for it."""
     try:
         return maker.plan_of_most_steps(batch, {})[1]
@@ -181,14 +181,14 @@ def _planned(maker: Maker, batch: tuple[Any, ...], warned: bool = False) -> Plan
 
 
 @dataclass(frozen=True)
-class _Capturing(Capturing):
+class _Capturing(Captures):
     """Captures a traced module; nothing of its backward pass runs before the forward pass is over."""
 
     names: tuple[str, ...] = ()  # of its placeholders
     count: int = 0  # of the forward pass's results
-    seen: list[Captured] = field(default_factory=list)
+    seen: list[CapturedStep] = field(default_factory=list)
 
-    def programs(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[Captured, ...]:
+    def programs(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[CapturedStep, ...]:
         (captured,) = super().programs(args, kwargs, laboratory)
         tangents = {
             value for value, slot in _pairs(captured) if slot.table == "batch" and self.names[int(slot.path[0])].startswith(_TANGENT)
@@ -199,11 +199,11 @@ class _Capturing(Capturing):
         return (ordered,)
 
 
-def _pairs(captured: Captured) -> list[tuple[Value, Any]]:
+def _pairs(captured: CapturedStep) -> list[tuple[Value, Any]]:
     return list(zip(captured.graph.inputs, captured.slots, strict=True))
 
 
-def _held(module: fx.GraphModule, captured: Captured, slot: Any) -> torch.Tensor:
+def _held(module: fx.GraphModule, captured: CapturedStep, slot: Any) -> torch.Tensor:
     """A tensor that the traced module holds, or closes over."""
     if slot.table == "constant":
         found: torch.Tensor = captured.constants[int(slot.path[0])]

@@ -28,7 +28,7 @@ _OF_A_METRIC = (
 )
 
 
-class Unknown:
+class UnknownValue:
     """Stands for what no program knows: it can be handed on, and refuses to be looked at."""
 
     def __init__(self, why: str) -> None:
@@ -46,15 +46,15 @@ class Unknown:
 for _name in ("bool", "float", "int", "index", "hash", "eq", "ne", "lt", "le", "gt", "ge", "format", "str", "neg", "add", "radd", "sub",
               "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "mod", "rmod", "pow", "rpow", "iter",
               "len", "getitem"):  # fmt: skip
-    setattr(Unknown, f"__{_name}__", Unknown._refuse)
+    setattr(UnknownValue, f"__{_name}__", UnknownValue._refuse)
 
 
-def position() -> Unknown:
+def position() -> UnknownValue:
     """Stands for `batch_idx`, which a program that serves every batch cannot look at."""
-    return Unknown(_POSITION)
+    return UnknownValue(_POSITION)
 
 
-class GivenNote(Unknown):
+class GivenNote(UnknownValue):
     """Stands for what the note of this number will give."""
 
     def __init__(self, number: int, key: str | None = None) -> None:
@@ -166,7 +166,7 @@ def run(notes: list[LogCall | MetricCall], module: LightningModule, hook: str | 
 def refuse_unknown(returned: Any) -> None:
     """Raise CaptureError for a result in which something stands for what is not known."""
     for leaf in tree.flatten(returned)[0]:
-        if isinstance(leaf.value, Unknown):
+        if isinstance(leaf.value, UnknownValue):
             raise CaptureError(
                 f"training_step returns batch_idx or the value of a metric in {leaf.where or 'its result'}, which a captured step does not "
                 "know: return tensors"

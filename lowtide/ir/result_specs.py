@@ -17,7 +17,7 @@ _MOST = 2**60
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ResultSpec:
     """The look of one result."""
 
     dtype: str
@@ -27,13 +27,13 @@ class Made:
     nbytes: int  # of the storage that it lies on
     device: str
 
-    def is_like(self, other: Made) -> bool:
+    def is_like(self, other: ResultSpec) -> bool:
         """Whether two results are one for whoever reads them: strides mean nothing along extents of 1, nor in a tensor without elements."""
         mine, theirs = (self.dtype, self.shape, self.nbytes, self.device), (other.dtype, other.shape, other.nbytes, other.device)
         return mine == theirs and (0 in self.shape or (self.offset == other.offset and same_strides(self.shape, self.stride, other.stride)))
 
 
-Results: TypeAlias = tuple["Made | None", ...]  # in the operator's order; None for what is no tensor, or was not made
+Results: TypeAlias = tuple["ResultSpec | None", ...]  # in the operator's order; None for what is no tensor, or was not made
 # What a call really gives: of (the call, the nodes recorded before it, the bytes that it is thought to make, what it is thought to give, or
 # None where nobody has an idea); None where that is unknown, or not known yet.
 Really: TypeAlias = Callable[[Node, Sequence[Node], int, "Results | None"], "Results | None"]
@@ -73,7 +73,7 @@ def _channels_last(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return True
 
 
-def made_as(value: Value) -> Made | None:
+def made_as(value: Value) -> ResultSpec | None:
     """A value of a graph as the look of a result; None where its sizes are no numbers."""
     sizes = (*value.shape, *value.stride, value.offset, value.storage.nbytes)
     numbers = [size for size in sizes if isinstance(size, int)]
@@ -81,7 +81,7 @@ def made_as(value: Value) -> Made | None:
         return None
     rank = len(value.shape)
     shape, stride = tuple(numbers[:rank]), tuple(numbers[rank : 2 * rank])
-    return Made(value.dtype, shape, stride, numbers[-2], numbers[-1], value.storage.device)
+    return ResultSpec(value.dtype, shape, stride, numbers[-2], numbers[-1], value.storage.device)
 
 
 def to_text(results: Results) -> str:
@@ -96,7 +96,7 @@ def parse(text: str) -> Results:
     return tuple(map(of_fields, document))
 
 
-def of_fields(fields: object) -> Made | None:
+def of_fields(fields: object) -> ResultSpec | None:
     """The result of [dtype, shape, stride, offset, bytes, device], or of None. Raises ValueError for what is neither."""
     if fields is None:
         return None
@@ -112,8 +112,8 @@ def of_fields(fields: object) -> Made | None:
     reach = 0 if 0 in shape else 1 + offset + sum((extent - 1) * step for extent, step in zip(shape, stride, strict=True))
     if reach * ITEM_BYTES[dtype] > nbytes:
         raise ValueError(f"expected a storage of at least {reach} elements, got {nbytes} bytes")
-    return Made(dtype, tuple(shape), tuple(stride), offset, nbytes, device)
+    return ResultSpec(dtype, tuple(shape), tuple(stride), offset, nbytes, device)
 
 
-def _fields(made: Made) -> list[object]:
+def _fields(made: ResultSpec) -> list[object]:
     return [made.dtype, list(made.shape), list(made.stride), made.offset, made.nbytes, made.device]

@@ -26,14 +26,14 @@ class Leaf:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedContainer:
     """What a container holds, each with the step that leads to it, and how one like it is made of other children."""
 
     children: list[tuple[str, Any]]
     make: Callable[[list[Any]], Any]
 
 
-Opener: TypeAlias = Callable[[Any], "Opened | None"]
+Opener: TypeAlias = Callable[[Any], "OpenedContainer | None"]
 _openers: list[Opener] = []
 
 
@@ -116,7 +116,7 @@ def pieces(item: Any) -> list[Any]:
     return list(attributes_of(item).values()) if opened is None else [child for _, child in opened.children]
 
 
-def _open(tree: Any) -> Opened | None:
+def _open(tree: Any) -> OpenedContainer | None:
     """What a container holds; None for a leaf."""
     if _is_closed(tree):
         return None
@@ -132,22 +132,22 @@ def _open(tree: Any) -> Opened | None:
     if not holds_tensors(tree):
         return None
     if isinstance(tree, (set, frozenset)):
-        return Opened([(f"[{index}]", item) for index, item in enumerate(tree)], type(tree))
+        return OpenedContainer([(f"[{index}]", item) for index, item in enumerate(tree)], type(tree))
     return _open_object(tree, list(attributes_of(tree)))
 
 
-def _open_mapping(tree: Mapping[Any, Any]) -> Opened:
+def _open_mapping(tree: Mapping[Any, Any]) -> OpenedContainer:
     """A mapping from its values; one that is a dataclass too is made by keywords, so that both of its faces agree."""
     kind: Any = type(tree)
     keys = list(tree)
     children = [(f"[{key!r}]", tree[key]) for key in keys]
     if dataclasses.is_dataclass(tree):
-        return Opened(children, lambda items: kind(**dict(zip(keys, items, strict=True))))
+        return OpenedContainer(children, lambda items: kind(**dict(zip(keys, items, strict=True))))
     if kind is dict:
-        return Opened(children, lambda items: dict(zip(keys, items, strict=True)))
+        return OpenedContainer(children, lambda items: dict(zip(keys, items, strict=True)))
     if isinstance(tree, (dict, collections.UserDict)):  # a class of its own may take other arguments than a dictionary
         return _with_attributes(tree, children, _maker_of_dict(tree, keys))
-    return Opened(children, lambda items: kind(dict(zip(keys, items, strict=True))))
+    return OpenedContainer(children, lambda items: kind(dict(zip(keys, items, strict=True))))
 
 
 def _maker_of_dict(tree: Any, keys: list[Any]) -> Callable[[list[Any]], Any]:
@@ -169,12 +169,12 @@ def _maker_of_dict(tree: Any, keys: list[Any]) -> Callable[[list[Any]], Any]:
     return make
 
 
-def _open_sequence(tree: Any) -> Opened:
+def _open_sequence(tree: Any) -> OpenedContainer:
     kind = type(tree)
     names = getattr(tree, "_fields", None) if isinstance(tree, tuple) else None
     children = [(f"[{index}]" if names is None else f".{names[index]}", item) for index, item in enumerate(tree)]
     if kind in (tuple, list):
-        return Opened(children, kind)
+        return OpenedContainer(children, kind)
     if names is not None:
         return _with_attributes(tree, children, kind._make)
     if isinstance(tree, list):
@@ -182,7 +182,7 @@ def _open_sequence(tree: Any) -> Opened:
     try:
         tuple.__new__(kind)
     except TypeError:
-        return Opened(children, kind)  # of C, as torch.Size is and what torch.max returns
+        return OpenedContainer(children, kind)  # of C, as torch.Size is and what torch.max returns
     return _with_attributes(tree, children, lambda items: tuple.__new__(kind, items))
 
 
@@ -192,7 +192,7 @@ def _filled_list(kind: Any, items: list[Any]) -> Any:
     return new
 
 
-def _with_attributes(tree: Any, children: list[tuple[str, Any]], make: Callable[[list[Any]], Any]) -> Opened:
+def _with_attributes(tree: Any, children: list[tuple[str, Any]], make: Callable[[list[Any]], Any]) -> OpenedContainer:
     """A container of a class of its own: attributes that hold tensors are children too, others are handed on as they are."""
     held = {id(child) for _, child in children}
     found = {name: item for name, item in attributes_of(tree).items() if not (name == "data" and isinstance(tree, collections.UserDict))}
@@ -206,10 +206,10 @@ def _with_attributes(tree: Any, children: list[tuple[str, Any]], make: Callable[
         _set_attributes(new, {**attributes, **dict(zip(opened, items[len(items) - len(opened) :], strict=True))})
         return new
 
-    return Opened([*children, *((f".{name}", found[name]) for name in opened)], make_all)
+    return OpenedContainer([*children, *((f".{name}", found[name]) for name in opened)], make_all)
 
 
-def _open_object(tree: Any, names: list[str]) -> Opened | None:
+def _open_object(tree: Any, names: list[str]) -> OpenedContainer | None:
     """An object from its attributes, made without its class's `__init__`; None where it is more than its attributes."""
     kind: Any = type(tree)
     blank = types.SimpleNamespace if isinstance(tree, types.SimpleNamespace) else object
@@ -223,7 +223,7 @@ def _open_object(tree: Any, names: list[str]) -> Opened | None:
         _set_attributes(new, dict(zip(names, items, strict=True)))
         return new
 
-    return Opened([(f".{name}", getattr(tree, name)) for name in names], make)
+    return OpenedContainer([(f".{name}", getattr(tree, name)) for name in names], make)
 
 
 def attributes_of(item: Any) -> dict[str, Any]:

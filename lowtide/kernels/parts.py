@@ -11,7 +11,7 @@ from lowtide.kernels.library import LIBRARY, define
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeLayout:
     """How a tensor lies where it is whole, of which each process of a group keeps a part."""
 
     shape: torch.Size

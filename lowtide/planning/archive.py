@@ -31,7 +31,7 @@ _SAME = 1 + 1e-9  # times this near differ by the rounding of their sums alone: 
 
 
 @dataclass(frozen=True, eq=False)
-class Searched:
+class CandidateArchive:
     """The candidates as problems of sequences, and the archive of what was found. It depends on no limit, and so serves each."""
 
     candidates: tuple[Candidate, ...]
@@ -42,7 +42,7 @@ class Searched:
     done: tuple[Sweep, ...] = ()  # the searches that the archive holds all of
 
     @classmethod
-    def bare(cls, candidates: Sequence[Candidate], request: Request) -> Searched:
+    def bare(cls, candidates: Sequence[Candidate], request: Request) -> CandidateArchive:
         """With nothing but the candidates' own orders."""
         order_together(candidates, request.solver, request.granule_bytes)
         problems = tuple(each.remat_problem(request.granule_bytes, request.links, request.swap_state) for each in candidates)
@@ -54,7 +54,7 @@ class Searched:
             archive.add(Point(cost.peak_bytes, cost.time_us, which, sequence))
         return cls(tuple(candidates), problems, orders, archive, request.granule_bytes)
 
-    def by(self, sweeps: Sequence[Sweep], listener: Listener | None = None) -> Searched:
+    def by(self, sweeps: Sequence[Sweep], listener: Listener | None = None) -> CandidateArchive:
         """With all that these searches find, too; one that was done is not done again, one that is stopped ends them."""
         found, seeds = self, Seeds()
         for sweep, listening in zip(sweeps, in_turn(listener, sweeps), strict=True):
@@ -66,20 +66,20 @@ class Searched:
         # All that was asked for is there; what was stopped was another question's.
         return dataclasses.replace(found, archive=Archive(list(found.archive.points), found.archive.states)) if found.stopped else found
 
-    def _and(self, sweep: Sweep, more: Archive) -> Searched:
+    def _and(self, sweep: Sweep, more: Archive) -> CandidateArchive:
         merged = Archive(list(self.archive.points), self.archive.states)
         merged.merge(more)
         whole = not more.interrupted and not more.out_of_time
         return dataclasses.replace(self, archive=merged, done=(*self.done, _without_cap(sweep)) if whole else self.done)
 
-    def and_known(self, other: Searched) -> Searched:
+    def and_known(self, other: CandidateArchive) -> CandidateArchive:
         """With all that is known elsewhere of the same program, too."""
         merged = Archive(list(self.archive.points), max(self.archive.states, other.archive.states))
         for point in other.archive.points:
             merged.add(point)
         return dataclasses.replace(self, archive=merged, done=(*self.done, *(sweep for sweep in other.done if sweep not in self.done)))
 
-    def carried_to(self, sibling: Searched) -> Searched:
+    def carried_to(self, sibling: CandidateArchive) -> CandidateArchive:
         """What was found for a program, for another of the same forward and backward pass; nothing is searched."""
         archive = carried(self._pairs, self.archive, sibling._pairs)
         archive.merge(sibling.archive)

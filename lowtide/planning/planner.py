@@ -8,16 +8,16 @@ from dataclasses import replace
 
 from lowtide.errors import BudgetError
 from lowtide.plan.plan import Plan
-from lowtide.planning.archive import Searched
+from lowtide.planning.archive import CandidateArchive
 from lowtide.planning.candidate import Candidate, order_together
 from lowtide.planning.exchange.overlap import overlapped
 from lowtide.planning.final_check import checked
 from lowtide.planning.impossible import refuse_impossible, split_loss_text
 from lowtide.planning.order_plans import ordered
-from lowtide.planning.progress import Watched
+from lowtide.planning.progress import ProgressWatch
 from lowtide.planning.refusal import refusal
 from lowtide.planning.request import Budget, Request
-from lowtide.planning.search_cache import Remembered
+from lowtide.planning.search_cache import SearchCache
 from lowtide.remat.sweep.search import Listener
 
 
@@ -30,7 +30,7 @@ class Planner:
 
     def __init__(self, programs: Sequence[Sequence[Candidate]]) -> None:
         self.programs = [tuple(program) for program in programs]
-        self._searched: list[tuple[Request, list[Searched | None]]] = []  # by request without budget and effort, by program
+        self._searched: list[tuple[Request, list[CandidateArchive | None]]] = []  # by request without budget and effort, by program
 
     def plans(self, request: Request) -> list[Plan]:
         """A checked plan for each program.
@@ -60,7 +60,7 @@ class Planner:
         order_together(candidates, request.solver, request.granule_bytes)
         return min(each.ordered(request.solver, request.granule_bytes).peak_bytes for each in candidates)
 
-    def searched(self, request: Request) -> Searched:
+    def searched(self, request: Request) -> CandidateArchive:
         """All that is known of the last program after the request's search, whatever its limit."""
         self._recall(request)
         self._search(request)
@@ -97,7 +97,7 @@ class Planner:
             warnings.warn(f"search interrupted: the best of {main.archive.states} schedules seen so far is used", stacklevel=2)
         known[:-1] = [None if sibling is None else main.carried_to(sibling) for sibling in known[:-1]]
 
-    def _searched_for(self, which: int, request: Request) -> Searched:
+    def _searched_for(self, which: int, request: Request) -> CandidateArchive:
         """All that is known of a program after that search."""
         known = self._known(request)
         main, sibling = known[-1], known[which]
@@ -105,7 +105,7 @@ class Planner:
         if which == len(known) - 1:
             return main
         if sibling is None:
-            sibling = main.carried_to(Searched.bare(self._candidates(which, request), request))
+            sibling = main.carried_to(CandidateArchive.bare(self._candidates(which, request), request))
         if sibling.within(request.budget) is None and main.within(request.budget) is not None:
             sibling = sibling.by(request.sweeps)
         known[which] = sibling
@@ -115,19 +115,19 @@ class Planner:
         """Begin with what other processes have left of the program that most steps run, and the orders of all; else with its orders."""
         known = self._known(request)
         if known[-1] is None:
-            remembered = Remembered.of(self._all(request), request)
+            remembered = SearchCache.of(self._all(request), request)
             found = None if remembered is None else remembered.recall()
-            known[-1] = found or Searched.bare(self._candidates(len(self.programs) - 1, request), request)
+            known[-1] = found or CandidateArchive.bare(self._candidates(len(self.programs) - 1, request), request)
 
-    def _keep(self, main: Searched, request: Request) -> None:
-        remembered = Remembered.of(self._all(request), request)
+    def _keep(self, main: CandidateArchive, request: Request) -> None:
+        remembered = SearchCache.of(self._all(request), request)
         if remembered is not None:
             remembered.keep(main)
 
     def _all(self, request: Request) -> list[list[Candidate]]:
         return [self._candidates(which, request) for which in range(len(self.programs))]
 
-    def _known(self, request: Request) -> list[Searched | None]:
+    def _known(self, request: Request) -> list[CandidateArchive | None]:
         """By program what is known that may answer the request, whatever its limit and effort."""
         asked = replace(request, budget=Budget(), sweeps=())
         for other, known in self._searched:
@@ -137,7 +137,7 @@ class Planner:
         return self._searched[-1][1]
 
 
-def _listener(known: Searched, request: Request) -> Listener | None:
+def _listener(known: CandidateArchive, request: Request) -> Listener | None:
     if request.watcher is None:
         return None
-    return Watched(request.watcher, request.budget.memory_bytes, request.budget.latency, known.archive.points)
+    return ProgressWatch(request.watcher, request.budget.memory_bytes, request.budget.latency, known.archive.points)

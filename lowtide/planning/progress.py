@@ -33,7 +33,7 @@ class Progress:
 Watcher: TypeAlias = Callable[[Progress], None]
 
 
-class Watched:
+class ProgressWatch:
     """Listens to a search, whose two halves may run at once, and passes on the best of both and of what was known before."""
 
     def __init__(self, watcher: Watcher, memory_bytes: int | None, latency: float | None, known: Sequence[Point]) -> None:

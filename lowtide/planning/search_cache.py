@@ -30,7 +30,7 @@ from lowtide.base.locks import locked
 from lowtide.base.solver_text import described
 from lowtide.cost.memory import simulate
 from lowtide.errors import CheckError, FormatError
-from lowtide.planning.archive import Searched
+from lowtide.planning.archive import CandidateArchive
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.request import Request
 from lowtide.problems.order import Ints
@@ -49,7 +49,7 @@ _DEPENDS_ON = ("cost", "planning", "problems", "remat", "schedule")  # rooms who
 
 
 @dataclass(frozen=True, eq=False)
-class Remembered:
+class SearchCache:
     """The file of one program's searches."""
 
     programs: Sequence[Sequence[Candidate]]
@@ -58,7 +58,7 @@ class Remembered:
     path: Path
 
     @classmethod
-    def of(cls, programs: Sequence[Sequence[Candidate]], request: Request) -> Remembered | None:
+    def of(cls, programs: Sequence[Sequence[Candidate]], request: Request) -> SearchCache | None:
         """None where there is no place for files, where a search or solver is of the caller's own kind, or where a clock stops orders."""
         folder, solver = directory(), request.solver
         if folder is None or any(type(sweep) is not Sweep for sweep in request.sweeps):
@@ -68,7 +68,7 @@ class Remembered:
         key = _key(programs, request)
         return cls(programs, request, key, folder / _FOLDER / f"{key[:32]}.json")
 
-    def recall(self) -> Searched | None:
+    def recall(self) -> CandidateArchive | None:
         """What is known of the last program, with the orders of all; None where nothing is."""
         try:
             data = self._parsed(read_utf8(self.path, regular=True))
@@ -76,7 +76,7 @@ class Remembered:
             orders = [(candidate, _schedule(item, candidate, self.request)) for item, candidate in pairs]
             for candidate, found in orders:
                 candidate.know_order(self.request.solver, self.request.granule_bytes, found)
-            main = Searched.bare(self.programs[-1], self.request)
+            main = CandidateArchive.bare(self.programs[-1], self.request)
             archive = Archive(list(main.archive.points), fields.integer(_WHERE, data, "states"))
             done = tuple(map(_sweep, data["done"]))
             for which, sequence in _sequences(data):
@@ -87,7 +87,7 @@ class Remembered:
             os.utime(self.path)  # those that were used longest ago go first
         return replace(main, archive=archive, done=done)
 
-    def keep(self, main: Searched) -> None:
+    def keep(self, main: CandidateArchive) -> None:
         """Write what is known of the last program; what another process has found meanwhile stays. A file that cannot be is one warning."""
         if main.stopped or not main.done:
             return
@@ -102,7 +102,7 @@ class Remembered:
         except OSError as error:
             warn_not_cached(error)
 
-    def _text(self, main: Searched) -> str:
+    def _text(self, main: CandidateArchive) -> str:
         orders = [[_row(each.ordered(self.request.solver, self.request.granule_bytes)) for each in program] for program in self.programs]
         points = main.archive.points
         data = {

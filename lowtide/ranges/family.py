@@ -19,7 +19,7 @@ from lowtide.cost.footprints import Several
 from lowtide.errors import BudgetError
 from lowtide.ir.shapes.dimension import Dimensions, checked_point
 from lowtide.plan.plan import Plan
-from lowtide.planning.archive import Searched
+from lowtide.planning.archive import CandidateArchive
 from lowtide.planning.final_check import checked
 from lowtide.planning.order_plans import in_its_order
 from lowtide.planning.refusal import refusal
@@ -172,7 +172,7 @@ class PlanFamily:
         for peak_bytes, time_us in zip(self._peaks(point).tolist(), self._times(point).tolist(), strict=True):
             archive.add(Point(peak_bytes, time_us, 0, member.sequence))  # of the others only these are asked
         own = Point(member.peak_bytes(point), member.time_us(point), 0, member.sequence)
-        found = Searched((candidate,), (problem,), ([],), archive, self.request.granule_bytes).plan(own, by_order)
+        found = CandidateArchive((candidate,), (problem,), ([],), archive, self.request.granule_bytes).plan(own, by_order)
         assert found.cost_report is not None, "a sequence has a report"
         return replace(found, cost_report=replace(found.cost_report, order_us=self.order_us(point)))
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lowtide.errors import BudgetError, CheckError
-from lowtide.planning.archive import Searched
+from lowtide.planning.archive import CandidateArchive
 from lowtide.planning.carrier import Problems, carried_points
 from lowtide.planning.impossible import refuse_impossible
 from lowtide.planning.planner import Planner
@@ -164,7 +164,7 @@ def _orders(candidates: Sequence[Ranged], orders: Sequence[Member], request: Req
     return [(member.candidate, problems[member.candidate].sequence_of(member.own_order)) for member in orders]
 
 
-def _pool(searched: Searched) -> Pool:
+def _pool(searched: CandidateArchive) -> Pool:
     found = [(each.problem, each.sequence) for each in searched.archive.points]
     return found + [(which, each) for which, some in enumerate(searched.orders) for each in some]
 

@@ -28,7 +28,7 @@ from torch import fx
 from lowtide.base.folders import directory
 from lowtide.base.release import VERSION
 from lowtide.runtime.compiler import NativeError
-from lowtide.runtime.libraries import Making, library, processor, unsealed
+from lowtide.runtime.libraries import LibraryRecipe, library, processor, unsealed
 
 Run = Callable[..., list[Any]]
 
@@ -44,7 +44,7 @@ class TensorSpec(NamedTuple):
 
 def compiled(text: str, module: Callable[[], fx.GraphModule], looks: Sequence[TensorSpec]) -> Run:
     """What runs a module. Raises NativeError."""
-    making = Making("what inductor compiles", partial(_compile, module, looks), _opened, is_library=False)
+    making = LibraryRecipe("what inductor compiles", partial(_compile, module, looks), _opened, is_library=False)
     found: Run = library(directory(), f"inductor-{_key(text)}.bin", making)
     return found
 

@@ -30,7 +30,7 @@ _NEEDED_BYTES = 2**22  # of disk to build one: many times the library
 
 
 @dataclass(frozen=True)
-class Making:
+class LibraryRecipe:
     """How a library is made."""
 
     what: str  # "the planned allocator"
@@ -39,7 +39,7 @@ class Making:
     is_library: bool = True  # for the system's loader
 
 
-def library(directory: Path | None, name: str, making: Making) -> Any:
+def library(directory: Path | None, name: str, making: LibraryRecipe) -> Any:
     """What was built before below `directory`, or is now. Raises NativeError."""
     try:
         folder = _folder(directory)
@@ -67,7 +67,7 @@ def _folder(directory: Path | None) -> Path | None:
         return None
 
 
-def _built_before(path: Path, making: Making) -> Any:
+def _built_before(path: Path, making: LibraryRecipe) -> Any:
     """The library that was built before; None where there is none that loads, and then nothing is in its place."""
     if not _is_own(path):
         return None
@@ -107,7 +107,7 @@ def unsealed(written: bytes) -> bytes:
     return content if written.endswith(seal(content)) else written
 
 
-def _build(folder: Path | None, name: str, making: Making) -> Any:
+def _build(folder: Path | None, name: str, making: LibraryRecipe) -> Any:
     """Compile to a file elsewhere, load and try it, then put it in its place, if there is one."""
     if folder is not None and not _can_build_in(folder):
         warn_not_cached(f"{folder} has no room for {making.what}, or does not let it run")

@@ -24,7 +24,7 @@ from lowtide.split.judge import Judge
 from lowtide.split.loops import Loops
 from lowtide.split.prices import Prices
 from lowtide.split.proposals import SplitCandidate, candidates_of
-from lowtide.split.search import FissionSearch, Outer, Root
+from lowtide.split.search import FissionSearch, Root, SearchWidth
 from lowtide.split.sets import FissionTree
 
 _PARTS = 16
@@ -119,7 +119,7 @@ def worth_parting(rewritings: Iterable[Rewriting]) -> list[Rewriting]:
 
 
 def found_graphs(
-    given: Sequence[MeasuredGraph], rates: Device, granule_bytes: int, links: Device | None, outer: Outer | None = None
+    given: Sequence[MeasuredGraph], rates: Device, granule_bytes: int, links: Device | None, outer: SearchWidth | None = None
 ) -> list[FoundGraph]:
     """Those of the given graphs, and of what splits make of them, that are worth a search; the given ones compute the same.
 
@@ -129,6 +129,6 @@ def found_graphs(
         Root(each.graph, Prices(each.graph, each.node_us, each.workspace_bytes, rates), Loops(each.graph) if each.split else None)
         for each in given
     ]
-    search = FissionSearch(roots, Judge(granule_bytes, links), outer or Outer())
+    search = FissionSearch(roots, Judge(granule_bytes, links), outer or SearchWidth())
     search.run()
     return [FoundGraph(state.judged.graph, state.root) for state in search.chosen()]

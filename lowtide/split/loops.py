@@ -18,7 +18,7 @@ from lowtide.problems.order import OrderProblem
 from lowtide.schedule import Best, schedule
 from lowtide.split.dimensions import Dimensions
 from lowtide.split.names import AlikeParts, ComponentTable
-from lowtide.split.rewrite import Looped, looped, takes, with_loops
+from lowtide.split.rewrite import SetLoop, looped, takes, with_loops
 from lowtide.split.roles import Split
 from lowtide.split.sets import FissionTree, Regions, SplitRegion
 
@@ -31,21 +31,21 @@ class Loops:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.regions = Regions(Dimensions.of(graph))
-        self._known: dict[tuple[int, int], Looped | None] = {}
+        self._known: dict[tuple[int, int], SetLoop | None] = {}
 
     def graph_of(self, tree: FissionTree) -> Graph:
         """The graph with loops in the places of all that a tree splits. Raises CheckError where that cannot be."""
         split = [self.divided(tree.regions[number], tree.parts[number]) for number in tree.split]
         return with_loops(self.graph, split, self.regions.before).graph if split else self.graph
 
-    def divided(self, region: SplitRegion, parts: int) -> Looped:
+    def divided(self, region: SplitRegion, parts: int) -> SetLoop:
         """A region as a loop of so many parts. Raises CheckError where it cannot be one."""
         known = self.looped(region)
         if known is None:
             raise CheckError(f"fission: expected a set that can run in parts, got one of {len(region.axes)} nodes that cannot")
         return known.with_loop(divided(known.loop, parts))
 
-    def looped(self, region: SplitRegion) -> Looped | None:
+    def looped(self, region: SplitRegion) -> SetLoop | None:
         """A region as a loop of some parts; None where it cannot be one."""
         key = region.component, region.bits
         if key not in self._known:

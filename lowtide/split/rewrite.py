@@ -89,11 +89,11 @@ def _works_in(node: Node, read: Sequence[Value]) -> bool:
     return all(any(value is taken for taken, _ in node.inplace) for value in read)
 
 
-Before: TypeAlias = "Sequence[Sequence[int]]"  # by place in a graph, the places of the nodes that must come before
+EarlierNumber: TypeAlias = "Sequence[Sequence[int]]"  # by place in a graph, the places of the nodes that must come before
 
 
 @dataclass(frozen=True, eq=False)
-class Looped:
+class SetLoop:
     """A set as a loop: what takes its place in a graph."""
 
     nodes: tuple[Node, ...]  # the set, in program order
@@ -101,12 +101,12 @@ class Looped:
     ends: tuple[Node, ...]  # what makes means of weighted sums, behind the loop
     views: frozenset[Node]  # of the set, those that others read: they are taken again, of the whole result
 
-    def with_loop(self, loop: Node) -> Looped:
+    def with_loop(self, loop: Node) -> SetLoop:
         """The same set as another loop, which is given and makes the same."""
         return replace(self, loop=loop)
 
 
-def looped(graph: Graph, wanted: Split, parts: int, before: Before | None = None) -> Looped:
+def looped(graph: Graph, wanted: Split, parts: int, before: EarlierNumber | None = None) -> SetLoop:
     """A set of a graph as a loop of so many parts. `before` are the graph's predecessors, if the caller has them.
 
     Raises CheckError saying what is in the way, for a set that cannot be split so.
@@ -118,10 +118,10 @@ def looped(graph: Graph, wanted: Split, parts: int, before: Before | None = None
     check_set(wanted, roles)
     views = _views_for_others(graph, inside)
     loop, *ends = _loop(graph, wanted, roles, parts, views)
-    return Looped(wanted.nodes, loop, tuple(ends), frozenset(views))
+    return SetLoop(wanted.nodes, loop, tuple(ends), frozenset(views))
 
 
-def with_loops(graph: Graph, loops: Sequence[Looped], before: Before | None = None) -> Rewritten:
+def with_loops(graph: Graph, loops: Sequence[SetLoop], before: EarlierNumber | None = None) -> Rewritten:
     """The graph with loops in the places of their sets, which lie apart. `before` as for `looped`.
 
     A loop stands where the last node of its set did, or later; nothing else moves further than it has to. Raises CheckError where two of
@@ -147,7 +147,7 @@ def with_loops(graph: Graph, loops: Sequence[Looped], before: Before | None = No
     return Rewritten(replace(graph, nodes=tuple(nodes)), forward)
 
 
-def _put(each: Looped, forward: dict[Node, tuple[Node, ...]]) -> tuple[Node, ...]:
+def _put(each: SetLoop, forward: dict[Node, tuple[Node, ...]]) -> tuple[Node, ...]:
     """The nodes in the place of a set, behind what others became."""
     loop = _following(each.loop, forward)
     if loop is not each.loop:
@@ -160,7 +160,7 @@ def _following(node: Node, forward: dict[Node, tuple[Node, ...]]) -> Node:
     return following(node, {before: forward[before] for before in node.after if before in forward}) if node.after else node
 
 
-def _in_turn(graph: Graph, loops: Sequence[Looped], owner: dict[Node, int], preds: Before) -> Iterator[tuple[int, int]]:
+def _in_turn(graph: Graph, loops: Sequence[SetLoop], owner: dict[Node, int], preds: EarlierNumber) -> Iterator[tuple[int, int]]:
     """Loops as (number, -1), views of theirs for others as (number, place), and other nodes as (-1, place), in an order that is right."""
     count = len(graph.nodes)
     views = {node for each in loops for node in each.views}
@@ -210,7 +210,7 @@ def _named(graph: Graph, wanted: Split) -> Split:
     return replace(wanted, part_name=name)
 
 
-def _check_convex(graph: Graph, inside: set[Node], before: Before) -> None:
+def _check_convex(graph: Graph, inside: set[Node], before: EarlierNumber) -> None:
     """Raises CheckError where one of the set comes after a node outside that comes after one of the set, or a node is not of this graph."""
     places = [index for index, node in enumerate(graph.nodes) if node in inside]
     if not places or len(places) < len(inside):

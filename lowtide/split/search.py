@@ -82,7 +82,7 @@ Splits: TypeAlias = "frozenset[tuple[AlikeRegions, int]]"  # sets that are alike
 
 
 @dataclass(frozen=True)
-class Outer:
+class SearchWidth:
     """How far to look for what to split.
 
     states: graphs that are judged. nodes: these have together, so that large graphs do not take longer. levels: of the scores of sets
@@ -137,7 +137,7 @@ class FissionSearch:
 
     roots: Sequence[Root]
     judge: Judge
-    outer: Outer = Outer()
+    outer: SearchWidth = SearchWidth()
     states: list[SplitState] = field(default_factory=list)
     _seen: set[Key] = field(default_factory=set)
     _open: list[_Neighbour] = field(default_factory=list)

@@ -121,11 +121,11 @@ def test_where_all_shapes_are_captured_many_are_warned_of_and_the_oldest_go(monk
 
 
 def count_captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    from lowtide.api.maker import Maker
+    from lowtide.api.maker import StepMaker
 
     seen: list[Any] = []
-    make = Maker.make
-    monkeypatch.setattr(Maker, "make", lambda self, *args, **kwargs: seen.append(args) or make(self, *args, **kwargs))
+    make = StepMaker.make
+    monkeypatch.setattr(StepMaker, "make", lambda self, *args, **kwargs: seen.append(args) or make(self, *args, **kwargs))
     return seen
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import lowtide
 import tests.untrusted  # noqa: F401  (defines operators)
-from lowtide.api.captures import Capturing
+from lowtide.api.captures import Captures
 from lowtide.capture import corrections
 from tests.training import check as train
 
@@ -151,8 +151,8 @@ def test_strides_in_the_graph_are_the_real_ones():
 def test_a_program_is_captured_again_where_a_fake_was_believed_wrongly(network, times, monkeypatch, tmp_path):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     captured = []
-    once = Capturing._captured
-    monkeypatch.setattr(Capturing, "_captured", lambda *given: captured.append(given) or once(*given))
+    once = Captures._captured
+    monkeypatch.setattr(Captures, "_captured", lambda *given: captured.append(given) or once(*given))
     model, x = network(), torch.randn(3, 4)
     step = lowtide.optimize(model, (x,))
     assert len(captured) == times

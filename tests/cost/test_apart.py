@@ -214,11 +214,11 @@ def test_an_interrupt_ends_the_process_and_passes_through(monkeypatch):
     measure_workspaces([FINE], remember=False)
     process = spare._idle[0][0]._process
 
-    def interrupted(self: apart.Apart, request: object, limit_s: float) -> None:
+    def interrupted(self: apart.TrialProcess, request: object, limit_s: float) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(apart.Apart, "ask", interrupted)
+        patched.setattr(apart.TrialProcess, "ask", interrupted)
         with pytest.raises(KeyboardInterrupt):
             measure_workspaces([call("aten.neg.default", 31)], remember=False)
     assert process.poll() is not None

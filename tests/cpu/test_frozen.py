@@ -13,7 +13,7 @@ from torch import nn
 import lowtide
 from lowtide.ir.regions import is_region
 
-Made = tuple[nn.Module, torch.Tensor, lowtide.Step]
+ResultSpec = tuple[nn.Module, torch.Tensor, lowtide.Step]
 
 
 class Net(nn.Module):
@@ -29,7 +29,7 @@ class Net(nn.Module):
 
 
 @pytest.fixture
-def made() -> Made:
+def made() -> ResultSpec:
     torch.manual_seed(0)
     model, x = Net().eval(), torch.randn(1, 3, 6, 6)
     return model, x, lowtide.optimize(model, (x,), exact=False)
@@ -39,7 +39,7 @@ def same(found: Any, wanted: Any) -> bool:
     return found.keys() == wanted.keys() and all(torch.equal(found[key], wanted[key]) for key in found)
 
 
-def test_it_gives_what_the_step_gives(made: Made) -> None:
+def test_it_gives_what_the_step_gives(made: ResultSpec) -> None:
     _, x, step = made
     assert sum(map(is_region, step.plan.graph.nodes)) == 2
     fn, other = step.frozen(x), torch.randn_like(x)
@@ -48,7 +48,7 @@ def test_it_gives_what_the_step_gives(made: Made) -> None:
     assert "2 generated networks" in repr(fn)
 
 
-def test_weights_are_those_of_the_moment(made: Made) -> None:
+def test_weights_are_those_of_the_moment(made: ResultSpec) -> None:
     model, x, step = made
     fn, before = step.frozen(x), step(x)
     with torch.no_grad():
@@ -72,7 +72,7 @@ def test_the_model_goes() -> None:
     assert 4 * (8 * 3 * 9 + 8 * 5) < fn.held_bytes < 2**15
 
 
-def test_a_batch_of_another_kind_is_refused(made: Made) -> None:
+def test_a_batch_of_another_kind_is_refused(made: ResultSpec) -> None:
     _, x, step = made
     fn = step.frozen(x)
     for wrong in (x.double(), torch.randn(1, 3, 7, 6), x.to(memory_format=torch.channels_last)):
@@ -82,7 +82,7 @@ def test_a_batch_of_another_kind_is_refused(made: Made) -> None:
         fn(x, x)
 
 
-def test_another_shape_is_refused_with_what_to_do(made: Made) -> None:
+def test_another_shape_is_refused_with_what_to_do(made: ResultSpec) -> None:
     _, x, step = made
     with pytest.raises(lowtide.BatchError, match=r"for one shape; make another with `fn\.frozen\(\*batch\)`"):
         step.frozen(x)(torch.randn(1, 3, 7, 6))
@@ -96,13 +96,13 @@ def test_a_step_that_trains_is_refused() -> None:
         step.frozen(torch.ones(2, 3))
 
 
-def test_a_function_without_generated_kernels_is_refused(made: Made) -> None:
+def test_a_function_without_generated_kernels_is_refused(made: ResultSpec) -> None:
     model, x, _ = made
     with pytest.raises(lowtide.StepError, match="with generated kernels"):
         lowtide.optimize(model, (x,)).frozen(x)
 
 
-def test_the_first_call_gives_back_what_is_free(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_call_gives_back_what_is_free(made: ResultSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     _, x, step = made
     given: list[None] = []
     monkeypatch.setattr("lowtide.api.frozen.give_back", lambda: given.append(None))

@@ -5,11 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide.ir.result_specs import Made, parse, same_strides, to_text
+from lowtide.ir.result_specs import ResultSpec, parse, same_strides, to_text
 
 
 def made(shape, stride, dtype="float32", nbytes=4096):
-    return Made(dtype, tuple(shape), tuple(stride), 0, nbytes, "cpu")
+    return ResultSpec(dtype, tuple(shape), tuple(stride), 0, nbytes, "cpu")
 
 
 def test_strides_along_extents_of_1_and_of_nothing_do_not_count():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from lowtide.ir.graph import Graph, Kind, Storage
-from lowtide.planning.archive import Searched
+from lowtide.planning.archive import CandidateArchive
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.planner import Planner
 from lowtide.planning.request import Budget
@@ -37,8 +37,8 @@ def _training(makes_state: bool) -> Candidate:
 
 def test_sequences_carried_over_are_right_and_no_higher():
     later, first = _training(False), _training(True)
-    main = Searched.bare([later], REQUEST).by(REQUEST.sweeps)
-    other = main.carried_to(Searched.bare([first], REQUEST))
+    main = CandidateArchive.bare([later], REQUEST).by(REQUEST.sweeps)
+    other = main.carried_to(CandidateArchive.bare([first], REQUEST))
     assert not other.done
     assert len(other.archive.points) > 3
     for point in other.archive.points:

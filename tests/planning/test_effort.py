@@ -8,12 +8,12 @@ import pytest
 
 from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.plan.plan import Plan
-from lowtide.planning.archive import Searched
+from lowtide.planning.archive import CandidateArchive
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.effort import Effort, sweeps_of
 from lowtide.planning.planner import Planner
 from lowtide.planning.request import Budget
-from lowtide.planning.search_cache import Remembered
+from lowtide.planning.search_cache import SearchCache
 from lowtide.remat.sweep.search import Sweep, _SweepSearch
 from tests.graphs import array, compute
 from tests.planned import plan
@@ -43,7 +43,7 @@ def test_each_level_holds_the_one_before():
 def test_more_effort_is_never_worse_and_repeats_nothing(monkeypatch):
     searched, explore = [], Sweep.explore
     monkeypatch.setattr(Sweep, "explore", lambda self, *args: searched.append(self) or explore(self, *args))
-    quick = Searched.bare([_candidate()], REQUEST).by((FEW,))
+    quick = CandidateArchive.bare([_candidate()], REQUEST).by((FEW,))
     thorough = quick.by((FEW, MORE))
     assert searched == [FEW, MORE]
     assert thorough.archive.states > quick.archive.states
@@ -74,7 +74,7 @@ def test_a_search_that_was_stopped_says_so_and_is_done_again():
     assert found.cost_report.stopped == "max_seconds"
     assert "the search was ended early (max_seconds)" in str(found)
     assert Plan.from_json(found.to_json()).cost_report.stopped == "max_seconds"
-    assert not Searched.bare([candidate], request).by(request.sweeps).done
+    assert not CandidateArchive.bare([candidate], request).by(request.sweeps).done
     whole = plan([candidate], replace(request, sweeps=(MORE,)))
     assert whole.cost_report.stopped == ""
     assert "stopped" not in whole.to_json()
@@ -83,14 +83,14 @@ def test_a_search_that_was_stopped_says_so_and_is_done_again():
 def test_what_stops_a_search_stops_it_once_for_all_programs(monkeypatch):
     searched, explore = [], Sweep.explore
     monkeypatch.setattr(Sweep, "explore", lambda self, *args: searched.append(self) or explore(self, *args))
-    monkeypatch.setattr(Remembered, "of", lambda *_: None)
+    monkeypatch.setattr(SearchCache, "of", lambda *_: None)
     request = replace(REQUEST, budget=Budget(10**6), sweeps=(replace(MORE, max_seconds=0.0),))
     assert [plan.cost_report.stopped for plan in Planner([[_candidate()], [_candidate()]]).plans(request)] == ["max_seconds"] * 2
     assert len(searched) == 1
 
 
 def test_a_search_that_was_interrupted_is_done_when_it_is_asked_for_again(monkeypatch):
-    monkeypatch.setattr(Remembered, "of", lambda *_: None)
+    monkeypatch.setattr(SearchCache, "of", lambda *_: None)
     planner, request = Planner([[_candidate()]]), replace(REQUEST, budget=Budget(10**6))
 
     def stopped(sweeps):

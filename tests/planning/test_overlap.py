@@ -9,7 +9,7 @@ from torch import nn
 from lowtide.capture.program import TrainingProgram, capture_training
 from lowtide.capture.ranks import wholes
 from lowtide.capture.ranks.ranks import Ranks
-from lowtide.capture.trace import Captured, Given
+from lowtide.capture.trace import CapturedStep, Given
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Kind
@@ -29,7 +29,7 @@ from tests.planned import PROVENANCE, plan
 
 def captured(
     shard: str = "", accumulate: int = 1, rows: int = 256, *, over_gloo: bool = False, hook: Callable[[nn.Module], object] | None = None
-) -> Captured:
+) -> CapturedStep:
     """A step of two ranks; no other is needed to capture it."""
     torch.manual_seed(0)
     model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())))
@@ -49,7 +49,7 @@ def waits_and_begins(plan: Plan) -> list[tuple[int, int]]:
     return sorted((step[node], step[ends[node.results[0]]]) for node in nodes if begins_collective(node))
 
 
-def planned(graph: Captured, memory_bytes: int | None = None) -> Plan:
+def planned(graph: CapturedStep, memory_bytes: int | None = None) -> Plan:
     nodes = graph.graph.nodes
     budget = Budget() if memory_bytes is None else Budget(memory_bytes)
     return plan([Candidate(graph.graph, (0,) * len(nodes), (1.0,) * len(nodes))], Request(PROVENANCE, budget))
@@ -105,7 +105,7 @@ def test_gradients_travel_once_however_many_micro_batches_there_are(shard: str, 
     assert sum(op in node.op for node in captured(shard, accumulate=4).graph.nodes) == count
 
 
-def count(graph: Captured, op: str) -> int:
+def count(graph: CapturedStep, op: str) -> int:
     """How many of a program's operators have such a name."""
     return sum(op in node.op for node in graph.graph.nodes)
 

@@ -10,7 +10,7 @@ from lowtide.errors import BudgetError
 from lowtide.ir.graph import Graph, Kind, Source, Storage
 from lowtide.plan.plan import CostReport, Plan, Provenance
 from lowtide.plan.snapshot import LiveTensor, Snapshot, looks_by_name
-from lowtide.planning.archive import Searched
+from lowtide.planning.archive import CandidateArchive
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.impossible import needs_bytes
 from lowtide.planning.refusal import refusal
@@ -102,6 +102,6 @@ def test_nothing_that_a_search_finds_is_below_the_floor():
     candidate = Candidate(graph, (0,) * len(graph.nodes), (1.0,) * len(graph.nodes))
     problem = candidate.remat_problem(1)
     floor_bytes = problem.problem.resident_bytes + int(needs_bytes(problem.problem).max())
-    found = Searched.bare([candidate], REQUEST).by(REQUEST.sweeps).archive.points
+    found = CandidateArchive.bare([candidate], REQUEST).by(REQUEST.sweeps).archive.points
     assert min(point.peak_bytes for point in found) >= floor_bytes
     assert all(cost_of(problem, point.sequence).peak_bytes >= floor_bytes for point in found)

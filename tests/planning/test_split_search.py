@@ -24,8 +24,8 @@ from lowtide.split.loops import Loops
 from lowtide.split.prices import Prices
 from lowtide.split.rewrite import looped, with_loops
 from lowtide.split.roles import Split
-from lowtide.split.search import FissionSearch, Outer, Root, groups_of
-from tests.loops import Captured, captured, checked, nodes_of
+from lowtide.split.search import FissionSearch, Root, SearchWidth, groups_of
+from tests.loops import CapturedStep, captured, checked, nodes_of
 from tests.splits import candidates, split
 
 SGD = partial(optim.SGD, lr=0.1)
@@ -42,7 +42,7 @@ def network(x: torch.Tensor, labels: torch.Tensor, *weights: torch.Tensor) -> to
 
 
 @pytest.fixture(scope="module")
-def program() -> Captured:
+def program() -> CapturedStep:
     torch.manual_seed(0)
     shapes = [(16, 64), (64, 16)] * BLOCKS + [(400, 16)]
     weights = [torch.randn(shape, dtype=torch.float64) / 4 for shape in shapes]
@@ -58,7 +58,7 @@ def measured(graph: Graph, *, splits: bool = True) -> MeasuredGraph:
     return MeasuredGraph(graph, DEVICE.graph_us(graph), (0,) * len(graph.nodes), splits)
 
 
-def same(program: Captured, graph: Graph) -> None:
+def same(program: CapturedStep, graph: Graph) -> None:
     for got, expected in zip(program.run(graph), program.run(), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
 
@@ -106,7 +106,7 @@ def test_the_same_graph_gives_the_same_graphs(base):
     assert one == two
 
 
-def searched(graph: Graph, outer: Outer) -> FissionSearch:
+def searched(graph: Graph, outer: SearchWidth) -> FissionSearch:
     prices = Prices(graph, DEVICE.graph_us(graph), (0,) * len(graph.nodes), DEVICE)
     search = FissionSearch([Root(graph, prices, Loops(graph))], Judge(1, None), outer)
     search.run()
@@ -114,17 +114,17 @@ def searched(graph: Graph, outer: Outer) -> FissionSearch:
 
 
 def test_more_states_are_never_worse(base):
-    few, many = (searched(base, Outer(states=states)).best for states in (6, 40))
+    few, many = (searched(base, SearchWidth(states=states)).best for states in (6, 40))
     assert (many <= few).all()
-    assert np.isfinite(many).sum() > np.isfinite(searched(base, Outer(states=1)).best).sum(), "splits go below what evictions can"
+    assert np.isfinite(many).sum() > np.isfinite(searched(base, SearchWidth(states=1)).best).sum(), "splits go below what evictions can"
 
 
 def test_no_more_states_are_judged_than_asked(base):
-    assert len(searched(base, Outer(states=7)).states) <= 7
+    assert len(searched(base, SearchWidth(states=7)).states) <= 7
 
 
 def test_the_fastest_graph_is_chosen_however_few_are(base):
-    search = searched(base, Outer(chosen=1))
+    search = searched(base, SearchWidth(chosen=1))
     chosen = search.chosen()
     assert len(chosen) == 2, "one loses least over all limits, another is the fastest without any"
     assert chosen[0].splits

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Made = tuple[nn.Module, tuple[Any, ...]]
+ResultSpec = tuple[nn.Module, tuple[Any, ...]]
 
 
 class Pair(NamedTuple):
@@ -71,21 +71,21 @@ class Given(nn.Module):
         return self.make(self.inner(x))
 
 
-def plain() -> Made:
+def plain() -> ResultSpec:
     """One region of everything that images go through."""
     layers = [nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU6(), nn.Conv2d(8, 8, 3, 1, 1, groups=8), nn.Hardswish()]
     return nn.Sequential(*layers, nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)), (torch.randn(2, 3, 12, 12),)
 
 
-def between() -> Made:
+def between() -> ResultSpec:
     return Between(), (torch.randn(1, 3, 6, 6),)
 
 
-def words() -> Made:
+def words() -> ResultSpec:
     return Words(), (torch.randint(0, 32, (2, 6)), torch.randn(2, 1, 16))
 
 
-def groups() -> Made:
+def groups() -> ResultSpec:
     return Groups(), (torch.randn(2, 4, 9, 9),)
 
 

@@ -16,17 +16,17 @@ from typing import Any, TypeAlias
 
 import torch
 
-from lowtide.api.captures import Capturing
-from lowtide.api.maker import Asked, Family, Maker
+from lowtide.api.captures import Captures
+from lowtide.api.maker import Family, PlanningSettings, StepMaker
 from lowtide.api.ranges.guess import Seen, guessed, shapes_of
 from lowtide.api.ranges.notation import fixed_beside
-from lowtide.api.ranges.region import RangePart, Served, bounded, in_steps, narrowed, what_on
+from lowtide.api.ranges.region import LimitedRange, RangePart, bounded, in_steps, narrowed, what_on
 from lowtide.api.ranges.samples import largest
 from lowtide.api.stages import Stages
 from lowtide.base.files import write_whole
 from lowtide.capture.data.facts import Facts
 from lowtide.capture.sizes.strides import is_dense
-from lowtide.capture.trace import Captured
+from lowtide.capture.trace import CapturedStep
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
@@ -39,7 +39,7 @@ from lowtide.planning.warm_up import compile_ahead, warm_up_planning
 from lowtide.ranges.range_json import WrittenRange
 from lowtide.ranges.save import part_for, refuse_other, written_range
 from lowtide.remat.sweep.search import Sweep
-from lowtide.runtime.unchanged.premises import Granted
+from lowtide.runtime.unchanged.premises import Premises
 
 Batch: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"
 
@@ -50,7 +50,7 @@ _MANY = 4  # parts of a range that are captured apart, before that is told
 class RangeFamily(Family):
     """The programs for batches of one shape of a range."""
 
-    captured: tuple[Captured, ...] = ()
+    captured: tuple[CapturedStep, ...] = ()
     point: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -58,13 +58,13 @@ class RangeFamily(Family):
 class TracedPrograms:
     """Programs as they were captured around a point of the range, before it is known for which part of it they are."""
 
-    captured: tuple[Captured, ...]
-    granted: Granted
+    captured: tuple[CapturedStep, ...]
+    granted: Premises
     point: Mapping[str, int]
 
 
 class RangeMaker:
-    """Does for every shape of a range what `Maker` does for one.
+    """Does for every shape of a range what `StepMaker` does for one.
 
     The part of the range with the largest shapes is captured when it is made; other parts (a convolution lays out small batches otherwise)
     and other states of the model are captured when the first batch of theirs comes.
@@ -72,19 +72,19 @@ class RangeMaker:
 
     saved: Plan | None = None  # a plan of one shape is for no range
 
-    def __init__(self, maker: Maker, varying: Varying, example: Batch, saved: WrittenRange | None = None) -> None:
+    def __init__(self, maker: StepMaker, varying: Varying, example: Batch, saved: WrittenRange | None = None) -> None:
         """`saved` is what was planned for this range earlier."""
         self._saved = saved
         self._maker, self._varying, self._shapes = maker, varying, shapes_of(*example)
         self._example: Batch | None = example  # until the range is captured: a step holds on to no batch
-        self._served: list[Served] = []  # newest first
+        self._served: list[LimitedRange] = []  # newest first
 
     @property
-    def capturing(self) -> Capturing:
+    def capturing(self) -> Captures:
         return self._maker.capturing
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> PlanningSettings:
         return self._maker.asked
 
     @property
@@ -92,7 +92,7 @@ class RangeMaker:
         return self._maker.stages
 
     @classmethod
-    def guessing(cls, maker: Maker, seen: Sequence[Seen], args: tuple[Any, ...], kwargs: dict[str, Any]) -> RangeMaker | None:
+    def guessing(cls, maker: StepMaker, seen: Sequence[Seen], args: tuple[Any, ...], kwargs: dict[str, Any]) -> RangeMaker | None:
         """A maker for the range that batches of these shapes show, with the latest of them; None where they show none."""
         varying = guessed(seen, [leaf.where for leaf in tree.flatten((args, kwargs))[0]])
         if not varying:
@@ -168,7 +168,7 @@ class RangeMaker:
         served = next(each for each in other._served if each.region.captured is family.captured)
         return other, _family(served, family.point)
 
-    def for_other_shapes(self, family: Family) -> Maker:
+    def for_other_shapes(self, family: Family) -> StepMaker:
         """The maker for batches out of the range, within as many bytes."""
         return replace(self._maker, capturing=replace(self.capturing, varying=FIXED))
 
@@ -229,7 +229,7 @@ class RangeMaker:
         self._maker = replace(self._maker, capturing=replace(self.capturing, varying=self._varying))
         return found != dimensions
 
-    def _add(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Served:
+    def _add(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LimitedRange:
         """Capture the program for the part of the range around a batch, and plan it."""
         with self._maker.machine.laboratory(self.capturing.trains) as laboratory:
             region = self._region(self._traced(args, kwargs, laboratory), laboratory)
@@ -249,7 +249,7 @@ class RangeMaker:
         settings = {"timed": self.asked.limit.is_limit, "exact": self.asked.exact}
         return RangePart.of(part, traced.point, traced.granted, self._maker.machine, laboratory, **settings)
 
-    def _region_saved(self, captured: tuple[Captured, ...], traced: TracedPrograms) -> RangePart | None:
+    def _region_saved(self, captured: tuple[CapturedStep, ...], traced: TracedPrograms) -> RangePart | None:
         """The part of the range that was saved; None where that was not. Raises FormatError where it has to be."""
         saved = self._saved
         if saved is None or (self.asked.limit.is_limit and not saved.is_limited):
@@ -268,7 +268,7 @@ class RangeMaker:
         parts = [([each.graph for each in one.region.captured], one.families) for one in served]
         write_whole(path, written_range(parts).to_json())
 
-    def _plan(self, region: RangePart) -> Served:
+    def _plan(self, region: RangePart) -> LimitedRange:
         """Plan a region within the limit: a share is of eager's peak for the largest shapes, those that came first."""
         self._fix_share(region)
         captured = region.captured[-1]
@@ -277,7 +277,7 @@ class RangeMaker:
             warm_up_planning(self.asked.solver, limited=budget.is_limit)
         with self.stages.stage("order", f"ordering {len(captured.graph.nodes)} operators for a range of shapes"):
             families = region.planner.families(self._maker.request(captured, budget))
-        self._served.insert(0, Served(region, tuple(families), self.capturing.trains))
+        self._served.insert(0, LimitedRange(region, tuple(families), self.capturing.trains))
         return self._served[0]
 
     def _fix_share(self, region: RangePart) -> None:
@@ -314,7 +314,7 @@ def _tell_ends(before: Dimensions, after: Dimensions, traced: TracedPrograms) ->
             )
 
 
-def _family(served: Served, point: Mapping[str, int], state_entries: int | None = None) -> RangeFamily:
+def _family(served: LimitedRange, point: Mapping[str, int], state_entries: int | None = None) -> RangeFamily:
     return RangeFamily((), served.region.granted, Planner([]), served.variants(point, state_entries), served.region.captured, point)
 
 

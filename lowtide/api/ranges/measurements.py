@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.api.machine import Machine
-from lowtide.capture.trace import Captured
+from lowtide.capture.trace import CapturedStep
 from lowtide.cost.device import Device
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.cost.measures import Measures
@@ -51,7 +51,7 @@ class _Grid:
 
 
 def all_ranged(
-    programs: Sequence[Captured], machine: Machine, laboratory: Laboratory, *, timed: bool, exact: bool
+    programs: Sequence[CapturedStep], machine: Machine, laboratory: Laboratory, *, timed: bool, exact: bool
 ) -> list[tuple[Ranged, ...]]:
     """For each of the programs that were captured together its graph and those that compute the same, and what their nodes need.
 
@@ -63,7 +63,7 @@ def all_ranged(
     return [tuple(replace(each, written=written) for each in program) for program in found]
 
 
-def _ranged(captured: Captured, grid: _Grid, *, timed: bool, exact: bool) -> tuple[Ranged, ...]:
+def _ranged(captured: CapturedStep, grid: _Grid, *, timed: bool, exact: bool) -> tuple[Ranged, ...]:
     found: list[Ranged] = []
     equal = equal_graphs(captured.graph)
 
@@ -120,7 +120,7 @@ def _unlike(op: str, point: Mapping[str, int]) -> CaptureError:
     )
 
 
-def _times(graphs: list[Graph], captured: Captured, grid: _Grid) -> NDArray[np.float64]:
+def _times(graphs: list[Graph], captured: CapturedStep, grid: _Grid) -> NDArray[np.float64]:
     """[points, nodes] microseconds: measured for the largest and the smallest shapes, as a trial takes long.
 
     In between the machine's rates say how a time grows, and what is measured how far they are off: by a factor that goes evenly from one

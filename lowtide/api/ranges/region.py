@@ -11,7 +11,7 @@ from lowtide.api.machine import Machine
 from lowtide.api.ranges.measurements import all_ranged
 from lowtide.api.running.variant import Variant
 from lowtide.capture.data.facts import at_numbers
-from lowtide.capture.trace import Captured
+from lowtide.capture.trace import CapturedStep
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.errors import CaptureError, FormatError
 from lowtide.ir.graph import Value
@@ -26,7 +26,7 @@ from lowtide.ranges.member import Member
 from lowtide.ranges.planner import RangePlanner
 from lowtide.ranges.range_json import WrittenPart
 from lowtide.ranges.save import planner_of
-from lowtide.runtime.unchanged.premises import Granted
+from lowtide.runtime.unchanged.premises import Premises
 
 _SHOWN = 3  # conditions in a message
 
@@ -35,18 +35,18 @@ _SHOWN = 3  # conditions in a message
 class RangePart:
     """Programs that were captured together, for as many states of the optimizer's; the last is the one that most steps run."""
 
-    captured: tuple[Captured, ...]
+    captured: tuple[CapturedStep, ...]
     fixed: Mapping[str, int]  # the numbers of dimensions that are none here: 0 and 1 are captured apart
-    granted: Granted  # what they take for granted
+    granted: Premises  # what they take for granted
     planner: RangePlanner  # it keeps what it has searched
     is_timed: bool  # whether it knows what operators take
 
     @classmethod
     def of(
         cls,
-        captured: tuple[Captured, ...],
+        captured: tuple[CapturedStep, ...],
         point: Mapping[str, int],
-        granted: Granted,
+        granted: Premises,
         machine: Machine,
         laboratory: Laboratory,
         *,
@@ -60,9 +60,9 @@ class RangePart:
     @classmethod
     def of_saved(
         cls,
-        captured: tuple[Captured, ...],
+        captured: tuple[CapturedStep, ...],
         point: Mapping[str, int],
-        granted: Granted,
+        granted: Premises,
         saved: WrittenPart,
         request: Request,
         *,
@@ -120,13 +120,13 @@ class RangePart:
         return {each.name: point[each.name] for each in self.dimensions}
 
 
-def _fixed(captured: Sequence[Captured], point: Mapping[str, int]) -> dict[str, int]:
+def _fixed(captured: Sequence[CapturedStep], point: Mapping[str, int]) -> dict[str, int]:
     """The numbers at a point of what is no dimension of these programs."""
     own = {each.name for each in captured[-1].graph.dimensions}
     return {name: number for name, number in point.items() if name not in own}
 
 
-def what_on(programs: Sequence[Captured], name: str | None = None) -> str:
+def what_on(programs: Sequence[CapturedStep], name: str | None = None) -> str:
     """What programs take for granted of dimensions (of one of them), and where: the first few; "" where that is nothing."""
     conditions = [each for captured in programs for each in captured.conditions]
     found = dict.fromkeys(
@@ -135,7 +135,7 @@ def what_on(programs: Sequence[Captured], name: str | None = None) -> str:
     return "; ".join(list(found)[:_SHOWN])
 
 
-def in_steps(programs: Sequence[Captured], point: Mapping[str, int], dimensions: Dimensions) -> Dimensions:
+def in_steps(programs: Sequence[CapturedStep], point: Mapping[str, int], dimensions: Dimensions) -> Dimensions:
     """The dimensions of the whole range, in steps around a point where programs are for these alone."""
     own, conditions = programs[-1].graph.dimensions, [each for captured in programs for each in captured.conditions]
     _refuse_unreadable(conditions, own)
@@ -151,13 +151,13 @@ def in_steps(programs: Sequence[Captured], point: Mapping[str, int], dimensions:
     return tuple(map(stepped, dimensions))
 
 
-def bounded(programs: Sequence[Captured], point: Mapping[str, int], dimensions: Dimensions) -> Dimensions:
+def bounded(programs: Sequence[CapturedStep], point: Mapping[str, int], dimensions: Dimensions) -> Dimensions:
     """The dimensions of the whole range, each ending where programs that were captured at a point of it do."""
     part = {each.name: each.most for each in narrowed(programs, point)[-1].graph.dimensions}
     return tuple(replace(each, most=min(each.most, part.get(each.name, each.most))) for each in dimensions)
 
 
-def narrowed(captured: Sequence[Captured], point: Mapping[str, int]) -> tuple[Captured, ...]:
+def narrowed(captured: Sequence[CapturedStep], point: Mapping[str, int]) -> tuple[CapturedStep, ...]:
     """The programs over the part of the range in which what they rest on holds, as far as one dimension says.
 
     Raises CaptureError for a condition that cannot be checked at each batch.
@@ -183,7 +183,7 @@ def _refuse_unreadable(conditions: Sequence[Condition], dimensions: Dimensions) 
 
 
 @dataclass(frozen=True, eq=False)
-class Served:
+class LimitedRange:
     """A region under one limit: families of plans, and the programs of theirs that are compiled so far."""
 
     region: RangePart

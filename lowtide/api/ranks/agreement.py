@@ -5,24 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from lowtide.capture.trace import Captured
+from lowtide.capture.trace import CapturedStep
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Graph
 from lowtide.ir.text.graph_text import to_text
 from lowtide.plan.plan import Plan
-from lowtide.runtime.ranks.peers import Alone
+from lowtide.runtime.ranks.peers import SinglePeer
 
 _GPU = re.compile(r"cuda:\d+")
 
 
-def compare_programs(peers: Alone, captured: Sequence[Captured]) -> None:
+def compare_programs(peers: SinglePeer, captured: Sequence[CapturedStep]) -> None:
     """Raises CaptureError on all ranks, naming what they read differently or the first operator that differs, unless all have the same."""
     if peers.several:
         read = [each.told for one in captured for each in one.readings]
         peers.compare([_GPU.sub("cuda", to_text(one.graph, sources=False)) for one in captured], read)
 
 
-def agreed_plans(peers: Alone, make: Callable[[], list[Plan]], graphs: Sequence[Graph], put: Callable[[int, Plan], Plan]) -> list[Plan]:
+def agreed_plans(
+    peers: SinglePeer, make: Callable[[], list[Plan]], graphs: Sequence[Graph], put: Callable[[int, Plan], Plan]
+) -> list[Plan]:
     """What `make` gives on rank 0; elsewhere each of these as `put` puts it on the graph of this number, which was captured there.
 
     Raises on all ranks what one of them raises.

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from lowtide.errors import FormatError
-from lowtide.runtime.ranks.peers import Alone, Peers
+from lowtide.runtime.ranks.peers import Peers, SinglePeer
 
 _GROUPS = "optimizer_groups"
 _NUMBERS = frozenset({"step", "mu_product", "mu", "eta"})  # of torch's optimizers: numbers also where the parameter has no dimension
@@ -36,7 +36,7 @@ class Trained:
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
-    peers: Alone
+    peers: SinglePeer
     in_shards: bool  # the optimizer's state is
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -19,7 +19,7 @@ from lowtide.capture.ranks.ranks import Ranks
 from lowtide.errors import CaptureError
 from lowtide.kernels.parts import WHOLE_OF
 from lowtide.runtime.ranks.parameters import fill, lay_out, put_back
-from lowtide.runtime.ranks.peers import ALONE, Alone, Peers, heard
+from lowtide.runtime.ranks.peers import ALONE, Peers, SinglePeer, heard
 
 _INSTEAD = (
     "give the plain module, before it is sharded, with lowtide.Parallel(group=..., shard=...), which says what is in shards; a limit "
@@ -36,7 +36,7 @@ class Trainers:
     model: nn.Module  # the module that is captured
     wrapper: nn.Module | None = None  # around it: what the user's functions are given
     ranks: Ranks | None = None
-    peers: Alone = ALONE
+    peers: SinglePeer = ALONE
 
     @classmethod
     def of(

@@ -22,13 +22,13 @@ from lowtide.runtime.caller import ChangedError, InputCheck
 from lowtide.runtime.looks import Looks
 from lowtide.runtime.plain import refuse_surroundings
 from lowtide.runtime.program import Program
-from lowtide.runtime.unchanged.premises import Granted
+from lowtide.runtime.unchanged.premises import Premises
 
 UNLIKE = object()  # a call's answer where it has to go the long way, and nothing ran
 Network = Callable[..., Sequence[Any]]
 
 
-class Tied(Protocol):
+class TiedProgram(Protocol):
     """How a program is tied to the caller's objects."""
 
     @property
@@ -52,7 +52,7 @@ class Runs(Protocol):
         """What runs."""
 
     @property
-    def captured(self) -> Tied:
+    def captured(self) -> TiedProgram:
         """What it is tied to."""
 
 
@@ -102,10 +102,10 @@ class Inference:
         return self.result(network(*[leaves[at] for at in which]))
 
 
-class Again:
+class RepeatedCalls:
     """Calls like the last one: on tensors that look alike, while all that the program takes for granted lies where it lay."""
 
-    def __init__(self, inference: Inference, granted: Granted, looks: Looks, inputs: Sequence[Any]) -> None:
+    def __init__(self, inference: Inference, granted: Premises, looks: Looks, inputs: Sequence[Any]) -> None:
         self._inference, self._granted, self._looks, self._kept = inference, granted, looks, inference.kept(inputs)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

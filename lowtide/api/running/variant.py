@@ -12,8 +12,8 @@ import torch
 from lowtide.api.running.harm import tell_harm
 from lowtide.api.running.inference import Inference
 from lowtide.capture.data.facts import Facts
-from lowtide.capture.trace import Captured
-from lowtide.cpu.build.executable import Running
+from lowtide.capture.trace import CapturedStep
+from lowtide.cpu.build.executable import NetworkCalls
 from lowtide.cpu.build.networks import runners
 from lowtide.cuda.forecast import expected
 from lowtide.errors import StepError
@@ -27,7 +27,7 @@ from lowtide.runtime.arena.arena import Arena
 from lowtide.runtime.caller import InputCheck, View
 from lowtide.runtime.copies.host import host_memory
 from lowtide.runtime.program import Program
-from lowtide.runtime.unchanged.premises import Granted
+from lowtide.runtime.unchanged.premises import Premises
 from lowtide.runtime.unchanged.settings import SettingsCheck
 
 
@@ -35,18 +35,18 @@ from lowtide.runtime.unchanged.settings import SettingsCheck
 class Variant:
     """One program for one state of the caller's: optimizers make their state in the first step and update it in later ones."""
 
-    captured: Captured
+    captured: CapturedStep
     decision: Decision  # that the program follows from
     planned: Callable[[], Plan]  # made when it is asked for: a shape's own takes longer than to run the step
     program: Program
-    granted: Granted  # the same for all that were captured together
+    granted: Premises  # the same for all that were captured together
     check: InputCheck
     settings: SettingsCheck
     shape: tuple[int, ...] | None = None  # of its batches, where the program is one for several
-    networks: Mapping[str, Running] = field(default_factory=dict, compare=False)  # that run its regions, by first result
+    networks: Mapping[str, NetworkCalls] = field(default_factory=dict, compare=False)  # that run its regions, by first result
 
     @classmethod
-    def of(cls, captured: Captured, decision: Decision, granted: Granted, gradients: bool, planned: Callable[[], Plan]) -> Variant:
+    def of(cls, captured: CapturedStep, decision: Decision, granted: Premises, gradients: bool, planned: Callable[[], Plan]) -> Variant:
         """The program that does what was decided, as `planned` tells it."""
         inputs = captured.graph.inputs
         devices = tuple(sorted({torch.device(value.storage.device).type for value in inputs}))

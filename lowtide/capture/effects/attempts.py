@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from lowtide.capture.effects.containers import LeavingError, StaleError
-from lowtide.capture.effects.outputs import Key, Leaving, survive
-from lowtide.capture.effects.sums import Counted
+from lowtide.capture.effects.outputs import Key, OutputRecorder, survive
+from lowtide.capture.effects.sums import CountedPlace
 from lowtide.errors import CaptureError
 
 T = TypeVar("T")
 
 
-def with_leaving(capture: Callable[[Leaving | None, bool], T], roots: Iterable[Any], *, at_once: bool) -> T:
+def with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: Iterable[Any], *, at_once: bool) -> T:
     """A capture; where it is refused, or `at_once`, one that follows what the program puts outside.
 
     `capture` is also told whether to name whoever holds what it should not: only once nothing else is left to try.
@@ -41,12 +41,12 @@ def with_leaving(capture: Callable[[Leaving | None, bool], T], roots: Iterable[A
         raise CaptureError(f"{error}{why}") from error.__cause__
 
 
-def _summed(capture: Callable[[Leaving | None, bool], T], roots: list[Any], *, names: bool) -> T:
+def _summed(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any], *, names: bool) -> T:
     """A capture that follows what the program puts outside; where it is refused, one that follows its sums as well.
 
     Each attempt says which attributes those are. What is told in the end is what the first one told.
     """
-    counted: dict[Key, Counted] = {}
+    counted: dict[Key, CountedPlace] = {}
     try:
         return _followed(capture, roots, names, None, counted)
     except CaptureError as error:
@@ -70,17 +70,17 @@ def _wants_numbers(error: CaptureError) -> bool:
     return isinstance(error, LeavingError) and error.converts
 
 
-def _put_back(counted: dict[Key, Counted]) -> None:
+def _put_back(counted: dict[Key, CountedPlace]) -> None:
     for each in counted.values():
         each.put_back()
 
 
 def _followed(
-    capture: Callable[[Leaving | None, bool], T],
+    capture: Callable[[OutputRecorder | None, bool], T],
     roots: list[Any],
     names: bool,
-    summed: dict[Key, Counted] | None,
-    counted: dict[Key, Counted],
+    summed: dict[Key, CountedPlace] | None,
+    counted: dict[Key, CountedPlace],
     converts: bool = False,
 ) -> T:
     """Until there are stand-ins for nothing but what the program changes: all else has to be what it is, in its class as well.
@@ -92,7 +92,7 @@ def _followed(
     words: list[tuple[str, ...]] = []
     known_why: StaleError | None = None
     while True:
-        leaving, captured, failed = Leaving(chosen, summed, converts), None, None
+        leaving, captured, failed = OutputRecorder(chosen, summed, converts), None, None
         try:
             with leaving.in_place(roots):
                 captured = capture(leaving, names)

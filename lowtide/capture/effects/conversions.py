@@ -16,7 +16,7 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lowtide.capture.effects.sums import Computed, Term
+from lowtide.capture.effects.sums import NumberExpression, Term
 from lowtide.capture.numbers import Number
 
 NAMES = ("float", "int")
@@ -32,7 +32,7 @@ class _Standing(type):
             if number.kind is cls.real:
                 return number
             if cls.real is float and issubclass(type(number), Term):  # the other way it might fail, once the step has run
-                return Computed(float, (number,))
+                return NumberExpression(float, (number,))
         return cls.real(*args, **options)
 
     def __instancecheck__(cls, item: Any) -> bool:

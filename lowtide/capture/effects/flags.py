@@ -46,7 +46,7 @@ class Memo:
 
 
 @dataclass(frozen=True)
-class Settling:
+class FlagRecorder:
     """What the first step does beside the others."""
 
     memos: tuple[Memo, ...] = ()

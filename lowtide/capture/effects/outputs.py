@@ -29,7 +29,17 @@ from lowtide.capture.care.surroundings import called_by, containers_of_class, fu
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.effects.containers import KINDS, Container, EffectLog, StaleError, holds_stand_in, is_stand_in
 from lowtide.capture.effects.conversions import stand_in
-from lowtide.capture.effects.sums import Before, Computed, Counted, Earlier, Recipe, Sum, Term, recipe, results_in
+from lowtide.capture.effects.sums import (
+    CountedPlace,
+    EarlierNumber,
+    EarlierNumbers,
+    NumberExpression,
+    Recipe,
+    Sum,
+    Term,
+    recipe,
+    results_in,
+)
 from lowtide.capture.effects.variables import Variable
 from lowtide.capture.numbers import Number, holds_fakes, is_result
 from lowtide.capture.sources import is_users
@@ -41,11 +51,11 @@ Key: TypeAlias = "tuple[int, Any]"  # the id of an object, a dictionary or a var
 
 _MOST, _LARGEST = 20_000, 1000  # objects that are looked at; items of a container among which others are looked for
 _OWN_OF_MODULES = frozenset(vars(nn.Module()))
-_active: list[Leaving] = []  # one at a time, as captures are
+_active: list[OutputRecorder] = []  # one at a time, as captures are
 
 
 @dataclass(frozen=True)
-class Left:
+class StepOutputs:
     """What a step puts into the caller's places."""
 
     actions: tuple[Callable[[list[Any], list[Any]], None], ...] = ()  # of the results that leave, in the program's order, and of `sums`
@@ -69,7 +79,7 @@ class Left:
             action(list(results[at : at + count]), before)
             at += count
 
-    def with_plain(self, puts: Iterable[tuple[Any, str, Any]]) -> Left:
+    def with_plain(self, puts: Iterable[tuple[Any, str, Any]]) -> StepOutputs:
         """Numbers and texts in attributes of objects, too, the same after each step."""
         actions, words = list(self.actions), list(self.words)
         for item, name, now in puts:
@@ -78,21 +88,23 @@ class Left:
         return replace(self, actions=tuple(actions), counts=(*self.counts, *([0] * (len(actions) - len(self.counts)))), words=tuple(words))
 
 
-NOTHING_LEFT = Left()
+NOTHING_LEFT = StepOutputs()
 
 
-class Leaving:
+class OutputRecorder:
     """Follows one capture. `summed` are numbers that the program computes with, and variables that it sets; None where it may not."""
 
-    def __init__(self, chosen: frozenset[int] | None = None, summed: Mapping[Key, Counted] | None = None, converts: bool = False) -> None:
+    def __init__(
+        self, chosen: frozenset[int] | None = None, summed: Mapping[Key, CountedPlace] | None = None, converts: bool = False
+    ) -> None:
         """`chosen`: the containers by id that there are stand-ins for; None for all. `converts`: it makes Python's numbers of tensors."""
         self.chosen, self.summed, self.converts = chosen, summed, converts
         self.sums: dict[Key, Sum] = {}
-        self.earlier = Earlier()
+        self.earlier = EarlierNumbers()
         self.emptied: set[Key] = set()  # variables that the program sets: to read one before would raise Python's NameError
         self.befores: list[weakref.ref[Number]] = []  # in their places
         self.refusals: list[Any] = []
-        self.counted: dict[Key, Counted] = {}  # what the program has changed
+        self.counted: dict[Key, CountedPlace] = {}  # what the program has changed
         self.log = EffectLog()
         self.containers: dict[int, Container] = {}
         self.tables: list[tuple[Any, MutableMapping[str, Any], dict[str, Any]]] = []  # attributes, globals, variables; and those before
@@ -135,12 +147,12 @@ class Leaving:
                 sums = _is_number(was) and isinstance(now, (int, float))
                 if sums or (_is_of_variables(item) and (holds_fakes(now) or differ(was, now))):
                     old = was.kept.original if is_stand_in(was) else was
-                    self.counted[id(item), name] = Counted(functools.partial(_put, table, name, old), sums)
+                    self.counted[id(item), name] = CountedPlace(functools.partial(_put, table, name, old), sums)
         for container in self.containers.values():
             for key, default in container.asked.items():
                 was, now = dict.get(container.original, key, default), dict.get(container.stand_in, key)
                 if key in container.written and _is_number(was) and isinstance(now, (int, float)):
-                    self.counted[id(container.original), key] = Counted(lambda: None, True, default)
+                    self.counted[id(container.original), key] = CountedPlace(lambda: None, True, default)
 
     def _walk(self, waiting: collections.deque[Any], undo: Callable[[Callable[[], object]], None]) -> None:
         seen: set[int] = set()
@@ -215,8 +227,8 @@ class Leaving:
                 self.emptied.add((at, name))
                 table.pop(name, None)
 
-    def _before(self, key: Key, table: Callable[[], Any], value: Any, default: Any = ABSENT) -> Before:
-        before = Before(self.earlier, value, self.refusals)
+    def _before(self, key: Key, table: Callable[[], Any], value: Any, default: Any = ABSENT) -> EarlierNumber:
+        before = EarlierNumber(self.earlier, value, self.refusals)
         self.befores.append(weakref.ref(before))
         self.sums[key] = Sum(table, key[1], default)
         return before
@@ -325,7 +337,7 @@ class Leaving:
         left = [*(args for _, _, args in self.log.events), *(table[name] for _, table, name in self.put)]
         return [result for value in left for leaf in tree.flatten(value)[0] for result in results_in(leaf.value)]
 
-    def left(self) -> Left:
+    def left(self) -> StepOutputs:
         """How to do it again, without anything of the capture in it."""
         actions: list[Callable[[list[Any], list[Any]], None]] = []
         counts, words, lasting, known = [], [], list[bool](), dict[int, int]()
@@ -336,7 +348,7 @@ class Leaving:
             at = [index for index, leaf in enumerate(leaves) if is_result(leaf.value)]
             if any(holds_fakes(leaf.value) for leaf in leaves if not is_result(leaf.value)):
                 raise CaptureError("a number that the program computes lies in an object that cannot be made again")
-            self.puts_plain |= any(type(leaf.value) in (int, float, str, bytes, complex, Computed) for leaf in leaves)
+            self.puts_plain |= any(type(leaf.value) in (int, float, str, bytes, complex, NumberExpression) for leaf in leaves)
             plain = [None if index in at else leaf.value for index, leaf in enumerate(leaves)]
             actions.append(functools.partial(_act, act, plain, {index: recipe(leaves[index].value) for index in at}, rebuild))
             counts.append(sum(len(results_in(leaves[index].value)) for index in at))
@@ -344,7 +356,7 @@ class Leaving:
             lasting.append(bool(at) or not stays)
         relied = tuple(container for container in self.all() if container.changes)
         self.words = tuple(words)
-        return Left(
+        return StepOutputs(
             tuple(actions),
             tuple(counts),
             relied,

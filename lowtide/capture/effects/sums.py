@@ -61,7 +61,7 @@ class Term(Number):
 
 
 @dataclass
-class Earlier:
+class EarlierNumbers:
     """What lies in all such places while a program is captured, and what of that may not be zero, as the program divides by it."""
 
     numbers: list[Any] = field(default_factory=list)
@@ -75,12 +75,12 @@ class Earlier:
         return True
 
 
-class Before(Term):
+class EarlierNumber(Term):
     """What lies in a place when a step begins."""
 
     __slots__ = ("at", "earlier")
 
-    def __init__(self, earlier: Earlier, number: Any, refusals: list[Any]) -> None:
+    def __init__(self, earlier: EarlierNumbers, number: Any, refusals: list[Any]) -> None:
         super().__init__(None, type(number), refusals)
         self.at, self.earlier = len(earlier.numbers), earlier
         earlier.numbers.append(number)
@@ -90,7 +90,7 @@ class Before(Term):
         return f"before[{self.at}]"
 
 
-class Computed(Term):
+class NumberExpression(Term):
     """An operation on numbers of which one at least is such a term."""
 
     __slots__ = ("args", "function")
@@ -109,7 +109,7 @@ class Computed(Term):
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountedPlace:
     """What lies in a place that a program has changed, so that later attempts follow it there."""
 
     put_back: Callable[[], object]
@@ -140,17 +140,17 @@ class Sum:
 
 def results_in(item: Any) -> list[Any]:
     """The results of the graph that a leaf is made of."""
-    if isinstance(item, Computed):
+    if isinstance(item, NumberExpression):
         return [result for each in item.args for result in results_in(each)]
-    return [item] if isinstance(item, torch.Tensor) or (isinstance(item, Number) and not isinstance(item, Before)) else []
+    return [item] if isinstance(item, torch.Tensor) or (isinstance(item, Number) and not isinstance(item, EarlierNumber)) else []
 
 
 def recipe(item: Any) -> Recipe:
     """How a leaf is made again, without anything of the capture in it."""
-    if isinstance(item, Computed):
+    if isinstance(item, NumberExpression):
         function, parts = item.function, [recipe(each) for each in item.args]
         return lambda results, before: function(*(part(results, before) for part in parts))
-    if isinstance(item, Before):
+    if isinstance(item, EarlierNumber):
         at = item.at
         return lambda results, before: before[at]
     return (lambda results, before: next(results)) if results_in(item) else (lambda results, before: item)
@@ -160,7 +160,7 @@ def _operation(function: Callable[..., Any], turned: bool = False, divides: bool
     def operation(self: Term, other: Any) -> Any:
         one, two = (other, self) if turned else (self, other)
         if (type(other) in (int, float) or isinstance(other, Term)) and not (divides and _may_be_zero(two)):
-            return Computed(function, (one, two))
+            return NumberExpression(function, (one, two))
         return function(*(_asked(each) for each in (one, two)))
 
     return operation
@@ -174,10 +174,10 @@ def _may_be_zero(item: Any) -> bool:
     return bool(item == 0)
 
 
-def _earlier(item: Any) -> Earlier | None:
+def _earlier(item: Any) -> EarlierNumbers | None:
     """Where a number comes from that follows from earlier steps alone."""
-    if isinstance(item, Before) or not isinstance(item, Computed) or results_in(item):
-        return item.earlier if isinstance(item, Before) else None
+    if isinstance(item, EarlierNumber) or not isinstance(item, NumberExpression) or results_in(item):
+        return item.earlier if isinstance(item, EarlierNumber) else None
     return next(filter(None, map(_earlier, item.args)), None)
 
 
@@ -191,7 +191,7 @@ def _asked(item: Any) -> Any:
 
 
 def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self: Computed(function, (self,))
+    return lambda self: NumberExpression(function, (self,))
 
 
 def _question(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -104,7 +104,7 @@ class Branch:
         return bool(COMPARISONS[self.compare](left, right))
 
 
-class Foretold:
+class DerivedNumbers:
     """Formulas for the values of one recording, and what they come to by what is known at capture."""
 
     def __init__(self, inputs: Callable[[], Iterable[tuple[Value, Slot]]], nodes: Sequence[Node]) -> None:

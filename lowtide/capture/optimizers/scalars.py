@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 
 from lowtide.capture.draft import Draft
-from lowtide.capture.optimizers.derived_numbers import Branch, Foretold, Formula, UnknownNumberError, UnmadeNumberError, content_of
+from lowtide.capture.optimizers.derived_numbers import Branch, DerivedNumbers, Formula, UnknownNumberError, UnmadeNumberError, content_of
 from lowtide.capture.optimizers.python_calls import ARITHMETIC, COMPARISONS
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, StepError
@@ -74,7 +74,7 @@ class Scalars:
         self._random = random.Random(seed)
         self._value_of: dict[float, Value] = {}
         self._memory: dict[tuple[Any, ...], Any] = {}
-        self._foretold = Foretold(lambda: zip(draft.inputs, draft.slots, strict=True), draft.nodes)
+        self._foretold = DerivedNumbers(lambda: zip(draft.inputs, draft.slots, strict=True), draft.nodes)
         draft.scalar_of, draft.read_number = self._value_of.get, self._read_by_operator
 
     @property

@@ -21,13 +21,13 @@ from lowtide.capture.fakes import FakeModel
 from lowtide.capture.ranks.exchange import MESSAGE_BYTES, average, buckets
 from lowtide.capture.ranks.ranks import Ranks
 from lowtide.capture.ranks.shards import Shards, own, scatter, shard_of
-from lowtide.capture.ranks.wholes import Wholes
+from lowtide.capture.ranks.wholes import WholeTensors
 from lowtide.capture.sizes.strides import is_dense
 from lowtide.errors import CaptureError
 from lowtide.kernels.parts import WHOLE_OF
 
 
-class Sending:
+class GradientSends:
     """What of the gradients was sent, and what waits for others to travel with."""
 
     def __init__(self, ranks: Ranks) -> None:
@@ -99,7 +99,7 @@ class InParts:
     """What is in parts, pass by pass."""
 
     def __init__(self, fakes: FakeModel, ranks: Ranks) -> None:
-        self.wholes, self._sending, self._ranks = Wholes(ranks), Sending(ranks), ranks
+        self.wholes, self._sending, self._ranks = WholeTensors(ranks), GradientSends(ranks), ranks
         self._parts = {fakes.parameters[real]: part for real, part in fakes.parts.items()}
         self._shown: dict[torch.Tensor, torch.Tensor] = {}  # by parameter: the whole gradient that a hook is given
         self.wholes.add(self._parts, writable=False)

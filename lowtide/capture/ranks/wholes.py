@@ -36,7 +36,7 @@ TOGETHER_BYTES = 2**18  # tensors below travel together: a larger one needs no c
 _FOREACH = "aten._foreach_"
 
 
-class Wholes:
+class WholeTensors:
     """Whole tensors, and the part of each that this rank holds."""
 
     def __init__(self, ranks: Ranks) -> None:

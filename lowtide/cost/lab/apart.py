@@ -35,7 +35,7 @@ class LateError(GoneError):
     """It did not answer in time."""
 
 
-class Apart:
+class TrialProcess:
     """One such process. Raises `GoneError` if it cannot be started."""
 
     def __init__(self, setup: dict[str, Any]) -> None:

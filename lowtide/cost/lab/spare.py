@@ -11,16 +11,16 @@ import os
 import sys
 import threading
 
-from lowtide.cost.lab.apart import Apart
+from lowtide.cost.lab.apart import TrialProcess
 
 IDLE_S = 20.0  # it holds some hundred MiB meanwhile
 
 _lock = threading.Lock()
-_idle: list[tuple[Apart, tuple[int, tuple[str, ...]]]] = []  # at most one, and the state that it was started from
+_idle: list[tuple[TrialProcess, tuple[int, tuple[str, ...]]]] = []  # at most one, and the state that it was started from
 _timers: list[threading.Timer] = []
 
 
-def take() -> Apart | None:
+def take() -> TrialProcess | None:
     """The idle process, if there is one that was started from a state like this one's. It is the caller's now."""
     process, state = _swap(None)
     if process is not None and state != _state():
@@ -29,7 +29,7 @@ def take() -> Apart | None:
     return process
 
 
-def put(process: Apart) -> None:
+def put(process: TrialProcess) -> None:
     _end(*_swap(process))
 
 
@@ -37,7 +37,7 @@ def end() -> None:
     _end(*_swap(None))
 
 
-def _swap(process: Apart | None) -> tuple[Apart | None, tuple[int, tuple[str, ...]]]:
+def _swap(process: TrialProcess | None) -> tuple[TrialProcess | None, tuple[int, tuple[str, ...]]]:
     """Keep this process, or none; what was kept before."""
     state = _state()
     with _lock:
@@ -54,7 +54,7 @@ def _swap(process: Apart | None) -> tuple[Apart | None, tuple[int, tuple[str, ..
     return before
 
 
-def _end(process: Apart | None, state: tuple[int, tuple[str, ...]]) -> None:
+def _end(process: TrialProcess | None, state: tuple[int, tuple[str, ...]]) -> None:
     if process is not None and state[0] == os.getpid():  # else it is the process's that this one was forked off
         process.end()
 

@@ -21,7 +21,7 @@ from torch._library.simple_registry import singleton
 
 from lowtide.cost.lab import launches as launched
 from lowtide.cost.lab import spare, trial
-from lowtide.cost.lab.apart import Apart, GoneError, LateError
+from lowtide.cost.lab.apart import GoneError, LateError, TrialProcess
 from lowtide.cost.lab.operators import dtype_name, operator
 from lowtide.errors import FormatError
 
@@ -74,7 +74,7 @@ class Trials:
         self._circumstances: dict[str, list[str]] = {}  # by device
         self._inside: dict[str, bool] = {}  # by GPU, whether trials run in this process
         self._on_gpus: set[str] = set()  # which the process has used
-        self._apart: Apart | None = None
+        self._apart: TrialProcess | None = None
         self._ends = 0
         self._given_up = ""  # why there is no process any more
 
@@ -162,7 +162,7 @@ class Trials:
             self._circumstances[device] = list(trial.circumstances(device, self._gradients))
         return self._circumstances[device]
 
-    def _process(self) -> Apart:
+    def _process(self) -> TrialProcess:
         """The process, started where there is none. Raises GoneError."""
         if self._given_up:
             raise GoneError(self._given_up)
@@ -173,9 +173,9 @@ class Trials:
             self._ends += 1
         return self._apart
 
-    def _started(self) -> Apart:
+    def _started(self) -> TrialProcess:
         try:
-            return Apart({"limit_s": LIMIT_S})
+            return TrialProcess({"limit_s": LIMIT_S})
         except GoneError as gone:
             self._give_up(str(gone))
 

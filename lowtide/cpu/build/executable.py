@@ -183,7 +183,7 @@ def _runs(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
             yield tensor.data_ptr() + tensor.element_size() * sum(offsets), length * tensor.element_size() // 4
 
 
-class Running:
+class NetworkCalls:
     """Calls a network with constants that may change."""
 
     def __init__(self, described: NetworkSpec, team: Team, always: bool = False) -> None:

@@ -15,7 +15,7 @@ from lowtide.base.folders import directory
 from lowtide.base.narrow import there
 from lowtide.cpu.recipes import Target
 from lowtide.runtime.compiler import NativeError, compile_library
-from lowtide.runtime.libraries import Making, library, processor
+from lowtide.runtime.libraries import LibraryRecipe, library, processor
 
 ENTRY = "lowtide_network"
 _HERE = Path(__file__).parent
@@ -61,7 +61,7 @@ def team() -> Team:
 def _team() -> Team:
     if platform.system() != "Linux":
         raise NativeError(f"generated kernels are made for Linux, this is {platform.system()}")
-    making = Making("generated kernels", partial(compile_library, _TEAM, options=FLAGS), _team_of)
+    making = LibraryRecipe("generated kernels", partial(compile_library, _TEAM, options=FLAGS), _team_of)
     made: Team = library(directory(), f"team-{key(_TEAM.read_bytes())}.so", making)
     return made
 
@@ -75,7 +75,7 @@ def _team_of(path: Path) -> Team:
 
 def network(source: str) -> Any:
     """The address of a network's function, and the library that has it, which is to be kept. Raises NativeError."""
-    making = Making("generated kernels", partial(build, source), _network_of)
+    making = LibraryRecipe("generated kernels", partial(build, source), _network_of)
     return library(directory(), f"network-{key(source.encode())}.so", making)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 
 from lowtide.cpu.build.comparison import is_faster
-from lowtide.cpu.build.executable import Running
+from lowtide.cpu.build.executable import NetworkCalls
 from lowtide.cpu.build.library import network, team
 from lowtide.cpu.build.region import ready, target
 from lowtide.cpu.network import Bare, Network, network_of
@@ -59,7 +59,7 @@ def networked(graph: Graph, chosen: Graph | None = None, most: int = 0) -> Graph
         return None
 
 
-def runners(graph: Graph) -> Mapping[str, Running]:
+def runners(graph: Graph) -> Mapping[str, NetworkCalls]:
     """What runs a graph's own regions, by the name of the first result. Raises NativeError."""
     return {region.node.results[0].name: running(region.body, region.fixed, region.joined) for region in _own(graph)}
 
@@ -79,10 +79,10 @@ def _own(graph: Graph) -> list[Region]:
     return [Region.of(node) for node in graph.nodes if is_region(node) and not is_by_inductor(node)]
 
 
-def running(body: Graph, fixed: tuple[int, ...], joined: tuple[int, ...]) -> Running:
+def running(body: Graph, fixed: tuple[int, ...], joined: tuple[int, ...]) -> NetworkCalls:
     """What runs a body with these blocks. Raises NativeError."""
     its, address, library = built(body, fixed, joined)
-    return Running(ready(its, (address, library), fixed, Program(lower(InOrder(its.constants)), gradients=False)), team())
+    return NetworkCalls(ready(its, (address, library), fixed, Program(lower(InOrder(its.constants)), gradients=False)), team())
 
 
 def _described(chosen: Mapping[str, tuple[int, ...]] | None, most: int, body: Graph, fixed: tuple[int, ...]) -> BodyDescription | None:

@@ -30,7 +30,7 @@ from lowtide.cost.cache import Cache
 from lowtide.cpu.build import library as built
 from lowtide.cpu.build.constants import aligned
 from lowtide.cpu.build.library import ENTRY, build, team
-from lowtide.cpu.choice import Choosing, Joins
+from lowtide.cpu.choice import Choices, Joins
 from lowtide.cpu.codegen.source import kernel_text, text_of
 from lowtide.cpu.codegen.text import ElementOffsets, by_columns
 from lowtide.cpu.network import Bare, Placing
@@ -122,7 +122,7 @@ JOINS = Joins.BEST
 
 def tuned(bare: Bare, most: int, placing: Placing) -> tuple[int, ...]:
     """The numbers. At most so many variants of kernels count, whether they are measured now or were before. Raises NativeError."""
-    trial, choosing = Trial.of(bare.stages, bare.target), Choosing.of(bare.stages, bare.body, bare.known)
+    trial, choosing = Trial.of(bare.stages, bare.target), Choices.of(bare.stages, bare.body, bare.known)
     asked: dict[str, Variant] = {}
 
     def note(variants: Sequence[Variant], by_model: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowtide.ir.check.verdict import Verdict, Where, refuse
+from lowtide.ir.check.verdict import NodeLocation, Verdict, refuse
 from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.operators.collectives.nodes import begins_collective
 from lowtide.ir.operators.collectives.rows import GATHER, READING
@@ -13,10 +13,10 @@ from lowtide.ir.operators.table import row_of
 def check_collectives(graph: Graph, within: str) -> None:
     """Raises CheckError for a collective whose place among the others is free, and for one whose result is used before it is whole."""
     last: Node | None = None
-    filled: dict[Storage, Where] = {}  # storages that a collective fills, and where it began
+    filled: dict[Storage, NodeLocation] = {}  # storages that a collective fills, and where it began
     read_by: dict[Value, tuple[Value, ...]] = {}  # by what a collective makes apart: what it reads meanwhile
     for index, node in enumerate(graph.nodes):
-        where, part = Where(index, node, within), row_of(node.op).collective
+        where, part = NodeLocation(index, node, within), row_of(node.op).collective
         for value in (*node.inputs, *(before for before, _ in node.writes)):
             if value.storage in filled and part is not Collective.ENDS:
                 refuse(Verdict.COLLECTIVE_TOUCHED, f"{where} uses {value.name}, which {filled[value.storage]} makes")

@@ -16,7 +16,7 @@ from lowtide.ir.check.host import check_host_copies
 from lowtide.ir.check.loops import check_loop, is_loop
 from lowtide.ir.check.regions import check_region
 from lowtide.ir.check.reuse import check_reuses
-from lowtide.ir.check.verdict import Verdict, Where, refuse
+from lowtide.ir.check.verdict import NodeLocation, Verdict, refuse
 from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.operators.names import LOAD
 from lowtide.ir.operators.table import row_of
@@ -31,17 +31,17 @@ def check_graph(graph: Graph) -> None:
 
     Raises CheckError: verdict, node, operator, source line.
     """
-    pending, loops, regions = [(graph, "")], list[tuple[Node, Where]](), list[tuple[Node, Where]]()
+    pending, loops, regions = [(graph, "")], list[tuple[Node, NodeLocation]](), list[tuple[Node, NodeLocation]]()
     while pending:
         current, within = pending.pop()
         _check_one(current, within)
         for index, node in enumerate(current.nodes):
             if node.body is not None:
-                pending.append((node.body, f", in the body of {Where(index, node, within)}"))
+                pending.append((node.body, f", in the body of {NodeLocation(index, node, within)}"))
             if is_loop(node):
-                loops.append((node, Where(index, node, within)))
+                loops.append((node, NodeLocation(index, node, within)))
             if is_region(node):
-                regions.append((node, Where(index, node, within)))
+                regions.append((node, NodeLocation(index, node, within)))
     for node, where in loops:  # their bodies are right graphs
         check_loop(node, where)
     for node, where in regions:
@@ -58,7 +58,7 @@ def check_order(graph: Graph, order: Sequence[int]) -> None:
     machine = _Machine.of(graph)
     for step, index in enumerate(order):
         node = graph.nodes[index]
-        machine.run(node, Where(index, node, f", at step {step}"), _IN_ORDER)
+        machine.run(node, NodeLocation(index, node, f", at step {step}"), _IN_ORDER)
 
 
 def _strays(order: Sequence[int], count: int) -> str:
@@ -95,7 +95,7 @@ class _Machine:
     def of(cls, graph: Graph) -> _Machine:
         return cls(set(graph.inputs), {value.storage: value.version for value in graph.inputs})
 
-    def run(self, node: Node, where: Where, say: _Sentences) -> None:
+    def run(self, node: Node, where: NodeLocation, say: _Sentences) -> None:
         for value in _touched(node):
             if value not in self.made:
                 refuse(say.missing, f"{where} reads {value.name}")
@@ -124,7 +124,7 @@ def _check_one(graph: Graph, within: str) -> None:
     owned = {value.storage for value in (*graph.inputs, *made) if value.storage.kind.caller_owned}
     machine = _Machine.of(graph)
     for index, node in enumerate(graph.nodes):
-        where = Where(index, node, within)
+        where = NodeLocation(index, node, within)
         _check_edges(node, inside, machine.done, where)
         _check_writes(node, owned, where)
         existing = {value.storage for value in node.outputs if value is not None and value.storage in machine.version}
@@ -150,12 +150,12 @@ def _check_names(graph: Graph, within: str) -> None:
         values[value.name] = value
 
 
-def _made(graph: Graph, within: str) -> Iterator[tuple[Value, Where | str]]:
+def _made(graph: Graph, within: str) -> Iterator[tuple[Value, NodeLocation | str]]:
     for value in graph.inputs:
         yield value, f"the graph's head{within}"
     for index, node in enumerate(graph.nodes):
         for value in node.results:
-            yield value, Where(index, node, within)
+            yield value, NodeLocation(index, node, within)
 
 
 def _check_inputs(graph: Graph, within: str) -> None:
@@ -166,7 +166,7 @@ def _check_inputs(graph: Graph, within: str) -> None:
             refuse(Verdict.INPUT_VERSIONS, f"input {value.name}{within} is of version {value.version}, not {version[value.storage]}")
 
 
-def _check_edges(node: Node, inside: set[Node], done: set[Node], where: Where) -> None:
+def _check_edges(node: Node, inside: set[Node], done: set[Node], where: NodeLocation) -> None:
     """What a node says about other nodes and about its inputs."""
     if node in done:
         refuse(Verdict.NODE_TWICE, where)
@@ -178,7 +178,7 @@ def _check_edges(node: Node, inside: set[Node], done: set[Node], where: Where) -
             refuse(Verdict.INPLACE_NOT_READ, f"{where} may take over {value.name}")
 
 
-def _check_writes(node: Node, owned: set[Storage], where: Where) -> None:
+def _check_writes(node: Node, owned: set[Storage], where: NodeLocation) -> None:
     """A write makes the next version, one version only, of a storage of the caller's."""
     stepped: set[Storage] = set()
     for before, after in node.writes:
@@ -195,7 +195,7 @@ def _fields(value: Value) -> tuple[object, ...]:
     return value.storage, value.dtype, value.shape, value.stride, value.offset, value.version
 
 
-def _check_outputs(node: Node, existing: set[Storage], version: Mapping[Storage, int], where: Where) -> None:
+def _check_outputs(node: Node, existing: set[Storage], version: Mapping[Storage, int], where: NodeLocation) -> None:
     """What a node returns lies on storages that it makes, at version 0, or views storages that it reads or writes, as they are now."""
     for value in node.outputs:
         if value is None:
@@ -212,7 +212,7 @@ def _check_outputs(node: Node, existing: set[Storage], version: Mapping[Storage,
             refuse(Verdict.OTHER_VERSION, f"{where} makes {value.name}, version {value.version}; now at {version[value.storage]}")
 
 
-def _check_layout(value: Value, where: Where | str) -> None:
+def _check_layout(value: Value, where: NodeLocation | str) -> None:
     """A value lies within its storage, as far as the sizes are known."""
     if value.dtype not in ITEM_BYTES:
         refuse(Verdict.UNKNOWN_DTYPE, f"{where} makes {value.name} of dtype {value.dtype!r}; known are {', '.join(ITEM_BYTES)}")

@@ -10,7 +10,7 @@ it, which is a write, so that every reader comes before; the load after that fil
 
 from __future__ import annotations
 
-from lowtide.ir.check.verdict import Verdict, Where, refuse
+from lowtide.ir.check.verdict import NodeLocation, Verdict, refuse
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.names import DROP, LOAD, STORE
 
@@ -25,9 +25,9 @@ def check_host_copies(graph: Graph, within: str = "") -> None:
     offloaded = _Offloaded(lendable)
     if any(storage.kind is Kind.HOST for storage in fixed):
         refuse(Verdict.HOST_TOUCHED, f"the graph takes or returns one{within}")
-    awaited: dict[tuple[Storage, Storage], Where] = {}  # stores by what they copy and where to
+    awaited: dict[tuple[Storage, Storage], NodeLocation] = {}  # stores by what they copy and where to
     for index, node in enumerate(graph.nodes):
-        where = Where(index, node, within)
+        where = NodeLocation(index, node, within)
         if node.op not in _ARGUMENTS:
             _check_other(node, where)
             continue
@@ -56,10 +56,10 @@ class _Offloaded:
     def __init__(self, lendable: set[Storage]) -> None:
         self.block = {storage: storage for storage in lendable}  # by storage: the caller's own, which its values lie on
         self.copy_of: dict[Storage, Storage] = {}  # by storage on the host: the caller's block
-        self.gone: dict[Storage, Where] = {}
+        self.gone: dict[Storage, NodeLocation] = {}
         self.drops: dict[Storage, Node] = {}  # the latest of each block
 
-    def check(self, node: Node, here: Value, there: Value, where: Where) -> None:
+    def check(self, node: Node, here: Value, there: Value, where: NodeLocation) -> None:
         """One store, drop or load, if it is of offloaded state."""
         if node.op == STORE and here.storage in self.block:
             self.copy_of[there.storage] = self.block[here.storage]
@@ -79,14 +79,14 @@ class _Offloaded:
             self.block[here.storage] = block
 
 
-def _check_other(node: Node, where: Where) -> None:
+def _check_other(node: Node, where: NodeLocation) -> None:
     """A node of another kind knows nothing of the host."""
     for value in (*node.inputs, *node.results):
         if value.storage.kind is Kind.HOST:
             refuse(Verdict.HOST_TOUCHED, f"{where}: {value.name}")
 
 
-def _check_form(node: Node, where: Where) -> None:
+def _check_form(node: Node, where: NodeLocation) -> None:
     """One value for each argument, one result but for a drop, nothing else."""
     values = [arg for arg in node.args if isinstance(arg, Value)]
     results = [value for value in node.outputs if value is not None]

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator
 import sympy
 
 from lowtide.base.narrow import of_kind
-from lowtide.ir.check.verdict import Verdict, Where, refuse
+from lowtide.ir.check.verdict import NodeLocation, Verdict, refuse
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.names import LOOP
 from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_transfer, is_view
@@ -32,7 +32,7 @@ _PUT_TOGETHER = {
 _READ_WHAT_IS_THERE = tuple(op for how, ops in _PUT_TOGETHER.items() for op in ops if how != "same")
 
 
-def check_loop(node: Node, where: Where) -> None:
+def check_loop(node: Node, where: NodeLocation) -> None:
     """Whether a node of `fission.loop` with a body that is a right graph is a right loop. Raises CheckError: verdict, node, source line."""
     said, body = dict(node.kwargs), node.body
     along, into, extent, part = (said.get(name) for name in ("along", "into", "extent", "part"))
@@ -59,7 +59,7 @@ def _cut(body: Graph, dims: tuple[object, ...]) -> Iterator[Value]:
     return (value for value, dim in zip(body.inputs, dims, strict=True) if isinstance(dim, int) and not isinstance(dim, bool))
 
 
-def _check_end(value: Value, inner: Value, dim: int | None, extent: Size, part: sympy.Expr, where: Where) -> None:
+def _check_end(value: Value, inner: Value, dim: int | None, extent: Size, part: sympy.Expr, where: NodeLocation) -> None:
     """What the body takes looks like a part of what there is: as long, along the dimension that is cut, as its share."""
     wanted = list(value.shape)
     if dim is not None:
@@ -76,7 +76,7 @@ def _check_end(value: Value, inner: Value, dim: int | None, extent: Size, part: 
         refuse(Verdict.LOOP_ENDS, f"{where}: {inner.name} is {inner.storage.kind.value} in the body")
 
 
-def _check_results(results: tuple[Value, ...], into: tuple[object, ...], body: Graph, where: Where) -> None:
+def _check_results(results: tuple[Value, ...], into: tuple[object, ...], body: Graph, where: NodeLocation) -> None:
     """Every result is written, once, and read by nothing but what puts it together."""
     for result, how in zip(results, into, strict=True):
         writers = [node for node in body.nodes if any(before.storage is result.storage for before, _ in node.writes)]
@@ -91,7 +91,7 @@ def _check_results(results: tuple[Value, ...], into: tuple[object, ...], body: G
             refuse(Verdict.LOOP_RESULT, f"{where}: {result.name} is read by another")
 
 
-def _check_written(node: Node, body: Graph, along: tuple[object, ...], where: Where) -> None:
+def _check_written(node: Node, body: Graph, along: tuple[object, ...], where: NodeLocation) -> None:
     """What is written of the caller's is cut, all of it alike, and left at the version that the loop says."""
     inner = dict(zip(node.args, body.inputs, strict=False))
     written: dict[Storage, Value] = {}
@@ -116,7 +116,7 @@ def _check_written(node: Node, body: Graph, along: tuple[object, ...], where: Wh
             refuse(Verdict.LOOP_SHARES, f"{where}: {value.name} holds an element several times")
 
 
-def _check_taken(node: Node, body: Graph, dims: tuple[tuple[object, ...], tuple[object, ...]], where: Where) -> None:
+def _check_taken(node: Node, body: Graph, dims: tuple[tuple[object, ...], tuple[object, ...]], where: NodeLocation) -> None:
     """What a loop may leave its first result in is cut as that is, lies so, and is read no more once a part of the result is there."""
     along, into = dims
     for taken, op in node.inplace:
@@ -141,10 +141,10 @@ def _look(value: Value) -> tuple[Hashable, ...]:
     return value.dtype, value.shape, value.stride, value.offset
 
 
-def _check_once(body: Graph, differing: set[Value], part: str, where: Where) -> None:
+def _check_once(body: Graph, differing: set[Value], part: str, where: NodeLocation) -> None:
     """Every node but views reads, or makes, what differs from part to part; and nothing in it is for once alone."""
     for index, node in enumerate(body.nodes):
-        here = Where(index, node, f", in the body of {where}")
+        here = NodeLocation(index, node, f", in the body of {where}")
         if is_random(node) or is_transfer(node) or is_arithmetic(node) or row_of(node.op).statistics is not None:
             refuse(Verdict.LOOP_ONCE, here)
         sized = any(isinstance(size, sympy.Expr) and part in map(str, size.free_symbols) for value in node.results for size in value.shape)

@@ -6,13 +6,13 @@ But for one by another compiler: that may write the caller's, as its node says, 
 from __future__ import annotations
 
 from lowtide.errors import CheckError
-from lowtide.ir.check.verdict import Verdict, Where, refuse
+from lowtide.ir.check.verdict import NodeLocation, Verdict, refuse
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.nodes import is_random
 from lowtide.ir.regions import Region
 
 
-def check_region(node: Node, where: Where) -> None:
+def check_region(node: Node, where: NodeLocation) -> None:
     """Whether a node of `fuse.region` with a body that is a right graph is a right region. Raises CheckError."""
     try:
         region = Region.of(node)
@@ -33,7 +33,7 @@ def check_region(node: Node, where: Where) -> None:
     _check_written(node, region, where)
 
 
-def _check_written(node: Node, region: Region, where: Where) -> None:
+def _check_written(node: Node, region: Region, where: NodeLocation) -> None:
     """What the body writes is what the node says, and seen by it in one way alone."""
     inner = {value: own for value, own in zip(node.args, region.body.inputs, strict=True) if isinstance(value, Value)}
     left = {after.storage: after.version for each in region.body.nodes for _, after in each.writes}

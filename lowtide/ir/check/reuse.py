@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lowtide.ir.check.verdict import Verdict, Where, refuse
+from lowtide.ir.check.verdict import NodeLocation, Verdict, refuse
 from lowtide.ir.graph import Graph, Node, Storage, Value
 
 
@@ -21,7 +21,7 @@ def check_reuses(graph: Graph, order: Sequence[int], reuses: Sequence[int]) -> N
         if slot == -1:
             continue
         if not 0 <= slot < len(node.inplace):
-            refuse(Verdict.REUSE_NOT_LISTED, f"{Where(index, node)} lists {len(node.inplace)}, got index {slot}")
+            refuse(Verdict.REUSE_NOT_LISTED, f"{NodeLocation(index, node)} lists {len(node.inplace)}, got index {slot}")
         _check_reuse(index, node, node.inplace[slot][0], uses)
 
 
@@ -56,7 +56,7 @@ class _Uses:
 def _check_reuse(index: int, node: Node, taken: Value, uses: _Uses) -> None:
     """One node that works in the memory of one of its inputs."""
     result, storage = node.outputs[0] if node.outputs else None, taken.storage
-    where = f"{Where(index, node)} takes over {taken.name}"
+    where = f"{NodeLocation(index, node)} takes over {taken.name}"
     if result is None or uses.maker.get(result.storage) is not node:
         refuse(Verdict.REUSE_FOR_NOTHING, where)
     if storage in uses.owned:

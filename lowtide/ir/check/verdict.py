@@ -80,7 +80,7 @@ def refuse(verdict: Verdict, where: object) -> NoReturn:
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class NodeLocation:
     """Where a node is, written out only where something is wrong: index, operator, first result, source line, and bodies around it."""
 
     index: int

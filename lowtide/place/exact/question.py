@@ -25,7 +25,7 @@ _FORGET = 0.9  # of a section's weight, kept from one run to the next
 _SLOTS, _MOST_SLOTS = 1 << 12, 1 << 20  # of the table of what failed
 
 
-class Way(NamedTuple):
+class TryOrder(NamedTuple):
     """An order of trying."""
 
     rank: str  # what comes first: the buffer's most Total bytes of a section, its Width in sections, its Area
@@ -33,7 +33,7 @@ class Way(NamedTuple):
     weighted: int
 
 
-WAYS = (Way("TAW", 2, 1), Way("TWA", 1, 1), Way("TAW", 0, 0))
+WAYS = (TryOrder("TAW", 2, 1), TryOrder("TWA", 1, 1), TryOrder("TAW", 0, 0))
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class CapacityQuestion:
         self.seen: SeenStates = new_seen(_SLOTS)
         self.ranks = {way: _rank(cut.net, way.rank) for way in WAYS}
         self.fresh = walk_of(cut.net)
-        self.weight: dict[Way, NDArray[np.float64]] = {}  # of sections, as each way has learned it
+        self.weight: dict[TryOrder, NDArray[np.float64]] = {}  # of sections, as each way has learned it
         self.way = WAYS[0]
         self.runs = self.done_nodes = 0
         self._start_anew()

@@ -78,7 +78,7 @@ class Bias:
 
 
 @dataclass(frozen=True, eq=False)
-class Evicted:
+class EvictionResult:
     """What eviction made of a sequence."""
 
     sequence: Ints
@@ -93,7 +93,7 @@ def evict(
     bias: Bias | None = None,
     *,
     reserve: tuple[int, int] | None = None,
-) -> Evicted | None:
+) -> EvictionResult | None:
     """A sequence that goes through `sequence` in that order, and runs some nodes again, so that what is alive stays within the limit.
 
     Where `sequence` itself repeats a node, what that makes is freed after its last reader before. None where this rule finds no sequence.
@@ -114,7 +114,7 @@ def evict(
         work.ones if bias is None else bias.store, work.roles, work.scores, work.heap, work.ids, work.no_uses, work.out,
     )  # fmt: skip
     found, made = _evict(state, problem.records[0])
-    return Evicted(made, work.roles.copy()) if found else None
+    return EvictionResult(made, work.roles.copy()) if found else None
 
 
 class _Work:

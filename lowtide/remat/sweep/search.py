@@ -35,7 +35,7 @@ from lowtide.problems.order import Ints
 from lowtide.remat.blocks.seeds import Seeds
 from lowtide.remat.cost import cost_of, price_of
 from lowtide.remat.crossing import Crossing
-from lowtide.remat.evict.eviction import Bias, Evicted, ScoreWeights, evict
+from lowtide.remat.evict.eviction import Bias, EvictionResult, ScoreWeights, evict
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
 from lowtide.remat.sweep.archive import Archive, Point, Recipe
@@ -327,7 +327,7 @@ class _SweepSearch:
                 self.tried.add(digest)
                 fresh.append((which, recipe))
 
-        def evicted(each: tuple[int, Recipe]) -> Evicted | None:
+        def evicted(each: tuple[int, Recipe]) -> EvictionResult | None:
             which, recipe = each
             return evict(self.problems[which], recipe.base, limit, recipe.weights, recipe.bias)
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from lowtide.runtime.compiler import FLAGS, NativeError, compile_library
-from lowtide.runtime.libraries import Making, library, processor
+from lowtide.runtime.libraries import LibraryRecipe, library, processor
 
 __all__ = ["SOURCE", "NativeError", "key", "load", "opened"]
 
@@ -41,7 +41,7 @@ def load(directory: Path | None) -> Any:
 def _library(directory: Path | None) -> Any:
     if sys.platform != "linux":
         raise NativeError(f"the planned allocator is made for Linux, this is {platform.system()}")
-    return library(directory, f"allocator-{key(SOURCE)}.so", Making("the planned allocator", _compile, opened))
+    return library(directory, f"allocator-{key(SOURCE)}.so", LibraryRecipe("the planned allocator", _compile, opened))
 
 
 def _compile(target: Path) -> None:

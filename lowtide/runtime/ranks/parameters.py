@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lowtide.errors import CaptureError
-from lowtide.kernels.parts import WHOLE_OF, Whole, own_part
+from lowtide.kernels.parts import WHOLE_OF, WholeLayout, own_part
 from lowtide.runtime.ranks.peers import heard
 
 
@@ -26,7 +26,7 @@ def lay_out(model: nn.Module, size: int, group: str) -> dict[torch.Tensor, torch
             raise CaptureError(f"{name} shares its memory with {other}, which parts of them would not: make them one parameter")
     held: dict[torch.Tensor, torch.Tensor] = {each: each.data for each in whole.values()}
     for parameter, data in held.items():
-        WHOLE_OF[parameter] = Whole(data.shape, data.stride(), group)
+        WHOLE_OF[parameter] = WholeLayout(data.shape, data.stride(), group)
         parameter.grad = None
         parameter.data = data.new_empty(-(-data.numel() // size))
     return held
@@ -64,7 +64,7 @@ def gathered(model: nn.Module, group: dist.ProcessGroup) -> Iterator[None]:
             WHOLE_OF[parameter] = looks[parameter]
 
 
-def _whole(part: torch.Tensor, look: Whole, group: dist.ProcessGroup) -> torch.Tensor:
+def _whole(part: torch.Tensor, look: WholeLayout, group: dist.ProcessGroup) -> torch.Tensor:
     flat = part.new_empty(len(part) * group.size())
     dist.all_gather(list(flat.view(group.size(), -1)), part, group=group)
     found = flat[: look.shape.numel()].view(look.shape)

@@ -28,7 +28,7 @@ UNANSWERED = (
 )
 
 
-class Alone:
+class SinglePeer:
     """One process by itself: it leads, and there is nobody to agree with."""
 
     leads = True
@@ -56,11 +56,11 @@ class Alone:
         yield
 
 
-ALONE = Alone()
+ALONE = SinglePeer()
 
 
 @dataclass(frozen=True)
-class Peers(Alone):
+class Peers(SinglePeer):
     """One process among several."""
 
     main: dist.ProcessGroup  # by which they train

@@ -12,7 +12,7 @@ from lowtide.runtime.unchanged.tokens import Identity, Token
 from lowtide.runtime.unchanged.watch import Watch
 
 
-class Granted:
+class Premises:
     """How a caller's objects, and what lies `beside`, looked when they were captured, as far as the program reads them.
 
     Asking again compares identities, in microseconds; only where something was put elsewhere does it look anew, and compares values.

@@ -43,7 +43,7 @@ class Identity:
         return f"a {self.text}"
 
 
-class Watching(Protocol):
+class TokenWatchers(Protocol):
     """Who is told what tokens rest on."""
 
     def container(self, item: Any) -> None:
@@ -53,7 +53,7 @@ class Watching(Protocol):
 class Tokens:
     """Makes tokens, and tells `watch` what they rest on. `known` are the tokens of things that have their own, by id."""
 
-    def __init__(self, watch: Watching, known: Mapping[int, Token]) -> None:
+    def __init__(self, watch: TokenWatchers, known: Mapping[int, Token]) -> None:
         self._watch, self._known = watch, known
         self._made: dict[tuple[int, int], Token] = {}
         self._left = _MOST

@@ -18,14 +18,14 @@ from lowtide.ir.operators.axes.axis import Axis, Combine, Path, Reduced, Role, a
 from lowtide.ir.sizes import Size
 
 Rule: TypeAlias = Callable[[Node], Iterator[Axis]]
-Where: TypeAlias = Mapping[Any, int]  # dimensions of arguments, by the argument's position: a path, or a number for args[number]
+NodeLocation: TypeAlias = Mapping[Any, int]  # dimensions of arguments, by the argument's position: a path, or a number for args[number]
 
 SUM, MEAN, SAME = Reduced(Combine.SUM), Reduced(Combine.MEAN), Reduced(Combine.SAME)
 
 
 def axis(
     node: Node,
-    sliced: Where,
+    sliced: NodeLocation,
     made: Mapping[int, Role],
     sizes: Sequence[Path] = (),
     instead: Mapping[Path, Arg] | None = None,

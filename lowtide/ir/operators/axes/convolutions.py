@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lowtide.ir.graph import Arg, Node, Value
 from lowtide.ir.operators.axes.axis import Axis
-from lowtide.ir.operators.axes.builders import SAME, SUM, Rule, Where, axis, given
+from lowtide.ir.operators.axes.builders import SAME, SUM, NodeLocation, Rule, axis, given
 
 
 def convolution(node: Node) -> Iterator[Axis]:
@@ -42,7 +42,7 @@ def convolution_backward(node: Node) -> Iterator[Axis]:
         yield from axis(node, {0: 1, 1: 1, 2: 0}, {0: 1, 1: 0, 2: 0}, [*bias, (9,)])
     if _of_one_element(weight, node.args[4:9]):
         for dim in range(2, len(x.shape)):
-            sliced: Where = {0: dim, 1: dim}
+            sliced: NodeLocation = {0: dim, 1: dim}
             yield from axis(node, sliced, {0: dim, 1: SUM, 2: SUM})
 
 

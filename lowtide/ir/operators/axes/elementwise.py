@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.axes.axis import Axis, tensor_paths
-from lowtide.ir.operators.axes.builders import Rule, Where, axis
+from lowtide.ir.operators.axes.builders import NodeLocation, Rule, axis
 
 # Those that torch tags as pointwise, and that draw nothing.
 TAGGED = (
@@ -43,7 +43,7 @@ def broadcast(node: Node) -> Iterator[Axis]:
     if any(value is not None and value.shape != made.shape for value in node.outputs):
         return
     for dim in range(rank):
-        sliced: Where = {path: dim - rank for path, value in tensor_paths(node) if _spans(value, made, dim - rank)}
+        sliced: NodeLocation = {path: dim - rank for path, value in tensor_paths(node) if _spans(value, made, dim - rank)}
         yield from axis(node, sliced, dict.fromkeys(range(len(node.outputs)), dim))
 
 

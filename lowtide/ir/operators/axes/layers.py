@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lowtide.ir.graph import Node
 from lowtide.ir.operators.axes.axis import Axis, Combine, Reduced, Role
-from lowtide.ir.operators.axes.builders import MEAN, SAME, SUM, Rule, Where, axis, given, number
+from lowtide.ir.operators.axes.builders import MEAN, SAME, SUM, NodeLocation, Rule, axis, given, number
 
 _NONE, _MEAN, _SUM = 0, 1, 2  # torch's reductions of losses
 
@@ -60,7 +60,7 @@ def batch_norm_backward(node: Node) -> Iterator[Axis]:
     if value is None:
         return
     training = node.args[7] is not False
-    saved: Where = {5: 0, 6: 0} if training else {}
+    saved: NodeLocation = {5: 0, 6: 0} if training else {}
     yield from axis(node, {0: 1, 1: 1, 2: 0, 3: 0, 4: 0, **saved}, {0: 1, 1: 0, 2: 0})
     if not training:
         for dim in (0, *range(2, len(value.shape))):
@@ -74,7 +74,7 @@ def likelihood(node: Node) -> Iterator[Axis]:
         return
     reduction, total = number(node, 3, "reduction", _MEAN), node.outputs[1]
     for dim in (0, *range(2, len(scores.shape))):
-        sliced: Where = {0: dim, 1: dim - (dim > 0)}
+        sliced: NodeLocation = {0: dim, 1: dim - (dim > 0)}
         if reduction == _NONE:
             yield from axis(node, sliced, {0: sliced[1], 1: SAME})
         elif reduction == _SUM:
@@ -90,7 +90,7 @@ def likelihood_backward(node: Node) -> Iterator[Axis]:
         return
     for dim in (0, *range(2, len(scores.shape))):
         target = dim - (dim > 0)
-        by_element: Where = {0: target} if node.args[4] == _NONE else {}
+        by_element: NodeLocation = {0: target} if node.args[4] == _NONE else {}
         yield from axis(node, {1: dim, 2: target, **by_element}, {0: dim})
 
 
@@ -111,7 +111,7 @@ def mean_square_backward(node: Node) -> Iterator[Axis]:
     if one is None or two is None or one.shape != two.shape or node.args[3] == _MEAN:
         return
     for dim in range(len(one.shape)):
-        by_element: Where = {0: dim} if node.args[3] == _NONE else {}
+        by_element: NodeLocation = {0: dim} if node.args[3] == _NONE else {}
         yield from axis(node, {1: dim, 2: dim, **by_element}, {0: dim})
 
 
@@ -122,7 +122,7 @@ def planes(dims: int, sizes: int | None = None) -> Rule:
         tensors = [at for at in range(len(node.args)) if given(node, (at,)) is not None]
         value = given(node, (tensors[0],)) if tensors else None
         for dim in range(len(value.shape) - dims if value is not None else 0):
-            sliced: Where = dict.fromkeys(tensors, dim)
+            sliced: NodeLocation = dict.fromkeys(tensors, dim)
             yield from axis(node, sliced, dict.fromkeys(range(len(node.outputs)), dim), () if sizes is None else [(sizes, dim)])
 
     return rule

@@ -8,7 +8,7 @@ from typing import Any
 from lowtide.base.narrow import of_kind
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.axes.axis import Axis, Path
-from lowtide.ir.operators.axes.builders import SUM, Rule, Where, axis, given
+from lowtide.ir.operators.axes.builders import SUM, NodeLocation, Rule, axis, given
 
 
 def embedding(node: Node) -> Iterator[Axis]:
@@ -62,7 +62,7 @@ def index_put(node: Node) -> Iterator[Axis]:
         for position, dim in enumerate(free):
             to = position + (shared if position >= first else 0) - (len(free) + shared)
             there = len(source.shape) >= -to and source.shape[to] != 1
-            also: Where = {2: to} if there else {}
+            also: NodeLocation = {2: to} if there else {}
             yield from axis(node, {0: dim, **also}, {0: dim})
 
 
@@ -106,7 +106,7 @@ def along(index_at: int, *others: int, free: bool) -> Rule:
             return
         named = of_kind(int, named)
         for dim in range(len(value.shape)):
-            sliced: Where = dict.fromkeys((index_at, *others), dim)
+            sliced: NodeLocation = dict.fromkeys((index_at, *others), dim)
             if dim != named % len(value.shape):
                 if value.shape[dim] == where.shape[dim] and all(_extent(node, at, dim) in (None, where.shape[dim]) for at in others):
                     yield from axis(node, {0: dim, **sliced}, {0: dim})
@@ -153,7 +153,7 @@ def _by_vector(node: Node, source: int | None) -> Iterator[Axis]:
     named = of_kind(int, named)
     for dim in range(len(value.shape)):
         if dim != named % len(value.shape):
-            also: Where = {} if source is None else {source: dim}
+            also: NodeLocation = {} if source is None else {source: dim}
             yield from axis(node, {0: dim, **also}, {0: dim})
         elif source is None:
             yield from axis(node, {2: 0}, {0: dim})

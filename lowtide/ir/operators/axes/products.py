@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lowtide.ir.graph import Node
 from lowtide.ir.operators.axes.axis import Axis, Role
-from lowtide.ir.operators.axes.builders import SUM, Rule, Where, axis, given
+from lowtide.ir.operators.axes.builders import SUM, NodeLocation, Rule, axis, given
 
 
 def einsum(text: str) -> Rule:
@@ -22,7 +22,7 @@ def einsum(text: str) -> Rule:
         added = any(term.startswith("[") for term in terms)
         for letter in dict.fromkeys(letter for letter in given_text if letter.isalpha()):
             if letter in made:
-                sliced: Where = {at: dim for at, term in enumerate(terms) if (dim := _place(node, at, term, letter)) is not None}
+                sliced: NodeLocation = {at: dim for at, term in enumerate(terms) if (dim := _place(node, at, term, letter)) is not None}
                 yield from axis(node, sliced, {0: made.index(letter)})
             elif not added:
                 yield from axis(node, {at: term.index(letter) for at, term in enumerate(terms) if letter in term}, {0: SUM})

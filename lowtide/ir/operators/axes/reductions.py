@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from lowtide.base.narrow import of_kind
 from lowtide.ir.graph import Node
 from lowtide.ir.operators.axes.axis import Axis, Combine, Reduced, Role
-from lowtide.ir.operators.axes.builders import MEAN, SUM, Rule, Where, axis, dims_of, given, number
+from lowtide.ir.operators.axes.builders import MEAN, SUM, NodeLocation, Rule, axis, dims_of, given, number
 
 
 def over(combine: Reduced | None, dims_at: int | None = 1, keepdim_at: int = 2) -> Rule:
@@ -44,7 +44,7 @@ def named(position: int, *, default: int = -1) -> Rule:
         for dim in range(rank):
             if dim != dim_of % rank:
                 tensors = [at for at in range(len(node.args)) if (one := given(node, (at,))) is not None and len(one.shape) == rank]
-                positions: Where = dict.fromkeys(tensors, dim)
+                positions: NodeLocation = dict.fromkeys(tensors, dim)
                 yield from axis(node, positions, dict.fromkeys(range(len(node.outputs)), dim))
 
     return rule
