@@ -23,6 +23,18 @@ def test_classes_have_names_of_their_own():
     assert {name for name in names if names.count(name) > 1} == {"Anytime", "Auto", "Exact", "Status"}
 
 
+def test_files_are_named_by_nouns():
+    """No participle and no adverb, but for those that the field uses as nouns."""
+    nouns = {"crossing", "family", "fitting", "lightning", "pruning", "rounding", "spelling", "staging"}
+    stems = {path.stem for path in PACKAGE.rglob("*.py")}
+    assert (
+        sorted(
+            stem for stem in stems - nouns if stem.endswith(("ed", "ing", "ly")) or stem in ("beside", "within", "found", "made", "held")
+        )
+        == []
+    )
+
+
 def test_test_files_have_names_of_their_own():
     """pytest imports them by name: of two that are called alike it collects one."""
     names = [path.name for path in TESTS.rglob("test_*.py")]

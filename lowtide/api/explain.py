@@ -56,18 +56,18 @@ def explain(
 ) -> Explanation:
     """Where the program's memory peaks as it stands, what is held then, and what would lower it; `print` it.
 
-    The program is followed under fake tensors: the model does not run, so one on the meta device does as well as one with memory; model,
-    optimizer and random generators are as before. What is advised was planned as `optimize` plans it: each distinct operator is tried
-    on made-up data for its time and its temporaries. With `Planning(workspaces=False)`, or another machine to `simulate`, nothing runs:
-    temporaries are not counted then, and times are by the rates of the machine. Arguments are those of `optimize`; beside them:
+    The program is followed under fake tensors and the model does not run, so that it may lie on the meta device. Model, optimizer and
+    random generators stay as they were. Each remedy was planned as `optimize` plans: each distinct operator is tried on made-up data
+    for its time and its temporaries. With `Planning(workspaces=False)`, or another machine to `simulate`, nothing runs. Temporaries are
+    not counted then, and times are by the rates of the machine. Arguments are those of `optimize`; beside them:
 
-    memory: what it is to fit in: then the answer says whether it does, and if not, the fastest way that was found to make it fit.
-    shapes: of a range what is explained is the largest shape, of which a share of memory is taken.
-    planning: `effort` is "quick" where nothing is said. `simulate` is the machine whose rates and allocator count; without it this one,
-        whose rates are measured once.
-    run: `swap` and `swap_state`; the rest is for a step that runs.
+    memory: what it is to fit in. The answer then says whether it fits, and if not, the fastest way found to make it fit.
+    shapes: of a range the largest shape is explained; a share of memory is of its peak.
+    planning: `effort` is "quick" by default. `simulate` is the machine whose rates and allocator count; without it this one, whose
+        rates are measured once.
+    run: only `swap` and `swap_state` matter here.
 
-    Raises CaptureError, BatchError and TypeError as `optimize` does; ValueError where `device` is a GPU that is not here and `simulate`
+    Raises CaptureError, BatchError and TypeError as `optimize` does; ValueError if `device` is a GPU that is not here and `simulate`
     names no machine.
     """
     check_arguments(model, loss, optimizer, training)

@@ -107,8 +107,9 @@ def why_unread(name: str, follows_from: str) -> str:
     rate = "set the rate to 0 with which the draw is compared (layerdrop, module_dropout), or " if "a random draw" in follows_from else ""
     return (
         f"control flow depends on data: {name} at {users_line()} reads a tensor's value, which no graph can follow, since it follows from "
-        f"{follows_from}; {rate}use torch.where or masks, return tensors for numbers; what only checks may stay where its other way raises "
-        "(`if not ok.all(): raise ValueError(...)`, `assert ok.all()`)"
+        f"{follows_from}; {rate}use torch.where or masks; to print, format or log a number, put `value.detach()` into a list and print it "
+        "after the step; what only checks may stay where its other way raises (`if not ok.all(): raise ValueError(...)`, "
+        "`assert ok.all()`)"
     )
 
 

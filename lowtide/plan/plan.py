@@ -1,4 +1,4 @@
-"""Plan: a graph, what was decided about it, what that promises, and how it came about. Saved as JSON, see `plan.written`."""
+"""Plan: a graph, what was decided about it, what that promises, and how it came about. Saved as JSON, see `plan.plan_json`."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ leaves  nothing: a FormatError where it breaks a rule
    shapes that follow from what the region is given (`cpu.checks`).
 3. What a region takes for constant are stored tensors.
 
-What torch makes between regions is compared with the graph when the function is loaded (`lower.watched`).
+What torch makes between regions is compared with the graph when the function is loaded (`lower.interpreter`).
 """
 
 from __future__ import annotations

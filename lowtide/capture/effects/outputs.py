@@ -1,7 +1,7 @@
 """What a program puts into the caller's own places while it runs: outputs of the step, put there again after each one.
 
 Looked for are lists, dictionaries and attributes that its functions and modules lead to. A program for which a plain capture is
-refused is captured once more with stand-ins in the places of those containers (`watched.py`), which note what it does to them.
+refused is captured once more with stand-ins in the places of those containers (`containers.py`), which note what it does to them.
 """
 
 from __future__ import annotations
