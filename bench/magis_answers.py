@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.magis_plan import Found
-from bench.magis_workloads import EFFORT_NOTES, NOTES, KnownKernels, Limited
+from bench.magis_workloads import EFFORT_NOTES, NOTES, Known, Limited
 from bench.results import Results
 
 _WHICH = ("workload", "network", "moves")
@@ -49,7 +49,7 @@ def answered(found: Found) -> dict[str, Any]:
     }
 
 
-def known_answers(found: Found, known: KnownKernels, network: str) -> dict[str, Any]:
+def known_answers(found: Found, known: Known, network: str) -> dict[str, Any]:
     """What others reach, and at which of MAGIS's limits this search has a point with no more memory and no more time."""
     beaten = [limit for limit, reached in known.magis.items() if dominates(found, reached)]
     return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -11,6 +10,7 @@ import torch
 
 from lowtide.api.stages import Stages
 from lowtide.base.folders import directory
+from lowtide.base.warn import warn
 from lowtide.cuda import native as cuda_native
 from lowtide.place import Auto, Placer, place
 from lowtide.place.warm_up import warm_up
@@ -108,4 +108,4 @@ class StepArena:
 @cache
 def _warn(sentence: str) -> None:
     """Each sentence once in a process: a program may optimize many steps."""
-    warnings.warn(sentence, stacklevel=6)
+    warn(sentence)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 from torch import nn
 
 from lowtide.api.options import Training
+from lowtide.base.warn import warn
 from lowtide.capture.batches import BATCHES
 from lowtide.capture.optimizers.wrappers import accumulates_over, scalers_within
 from lowtide.errors import CaptureError
@@ -86,7 +86,7 @@ def check_swapping(model: nn.Module, optimizer: torch.optim.Optimizer | None, sw
 def warn_of_nowhere_to_swap(swap_state: bool, device: torch.device, simulates: bool) -> None:
     """Say that an argument does nothing here, as torch's `pin_memory` does where there is no GPU."""
     if swap_state and device.type == "cpu" and not simulates:
-        warnings.warn("swap_state=True does nothing on a CPU, which has no other memory to send state to", UserWarning, stacklevel=4)
+        warn("swap_state=True does nothing on a CPU, which has no other memory to send state to")
 
 
 def check_kernels(kernels: str | None, exact: bool, *, varies: bool, tries: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -12,6 +11,7 @@ from lowtide.api.maker import Family, StepMaker
 from lowtide.api.ranges.guess import Seen, shapes_of
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.running.shapes import StepsByShape
+from lowtide.base.warn import warn
 from lowtide.capture.care.failures import programs_own
 from lowtide.errors import CaptureError
 from lowtide.runtime.batch import BatchSpec, NewShapeError, Shape
@@ -85,7 +85,7 @@ class OtherShapes(Generic[S]):
             found.make(*detached(args, kwargs))
         except CaptureError as error:
             self.seen = []
-            warnings.warn(f'dynamic="auto": shapes are captured one by one from here on: {error}', stacklevel=4)
+            warn(f'dynamic="auto": shapes are captured one by one from here on: {error}')
             return False
         self.seen, self.range = seen, found
         return True

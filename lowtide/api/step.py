@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-import warnings
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -29,6 +28,7 @@ from lowtide.api.saved.freeze import freeze
 from lowtide.api.saved.save import save
 from lowtide.api.stages import Stages
 from lowtide.base.files import write_whole
+from lowtide.base.warn import warn
 from lowtide.capture.care.turns import turn
 from lowtide.capture.data.facts import Facts
 from lowtide.capture.data.placeholders import can_stand_in
@@ -285,7 +285,7 @@ class Step:
         device = max((value.storage.device for value in variant.captured.graph.inputs), default="cpu")
         done: list[tuple[Any, bool]] = []  # holds the result, as a caller would
         if variant.program.gradients:
-            warnings.warn(_TRAINS, UserWarning, stacklevel=2)
+            warn(_TRAINS)
         taken = measure_memory(lambda: done.append(self._run(variant, inputs, now)), device)
         resident_bytes = variant.plan.resident_bytes
         self._measured = MeasuredStep(resident_bytes + taken.above_bytes, resident_bytes, taken.end_bytes)
@@ -446,7 +446,7 @@ class Step:
         since = check.took(time.perf_counter() - began)
         if difference:
             if not self._stale:
-                warnings.warn(f"{since}: {difference}; {_COUNTS if counts and not self._others.limited else _UNSEEN}", stacklevel=6)
+                warn(f"{since}: {difference}; {_COUNTS if counts and not self._others.limited else _UNSEEN}")
             self._stale.add(self._families[0].number)
             self._unseen = difference if counts else ""
         return difference

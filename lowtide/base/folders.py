@@ -10,8 +10,9 @@ import os
 import shutil
 import stat
 import tempfile
-import warnings
 from pathlib import Path
+
+from lowtide.base.warn import warn
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _warned: set[str] = set()  # what this process has been warned of
@@ -63,7 +64,7 @@ def warn_once(about: str, sentence: str) -> None:
     """Say a sentence, unless this process has said one about the same before."""
     if about not in _warned:
         _warned.add(about)
-        warnings.warn(sentence, RuntimeWarning, stacklevel=3)
+        warn(sentence, RuntimeWarning)
 
 
 def _usual() -> Path | None:

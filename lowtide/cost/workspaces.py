@@ -11,11 +11,11 @@ temporaries, and a few (native_dropout_backward, ldexp) hold one as large as the
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+from lowtide.base.warn import warn
 from lowtide.cost.bodies import bodies, inner_peak_bytes
 from lowtide.cost.lab.laboratory import SHOWN, Call, Laboratory, Unmeasured, device_of
 from lowtide.cost.lab.recipe import numbers
@@ -107,9 +107,7 @@ def warn_of_memory(unknown: Sequence[Unmeasured], consequence: str) -> None:
     lacking = [each for each in unknown if each.of_memory]
     if lacking:
         first, more = lacking[0], f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-        warnings.warn(
-            f"not enough memory to measure {first.call[:SHOWN]} ({first.reason}){more}: {consequence}", RuntimeWarning, stacklevel=3
-        )
+        warn(f"not enough memory to measure {first.call[:SHOWN]} ({first.reason}){more}: {consequence}", RuntimeWarning)
 
 
 def needs_none(node: Node) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
+from lowtide.base.warn import warn
 from lowtide.errors import BudgetError
 from lowtide.plan.plan import Plan
 from lowtide.planning.archive import CandidateArchive
@@ -94,7 +94,7 @@ class Planner:
             return
         self._keep(main, request)
         if main.archive.interrupted:
-            warnings.warn(f"search interrupted: the best of {main.archive.states} schedules seen so far is used", stacklevel=2)
+            warn(f"search interrupted: the best of {main.archive.states} schedules seen so far is used")
         known[:-1] = [None if sibling is None else main.carried_to(sibling) for sibling in known[:-1]]
 
     def _searched_for(self, which: int, request: Request) -> CandidateArchive:

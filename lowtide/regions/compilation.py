@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import operator as python
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
@@ -27,6 +26,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowtide.base.warn import warn
 from lowtide.cost.cache import Cache
 from lowtide.cost.lab.operators import argument, operator
 from lowtide.cost.profiler import measure_memory
@@ -246,4 +246,4 @@ def _moved_bytes(body: Graph) -> int:
 
 @lru_cache
 def _warn_once(sentence: str) -> None:
-    warnings.warn(sentence, RuntimeWarning, stacklevel=8)
+    warn(sentence, RuntimeWarning)

@@ -9,7 +9,7 @@ from bench import magis, magis_answers
 from bench.magis_plan import Effort, Found, Timed, plan
 from bench.magis_plots import draw
 from bench.magis_scale import network
-from bench.magis_workloads import CASES, KnownKernels, Limited
+from bench.magis_workloads import CASES, Known, Limited
 from bench.models import explicit
 from bench.models.magis import ENTRIES, Block, Patches, UNet, UNetPlusPlus
 from bench.models.workload import Entry, images
@@ -86,12 +86,12 @@ def test_a_point_dominates_with_no_more_of_either():
     assert magis_answers.dominates(FOUND, Limited(0.38, 0.5))
     assert not magis_answers.dominates(FOUND, Limited(0.379, 0.17))
     assert not magis_answers.dominates(FOUND, Limited(0.1, 9.0))
-    known = KnownKernels({"80 %": Limited(0.8, 0.02), "40 %": Limited(0.4, 0.1)}, {0.8: 0.05, 0.4: 0.36}, "net")
+    known = Known({"80 %": Limited(0.8, 0.02), "40 %": Limited(0.4, 0.1)}, {0.8: 0.05, 0.4: 0.36}, "net")
     row = magis_answers.known_answers(FOUND, known, "net")
     assert (row["magis_dominated"], row["magis_at_40"], row["eviction_at_80"]) == ("1 of 2: 80 %", "0.400 (+10.0%)", 0.05)
     assert row["eviction_saved"] == pytest.approx((0.8 + 0.5) / 2)
     assert "eviction_at_80" not in magis_answers.known_answers(FOUND, known, "another net")
-    assert magis_answers.known_answers(FOUND, KnownKernels({}, {}), "net")["magis_dominated"] is None
+    assert magis_answers.known_answers(FOUND, Known({}, {}), "net")["magis_dominated"] is None
 
 
 def test_long_frontiers_are_thinned_and_keep_their_ends():

@@ -25,7 +25,7 @@ from lowtide.split.prices import Prices
 from lowtide.split.rewrite import looped, with_loops
 from lowtide.split.roles import Split
 from lowtide.split.search import FissionSearch, Root, SearchWidth, groups_of
-from tests.loops import CapturedStep, captured, checked, nodes_of
+from tests.loops import Captured, captured, checked, nodes_of
 from tests.splits import candidates, split
 
 SGD = partial(optim.SGD, lr=0.1)
@@ -42,7 +42,7 @@ def network(x: torch.Tensor, labels: torch.Tensor, *weights: torch.Tensor) -> to
 
 
 @pytest.fixture(scope="module")
-def program() -> CapturedStep:
+def program() -> Captured:
     torch.manual_seed(0)
     shapes = [(16, 64), (64, 16)] * BLOCKS + [(400, 16)]
     weights = [torch.randn(shape, dtype=torch.float64) / 4 for shape in shapes]
@@ -58,7 +58,7 @@ def measured(graph: Graph, *, splits: bool = True) -> MeasuredGraph:
     return MeasuredGraph(graph, DEVICE.graph_us(graph), (0,) * len(graph.nodes), splits)
 
 
-def same(program: CapturedStep, graph: Graph) -> None:
+def same(program: Captured, graph: Graph) -> None:
     for got, expected in zip(program.run(graph), program.run(), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
 

@@ -22,7 +22,7 @@ from lowtide.rewrite.losses import sum_losses
 from lowtide.rewrite.row_sums import add_into_sums
 from lowtide.split.dimensions import Dimensions
 from lowtide.split.roles import Split
-from tests.loops import CapturedStep, captured, checked, made, nodes_of, planned, set_around
+from tests.loops import Captured, captured, checked, made, nodes_of, planned, set_around
 from tests.splits import along, split
 
 SGD, ADAMW = partial(optim.SGD, lr=0.1), partial(optim.AdamW, lr=0.1, foreach=False)
@@ -40,7 +40,7 @@ def classified(x: torch.Tensor, labels: torch.Tensor, table: torch.Tensor) -> to
     return F.cross_entropy(torch.tanh(x) @ table.t(), labels)
 
 
-def same(program: CapturedStep, graph: Graph) -> None:
+def same(program: Captured, graph: Graph) -> None:
     """A graph computes what the captured one does: to some digits of double precision, and exactly where nothing is rounded."""
     for got, expected in zip(program.run(graph), program.run(), strict=True):
         assert got.stride() == expected.stride()
@@ -210,7 +210,7 @@ def test_a_loss_whose_labels_all_do_not_count_stays_what_it_was():
     assert all(torch.equal(got.isnan(), expected.isnan()) for got, expected in zip(done, program.run(), strict=True))
 
 
-def refused(program: CapturedStep, reason: str, nodes, value, dim: int = 0) -> None:
+def refused(program: Captured, reason: str, nodes, value, dim: int = 0) -> None:
     with pytest.raises(CheckError, match=reason):
         split(program.graph, along(nodes, value, dim), 2)
 

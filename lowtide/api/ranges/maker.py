@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from lowtide.api.ranges.region import LimitedRange, RangePart, bounded, in_steps
 from lowtide.api.ranges.samples import largest
 from lowtide.api.stages import Stages
 from lowtide.base.files import write_whole
+from lowtide.base.warn import warn
 from lowtide.capture.data.facts import Facts
 from lowtide.capture.sizes.strides import is_dense
 from lowtide.capture.trace import CapturedStep
@@ -220,10 +220,9 @@ class RangeMaker:
         for before, after in zip(dimensions, found, strict=True):
             if after.steps is not None and before != after:
                 said = f'("{after.extent_name}", {after.extent(after.least)}, {after.extent(after.most)}, {after.steps.step})'
-                warnings.warn(
+                warn(
                     f"dimension {after.extent_name}: the range is {after.extents}, as the program rests on {what_on(traced.captured)}; a "
-                    f"batch in between is one out of the range. {said} in `dynamic` says so",
-                    stacklevel=8,
+                    f"batch in between is one out of the range. {said} in `dynamic` says so"
                 )
         self._varying = replace(self._varying, dimensions=found)
         self._maker = replace(self._maker, capturing=replace(self.capturing, varying=self._varying))
@@ -235,7 +234,7 @@ class RangeMaker:
             region = self._region(self._traced(args, kwargs, laboratory), laboratory)
         served = self._plan(region)
         if len(self._served) == _MANY:
-            warnings.warn(f"lowtide has captured {_MANY} parts of the range apart, {region.why}", stacklevel=7)
+            warn(f"lowtide has captured {_MANY} parts of the range apart, {region.why}")
         return served
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> TracedPrograms:
@@ -307,10 +306,9 @@ def _ended(traced: TracedPrograms, dimensions: Dimensions) -> Iterator[Dimension
 def _tell_ends(before: Dimensions, after: Dimensions, traced: TracedPrograms) -> None:
     for was, now in zip(before, after, strict=True):
         if was != now:
-            warnings.warn(
-                f"dimension {now.extent_name}: the range is {now.extents}, as the program rests on {what_on(traced.captured, now.name)}; a "
-                "batch beyond is one out of the range",
-                stacklevel=9,
+            warn(
+                f"dimension {now.extent_name}: the range is {now.extents}, as the program rests on {what_on(traced.captured, now.name)}; "
+                "a batch beyond is one out of the range"
             )
 
 

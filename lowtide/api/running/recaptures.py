@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
+
+from lowtide.base.warn import warn
 
 _IN_A_ROW = 3  # captures for one cause
 _SETTLED = 8  # calls in a row that found their programs: a row is over
@@ -44,9 +45,7 @@ class Recaptures:
         self._met[change] += 1
         then = "each call is captured anew" if always else "calls that no program is for run as the loop would run them, without lowtide"
         why = f": {change}" if change else ""
-        warnings.warn(
-            f"lowtide has captured the step anew in {_IN_A_ROW} calls in a row{why}. From here on {then}; {_REMEDY}", stacklevel=5
-        )
+        warn(f"lowtide has captured the step anew in {_IN_A_ROW} calls in a row{why}. From here on {then}; {_REMEDY}")
         return always
 
     def _comes_again(self, change: str) -> bool:

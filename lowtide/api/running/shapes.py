@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from lowtide.base.warn import warn
 from lowtide.runtime.batch import NewShapeError, Shape
 
 S = TypeVar("S")
@@ -50,14 +50,13 @@ class StepsByShape(Generic[S]):
             if len(self._made) > MOST_SHAPES:
                 self._made.popitem(last=False)
             if self._count == _MANY:
-                warnings.warn(f"lowtide has captured the step for {_MANY} further shapes of batches: {_REMEDY}", stacklevel=5)
+                warn(f"lowtide has captured the step for {_MANY} further shapes of batches: {_REMEDY}")
         return self._made[error.shape]
 
     def _warn_eager(self, error: NewShapeError) -> None:
         if self.policy is None and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"{error.difference}; a second new shape is run as the loop would run it, without lowtide: {_REMEDY}, or pass "
-                'shapes=lowtide.Shapes(on_new_shape="extend") to have each shape captured, "eager" to be content with this',
-                stacklevel=5,
+                'shapes=lowtide.Shapes(on_new_shape="extend") to have each shape captured, "eager" to be content with this'
             )

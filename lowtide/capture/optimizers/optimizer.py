@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.overrides import TorchFunctionMode
 
+from lowtide.base.warn import warn
 from lowtide.capture.blocks import geometry
 from lowtide.capture.care.turns import for_this_thread, undoing
 from lowtide.capture.draft import Draft
@@ -343,7 +344,7 @@ def _refuse_strangers(optimizer: torch.optim.Optimizer, names: Mapping[torch.Ten
             "neither: make the optimizer anew"
         )
     if beside:
-        warnings.warn(f"{beside[0]} of {name} is no parameter of the model: steps do not train it, as in eager PyTorch", stacklevel=2)
+        warn(f"{beside[0]} of {name} is no parameter of the model: steps do not train it, as in eager PyTorch")
     keys = (key for key in optimizer.state if key not in names and not _is_beside(key, names))
     if (stranger := next(keys, None)) is not None:
         raise CaptureError(f"{name} keeps state under {_described(stranger)}, which is no parameter of the model: it cannot be captured")

@@ -9,7 +9,6 @@ is run, and what is remembered still serves. Trials in a process of their own ma
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from lowtide.base.warn import warn
 from lowtide.cost.cache import Cache
 from lowtide.cost.lab import trial
 from lowtide.cost.lab.recipe import Makers, argument_bytes, makers_of, recipe
@@ -222,11 +222,10 @@ class Laboratory:
         ended = [each for each in self.failures.values() if each.ended]
         if ended:
             first, more = ended[0], f", and {len(ended) - 1} more" if len(ended) > 1 else ""
-            warnings.warn(
+            warn(
                 f"cannot measure {first.call[:SHOWN]} ({first.reason}){more}: temporaries are taken to be none, and results to look as "
                 "torch's fake kernels say",
                 RuntimeWarning,
-                stacklevel=3,
             )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 from lowtide.base.narrow import there
+from lowtide.base.warn import warn
 from lowtide.cpu.build.constants import aligned, pack
 from lowtide.cpu.build.library import Experience, Team
 from lowtide.cpu.recipes import Packed
@@ -131,7 +131,7 @@ class Numbers:
         if self._parts[at].sum(self._team) == self._sums[at]:
             return True
         if len(self._parts) > 1:
-            warnings.warn(_LATE.format(self._parts[at].shapes, len(self._parts) - 1), UserWarning, stacklevel=2)
+            warn(_LATE.format(self._parts[at].shapes, len(self._parts) - 1))
         return False
 
     def _marked(self) -> int:

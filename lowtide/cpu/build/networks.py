@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from functools import lru_cache, partial
 
+from lowtide.base.warn import warn
 from lowtide.cpu.build.comparison import is_faster
 from lowtide.cpu.build.executable import NetworkCalls
 from lowtide.cpu.build.library import network, team
@@ -134,7 +134,7 @@ class InOrder:
 
 @lru_cache
 def _warn_once(sentence: str) -> None:
-    warnings.warn(sentence, RuntimeWarning, stacklevel=8)
+    warn(sentence, RuntimeWarning)
 
 
 def _warn(error: NativeError) -> None:
