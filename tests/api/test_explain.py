@@ -244,7 +244,7 @@ def test_nothing_of_the_model_runs(monkeypatch):
         ({"loss": squares}, TypeError, "optimizer: a training step needs both"),
         ({"memory": "lots"}, ValueError, "memory: expected bytes as a whole number"),
         ({"memory": True}, TypeError, "memory: expected bytes"),
-        ({"accumulate": 2}, TypeError, "accumulate belong to training"),
+        ({"accumulate": 2}, TypeError, "accumulate and scaler belong to training"),
         ({"simulate": "abacus"}, ValueError, "machine: expected one of .*rtx3090.*, got 'abacus'"),
     ],
 )
@@ -269,7 +269,7 @@ def test_a_torch_without_cuda_cannot_follow_a_program_on_a_gpu():
         model, x = nn.Linear(4, 4), torch.ones(2, 4)
     for plans in (explain, lowtide.optimize):
         with pytest.raises(ValueError, match=r"device: expected .*`simulate`.*this torch .* is built without CUDA"):
-            plans(model, (x,), device="cuda", simulate="h200", **QUIET)
+            plans(model, (x,), **in_values(device="cuda", simulate="h200", **QUIET))
 
 
 def test_what_cannot_be_captured_is_refused_and_leaves_no_trace():
