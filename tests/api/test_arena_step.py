@@ -1,4 +1,4 @@
-"""`optimize(..., arena=True)`: the same training, in memory of the step's own, whatever happens around it."""
+"""`optimize(..., run=Run(arena=True))`: the same training, in memory of the step's own, whatever happens around it."""
 
 from __future__ import annotations
 

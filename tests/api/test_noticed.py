@@ -389,7 +389,8 @@ model, x = nn.Sequential(*[Named(number) for number in range(20)]), torch.ones(4
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 captures = queue.SimpleQueue()
 loss = lambda model, x: captures.put(1) or model(x).sum()
-step = lowtide.optimize(model, (x,), loss=loss, optimizer=optimizer, workspaces=False, check="never")
+settings = {"planning": lowtide.Planning(workspaces=False), "run": lowtide.Run(check="never")}
+step = lowtide.optimize(model, (x,), loss=loss, optimizer=optimizer, **settings)
 step(x)
 for module in model:
     module.names = set(reversed(list(module.names)))  # equal, perhaps in another order
