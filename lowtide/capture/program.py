@@ -113,6 +113,7 @@ def _closed(
         follower.put_back()
     else:
         follower.take_back()
+    follower.turn_back()
     FlagRecorder(memos).put_back()
     follower.forget()
     beside = _of_callers(beside)

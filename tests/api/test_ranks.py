@@ -377,7 +377,7 @@ def test_two_processes(tmp_path: Path):
         assert unsummed_within.startswith("CaptureError: within `no_sync`")
         assert uneven.startswith("StepError: within `join`")
         assert spread.startswith("CaptureError: weight is a DTensor")
-        assert "give the plain module with lowtide.Parallel(group=...)" in spread
+        assert "give the plain module, before it is sharded, with lowtide.Parallel(group=..., shard=...)" in spread
         assert "Adafactor computes with whole parameters" in whole
         assert shape.startswith("CaptureError: the program is not the same on all ranks: rank 0 has 'batch_0,  # float32[4, 3, 8, 8]")
         assert "rank 0 has 'relu = aten.relu.default" in operator
@@ -424,7 +424,7 @@ def test_what_several_processes_cannot_do_is_refused_before_they_meet():
     for given, sentence in (
         ({"dynamic": "auto"}, "dynamic: several"),
         ({"on_new_shape": "eager"}, "on one process"),
-        ({"shard": "weights"}, "shard: expected 'optimizer', 'gradients', 'parameters' or None"),
+        ({"shard": "weights"}, "shard: expected one of 'optimizer', 'gradients', 'parameters' or None"),
         ({"shard": "parameters", "process_group": None}, "shard: expected several processes"),
         ({"shard": "optimizer", "process_group": None}, "shard: expected several processes"),
         ({"loss": None, "optimizer": None}, "each process runs by itself"),

@@ -27,7 +27,7 @@ from lowtide.integrations.transformers import LowtideMixin  # noqa: E402
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*(num_workers|GPU|LeafSpec|isinstance|log_every_n_steps|dataloader_iter|pin_memory).*", "ignore::FutureWarning"
 )
-PLAIN = {"workspaces": False}
+PLAIN = {"planning": lowtide.Planning(workspaces=False)}
 Loss = Callable[[nn.Module, Tensor], Tensor]
 
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import enum
 import io
+import itertools
 import operator
+import pickle
+import random
 import sys
 from typing import Any
 
+import numpy
+import numpy.random
+
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
+DRAWN = (random.Random, numpy.random.Generator, numpy.random.RandomState)
+MOVING = (*DRAWN, io.IOBase, array.array, bytearray, itertools.count)
 PLAIN = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
 
 
@@ -56,9 +65,31 @@ def differ(old: Any, new: Any) -> bool:
     return type(old) is not type(new) or not (old == new or (old != old and new != new))
 
 
-def position(file: io.IOBase) -> int:
-    """Where a file is read or written next; -1 where it has no such place, as a console has not."""
+def position(item: Any) -> Any:
+    """Where a file is read or written, what a generator of random numbers or a counter gives next; None where nothing says so."""
     try:
-        return -1 if file in (sys.stdout, sys.stderr) or file.closed or file.isatty() else file.tell()
-    except (OSError, ValueError):
-        return -1
+        if isinstance(item, io.IOBase):
+            return None if item in (sys.stdout, sys.stderr) or item.closed or item.isatty() else item.tell()
+        if isinstance(item, random.Random):
+            return item.getstate()
+        if isinstance(item, (numpy.random.Generator, numpy.random.RandomState)):
+            return pickle.dumps(_bits(item).state)
+        if isinstance(item, (array.array, bytearray)):
+            return bytes(item)
+        return repr(item) if type(item) is itertools.count else None
+    except (OSError, ValueError, NotImplementedError):  # NotImplementedError: of `random.SystemRandom`
+        return None
+
+
+def turn_back(item: Any, where: Any) -> None:
+    """Have a generator of random numbers, or an array, go on from there; a file and a counter cannot."""
+    if isinstance(item, random.Random):
+        item.setstate(where)
+    elif isinstance(item, (numpy.random.Generator, numpy.random.RandomState)):
+        _bits(item).state = pickle.loads(where)
+    elif isinstance(item, (array.array, bytearray)):
+        item[:] = array.array(item.typecode, where) if isinstance(item, array.array) else where
+
+
+def _bits(item: Any) -> Any:
+    return item.bit_generator if isinstance(item, numpy.random.Generator) else item._bit_generator

@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import dis
 import functools
-import io
 import os
 import sys
 import threading
@@ -24,7 +23,19 @@ import torch
 from torch import nn
 
 from lowtide.base.places import ABSENT, EVERYTHING, Beside, Position, attributes, held, referred
-from lowtide.capture.care.contents import CONTAINERS, PLAIN, are_plain, differ, is_plain, pieces, position, put_back
+from lowtide.capture.care.contents import (
+    CONTAINERS,
+    DRAWN,
+    MOVING,
+    PLAIN,
+    are_plain,
+    differ,
+    is_plain,
+    pieces,
+    position,
+    put_back,
+    turn_back,
+)
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.effects.containers import is_stand_in
 from lowtide.capture.effects.flags import Memo
@@ -65,11 +76,14 @@ class Follower:
         self._closed: list[Any] = []  # objects that are looked into elsewhere, or not at all
         self._contents: list[tuple[Any, dict[Any, Any]]] = []  # containers, and what they held when they were found
         self._large: list[tuple[Any, int]] = []  # those that are too large for that, and how much
-        self._files: list[tuple[io.IOBase, int]] = []  # and where they were read or written next
+        self._moving: list[tuple[Any, Any]] = []  # files, generators, counters, and where they were
+        self._numbers: list[tuple[type, dict[str, Any]]] = []  # classes, and the numbers and texts in their attributes
         self.classes: list[type] = []
         tables = [
             table for model in models for module in model.modules() for name, table in vars(module).items() if name.endswith("_hooks")
         ]
+        for kind in {type(module) for model in models for module in model.modules()}:
+            self._of_class(kind, all_functions=False)
         for found in (*functions, *tables):
             self._follow(found) if callable(found) else self._follow_code(found)
         for each in self._optimizers:
@@ -108,8 +122,14 @@ class Follower:
         for container, size in self._large:
             if (now_size := len(pieces(container))) != size and not is_stand_in(container):
                 return f"a {type(container).__name__} that it reaches had {size} items and has {now_size}"
-        moved = (file for file, at in self._files if position(file) != at)
-        return next((f"a {type(file).__name__} that it reaches is read or written" for file in moved), "")
+        for cls, before in self._numbers:
+            for name, old in before.items():
+                if differ(old, new := vars(cls).get(name, ABSENT)):
+                    return f"attribute {name!r} of the class {cls.__name__} was {old!r} and is {new!r}"
+        moved = next((item for item, at in self._moving if position(item) != at), None)
+        if isinstance(moved, DRAWN):
+            return f"a {type(moved).__name__} is drawn from; draw with torch, or before the step and pass it with the batch"
+        return "" if moved is None else f"a {type(moved).__name__} that it reaches is read or written"
 
     def puts(self) -> list[tuple[Any, str, Any]]:
         """The numbers and texts that the program has put into attributes of objects of the user's, and had not read before."""
@@ -123,6 +143,16 @@ class Follower:
     def take_back(self) -> None:
         for item, name, _ in self.puts():
             self._restore(item, name, self._written[(id(item), name)][1])
+
+    def turn_back(self) -> None:
+        """Generators of random numbers, arrays and numbers of classes are as they were."""
+        for item, at in self._moving:
+            if position(item) != at:
+                turn_back(item, at)
+        for cls, numbers in self._numbers:
+            for name, number in numbers.items():
+                if differ(number, vars(cls).get(name, ABSENT)):
+                    setattr(cls, name, number)
 
     def put_back(self) -> None:
         """Undo what the program has written into attributes and containers."""
@@ -146,7 +176,7 @@ class Follower:
     def forget(self) -> None:
         for each in (self._places, self._before, self._written, self._seen, self._followed):
             each.clear()
-        for held_here in (self._held, self._closed, self._contents, self._large, self._files):
+        for held_here in (self._held, self._closed, self._contents, self._large, self._moving, self._numbers):
             held_here.clear()
 
     # While the program runs.
@@ -197,7 +227,7 @@ class Follower:
                     self._follow(piece)
 
     def _follow(self, item: Any, depth: int = 0) -> None:
-        if isinstance(item, types.BuiltinMethodType) and isinstance(item.__self__, CONTAINERS):  # `put = kept.append`
+        if isinstance(item, types.BuiltinMethodType) and isinstance(item.__self__, (*CONTAINERS, *MOVING)):  # `put = kept.append`
             item = item.__self__
         if isinstance(item, _NOT_FOLLOWED) or id(item) in self._seen or len(self._seen) > _MOST:
             return
@@ -219,8 +249,10 @@ class Follower:
             self._of_class(item, all_functions=True)
         elif isinstance(item, CONTAINERS):
             self._of_container(item, depth)
-        elif isinstance(item, io.IOBase):
-            self._files += [(item, at)] if (at := position(item)) >= 0 else []
+        elif isinstance(item, MOVING):
+            self._moving += [(item, at)] if (at := position(item)) is not None else []
+        elif type(item) is types.SimpleNamespace:
+            self._of_container(vars(item), depth)
         else:
             self._of_object(item)
 
@@ -256,6 +288,8 @@ class Follower:
             file = getattr(sys.modules.get(base.__module__), "__file__", None)
             if base is object or (isinstance(file, str) and is_library(file)):
                 continue
+            if base not in (cls for cls, _ in self._numbers):
+                self._numbers.append((base, {name: item for name, item in vars(base).items() if is_plain(item)}))
             for name, function in list(vars(base).items()):
                 if all_functions or name.startswith("__"):
                     self._follow_code(function)

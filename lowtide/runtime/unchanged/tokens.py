@@ -16,6 +16,7 @@ Token: TypeAlias = Any  # hashable; equal to itself and to tokens of what looks 
 _PLAIN = frozenset({bool, int, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.Size})
 _CONTAINERS: tuple[Any, ...] = (list, tuple, deque, set, frozenset, dict)
 _OPAQUE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, property, classmethod, staticmethod, torch.Tensor)
+_NAMED = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 _DEEPEST = 4  # objects within objects, lists within lists
 _LARGEST = 1000  # items of a container that is compared item by item; a larger one by identity and length
 _MOST = 10_000  # items within one attribute
@@ -27,7 +28,7 @@ class Identity:
     __slots__ = ("_hash", "_ref", "text")
 
     def __init__(self, item: Any) -> None:
-        self._hash, self.text = id(item), f"{type(item).__qualname__} {getattr(item, '__qualname__', '')}".strip()
+        self._hash, self.text = id(item), f"{type(item).__qualname__} {item.__qualname__ if isinstance(item, _NAMED) else ''}".strip()
         try:
             self._ref: Any = weakref.ref(item)
         except TypeError:
