@@ -146,7 +146,7 @@ def _captured() -> Graph:
     ("said", "message"),
     [
         ({"fuse": "inductor"}, "say exact=False too"),
-        ({"fuse": "triton", "exact": False}, 'expected "inductor" or None'),
+        ({"fuse": "triton", "exact": False}, "expected 'inductor' or None"),
         ({"fuse": "inductor", "exact": False, "dynamic": "auto"}, "leave out `dynamic`"),
     ],
 )

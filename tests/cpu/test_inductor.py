@@ -99,12 +99,12 @@ def test_each_shape_that_comes_has_regions_of_its_own(work) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dynamic": {0: {0: (2, 64)}}}, 'compiled for one shape: leave out `dynamic` and say on_new_shape="extend"'),
-        ({"dynamic": "auto"}, 'compiled for one shape: leave out `dynamic` and say on_new_shape="extend"'),
-        ({"simulate": "h100"}, "only planned .`simulate`, .* leave `fuse` out there, and say it on the machine that runs the step"),
+        ({"dynamic": {0: {0: (2, 64)}}}, 'compiled for one shape: leave out `dynamic` and say Shapes.on_new_shape="extend"'),
+        ({"dynamic": "auto"}, 'compiled for one shape: leave out `dynamic` and say Shapes.on_new_shape="extend"'),
+        ({"simulate": "h100"}, "only planned .`simulate`, .* leave `kernels` out there, and say it on the machine that runs the step"),
         ({"workspaces": False}, "tries nothing .workspaces=False. has none"),
         ({"exact": True}, "say exact=False too"),
-        ({"fuse": "xla"}, "expected \"inductor\" or None, got 'xla'"),
+        ({"fuse": "xla"}, "expected 'inductor' or None, got 'xla'"),
     ],
 )
 def test_what_regions_do_not_go_with_is_refused(work, options: dict[str, Any], message: str) -> None:
