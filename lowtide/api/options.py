@@ -126,7 +126,7 @@ class Planning:
         clock. Interrupted from the keyboard, the search ends with a warning and uses the best found by then.
     search: the same said in full, a lowtide.Sweep, in place of `effort`.
     solver: how to find the order; the best of the quick heuristics by default.
-    placer: how to find those addresses; by default what `lowtide.place` does, with little exact search, as a step waits for it.
+    placer: how to find addresses in an arena; by default what `lowtide.place` does, with little exact search, as a step waits for it.
     workspaces: try operators on made-up data, so that the promised peak counts their temporaries and their results lie as real ones do.
         By default where the model can run. Without, only what is cached of earlier trials is known.
     device: where a model on the meta device is taken to be; "cpu" by default.
@@ -164,6 +164,7 @@ class Planning:
             raise TypeError(f"callback: expected a function of a stage, got a {type(self.callback).__name__}")
         if self.simulate is not None and not isinstance(self.simulate, (str, Device)):
             raise TypeError(f"simulate: expected the name of a machine or a lowtide.Device, got a {type(self.simulate).__name__}")
+        _ = self.machine  # a name that nobody has
 
     def sweeps(self, level: str) -> tuple[Sweep, ...]:
         """The searches that are asked for; those of a level where none are."""

@@ -50,7 +50,7 @@ MOVES = {
     "a count that it reaches": lambda: next(COUNTER),
     "a array that it reaches": lambda: NUMBERS.append(1.0),
     "attribute 'n' of the class Counts was 0 and is 1": lambda: set_number(Counts),
-    "a dict that it reads had": lambda: set_number(SPACE),
+    "attribute 'n' of a SimpleNamespace is set": lambda: set_number(SPACE),
 }
 
 

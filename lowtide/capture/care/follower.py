@@ -77,13 +77,15 @@ class Follower:
         self._contents: list[tuple[Any, dict[Any, Any]]] = []  # containers, and what they held when they were found
         self._large: list[tuple[Any, int]] = []  # those that are too large for that, and how much
         self._moving: list[tuple[Any, Any]] = []  # files, generators, counters, and where they were
-        self._numbers: list[tuple[type, dict[str, Any]]] = []  # classes, and the numbers and texts in their attributes
+        self._numbers: dict[type, dict[str, Any]] = {}  # the numbers and texts in attributes of classes
+        self._spaces: list[tuple[types.SimpleNamespace, dict[str, Any]]] = []  # of which no class notes what is read, and what they held
         self.classes: list[type] = []
         tables = [
             table for model in models for module in model.modules() for name, table in vars(module).items() if name.endswith("_hooks")
         ]
         for kind in {type(module) for model in models for module in model.modules()}:
-            self._of_class(kind, all_functions=False)
+            for base in _users_bases(kind):
+                self._note_numbers(base)
         for found in (*functions, *tables):
             self._follow(found) if callable(found) else self._follow_code(found)
         for each in self._optimizers:
@@ -100,7 +102,7 @@ class Follower:
         found = []
         for key, place in self._places.items():
             old, new = self._before[key], place.now()
-            writes = isinstance(place.holder, (types.CellType, dict, nn.Module)) or key in self._written
+            writes = isinstance(place.holder, (types.CellType, dict, nn.Module, type)) or key in self._written
             if writes and key not in summed and issubclass(type(new), PLAIN) and differ(old, new):
                 found.append(Memo(place, old, new, changed_each_time(f"{place} was {old!r} and is {new!r}")))
         return tuple(found)
@@ -122,10 +124,12 @@ class Follower:
         for container, size in self._large:
             if (now_size := len(pieces(container))) != size and not is_stand_in(container):
                 return f"a {type(container).__name__} that it reaches had {size} items and has {now_size}"
-        for cls, before in self._numbers:
-            for name, old in before.items():
-                if differ(old, new := vars(cls).get(name, ABSENT)):
-                    return f"attribute {name!r} of the class {cls.__name__} was {old!r} and is {new!r}"
+        for cls, name, old in self._other_numbers():
+            once = ", which a first call may do once: call the model before" if isinstance(old, bool) else ""
+            return f"attribute {name!r} of the class {cls.__name__} was {old!r} and is {vars(cls).get(name, ABSENT)!r}{once}"
+        for space, before in self._spaces:
+            if (name := _difference(before, vars(space))) is not None:
+                return f"attribute {name!r} of a SimpleNamespace is set, and only those of an object of your own class are followed"
         moved = next((item for item, at in self._moving if position(item) != at), None)
         if isinstance(moved, DRAWN):
             return f"a {type(moved).__name__} is drawn from; draw with torch, or before the step and pass it with the batch"
@@ -145,14 +149,21 @@ class Follower:
             self._restore(item, name, self._written[(id(item), name)][1])
 
     def turn_back(self) -> None:
-        """Generators of random numbers, arrays and numbers of classes are as they were."""
+        """Generators of random numbers, arrays, namespaces and numbers of classes are as they were."""
         for item, at in self._moving:
             if position(item) != at:
                 turn_back(item, at)
-        for cls, numbers in self._numbers:
+        for space, before in self._spaces:
+            put_back(vars(space), before)
+        for cls, name, number in self._other_numbers():
+            type.__setattr__(cls, name, number)
+
+    def _other_numbers(self) -> Iterator[tuple[type, str, Any]]:
+        """What was another number in attributes of classes, but for those that functions name, which are noted as places."""
+        for cls, numbers in self._numbers.items():
             for name, number in numbers.items():
-                if differ(number, vars(cls).get(name, ABSENT)):
-                    setattr(cls, name, number)
+                if (id(cls), name) not in self._places and differ(number, vars(cls).get(name, ABSENT)):
+                    yield cls, name, number
 
     def put_back(self) -> None:
         """Undo what the program has written into attributes and containers."""
@@ -176,7 +187,7 @@ class Follower:
     def forget(self) -> None:
         for each in (self._places, self._before, self._written, self._seen, self._followed):
             each.clear()
-        for held_here in (self._held, self._closed, self._contents, self._large, self._moving, self._numbers):
+        for held_here in (self._held, self._closed, self._contents, self._large, self._moving, self._numbers, self._spaces):
             held_here.clear()
 
     # While the program runs.
@@ -252,7 +263,9 @@ class Follower:
         elif isinstance(item, MOVING):
             self._moving += [(item, at)] if (at := position(item)) is not None else []
         elif type(item) is types.SimpleNamespace:
-            self._of_container(vars(item), depth)
+            self._spaces.append((item, dict(vars(item))))
+            for piece in vars(item).values():
+                self._follow(piece, depth + 1)
         else:
             self._of_object(item)
 
@@ -284,15 +297,14 @@ class Follower:
 
     def _of_class(self, cls: type, *, all_functions: bool) -> None:
         """Functions of a class of the user's; of an object's class those that Python calls unasked, as `__call__`."""
-        for base in cls.__mro__:
-            file = getattr(sys.modules.get(base.__module__), "__file__", None)
-            if base is object or (isinstance(file, str) and is_library(file)):
-                continue
-            if base not in (cls for cls, _ in self._numbers):
-                self._numbers.append((base, {name: item for name, item in vars(base).items() if is_plain(item)}))
+        for base in _users_bases(cls):
+            self._note_numbers(base)
             for name, function in list(vars(base).items()):
                 if all_functions or name.startswith("__"):
                     self._follow_code(function)
+
+    def _note_numbers(self, cls: type) -> None:
+        self._numbers.setdefault(cls, {name: item for name, item in vars(cls).items() if is_plain(item)})
 
     def _of_function(self, function: types.FunctionType) -> None:
         """Its variables, the globals that it names, its defaults."""
@@ -333,6 +345,19 @@ class Follower:
             self._follow(found)
 
 
+def _users_bases(cls: type) -> Iterator[type]:
+    """A class, and those that it derives from, but for libraries' own."""
+    for base in cls.__mro__:
+        file = getattr(sys.modules.get(base.__module__), "__file__", None)
+        if base is not object and not (isinstance(file, str) and is_library(file)):
+            yield base
+
+
+def _difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
+    """The first name under which something else lies."""
+    return next((name for name in {**before, **now} if before.get(name, ABSENT) is not now.get(name, ABSENT)), None)
+
+
 def changed_each_time(change: str) -> str:
     """What is said of what each step would change."""
     return (
@@ -368,6 +393,7 @@ def following(
     before, follower = _active.get(thread), Follower(models, functions, optimizer)
 
     def end() -> None:
+        follower.turn_back()
         if before is None:
             _active.pop(thread, None)
         else:

@@ -34,7 +34,8 @@ class Memo:
 
     def put_back(self) -> None:
         """What the program has found: an object's own, or that of its class."""
-        of_class = getattr_static(type(self.place.holder), self.place.name, ABSENT)
+        holder = self.place.holder
+        of_class = ABSENT if isinstance(holder, type) else getattr_static(type(holder), self.place.name, ABSENT)
         self.place.put(ABSENT if of_class is self.before else self.before)
 
     def holds(self) -> bool:
