@@ -53,7 +53,7 @@ class Training:
     def __post_init__(self) -> None:
         if self.after_backward is not None and not callable(self.after_backward):
             raise TypeError(f"after_backward: expected a function after_backward(model), got a {type(self.after_backward).__name__}")
-        if self.accumulate != BATCHES and (not isinstance(self.accumulate, int) or self.accumulate < 1):
+        if self.accumulate != BATCHES and (type(self.accumulate) is not int or self.accumulate < 1):
             raise ValueError(
                 f'accumulate: expected a positive number of micro-batches, or "{BATCHES}" that are given; got {self.accumulate!r}'
             )
@@ -86,7 +86,9 @@ class Shapes:
     def __post_init__(self) -> None:
         if self.dynamic is not None and self.dynamic != AUTO and not isinstance(self.dynamic, Mapping):
             raise TypeError(f'dynamic: expected a mapping from arguments to {{dimension: range}}, "auto" or None; got {self.dynamic!r}')
-        if self.dynamic != AUTO and len(self.batches):
+        if not isinstance(self.batches, (list, tuple)):
+            raise TypeError(f"batches: expected a list of batches, got a {type(self.batches).__name__}")
+        if self.dynamic != AUTO and self.batches:
             raise TypeError(f'batches: expected them with dynamic="auto" alone, which takes ranges from them; got dynamic={self.dynamic!r}')
         if self.on_new_shape is not None:
             _word("on_new_shape", self.on_new_shape, new_shapes.POLICIES, " or None")
