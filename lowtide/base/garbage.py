@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _OBJECTS = 100_000  # made since the last look, before the next
+_OF_PYTHON = 5_000  # objects that it freezes itself as it starts: 375 in 3.12
 
 
 class _Asking:
@@ -49,3 +50,31 @@ def collected_seldom() -> Iterator[None]:
         yield
     finally:
         _ASKING.end()
+
+
+class _Aside:
+    """Whether what is frozen is so by `set_aside`: what the caller has frozen stays so."""
+
+    ours = False
+
+
+@contextmanager
+def set_aside() -> Iterator[None]:
+    """Have the collector and its lists leave out what is there now: what is made meanwhile is found in no time.
+
+    By one caller at a time. Where the caller has frozen what he has, nothing is set aside.
+    """
+    _Aside.ours = gc.get_freeze_count() < _OF_PYTHON
+    try:
+        if _Aside.ours:
+            gc.freeze()
+        yield
+    finally:
+        look_at_all()
+
+
+def look_at_all() -> None:
+    """End what `set_aside` began: who holds an object is asked of all others."""
+    if _Aside.ours:
+        gc.unfreeze()
+        _Aside.ours = False

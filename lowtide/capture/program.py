@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from lowtide.base.garbage import set_aside
 from lowtide.base.places import Beside
 from lowtide.capture.batches import micro_batches, objects_in
 from lowtide.capture.care.failures import raised_in
@@ -91,6 +92,7 @@ def capture_inference(model: nn.Module, given: Given, *, put_back: bool = False,
     def capture(leaving: OutputRecorder | None, names: bool) -> CapturedStep:
         watch = LeakWatch(names)
         with (
+            set_aside(),
             put_back_on_failure(methods_of((model,)), [*objects_in(given.args, given.kwargs), *containers_of((model,))], always=put_back),
             following((model,)) as follower,
         ):
@@ -156,6 +158,7 @@ def capture_training(program: TrainingProgram, given: Given, *, put_back: bool =
     def capture(leaving: OutputRecorder | None, names: bool) -> tuple[CapturedStep, ...]:
         watch = LeakWatch(names)
         with (
+            set_aside(),
             put_back_on_failure(
                 (*functions, *methods_of(models)), [*objects_in(given.args, given.kwargs), *containers_of(models)], always=put_back
             ),

@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from lowtide.base.garbage import look_at_all
 from lowtide.capture.blocks import address
 from lowtide.capture.draft import Draft
 from lowtide.capture.effects.containers import LeavingError
@@ -51,16 +52,19 @@ class LeakWatch:
         torch.clear_autocast_cache()  # where autocast is on around the capture, its cast weights are there
         if not self._alive():
             return
-        gc.collect()
+        gc.collect()  # of what was made since the capture began
         if not (alive := self._alive()):
             return
-        _forget_memoised(_fakes_on(alive))
-        gc.collect()
-        if not (alive := self._alive()):
-            return
-        holding = [f"{_holder(fake)}{self._made_at(alive[address(fake)])}" for fake in _fakes_on(alive)] if self.names else []
-        for fake in _fakes_on(alive):
-            _take_out(fake)
+        fakes = _fakes_on(alive)
+        look_at_all()
+        if _forget_memoised(fakes) or self.names:
+            fakes.clear()
+            gc.collect()
+            if not (alive := self._alive()):
+                return
+            fakes = _fakes_on(alive)
+        holding = [f"{_holder(fake)}{self._made_at(alive[address(fake)])}" for fake in fakes] if self.names else []
+        _take_out(fakes)
         holders = list(dict.fromkeys(holding)) or [_NAMELESS]
         named = [holder for holder in holders if not holder.startswith(_NAMELESS)]
         what_to_do = _WHAT_TO_DO if named else _IN_A_CIRCLE
@@ -78,9 +82,9 @@ def _fakes_on(alive: dict[int, Storage]) -> _Path:
     return _Path([item for item in gc.get_objects() if issubclass(type(item), FakeTensor) and address(item) in alive])
 
 
-def _referrers(item: Any) -> list[Any]:
-    """Who holds an object, but for the frames and lists of this search."""
-    return [holder for holder in gc.get_referrers(item) if not isinstance(holder, types.FrameType) and type(holder) is not _Path]
+def _referrers(*items: Any) -> list[Any]:
+    """Who holds one of these objects, but for the frames and lists of this search."""
+    return [holder for holder in gc.get_referrers(*items) if not isinstance(holder, types.FrameType) and type(holder) is not _Path]
 
 
 class _Path(list[Any]):
@@ -138,18 +142,21 @@ def _name_of_cell(cell: types.CellType) -> str | None:
     return None
 
 
-def _forget_memoised(fakes: _Path) -> None:
-    """Empty the memory of every `functools.lru_cache` that holds a fake, straight or within what it holds."""
-    reached = fakes
+def _forget_memoised(fakes: _Path) -> bool:
+    """Empty the memory of every `functools.lru_cache` that holds a fake, straight or within what it holds. Whether there was one."""
+    reached, found = fakes, False
     for _ in range(3):
-        reached = _Path([holder for item in reached for holder in _referrers(item)])
+        reached = _Path(_referrers(*reached))
         for holder in reached:
             if callable(getattr(type(holder), "cache_clear", None)):
                 holder.cache_clear()
+                found = True
+    return found
 
 
-def _take_out(fake: torch.Tensor) -> None:
-    """Take a fake out of plain lists: it cannot have been there before the capture."""
-    for holder in _referrers(fake):
+def _take_out(fakes: _Path) -> None:
+    """Take fakes out of plain lists: they cannot have been there before the capture."""
+    ids = {id(fake) for fake in fakes}
+    for holder in _referrers(*fakes):
         if type(holder) is list:
-            holder[:] = [item for item in holder if item is not fake]
+            holder[:] = [item for item in holder if id(item) not in ids]

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor
 
+from lowtide.base.garbage import look_at_all
 from lowtide.capture.effects.sums import NumberExpression, Term
 from lowtide.capture.numbers import Number
 
@@ -67,6 +68,7 @@ def _number(item: Any) -> Any:
 
 def _is_compared(name: str, table: dict[str, Any]) -> bool:
     """Whether a function of this module asks for that very type."""
+    look_at_all()
     waiting = [each.__code__ for each in gc.get_objects() if type(each) is types.FunctionType and each.__globals__ is table]
     while waiting:
         code = waiting.pop()
