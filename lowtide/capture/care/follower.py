@@ -400,10 +400,10 @@ def put_beside() -> list[tuple[Any, str, Any]]:
     return [] if (follower := _follower()) is None else follower.puts()
 
 
-def noted_of_module(module: nn.Module, name: str) -> None:
-    """An attribute of a torch module is read in this thread."""
+def read(item: Any, name: str, *, by_user: bool = True) -> None:
+    """An attribute of an object, or of a torch module, is read in this thread."""
     if (follower := _follower()) is not None and (not name.startswith("__") or name == EVERYTHING):
-        follower.read(module, name)
+        follower.read(item, name, by_user=by_user)
 
 
 def read_of_tensor(tensor: torch.Tensor, name: str) -> Any:
@@ -474,8 +474,8 @@ def _patch(cls: type) -> None:
     writes: Any = cls.__setattr__
     deletes: Any = cls.__delattr__
 
-    def read(self: Any, name: str) -> Any:
-        _read(self, name)
+    def reads(self: Any, name: str) -> Any:
+        read(self, name, by_user=not sys._getframe(1).f_code.co_filename.startswith(_PACKAGE_FOLDER))
         return object.__getattribute__(self, name)
 
     def write(self: Any, name: str, value: Any) -> None:
@@ -486,9 +486,9 @@ def _patch(cls: type) -> None:
         written(self, name)
         deletes(self, name)
 
-    setattr(read, _MARK, True)
+    setattr(reads, _MARK, True)
     _originals[cls] = {name: vars(cls)[name] for name in _HOOKS if name in vars(cls)}
-    for name, function in zip(_HOOKS, (read, write, delete), strict=True):
+    for name, function in zip(_HOOKS, (reads, write, delete), strict=True):
         type.__setattr__(cls, name, function)
 
 
@@ -503,11 +503,6 @@ def _let_go(cls: type) -> None:
             type.__setattr__(cls, name, originals[name])
         else:
             type.__delattr__(cls, name)
-
-
-def _read(item: Any, name: str) -> None:
-    if (follower := _follower()) is not None and (not name.startswith("__") or name == EVERYTHING):
-        follower.read(item, name, by_user=not sys._getframe(2).f_code.co_filename.startswith(_PACKAGE_FOLDER))
 
 
 def _named(code: types.CodeType) -> Iterator[tuple[str, tuple[str, ...], int]]:

@@ -10,7 +10,7 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,16 +61,16 @@ def objects_of(models: Iterable[nn.Module]) -> list[Any]:
 
 def functions_of(cls: type) -> list[types.FunctionType]:
     """The functions of a class that no library wrote; none for others."""
-    if is_library(getattr(sys.modules.get(cls.__module__), "__file__", None) or ""):
-        return []
-    return [each for each in vars(cls).values() if isinstance(each, types.FunctionType)]
+    return [item for item in _own(cls).values() if isinstance(item, types.FunctionType)]
 
 
 def containers_of_class(cls: type) -> list[str]:
     """The names of those that a class keeps that no library wrote."""
-    if is_library(getattr(sys.modules.get(cls.__module__), "__file__", None) or ""):
-        return []
-    return [name for name, item in vars(cls).items() if type(item) in _CONTAINERS or isinstance(item, collections.deque)]
+    return [name for name, item in _own(cls).items() if type(item) in _CONTAINERS or isinstance(item, collections.deque)]
+
+
+def _own(cls: type) -> Mapping[str, Any]:
+    return {} if is_library(getattr(sys.modules.get(cls.__module__), "__file__", None) or "") else vars(cls)
 
 
 def _found(roots: list[Any], given: set[int]) -> list[Callable[[], object]]:

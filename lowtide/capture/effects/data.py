@@ -34,7 +34,7 @@ Call = Callable[..., torch.Tensor]  # an operator on its arguments
 _DATA = torch.Tensor.data
 _aten = torch.ops.aten
 _lock = threading.Lock()
-_puts: dict[int, Data | NoData] = {}  # by thread: for as long as it records
+_puts: dict[int, Data] = {}  # by thread: for as long as it records
 
 
 class Data:
@@ -143,15 +143,11 @@ class Data:
         )
 
 
-class NoData:
+class NoData(Data):
     """Where an optimizer steps: it may not put its own data elsewhere."""
 
     def __init__(self, draft: Draft) -> None:
-        self._draft = draft
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What `tensor.data` is."""
-        return _get(tensor)
+        super().__init__(draft, {}, {})
 
     def put(self, tensor: torch.Tensor, item: torch.Tensor, call: Call | None = None) -> None:
         """Raise CaptureError for a tensor of the caller's."""
@@ -164,7 +160,7 @@ class NoData:
 
 
 @contextmanager
-def following_data(data: Data | NoData) -> Iterator[None]:
+def following_data(data: Data) -> Iterator[None]:
     """While this lasts, `tensor.data = ...` of this thread goes to `data`; for other threads it is what it was."""
     thread = threading.get_ident()
     with _lock:
@@ -186,7 +182,7 @@ def following_data(data: Data | NoData) -> Iterator[None]:
                     delattr(torch.Tensor, name)
 
 
-def _recording() -> Data | NoData | None:
+def _recording() -> Data | None:
     return None if _get_current_dispatch_mode() is None else _puts.get(threading.get_ident())
 
 
@@ -200,14 +196,14 @@ def _put_data(tensor: torch.Tensor, item: torch.Tensor) -> None:
 
 def _get_attribute(tensor: torch.Tensor, name: str) -> Any:
     """Asked where there is none of that name."""
-    item = data.attribute(tensor, name) if isinstance(data := _recording(), Data) else ABSENT
+    item = ABSENT if (data := _recording()) is None else data.attribute(tensor, name)
     if item is ABSENT:
         raise AttributeError(f"{type(tensor).__name__!r} object has no attribute {name!r}")
     return item
 
 
 def _set_attribute(tensor: torch.Tensor, name: str, item: Any) -> None:
-    if isinstance(data := _recording(), Data):
+    if (data := _recording()) is not None:
         data.set_attribute(tensor, name, item)
     object.__setattr__(tensor, name, item)
 

@@ -174,7 +174,7 @@ def caught(act: Callable[[], object]) -> None:
 @pytest.mark.parametrize("kind", OUTSIDE)
 def test_files_and_the_environment_are_refused_at_the_call(kind: str, tmp_path: Path):
     (path := tmp_path / "written").write_text("a")
-    refused(lambda: OUTSIDE[kind](path), r"test_once.py:\d+.*would be done once, by the capture.*behind the step")
+    refused(lambda: OUTSIDE[kind](path), r"test_refused_effects.py:\d+.*would be done once, by the capture.*behind the step")
     assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {"written": "a"}
     assert "LOWTIDE_TEST_ONCE" not in os.environ
 
