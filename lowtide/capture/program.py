@@ -105,6 +105,7 @@ def _closed(
     captured: tuple[CapturedStep, ...], watch: LeakWatch, follower: Follower, leaving: OutputRecorder | None, names: bool, put_back: bool
 ) -> tuple[CapturedStep, ...]:
     """With what was seen beside the model; nothing of the capture is left."""
+    follower.refuse_moved()
     beside, memos = follower.places(), follower.memos(() if leaving is None else leaving.followed_places)
     if leaving is not None:
         beside = leaving.end(follower, beside)

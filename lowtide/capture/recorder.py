@@ -89,7 +89,7 @@ class Recorder(TorchDispatchMode):
         self.draft = draft
         self.reader = reader  # of what the example holds
         self.refusals: list[LowtideError] = []  # errors that were raised from here
-        self.data: Data | NoData = NoData(draft)
+        self.data: Data = NoData(draft)
         self.scripts: Scripts | None = None  # where gradients are wanted
         self.numbers: list[weakref.ref[Number]] | None = None  # handed out in the place of some that nobody knows yet, where that may be
         self.sums = False  # whether those may be computed with

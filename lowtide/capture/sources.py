@@ -107,6 +107,13 @@ def users_code() -> str:
     return f"`{text}`" if first == last and 0 < len(text) <= _LONGEST_CODE else ""
 
 
+def asker(frame: FrameType | None) -> str:
+    """The file of whoever calls Python's own library there; "" for torch, lowtide, and what happens while a module is imported."""
+    files = [file for file, _ in _until_the_capture(frame)]
+    first = next((each for each in files if each.startswith((*_OWN_FOLDERS, *_TYPED_IN)) or not _is_below(each)), _OWN_FOLDERS[0])
+    return "" if first.startswith(_OWN_FOLDERS) or any(each.startswith("<frozen importlib") for each in files) else first
+
+
 def is_asked_by_user() -> bool:
     """Whether the number of a symbolic size is wanted by the user's own code, not by torch's."""
     above = (file for file, _ in _frames(sys._getframe(1)) if not file.startswith((_OWN_FOLDERS[1], *_SIZES_OF_TORCH)))

@@ -27,6 +27,7 @@ from lowtide.capture.care.leaks import LeakWatch
 from lowtide.capture.care.memos import of_call
 from lowtide.capture.care.reads import AttributeReads, following_reads
 from lowtide.capture.care.turns import replaced
+from lowtide.capture.care.writes import outside_unchanged
 from lowtide.capture.control import compiling_nothing
 from lowtide.capture.data import host
 from lowtide.capture.data.facts import Reading
@@ -299,13 +300,14 @@ def tracing(
 
     Modes of torch's dispatch that the caller has entered (a `FlopCounterMode`) do not see it: what they see is the program as it runs.
     """
-    with raised_in("the capture"), no_tracebacks_logged(), untouched_randomness(), scalers_refused(), _disable_current_modes():
+    with raised_in("the capture"), no_tracebacks_logged(), untouched_randomness(), outside_unchanged(), _disable_current_modes():
         trace = Trace(watch, model, given, training, ranks, leaving)
         following = None if training or trace.symbols.env is not None else partial(of_call, trace.recorder.draft)
         try:
             with (
                 nothing_twice() if trace.symbols.env is not None else nullcontext(),
                 called_with_sizes() if trace.symbols.env is not None else nullcontext(),
+                scalers_refused(),
                 following_reads() as trace.reads,
                 swapped(model, trace.fakes, trace.reads, following) as trace.module_tensors,
                 watched_hooks(model, trace.fakes, trace.recorder.draft, trace.module_tensors),

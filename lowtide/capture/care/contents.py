@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import array
 import collections
+import contextvars
 import enum
 import io
-import itertools
 import operator
 import pickle
+import queue
 import random
 import sys
+import threading
+import types
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy
 import numpy.random
 
+from lowtide.base.places import ABSENT
+
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 DRAWN = (random.Random, numpy.random.Generator, numpy.random.RandomState)
-MOVING = (*DRAWN, io.IOBase, array.array, bytearray, itertools.count)
+ARRAYS = (array.array, bytearray, numpy.ndarray)
+MOVING = (*DRAWN, *ARRAYS, io.IOBase, contextvars.ContextVar, queue.SimpleQueue)
+SPACES = (types.SimpleNamespace, threading.local)  # of which no class notes what is read
 PLAIN = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
 
 
@@ -65,8 +75,13 @@ def differ(old: Any, new: Any) -> bool:
     return type(old) is not type(new) or not (old == new or (old != old and new != new))
 
 
+def moves(item: Any) -> bool:
+    """Whether it goes on by itself where it is used: an iterator of Python's own, a generator of random numbers, a file, an array."""
+    return isinstance(item, MOVING) or type(getattr(type(item), "__next__", None)) is types.WrapperDescriptorType
+
+
 def position(item: Any) -> Any:
-    """Where a file is read or written, what a generator of random numbers or a counter gives next; None where nothing says so."""
+    """Where a file is read or written, what a generator of random numbers or an iterator gives next; None where nothing says so."""
     try:
         if isinstance(item, io.IOBase):
             return None if item in (sys.stdout, sys.stderr) or item.closed or item.isatty() else item.tell()
@@ -74,21 +89,54 @@ def position(item: Any) -> Any:
             return item.getstate()
         if isinstance(item, (numpy.random.Generator, numpy.random.RandomState)):
             return pickle.dumps(_bits(item).state)
-        if isinstance(item, (array.array, bytearray)):
+        if isinstance(item, numpy.ndarray):
+            return item.tobytes() if not item.dtype.hasobject else item.ravel().tolist() if item.dtype == object else None
+        if isinstance(item, ARRAYS):
             return bytes(item)
-        return repr(item) if type(item) is itertools.count else None
+        if isinstance(item, contextvars.ContextVar):
+            return [item.get(ABSENT)]
+        return item.qsize() if isinstance(item, queue.SimpleQueue) else _next_of(item)
     except (OSError, ValueError, NotImplementedError):  # NotImplementedError: of `random.SystemRandom`
         return None
 
 
+def _next_of(item: Any) -> Any:
+    """What an iterator rests on, but for other iterators."""
+    if isinstance(item, types.GeneratorType):
+        return None if item.gi_frame is None or item.gi_running else [item.gi_frame.f_lasti, *item.gi_frame.f_locals.values()]
+    with suppress(AttributeError, TypeError):
+        return type(item).__length_hint__(item)
+    with suppress(TypeError), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return [*_plain_within(item.__reduce__())]
+
+
+def _plain_within(item: Any) -> Iterator[Any]:
+    for piece in item if isinstance(item, tuple) else ():
+        yield from _plain_within(piece) if isinstance(piece, tuple) else (piece,) if is_plain(piece) else ()
+
+
+def is_moved(item: Any, where: Any) -> bool:
+    """Whether it is no more where it was. Objects that it holds are compared by identity."""
+    now = position(item)
+    if not isinstance(now, list) or not isinstance(where, list):
+        return bool(now != where)
+    return len(now) != len(where) or any(one is not two and not (is_plain(one) and one == two) for one, two in zip(now, where, strict=True))
+
+
 def turn_back(item: Any, where: Any) -> None:
-    """Have a generator of random numbers, or an array, go on from there; a file and a counter cannot."""
+    """Have a generator of random numbers, an array or a queue go on from there; a file and an iterator cannot."""
     if isinstance(item, random.Random):
         item.setstate(where)
     elif isinstance(item, (numpy.random.Generator, numpy.random.RandomState)):
         _bits(item).state = pickle.loads(where)
-    elif isinstance(item, (array.array, bytearray)):
+    elif isinstance(item, numpy.ndarray):
+        item.flat[:] = where if item.dtype == object else numpy.frombuffer(where, item.dtype)
+    elif isinstance(item, ARRAYS):
         item[:] = array.array(item.typecode, where) if isinstance(item, array.array) else where
+    elif isinstance(item, queue.SimpleQueue):
+        for each in [item.get_nowait() for _ in range(item.qsize())][:where]:
+            item.put(each)
 
 
 def _bits(item: Any) -> Any:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import collections
 import dis
 import functools
+import gc
+import io
 import os
 import sys
 import threading
@@ -19,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
@@ -28,18 +31,22 @@ from lowtide.capture.care.contents import (
     DRAWN,
     MOVING,
     PLAIN,
+    SPACES,
     are_plain,
     differ,
+    is_moved,
     is_plain,
+    moves,
     pieces,
     position,
     put_back,
     turn_back,
 )
 from lowtide.capture.care.turns import undoing
-from lowtide.capture.effects.containers import is_stand_in
+from lowtide.capture.effects.containers import LeavingError, is_stand_in
 from lowtide.capture.effects.flags import Memo
 from lowtide.capture.sources import is_library, is_users, users_line
+from lowtide.errors import CaptureError
 from lowtide.kernels.optimizers import each_of
 
 _PACKAGE_FOLDER, _PACKAGE = f"{Path(__file__).parents[2]}{os.sep}", __name__.partition(".")[0]
@@ -49,6 +56,9 @@ _DEEPEST, _LARGEST = 4, 1000  # containers within containers, items of one
 _NOT_FOLLOWED = (*PLAIN, torch.Tensor, torch.dtype, torch.device, torch.Size, torch.Generator, types.ModuleType, types.BuiltinFunctionType)
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of types: made by a class statement; closed to changes
 _OF_ALL_OPTIMIZERS = frozenset({"state", "param_groups", "step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"})
+_MOST_BYTES = 1 << 26  # of arrays that are looked at
+_CODE = (types.FunctionType, types.MethodType, functools.partial, classmethod, staticmethod, property)
+_METHODS = types.BuiltinMethodType, types.MethodWrapperType
 _NAMES, _ATTRIBUTES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"), ("LOAD_ATTR", "LOAD_METHOD")
 
 _MARK = "_lowtide_notes"  # on what notes
@@ -78,7 +88,8 @@ class Follower:
         self._large: list[tuple[Any, int]] = []  # those that are too large for that, and how much
         self._moving: list[tuple[Any, Any]] = []  # files, generators, counters, and where they were
         self._numbers: dict[type, dict[str, Any]] = {}  # the numbers and texts in attributes of classes
-        self._spaces: list[tuple[types.SimpleNamespace, dict[str, Any]]] = []  # of which no class notes what is read, and what they held
+        self._bytes = 0  # of arrays among them
+        self._spaces: list[tuple[Any, dict[str, Any]]] = []  # of which no class notes what is read, and what they held
         self.classes: list[type] = []
         tables = [
             table for model in models for module in model.modules() for name, table in vars(module).items() if name.endswith("_hooks")
@@ -129,11 +140,20 @@ class Follower:
             return f"attribute {name!r} of the class {cls.__name__} was {old!r} and is {vars(cls).get(name, ABSENT)!r}{once}"
         for space, before in self._spaces:
             if (name := _difference(before, vars(space))) is not None:
-                return f"attribute {name!r} of a SimpleNamespace is set, and only those of an object of your own class are followed"
-        moved = next((item for item, at in self._moving if position(item) != at), None)
+                return f"attribute {name!r} of a {type(space).__name__} is set, and only those of an object of your own class are followed"
+        return ""
+
+    def refuse_moved(self) -> None:
+        """Raise CaptureError where the program has moved what no stand-in can be put in the place of."""
+        if (moved := next((item for item, at in self._moving if is_moved(item, at)), None)) is None:
+            return
+        what = "that it reaches has gone on, and Python cannot turn it back; take its next item before the step and pass it with the batch"
         if isinstance(moved, DRAWN):
-            return f"a {type(moved).__name__} is drawn from; draw with torch, or before the step and pass it with the batch"
-        return "" if moved is None else f"a {type(moved).__name__} that it reaches is read or written"
+            what = "is drawn from; draw with torch, or before the step and pass it with the batch"
+        elif isinstance(moved, MOVING):
+            stays = "; what the capture has done to it stays" if isinstance(moved, io.IOBase) else ""
+            what = f"that it reaches is read or written{stays}; use it behind the step, with what the step returns"
+        raise CaptureError(changed_each_time(f"a {type(moved).__name__} {what}"))
 
     def puts(self) -> list[tuple[Any, str, Any]]:
         """The numbers and texts that the program has put into attributes of objects of the user's, and had not read before."""
@@ -151,7 +171,7 @@ class Follower:
     def turn_back(self) -> None:
         """Generators of random numbers, arrays, namespaces and numbers of classes are as they were."""
         for item, at in self._moving:
-            if position(item) != at:
+            if is_moved(item, at):
                 turn_back(item, at)
         for space, before in self._spaces:
             put_back(vars(space), before)
@@ -185,10 +205,9 @@ class Follower:
             own[name] = before
 
     def forget(self) -> None:
-        for each in (self._places, self._before, self._written, self._seen, self._followed):
-            each.clear()
-        for held_here in (self._held, self._closed, self._contents, self._large, self._moving, self._numbers, self._spaces):
-            held_here.clear()
+        for table in vars(self).values():
+            if isinstance(table, (dict, list)) and table is not self.classes:
+                table.clear()
 
     # While the program runs.
 
@@ -205,7 +224,7 @@ class Follower:
         if (id(item), name) in self._places or id(item) not in self._followed:
             return
         if (id(item), name) not in self._written and by_user:
-            self._note(item, name, f"attribute {name!r} of a {type(item).__name__}" if name != EVERYTHING else f"a {type(item).__name__}")
+            self.note(item, name, f"attribute {name!r} of a {type(item).__name__}" if name != EVERYTHING else f"a {type(item).__name__}")
         self._follow(held(item, name))
 
     def write(self, item: Any, name: str) -> None:
@@ -215,7 +234,7 @@ class Follower:
             before = held(item, name) if own is ABSENT else own.get(name, ABSENT)
             self._written.setdefault((id(item), name), (item, before))
 
-    def _note(self, holder: Any, name: str, text: str, line: str = "") -> None:
+    def note(self, holder: Any, name: str, text: str, line: str = "") -> None:
         key = id(holder), name
         if key not in self._places and len(self._places) < _MOST:
             self._held.append(holder)
@@ -226,19 +245,15 @@ class Follower:
 
     def _follow_code(self, item: Any) -> None:
         """Of what lies in a module of the model: functions, also in tables of hooks."""
-        if isinstance(item, (types.FunctionType, types.MethodType, functools.partial)):
+        if isinstance(item, (*_CODE, *SPACES)) or moves(item):
             self._follow(item)
-        elif isinstance(item, (classmethod, staticmethod)):
-            self._follow(item.__func__)
-        elif isinstance(item, property):
-            self._follow(item.fget)
-        elif type(item) in (dict, collections.OrderedDict) and len(item) < _LARGEST:
-            for piece in item.values():
-                if isinstance(piece, types.FunctionType):
+        elif type(item) in (dict, collections.OrderedDict, list, tuple) and len(item) < _LARGEST:
+            for piece in pieces(item).values():
+                if isinstance(piece, types.FunctionType) or moves(piece):
                     self._follow(piece)
 
     def _follow(self, item: Any, depth: int = 0) -> None:
-        if isinstance(item, types.BuiltinMethodType) and isinstance(item.__self__, (*CONTAINERS, *MOVING)):  # `put = kept.append`
+        if isinstance(item, _METHODS) and (isinstance(item.__self__, CONTAINERS) or moves(item.__self__)):  # `put = kept.append`
             item = item.__self__
         if isinstance(item, _NOT_FOLLOWED) or id(item) in self._seen or len(self._seen) > _MOST:
             return
@@ -247,7 +262,7 @@ class Follower:
             self._follow(item.__func__)
             self._follow(item.__self__)
         elif isinstance(item, functools.partial):
-            self._note(item, "keywords", "the keywords of a partial", "its making")
+            self.note(item, "keywords", "the keywords of a partial", "its making")
             for piece in (item.func, *item.args, *item.keywords.values()):
                 self._follow(piece)
         elif isinstance(item, (classmethod, staticmethod)):
@@ -260,9 +275,9 @@ class Follower:
             self._of_class(item, all_functions=True)
         elif isinstance(item, CONTAINERS):
             self._of_container(item, depth)
-        elif isinstance(item, MOVING):
-            self._moving += [(item, at)] if (at := position(item)) is not None else []
-        elif type(item) is types.SimpleNamespace:
+        elif moves(item):
+            self._of_moving(item, depth)
+        elif isinstance(item, SPACES):
             self._spaces.append((item, dict(vars(item))))
             for piece in vars(item).values():
                 self._follow(piece, depth + 1)
@@ -279,6 +294,15 @@ class Follower:
         for piece in held_now.values():
             self._follow(piece, depth + 1)
 
+    def _of_moving(self, item: Any, depth: int) -> None:
+        """With what it rests on: iterators and files, a function that it calls."""
+        self._bytes += item.nbytes if isinstance(item, numpy.ndarray) else 0
+        if self._bytes < _MOST_BYTES and (at := position(item)) is not None:
+            self._moving.append((item, at))
+        for piece in gc.get_referents(item, getattr(item, "gi_frame", None)) if depth < _DEEPEST else ():
+            if moves(piece) or isinstance(piece, (tuple, types.FunctionType, types.BuiltinMethodType)):
+                self._follow(piece, depth + 1)
+
     def _of_object(self, item: Any) -> None:
         cls = type(item)
         if isinstance(item, nn.Module):
@@ -291,6 +315,7 @@ class Follower:
             self._closed.append(item)
             return
         if not _noted(cls, self.classes):
+            self._of_moving(item, 0)  # what writes to a file, as `csv.writer` does, leads to it
             return
         self._followed[id(item)] = item
         self._of_class(cls, all_functions=False)
@@ -316,20 +341,20 @@ class Follower:
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         where = f"{code.co_filename}:{code.co_firstlineno}"
         for name, cell in cells.items():
-            self._note(cell, name, f"variable {name!r} of {function.__qualname__}", where)
+            self.note(cell, name, f"variable {name!r} of {function.__qualname__}", where)
             self._follow(Position.of(cell, name, "", "").now())
         if not is_users(function):
             return
         self._contents.append((function.__dict__, dict(function.__dict__)))
         for name in ("__defaults__", "__kwdefaults__"):
             if (found := getattr(function, name)) and not are_plain(found):
-                self._note(function, name, f"the defaults of {function.__qualname__}", where)
+                self.note(function, name, f"the defaults of {function.__qualname__}", where)
                 self._follow(found)
         for name, chain, line in _named(code):
             if name in cells:
                 found = Position.of(cells[name], name, "", "").now()
             elif name in table:
-                self._note(table, name, f"global {name!r} of {table.get('__name__', 'a module')}", f"{code.co_filename}:{line}")
+                self.note(table, name, f"global {name!r} of {table.get('__name__', 'a module')}", f"{code.co_filename}:{line}")
                 self._follow(found := table[name])
             else:
                 continue
@@ -340,7 +365,7 @@ class Follower:
         for name in chain:
             if not isinstance(found, (types.ModuleType, type)) or not _is_of_users(found):
                 return
-            self._note(found, name, f"attribute {name!r} of {found.__name__}", line)
+            self.note(found, name, f"attribute {name!r} of {found.__name__}", line)
             found = held(found, name)
             self._follow(found)
 
@@ -366,22 +391,32 @@ def changed_each_time(change: str) -> str:
     )
 
 
+def _follower() -> Follower | None:
+    return _active.get(threading.get_ident())
+
+
 def put_beside() -> list[tuple[Any, str, Any]]:
     """The numbers and texts that the program which this thread follows has put into attributes so far."""
-    follower = _active.get(threading.get_ident())
-    return [] if follower is None else follower.puts()
+    return [] if (follower := _follower()) is None else follower.puts()
 
 
-def written_of_module(module: nn.Module, name: str) -> None:
-    """An attribute of a torch module is about to be written in this thread."""
-    _write(module, name)
+def read(item: Any, name: str, *, by_user: bool = True) -> None:
+    """An attribute of an object, or of a torch module, is read in this thread."""
+    if (follower := _follower()) is not None and (not name.startswith("__") or name == EVERYTHING):
+        follower.read(item, name, by_user=by_user)
 
 
-def noted_of_module(module: nn.Module, name: str) -> None:
-    """An attribute of a torch module is read in this thread."""
-    follower = _active.get(threading.get_ident())
-    if follower is not None and (not name.startswith("__") or name == EVERYTHING):
-        follower.read(module, name)
+def read_of_tensor(tensor: torch.Tensor, name: str) -> Any:
+    """An attribute that the caller's tensor has of its own is read in this thread; ABSENT where it has none."""
+    if (follower := _follower()) is not None:
+        follower.note(tensor, name, f"attribute {name!r} of a tensor")
+    return vars(tensor).get(name, ABSENT)
+
+
+def written(item: Any, name: str) -> None:
+    """An attribute of an object, or of a torch module, is about to be written in this thread."""
+    if (follower := _follower()) is not None:
+        follower.write(item, name)
 
 
 @contextmanager
@@ -405,7 +440,11 @@ def following(
     with undoing() as undo:
         undo(end)
         _active[thread] = follower
-        yield follower
+        try:
+            yield follower
+        except LeavingError:
+            follower.refuse_moved()  # another attempt would move it once more
+            raise
 
 
 def _noted(cls: type, mine: list[type]) -> bool:
@@ -435,21 +474,21 @@ def _patch(cls: type) -> None:
     writes: Any = cls.__setattr__
     deletes: Any = cls.__delattr__
 
-    def read(self: Any, name: str) -> Any:
-        _read(self, name)
+    def reads(self: Any, name: str) -> Any:
+        read(self, name, by_user=not sys._getframe(1).f_code.co_filename.startswith(_PACKAGE_FOLDER))
         return object.__getattribute__(self, name)
 
     def write(self: Any, name: str, value: Any) -> None:
-        _write(self, name)
+        written(self, name)
         writes(self, name, value)
 
     def delete(self: Any, name: str) -> None:
-        _write(self, name)
+        written(self, name)
         deletes(self, name)
 
-    setattr(read, _MARK, True)
+    setattr(reads, _MARK, True)
     _originals[cls] = {name: vars(cls)[name] for name in _HOOKS if name in vars(cls)}
-    for name, function in zip(_HOOKS, (read, write, delete), strict=True):
+    for name, function in zip(_HOOKS, (reads, write, delete), strict=True):
         type.__setattr__(cls, name, function)
 
 
@@ -464,19 +503,6 @@ def _let_go(cls: type) -> None:
             type.__setattr__(cls, name, originals[name])
         else:
             type.__delattr__(cls, name)
-
-
-def _read(item: Any, name: str) -> None:
-    follower = _active.get(threading.get_ident())
-    if follower is None or (name.startswith("__") and name != EVERYTHING):
-        return
-    follower.read(item, name, by_user=not sys._getframe(2).f_code.co_filename.startswith(_PACKAGE_FOLDER))
-
-
-def _write(item: Any, name: str) -> None:
-    follower = _active.get(threading.get_ident())
-    if follower is not None:
-        follower.write(item, name)
 
 
 def _named(code: types.CodeType) -> Iterator[tuple[str, tuple[str, ...], int]]:

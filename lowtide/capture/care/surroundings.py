@@ -9,7 +9,8 @@ import collections
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +26,7 @@ from lowtide.ir import tree
 
 _MOST = 20_000  # objects that are looked at
 _CONTAINERS = (list, dict, set, collections.deque)
+_OPENED = (*_CONTAINERS, weakref.WeakSet, weakref.WeakValueDictionary, torch.optim.lr_scheduler.LRScheduler)
 
 
 @contextmanager
@@ -59,21 +61,21 @@ def objects_of(models: Iterable[nn.Module]) -> list[Any]:
 
 def functions_of(cls: type) -> list[types.FunctionType]:
     """The functions of a class that no library wrote; none for others."""
-    if is_library(getattr(sys.modules.get(cls.__module__), "__file__", None) or ""):
-        return []
-    return [each for each in vars(cls).values() if isinstance(each, types.FunctionType)]
+    return [item for item in _own(cls).values() if isinstance(item, types.FunctionType)]
 
 
 def containers_of_class(cls: type) -> list[str]:
     """The names of those that a class keeps that no library wrote."""
-    if is_library(getattr(sys.modules.get(cls.__module__), "__file__", None) or ""):
-        return []
-    return [name for name, item in vars(cls).items() if type(item) in _CONTAINERS or isinstance(item, collections.deque)]
+    return [name for name, item in _own(cls).items() if type(item) in _CONTAINERS or isinstance(item, collections.deque)]
 
 
-def _found(roots: list[Any], given: set[int]) -> list[Callable[[], None]]:
+def _own(cls: type) -> Mapping[str, Any]:
+    return {} if is_library(getattr(sys.modules.get(cls.__module__), "__file__", None) or "") else vars(cls)
+
+
+def _found(roots: list[Any], given: set[int]) -> list[Callable[[], object]]:
     """How to put back each thing that the roots lead to. Objects of libraries' classes only where they were `given`."""
-    waiting, seen, restores = collections.deque(roots), set[int](), list[Callable[[], None]]()
+    waiting, seen, restores = collections.deque(roots), set[int](), list[Callable[[], object]]()
     while waiting and len(seen) < _MOST:
         item = waiting.popleft()
         if id(item) in seen or _is_left_alone(item):
@@ -83,10 +85,10 @@ def _found(roots: list[Any], given: set[int]) -> list[Callable[[], None]]:
             waiting.extend(called)
         elif isinstance(item, torch.Generator):
             if not is_default(item):
-                restores.append(functools.partial(_put_state, item, item.get_state()))
+                restores.append(functools.partial(item.set_state, item.get_state()))
         elif isinstance(item, types.FunctionType):
             restores.extend(_of_function(item, waiting))
-        elif isinstance(item, (*_CONTAINERS, torch.optim.lr_scheduler.LRScheduler)) or id(item) in given or is_of_users(item):
+        elif isinstance(item, _OPENED) or type(item).__module__ in ("collections", "queue") or id(item) in given or is_of_users(item):
             given.update(map(id, _held(item)) if id(item) in given else ())
             restores.extend(_of_object(item))
             waiting.extend(_held(item))
@@ -157,7 +159,3 @@ def _of_object(item: Any) -> Iterator[Callable[[], None]]:
         yield functools.partial(put_back, own, dict(own))
     if isinstance(item, _CONTAINERS):
         yield functools.partial(put_back, item, pieces(item))
-
-
-def _put_state(generator: torch.Generator, state: torch.Tensor) -> None:
-    generator.set_state(state)

@@ -7,6 +7,7 @@ two lines, also between those that enter a `with` and those that leave it.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import os
 import sys
@@ -52,7 +53,7 @@ def one_at_a_time(function: Callable[P, T]) -> Callable[P, T]:
             mark = len(_own.waiting)
             try:
                 _own.waiting.append(_modes_of_torch())
-                return function(*args, **kwargs)
+                return contextvars.copy_context().run(function, *args, **kwargs)  # variables that it sets are as they were
             except BaseException as error:
                 _let_go(error)
                 raise

@@ -7,6 +7,7 @@ was there before. All else (a part of another tensor, another layout) is bound t
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -17,9 +18,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from lowtide.base.places import ABSENT
 from lowtide.capture.blocks import address, covers, geometry
+from lowtide.capture.care.contents import differ, is_plain
+from lowtide.capture.care.follower import read_of_tensor
+from lowtide.capture.care.writes import refuse_once
 from lowtide.capture.draft import Draft
-from lowtide.capture.sources import users_line
+from lowtide.capture.sources import is_library, users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Kind
 from lowtide.ir.slots import Slot
@@ -29,7 +34,7 @@ Call = Callable[..., torch.Tensor]  # an operator on its arguments
 _DATA = torch.Tensor.data
 _aten = torch.ops.aten
 _lock = threading.Lock()
-_puts: dict[int, Data | NoData] = {}  # by thread: for as long as it records
+_puts: dict[int, Data] = {}  # by thread: for as long as it records
 
 
 class Data:
@@ -89,6 +94,22 @@ class Data:
             self._bound[slot] = fake
         _set(fake, item)
 
+    def attribute(self, tensor: torch.Tensor, name: str) -> Any:
+        """What the caller's tensor has under a name that its stand-in has not."""
+        if (known := self._known(tensor)) is None or name.startswith("__"):
+            return ABSENT
+        asked = vars(known[1]) or not is_library(sys._getframe(2).f_code.co_filename)
+        return read_of_tensor(known[1], name) if asked else ABSENT
+
+    def set_attribute(self, tensor: torch.Tensor, name: str, item: Any) -> None:
+        """Raise CaptureError for an attribute that the user's own code gives to a tensor of the caller's."""
+        real = (self._known(tensor) or (tensor, tensor))[1]
+        if isinstance(real, FakeTensor) or hasattr(torch.Tensor, name) or is_library(sys._getframe(2).f_code.co_filename):
+            return
+        before = vars(real).get(name, ABSENT)
+        if before is not item and not (is_plain(item) and is_plain(before) and not differ(before, item)):
+            refuse_once(f"sets attribute {name!r} of a tensor that was there before (keep it in a buffer, or in an attribute of a module)")
+
     def _known(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Slot] | None:
         return self._declared.get(self._model.get(id(tensor), id(tensor)))
 
@@ -122,15 +143,11 @@ class Data:
         )
 
 
-class NoData:
+class NoData(Data):
     """Where an optimizer steps: it may not put its own data elsewhere."""
 
     def __init__(self, draft: Draft) -> None:
-        self._draft = draft
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What `tensor.data` is."""
-        return _get(tensor)
+        super().__init__(draft, {}, {})
 
     def put(self, tensor: torch.Tensor, item: torch.Tensor, call: Call | None = None) -> None:
         """Raise CaptureError for a tensor of the caller's."""
@@ -143,13 +160,14 @@ class NoData:
 
 
 @contextmanager
-def following_data(data: Data | NoData) -> Iterator[None]:
+def following_data(data: Data) -> Iterator[None]:
     """While this lasts, `tensor.data = ...` of this thread goes to `data`; for other threads it is what it was."""
     thread = threading.get_ident()
     with _lock:
         before = _puts.get(thread)
         if not _puts:
-            torch.Tensor.data = property(_get_data, _put_data)  # type: ignore[assignment]
+            for name, item in _HOOKS.items():
+                setattr(torch.Tensor, name, item)
         _puts[thread] = data
     try:
         yield
@@ -160,20 +178,37 @@ def following_data(data: Data | NoData) -> Iterator[None]:
             else:
                 _puts[thread] = before
             if not _puts:
-                del torch.Tensor.data
+                for name in _HOOKS:
+                    delattr(torch.Tensor, name)
+
+
+def _recording() -> Data | None:
+    return None if _get_current_dispatch_mode() is None else _puts.get(threading.get_ident())
 
 
 def _get_data(tensor: torch.Tensor) -> torch.Tensor:
-    data = _puts.get(threading.get_ident())
-    return _get(tensor) if data is None or _get_current_dispatch_mode() is None else data.of(tensor)
+    return _get(tensor) if (data := _recording()) is None else data.of(tensor)
 
 
 def _put_data(tensor: torch.Tensor, item: torch.Tensor) -> None:
-    data = _puts.get(threading.get_ident())
-    if data is None or _get_current_dispatch_mode() is None:
-        _DATA.__set__(tensor, item)  # type: ignore[attr-defined]
-    else:
-        data.put(tensor, item)
+    _DATA.__set__(tensor, item) if (data := _recording()) is None else data.put(tensor, item)  # type: ignore[attr-defined]
+
+
+def _get_attribute(tensor: torch.Tensor, name: str) -> Any:
+    """Asked where there is none of that name."""
+    item = ABSENT if (data := _recording()) is None else data.attribute(tensor, name)
+    if item is ABSENT:
+        raise AttributeError(f"{type(tensor).__name__!r} object has no attribute {name!r}")
+    return item
+
+
+def _set_attribute(tensor: torch.Tensor, name: str, item: Any) -> None:
+    if (data := _recording()) is not None:
+        data.set_attribute(tensor, name, item)
+    object.__setattr__(tensor, name, item)
+
+
+_HOOKS = {"data": property(_get_data, _put_data), "__getattr__": _get_attribute, "__setattr__": _set_attribute}
 
 
 def _called(op: Any, *args: Any) -> torch.Tensor:

@@ -1,0 +1,79 @@
+"""What a program does to files, to other processes and to the environment: refused at the call, before it is done."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import reprlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+
+from lowtide.capture.care.turns import listed, replaced
+from lowtide.capture.sources import asker, is_library, users_line
+from lowtide.errors import CaptureError
+
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_refused: list[list[CaptureError]] = []  # of the captures under way, the innermost last
+
+
+@contextmanager
+def outside_unchanged() -> Iterator[None]:
+    """Raise CaptureError where what runs inside would change something outside of Python, also where the program catches it."""
+    refused: list[CaptureError] = []
+    with listed(_refused, refused), ExitStack() as stack:
+        for (owner, name), changes in _CALLS.items():
+            stack.enter_context(replaced(owner, name, partial(_refusing, f"{owner.__name__}.{name}", changes)))
+        yield
+        if refused:
+            raise refused[0]
+
+
+def refuse_once(what: str) -> NoReturn:
+    """The program does something that no step would do again."""
+    error = CaptureError(
+        f"the program {what} at {users_line()}, which would be done once, by the capture, and by no step: do it behind the step, with what "
+        "the step returns (in a framework in its hook behind a batch); if a first call alone does so, call the loss once before"
+    )
+    if _refused:
+        _refused[-1].append(error)
+    raise error
+
+
+def _refusing(called: str, changes: Callable[..., Any], before: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, but for what it would change for the user. Libraries may fill caches, and ask other programs."""
+
+    def refusing(*args: Any, **kwargs: Any) -> Any:
+        if (file := asker(sys._getframe(2))) and changes(*args, **kwargs):
+            text = f"{called}({', '.join(reprlib.repr(os.fspath(each) if isinstance(each, os.PathLike) else each) for each in args)})"
+            if not is_library(file) or (called.endswith(".open") and "cache" not in str(args[0])):
+                refuse_once(f"calls {text}")
+        return before(*args, **kwargs)
+
+    return refusing
+
+
+def _opens(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> bool:
+    return bool({*mode} & {*"wax+"}) and file != os.devnull
+
+
+_CALLS: dict[tuple[Any, str], Callable[..., Any]] = {
+    (builtins, "open"): _opens,
+    (io, "open"): _opens,
+    (os, "open"): lambda file, flags, *args, **kwargs: flags & _WRITES,
+    (os, "mkdir"): lambda file, *args, **kwargs: not os.path.isdir(file),
+    (os, "putenv"): lambda name, value: os.environ.get(os.fsdecode(name)) != os.fsdecode(value),
+    (os, "unsetenv"): lambda name: os.fsdecode(name) in os.environ,
+    (torch, "save"): lambda item, file, *args, **kwargs: not isinstance(file, io.BytesIO),
+    (subprocess.Popen, "__init__"): lambda *args, **kwargs: True,
+    **{
+        (os, name): lambda *args, **kwargs: True
+        for name in ("write", "remove", "unlink", "rename", "replace", "rmdir", "truncate", "system")
+    },
+}

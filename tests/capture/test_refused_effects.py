@@ -1,0 +1,230 @@
+"""What a loss does beside computing and no step can do again is refused, and is as it was; files and the environment before it is done."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import contextvars
+import csv
+import io
+import itertools
+import os
+import pickle
+import queue
+import subprocess
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+
+X = torch.ones(2, 3)
+
+
+def planned(loss: Callable[..., Any], model: nn.Module | None = None) -> Any:
+    model = model or nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return lowtide.optimize(model, X, loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
+
+
+def refused(act: Callable[[], object], said: str) -> None:
+    with pytest.raises(lowtide.CaptureError, match=said):
+        planned(lambda model, x: (act(), model(x).sum())[1])
+
+
+def counted() -> Iterator[int]:
+    yield from itertools.count()
+
+
+ITERATORS: dict[str, Callable[[], Iterator[Any]]] = {
+    "a generator": counted,
+    "an expression": lambda: (number for number in range(9)),
+    "a list": lambda: iter([*range(9)]),
+    "a dictionary": lambda: iter(dict.fromkeys(range(9))),
+    "a range": lambda: iter(range(9)),
+    "backwards": lambda: reversed(range(8, -1, -1)),
+    "a slice": lambda: itertools.islice(counted(), 9),
+    "a cycle": lambda: itertools.cycle([0, 1]),
+    "a map": lambda: map(int, "012345678"),
+    "a chain": lambda: itertools.chain([0], range(1, 9)),
+    "a zip": lambda: map(max, zip(range(9), counted(), strict=False)),
+    "an enumeration": lambda: (number for number, _ in enumerate("abcdefgh")),
+    "a tensor": lambda: iter(torch.arange(9)),
+}
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_an_iterator_that_is_there_before_is_refused_and_goes_on_once(kind: str):
+    made = ITERATORS[kind]()
+    refused(lambda: next(made), "has gone on, and Python cannot turn it back; take its next item before the step")
+    assert next(made) == 1
+
+
+SHARED: list[Iterator[int]] = [counted()]
+
+
+class Source:
+    """Keeps an iterator."""
+
+    def __init__(self) -> None:
+        self.numbers = counted()
+
+
+class Fed(nn.Linear):
+    """Takes a number from an iterator of its own in each forward."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.numbers = counted()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * next(self.numbers)
+
+
+def test_an_iterator_is_found_wherever_it_is_kept():
+    said, source, sent, method = "has gone on", Source(), counted(), counted().__next__
+    next(sent)
+    for act in (lambda: next(SHARED[0]), lambda: next(source.numbers), lambda: sent.send(None), method):
+        refused(act, said)
+    with pytest.raises(lowtide.CaptureError, match=said):
+        planned(lambda model, x: model(x).sum(), Fed())
+
+
+def test_an_iterator_that_nobody_takes_from_is_let_through():
+    waiting, done = counted(), iter([])
+    assert planned(lambda model, x: model(x).sum() * (2 if waiting else 1) + sum(done))(X).isfinite()
+    assert next(waiting) == 0
+
+
+class Local(threading.local):
+    n = 0
+
+
+VARIABLE, ENTERED = contextvars.ContextVar("variable", default=0), contextvars.ContextVar[int]("entered")
+
+
+def set_more(holder: Any) -> None:
+    holder.n = getattr(holder, "n", 0) + 1
+
+
+# How something that is outside is made, what is done to it, what it holds, and what is said.
+KEPT: dict[str, tuple[Callable[[], Any], Callable[[Any], object], Callable[[Any], Any], str]] = {
+    "a variable of the context": (lambda: VARIABLE, lambda it: it.set(it.get() + 1), lambda it: it.get(), "a ContextVar that it reaches"),
+    "one without a value": (lambda: ENTERED, lambda it: it.set(1), lambda it: it.get(None), "a ContextVar that it reaches"),
+    "a thread's own": (threading.local, set_more, lambda it: dict(vars(it)), "attribute 'n' of a _local is set"),
+    "of a class": (Local, set_more, lambda it: it.n, "attribute 'n' of a Local is set"),
+    "an array": (lambda: np.zeros(3), lambda it: it.__iadd__(1), np.copy, "a ndarray that it reaches"),
+    "an array's item": (lambda: np.zeros((2, 2), np.int8), lambda it: it.put(3, 7), np.copy, "a ndarray that it reaches"),
+    "an output": (lambda: np.ones(3), lambda it: np.add(it, 1, out=it), np.copy, "a ndarray that it reaches"),
+    "an array of objects": (lambda: np.array([None, "a"]), lambda it: it.put(0, "b"), np.copy, "a ndarray that it reaches"),
+    "arrays in a list": (lambda: [np.zeros(3)], lambda it: it[0].fill(2), lambda it: it[0].copy(), "a ndarray that it reaches"),
+    "a set": (set, lambda it: it.add(len(it)), set, "a set that it reaches had 1 items and has 2"),
+    "a queue": (queue.Queue, lambda it: it.put(1), lambda it: (*it.queue, it.unfinished_tasks), "'unfinished_tasks' of a Queue"),
+    "a simple queue": (queue.SimpleQueue, lambda it: it.put(1), lambda it: it.qsize(), "a SimpleQueue that it reaches"),
+    "a user's dictionary": (collections.UserDict, lambda it: it.update(n=it.get("n", 0) + 1), dict, "had 1 at 'n' and has 2"),
+    "a chain": (collections.ChainMap, lambda it: it.update(n=it.get("n", 0) + 1), dict, "had 1 at 'n' and has 2"),
+    "a set of references": (weakref.WeakSet, lambda it: it.add([nn, np, os][len(it)]), len, "a set that it reaches"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_what_is_kept_outside_is_refused_and_as_it_was(kind: str):
+    make, act, held, said = KEPT[kind]
+    it = make()
+    before = held(it)
+    refused(lambda: act(it), said)
+    assert np.array_equal(held(it), before) if isinstance(before, np.ndarray) else held(it) == before
+
+
+def opened(path: Path, mode: str) -> Any:
+    return open(path, mode)
+
+
+OUTSIDE: dict[str, Callable[[Path], object]] = {
+    "open": lambda path: opened(path, "a").write("b"),
+    "write_text": lambda path: path.write_text("b"),
+    "csv": lambda path: csv.writer(opened(path, "w")).writerow([1]),
+    "pickle": lambda path: pickle.dump(1, opened(path, "wb")),
+    "torch": lambda path: torch.save(X, path),
+    "numpy": lambda path: np.save(path.with_suffix(".npy"), np.ones(2)),
+    "descriptor": lambda path: os.open(path, os.O_WRONLY | os.O_TRUNC),
+    "remove": lambda path: path.unlink(),
+    "rename": lambda path: path.rename(path.with_suffix(".other")),
+    "folder": lambda path: path.with_suffix(".folder").mkdir(),
+    "folders": lambda path: os.makedirs(path.with_suffix(".folder") / "inner", exist_ok=True),
+    "process": lambda path: subprocess.run(["rm", str(path)]),
+    "shell": lambda path: os.system(f"rm {path}"),
+    "environment": lambda path: os.environ.__setitem__("LOWTIDE_TEST_ONCE", "b"),
+    "caught": lambda path: caught(lambda: path.write_text("b")),
+}
+
+
+def caught(act: Callable[[], object]) -> None:
+    with contextlib.suppress(Exception):
+        act()
+
+
+@pytest.mark.parametrize("kind", OUTSIDE)
+def test_files_and_the_environment_are_refused_at_the_call(kind: str, tmp_path: Path):
+    (path := tmp_path / "written").write_text("a")
+    refused(lambda: OUTSIDE[kind](path), r"test_refused_effects.py:\d+.*would be done once, by the capture.*behind the step")
+    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {"written": "a"}
+    assert "LOWTIDE_TEST_ONCE" not in os.environ
+
+
+def test_what_leaves_the_outside_as_it_is_goes_through(tmp_path: Path):
+    (path := tmp_path / "scale").write_text("3")
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        os.makedirs(tmp_path, exist_ok=True)
+        torch.save([1], io.BytesIO())
+        os.environ["PATH"] = os.environ["PATH"]
+        return model(x).sum() * float(path.read_text())
+
+    assert planned(loss)(X).isfinite()
+
+
+def test_a_writer_leads_to_its_file():
+    file = io.StringIO()
+    writer = csv.writer(file)
+    refused(lambda: writer.writerow([1]), "a StringIO that it reaches is read or written; what the capture has done to it stays")
+    assert file.getvalue() == "1\r\n"
+
+
+ONES, PARAMETER = torch.ones(3), nn.Parameter(torch.ones(3))
+
+
+@pytest.mark.parametrize("of", ["parameter", "batch", "tensor outside", "parameter outside"])
+def test_an_attribute_of_a_tensor_that_is_set_is_refused(of: str):
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        tensor = {"parameter": model.weight, "batch": x, "tensor outside": ONES, "parameter outside": PARAMETER}[of]
+        tensor.uses = getattr(tensor, "uses", 0) + 1
+        out = model(x)
+        out.kept = True  # of the step's own
+        return out.sum()
+
+    with pytest.raises(lowtide.CaptureError, match="sets attribute 'uses' of a tensor that was there before"):
+        planned(loss)
+    assert not any(hasattr(each, "uses") for each in (X, ONES, PARAMETER))
+
+
+def test_an_attribute_of_a_parameter_is_read_as_it_is_now():
+    model = nn.Linear(3, 3)
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        model.weight.known = True  # as it is
+        return model(x).sum() * getattr(model.weight, "scale", 1.0)
+
+    model.weight.known = True
+    step = planned(loss, model)
+    for scale in (1.0, 2.0, 3.0):
+        model.weight.scale = scale
+        expected = loss(model, X)
+        assert torch.equal(step(X), expected.detach())
