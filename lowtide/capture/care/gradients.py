@@ -47,6 +47,16 @@ def none_left_on(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
         raise CaptureError(_text_of(left[0], ""))
 
 
+def refuse_gradients_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raise CaptureError for a named tensor beside the parameters on which the program would have eager PyTorch leave a gradient."""
+    for name, tensor in tensors:
+        if tensor.grad is not None or (tensor.requires_grad and tensor.is_leaf):
+            raise CaptureError(
+                f"the program has {name} require gradients (`requires_grad_()`), and eager PyTorch would leave one in its `.grad`, which a "
+                "step does not: differentiate by a tensor of the program's own (`x = x.detach().requires_grad_()`, and use that)"
+            )
+
+
 def _text_of(leaf: torch.Tensor, where: str) -> str:
     return (
         f"a backward pass leads to a tensor of shape {tuple(leaf.shape)} that requires gradients{where}, and is not a parameter of the "
