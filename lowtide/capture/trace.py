@@ -259,12 +259,9 @@ class Trace:
     def _flags(self) -> list[tuple[Slot, bool]]:
         """The parameters that the program freezes or thaws, which each step does. Raises CaptureError where others would get gradients."""
         if self.recorder.draft.trains:
-            refuse_gradients_of(
-                [
-                    *((f"batch{leaf.where}", leaf.value) for leaf in self.batch[1] if isinstance(leaf.value, torch.Tensor)),
-                    *((self.fakes.names[real], fake) for real, fake in {**self.fakes.buffers, **self.fakes.attributes}.items()),
-                ]
-            )
+            given = ((f"batch{leaf.where}", leaf.value, False) for leaf in self.batch[1] if isinstance(leaf.value, torch.Tensor))
+            others = {**self.fakes.buffers, **self.fakes.attributes}.items()
+            refuse_gradients_of((*given, *((self.fakes.names[real], fake, real.requires_grad) for real, fake in others)))
         parameters = self.fakes.parameters.items()
         changed = [(self.fakes.names[real], fake) for real, fake in parameters if fake.requires_grad != real.requires_grad]
         return [(Slot("requires_grad", ("parameter", name)), fake.requires_grad) for name, fake in changed]

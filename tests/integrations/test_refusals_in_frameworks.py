@@ -44,7 +44,8 @@ SHOWN, MEANS = list[Tensor](), {"loss": torch.zeros(())}
 
 
 class Meter:
-    total = 0.0
+    def __init__(self) -> None:
+        self.total = 0.0
 
     def update(self, number: float) -> None:
         self.total += number
