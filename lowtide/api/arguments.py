@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -87,6 +88,17 @@ def warn_of_nowhere_to_swap(swap_state: bool, device: torch.device, simulates: b
     """Say that an argument does nothing here, as torch's `pin_memory` does where there is no GPU."""
     if swap_state and device.type == "cpu" and not simulates:
         warn("swap_state=True does nothing on a CPU, which has no other memory to send state to")
+
+
+def warn_of_gradients_let_go(model: nn.Module, optimizer: torch.optim.Optimizer, graded: Iterable[str]) -> None:
+    """Say which of the parameters that get gradients the optimizer does not hold: eager PyTorch adds those up, and nobody clears them."""
+    held, parameters = {id(each) for group in optimizer.param_groups for each in group["params"]}, dict(model.named_parameters())
+    if others := [name for name in graded if id(parameters[name]) not in held]:
+        warn(
+            f"the optimizer does not hold {len(others)} parameters that get gradients ({others[0]}{', ...' if others[1:] else ''}): a step "
+            "keeps no gradient of theirs in `.grad`, as eager PyTorch would; freeze them (`requires_grad_(False)`) or give them to the "
+            "optimizer"
+        )
 
 
 def check_kernels(kernels: str | None, exact: bool, *, varies: bool, tries: bool) -> None:

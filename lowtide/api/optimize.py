@@ -11,7 +11,15 @@ import torch
 from torch import nn
 
 from lowtide.api.arena import StepArena
-from lowtide.api.arguments import check_arguments, check_kernels, check_scaler, check_swapping, device_of, warn_of_nowhere_to_swap
+from lowtide.api.arguments import (
+    check_arguments,
+    check_kernels,
+    check_scaler,
+    check_swapping,
+    device_of,
+    warn_of_gradients_let_go,
+    warn_of_nowhere_to_swap,
+)
 from lowtide.api.captures import Captures
 from lowtide.api.machine import Machine
 from lowtide.api.maker import PlanningSettings, StepMaker
@@ -133,6 +141,8 @@ def optimize(
     maker = RangeMaker(of_shapes, varying, (args, kwargs), ranged) if varying else guessing or of_shapes
     with trainers.beginning(runs=not obstacle):
         family = maker.make(args, kwargs, as_saved=saved is not None)
+    if trained is not None:
+        warn_of_gradients_let_go(model, trained, family.variants[-1].captured.trained)
     arena = target.type == "cuda" and limit.is_limit if run.arena == "limit" else run.arena
     new_arena = None if arena is False or obstacle else partial(StepArena.of, target, planning.placer, warns=arena is not None)
     return Step(maker, spec, family, obstacle, new_arena, shapes.on_new_shape, seen, run.check)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.base.places import NOTHING, Beside
@@ -22,6 +22,7 @@ from lowtide.capture.batches import refuse_batch_leaf, refuse_changed_batch
 from lowtide.capture.care.failures import no_tracebacks_logged, raised_in
 from lowtide.capture.care.follower import put_beside
 from lowtide.capture.care.generators import untouched_randomness
+from lowtide.capture.care.gradients import refuse_gradients_of
 from lowtide.capture.care.hooks import watched_hooks
 from lowtide.capture.care.leaks import LeakWatch
 from lowtide.capture.care.memos import of_call
@@ -100,6 +101,7 @@ class CapturedStep:
     state_entries: int  # of the optimizer, all parameters together, that the program starts from
     read: frozenset[tuple[str, str]]  # the attributes of modules that the program has read: (path, name)
     result: Callable[[Sequence[Any]], Any]  # the tensors of the result -> what the program returns
+    detached: tuple[int, ...] = ()  # outputs that are other tensors on memory of the caller's than the caller has
     alone: tuple[Slot, ...] = ()  # tensors whose memory the step writes where eager PyTorch takes other memory
     trained: tuple[str, ...] = ()  # the parameters that those gradients are of
     held_until: Mapping[str, str] = field(default_factory=dict)  # as `HeldStorages` says
@@ -131,8 +133,9 @@ class CapturedStep:
 
     def made_before(self, made: Sequence[Any]) -> tuple[list[Slot], list[Any]]:
         """The same of a program that ended before the optimizer stepped: what the model's own places get."""
-        pairs = [(slot, item) for slot, item in zip(self.assigned, made, strict=True) if slot.table in ("buffer", "attribute", "data")]
-        return [slot for slot, _ in pairs], [item for _, item in pairs]
+        pairs = zip(*self.to_assign(made), strict=True)
+        kept = [(slot, item) for slot, item in pairs if slot.table in ("buffer", "attribute", "data", "requires_grad")]
+        return [slot for slot, _ in kept], [item for _, item in kept]
 
 
 @dataclass(frozen=True)
@@ -248,14 +251,32 @@ class Trace:
         yield from self.module_tensors.rebound()
         yield from self.data.bound()
 
+    def _detached(self, items: Sequence[Any], draft: Draft) -> tuple[int, ...]:
+        """Which of what leaves lies on memory of the caller's and is no tensor of the caller's: `weight.detach()`, a part of a buffer."""
+        own = {id(fake) for fake in (*self.fakes.all.values(), *(leaf.value for leaf in self.batch[1]))}
+        fakes = ((at, item) for at, item in enumerate(items) if isinstance(item, FakeTensor) and id(item) not in own)
+        return tuple(at for at, item in fakes if draft.owns(item))
+
+    def _flags(self) -> list[tuple[Slot, bool]]:
+        """The parameters that the program freezes or thaws, which each step does. Raises CaptureError where others would get gradients."""
+        if self.recorder.draft.trains:
+            given = ((f"batch{leaf.where}", leaf.value, False) for leaf in self.batch[1] if isinstance(leaf.value, torch.Tensor))
+            others = {**self.fakes.buffers, **self.fakes.attributes}.items()
+            refuse_gradients_of((*given, *((self.fakes.names[real], fake, real.requires_grad) for real, fake in others)))
+        parameters = self.fakes.parameters.items()
+        changed = [(self.fakes.names[real], fake) for real, fake in parameters if fake.requires_grad != real.requires_grad]
+        return [(Slot("requires_grad", ("parameter", name)), fake.requires_grad) for name, fake in changed]
+
     def finish(self, recorder: Recorder, result: Any, update: Update) -> CapturedStep:
         leaves, rebuild = tree.flatten(result)
         at = [index for index, leaf in enumerate(leaves) if is_result(leaf.value)]
-        leaving = self._leaving()
+        results, moved = [*(leaves[index].value for index in at), *self._leaving()], list(self.rebound())
         with self.recording(recorder):
-            outputs = [_value_of(item, recorder.draft) for item in (*(leaves[index].value for index in at), *leaving)]
+            outputs = [_value_of(item, recorder.draft) for item in results]
             gradients = tuple(recorder.draft.value(fake.grad) for fake in self.fakes.parameters.values() if fake.grad is not None)
-            rebound = [(slot, recorder.draft.value(tensor)) for slot, tensor in self.rebound()]
+            rebound = [(slot, recorder.draft.value(tensor)) for slot, tensor in moved]
+            detached = self._detached([*results, *(tensor for _, tensor in moved)], recorder.draft)
+        flags = self._flags()
         assigned = (*rebound, *update.assigned)
         graph, slots = recorder.graph([*outputs, *(value for _, value in assigned)])
         graph = replace(graph, dimensions=self.symbols.dimensions)
@@ -275,7 +296,7 @@ class Trace:
             graph,
             slots,
             tuple(slot for slot, _ in assigned),
-            tuple((len(rebound) + at, slot, item) for at, slot, item in update.constants),
+            (*((0, slot, flag) for slot, flag in flags), *((len(rebound) + at, slot, item) for at, slot, item in update.constants)),
             (*update.guards, *(self.scaler.guards() if self.scaler is not None else ())),
             tuple(recorder.reader.readings.values()),
             tuple(recorder.draft.constants),
@@ -283,6 +304,7 @@ class Trace:
             update.state_entries,
             reads if self.leaving is None else self.leaving.without(reads, self.model),
             itemgetter(0) if rebuild is next and at else put,  # most programs return one tensor
+            detached,
             self.data.alone,
             tuple(self.fakes.names[real] for real, fake in self.fakes.parameters.items() if fake.grad is not None),
             recorder.draft.held_until(graph.nodes),

@@ -20,6 +20,7 @@ class Slot:
     batch              (leaf's index,)
     constant           (index,)                        a tensor that the program closes over, or a generator that it draws from
     data               (table, *path)                  the memory of the tensor that lies in another slot
+    requires_grad      (table, *path)                  whether that tensor is trained
     """
 
     table: str

@@ -22,6 +22,11 @@ Shape: TypeAlias = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # by ten
 _META = torch.device("meta")
 _PLAIN = (type(None), bool, int, float, str)  # what a file holds of leaves that are no tensors
 _MOST_EXTENT = 2**31
+_LONGEST = 80  # letters of a value in one message
+_OTHERWISE = (
+    "make a tensor of what changes (torch.as_tensor)",
+    "put a text that it reads into a dictionary or an attribute that loss leads to, before the step: each is captured once, and kept",
+)
 _MOST_NAMES = 12  # of leaves in one message
 _DIFFERENTIATED = "is differentiated, and no derivative by the batch is made here: pass it detached, or call the model itself"
 
@@ -158,9 +163,10 @@ class BatchSpec:
             if where in self.unread and type(got) is type(wanted):
                 return True
             if isinstance(got, torch.Tensor) or type(got) is not type(wanted) or not _equal(got, wanted):
+                found = _in_words(got).replace(_in_words(wanted), "another")
                 raise OtherValueError(
-                    f"batch {where}: the step was captured with {wanted!r}, got {got!r}; values that are not tensors are fixed at capture: "
-                    "leave out of the batch what the program does not read, and make a tensor of what changes"
+                    f"batch {where}: the step was captured with {_in_words(wanted)}, got {found}; values that are not tensors are fixed at "
+                    f"capture: leave out of the batch what the program does not read, and {_OTHERWISE[isinstance(wanted, str)]}"
                 )
         elif not isinstance(got, torch.Tensor):
             raise BatchError(f"batch {where}: expected {wanted}, got a {type(got).__name__}")
@@ -245,6 +251,14 @@ def _some(names: list[str]) -> list[str]:
     return names if len(names) <= _MOST_NAMES else [*names[:_MOST_NAMES], f"and {len(names) - _MOST_NAMES} more"]
 
 
+def _in_words(item: Any) -> str:
+    """A leaf that is no tensor, in a sentence: of an array its look alone."""
+    if isinstance(item, np.ndarray):
+        return f"a NumPy array of {item.dtype}{list(item.shape)}"
+    text = repr(item)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
 def _equal(one: Any, two: Any) -> bool:
     """Whether two values are one; arrays compare element by element."""
     try:
@@ -260,7 +274,7 @@ def _advice(look: _TensorLook | _NotPlain, wanted: _TensorLook, training: bool) 
     if look.device != wanted.device:
         return f"; move it with .to({str(wanted.device)!r})"
     if look.dtype != wanted.dtype:
-        return f"; convert it with .to({wanted.dtype})"
+        return f"; convert it with .to({wanted.dtype}), or call lowtide.optimize again if the model has another dtype now"
     if look.shape == wanted.shape:
         return "; copy it with .contiguous()" if wanted.stride == torch.empty(wanted.shape, device="meta").stride() else ""
     if look.shape[1:] == wanted.shape[1:]:

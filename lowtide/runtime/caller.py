@@ -101,6 +101,8 @@ class View:
                 self._optimizer.param_groups[int(index)][str(key)] = item
             elif slot.table == "data":
                 self.read(Slot(str(slot.path[0]), slot.path[1:]), constants).data = item
+            elif slot.table == "requires_grad":
+                self.read(Slot(str(slot.path[0]), slot.path[1:]), constants).requires_grad_(item)
             else:
                 module, name = self._owner(slot.path)
                 (module._buffers if slot.table == "buffer" else module.__dict__)[name] = item
@@ -187,8 +189,11 @@ class InputCheck:
                 continue
             other = storage_at.setdefault(address, number)
             if other != number and (other in self.written or number in self.written):
+                written = self.expected[other if other in self.written else number][0]
                 self._refuse(
-                    slot, f"shares its memory with {self.expected[other][0]}, which it did not when the step was captured: pass a copy"
+                    slot,
+                    f"shares its memory with {self.expected[other][0]}, and the step, captured as if it did not, writes {written}: "
+                    "compute out of place in the loss (`x = x + 1` for `x.add_(1)`), or pass a copy (`.clone()`), which no write reaches",
                 )
             if address_of.setdefault(number, address) != address:
                 self._refuse(slot, f"shared its memory with {self.expected[number][0]} when the step was captured")

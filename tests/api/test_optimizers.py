@@ -244,6 +244,7 @@ def test_a_checkpoint_saved_and_restored(assign):
     check(made(optim.Adam, lr=0.1), steps=5, between=between)
 
 
+@pytest.mark.filterwarnings("ignore:the optimizer does not hold")
 def test_parameters_added_and_taken_away_between_steps():
     def make():
         model, batch, loss, _ = made(optim.SGD, lr=0.1)()

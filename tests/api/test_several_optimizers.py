@@ -29,6 +29,7 @@ def by_shape(model: nn.Module) -> list[optim.Optimizer]:
 
 
 def by_layer(model: nn.Module) -> list[optim.Optimizer]:
+    model[1].requires_grad_(False)  # type: ignore[index, operator]
     early, late = list(model[0].parameters()), list(model[3].parameters())  # type: ignore[index]
     return [optim.SGD(late, lr=0.1, momentum=0.9), optim.Adam([{"params": early[:1]}, {"params": early[1:], "lr": 0.3}])]
 

@@ -27,7 +27,7 @@ told = Noted()
 class Net(nn.Module):
     """Runs `first` where it has not run yet."""
 
-    done = False  # of the class
+    done = ready = False  # of the class
 
     def __init__(self, first: Callable[[Net, Tensor], Tensor]) -> None:
         super().__init__()
@@ -87,7 +87,30 @@ def measures(model: Net, x: Tensor) -> Tensor:
     return x * model.size
 
 
-FIRST = (checks, corrects, initializes, initializes_by_an_object, initializes_by_a_global, measures)
+def marks_its_class(model: Net, x: Tensor) -> Tensor:
+    if not type(model).ready:
+        type(model).ready = True
+    type(model).known = "yes"
+    return x
+
+
+def initializes_by_its_class(model: Net, x: Tensor) -> Tensor:
+    if not type(model).ready:
+        type(model).ready = True
+        return x * 2
+    return x
+
+
+def initializes_by_what_its_class_lacks(model: Net, x: Tensor) -> Tensor:
+    if not hasattr(type(model), "known"):
+        type(model).known = "yes"
+        with torch.no_grad():
+            model.linear.weight.mul_(0.5)
+    return x
+
+
+OF_CLASSES = (marks_its_class, initializes_by_its_class, initializes_by_what_its_class_lacks)
+FIRST = (checks, corrects, initializes, initializes_by_an_object, initializes_by_a_global, measures, *OF_CLASSES)
 
 
 def losses_of(model: nn.Module, x: Tensor) -> Tensor:
@@ -95,12 +118,21 @@ def losses_of(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def left_by(model: Net) -> tuple[Any, ...]:
-    return (noted, told.done, model.note.done, *(vars(model).get(name) for name in ("done", "size", "kind")))
+    return (
+        noted,
+        told.done,
+        model.note.done,
+        Net.ready,
+        vars(Net).get("known"),
+        *(vars(model).get(name) for name in ("done", "size", "kind")),
+    )
 
 
 def made(first: Callable[[Net, Tensor], Tensor]) -> tuple[Net, optim.Optimizer]:
     global noted
-    noted = told.done = False
+    noted = told.done = Net.ready = False
+    if "known" in vars(Net):
+        del Net.known
     torch.manual_seed(0)
     model = Net(first)
     return model, optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -124,7 +156,7 @@ def test_steps_and_what_they_leave_are_eagers(first: Callable[[Net, Tensor], Ten
     assert all(map(torch.equal, model.parameters(), eagers.parameters()))
 
 
-@pytest.mark.parametrize("first", [checks, corrects, initializes_by_a_global, measures])
+@pytest.mark.parametrize("first", [checks, corrects, initializes_by_a_global, measures, initializes_by_its_class])
 @pytest.mark.filterwarnings("ignore:large")
 def test_calls_without_gradients(first: Callable[[Net, Tensor], Tensor]) -> None:
     x = torch.randn(4, 3) + 9
@@ -166,6 +198,11 @@ def alternates(model: Net, x: Tensor) -> Tensor:
     return x
 
 
+def flips_in_its_class(model: Net, x: Tensor) -> Tensor:
+    type(model).ready = not type(model).ready
+    return x
+
+
 def flips_in_an_object(model: Net, x: Tensor) -> Tensor:
     told.done = not told.done
     return x
@@ -183,6 +220,7 @@ def initializes_by_an_object_within(model: Net, x: Tensor) -> Tensor:
     [
         (counts, "module 'Net' changes its attribute 'size' in its forward.*buffer"),
         (alternates, "module 'Net' changes its attribute 'done' in its forward.*buffer"),
+        (flips_in_its_class, "attribute 'ready' of the class Net.* was True and is False.*count outside of the step"),
         (flips_in_an_object, "attribute 'done' of a Noted.* was True and is False.*count outside of the step"),
         (initializes_by_an_object_within, r"something else when it runs for the first time \(.*aten\.mul.*call loss\(model"),
     ],

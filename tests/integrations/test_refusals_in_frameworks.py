@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +40,18 @@ class Kind(NamedTuple):
 
 STRAY, EYE, NORMS, RUNNING = nn.Parameter(torch.ones(())), torch.eye(2), [0.0], [torch.zeros(())]
 NOISE = torch.Generator()
+SHOWN, MEANS = list[Tensor](), {"loss": torch.zeros(())}
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    def update(self, number: float) -> None:
+        self.total += number
+
+
+METERS = collections.defaultdict[str, Meter](Meter, known=Meter())
 GATED = torch.jit.CompilationUnit("def gated(x):\n    return x * torch.sigmoid(x)\n").gated
 
 
@@ -52,6 +65,44 @@ def kept(net: nn.Module, x: Tensor) -> Tensor:
     loss = net(x).square().mean()
     RUNNING[0] = loss.detach()
     return loss
+
+
+def printed(net: nn.Module, x: Tensor) -> Tensor:
+    loss = net(x).square().mean()
+    print(f"{loss.item():.3f}")
+    return loss
+
+
+def shown(net: nn.Module, x: Tensor) -> Tensor:
+    loss = net(x).square().mean()
+    SHOWN.append(loss.detach())
+    return loss
+
+
+def averaged(net: nn.Module, x: Tensor) -> Tensor:
+    loss = net(x).square().mean()
+    MEANS["loss"] = MEANS["loss"] * 0.9 + loss.detach()
+    return loss
+
+
+def averaged_in_place(net: nn.Module, x: Tensor) -> Tensor:
+    loss = net(x).square().mean()
+    MEANS["loss"].mul_(0.9).add_(loss.detach())
+    return loss
+
+
+def metered(key: str) -> Loss:
+    def loss(net: nn.Module, x: Tensor) -> Tensor:
+        value = net(x).square().mean()
+        METERS[key].update(value.item())
+        return value
+
+    return loss
+
+
+def by_the_batch(net: nn.Module, x: Tensor) -> Tensor:
+    out = net(x.requires_grad_())
+    return out.mean() + torch.autograd.grad(out.square().sum(), x, create_graph=True)[0].square().mean()
 
 
 def nested(net: nn.Module, x: Tensor) -> Tensor:
@@ -99,6 +150,12 @@ KINDS = {
         lambda net, x: (net(x) + torch.randn(2, 3, generator=NOISE)).sum(),
     ),
     "an average of numbers": Kind(running, "control flow depends on data", kept),
+    "an average in a dictionary": Kind(averaged, r"in a dict that it changes: keep .* in place \(`mean\.mul_", averaged_in_place),
+    "a printed number": Kind(printed, r"to print.* put `value\.detach\(\)` into a list and print it after the step", shown),
+    "a missing meter": Kind(metered("new"), "defaultdict makes a Meter for the key 'new'.* by asking for that key", metered("known")),
+    "a gradient of the batch": Kind(
+        by_the_batch, r"x = x\.detach\(\)\.requires_grad_\(\)", lambda net, x: by_the_batch(net, x.detach())
+    ),
 }  # fmt: skip
 
 

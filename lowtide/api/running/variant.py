@@ -68,6 +68,7 @@ class Variant:
         bound = (
             captured.assigned
             or captured.constants_assigned
+            or captured.detached
             or captured.alone
             or captured.guards
             or captured.readings
@@ -126,8 +127,10 @@ class Variant:
         except BaseException as error:  # an interrupt, too, leaves parameters updated by half: it goes on with a note of that
             tell_harm(error, self.decision, self.program)
             raise
-        results = len(outputs) - len(self.captured.assigned)
         stepped = isinstance(outputs, list)  # a program that ends before the optimizer returns a tuple
+        results, outputs = len(outputs) - len(self.captured.assigned), list(outputs)
+        for at in self.captured.detached:
+            outputs[at] = outputs[at].detach()
         slots, items = self.captured.to_assign(outputs[results:]) if stepped else self.captured.made_before(outputs[results:])
         now.assign(slots, items, self.captured.constants)
         self.captured.left.put(outputs[:results])

@@ -104,7 +104,12 @@ class Follower:
             self._follow(type(each).step)
 
     def places(self) -> Beside:
-        """What was read so far. Containers that the program itself fills are looked at by what they are alone."""
+        """What was read so far, and flags of classes that were set. Containers that the program itself fills are looked at by identity."""
+        for cls, name, old in [*self._other_numbers()]:
+            if not _counts(old, vars(cls).get(name, ABSENT)):
+                self._held.append(cls)
+                self._places[id(cls), name] = Position.of(cls, name, f"attribute {name!r} of the class {cls.__name__}", cls.__module__)
+                self._before[id(cls), name] = old
         self._closed += [container for container, before in self._contents if before.keys() != pieces(container).keys()]
         return Beside(tuple(self._places.values()), tuple(map(referred, (*self._followed.values(), *self._closed))))
 
@@ -136,8 +141,8 @@ class Follower:
             if (now_size := len(pieces(container))) != size and not is_stand_in(container):
                 return f"a {type(container).__name__} that it reaches had {size} items and has {now_size}"
         for cls, name, old in self._other_numbers():
-            once = ", which a first call may do once: call the model before" if isinstance(old, bool) else ""
-            return f"attribute {name!r} of the class {cls.__name__} was {old!r} and is {vars(cls).get(name, ABSENT)!r}{once}"
+            if _counts(old, new := vars(cls).get(name, ABSENT)):
+                return f"attribute {name!r} of the class {cls.__name__} was {old!r} and is {new!r}"
         for space, before in self._spaces:
             if (name := _difference(before, vars(space))) is not None:
                 return f"attribute {name!r} of a {type(space).__name__} is set, and only those of an object of your own class are followed"
@@ -176,12 +181,12 @@ class Follower:
         for space, before in self._spaces:
             put_back(vars(space), before)
         for cls, name, number in self._other_numbers():
-            type.__setattr__(cls, name, number)
+            Position.of(cls, name, "", "").put(number)
 
     def _other_numbers(self) -> Iterator[tuple[type, str, Any]]:
         """What was another number in attributes of classes, but for those that functions name, which are noted as places."""
         for cls, numbers in self._numbers.items():
-            for name, number in numbers.items():
+            for name, number in (numbers | dict.fromkeys(_numbers_of(cls).keys() - numbers.keys(), ABSENT)).items():
                 if (id(cls), name) not in self._places and differ(number, vars(cls).get(name, ABSENT)):
                     yield cls, name, number
 
@@ -329,7 +334,7 @@ class Follower:
                     self._follow_code(function)
 
     def _note_numbers(self, cls: type) -> None:
-        self._numbers.setdefault(cls, {name: item for name, item in vars(cls).items() if is_plain(item)})
+        self._numbers.setdefault(cls, _numbers_of(cls))
 
     def _of_function(self, function: types.FunctionType) -> None:
         """Its variables, the globals that it names, its defaults."""
@@ -376,6 +381,16 @@ def _users_bases(cls: type) -> Iterator[type]:
         file = getattr(sys.modules.get(base.__module__), "__file__", None)
         if base is not object and not (isinstance(file, str) and is_library(file)):
             yield base
+
+
+def _numbers_of(cls: type) -> dict[str, Any]:
+    """The numbers and texts in a class's own attributes, but for what Python keeps there."""
+    return {name: item for name, item in vars(cls).items() if is_plain(item) and not name.startswith("__")}
+
+
+def _counts(old: Any, new: Any) -> bool:
+    """Whether a number has become another, as counts do; a flag or a text may settle."""
+    return {type(old), type(new)} <= {int, float}
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:

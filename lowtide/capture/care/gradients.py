@@ -47,6 +47,19 @@ def none_left_on(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
         raise CaptureError(_text_of(left[0], ""))
 
 
+def refuse_gradients_of(tensors: Iterable[tuple[str, torch.Tensor, bool]]) -> None:
+    """Raise CaptureError where the program would have eager PyTorch leave a gradient on what is no parameter.
+
+    `tensors`: their names, their fakes, and whether they required gradients before.
+    """
+    for name, fake, required in tensors:
+        if fake.is_leaf and (fake.requires_grad > required or fake.grad is not None):
+            raise CaptureError(
+                f"the program has {name} require gradients (`requires_grad_()`), and eager PyTorch would leave one in its `.grad`, which a "
+                "step does not: differentiate by a tensor of the program's own (`x = x.detach().requires_grad_()`, and use that)"
+            )
+
+
 def _text_of(leaf: torch.Tensor, where: str) -> str:
     return (
         f"a backward pass leads to a tensor of shape {tuple(leaf.shape)} that requires gradients{where}, and is not a parameter of the "

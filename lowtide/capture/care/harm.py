@@ -7,7 +7,8 @@ Until the loss exists, a node that the caller would notice (one that writes what
 among all others: what comes before it in the program does so in every order, and so does what comes after it. So a step that fails there
 has written and drawn exactly what eager PyTorch would have. Operators that a batch may make fail (indices out of range, a matrix that is
 singular) keep to their order, so that it is the same one that fails. Parameters and optimizer state are written by the optimizer, and that
-comes after all of those nodes. Views and arithmetic on numbers do nothing that could fail: they are free.
+comes after all of those nodes, and after all that the program checks between (gradients that are not finite). Views and arithmetic on
+numbers do nothing that could fail: they are free.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class _Order:
         self.barrier: Node | None = None
         self.maker: dict[Value, Node] = {}  # of what was made since the barrier, by value
         self.fallible: Node | None = None  # the latest that data can make fail
+        self.check: Node | None = None  # the latest of the program's own behind the loss
         self.open: dict[Node, None] = {}  # nodes since the barrier, itself among them, that none of the others comes after
 
     def placed(self, node: Node, gate: bool) -> Node:
@@ -68,8 +70,11 @@ class _Order:
 
     def after_loss(self, node: Node) -> Node:
         """A node that may run later; the optimizer's writes have to."""
-        harmful = any(before.storage.kind in _TRAINED for before, _ in node.writes)
-        return self._with(node, (self.barrier,) if harmful and self.barrier is not None else ())
+        harmful, checks = any(before.storage.kind in _TRAINED for before, _ in node.writes), not (node.results or node.writes)
+        before = (self.barrier if harmful else None, self.check if harmful or checks else None)
+        done = self._with(node, filter(None, before))
+        self.check = done if checks else self.check
+        return done
 
     def _makers(self, node: Node) -> list[Node]:
         """The nodes since the barrier whose results a node reads, also through views."""

@@ -25,8 +25,9 @@ _IN_A_CIRCLE = (
 )
 _FARTHEST = 6  # references between a fake and the name that it is told by
 _WHAT_TO_DO = (
-    "a captured step would not put anything there again. Put the tensor into a list, a dictionary or an attribute that your functions "
-    "lead to, where each step puts its own, or return it from loss() or after_backward(): `value, norm = step(...)`"
+    "a captured step would not put anything there again. Put the tensor into a plain list or dict (of no class of your own), or into an "
+    "attribute, that your functions lead to, where each step puts its own, or return it from loss() or after_backward(): `value, norm = "
+    "step(...)`"
 )
 
 

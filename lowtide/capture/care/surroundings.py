@@ -117,9 +117,9 @@ def _is_left_alone(item: Any) -> bool:
 
 
 def is_of_users(item: Any) -> bool:
-    """Whether an object's class was written by the user."""
+    """Whether an object's class was written by the user, or is Python's to be derived from."""
     file = getattr(sys.modules.get(type(item).__module__), "__file__", None)
-    return isinstance(file, str) and not is_library(file)
+    return type(item) in (collections.UserDict, collections.UserList) or (isinstance(file, str) and not is_library(file))
 
 
 def _held(item: Any) -> list[Any]:

@@ -32,13 +32,14 @@ def with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: Ite
     try:
         return _summed(capture, roots, names=False)
     except StaleError as error:
-        why = f". It cannot be put there by each step: {error}"
+        why = str(error)
     except CaptureError:
         pass
     try:
         return capture(None, True)
     except LeavingError as error:
-        raise CaptureError(f"{error}{why}") from error.__cause__
+        what, _, remedy = str(error).partition("; ")  # which is another one where more is known
+        raise CaptureError(f"{what}{f'. It cannot be put there by each step: {why}' if why else f'; {remedy}'}") from error.__cause__
 
 
 def _summed(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any], *, names: bool) -> T:

@@ -56,6 +56,7 @@ class EffectLog:
 
     events: list[tuple[Container, str, tuple[Any, ...]]] = field(default_factory=list)
     active: bool = False
+    missed: str = ""  # what a defaultdict has made for a missing key, and where
     thread: int = field(default_factory=threading.get_ident)  # that captures: what others do is done to the caller's own containers
 
 
@@ -196,6 +197,8 @@ class Container:
             return self.found(key, item, "__getitem__")
         if type(item) not in KINDS or item or not self.log.active:
             self.read(key)
+            if self.log.active:
+                self.log.missed = self.log.missed or f"at {users_line()} a defaultdict makes a {type(item).__name__} for the key {key!r}"
         else:
             kind = type(item)
             self.within.append(Container(self.log, item, lambda: _reached(self.now, key, kind), made=True))

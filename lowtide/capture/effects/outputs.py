@@ -278,8 +278,9 @@ class OutputRecorder:
         for container in self.all():
             if stale_at := container.stale_at(as_a_whole=container in in_modules):
                 raise StaleError(
-                    f"at {stale_at} it reads what other steps leave in a {container.kind.__name__} that it changes; behind a "
-                    "clear() of its own it may read what it puts there"
+                    f"at {stale_at} it reads what other steps leave in a {container.kind.__name__} that it changes: keep what goes on in a "
+                    "tensor that each step writes in place (`mean.mul_(0.9).add_(loss.detach())`); behind a clear() of its own it may read "
+                    "what it puts there"
                 )
         for item, table, before in self.tables:
             for name, now in table.items():
@@ -297,7 +298,7 @@ class OutputRecorder:
                 self.put.append((item, table, name))
 
     def holder_of(self, tensors: Iterable[Any]) -> StaleError | None:
-        """What is told where a number cannot be added to a tensor of the caller's; None where these lie in none of its places."""
+        """What is told where a number cannot be added to a tensor of the caller's, or to what a dictionary has just made; else None."""
         tables = [(item, table) for item, table, _ in self.tables if not isinstance(item, nn.Module)]
         tables += [(each, each.items) for each in self.containers.values() if isinstance(each.items, dict)]
         for item, table in tables:
@@ -308,7 +309,9 @@ class OutputRecorder:
                         f"{_called(item, name)} holds a tensor, with which no number that the step reads can be computed: put a number "
                         "there before the step (0.0 for torch.tensor(0.0)), or add the tensor itself in place (`+= loss.detach()`)"
                     )
-        return None
+        if not self.log.missed:
+            return None
+        return StaleError(f"{self.log.missed}, which no step can follow there: make it before the step, by asking for that key")
 
     @property
     def changing(self) -> frozenset[int]:
