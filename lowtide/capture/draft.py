@@ -70,6 +70,7 @@ class Ends:
 
 Arguments: TypeAlias = tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]]  # positional ones, then keywords with theirs
 _WRAPPED = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # what a Python number is as a tensor
+_KEEP_ZEROS = {f"aten::{name}" for name in ("mul", "div", "add", "sub", "neg", "clone", "dot", "vdot", "linalg_cross")}  # give such again
 _COMPLEX_OF = {"float16": "complex32", "float32": "complex64", "float64": "complex128"}
 _QUANTISED = ": a quantised layer keeps its weights so; give the module as it was before it was quantised (in bfloat16, say)"
 
@@ -99,6 +100,7 @@ class Draft:
         self._constant_fakes: dict[int, torch.Tensor] = {}
         self._names = Names()
         self._lazy: set[Value] = set()  # conjugates and negatives of what lies in memory
+        self._zeros: set[Storage] = set()  # that may have no memory when the step runs, as those of forward derivatives have none
         self._makers: dict[Value, Node] = {}
         self._makers_of = 0  # how many nodes those are of
 
@@ -110,6 +112,7 @@ class Draft:
         twin.generators, twin.shared = dict(self.generators), set(self.shared)
         twin._blocks = {key: block.fork() for key, block in self._blocks.items()}
         twin._constant_fakes, twin._names, twin._lazy = dict(self._constant_fakes), self._names.fork(), set(self._lazy)
+        twin._zeros = set(self._zeros)
         return twin
 
     def let_go(self) -> None:
@@ -204,6 +207,8 @@ class Draft:
             block.views[geometry(tensor)] = value
             return value
         storage = self._new_storage(tensor, base, self.kind)
+        if tensor._is_zerotensor():
+            self._zeros.add(storage)
         value = self._value_on(storage, tensor, storage.name)
         self._follow(tensor, value)
         return value
@@ -257,7 +262,14 @@ class Draft:
 
     def may_take(self, func: OpOverload, recorded: Any, outputs: tuple[Value | None, ...]) -> tuple[tuple[Value, str], ...]:
         """The inputs whose memory the result may take over; of a lazy one only its bytes lie there."""
-        return tuple(each for each in may_take(func, recorded, outputs) if each[0] not in self._lazy)
+        if (
+            self._zeros
+            and func._schema.name in _KEEP_ZEROS
+            and any(each.storage in self._zeros for each in Node("", recorded[0], (), recorded[1]).inputs)
+        ):
+            self._zeros.update(each.storage for each in outputs if each is not None)
+        found = may_take(func, recorded, outputs)
+        return tuple(each for each in found if each[0] not in self._lazy and each[0].storage not in self._zeros)
 
     def _view_of_root(self, block: Block, tensor: torch.Tensor) -> Value:
         """A view made before its storage was written, made again from what the storage is now."""

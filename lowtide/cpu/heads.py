@@ -252,7 +252,7 @@ def _product(staging: Staging, node: Node) -> Head:
     rows, columns = lay.shape
     k = int(weight.shape[0])
     read = staging.lays[a] if staging.lays[a].rows() is not None else staging.copied(staging.lays[a], fresh(f"{a.name}_rows", (rows, k)))
-    if read.channel != 1 and k != 1:
+    if read.channel != 1:  # a column of numbers side by side is one row of channels
         read = staging.copied(read, fresh(f"{a.name}_rows", (rows, k)))
 
     def make(out: Lay, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:

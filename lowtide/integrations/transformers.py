@@ -41,6 +41,7 @@ class LowtideMixin(Trainer):
     _norm: Any = None  # of this update's gradients
     _steps: FrameworkSteps | None = None
     _has_updated = False  # whether the current call of `training_step` came to the update
+    _logs: list[Any] | None = None  # while an update runs, what `compute_loss` logs
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -101,6 +102,17 @@ class LowtideMixin(Trainer):
             raise CaptureError(_OWN_STEP.format(_overriding(type(self))[0].__name__))
         return loss
 
+    def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """As the Trainer. What `compute_loss` logs is logged behind the update, with the numbers that this has found."""
+        if self._logs is None:
+            super().log(logs, *args, **kwargs)
+        else:
+            self._logs.append((logs, args, kwargs))
+
+    def _log_all(self, waiting: Sequence[Any]) -> None:
+        for logs, args, kwargs in waiting:
+            super().log(logs, *args, **kwargs)
+
     def _clip_grad_norm(self, model: nn.Module) -> Any:
         """The norm of the gradients, which the step has clipped."""
         return self._norm
@@ -118,6 +130,8 @@ class _Updates(Trainer):
     _norm: Any
     _steps: FrameworkSteps | None
     _options: FrameworkOptions
+    _logs: list[Any] | None
+    _log_all: Callable[[Sequence[Any]], None]
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None) -> torch.Tensor:
         """The loss of one batch. At the first batch of an update all of it is done."""
@@ -141,7 +155,13 @@ class _Updates(Trainer):
         scaler = self.accelerator.scaler
         scale = None if scaler is None else scaler.get_scale()
         window = [{**self._prepare_inputs(each), _COUNT: count} for each in batches]
-        losses, self._norm = self._steps.run(window, loss=_loss_of(self), after_backward=_clip(self.args.max_grad_norm), scaler=scaler)
+        logs: list[Any] = []
+        self._logs = logs
+        try:
+            losses, self._norm = self._steps.run(window, loss=_loss_of(self), after_backward=_clip(self.args.max_grad_norm), scaler=scaler)
+        finally:
+            self._logs = None
+        self._log_all(logs)
         if scaler is not None:
             self.optimizer._is_overflow = scaler.get_scale() < scale  # what its own step would have found
         return losses

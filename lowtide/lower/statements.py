@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Container, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -107,7 +108,13 @@ def call(op: str, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...], na
     if not _OPERATOR.fullmatch(op):
         raise FormatError(f"expected an operator's name such as 'aten.add.Tensor', got {op!r}")
     given = [text_of(arg, names) for arg in args] + [f"{_keyword(key)}={text_of(arg, names)}" for key, arg in kwargs]
-    return spelled(op, args, given) or f"{op}({', '.join(given)})"
+    return spelled(op, args, given) or f"{_path(op)}({', '.join(given)})"
+
+
+def _path(op: str) -> str:
+    """An operator's name as Python reads it, which knows a word such as `from` (`aten.random.from`) as its own."""
+    *before, overload = op.split(".")
+    return f"getattr({'.'.join(before)}, {overload!r})" if keyword.iskeyword(overload) else op
 
 
 def _call_in_place(node: Node, reuse: int, names: Names) -> str:

@@ -337,6 +337,21 @@ FORWARDS = {
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_zeros_without_memory_have_none_to_take_over():
+    """As in networks that learn an equation: `add` would leave its result in such zeros, where they die."""
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        bends = torch.vmap(torch.func.hessian(lambda row: model(row).squeeze(-1)))(x)
+        return bends.square().mean() + model(x).square().mean()
+
+    def make():
+        model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+        return model, torch.randn(5, 4), loss, torch.optim.SGD(model.parameters(), 0.1)
+
+    check(make)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("name", FORWARDS)
 def test_views_of_zeros_without_memory(name):
     """Forward derivatives have such zeros; ATen makes views of them beneath a capture, which saw tensors of the meta device."""

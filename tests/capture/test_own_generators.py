@@ -28,6 +28,7 @@ DRAWS: dict[str, Draw] = {
     "poisson": lambda x, g: torch.poisson(x.exp(), generator=g),
     "uniform_": lambda x, g: torch.empty_like(x).uniform_(-1, 1, generator=g),
     "normal_": lambda x, g: torch.empty_like(x).normal_(generator=g),
+    "random_": lambda x, g: torch.empty_like(x).random_(2, 9, generator=g),  # an operator that is called `from`
     "bernoulli_": lambda x, g: torch.empty_like(x).bernoulli_(0.3, generator=g),
     "transposed": lambda x, g: torch.empty_like(x).t().bernoulli_(0.3, generator=g).t(),
     "exponential_": lambda x, g: torch.empty_like(x).exponential_(generator=g),  # whose fake kernel takes no generator

@@ -37,6 +37,7 @@ class Totals:
         self.calls += 1
         self.shown["tokens"] = [self.tokens]
         self.means.append(-self.total / count if count > 0 else 0.0)
+        self.means.append(round(loss.item(), 4))
         return loss
 
 

@@ -304,3 +304,22 @@ def test_what_sees_a_regions_result_in_another_way_sees_the_regions(make: type[n
     assert any(map(is_region, step.plan.graph.nodes))
     with torch.no_grad():
         torch.testing.assert_close(step(x), model(x))
+
+
+def test_products_over_one_element():
+    """Rows of one number each lie side by side, as the channels of one row would."""
+    torch.manual_seed(0)
+    weight, x, y = torch.randn(1, 8), torch.randn(5, 1), torch.randn(5, 8)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(weight)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return (y * (x @ self.weight)).exp()
+
+    model = Outer().eval()
+    step = lowtide.optimize(model, (x, y), exact=False)
+    assert torch.allclose(step(x, y), model(x, y), atol=1e-6)
+    assert any(is_region(node) for node in step.plan.graph.nodes)

@@ -66,3 +66,18 @@ def test_the_step_that_it_reads_is_told_and_left_to_the_loop(tmp_path: Path):
 
     with pytest.warns(UserWarning, match=r"'global_step' of a TrainerState, read at .*test_trainer_reads\.py:\d+.*was \d+ and is \d+"):
         both(tmp_path, compute_loss)
+
+
+def test_what_it_logs_is_logged_by_each_step(tmp_path: Path):
+    """The log of a class between, too; whatever else logs does so as ever."""
+
+    def compute_loss(
+        self: Any, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        loss: torch.Tensor = model(**inputs).loss
+        self.log({"eval_loss": round(loss.item(), 5)})
+        return loss
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="lowtide")
+        both(tmp_path, compute_loss)

@@ -29,7 +29,6 @@ _BY_NUMBERS: dict[str, Callable[..., Any]] = {
 _ALONE: dict[str, Callable[..., Any]] = {"neg": operator.neg, "pos": operator.pos, "abs": abs}
 _ASKS: dict[str, Callable[..., Any]] = {
     "bool": bool, "float": float, "int": int, "index": operator.index, "hash": hash, "str": str, "format": format,
-    "round": round,
 }  # fmt: skip
 _RELATIONS: dict[str, Callable[..., Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
@@ -194,6 +193,11 @@ def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self: NumberExpression(function, (self,))
 
 
+def _rounded(self: Term, digits: Any = None) -> Any:
+    """Without digits it fails for what is no number, once the step has run."""
+    return NumberExpression(round, (self, digits)) if type(digits) is int else round(_asked(self), _asked(digits))
+
+
 def _question(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, *others: function(_asked(self), *map(_asked, others))
 
@@ -211,6 +215,7 @@ for _names, _method in ((_ANY, _operation), (_BY_NUMBERS, partial(_operation, di
     for _name, _of_two in _names.items():
         setattr(Term, f"__{_name}__", _method(_of_two))
         setattr(Term, f"__r{_name}__", _method(_of_two, turned=True))
+Term.__round__ = _rounded  # type: ignore[attr-defined]
 for _name, _of_one in _ALONE.items():
     setattr(Term, f"__{_name}__", _alone(_of_one))
 for _name, _asking in _ASKS.items():
