@@ -9,7 +9,6 @@ import enum
 import io
 import operator
 import pickle
-import queue
 import random
 import sys
 import threading
@@ -27,7 +26,7 @@ from lowtide.base.places import ABSENT
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 DRAWN = (random.Random, numpy.random.Generator, numpy.random.RandomState)
 ARRAYS = (array.array, bytearray, numpy.ndarray)
-MOVING = (*DRAWN, *ARRAYS, io.IOBase, contextvars.ContextVar, queue.SimpleQueue)
+MOVING = (*DRAWN, *ARRAYS, io.IOBase, contextvars.ContextVar)
 SPACES = (types.SimpleNamespace, threading.local)  # of which no class notes what is read
 PLAIN = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
 
@@ -95,7 +94,7 @@ def position(item: Any) -> Any:
             return bytes(item)
         if isinstance(item, contextvars.ContextVar):
             return [item.get(ABSENT)]
-        return item.qsize() if isinstance(item, queue.SimpleQueue) else _next_of(item)
+        return _next_of(item)
     except (OSError, ValueError, NotImplementedError):  # NotImplementedError: of `random.SystemRandom`
         return None
 
@@ -125,7 +124,7 @@ def is_moved(item: Any, where: Any) -> bool:
 
 
 def turn_back(item: Any, where: Any) -> None:
-    """Have a generator of random numbers, an array or a queue go on from there; a file and an iterator cannot."""
+    """Have a generator of random numbers, or an array, go on from there; a file and an iterator cannot."""
     if isinstance(item, random.Random):
         item.setstate(where)
     elif isinstance(item, (numpy.random.Generator, numpy.random.RandomState)):
@@ -134,9 +133,6 @@ def turn_back(item: Any, where: Any) -> None:
         item.flat[:] = where if item.dtype == object else numpy.frombuffer(where, item.dtype)
     elif isinstance(item, ARRAYS):
         item[:] = array.array(item.typecode, where) if isinstance(item, array.array) else where
-    elif isinstance(item, queue.SimpleQueue):
-        for each in [item.get_nowait() for _ in range(item.qsize())][:where]:
-            item.put(each)
 
 
 def _bits(item: Any) -> Any:

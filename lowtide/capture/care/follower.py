@@ -302,7 +302,7 @@ class Follower:
     def _of_moving(self, item: Any, depth: int) -> None:
         """With what it rests on: iterators and files, a function that it calls."""
         self._bytes += item.nbytes if isinstance(item, numpy.ndarray) else 0
-        if self._bytes < _MOST_BYTES and (at := position(item)) is not None:
+        if moves(item) and self._bytes < _MOST_BYTES and (at := position(item)) is not None:
             self._moving.append((item, at))
         for piece in gc.get_referents(item, getattr(item, "gi_frame", None)) if depth < _DEEPEST else ():
             if moves(piece) or isinstance(piece, (tuple, types.FunctionType, types.BuiltinMethodType)):

@@ -88,7 +88,7 @@ def _found(roots: list[Any], given: set[int]) -> list[Callable[[], object]]:
                 restores.append(functools.partial(item.set_state, item.get_state()))
         elif isinstance(item, types.FunctionType):
             restores.extend(_of_function(item, waiting))
-        elif isinstance(item, _OPENED) or type(item).__module__ in ("collections", "queue") or id(item) in given or is_of_users(item):
+        elif isinstance(item, _OPENED) or type(item).__module__ == "collections" or id(item) in given or is_of_users(item):
             given.update(map(id, _held(item)) if id(item) in given else ())
             restores.extend(_of_object(item))
             waiting.extend(_held(item))
