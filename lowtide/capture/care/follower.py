@@ -1,20 +1,21 @@
 """What a program reads beside its model: variables and globals of its functions, attributes of objects that these lead to.
 
-A function's code says which variables, globals and (of modules and classes) attributes it names. Which attributes of an object a program
-reads is seen while it runs, however far from the function the object is: for as long as a capture lasts, classes of such objects note
-what is read of their instances in this thread. What a container holds is followed as a whole.
+A function's code says which variables, globals and (of modules, classes and functions) attributes it names. Which attributes of an object
+a program reads is seen while it runs, however far from the function the object is: for as long as a capture lasts, classes of such objects
+note what is read of their instances in this thread. What a container holds is followed as a whole.
 """
 
 from __future__ import annotations
 
 import collections
+import contextvars
 import dis
 import functools
 import os
 import sys
 import threading
 import types
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.base.places import ABSENT, EVERYTHING, Beside, Position, attributes, held, referred
+from lowtide.base.places import ABSENT, CACHED, EVERYTHING, Beside, Position, answers, attributes, behind, held, referred
 from lowtide.capture.care.contents import (
     CONTAINERS,
     DRAWN,
     MOVING,
     PLAIN,
-    are_plain,
     differ,
     is_plain,
     pieces,
@@ -45,11 +45,13 @@ from lowtide.kernels.optimizers import each_of
 _PACKAGE_FOLDER, _PACKAGE = f"{Path(__file__).parents[2]}{os.sep}", __name__.partition(".")[0]
 INTEGRATIONS = f"{_PACKAGE_FOLDER}integrations{os.sep}"
 _MOST = 20_000  # objects that are followed
-_DEEPEST, _LARGEST = 4, 1000  # containers within containers, items of one
+_DEEPEST, _LARGEST = 32, 10_000  # containers within containers, items of one
 _NOT_FOLLOWED = (*PLAIN, torch.Tensor, torch.dtype, torch.device, torch.Size, torch.Generator, types.ModuleType, types.BuiltinFunctionType)
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of types: made by a class statement; closed to changes
 _OF_ALL_OPTIMIZERS = frozenset({"state", "param_groups", "step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"})
-_NAMES, _ATTRIBUTES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"), ("LOAD_ATTR", "LOAD_METHOD")
+_NAMES, _ATTRIBUTES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "IMPORT_NAME"), ("LOAD_ATTR", "LOAD_METHOD")
+_IMPORT = "import "
+_OF_FUNCTIONS = "__code__", "__defaults__", "__kwdefaults__"
 
 _MARK = "_lowtide_notes"  # on what notes
 _HOOKS = ("__getattribute__", "__setattr__", "__delattr__")
@@ -78,7 +80,12 @@ class Follower:
         self._large: list[tuple[Any, int]] = []  # those that are too large for that, and how much
         self._moving: list[tuple[Any, Any]] = []  # files, generators, counters, and where they were
         self._numbers: dict[type, dict[str, Any]] = {}  # the numbers and texts in attributes of classes
-        self._spaces: list[tuple[types.SimpleNamespace, dict[str, Any]]] = []  # of which no class notes what is read, and what they held
+        self._spaces: list[tuple[Any, dict[str, Any]]] = []  # objects of which no class notes what is read, and what they held
+        self._functions: list[tuple[types.FunctionType, dict[str, Any]]] = []  # the user's, and their attributes when they were found
+        self._caches: list[Any] = []  # functions that remember their answers
+        self._words: set[str] = set()  # all names in the code of the user's functions, and texts, which may be names for `getattr`
+        self._asked: set[str] = set()  # of these the ones that may not be there
+        self._imports: dict[str, str] = {}  # modules that functions import themselves, and the line
         self.classes: list[type] = []
         tables = [
             table for model in models for module in model.modules() for name, table in vars(module).items() if name.endswith("_hooks")
@@ -94,6 +101,7 @@ class Follower:
 
     def places(self) -> Beside:
         """What was read so far. Containers that the program itself fills are looked at by what they are alone."""
+        self._note_named()
         self._closed += [container for container, before in self._contents if before.keys() != pieces(container).keys()]
         return Beside(tuple(self._places.values()), tuple(map(referred, (*self._followed.values(), *self._closed))))
 
@@ -129,7 +137,8 @@ class Follower:
             return f"attribute {name!r} of the class {cls.__name__} was {old!r} and is {vars(cls).get(name, ABSENT)!r}{once}"
         for space, before in self._spaces:
             if (name := _difference(before, vars(space))) is not None:
-                return f"attribute {name!r} of a SimpleNamespace is set, and only those of an object of your own class are followed"
+                kind = type(space).__name__
+                return f"attribute {name!r} of a {kind} is set, and only those of an object of your own class are followed"
         moved = next((item for item, at in self._moving if position(item) != at), None)
         if isinstance(moved, DRAWN):
             return f"a {type(moved).__name__} is drawn from; draw with torch, or before the step and pass it with the batch"
@@ -189,6 +198,8 @@ class Follower:
             each.clear()
         for held_here in (self._held, self._closed, self._contents, self._large, self._moving, self._numbers, self._spaces):
             held_here.clear()
+        self._functions.clear()
+        self._caches.clear()
 
     # While the program runs.
 
@@ -222,11 +233,27 @@ class Follower:
             self._places[key] = place = Position.of(holder, name, text, line or users_line())
             self._before[key] = place.now()
 
+    def _note_named(self) -> None:
+        """What nobody sees the program read: attributes that its code names of functions, classes, modules; answers that are remembered."""
+        for module, line in self._imports.items():
+            for name in vars(sys.modules[module]).keys() & self._words if module in sys.modules else ():
+                self._of_chain(sys.modules[module], (name,), line)
+        for function, before in self._functions:
+            for name in (before.keys() & self._words) | self._asked:
+                self._note(function, name, f"attribute {name!r} of {function.__qualname__}", _line_of(function))
+        for cls, numbers in self._numbers.items():
+            for name, item in vars(cls).items():
+                if name in self._words and not name.startswith("__") and not differ(numbers.get(name, item), item):
+                    self._note(cls, name, f"attribute {name!r} of the class {cls.__name__}", f"its module {cls.__module__}")
+        for cached in self._caches:
+            for key in (found := answers(cached)):
+                self._note(found, key, f"an answer that {cached.__qualname__} remembers", _line_of(cached.__wrapped__))
+
     # What leads to what.
 
     def _follow_code(self, item: Any) -> None:
         """Of what lies in a module of the model: functions, also in tables of hooks."""
-        if isinstance(item, (types.FunctionType, types.MethodType, functools.partial)):
+        if isinstance(item, (types.FunctionType, types.MethodType, functools.partial, CACHED)):
             self._follow(item)
         elif isinstance(item, (classmethod, staticmethod)):
             self._follow(item.__func__)
@@ -238,7 +265,8 @@ class Follower:
                     self._follow(piece)
 
     def _follow(self, item: Any, depth: int = 0) -> None:
-        if isinstance(item, types.BuiltinMethodType) and isinstance(item.__self__, (*CONTAINERS, *MOVING)):  # `put = kept.append`
+        item = behind(item)
+        if isinstance(item, types.BuiltinMethodType) and isinstance(item.__self__, MOVING):  # `draw = generator.random`
             item = item.__self__
         if isinstance(item, _NOT_FOLLOWED) or id(item) in self._seen or len(self._seen) > _MOST:
             return
@@ -262,9 +290,14 @@ class Follower:
             self._of_container(item, depth)
         elif isinstance(item, MOVING):
             self._moving += [(item, at)] if (at := position(item)) is not None else []
-        elif type(item) is types.SimpleNamespace:
-            self._spaces.append((item, dict(vars(item))))
-            for piece in vars(item).values():
+        elif isinstance(item, CACHED):
+            self._caches.append(item)
+            self._follow(item.__wrapped__)
+        elif isinstance(item, contextvars.ContextVar):
+            self._follow(item.get(None), depth + 1)
+        elif type(item) is types.SimpleNamespace or isinstance(item, threading.local):
+            self._spaces.append((item, dict(attributes(item))))
+            for piece in [*attributes(item).values()]:
                 self._follow(piece, depth + 1)
         else:
             self._of_object(item)
@@ -297,7 +330,7 @@ class Follower:
 
     def _of_class(self, cls: type, *, all_functions: bool) -> None:
         """Functions of a class of the user's; of an object's class those that Python calls unasked, as `__call__`."""
-        for base in _users_bases(cls):
+        for base in (*_users_bases(cls), *_users_bases(type(cls))):
             self._note_numbers(base)
             for name, function in list(vars(base).items()):
                 if all_functions or name.startswith("__"):
@@ -314,42 +347,56 @@ class Follower:
                 self._follow(Position.of(cell, "", "", "").now())
             return
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-        where = f"{code.co_filename}:{code.co_firstlineno}"
+        where = _line_of(function)
         for name, cell in cells.items():
             self._note(cell, name, f"variable {name!r} of {function.__qualname__}", where)
             self._follow(Position.of(cell, name, "", "").now())
         if not is_users(function):
             return
         self._contents.append((function.__dict__, dict(function.__dict__)))
-        for name in ("__defaults__", "__kwdefaults__"):
-            if (found := getattr(function, name)) and not are_plain(found):
-                self._note(function, name, f"the defaults of {function.__qualname__}", where)
+        self._functions.append((function, dict(function.__dict__)))
+        for name in _OF_FUNCTIONS:
+            if (found := getattr(function, name)) is not None:
+                self._note(function, name, f"{name} of {function.__qualname__}", where)
                 self._follow(found)
-        for name, chain, line in _named(code):
+        for piece in _codes(code):
+            texts = {each for each in piece.co_consts if isinstance(each, str) and each.isidentifier()}
+            self._words.update(piece.co_names, texts)
+            self._asked.update(texts if {"getattr", "hasattr"} & {*piece.co_names} else ())
+        for name, chain, line in (each for piece in _codes(code) for each in _named(piece)):
+            at = f"{code.co_filename}:{line}"
             if name in cells:
                 found = Position.of(cells[name], name, "", "").now()
             elif name in table:
-                self._note(table, name, f"global {name!r} of {table.get('__name__', 'a module')}", f"{code.co_filename}:{line}")
+                self._note(table, name, f"global {name!r} of {table.get('__name__', 'a module')}", at)
                 self._follow(found := table[name])
+            elif name.startswith(_IMPORT):
+                module = name.removeprefix(_IMPORT)
+                self._imports.update({module: at, f"{table.get('__package__')}.{module}": at})
+                continue
             else:
                 continue
-            self._of_chain(found, chain, f"{code.co_filename}:{line}")
+            self._of_chain(found, chain, at)
 
     def _of_chain(self, found: Any, chain: tuple[str, ...], line: str) -> None:
-        """Attributes of modules and classes of the user's, which say nothing of who reads them."""
+        """Attributes of modules, classes and the user's functions, which say nothing of who reads them."""
         for name in chain:
-            if not isinstance(found, (types.ModuleType, type)) or not _is_of_users(found):
+            if not isinstance(found, (types.ModuleType, type)) and not (isinstance(found, types.FunctionType) and is_users(found)):
                 return
+            users = isinstance(found, types.FunctionType) or _is_of_users(found)
             self._note(found, name, f"attribute {name!r} of {found.__name__}", line)
             found = held(found, name)
-            self._follow(found)
+            if users or isinstance(found, Mapping):
+                self._follow(found)
+            elif not isinstance(found, (*PLAIN, *CONTAINERS)):
+                self._closed.append(found)  # what libraries keep in their objects is theirs
 
 
 def _users_bases(cls: type) -> Iterator[type]:
     """A class, and those that it derives from, but for libraries' own."""
     for base in cls.__mro__:
         file = getattr(sys.modules.get(base.__module__), "__file__", None)
-        if base is not object and not (isinstance(file, str) and is_library(file)):
+        if base not in (object, type) and not (isinstance(file, str) and is_library(file)):
             yield base
 
 
@@ -479,8 +526,21 @@ def _write(item: Any, name: str) -> None:
         follower.write(item, name)
 
 
+def _line_of(function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    return "an unknown line" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Code, and that of the functions within it."""
+    yield code
+    for piece in code.co_consts:
+        if isinstance(piece, types.CodeType):
+            yield from _codes(piece)
+
+
 def _named(code: types.CodeType) -> Iterator[tuple[str, tuple[str, ...], int]]:
-    """The globals and free variables that code names, each with the attributes that are read of it in a row, and the line."""
+    """The globals and free variables that code names ("import x": a module), each with the attributes that are read of it in a row, and the line."""
     name, chain, line, at = "", [], code.co_firstlineno, code.co_firstlineno
     for each in dis.get_instructions(code):
         at = each.starts_line or at if not isinstance(each.starts_line, bool) else getattr(each, "line_number", at) or at
@@ -491,12 +551,9 @@ def _named(code: types.CodeType) -> Iterator[tuple[str, tuple[str, ...], int]]:
             yield name, tuple(chain), line
             name, chain = "", []
         if each.opname in _NAMES:
-            name, line = each.argval, at
+            name, line = f"{_IMPORT if each.opname == 'IMPORT_NAME' else ''}{each.argval}", at
     if name:
         yield name, tuple(chain), line
-    for piece in code.co_consts:
-        if isinstance(piece, types.CodeType):
-            yield from _named(piece)
 
 
 def _is_of_users(item: Any) -> bool:

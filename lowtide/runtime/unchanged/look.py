@@ -77,6 +77,7 @@ class Look:
 
     def __init__(self, caller: Caller, reads: Reads = EVERYTHING) -> None:
         self.locations: dict[Location, Token] = {}
+        self.cut: list[str] = []  # the places of what is too large to be compared
         self._watch, self._reads, self._trains = Watch(), reads, caller.optimizer is not None
         self._known: dict[int, Token] = {}  # tensors and modules of the model: which of them, not what is in them
         self._tokens = Tokens(self._watch, self._known)
@@ -95,7 +96,10 @@ class Look:
         return self._watch.sealed()
 
     def _put(self, what: str, path: str, name: str, token: Token) -> None:
-        self.locations[Location(what, path, name)] = token
+        self.locations[location := Location(what, path, name)] = token
+        if self._tokens.cut:
+            self.cut.append(f"{location} holds {self._tokens.cut}")
+            self._tokens.cut = ""
 
     def _find(self, path: str, module: nn.Module) -> None:
         """Number modules and tensors in their order; what is there twice has one number, and so does what replaces it in both places."""

@@ -23,6 +23,7 @@ class Premises:
         look = Look(caller, reads)
         self._locations = look.locations
         self._watch: Watch | None = look.watched()
+        self.cut = [*look.cut, *self._beside.cut]
 
     def holds(self) -> bool:
         """Whether a program that was captured then is right now."""
