@@ -113,7 +113,7 @@ def held(item: Any, name: str) -> Any:
 
 def attributes(item: Any) -> Any:
     """The dictionary of an object's own attributes, of a `threading.local` those of this thread; ABSENT where it has none."""
-    kind: Any = threading.local if isinstance(item, threading.local) else object
+    kind: Any = threading.local if issubclass(type(item), threading.local) else object
     try:
         return kind.__getattribute__(item, "__dict__")
     except AttributeError:

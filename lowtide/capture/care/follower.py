@@ -85,7 +85,7 @@ class Follower:
         self._caches: list[Any] = []  # functions that remember their answers
         self._words: set[str] = set()  # all names in the code of the user's functions, and texts, which may be names for `getattr`
         self._asked: set[str] = set()  # of these the ones that may not be there
-        self._imports: dict[str, str] = {}  # modules that functions import themselves, and the line
+        self._imports: list[tuple[str, str]] = []  # modules that functions import themselves, and the line
         self.classes: list[type] = []
         tables = [
             table for model in models for module in model.modules() for name, table in vars(module).items() if name.endswith("_hooks")
@@ -235,9 +235,8 @@ class Follower:
 
     def _note_named(self) -> None:
         """What nobody sees the program read: attributes that its code names of functions, classes, modules; answers that are remembered."""
-        for module, line in self._imports.items():
-            for name in vars(sys.modules[module]).keys() & self._words if module in sys.modules else ():
-                self._of_chain(sys.modules[module], (name,), line)
+        for module, line in self._imports:
+            self._of_import(module, line)
         for function, before in self._functions:
             for name in (before.keys() & self._words) | self._asked:
                 self._note(function, name, f"attribute {name!r} of {function.__qualname__}", _line_of(function))
@@ -356,9 +355,10 @@ class Follower:
         self._contents.append((function.__dict__, dict(function.__dict__)))
         self._functions.append((function, dict(function.__dict__)))
         for name in _OF_FUNCTIONS:
-            if (found := getattr(function, name)) is not None:
+            if getattr(function, name) is not None:
                 self._note(function, name, f"{name} of {function.__qualname__}", where)
-                self._follow(found)
+        for piece in (function.__defaults__, function.__kwdefaults__, *function.__dict__.values()):
+            self._follow(piece)
         for piece in _codes(code):
             texts = {each for each in piece.co_consts if isinstance(each, str) and each.isidentifier()}
             self._words.update(piece.co_names, texts)
@@ -372,11 +372,18 @@ class Follower:
                 self._follow(found := table[name])
             elif name.startswith(_IMPORT):
                 module = name.removeprefix(_IMPORT)
-                self._imports.update({module: at, f"{table.get('__package__')}.{module}": at})
+                for each in (module, f"{table.get('__package__')}.{module}"):
+                    self._imports.append((each, at))
+                    self._of_import(each, at)
                 continue
             else:
                 continue
             self._of_chain(found, chain, at)
+
+    def _of_import(self, name: str, line: str) -> None:
+        if isinstance(module := sys.modules.get(name), types.ModuleType):
+            for each in vars(module).keys() & self._words:
+                self._of_chain(module, (each,), line)
 
     def _of_chain(self, found: Any, chain: tuple[str, ...], line: str) -> None:
         """Attributes of modules, classes and the user's functions, which say nothing of who reads them."""
@@ -388,7 +395,7 @@ class Follower:
             found = held(found, name)
             if users or isinstance(found, Mapping):
                 self._follow(found)
-            elif not isinstance(found, (*PLAIN, *CONTAINERS)):
+            elif attributes(found) is not ABSENT:
                 self._closed.append(found)  # what libraries keep in their objects is theirs
 
 
@@ -540,7 +547,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _named(code: types.CodeType) -> Iterator[tuple[str, tuple[str, ...], int]]:
-    """The globals and free variables that code names ("import x": a module), each with the attributes that are read of it in a row, and the line."""
+    """The globals, free variables and ("import x") modules that code names, each with attributes read of it in a row, and the line."""
     name, chain, line, at = "", [], code.co_firstlineno, code.co_firstlineno
     for each in dis.get_instructions(code):
         at = each.starts_line or at if not isinstance(each.starts_line, bool) else getattr(each, "line_number", at) or at

@@ -77,7 +77,7 @@ class Look:
 
     def __init__(self, caller: Caller, reads: Reads = EVERYTHING) -> None:
         self.locations: dict[Location, Token] = {}
-        self.cut: list[str] = []  # the places of what is too large to be compared
+        self.unwatched: list[str] = []  # the places of what is too large to be compared
         self._watch, self._reads, self._trains = Watch(), reads, caller.optimizer is not None
         self._known: dict[int, Token] = {}  # tensors and modules of the model: which of them, not what is in them
         self._tokens = Tokens(self._watch, self._known)
@@ -98,7 +98,7 @@ class Look:
     def _put(self, what: str, path: str, name: str, token: Token) -> None:
         self.locations[location := Location(what, path, name)] = token
         if self._tokens.cut:
-            self.cut.append(f"{location} holds {self._tokens.cut}")
+            self.unwatched.append(f"{location} holds {self._tokens.cut}")
             self._tokens.cut = ""
 
     def _find(self, path: str, module: nn.Module) -> None:

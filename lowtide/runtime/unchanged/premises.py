@@ -23,7 +23,7 @@ class Premises:
         look = Look(caller, reads)
         self._locations = look.locations
         self._watch: Watch | None = look.watched()
-        self.cut = [*look.cut, *self._beside.cut]
+        self.unwatched = [*look.unwatched, *self._beside.unwatched]  # places that hold too much
 
     def holds(self) -> bool:
         """Whether a program that was captured then is right now."""

@@ -21,7 +21,7 @@ class BesideWatch:
 
     def __init__(self, found: places.Beside) -> None:
         self._found = found
-        self.cut: list[str] = []  # the places of what is too large to be compared
+        self.unwatched: list[str] = []  # the places of what is too large to be compared
         self._tokens = self._looked()
         self._sealed: _Sealed | None = _Sealed(found.places, self._contents)
 
@@ -46,13 +46,13 @@ class BesideWatch:
 
     def _looked(self) -> list[Token]:
         known = {id(item): Identity(item) for each in self._found.followed if (item := each()) is not None}
-        self._contents, self.cut = Contents(), []
+        self._contents, self.unwatched = Contents(), []
         tokens = Tokens(self._contents, known)
         looked = []
         for place in self._found.places:
             looked.append(places.ABSENT if place.holder is None else tokens.of(place.now()))
             if tokens.cut:
-                self.cut.append(f"{place} holds {tokens.cut}")
+                self.unwatched.append(f"{place} holds {tokens.cut}")
                 tokens.cut = ""
         return looked
 

@@ -74,11 +74,11 @@ class Tokens:
     def __init__(self, watch: TokenWatchers, known: Mapping[int, Token]) -> None:
         self._watch, self._known = watch, known
         self._made: dict[tuple[int, int], Token] = {}
-        self._left, self._within = _MOST, 0
+        self._left, self._bytes_left, self._within = _MOST, _MOST_BYTES, 0
         self.cut = ""
 
     def of(self, item: Any) -> Token:
-        self._left = _MOST
+        self._left, self._bytes_left = _MOST, _MOST_BYTES
         return self._of(item, 0)
 
     def _of(self, item: Any, depth: int) -> Token:
@@ -120,6 +120,7 @@ class Tokens:
         size = memoryview(item).nbytes if not isinstance(item, np.ndarray) else item.nbytes
         if size > self._most_bytes or (numbers := _numbers(item)) is None:
             return kind, size, self._identity(item, f"{size:,} bytes of a {kind.__name__}")
+        self._bytes_left -= size
         self._watch.question(_numbers, item)
         return kind, (str(item.dtype), item.shape) if isinstance(item, np.ndarray) else size, numbers
 
@@ -128,8 +129,9 @@ class Tokens:
         length = base.__len__(item)  # its class may have another
         if depth >= _DEEPEST or length > min(_LARGEST, self._left):
             if (numbers := _dumped(item, self._most_bytes)) is not None:
+                self._bytes_left -= len(numbers)
                 if base not in (tuple, frozenset) or not _is_flat(item):
-                    self._watch.question(_dumped, item)
+                    self._watch.question(_bytes, item)
                 return kind, length, numbers
             if depth >= _DEEPEST_HELD or length > self._left:
                 return kind, length, self._identity(item, f"a {kind.__name__} of {length:,} items")
@@ -165,7 +167,7 @@ class Tokens:
 
     @property
     def _most_bytes(self) -> int:
-        return _MOST_BYTES_WITHIN if self._within else _MOST_BYTES
+        return min(self._bytes_left, _MOST_BYTES_WITHIN) if self._within else self._bytes_left
 
     def _pieces(self, items: Any, depth: int) -> Token:
         return tuple([self._of(piece, depth + 1) for piece in items])
@@ -186,21 +188,23 @@ def _numbers(item: Any) -> bytes | None:
     """What an array holds; None where these are objects."""
     if not isinstance(item, np.ndarray):
         return bytes(item)
-    return _dumped(item.tolist()) if item.dtype.hasobject else item.tobytes()
+    return _dumped(item.tolist(), _MOST_BYTES) if item.dtype.hasobject else item.tobytes()
 
 
-def _dumped(item: Any, most: int = _MOST_BYTES) -> bytes | None:
-    """A container as bytes, the same for the same numbers and texts in it, at any depth; None where it holds anything else, or too much.
+def _dumped(item: Any, most: int) -> bytes | None:
+    """A container as bytes, the same for the same numbers and texts in it, at any depth; None where it holds anything else, or too much."""
+    try:
+        return _bytes(item) if _size(item, most) <= most else None
+    except (ValueError, RecursionError):
+        return None
 
-    15 ns a number, where a look at each from Python takes some hundreds.
-    """
+
+def _bytes(item: Any) -> bytes:
+    """15 ns a number, where a look at each from Python takes some hundreds."""
     if type(item) not in _DUMPED:
         base: Any = OrderedDict if isinstance(item, OrderedDict) else dict
         item = dict(base.items(item)) if isinstance(item, dict) else list(item)
-    try:
-        return marshal.dumps(item, 2) if _size(item, most) <= most else None  # version 2: whether one thing lies there twice is not told
-    except (ValueError, RecursionError):
-        return None
+    return marshal.dumps(item, 2)  # the version that does not tell whether one thing lies there twice
 
 
 def _size(item: Any, most: int) -> int:
