@@ -138,6 +138,13 @@ def behind(item: Any) -> Any:
     return item() if issubclass(kind, weakref.ref) else item
 
 
+def in_context(variable: contextvars.ContextVar[Any]) -> Any:
+    try:
+        return variable.get()
+    except LookupError:
+        return ABSENT
+
+
 def answers(cached: Any) -> dict[Any, Any]:
     """What such a function remembers, by its arguments. Only the collector of garbage gets to see it, before the attributes."""
     return [each for each in gc.get_referents(cached) if type(each) is dict and each is not attributes(cached)][-1]

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.base.places import ABSENT, CACHED, EVERYTHING, Beside, Position, answers, attributes, behind, held, referred
+from lowtide.base.places import ABSENT, CACHED, EVERYTHING, Beside, Position, answers, attributes, behind, held, in_context, referred
 from lowtide.capture.care.contents import (
     CONTAINERS,
     DRAWN,
@@ -293,7 +293,7 @@ class Follower:
             self._caches.append(item)
             self._follow(item.__wrapped__)
         elif isinstance(item, contextvars.ContextVar):
-            self._follow(item.get(None), depth + 1)
+            self._follow(in_context(item), depth + 1)
         elif type(item) is types.SimpleNamespace or isinstance(item, threading.local):
             self._spaces.append((item, dict(attributes(item))))
             for piece in [*attributes(item).values()]:

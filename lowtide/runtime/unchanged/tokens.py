@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import torch
 
-from lowtide.base.places import ABSENT, attributes, behind
+from lowtide.base.places import ABSENT, attributes, behind, in_context
 
 Token: TypeAlias = Any  # hashable; equal to itself and to tokens of what looks alike
 
@@ -106,8 +106,8 @@ class Tokens:
             self._watch.container(item.keywords)
             return kind, self._of(item.func, _DEEPEST), self._pieces(item.args, depth), self._entries(item.keywords, depth)
         if isinstance(item, contextvars.ContextVar):
-            self._watch.question(_in_context, item)
-            return Identity(item), self._of(_in_context(item), depth + 1)
+            self._watch.question(in_context, item)
+            return Identity(item), self._of(in_context(item), depth + 1)
         if isinstance(item, (np.ndarray, array.array, bytearray)):
             own = None if (named := attributes(item)) is ABSENT else self._entries(named, depth)  # of a class of its own: a mask, say
             return self._bytes_of(item, kind), own
@@ -178,10 +178,6 @@ class Tokens:
 
 def _is_gone(item: Any) -> bool:
     return behind(item) is None
-
-
-def _in_context(variable: contextvars.ContextVar[Any]) -> Any:
-    return variable.get(ABSENT)
 
 
 def _numbers(item: Any) -> bytes | None:
