@@ -31,10 +31,7 @@ from lowtide.runtime.ranks.peers import ALONE, SinglePeer
 from lowtide.runtime.unchanged.look import Look, Reads
 from lowtide.runtime.unchanged.premises import Premises, first_difference
 
-_UNWATCHED = (
-    "so much is not compared in each call, and lowtide goes on with what it was when the step was captured. If it changes between steps, "
-    "make it a tensor in a buffer of the model, or pass what you read of it with the batch"
-)
+_UNWATCHED = "so much is not compared in each call; if it changes between steps, make it a tensor in a buffer, or pass it with the batch"
 
 
 @dataclass(frozen=True)

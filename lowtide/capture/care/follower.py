@@ -136,9 +136,11 @@ class Follower:
             once = ", which a first call may do once: call the model before" if isinstance(old, bool) else ""
             return f"attribute {name!r} of the class {cls.__name__} was {old!r} and is {vars(cls).get(name, ABSENT)!r}{once}"
         for space, before in self._spaces:
-            if (name := _difference(before, vars(space))) is not None:
-                kind = type(space).__name__
-                return f"attribute {name!r} of a {kind} is set, and only those of an object of your own class are followed"
+            now = vars(space)
+            for name in {**before, **now}:
+                if before.get(name, ABSENT) is not now.get(name, ABSENT):
+                    kind = type(space).__name__
+                    return f"attribute {name!r} of a {kind} is set, and only those of an object of your own class are followed"
         moved = next((item for item, at in self._moving if position(item) != at), None)
         if isinstance(moved, DRAWN):
             return f"a {type(moved).__name__} is drawn from; draw with torch, or before the step and pass it with the batch"
@@ -194,12 +196,9 @@ class Follower:
             own[name] = before
 
     def forget(self) -> None:
-        for each in (self._places, self._before, self._written, self._seen, self._followed):
-            each.clear()
-        for held_here in (self._held, self._closed, self._contents, self._large, self._moving, self._numbers, self._spaces):
-            held_here.clear()
-        self._functions.clear()
-        self._caches.clear()
+        for each in vars(self).values():
+            if isinstance(each, (list, dict)) and each is not self.classes:
+                each.clear()
 
     # While the program runs.
 
@@ -238,26 +237,22 @@ class Follower:
         for module, line in self._imports:
             self._of_import(module, line)
         for function, before in self._functions:
-            for name in (before.keys() & self._words) | self._asked:
-                self._note(function, name, f"attribute {name!r} of {function.__qualname__}", _line_of(function))
+            for name in sorted((before.keys() & self._words) | self._asked):
+                self._note(function, name, f"attribute {name!r} of {function.__qualname__}", function.__code__.co_filename)
         for cls, numbers in self._numbers.items():
             for name, item in vars(cls).items():
                 if name in self._words and not name.startswith("__") and not differ(numbers.get(name, item), item):
                     self._note(cls, name, f"attribute {name!r} of the class {cls.__name__}", f"its module {cls.__module__}")
         for cached in self._caches:
             for key in (found := answers(cached)):
-                self._note(found, key, f"an answer that {cached.__qualname__} remembers", _line_of(cached.__wrapped__))
+                self._note(found, key, f"an answer that {cached.__qualname__} remembers", cached.__module__)
 
     # What leads to what.
 
     def _follow_code(self, item: Any) -> None:
         """Of what lies in a module of the model: functions, also in tables of hooks."""
-        if isinstance(item, (types.FunctionType, types.MethodType, functools.partial, CACHED)):
+        if isinstance(item, (types.FunctionType, types.MethodType, functools.partial, classmethod, staticmethod, property, CACHED)):
             self._follow(item)
-        elif isinstance(item, (classmethod, staticmethod)):
-            self._follow(item.__func__)
-        elif isinstance(item, property):
-            self._follow(item.fget)
         elif type(item) in (dict, collections.OrderedDict) and len(item) < _LARGEST:
             for piece in item.values():
                 if isinstance(piece, types.FunctionType):
@@ -346,7 +341,7 @@ class Follower:
                 self._follow(Position.of(cell, "", "", "").now())
             return
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-        where = _line_of(function)
+        where = f"{code.co_filename}:{code.co_firstlineno}"
         for name, cell in cells.items():
             self._note(cell, name, f"variable {name!r} of {function.__qualname__}", where)
             self._follow(Position.of(cell, name, "", "").now())
@@ -382,7 +377,7 @@ class Follower:
 
     def _of_import(self, name: str, line: str) -> None:
         if isinstance(module := sys.modules.get(name), types.ModuleType):
-            for each in vars(module).keys() & self._words:
+            for each in sorted(vars(module).keys() & self._words):
                 self._of_chain(module, (each,), line)
 
     def _of_chain(self, found: Any, chain: tuple[str, ...], line: str) -> None:
@@ -407,11 +402,6 @@ def _users_bases(cls: type) -> Iterator[type]:
             yield base
 
 
-def _difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """The first name under which something else lies."""
-    return next((name for name in {**before, **now} if before.get(name, ABSENT) is not now.get(name, ABSENT)), None)
-
-
 def changed_each_time(change: str) -> str:
     """What is said of what each step would change."""
     return (
@@ -426,16 +416,11 @@ def put_beside() -> list[tuple[Any, str, Any]]:
     return [] if follower is None else follower.puts()
 
 
-def written_of_module(module: nn.Module, name: str) -> None:
-    """An attribute of a torch module is about to be written in this thread."""
-    _write(module, name)
-
-
-def noted_of_module(module: nn.Module, name: str) -> None:
-    """An attribute of a torch module is read in this thread."""
+def noted(item: Any, name: str, *, by_user: bool = True) -> None:
+    """An attribute of some object is read in this thread."""
     follower = _active.get(threading.get_ident())
     if follower is not None and (not name.startswith("__") or name == EVERYTHING):
-        follower.read(module, name)
+        follower.read(item, name, by_user=by_user)
 
 
 @contextmanager
@@ -490,15 +475,15 @@ def _patch(cls: type) -> None:
     deletes: Any = cls.__delattr__
 
     def read(self: Any, name: str) -> Any:
-        _read(self, name)
+        noted(self, name, by_user=not sys._getframe(1).f_code.co_filename.startswith(_PACKAGE_FOLDER))
         return object.__getattribute__(self, name)
 
     def write(self: Any, name: str, value: Any) -> None:
-        _write(self, name)
+        written(self, name)
         writes(self, name, value)
 
     def delete(self: Any, name: str) -> None:
-        _write(self, name)
+        written(self, name)
         deletes(self, name)
 
     setattr(read, _MARK, True)
@@ -520,22 +505,11 @@ def _let_go(cls: type) -> None:
             type.__delattr__(cls, name)
 
 
-def _read(item: Any, name: str) -> None:
-    follower = _active.get(threading.get_ident())
-    if follower is None or (name.startswith("__") and name != EVERYTHING):
-        return
-    follower.read(item, name, by_user=not sys._getframe(2).f_code.co_filename.startswith(_PACKAGE_FOLDER))
-
-
-def _write(item: Any, name: str) -> None:
+def written(item: Any, name: str) -> None:
+    """An attribute of some object is about to be written in this thread."""
     follower = _active.get(threading.get_ident())
     if follower is not None:
         follower.write(item, name)
-
-
-def _line_of(function: Any) -> str:
-    code = getattr(function, "__code__", None)
-    return "an unknown line" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -17,7 +17,7 @@ from torch.nn.modules import module as torch_module
 from lowtide.base.places import ABSENT, Position
 from lowtide.capture.care import turns
 from lowtide.capture.care.contents import differ, is_plain
-from lowtide.capture.care.follower import noted_of_module, written_of_module
+from lowtide.capture.care.follower import noted, written
 from lowtide.capture.care.turns import replaced
 from lowtide.capture.effects.flags import Memo
 
@@ -130,7 +130,7 @@ def following_reads() -> Iterator[AttributeReads]:
 def _writing(reads: AttributeReads, before: Callable[..., Any]) -> Callable[..., Any]:
     def writing(module: nn.Module, name: str, value: Any) -> None:
         reads.write(module, name)
-        written_of_module(module, name)
+        written(module, name)
         before(module, name, value)
 
     return writing
@@ -140,7 +140,7 @@ def _noting(reads: AttributeReads, before: Callable[..., Any]) -> Callable[..., 
     def noting(module: nn.Module, name: str) -> Any:
         reads.note(module, name)
         if name not in _READ_ALL or not _reader().startswith(_NOT_THE_PROGRAM):
-            noted_of_module(module, name)
+            noted(module, name)
         return before(module, name)
 
     return noting

@@ -77,10 +77,10 @@ class Look:
 
     def __init__(self, caller: Caller, reads: Reads = EVERYTHING) -> None:
         self.locations: dict[Location, Token] = {}
-        self.unwatched: list[str] = []  # the places of what is too large to be compared
         self._watch, self._reads, self._trains = Watch(), reads, caller.optimizer is not None
         self._known: dict[int, Token] = {}  # tensors and modules of the model: which of them, not what is in them
         self._tokens = Tokens(self._watch, self._known)
+        self.unwatched = self._tokens.unwatched
         self._paths: list[tuple[str, nn.Module]] = []
         self._find("", caller.model)
         self._groups = {} if caller.optimizer is None else self._trained(caller.optimizer)
@@ -96,10 +96,7 @@ class Look:
         return self._watch.sealed()
 
     def _put(self, what: str, path: str, name: str, token: Token) -> None:
-        self.locations[location := Location(what, path, name)] = token
-        if self._tokens.cut:
-            self.unwatched.append(f"{location} holds {self._tokens.cut}")
-            self._tokens.cut = ""
+        self.locations[Location(what, path, name)] = token
 
     def _find(self, path: str, module: nn.Module) -> None:
         """Number modules and tensors in their order; what is there twice has one number, and so does what replaces it in both places."""
@@ -138,7 +135,8 @@ class Look:
         for name, item in module.__dict__.items():
             if self._counts(path, module, name):
                 # The program reads a tensor anew in each step.
-                self._put("attribute", path, name, torch.Tensor if type(item) is torch.Tensor else self._tokens.of(item))
+                place = Location("attribute", path, name)
+                self.locations[place] = torch.Tensor if type(item) is torch.Tensor else self._tokens.of(item, place)
         for name, parameter in module._parameters.items():
             self._put("parameter", path, name, None if parameter is None else self._parameter(parameter))
         for what, tables in (("buffer", module._buffers), ("module", module._modules)):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import repeat
-from operator import attrgetter, contains, getitem, is_
+from operator import contains, getitem, is_
 from types import CellType, FunctionType
 from typing import Any
 
 from lowtide.base import places
 from lowtide.base.places import Position
 from lowtide.runtime.unchanged.tokens import Identity, Token, Tokens
-from lowtide.runtime.unchanged.watch import Contents
-
-_content = attrgetter("cell_contents")
+from lowtide.runtime.unchanged.watch import ContentWatch
 
 
 class BesideWatch:
@@ -21,7 +19,6 @@ class BesideWatch:
 
     def __init__(self, found: places.Beside) -> None:
         self._found = found
-        self.unwatched: list[str] = []  # the places of what is too large to be compared
         self._tokens = self._looked()
         self._sealed: _Sealed | None = _Sealed(found.places, self._contents)
 
@@ -46,34 +43,27 @@ class BesideWatch:
 
     def _looked(self) -> list[Token]:
         known = {id(item): Identity(item) for each in self._found.followed if (item := each()) is not None}
-        self._contents, self.unwatched = Contents(), []
+        self._contents = ContentWatch()
         tokens = Tokens(self._contents, known)
-        looked = []
-        for place in self._found.places:
-            looked.append(places.ABSENT if place.holder is None else tokens.of(place.now()))
-            if tokens.cut:
-                self.unwatched.append(f"{place} holds {tokens.cut}")
-                tokens.cut = ""
-        return looked
+        self.unwatched = tokens.unwatched
+        return [places.ABSENT if place.holder is None else tokens.of(place.now(), place) for place in self._found.places]
 
 
 class _Sealed:
     """The objects that lie in places, and in containers there."""
 
-    def __init__(self, found: tuple[Position, ...], contents: Contents) -> None:
-        functions = [place for place in found if isinstance(place.holder, FunctionType)]
-        self._functions, self._of_function = [place.holder for place in functions], [place.name for place in functions]
-        self._as_they_were = [place.now() for place in functions]
-        pairs = [(place, list(place.tables())) for place in found if not isinstance(place.holder, FunctionType)]
+    def __init__(self, found: tuple[Position, ...], contents: ContentWatch) -> None:
+        direct = [place for place in found if _is_direct(place.holder)]
+        self._holders = [place.holder for place in direct]
+        self._attributes = ["cell_contents" if isinstance(place.holder, CellType) else place.name for place in direct]
+        self._items = [place.now() for place in direct]
+        pairs = [(place, list(place.tables())) for place in found if not _is_direct(place.holder)]
         there = [(table, place.name) for place, tables in pairs for table, has in tables if has]
         absent = [(table, place.name) for place, tables in pairs for table, has in tables if not has]
         self._tables, self._names = [table for table, _ in there], [name for _, name in there]
         self._without, self._missing = [table for table, _ in absent], [name for _, name in absent]
         self._held = [*map(getitem, self._tables, self._names)]
-        self._cells = [place.holder for place in found if isinstance(place.holder, CellType) and place.now() is not places.ABSENT]
-        self._variables = [*map(_content, self._cells)]
-        known = {id(cell) for cell in self._cells}
-        self._other = [place for place, tables in pairs if id(place.holder) not in known and _is_kept_elsewhere(place, tables)]
+        self._other = [place for place, tables in pairs if _is_kept_elsewhere(place, tables)]
         self._others = [place.now() for place in self._other]
         self._contents = contents
         contents.seal()
@@ -84,13 +74,17 @@ class _Sealed:
             return (
                 all(map(is_, map(getitem, self._tables, self._names), self._held))
                 and not any(map(contains, self._without, self._missing))
-                and all(map(is_, map(_content, self._cells), self._variables))
-                and all(map(is_, map(getattr, self._functions, self._of_function, repeat(places.ABSENT)), self._as_they_were))
+                and all(map(is_, map(getattr, self._holders, self._attributes, repeat(places.ABSENT)), self._items))
                 and all(place.now() is item for place, item in zip(self._other, self._others, strict=True))
                 and self._contents.same()
             )
         except (KeyError, ValueError):  # a name is gone, or a variable
             return False
+
+
+def _is_direct(holder: Any) -> bool:
+    """Whether what lies there is an attribute of the holder's in Python itself: of a function, or of a variable that has a value."""
+    return isinstance(holder, FunctionType) or (isinstance(holder, CellType) and holder != CellType())
 
 
 def _is_kept_elsewhere(place: Position, tables: Sequence[tuple[Mapping[str, Any], bool]]) -> bool:

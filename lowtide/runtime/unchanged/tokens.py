@@ -10,13 +10,14 @@ import threading
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from lowtide.base.places import ABSENT, attributes, behind, in_context
+from lowtide.runtime.unchanged.watch import ContentWatch
 
 Token: TypeAlias = Any  # hashable; equal to itself and to tokens of what looks alike
 
@@ -55,30 +56,20 @@ class Identity:
         return f"a {self.text}"
 
 
-class TokenWatchers(Protocol):
-    """Who is told what tokens rest on."""
-
-    def container(self, item: Any) -> None:
-        """They rest on what this holds."""
-
-    def question(self, ask: Callable[[Any], Any], item: Any) -> None:
-        """They rest on what `ask` says of the item."""
-
-
 class Tokens:
     """Makes tokens, and tells `watch` what they rest on. `known` are the tokens of things that have their own, by id.
 
-    `cut` says what was too large to be compared, until who knows where that lies empties it.
+    `unwatched` are the places of what is too large to be compared.
     """
 
-    def __init__(self, watch: TokenWatchers, known: Mapping[int, Token]) -> None:
+    def __init__(self, watch: ContentWatch, known: Mapping[int, Token]) -> None:
         self._watch, self._known = watch, known
         self._made: dict[tuple[int, int], Token] = {}
         self._left, self._bytes_left, self._within = _MOST, _MOST_BYTES, 0
-        self.cut = ""
+        self.unwatched: list[str] = []
 
-    def of(self, item: Any) -> Token:
-        self._left, self._bytes_left = _MOST, _MOST_BYTES
+    def of(self, item: Any, place: object = "") -> Token:
+        self._left, self._bytes_left, self._place = _MOST, _MOST_BYTES, place
         return self._of(item, 0)
 
     def _of(self, item: Any, depth: int) -> Token:
@@ -92,7 +83,7 @@ class Tokens:
         key = id(item), depth
         if key not in self._made:
             if (target := behind(item)) is not item:
-                self._watch.question(_is_gone, item)
+                self._watch.question(lambda item: behind(item) is None, item)
                 return kind, item.__name__ if kind is types.BuiltinMethodType else "", self._of(target, depth + 1)
             self._made[key] = Identity(item)  # of what holds itself
             self._made[key] = self._opened(item, kind, depth)
@@ -130,7 +121,7 @@ class Tokens:
         if depth >= _DEEPEST or length > min(_LARGEST, self._left):
             if (numbers := _dumped(item, self._most_bytes)) is not None:
                 self._bytes_left -= len(numbers)
-                if base not in (tuple, frozenset) or not _is_flat(item):
+                if base not in (tuple, frozenset) or not {*map(type, item)} <= _NUMBERS:
                     self._watch.question(_bytes, item)
                 return kind, length, numbers
             if depth >= _DEEPEST_HELD or length > self._left:
@@ -162,7 +153,7 @@ class Tokens:
 
     def _identity(self, item: Any, what: str) -> Identity:
         """The token of what cannot be compared. Within an object nobody knows whether it is read, and nothing is said."""
-        self.cut = self.cut or ("" if self._within else what)
+        self.unwatched += [f"{self._place} holds {what}"] if self._place and not self._within else []
         return Identity(item)
 
     @property
@@ -174,10 +165,6 @@ class Tokens:
 
     def _entries(self, items: Mapping[Any, Any], depth: int) -> Token:
         return tuple([(self._of(key, _DEEPEST), self._of(piece, depth + 1)) for key, piece in items.items()])
-
-
-def _is_gone(item: Any) -> bool:
-    return behind(item) is None
 
 
 def _numbers(item: Any) -> bytes | None:
@@ -207,14 +194,8 @@ def _size(item: Any, most: int) -> int:
     """About how many bytes that will be; anything above `most` where they are more."""
     pieces = [*item, *item.values()] if type(item) is dict else item
     size = 8 * len(pieces)
-    if size > most or _is_flat(pieces):
+    if size > most or {*map(type, pieces)} <= _NUMBERS:
         return size
     for piece in pieces:
         size += len(piece) if type(piece) in (str, bytes) else _size(piece, most - size) if type(piece) in _DUMPED else 0
-        if size > most:
-            break
     return size
-
-
-def _is_flat(pieces: Any) -> bool:
-    return {*map(type, pieces)} <= _NUMBERS

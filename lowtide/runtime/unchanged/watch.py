@@ -20,7 +20,7 @@ _BUILT_IN = {dict, list, set, OrderedDict, deque}
 _MAPPINGS = (dict, MappingProxyType)
 
 
-class Contents:
+class ContentWatch:
     """What containers hold, and what certain questions about objects are answered, as both were when it was sealed.
 
     Each call asks for all of it, since things are put into a dictionary without anyone being told. What is compared is `is` alone, and
@@ -64,17 +64,13 @@ class Contents:
                 and all(map(is_, chain.from_iterable(map(_values, self._mappings)), self._held))
                 and [*chain.from_iterable(self._mappings)] == self._keys  # texts and numbers, which is quicker than one by one
                 and all(map(is_, chain.from_iterable(self._lists), self._items))
-                and (not self._answers or all(_is_answer(ask(item), before) for ask, item, before in self._answers))
+                and all((now := ask(item)) is before or (type(now) is bytes and now == before) for ask, item, before in self._answers)
             )
         except (RuntimeError, ValueError):  # another thread changes a container meanwhile; an array is no key that can be compared
             return False
 
 
-def _is_answer(now: Any, before: Any) -> bool:
-    return now is before or (type(now) is type(before) is bytes and now == before)
-
-
-class Watch(Contents):
+class Watch(ContentWatch):
     """Contents, the classes of modules, the flags of parameters, torch's switches; as all were when it was sealed."""
 
     def __init__(self) -> None:
