@@ -10,6 +10,7 @@ from torch import nn
 
 from lowtide.api.known_kernels import BelievedKernels, KnownKernels
 from lowtide.api.stages import Stages
+from lowtide.base.folders import warn_once
 from lowtide.capture.batches import objects_in
 from lowtide.capture.care.follower import changed_each_time
 from lowtide.capture.care.generators import known_generators
@@ -29,6 +30,8 @@ from lowtide.runtime.caller import Caller
 from lowtide.runtime.ranks.peers import ALONE, SinglePeer
 from lowtide.runtime.unchanged.look import Look, Reads
 from lowtide.runtime.unchanged.premises import Premises, first_difference
+
+_UNWATCHED = "so much is not compared in each call; if it changes between steps, make it a tensor in a buffer, or pass it with the batch"
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,10 @@ class Captures:
                         f"the program computes something else when it runs for the first time ({otherwise}), and what is captured would "
                         f"not do that: call {called} once before, or keep what tells the first time in an attribute of a module"
                     )
-                return captured, Premises(self.caller, reads, captured[-1].beside)
+                premises = Premises(self.caller, reads, captured[-1].beside)
+                for place in premises.unwatched:
+                    warn_once(place, f"{place}: {_UNWATCHED}")
+                return captured, premises
             first = captured
         raise CaptureError(changed_each_time(change))
 

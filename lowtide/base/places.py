@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextvars
+import functools
+import gc
+import threading
 import types
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,6 +16,8 @@ from typing import Any
 
 ABSENT = "not there"
 EVERYTHING = "__dict__"  # in place of a name: all attributes of an object
+CACHED: Any = type(functools.lru_cache(lambda: None))  # what a function becomes that remembers its answers
+_HOLDERS = (list, tuple, dict, set, frozenset, deque, contextvars.ContextVar)
 _TABLES = ("_modules", "_parameters", "_buffers")  # of a torch module, which finds there what it has no attribute for
 
 
@@ -105,11 +112,42 @@ def held(item: Any, name: str) -> Any:
 
 
 def attributes(item: Any) -> Any:
-    """The dictionary of an object's own attributes; ABSENT where it has none."""
+    """The dictionary of an object's own attributes, of a `threading.local` those of this thread; ABSENT where it has none."""
+    kind: Any = threading.local if issubclass(type(item), threading.local) else object
     try:
-        return object.__getattribute__(item, "__dict__")
+        return kind.__getattribute__(item, "__dict__")
     except AttributeError:
         return ABSENT
+
+
+def behind(item: Any) -> Any:
+    """What a weak reference, a read-only view or a method of a container (`kept.get`) leads to; anything else is itself.
+
+    None where what was referred to is gone.
+    """
+    kind = type(item)
+    if kind is types.MappingProxyType:
+        return gc.get_referents(item)[0]
+    if kind is types.BuiltinMethodType and isinstance(item.__self__, _HOLDERS):
+        return item.__self__
+    if kind in weakref.ProxyTypes:
+        try:
+            return item.__repr__.__self__  # a proxy passes on all that it is asked, and a method says whose it is
+        except ReferenceError:
+            return None
+    return item() if issubclass(kind, weakref.ref) else item
+
+
+def in_context(variable: contextvars.ContextVar[Any]) -> Any:
+    try:
+        return variable.get()
+    except LookupError:
+        return ABSENT
+
+
+def answers(cached: Any) -> dict[Any, Any]:
+    """What such a function remembers, by its arguments. Only the collector of garbage gets to see it, before the attributes."""
+    return [each for each in gc.get_referents(cached) if type(each) is dict and each is not attributes(cached)][-1]
 
 
 def _tables_with(item: Any, name: str) -> Iterator[tuple[Mapping[str, Any], bool]]:

@@ -62,11 +62,6 @@ def is_plain(item: Any) -> bool:
     return type(item) in PLAIN or isinstance(item, enum.Enum)
 
 
-def are_plain(items: Any) -> bool:
-    """Whether a container, or a dictionary's values, are numbers and texts alone."""
-    return all(isinstance(piece, PLAIN) for piece in (items.values() if isinstance(items, dict) else items))
-
-
 def differ(old: Any, new: Any) -> bool:
     """Whether two numbers or texts do; nan is like itself."""
     if old is new or not (isinstance(old, PLAIN) and isinstance(new, PLAIN)):

@@ -1,13 +1,14 @@
 """What a program reads beside its model: variables and globals of its functions, attributes of objects that these lead to.
 
-A function's code says which variables, globals and (of modules and classes) attributes it names. Which attributes of an object a program
-reads is seen while it runs, however far from the function the object is: for as long as a capture lasts, classes of such objects note
-what is read of their instances in this thread. What a container holds is followed as a whole.
+A function's code says which variables, globals and (of modules, classes and functions) attributes it names. Which attributes of an object
+a program reads is seen while it runs, however far from the function the object is: for as long as a capture lasts, classes of such objects
+note what is read of their instances in this thread. What a container holds is followed as a whole.
 """
 
 from __future__ import annotations
 
 import collections
+import contextvars
 import dis
 import functools
 import gc
@@ -16,7 +17,7 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,13 @@ import numpy
 import torch
 from torch import nn
 
-from lowtide.base.places import ABSENT, EVERYTHING, Beside, Position, attributes, held, referred
+from lowtide.base.places import ABSENT, CACHED, EVERYTHING, Beside, Position, answers, attributes, behind, held, in_context, referred
 from lowtide.capture.care.contents import (
     CONTAINERS,
     DRAWN,
     MOVING,
     PLAIN,
     SPACES,
-    are_plain,
     differ,
     is_moved,
     is_plain,
@@ -52,14 +52,16 @@ from lowtide.kernels.optimizers import each_of
 _PACKAGE_FOLDER, _PACKAGE = f"{Path(__file__).parents[2]}{os.sep}", __name__.partition(".")[0]
 INTEGRATIONS = f"{_PACKAGE_FOLDER}integrations{os.sep}"
 _MOST = 20_000  # objects that are followed
-_DEEPEST, _LARGEST = 4, 1000  # containers within containers, items of one
+_DEEPEST, _LARGEST = 32, 10_000  # containers within containers, items of one
 _NOT_FOLLOWED = (*PLAIN, torch.Tensor, torch.dtype, torch.device, torch.Size, torch.Generator, types.ModuleType, types.BuiltinFunctionType)
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of types: made by a class statement; closed to changes
 _OF_ALL_OPTIMIZERS = frozenset({"state", "param_groups", "step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"})
 _MOST_BYTES = 1 << 26  # of arrays that are looked at
 _CODE = (types.FunctionType, types.MethodType, functools.partial, classmethod, staticmethod, property)
 _METHODS = types.BuiltinMethodType, types.MethodWrapperType
-_NAMES, _ATTRIBUTES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"), ("LOAD_ATTR", "LOAD_METHOD")
+_NAMES, _ATTRIBUTES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "IMPORT_NAME"), ("LOAD_ATTR", "LOAD_METHOD")
+_IMPORT = "import "
+_OF_FUNCTIONS = "__code__", "__defaults__", "__kwdefaults__"
 
 _MARK = "_lowtide_notes"  # on what notes
 _HOOKS = ("__getattribute__", "__setattr__", "__delattr__")
@@ -89,7 +91,12 @@ class Follower:
         self._moving: list[tuple[Any, Any]] = []  # files, generators, counters, and where they were
         self._numbers: dict[type, dict[str, Any]] = {}  # the numbers and texts in attributes of classes
         self._bytes = 0  # of arrays among them
-        self._spaces: list[tuple[Any, dict[str, Any]]] = []  # of which no class notes what is read, and what they held
+        self._spaces: list[tuple[Any, dict[str, Any]]] = []  # objects of which no class notes what is read, and what they held
+        self._functions: list[tuple[types.FunctionType, dict[str, Any]]] = []  # the user's, and their attributes when they were found
+        self._caches: list[Any] = []  # functions that remember their answers
+        self._words: set[str] = set()  # all names in the code of the user's functions, and texts, which may be names for `getattr`
+        self._asked: set[str] = set()  # of these the ones that may not be there
+        self._imports: list[tuple[str, str]] = []  # modules that functions import themselves, and the line
         self.classes: list[type] = []
         tables = [
             table for model in models for module in model.modules() for name, table in vars(module).items() if name.endswith("_hooks")
@@ -104,7 +111,11 @@ class Follower:
             self._follow(type(each).step)
 
     def places(self) -> Beside:
-        """What was read so far, and flags of classes that were set. Containers that the program itself fills are looked at by identity."""
+        """What was read so far, and flags of classes that were set.
+
+        Containers that the program itself fills are looked at by what they are alone.
+        """
+        self._note_named()
         for cls, name, old in [*self._other_numbers()]:
             if not _counts(old, vars(cls).get(name, ABSENT)):
                 self._held.append(cls)
@@ -144,7 +155,7 @@ class Follower:
             if _counts(old, new := vars(cls).get(name, ABSENT)):
                 return f"attribute {name!r} of the class {cls.__name__} was {old!r} and is {new!r}"
         for space, before in self._spaces:
-            if (name := _difference(before, vars(space))) is not None:
+            if (name := _difference(before, attributes(space))) is not None:
                 return f"attribute {name!r} of a {type(space).__name__} is set, and only those of an object of your own class are followed"
         return ""
 
@@ -246,11 +257,26 @@ class Follower:
             self._places[key] = place = Position.of(holder, name, text, line or users_line())
             self._before[key] = place.now()
 
+    def _note_named(self) -> None:
+        """What nobody sees the program read: attributes that its code names of functions, classes, modules; answers that are remembered."""
+        for module, line in self._imports:
+            self._of_import(module, line)
+        for function, before in self._functions:
+            for name in sorted((before.keys() & self._words) | self._asked):
+                self.note(function, name, f"attribute {name!r} of {function.__qualname__}", function.__code__.co_filename)
+        for cls, numbers in self._numbers.items():
+            for name, item in vars(cls).items():
+                if name in self._words and not name.startswith("__") and not differ(numbers.get(name, item), item):
+                    self.note(cls, name, f"attribute {name!r} of the class {cls.__name__}", f"its module {cls.__module__}")
+        for cached in self._caches:
+            for key in (found := answers(cached)):
+                self.note(found, key, f"an answer that {cached.__qualname__} remembers", cached.__module__)
+
     # What leads to what.
 
     def _follow_code(self, item: Any) -> None:
         """Of what lies in a module of the model: functions, also in tables of hooks."""
-        if isinstance(item, (*_CODE, *SPACES)) or moves(item):
+        if isinstance(item, (*_CODE, CACHED, *SPACES)) or moves(item):
             self._follow(item)
         elif type(item) in (dict, collections.OrderedDict, list, tuple) and len(item) < _LARGEST:
             for piece in pieces(item).values():
@@ -258,6 +284,7 @@ class Follower:
                     self._follow(piece)
 
     def _follow(self, item: Any, depth: int = 0) -> None:
+        item = behind(item)
         if isinstance(item, _METHODS) and (isinstance(item.__self__, CONTAINERS) or moves(item.__self__)):  # `put = kept.append`
             item = item.__self__
         if isinstance(item, _NOT_FOLLOWED) or id(item) in self._seen or len(self._seen) > _MOST:
@@ -280,11 +307,16 @@ class Follower:
             self._of_class(item, all_functions=True)
         elif isinstance(item, CONTAINERS):
             self._of_container(item, depth)
+        elif isinstance(item, CACHED):
+            self._caches.append(item)
+            self._follow(item.__wrapped__)
+        elif isinstance(item, contextvars.ContextVar):
+            self._follow(in_context(item), depth + 1)
         elif moves(item):
             self._of_moving(item, depth)
         elif isinstance(item, SPACES):
-            self._spaces.append((item, dict(vars(item))))
-            for piece in vars(item).values():
+            self._spaces.append((item, dict(attributes(item))))
+            for piece in [*attributes(item).values()]:
                 self._follow(piece, depth + 1)
         else:
             self._of_object(item)
@@ -327,7 +359,7 @@ class Follower:
 
     def _of_class(self, cls: type, *, all_functions: bool) -> None:
         """Functions of a class of the user's; of an object's class those that Python calls unasked, as `__call__`."""
-        for base in _users_bases(cls):
+        for base in (*_users_bases(cls), *_users_bases(type(cls))):
             self._note_numbers(base)
             for name, function in list(vars(base).items()):
                 if all_functions or name.startswith("__"):
@@ -351,35 +383,57 @@ class Follower:
         if not is_users(function):
             return
         self._contents.append((function.__dict__, dict(function.__dict__)))
-        for name in ("__defaults__", "__kwdefaults__"):
-            if (found := getattr(function, name)) and not are_plain(found):
-                self.note(function, name, f"the defaults of {function.__qualname__}", where)
-                self._follow(found)
-        for name, chain, line in _named(code):
+        self._functions.append((function, dict(function.__dict__)))
+        for name in _OF_FUNCTIONS:
+            if getattr(function, name) is not None:
+                self.note(function, name, f"{name} of {function.__qualname__}", where)
+        for piece in (function.__defaults__, function.__kwdefaults__, *function.__dict__.values()):
+            self._follow(piece)
+        for piece in _codes(code):
+            texts = {each for each in piece.co_consts if isinstance(each, str) and each.isidentifier()}
+            self._words.update(piece.co_names, texts)
+            self._asked.update(texts if {"getattr", "hasattr"} & {*piece.co_names} else ())
+        for name, chain, line in (each for piece in _codes(code) for each in _named(piece)):
+            at = f"{code.co_filename}:{line}"
             if name in cells:
                 found = Position.of(cells[name], name, "", "").now()
             elif name in table:
-                self.note(table, name, f"global {name!r} of {table.get('__name__', 'a module')}", f"{code.co_filename}:{line}")
+                self.note(table, name, f"global {name!r} of {table.get('__name__', 'a module')}", at)
                 self._follow(found := table[name])
+            elif name.startswith(_IMPORT):
+                module = name.removeprefix(_IMPORT)
+                for each in (module, f"{table.get('__package__')}.{module}"):
+                    self._imports.append((each, at))
+                    self._of_import(each, at)
+                continue
             else:
                 continue
-            self._of_chain(found, chain, f"{code.co_filename}:{line}")
+            self._of_chain(found, chain, at)
+
+    def _of_import(self, name: str, line: str) -> None:
+        if isinstance(module := sys.modules.get(name), types.ModuleType):
+            for each in sorted(vars(module).keys() & self._words):
+                self._of_chain(module, (each,), line)
 
     def _of_chain(self, found: Any, chain: tuple[str, ...], line: str) -> None:
-        """Attributes of modules and classes of the user's, which say nothing of who reads them."""
+        """Attributes of modules, classes and the user's functions, which say nothing of who reads them."""
         for name in chain:
-            if not isinstance(found, (types.ModuleType, type)) or not _is_of_users(found):
+            if not isinstance(found, (types.ModuleType, type)) and not (isinstance(found, types.FunctionType) and is_users(found)):
                 return
+            users = isinstance(found, types.FunctionType) or _is_of_users(found)
             self.note(found, name, f"attribute {name!r} of {found.__name__}", line)
             found = held(found, name)
-            self._follow(found)
+            if users or isinstance(found, Mapping):
+                self._follow(found)
+            elif attributes(found) is not ABSENT:
+                self._closed.append(found)  # what libraries keep in their objects is theirs
 
 
 def _users_bases(cls: type) -> Iterator[type]:
     """A class, and those that it derives from, but for libraries' own."""
     for base in cls.__mro__:
         file = getattr(sys.modules.get(base.__module__), "__file__", None)
-        if base is not object and not (isinstance(file, str) and is_library(file)):
+        if base not in (object, type) and not (isinstance(file, str) and is_library(file)):
             yield base
 
 
@@ -520,8 +574,16 @@ def _let_go(cls: type) -> None:
             type.__delattr__(cls, name)
 
 
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Code, and that of the functions within it."""
+    yield code
+    for piece in code.co_consts:
+        if isinstance(piece, types.CodeType):
+            yield from _codes(piece)
+
+
 def _named(code: types.CodeType) -> Iterator[tuple[str, tuple[str, ...], int]]:
-    """The globals and free variables that code names, each with the attributes that are read of it in a row, and the line."""
+    """The globals, free variables and ("import x") modules that code names, each with attributes read of it in a row, and the line."""
     name, chain, line, at = "", [], code.co_firstlineno, code.co_firstlineno
     for each in dis.get_instructions(code):
         at = each.starts_line or at if not isinstance(each.starts_line, bool) else getattr(each, "line_number", at) or at
@@ -532,12 +594,9 @@ def _named(code: types.CodeType) -> Iterator[tuple[str, tuple[str, ...], int]]:
             yield name, tuple(chain), line
             name, chain = "", []
         if each.opname in _NAMES:
-            name, line = each.argval, at
+            name, line = f"{_IMPORT if each.opname == 'IMPORT_NAME' else ''}{each.argval}", at
     if name:
         yield name, tuple(chain), line
-    for piece in code.co_consts:
-        if isinstance(piece, types.CodeType):
-            yield from _named(piece)
 
 
 def _is_of_users(item: Any) -> bool:

@@ -80,6 +80,7 @@ class Look:
         self._watch, self._reads, self._trains = Watch(), reads, caller.optimizer is not None
         self._known: dict[int, Token] = {}  # tensors and modules of the model: which of them, not what is in them
         self._tokens = Tokens(self._watch, self._known)
+        self.unwatched = self._tokens.unwatched
         self._paths: list[tuple[str, nn.Module]] = []
         self._find("", caller.model)
         self._groups = {} if caller.optimizer is None else self._trained(caller.optimizer)
@@ -134,7 +135,8 @@ class Look:
         for name, item in module.__dict__.items():
             if self._counts(path, module, name):
                 # The program reads a tensor anew in each step.
-                self._put("attribute", path, name, torch.Tensor if type(item) is torch.Tensor else self._tokens.of(item))
+                place = Location("attribute", path, name)
+                self.locations[place] = torch.Tensor if type(item) is torch.Tensor else self._tokens.of(item, place)
         for name, parameter in module._parameters.items():
             self._put("parameter", path, name, None if parameter is None else self._parameter(parameter))
         for what, tables in (("buffer", module._buffers), ("module", module._modules)):

@@ -19,14 +19,15 @@ class Premises:
     """
 
     def __init__(self, caller: Caller, reads: Reads, beside: places.Beside = places.NOTHING) -> None:
-        self._caller, self._reads, self._beside = caller, reads, BesideWatch(beside)
+        self._caller, self._reads, self.beside = caller, reads, BesideWatch(beside)
         look = Look(caller, reads)
         self._locations = look.locations
         self._watch: Watch | None = look.watched()
+        self.unwatched = [*look.unwatched, *self.beside.unwatched]  # places that hold too much
 
     def holds(self) -> bool:
         """Whether a program that was captured then is right now."""
-        if not self._beside.holds():
+        if not self.beside.holds():
             return False
         if self._watch is not None and self._watch.same():
             return True
@@ -39,15 +40,11 @@ class Premises:
 
     def unmoved(self) -> bool:
         """Whether nothing was put elsewhere since it was last asked; False may also be said of what only looks alike."""
-        return self._watch is not None and self._beside.unmoved() and self._watch.same()
-
-    @property
-    def beside(self) -> BesideWatch:
-        return self._beside
+        return self._watch is not None and self.beside.unmoved() and self._watch.same()
 
     def change(self) -> str:
         """What does not hold any more, in words; empty where all does."""
-        for place, old, new in self._beside.changes():
+        for place, old, new in self.beside.changes():
             return f"{place} {_changed(old, new)}"
         return first_difference(self._locations, Look(self._caller, self._reads).locations)
 

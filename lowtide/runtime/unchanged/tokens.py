@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import array
+import contextvars
 import functools
+import marshal
+import threading
 import types
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+
+from lowtide.base.places import ABSENT, attributes, behind, in_context
+from lowtide.runtime.unchanged.watch import ContentWatch
 
 Token: TypeAlias = Any  # hashable; equal to itself and to tokens of what looks alike
 
@@ -17,9 +25,13 @@ _PLAIN = frozenset({bool, int, str, bytes, type(None), type(...), torch.dtype, t
 _CONTAINERS: tuple[Any, ...] = (list, tuple, deque, set, frozenset, dict)
 _OPAQUE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, property, classmethod, staticmethod, torch.Tensor)
 _NAMED = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
-_DEEPEST = 4  # objects within objects, lists within lists
-_LARGEST = 1000  # items of a container that is compared item by item; a larger one by identity and length
+_NUMBERS = frozenset({bool, int, float, complex, type(None)})
+_DUMPED = frozenset({list, tuple, set, frozenset, dict})  # which `marshal` writes, and no class that is derived from them
+_DEEPEST = 4  # objects within objects
+_DEEPEST_HELD = 32  # lists within lists
+_LARGEST = 1000  # items of a container that is compared item by item; a larger one as bytes, if it holds numbers and texts alone
 _MOST = 10_000  # items within one attribute
+_MOST_BYTES, _MOST_BYTES_WITHIN = 1 << 20, 1 << 16  # of what is compared as bytes, and within objects: nobody saw that it is read
 
 
 class Identity:
@@ -44,23 +56,20 @@ class Identity:
         return f"a {self.text}"
 
 
-class TokenWatchers(Protocol):
-    """Who is told what tokens rest on."""
-
-    def container(self, item: Any) -> None:
-        """They rest on what this holds."""
-
-
 class Tokens:
-    """Makes tokens, and tells `watch` what they rest on. `known` are the tokens of things that have their own, by id."""
+    """Makes tokens, and tells `watch` what they rest on. `known` are the tokens of things that have their own, by id.
 
-    def __init__(self, watch: TokenWatchers, known: Mapping[int, Token]) -> None:
+    `unwatched` are the places of what is too large to be compared.
+    """
+
+    def __init__(self, watch: ContentWatch, known: Mapping[int, Token]) -> None:
         self._watch, self._known = watch, known
         self._made: dict[tuple[int, int], Token] = {}
-        self._left = _MOST
+        self._left, self._bytes_left, self._within = _MOST, _MOST_BYTES, 0
+        self.unwatched: list[str] = []
 
-    def of(self, item: Any) -> Token:
-        self._left = _MOST
+    def of(self, item: Any, place: object = "") -> Token:
+        self._left, self._bytes_left, self._place = _MOST, _MOST_BYTES, place
         return self._of(item, 0)
 
     def _of(self, item: Any, depth: int) -> Token:
@@ -73,6 +82,9 @@ class Tokens:
             return self._known[id(item)]
         key = id(item), depth
         if key not in self._made:
+            if (target := behind(item)) is not item:
+                self._watch.question(lambda item: behind(item) is None, item)
+                return kind, item.__name__ if kind is types.BuiltinMethodType else "", self._of(target, depth + 1)
             self._made[key] = Identity(item)  # of what holds itself
             self._made[key] = self._opened(item, kind, depth)
         return self._made[key]
@@ -84,14 +96,36 @@ class Tokens:
         if isinstance(item, functools.partial):
             self._watch.container(item.keywords)
             return kind, self._of(item.func, _DEEPEST), self._pieces(item.args, depth), self._entries(item.keywords, depth)
+        if isinstance(item, contextvars.ContextVar):
+            self._watch.question(in_context, item)
+            return Identity(item), self._of(in_context(item), depth + 1)
+        if isinstance(item, (np.ndarray, array.array, bytearray)):
+            own = None if (named := attributes(item)) is ABSENT else self._entries(named, depth)  # of a class of its own: a mask, say
+            return self._bytes_of(item, kind), own
         if isinstance(item, _CONTAINERS):
             return self._container(item, kind, depth)
-        return self._object(item, depth)
+        return self._object(item, kind, depth)
+
+    def _bytes_of(self, item: Any, kind: type) -> Token:
+        """The token of an array."""
+        size = memoryview(item).nbytes if not isinstance(item, np.ndarray) else item.nbytes
+        if size > self._most_bytes or (numbers := _numbers(item)) is None:
+            return kind, size, self._identity(item, f"{size:,} bytes of a {kind.__name__}")
+        self._bytes_left -= size
+        self._watch.question(_numbers, item)
+        return kind, (str(item.dtype), item.shape) if isinstance(item, np.ndarray) else size, numbers
 
     def _container(self, item: Any, kind: type, depth: int) -> Token:
-        length = next(base for base in _CONTAINERS if isinstance(item, base)).__len__(item)  # its class may have another
+        base: Any = next(base for base in _CONTAINERS if isinstance(item, base))
+        length = base.__len__(item)  # its class may have another
         if depth >= _DEEPEST or length > min(_LARGEST, self._left):
-            return kind, length, Identity(item)
+            if (numbers := _dumped(item, self._most_bytes)) is not None:
+                self._bytes_left -= len(numbers)
+                if base not in (tuple, frozenset) or not {*map(type, item)} <= _NUMBERS:
+                    self._watch.question(_bytes, item)
+                return kind, length, numbers
+            if depth >= _DEEPEST_HELD or length > self._left:
+                return kind, length, self._identity(item, f"a {kind.__name__} of {length:,} items")
         self._left -= length
         if not isinstance(item, (tuple, frozenset)):
             self._watch.container(item)
@@ -101,20 +135,67 @@ class Tokens:
             return kind, frozenset(self._of(piece, _DEEPEST) for piece in item)
         return kind, self._pieces(item, depth)
 
-    def _object(self, item: Any, depth: int) -> Token:
+    def _object(self, item: Any, kind: type, depth: int) -> Token:
         """An object is itself, with its attributes as they are."""
-        try:
-            attributes = object.__getattribute__(item, "__dict__")
-        except AttributeError:
+        own, names = attributes(item), kind is types.SimpleNamespace
+        if depth >= (_DEEPEST_HELD if names else _DEEPEST) or isinstance(item, _OPAQUE) or type(own) is not dict:
             return Identity(item)
-        if depth >= _DEEPEST or isinstance(item, _OPAQUE) or type(attributes) is not dict or len(attributes) > min(_LARGEST, self._left):
-            return Identity(item)
-        self._left -= len(attributes)
-        self._watch.container(attributes)
-        return Identity(item), self._entries(attributes, depth)
+        if len(own) > min(_LARGEST, self._left):
+            return self._identity(item, f"{len(own):,} attributes of a {kind.__name__}")
+        self._left -= len(own)
+        if isinstance(item, threading.local):
+            self._watch.question(attributes, item)  # in another thread it is another
+        self._watch.container(own)
+        self._within += not names
+        entries = self._entries(own, depth)
+        self._within -= not names
+        return Identity(item), entries
+
+    def _identity(self, item: Any, what: str) -> Identity:
+        """The token of what cannot be compared. Within an object nobody knows whether it is read, and nothing is said."""
+        self.unwatched += [f"{self._place} holds {what}"] if self._place and not self._within else []
+        return Identity(item)
+
+    @property
+    def _most_bytes(self) -> int:
+        return min(self._bytes_left, _MOST_BYTES_WITHIN) if self._within else self._bytes_left
 
     def _pieces(self, items: Any, depth: int) -> Token:
         return tuple([self._of(piece, depth + 1) for piece in items])
 
     def _entries(self, items: Mapping[Any, Any], depth: int) -> Token:
         return tuple([(self._of(key, _DEEPEST), self._of(piece, depth + 1)) for key, piece in items.items()])
+
+
+def _numbers(item: Any) -> bytes | None:
+    """What an array holds; None where these are objects."""
+    if not isinstance(item, np.ndarray):
+        return bytes(item)
+    return _dumped(item.tolist(), _MOST_BYTES) if item.dtype.hasobject else item.tobytes()
+
+
+def _dumped(item: Any, most: int) -> bytes | None:
+    """A container as bytes, the same for the same numbers and texts in it, at any depth; None where it holds anything else, or too much."""
+    try:
+        return _bytes(item) if _size(item, most) <= most else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _bytes(item: Any) -> bytes:
+    """15 ns a number, where a look at each from Python takes some hundreds."""
+    if type(item) not in _DUMPED:
+        base: Any = OrderedDict if isinstance(item, OrderedDict) else dict
+        item = dict(base.items(item)) if isinstance(item, dict) else list(item)
+    return marshal.dumps(item, 2)  # the version that does not tell whether one thing lies there twice
+
+
+def _size(item: Any, most: int) -> int:
+    """About how many bytes that will be; anything above `most` where they are more."""
+    pieces = [*item, *item.values()] if type(item) is dict else item
+    size = 8 * len(pieces)
+    if size > most or {*map(type, pieces)} <= _NUMBERS:
+        return size
+    for piece in pieces:
+        size += len(piece) if type(piece) in (str, bytes) else _size(piece, most - size) if type(piece) in _DUMPED else 0
+    return size

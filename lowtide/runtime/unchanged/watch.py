@@ -20,11 +20,11 @@ _BUILT_IN = {dict, list, set, OrderedDict, deque}
 _MAPPINGS = (dict, MappingProxyType)
 
 
-class Watch:
-    """What lies in containers, the classes of modules, the flags of parameters, torch's switches; as all were when it was sealed.
+class ContentWatch:
+    """What containers hold, and what certain questions about objects are answered, as both were when it was sealed.
 
-    Each call asks for all of it, since an attribute, a hook or a parameter is put into a dictionary without anyone being told. What is
-    compared is `is` alone, and loops run within `map` and `all`: some 30 ns an entry. Most containers are tables of hooks, which are empty.
+    Each call asks for all of it, since things are put into a dictionary without anyone being told. What is compared is `is` alone, and
+    loops run within `map` and `all`: some 30 ns an entry. Most containers are tables of hooks, which are empty.
     """
 
     def __init__(self) -> None:
@@ -33,9 +33,7 @@ class Watch:
         self._full: list[Any] = []
         self._mappings: list[Any] = []
         self._lists: list[Any] = []
-        self._modules: list[nn.Module] = []
-        self._parameters: list[torch.Tensor] = []
-        self._groups: Callable[[], Any] = tuple
+        self._questions: list[tuple[Callable[[Any], Any], Any]] = []
 
     def container(self, item: Any) -> None:
         if id(item) in self._known:
@@ -46,6 +44,40 @@ class Watch:
             return
         self._full.append(item)
         (self._mappings if isinstance(item, _MAPPINGS) else self._lists).append(item)
+
+    def question(self, ask: Callable[[Any], Any], item: Any) -> None:
+        """Watch what `ask` says of an item: the same object, or the same bytes."""
+        self._questions.append((ask, item))
+
+    def seal(self) -> None:
+        self._lengths = [*map(len, self._full)]
+        self._keys = [*chain.from_iterable(self._mappings)]
+        self._items, self._held = [*chain.from_iterable(self._lists)], [*chain.from_iterable(map(_values, self._mappings))]
+        self._answers = [(ask, item, ask(item)) for ask, item in self._questions]
+
+    def same(self) -> bool:
+        """Whether all of it is as it was. False may also be said of what only looks alike."""
+        try:
+            return (
+                not any(self._empty)
+                and [*map(len, self._full)] == self._lengths
+                and all(map(is_, chain.from_iterable(map(_values, self._mappings)), self._held))
+                and [*chain.from_iterable(self._mappings)] == self._keys  # texts and numbers, which is quicker than one by one
+                and all(map(is_, chain.from_iterable(self._lists), self._items))
+                and all((now := ask(item)) is before or (type(now) is bytes and now == before) for ask, item, before in self._answers)
+            )
+        except (RuntimeError, ValueError):  # another thread changes a container meanwhile; an array is no key that can be compared
+            return False
+
+
+class Watch(ContentWatch):
+    """Contents, the classes of modules, the flags of parameters, torch's switches; as all were when it was sealed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._modules: list[nn.Module] = []
+        self._parameters: list[torch.Tensor] = []
+        self._groups: Callable[[], Any] = tuple
 
     def module(self, module: nn.Module) -> None:
         self._modules.append(module)
@@ -60,26 +92,16 @@ class Watch:
 
     def sealed(self) -> Watch:
         """Itself, with everything as it is now."""
-        self._lengths = [*map(len, self._full)]
-        self._names = [*chain.from_iterable(self._mappings)]
-        self._items, self._held = [*chain.from_iterable(self._lists)], [*chain.from_iterable(map(_values, self._mappings))]
+        self.seal()
         self._types, self._flags = [*map(type, self._modules)], [*map(_flags, self._parameters)]
         self._in_groups, self._switches = self._groups(), switches()
         return self
 
     def same(self) -> bool:
-        """Whether all of it is as it was. False may also be said of what only looks alike."""
-        try:
-            return (
-                switches() == self._switches
-                and not any(self._empty)
-                and [*map(len, self._full)] == self._lengths
-                and all(map(is_, chain.from_iterable(map(_values, self._mappings)), self._held))
-                and [*chain.from_iterable(self._mappings)] == self._names  # texts and numbers, which is quicker than one by one
-                and all(map(is_, chain.from_iterable(self._lists), self._items))
-                and all(map(is_, map(type, self._modules), self._types))
-                and [*map(_flags, self._parameters)] == self._flags
-                and [*map(id, self._groups())] == [*map(id, self._in_groups)]
-            )
-        except RuntimeError:  # another thread changes a container meanwhile
-            return False
+        return (
+            switches() == self._switches
+            and super().same()
+            and all(map(is_, map(type, self._modules), self._types))
+            and [*map(_flags, self._parameters)] == self._flags
+            and [*map(id, self._groups())] == [*map(id, self._in_groups)]
+        )
