@@ -100,7 +100,7 @@ def _next_of(item: Any) -> Any:
         return None if item.gi_frame is None or item.gi_running else [item.gi_frame.f_lasti, *item.gi_frame.f_locals.values()]
     with suppress(AttributeError, TypeError):
         return type(item).__length_hint__(item)
-    with suppress(TypeError), warnings.catch_warnings():
+    with suppress(Exception), warnings.catch_warnings():  # of whatever kind an iterator raises that cannot be copied
         warnings.simplefilter("ignore", DeprecationWarning)
         return [*_plain_within(item.__reduce__())]
 
