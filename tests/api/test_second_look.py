@@ -17,7 +17,7 @@ _NAME = "LOWTIDE_TEST_RATE"
 
 
 def by_environment(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return (model(x) * float(os.environ.get(_NAME, "1"))).square().mean()
+    return (model(x) * float(os.getenv(_NAME, "1"))).square().mean()
 
 
 def plain(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -94,7 +94,7 @@ def test_always_looks_at_each_call_and_never_at_none():
 
 def test_what_a_look_finds_is_what_eager_returns_beside_tensors():
     def loss(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, float]:
-        return model(x).square().mean(), float(os.environ[_NAME])
+        return model(x).square().mean(), float(os.getenv(_NAME, ""))
 
     model = nn.Linear(4, 3)
     os.environ[_NAME] = "1"
@@ -165,7 +165,7 @@ def test_what_begins_to_count_counts_on():
             self.on, self.count, self.table = False, 0, {"count": 0}
 
         def loss(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-            if os.environ[_NAME] == "2":
+            if os.getenv(_NAME) == "2":
                 self.count += 1
                 self.table["count"] += 1
             return model(x).square().mean()
