@@ -32,7 +32,7 @@ def with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: Ite
     try:
         return _summed(capture, roots, names=False)
     except StaleError as error:
-        why = str(error)
+        why = f"{error}. Or return it from loss() or after_backward(): `value, norm = step(...)`"
     except CaptureError:
         pass
     try:
