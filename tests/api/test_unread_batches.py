@@ -35,6 +35,27 @@ def test_names_and_numbers_that_are_not_read_may_be_others():
         step(X, ["a.png", "b.png"], 1)
 
 
+class Record:
+    """What a data set says of a sample."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def test_objects_that_are_not_read_may_be_others():
+    step = step_of(unread, (X, Record(0), 0))
+    for at in range(3):
+        step(X, Record(at), at)
+    assert len(step._families) == 1
+
+
+@pytest.mark.parametrize("read", [lambda each: each.number, lambda each: vars(each)["number"], lambda each: 1.0 if each else 0.0])
+def test_objects_that_are_read_may_not(read: Callable[[Any], float]):
+    step = step_of(lambda model, x, each: unread(model, x) * read(each), (X, Record(2)))
+    with pytest.raises(lowtide.BatchError, match="values that are not tensors are fixed"):
+        step(X, Record(3))
+
+
 def test_in_dictionaries_and_of_another_shape():
     step = step_of(lambda model, batch: unread(model, batch["x"]), {"batch": {"x": X, "id": "a"}})
     step(batch={"x": X, "id": "b"})
