@@ -28,9 +28,15 @@ _CONTAINERS = (list, dict, set, collections.deque)
 
 
 @contextmanager
-def put_back_on_failure(functions: Iterable[Any], objects: Iterable[Any] = (), *, always: bool = False) -> Iterator[None]:
-    """Where what runs inside raises, or `always`, what these functions and objects lead to is put back: contents, attributes, variables."""
-    waiting = _found([*functions, *objects], {id(item) for item in objects})
+def put_back_on_failure(
+    functions: Iterable[Any], objects: Iterable[Any] = (), *, models: Iterable[nn.Module] = (), always: bool = False
+) -> Iterator[None]:
+    """Where what runs inside raises, or `always`, what these functions and objects lead to is put back: contents, attributes, variables.
+
+    Of `models` somebody else takes care.
+    """
+    seen = {id(module) for model in models for module in model.modules()}
+    waiting = _found([*functions, *objects], {id(item) for item in objects}, seen)
 
     def restore_all() -> None:
         for restore in waiting:
@@ -71,10 +77,10 @@ def containers_of_class(cls: type) -> list[str]:
     return [name for name, item in vars(cls).items() if type(item) in _CONTAINERS or isinstance(item, collections.deque)]
 
 
-def _found(roots: list[Any], given: set[int]) -> list[Callable[[], None]]:
-    """How to put back each thing that the roots lead to. Objects of libraries' classes only where they were `given`."""
-    waiting, seen, restores = collections.deque(roots), set[int](), list[Callable[[], None]]()
-    while waiting and len(seen) < _MOST:
+def _found(roots: list[Any], given: set[int], seen: set[int]) -> list[Callable[[], None]]:
+    """How to put back each thing that the roots lead to, but for what was `seen`. Objects of libraries' classes only where `given`."""
+    waiting, restores, most = collections.deque(roots), list[Callable[[], None]](), len(seen) + _MOST
+    while waiting and len(seen) < most:
         item = waiting.popleft()
         if id(item) in seen or _is_left_alone(item):
             continue
@@ -86,7 +92,7 @@ def _found(roots: list[Any], given: set[int]) -> list[Callable[[], None]]:
                 restores.append(functools.partial(_put_state, item, item.get_state()))
         elif isinstance(item, types.FunctionType):
             restores.extend(_of_function(item, waiting))
-        elif isinstance(item, (*_CONTAINERS, torch.optim.lr_scheduler.LRScheduler)) or id(item) in given or is_of_users(item):
+        elif isinstance(item, (*_CONTAINERS, nn.Module, torch.optim.lr_scheduler.LRScheduler)) or id(item) in given or is_of_users(item):
             given.update(map(id, _held(item)) if id(item) in given else ())
             restores.extend(_of_object(item))
             waiting.extend(_held(item))
@@ -110,7 +116,7 @@ def called_by(item: Any) -> tuple[Any, ...] | None:
 
 
 def _is_left_alone(item: Any) -> bool:
-    plain = (type(None), bool, int, float, complex, str, bytes, types.ModuleType, torch.Tensor, nn.Module, torch.optim.Optimizer)
+    plain = (type(None), bool, int, float, complex, str, bytes, types.ModuleType, torch.Tensor, torch.optim.Optimizer)
     return isinstance(item, plain)
 
 
