@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from lowtide.base.places import Position
 from lowtide.capture.care.generators import which
 from lowtide.capture.trace import CapturedStep
 from lowtide.ir import tree
@@ -32,7 +33,8 @@ def _differences(before: CapturedStep, now: CapturedStep) -> Iterator[str]:
             return
         one.number(old)
         two.number(new)
-    for first, second in zip(before.constants, now.constants, strict=False):
+    for pair in zip(before.constants, now.constants, strict=False):
+        first, second = (each.now() if isinstance(each, Position) else each for each in pair)
         if isinstance(first, torch.Generator) and isinstance(second, torch.Generator):
             if which(first) != which(second):
                 yield "the generator that the program draws from is another one"

@@ -93,7 +93,9 @@ def capture_inference(model: nn.Module, given: Given, *, put_back: bool = False,
         watch = LeakWatch(names)
         with (
             set_aside(),
-            put_back_on_failure(methods_of((model,)), [*objects_in(given.args, given.kwargs), *containers_of((model,))], always=put_back),
+            put_back_on_failure(
+                methods_of((model,)), [*objects_in(given.args, given.kwargs), *containers_of((model,))], models=(model,), always=put_back
+            ),
             following((model,)) as follower,
         ):
             return _closed((_captured_inference(watch, model, given, leaving),), watch, follower, leaving, names, put_back)[0]
@@ -108,7 +110,8 @@ def _closed(
     follower.refuse_moved()
     beside, memos = follower.places(), follower.memos(() if leaving is None else leaving.followed_places)
     if leaving is not None:
-        beside = leaving.end(follower, beside)
+        beside = leaving.end(follower, beside, captured[-1].constants)
+        captured = tuple(replace(each, constants=tuple(leaving.going_on.get(id(it), it) for it in each.constants)) for each in captured)
     refilled = follower.refilled()
     if leaving is not None:
         leaving.forget()
@@ -161,7 +164,10 @@ def capture_training(program: TrainingProgram, given: Given, *, put_back: bool =
         with (
             set_aside(),
             put_back_on_failure(
-                (*functions, *methods_of(models)), [*objects_in(given.args, given.kwargs), *containers_of(models)], always=put_back
+                (*functions, *methods_of(models)),
+                [*objects_in(given.args, given.kwargs), *containers_of(models)],
+                models=models,
+                always=put_back,
             ),
             following(models, functions, program.optimizer) as follower,
         ):

@@ -96,7 +96,7 @@ class CapturedStep:
     constants_assigned: tuple[tuple[int, Slot, Any], ...]  # flags and texts that the optimizer sets, and how many of `assigned` come before
     guards: tuple[Fact, ...]  # what must hold of the caller's numbers
     readings: tuple[Reading, ...]  # what must come out of the caller's data, in the program's order
-    constants: tuple[Any, ...]  # what "constant" slots refer to
+    constants: tuple[Any, ...]  # what "constant" slots refer to: tensors, generators, or where each step puts another tensor
     gradients: tuple[Value, ...]  # what eager PyTorch would leave in the parameters' `.grad`
     state_entries: int  # of the optimizer, all parameters together, that the program starts from
     read: frozenset[tuple[str, str]]  # the attributes of modules that the program has read: (path, name)
@@ -191,6 +191,7 @@ class Trace:
                 self.real[slots[real]] = real
                 self.recorder.draft.add_input(self.fakes.parts.get(real, fake), Slot(table, (name,)), kind, name)
         if leaving is not None:
+            leaving.own = frozenset(map(id, model.modules()))
             self.recorder.numbers, self.recorder.sums = leaving.numbers, leaving.summed is not None
         self.data = self.recorder.data = Data(self.recorder.draft, self.fakes.all, slots)
         self.in_parts = in_parts(self.fakes, ranks)

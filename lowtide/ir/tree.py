@@ -111,7 +111,7 @@ def pieces(item: Any) -> list[Any]:
     if isinstance(item, Mapping):
         return [*item.values(), *attributes_of(item).values()]
     if isinstance(item, (tuple, list, set, frozenset, collections.deque)):
-        return [*item, *attributes_of(item).values()]
+        return [*iter(item), *attributes_of(item).values()]  # not by `len`, which a class may have for another purpose
     opened = next((opened for opener in _openers if (opened := opener(item)) is not None), None)
     return list(attributes_of(item).values()) if opened is None else [child for _, child in opened.children]
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from lowtide.base.places import Position
 from lowtide.errors import BatchError, StepError
 from lowtide.ir.graph import Graph, Kind, Storage, Value
 from lowtide.ir.result_specs import same_strides
@@ -74,10 +75,15 @@ class View:
     parameters: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
 
-    def read(self, slot: Slot, constants: Sequence[torch.Tensor] = ()) -> Any:
+    def read(self, slot: Slot, constants: Sequence[Any] = ()) -> Any:
         """What a slot holds; `constants` are the tensors that the program closes over. Raises StepError if it is gone."""
         if slot.table == "constant":
-            return constants[int(slot.path[0])]
+            item = constants[int(slot.path[0])]
+            if not isinstance(item, Position):
+                return item
+            if not isinstance(found := item.now(), torch.Tensor):
+                raise ChangedError(f"{item.text} was a tensor when the step was captured and is none now")
+            return found
         try:
             return _READERS[slot.table](self, slot.path)
         except (KeyError, IndexError, TypeError) as error:

@@ -319,12 +319,13 @@ def refused(loss: Callable[..., Any], why: str) -> None:
         )
 
 
-def test_a_variable_that_is_read_first_is_refused():
+def test_a_variable_that_is_read_first_and_may_be_another_tensor_is_refused():
     last = torch.zeros(())
+    known = [last]
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         nonlocal last
-        last = 0.9 * last + square(model, x).detach()
+        last = 0.9 * last + square(model, x).detach() + known[0]
         return square(model, x)
 
     before = last

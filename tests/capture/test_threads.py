@@ -22,6 +22,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _python_dispatch as dispatching
 
 import lowtide
+from lowtide.capture.care.generators import untouched_randomness
 from lowtide.capture.program import TrainingProgram, capture_training
 from lowtide.capture.trace import Given
 from lowtide.errors import CaptureError
@@ -158,6 +159,25 @@ def test_hooks_around_all_optimizers_run_for_others_alone():
         while_captured(trained_eagerly, "step")
     assert len(seen) >= 3
     assert threading.current_thread() not in seen
+
+
+def test_draws_of_others_are_never_taken_for_the_programs():
+    """Captures follow one another, and the other thread draws between any two lines of theirs."""
+    stop = threading.Event()
+
+    def draw():
+        while not stop.is_set():
+            random.random(), np.random.rand()
+
+    other = threading.Thread(target=draw)
+    other.start()
+    try:
+        for _ in range(100):
+            with untouched_randomness():
+                threading.Event().wait(0.0005)
+    finally:
+        stop.set()
+        other.join()
 
 
 class Handles:

@@ -180,6 +180,12 @@ class Follower:
         """Whether the program has written an attribute of an object, and did not read before what lay there."""
         return (id(item), name) in self._written and (id(item), name) not in self._places
 
+    def leads_to(self, item: Any) -> bool:
+        """Whether an object lies now in a place that was read, or in a container."""
+        return any(place.now() is item for place in self._places.values()) or any(
+            piece is item for container, _ in self._contents for piece in pieces(container).values()
+        )
+
     def take_back(self) -> None:
         for item, name, _ in self.puts():
             self._restore(item, name, self._written[(id(item), name)][1])

@@ -29,6 +29,8 @@ _REMEDY = "which a captured step would not: seed before the step, or draw once f
 _GENERATOR = "default_generator"  # by which functions of `torch.random` find it
 _seeds: list[_Seeds] = []  # of the captures under way, the innermost last
 _own: list[_Own] = []  # the same
+_drawing: list[_Draws] = []  # the same
+_lock = threading.RLock()  # around each draw that is noted
 _known: ContextVar[tuple[torch.Generator, ...]] = ContextVar("known", default=())
 _stand_ins = count(2**40)  # seeds that nobody else uses: no state is made up twice
 
@@ -45,7 +47,7 @@ def untouched_randomness() -> Iterator[None]:
         _Draws("numpy.random", _of_numpy(), partial(np.random.get_state, legacy=False), np.random.set_state, _words),
     )
     with undoing() as undo, ExitStack() as stack:
-        for each in (seeds, own, *draws):
+        for each in (seeds, own):
             undo(each.put_back)
         stack.enter_context(listed(_seeds, seeds))
         stack.enter_context(listed(_own, own))
@@ -125,39 +127,59 @@ class _Draws:
         words: Callable[[Any], Any],
     ) -> None:
         self.name, self._functions, self._state, self._set_state, self._words = name, functions, state, set_state, words
-        self._before, self._thread, self._lock = state(), threading.get_ident(), threading.RLock()
+        self._before, self._thread = state(), threading.get_ident()
         self._known = words(self._before)  # after the last draw that was seen
         self._is_mine, self._others = False, False
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """While this lasts, who draws is noted."""
+        """While this lasts, who draws is noted; what others drew before everything was noted counts for nothing."""
         with ExitStack() as stack:
             for owner, name in self._functions:
                 stack.enter_context(placed(owner, name, self._noting(getattr(owner, name))))
-            yield
+            with undoing() as undo:
+                undo(self._put_back)
+                with _lock:
+                    self._before, self._is_mine = self._state(), False
+                    self.note_done(self.name)
+                    stack.enter_context(listed(_drawing, self))
+                yield
 
     def _noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function, updated=())
-        def noting(*args: Any, **kwargs: Any) -> Any:
-            with self._lock:
-                mine = threading.get_ident() == self._thread
-                self._is_mine |= mine or self._is_moved()
-                self._others |= not mine
+        def noting(*args: Any, **kwargs: Any) -> Any:  # a thread may be in it that found it during an earlier capture
+            with _lock:
+                for each in _drawing:
+                    each.note_draw(self.name)
                 try:
                     return function(*args, **kwargs)
                 finally:
-                    self._known = self._words(self._state())
+                    for each in _drawing:
+                        each.note_done(self.name)
 
         return noting
 
-    def drew(self) -> bool:
-        return (self._is_mine and self._words(self._state()) != self._words(self._before)) or self._is_moved()
+    def note_draw(self, name: str) -> None:
+        """This thread is about to draw from the generator of that name."""
+        if name == self.name:
+            mine = threading.get_ident() == self._thread
+            self._is_mine |= mine or self._is_moved()
+            self._others |= not mine
 
-    def put_back(self) -> None:
+    def note_done(self, name: str) -> None:
+        """Somebody has drawn."""
+        if name == self.name:
+            self._known = self._words(self._state())
+
+    def drew(self) -> bool:
+        with _lock:
+            return (self._is_mine and self._words(self._state()) != self._words(self._before)) or self._is_moved()
+
+    def _put_back(self) -> None:
         """The generator as it was, unless others have gone on with it."""
-        if not self._others and self._words(self._state()) != self._words(self._before):
-            self._set_state(self._before)
+        with _lock:
+            if not self._others and self._words(self._state()) != self._words(self._before):
+                self._set_state(self._before)
 
     def _is_moved(self) -> bool:
         return bool(self._words(self._state()) != self._known)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from inspect import getattr_static
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from torch import nn
@@ -25,6 +26,7 @@ _READ_ALL = frozenset({"__dict__", "__getstate__", "__deepcopy__", "__reduce_ex_
 # They look at a module's tables on its behalf.
 _NOT_THE_PROGRAM = (torch_module.__file__, functools.__file__, str(Path(__file__).parents[2]))
 _PASSING_ON = (__file__, turns.__file__)
+_PUTTING = nn.Module.register_buffer.__code__  # `self.mean = new` comes here, and looks at no other buffer
 
 
 class AttributeReads:
@@ -59,7 +61,7 @@ class AttributeReads:
 
     def note(self, module: nn.Module, name: str) -> None:
         if name in _READ_ALL:
-            if _reader().startswith(_NOT_THE_PROGRAM):
+            if _reader().co_filename.startswith(_NOT_THE_PROGRAM):
                 return
             name = "__dict__"
         self._names.setdefault(id(module), set()).add(name)
@@ -139,15 +141,17 @@ def _writing(reads: AttributeReads, before: Callable[..., Any]) -> Callable[...,
 def _noting(reads: AttributeReads, before: Callable[..., Any]) -> Callable[..., Any]:
     def noting(module: nn.Module, name: str) -> Any:
         reads.note(module, name)
-        if name not in _READ_ALL or not _reader().startswith(_NOT_THE_PROGRAM):
+        if not (name in _READ_ALL and _reader().co_filename.startswith(_NOT_THE_PROGRAM)) and not (
+            name == "_buffers" and _reader() is _PUTTING
+        ):
             read(module, name)
         return before(module, name)
 
     return noting
 
 
-def _reader() -> str:
+def _reader() -> CodeType:
     frame = sys._getframe(2)
     while frame.f_code.co_filename in _PASSING_ON and frame.f_back is not None:
         frame = frame.f_back
-    return frame.f_code.co_filename
+    return frame.f_code

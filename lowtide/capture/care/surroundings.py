@@ -30,9 +30,15 @@ _OPENED = (*_CONTAINERS, weakref.WeakSet, weakref.WeakValueDictionary, torch.opt
 
 
 @contextmanager
-def put_back_on_failure(functions: Iterable[Any], objects: Iterable[Any] = (), *, always: bool = False) -> Iterator[None]:
-    """Where what runs inside raises, or `always`, what these functions and objects lead to is put back: contents, attributes, variables."""
-    waiting = _found([*functions, *objects], {id(item) for item in objects})
+def put_back_on_failure(
+    functions: Iterable[Any], objects: Iterable[Any] = (), *, models: Iterable[nn.Module] = (), always: bool = False
+) -> Iterator[None]:
+    """Where what runs inside raises, or `always`, what these functions and objects lead to is put back: contents, attributes, variables.
+
+    Of `models` somebody else takes care.
+    """
+    seen = {id(module) for model in models for module in model.modules()}
+    waiting = _found([*functions, *objects], {id(item) for item in objects}, seen)
 
     def restore_all() -> None:
         for restore in waiting:
@@ -73,10 +79,10 @@ def _own(cls: type) -> Mapping[str, Any]:
     return {} if is_library(getattr(sys.modules.get(cls.__module__), "__file__", None) or "") else vars(cls)
 
 
-def _found(roots: list[Any], given: set[int]) -> list[Callable[[], object]]:
-    """How to put back each thing that the roots lead to. Objects of libraries' classes only where they were `given`."""
-    waiting, seen, restores = collections.deque(roots), set[int](), list[Callable[[], object]]()
-    while waiting and len(seen) < _MOST:
+def _found(roots: list[Any], given: set[int], seen: set[int]) -> list[Callable[[], object]]:
+    """How to put back each thing that the roots lead to, but for what was `seen`. Objects of libraries' classes only where `given`."""
+    waiting, restores, most = collections.deque(roots), list[Callable[[], object]](), len(seen) + _MOST
+    while waiting and len(seen) < most:
         item = waiting.popleft()
         if id(item) in seen or _is_left_alone(item):
             continue
@@ -88,7 +94,7 @@ def _found(roots: list[Any], given: set[int]) -> list[Callable[[], object]]:
                 restores.append(functools.partial(item.set_state, item.get_state()))
         elif isinstance(item, types.FunctionType):
             restores.extend(_of_function(item, waiting))
-        elif isinstance(item, _OPENED) or type(item).__module__ == "collections" or id(item) in given or is_of_users(item):
+        elif isinstance(item, (*_OPENED, nn.Module)) or type(item).__module__ == "collections" or id(item) in given or is_of_users(item):
             given.update(map(id, _held(item)) if id(item) in given else ())
             restores.extend(_of_object(item))
             waiting.extend(_held(item))
@@ -112,7 +118,7 @@ def called_by(item: Any) -> tuple[Any, ...] | None:
 
 
 def _is_left_alone(item: Any) -> bool:
-    plain = (type(None), bool, int, float, complex, str, bytes, types.ModuleType, torch.Tensor, nn.Module, torch.optim.Optimizer)
+    plain = (type(None), bool, int, float, complex, str, bytes, types.ModuleType, torch.Tensor, torch.optim.Optimizer)
     return isinstance(item, plain)
 
 

@@ -101,6 +101,8 @@ class OutputRecorder:
         self.chosen, self.summed, self.converts = chosen, summed, converts
         self.sums: dict[Key, Sum] = {}
         self.earlier = EarlierNumbers()
+        self.own: frozenset[int] = frozenset()  # the model's modules by id, whose tensors the trace looks after
+        self.going_on: dict[int, Position] = {}  # where tensors lie, by id, that the program reads and puts others in the places of
         self.emptied: set[Key] = set()  # variables that the program sets: to read one before would raise Python's NameError
         self.befores: list[weakref.ref[Number]] = []  # in their places
         self.refusals: list[Any] = []
@@ -203,6 +205,8 @@ class OutputRecorder:
         if not isinstance(table, dict) or isinstance(item, type):
             return
         self._follow(item, table, undo)
+        if isinstance(item, nn.Module):
+            self._follow(item, item._buffers, undo)
         for name, value in list(table.items()):
             if (id(item), name) in self.sums:
                 continue
@@ -285,13 +289,12 @@ class OutputRecorder:
         for item, table, before in self.tables:
             for name, now in table.items():
                 was = before.get(name, ABSENT)
-                of_module = isinstance(item, nn.Module)
                 if now is was:
                     continue
                 if _is_of_variables(item) and (id(item), name) in (*self.sums, *self.emptied):
                     self.put.append((item, table, name))
                     continue
-                if not holds_fakes(now) or (of_module and isinstance(now, torch.Tensor)):
+                if not holds_fakes(now) or (id(item) in self.own and isinstance(now, torch.Tensor)):
                     continue
                 if is_stand_in(was) and was.kept.changes:
                     raise StaleError(f"it changes attribute {name!r} of a {type(item).__name__}, and puts another in its place")
@@ -375,21 +378,30 @@ class OutputRecorder:
         for item, table, name in self.put:
             yield table[name], functools.partial(table.__setitem__, name), name, _is_of_variables(item)
 
-    def end(self, follower: Follower, beside: Beside) -> Beside:
-        """Take back what the program has put into attributes. What is looked at before each step is not what the steps change."""
+    def end(self, follower: Follower, beside: Beside, constants: Sequence[Any]) -> Beside:
+        """Take back what the program has put into attributes. What is looked at before each step is not what the steps change.
+
+        `constants`: the tensors of the caller's that the program has computed with.
+        """
+        followed = set(self.followed_places)
         for item, table, name in self.put:
-            if not isinstance(item, nn.Module) and (id(item), name) not in self.followed_places and not follower.only_writes(item, name):
-                raise StaleError(
-                    f"it reads {_called(item, name)}, which an earlier step has put there; a buffer that it writes with copy_ goes on "
-                    "from step to step"
-                )
-            before = next(before for other, _, before in self.tables if other is item)
+            before = next(before for _, other, before in self.tables if other is table)
+            if id(item) not in self.own and (id(item), name) not in followed and not follower.only_writes(item, name):
+                was = before.get(name, ABSENT)
+                elsewhere = follower.leads_to(was) or any(now is was for _, other, _ in self.tables for now in other.values())
+                if elsewhere or not any(was is each for each in constants) or not _may_follow(was, table[name]):
+                    raise StaleError(
+                        f"it reads {_called(item, name)}, which an earlier step has put there; a buffer that it writes with copy_ goes on "
+                        "from step to step"
+                    )
+                followed.add((id(item), name))
+                self.going_on[id(was)] = Position.of(item, name, _called(item, name), "its making")
             if name in before:
                 table[name] = before[name]
             else:
                 table.pop(name, None)
         changed = tuple(referred(each.original) for each in self.all() if each.changes_itself and not each.made)
-        places = tuple(each for each in beside.places if (id(each.holder), each.name) not in self.followed_places)
+        places = tuple(each for each in beside.places if (id(each.holder), each.name) not in followed)
         return Beside(places, (*beside.followed, *changed))
 
     @property
@@ -497,6 +509,19 @@ def _called(holder: Any, name: Any) -> str:
     if isinstance(holder, Container):
         return f"entry {name!r} of a {holder.kind.__name__}"
     return f"variable {name!r}" if _is_of_variables(holder) else f"attribute {name!r} of a {type(holder).__name__}"
+
+
+def _may_follow(was: Any, now: Any) -> bool:
+    """Whether the next step reads a tensor as this one has read the one before."""
+    if (
+        type(was) is not torch.Tensor
+        or type(now) is not FakeTensor
+        or isinstance(now, nn.Parameter)
+        or was.requires_grad
+        or now.requires_grad
+    ):
+        return False
+    return (was.shape, was.stride(), was.dtype, was.device) == (now.shape, now.stride(), now.dtype, now.device)
 
 
 def _put(table: MutableMapping[str, Any], name: str, was: Any) -> None:
