@@ -22,7 +22,7 @@ from lowtide.capture.batches import refuse_batch_leaf, refuse_changed_batch
 from lowtide.capture.care.failures import no_tracebacks_logged, raised_in
 from lowtide.capture.care.follower import put_beside
 from lowtide.capture.care.generators import untouched_randomness
-from lowtide.capture.care.gradients import refuse_gradients_of
+from lowtide.capture.care.gradients import refuse_gradients_of, warn_of_gradients_of
 from lowtide.capture.care.hooks import watched_hooks
 from lowtide.capture.care.leaks import LeakWatch
 from lowtide.capture.care.memos import of_call
@@ -263,7 +263,8 @@ class Trace:
         if self.recorder.draft.trains:
             given = ((f"batch{leaf.where}", leaf.value, False) for leaf in self.batch[1] if isinstance(leaf.value, torch.Tensor))
             others = {**self.fakes.buffers, **self.fakes.attributes}.items()
-            refuse_gradients_of((*given, *((self.fakes.names[real], fake, real.requires_grad) for real, fake in others)))
+            warn_of_gradients_of(given)
+            refuse_gradients_of((self.fakes.names[real], fake, real.requires_grad) for real, fake in others)
         parameters = self.fakes.parameters.items()
         changed = [(self.fakes.names[real], fake) for real, fake in parameters if fake.requires_grad != real.requires_grad]
         return [(Slot("requires_grad", ("parameter", name)), fake.requires_grad) for name, fake in changed]

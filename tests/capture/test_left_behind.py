@@ -132,15 +132,22 @@ def of_a_copy(model: nn.Module, x: Tensor) -> Tensor:
     return out.square().mean() + torch.autograd.grad(out.sum(), x, create_graph=True)[0].square().mean()
 
 
-@pytest.mark.parametrize(("loss", "name"), [(of_the_batch, r"batch\[0\]\[0\]"), (of_a_buffer, "scale")])
-def test_a_gradient_that_eager_would_leave_on_no_parameter_is_refused_and_the_remedy_trains(loss: Loss, name: str) -> None:
+def test_a_gradient_that_eager_would_leave_on_a_buffer_is_refused_and_the_remedy_trains() -> None:
     model, x = Net(), torch.rand(5, 3)
-    remedy = rf"has {name} require gradients.*x = x\.detach\(\)\.requires_grad_\(\)"
+    remedy = r"has scale require gradients.*x = x\.detach\(\)\.requires_grad_\(\)"
     with pytest.raises(lowtide.CaptureError, match=remedy):
-        lowtide.optimize(model, x, loss=loss, optimizer=optim.SGD(model.parameters(), lr=0.1), planning=PLAIN)
-    assert not x.requires_grad
+        lowtide.optimize(model, x, loss=of_a_buffer, optimizer=optim.SGD(model.parameters(), lr=0.1), planning=PLAIN)
     assert not model.scale.requires_grad
     check(of_a_copy)
+
+
+def test_one_that_eager_would_leave_on_the_batch_is_told() -> None:
+    model, x = Net(), torch.rand(5, 3)
+    with pytest.warns(UserWarning, match=r"has batch\[0\]\[0\] require gradients.*neither that nor a gradient"):
+        step = lowtide.optimize(model, x, loss=of_the_batch, optimizer=optim.SGD(model.parameters(), lr=0.1), planning=PLAIN)
+    step(x)
+    assert not x.requires_grad
+    assert x.grad is None
 
 
 def keeping(put: Callable[[dict[str, Any], nn.Module, Tensor], object]) -> tuple[Loss, dict[str, Any]]:

@@ -125,7 +125,6 @@ KEPT: dict[str, tuple[Callable[[], Any], Callable[[Any], object], Callable[[Any]
     "an array of objects": (lambda: np.array([None, "a"]), lambda it: it.put(0, "b"), np.copy, "a ndarray that it reaches"),
     "arrays in a list": (lambda: [np.zeros(3)], lambda it: it[0].fill(2), lambda it: it[0].copy(), "a ndarray that it reaches"),
     "a set": (set, lambda it: it.add(len(it)), set, "a set that it reaches had 1 items and has 2"),
-    "a user's dictionary": (collections.UserDict, lambda it: it.update(n=it.get("n", 0) + 1), dict, "had 1 at 'n' and has 2"),
     "a chain": (collections.ChainMap, lambda it: it.update(n=it.get("n", 0) + 1), dict, "had 1 at 'n' and has 2"),
     "a set of references": (weakref.WeakSet, lambda it: it.add([nn, np, os][len(it)]), len, "a set that it reaches"),
 }  # fmt: skip

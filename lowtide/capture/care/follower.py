@@ -156,7 +156,8 @@ class Follower:
                 return f"attribute {name!r} of the class {cls.__name__} was {old!r} and is {new!r}"
         for space, before in self._spaces:
             if (name := _difference(before, attributes(space))) is not None:
-                return f"attribute {name!r} of a {type(space).__name__} is set, and only those of an object of your own class are followed"
+                once = "where only a first call sets it, call the model or the loss once before"
+                return f"attribute {name!r} of a {type(space).__name__} is set, and those of an object of your own class can be; {once}"
         return ""
 
     def refuse_moved(self) -> None:
@@ -272,7 +273,8 @@ class Follower:
                 self.note(function, name, f"attribute {name!r} of {function.__qualname__}", function.__code__.co_filename)
         for cls, numbers in self._numbers.items():
             for name, item in vars(cls).items():
-                if name in self._words and not name.startswith("__") and not differ(numbers.get(name, item), item):
+                is_old = not is_plain(item) or (name in numbers and not differ(numbers[name], item))
+                if is_old and name in self._words and not name.startswith("__"):
                     self.note(cls, name, f"attribute {name!r} of the class {cls.__name__}", f"its module {cls.__module__}")
         for cached in self._caches:
             for key in (found := answers(cached)):
@@ -317,6 +319,7 @@ class Follower:
             self._caches.append(item)
             self._follow(item.__wrapped__)
         elif isinstance(item, contextvars.ContextVar):
+            self._of_moving(item, depth)
             self._follow(in_context(item), depth + 1)
         elif moves(item):
             self._of_moving(item, depth)
@@ -455,7 +458,11 @@ def _counts(old: Any, new: Any) -> bool:
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
     """The first name under which something else lies."""
-    return next((name for name in {**before, **now} if before.get(name, ABSENT) is not now.get(name, ABSENT)), None)
+    for name in {**before, **now}:
+        old, new = before.get(name, ABSENT), now.get(name, ABSENT)
+        if old is not new and (differ(old, new) or not (is_plain(old) and is_plain(new))):
+            return name
+    return None
 
 
 def changed_each_time(change: str) -> str:

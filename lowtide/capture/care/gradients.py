@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lowtide.base.warn import warn
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.sources import Sources, users_line
 from lowtide.errors import CaptureError
@@ -52,12 +53,24 @@ def refuse_gradients_of(tensors: Iterable[tuple[str, torch.Tensor, bool]]) -> No
 
     `tensors`: their names, their fakes, and whether they required gradients before.
     """
-    for name, fake, required in tensors:
-        if fake.is_leaf and (fake.requires_grad > required or fake.grad is not None):
-            raise CaptureError(
-                f"the program has {name} require gradients (`requires_grad_()`), and eager PyTorch would leave one in its `.grad`, which a "
-                "step does not: differentiate by a tensor of the program's own (`x = x.detach().requires_grad_()`, and use that)"
-            )
+    for name in _with_gradients(tensors):
+        raise CaptureError(
+            f"the program has {name} require gradients (`requires_grad_()`), and eager PyTorch would leave one in its `.grad`, which a "
+            "step does not: differentiate by a tensor of the program's own (`x = x.detach().requires_grad_()`, and use that)"
+        )
+
+
+def warn_of_gradients_of(tensors: Iterable[tuple[str, torch.Tensor, bool]]) -> None:
+    """The same of a batch, which is let go after the step as a rule."""
+    for name in _with_gradients(tensors):
+        warn(
+            f"the program has {name} require gradients (`requires_grad_()`): a step leaves neither that nor a gradient in its `.grad` on "
+            "the caller's tensor. Where you do not read them behind the step, nothing is missing"
+        )
+
+
+def _with_gradients(tensors: Iterable[tuple[str, torch.Tensor, bool]]) -> Iterator[str]:
+    return (name for name, fake, required in tensors if fake.is_leaf and (fake.requires_grad > required or fake.grad is not None))
 
 
 def _text_of(leaf: torch.Tensor, where: str) -> str:
