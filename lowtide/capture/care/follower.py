@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextvars
-import dis
 import functools
 import gc
 import io
@@ -19,7 +18,6 @@ import threading
 import types
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -42,6 +40,8 @@ from lowtide.capture.care.contents import (
     put_back,
     turn_back,
 )
+from lowtide.capture.care.instances import PACKAGE_FOLDER, let_go, listeners, noted
+from lowtide.capture.care.names import IMPORT, codes, named
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.effects.containers import LeavingError, is_stand_in
 from lowtide.capture.effects.flags import Memo
@@ -49,27 +49,16 @@ from lowtide.capture.sources import is_library, is_users, users_line
 from lowtide.errors import CaptureError
 from lowtide.kernels.optimizers import each_of
 
-_PACKAGE_FOLDER, _PACKAGE = f"{Path(__file__).parents[2]}{os.sep}", __name__.partition(".")[0]
-INTEGRATIONS = f"{_PACKAGE_FOLDER}integrations{os.sep}"
+_PACKAGE = __name__.partition(".")[0]
+INTEGRATIONS = f"{PACKAGE_FOLDER}integrations{os.sep}"
 _MOST = 20_000  # objects that are followed
 _DEEPEST, _LARGEST = 32, 10_000  # containers within containers, items of one
 _NOT_FOLLOWED = (*PLAIN, torch.Tensor, torch.dtype, torch.device, torch.Size, torch.Generator, types.ModuleType, types.BuiltinFunctionType)
-_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of types: made by a class statement; closed to changes
 _OF_ALL_OPTIMIZERS = frozenset({"state", "param_groups", "step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"})
 _MOST_BYTES = 1 << 26  # of arrays that are looked at
 _CODE = (types.FunctionType, types.MethodType, functools.partial, classmethod, staticmethod, property)
 _METHODS = types.BuiltinMethodType, types.MethodWrapperType
-_NAMES, _ATTRIBUTES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "IMPORT_NAME"), ("LOAD_ATTR", "LOAD_METHOD")
-_IMPORT = "import "
 _OF_FUNCTIONS = "__code__", "__defaults__", "__kwdefaults__"
-
-_MARK = "_lowtide_notes"  # on what notes
-_HOOKS = ("__getattribute__", "__setattr__", "__delattr__")
-
-_lock = threading.Lock()
-_patched: dict[type, int] = {}  # how many captures note what is read of its instances
-_originals: dict[type, dict[str, Any]] = {}  # what those classes had of their own
-_active: dict[int, Follower] = {}  # by thread
 
 
 class Follower:
@@ -115,7 +104,7 @@ class Follower:
 
         Containers that the program itself fills are looked at by what they are alone.
         """
-        self._note_named()
+        self._notenamed()
         for cls, name, old in [*self._other_numbers()]:
             if not _counts(old, vars(cls).get(name, ABSENT)):
                 self._held.append(cls)
@@ -264,7 +253,7 @@ class Follower:
             self._places[key] = place = Position.of(holder, name, text, line or users_line())
             self._before[key] = place.now()
 
-    def _note_named(self) -> None:
+    def _notenamed(self) -> None:
         """What nobody sees the program read: attributes that its code names of functions, classes, modules; answers that are remembered."""
         for module, line in self._imports:
             self._of_import(module, line)
@@ -360,7 +349,7 @@ class Follower:
         if all(base.__module__.partition(".")[0] == _PACKAGE for base in cls.__mro__[:-1]):
             self._closed.append(item)
             return
-        if not _noted(cls, self.classes):
+        if not noted(cls, self.classes):
             self._of_moving(item, 0)  # what writes to a file, as `csv.writer` does, leads to it
             return
         self._followed[id(item)] = item
@@ -380,7 +369,7 @@ class Follower:
     def _of_function(self, function: types.FunctionType) -> None:
         """Its variables, the globals that it names, its defaults."""
         code, table = function.__code__, function.__globals__
-        if code.co_filename.startswith(_PACKAGE_FOLDER):  # of an integration; what a capture itself puts around things ends with it
+        if code.co_filename.startswith(PACKAGE_FOLDER):  # of an integration; what a capture itself puts around things ends with it
             for cell in function.__closure__ or () if code.co_filename.startswith(INTEGRATIONS) else ():
                 self._follow(Position.of(cell, "", "", "").now())
             return
@@ -398,19 +387,19 @@ class Follower:
                 self.note(function, name, f"{name} of {function.__qualname__}", where)
         for piece in (function.__defaults__, function.__kwdefaults__, *function.__dict__.values()):
             self._follow(piece)
-        for piece in _codes(code):
+        for piece in codes(code):
             texts = {each for each in piece.co_consts if isinstance(each, str) and each.isidentifier()}
             self._words.update(piece.co_names, texts)
             self._asked.update(texts if {"getattr", "hasattr"} & {*piece.co_names} else ())
-        for name, chain, line in (each for piece in _codes(code) for each in _named(piece)):
+        for name, chain, line in (each for piece in codes(code) for each in named(piece)):
             at = f"{code.co_filename}:{line}"
             if name in cells:
                 found = Position.of(cells[name], name, "", "").now()
             elif name in table:
                 self.note(table, name, f"global {name!r} of {table.get('__name__', 'a module')}", at)
                 self._follow(found := table[name])
-            elif name.startswith(_IMPORT):
-                module = name.removeprefix(_IMPORT)
+            elif name.startswith(IMPORT):
+                module = name.removeprefix(IMPORT)
                 for each in (module, f"{table.get('__package__')}.{module}"):
                     self._imports.append((each, at))
                     self._of_import(each, at)
@@ -473,32 +462,10 @@ def changed_each_time(change: str) -> str:
     )
 
 
-def _follower() -> Follower | None:
-    return _active.get(threading.get_ident())
-
-
 def put_beside() -> list[tuple[Any, str, Any]]:
     """The numbers and texts that the program which this thread follows has put into attributes so far."""
-    return [] if (follower := _follower()) is None else follower.puts()
-
-
-def read(item: Any, name: str, *, by_user: bool = True) -> None:
-    """An attribute of an object, or of a torch module, is read in this thread."""
-    if (follower := _follower()) is not None and (not name.startswith("__") or name == EVERYTHING):
-        follower.read(item, name, by_user=by_user)
-
-
-def read_of_tensor(tensor: torch.Tensor, name: str) -> Any:
-    """An attribute that the caller's tensor has of its own is read in this thread; ABSENT where it has none."""
-    if (follower := _follower()) is not None:
-        follower.note(tensor, name, f"attribute {name!r} of a tensor")
-    return vars(tensor).get(name, ABSENT)
-
-
-def written(item: Any, name: str) -> None:
-    """An attribute of an object, or of a torch module, is about to be written in this thread."""
-    if (follower := _follower()) is not None:
-        follower.write(item, name)
+    follower = listeners.get(threading.get_ident())
+    return follower.puts() if isinstance(follower, Follower) else []
 
 
 @contextmanager
@@ -507,109 +474,25 @@ def following(
 ) -> Iterator[Follower]:
     """Follow what a program reads that runs inside, in this thread; `models` are looked at elsewhere."""
     thread = threading.get_ident()
-    before, follower = _active.get(thread), Follower(models, functions, optimizer)
+    before, follower = listeners.get(thread), Follower(models, functions, optimizer)
 
     def end() -> None:
         follower.turn_back()
         if before is None:
-            _active.pop(thread, None)
+            listeners.pop(thread, None)
         else:
-            _active[thread] = before
-        with _lock:
-            while follower.classes:
-                _let_go(follower.classes.pop())
+            listeners[thread] = before
+        while follower.classes:
+            let_go(follower.classes.pop())
 
     with undoing() as undo:
         undo(end)
-        _active[thread] = follower
+        listeners[thread] = follower
         try:
             yield follower
         except LeavingError:
             follower.refuse_moved()  # another attempt would move it once more
             raise
-
-
-def _noted(cls: type, mine: list[type]) -> bool:
-    """Have a class note what is read of its instances; False where that cannot be, as it reads in a way of its own."""
-    own: Any = cls.__getattribute__
-    if hasattr(own, _MARK) and cls in mine:
-        return True
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ".py"
-    sets = type(cls).__setattr__  # a metaclass that another language wrote (pybind11's) lets nobody else set attributes
-    if not cls.__flags__ & _HEAP or cls.__flags__ & _IMMUTABLE or not file.endswith(".py"):
-        return False
-    if sets is not type.__setattr__ and not isinstance(sets, types.FunctionType):
-        return False
-    with _lock:
-        if cls not in _patched:
-            if own is not object.__getattribute__ and not hasattr(own, _MARK):
-                return False
-            if "__getattribute__" in vars(cls):
-                return False
-            _patch(cls)
-        _patched[cls] = _patched.get(cls, 0) + 1
-        mine.append(cls)
-    return True
-
-
-def _patch(cls: type) -> None:
-    writes: Any = cls.__setattr__
-    deletes: Any = cls.__delattr__
-
-    def reads(self: Any, name: str) -> Any:
-        read(self, name, by_user=not sys._getframe(1).f_code.co_filename.startswith(_PACKAGE_FOLDER))
-        return object.__getattribute__(self, name)
-
-    def write(self: Any, name: str, value: Any) -> None:
-        written(self, name)
-        writes(self, name, value)
-
-    def delete(self: Any, name: str) -> None:
-        written(self, name)
-        deletes(self, name)
-
-    setattr(reads, _MARK, True)
-    _originals[cls] = {name: vars(cls)[name] for name in _HOOKS if name in vars(cls)}
-    for name, function in zip(_HOOKS, (reads, write, delete), strict=True):
-        type.__setattr__(cls, name, function)
-
-
-def _let_go(cls: type) -> None:
-    _patched[cls] -= 1
-    if _patched[cls]:
-        return
-    del _patched[cls]
-    originals = _originals.pop(cls)
-    for name in _HOOKS:
-        if name in originals:
-            type.__setattr__(cls, name, originals[name])
-        else:
-            type.__delattr__(cls, name)
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Code, and that of the functions within it."""
-    yield code
-    for piece in code.co_consts:
-        if isinstance(piece, types.CodeType):
-            yield from _codes(piece)
-
-
-def _named(code: types.CodeType) -> Iterator[tuple[str, tuple[str, ...], int]]:
-    """The globals, free variables and ("import x") modules that code names, each with attributes read of it in a row, and the line."""
-    name, chain, line, at = "", [], code.co_firstlineno, code.co_firstlineno
-    for each in dis.get_instructions(code):
-        at = each.starts_line or at if not isinstance(each.starts_line, bool) else getattr(each, "line_number", at) or at
-        if name and each.opname in _ATTRIBUTES:
-            chain.append(each.argval)
-            continue
-        if name:
-            yield name, tuple(chain), line
-            name, chain = "", []
-        if each.opname in _NAMES:
-            name, line = f"{_IMPORT if each.opname == 'IMPORT_NAME' else ''}{each.argval}", at
-    if name:
-        yield name, tuple(chain), line
 
 
 def _is_of_users(item: Any) -> bool:

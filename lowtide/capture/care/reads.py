@@ -18,7 +18,7 @@ from torch.nn.modules import module as torch_module
 from lowtide.base.places import ABSENT, Position
 from lowtide.capture.care import turns
 from lowtide.capture.care.contents import differ, is_plain
-from lowtide.capture.care.follower import read, written
+from lowtide.capture.care.instances import read, written
 from lowtide.capture.care.turns import replaced
 from lowtide.capture.effects.flags import Memo
 

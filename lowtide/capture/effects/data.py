@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from lowtide.base.places import ABSENT
 from lowtide.capture.blocks import address, covers, geometry
 from lowtide.capture.care.contents import differ, is_plain
-from lowtide.capture.care.follower import read_of_tensor
+from lowtide.capture.care.instances import read_of_tensor
 from lowtide.capture.care.writes import refuse_once
 from lowtide.capture.draft import Draft
 from lowtide.capture.sources import is_library, users_line
