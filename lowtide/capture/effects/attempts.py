@@ -38,8 +38,8 @@ def with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: Ite
     try:
         return capture(None, True)
     except LeavingError as error:
-        what, _, remedy = str(error).partition("; ")  # which is another one where more is known
-        raise CaptureError(f"{what}{f'. It cannot be put there by each step: {why}' if why else f'; {remedy}'}") from error.__cause__
+        what = str(error).partition("; a captured step would not put")[0]  # the remedy is another one where more is known
+        raise CaptureError(f"{what}. It cannot be put there by each step: {why}" if why else str(error)) from error.__cause__
 
 
 def _summed(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any], *, names: bool) -> T:
