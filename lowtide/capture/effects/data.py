@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from lowtide.base.places import ABSENT
 from lowtide.capture.blocks import address, covers, geometry
 from lowtide.capture.care.contents import differ, is_plain
-from lowtide.capture.care.instances import read_of_tensor
+from lowtide.capture.care.instances import PACKAGE_FOLDER, read_of_tensor
 from lowtide.capture.care.writes import refuse_once
 from lowtide.capture.draft import Draft
 from lowtide.capture.sources import is_library, users_line
@@ -104,7 +104,8 @@ class Data:
     def set_attribute(self, tensor: torch.Tensor, name: str, item: Any) -> None:
         """Raise CaptureError for an attribute that the user's own code gives to a tensor of the caller's."""
         real = (self._known(tensor) or (tensor, tensor))[1]
-        if isinstance(real, FakeTensor) or hasattr(torch.Tensor, name) or is_library(sys._getframe(2).f_code.co_filename):
+        file = sys._getframe(2).f_code.co_filename
+        if isinstance(real, FakeTensor) or hasattr(torch.Tensor, name) or is_library(file) or file.startswith(PACKAGE_FOLDER):
             return
         before = vars(real).get(name, ABSENT)
         if before is not item and not (is_plain(item) and is_plain(before) and not differ(before, item)):
