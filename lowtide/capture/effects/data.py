@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from lowtide.base.places import ABSENT
 from lowtide.capture.blocks import address, covers, geometry
 from lowtide.capture.care.contents import differ, is_plain
-from lowtide.capture.care.instances import PACKAGE_FOLDER, read_of_tensor
+from lowtide.capture.care.instances import read_of_tensor
 from lowtide.capture.care.writes import refuse_once
 from lowtide.capture.draft import Draft
 from lowtide.capture.sources import is_library, users_line
@@ -32,6 +32,7 @@ from lowtide.ir.slots import Slot
 Call = Callable[..., torch.Tensor]  # an operator on its arguments
 
 _DATA = torch.Tensor.data
+_OF_TORCH = "_wrapped_number"  # it sets that itself, from C++, on a size that is used as a tensor
 _aten = torch.ops.aten
 _lock = threading.Lock()
 _puts: dict[int, Data] = {}  # by thread: for as long as it records
@@ -104,8 +105,12 @@ class Data:
     def set_attribute(self, tensor: torch.Tensor, name: str, item: Any) -> None:
         """Raise CaptureError for an attribute that the user's own code gives to a tensor of the caller's."""
         real = (self._known(tensor) or (tensor, tensor))[1]
-        file = sys._getframe(2).f_code.co_filename
-        if isinstance(real, FakeTensor) or hasattr(torch.Tensor, name) or is_library(file) or file.startswith(PACKAGE_FOLDER):
+        if (
+            isinstance(real, FakeTensor)
+            or hasattr(torch.Tensor, name)
+            or name == _OF_TORCH
+            or is_library(sys._getframe(2).f_code.co_filename)
+        ):
             return
         before = vars(real).get(name, ABSENT)
         if before is not item and not (is_plain(item) and is_plain(before) and not differ(before, item)):
