@@ -163,7 +163,7 @@ class BatchSpec:
             if where in self.unread and type(got) is type(wanted):
                 return True
             if isinstance(got, torch.Tensor) or type(got) is not type(wanted) or not _equal(got, wanted):
-                found = _in_words(got).replace(_in_words(wanted), "another")
+                found = "another" if _in_words(got) == _in_words(wanted) else _in_words(got)
                 raise OtherValueError(
                     f"batch {where}: the step was captured with {_in_words(wanted)}, got {found}; values that are not tensors are fixed at "
                     f"capture: leave out of the batch what the program does not read, and {_OTHERWISE[isinstance(wanted, str)]}"

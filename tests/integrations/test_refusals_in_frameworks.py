@@ -100,11 +100,6 @@ def metered(key: str) -> Loss:
     return loss
 
 
-def by_the_batch(net: nn.Module, x: Tensor) -> Tensor:
-    out = net(x.requires_grad_())
-    return out.mean() + torch.autograd.grad(out.square().sum(), x, create_graph=True)[0].square().mean()
-
-
 def nested(net: nn.Module, x: Tensor) -> Tensor:
     return torch.nested.nested_tensor([net(x)[:1], net(x)]).to_padded_tensor(0.0).sum()
 
@@ -153,9 +148,6 @@ KINDS = {
     "an average in a dictionary": Kind(averaged, r"in a dict that it changes: keep .* in place \(`mean\.mul_", averaged_in_place),
     "a printed number": Kind(printed, r"to print.* put `value\.detach\(\)` into a list and print it after the step", shown),
     "a missing meter": Kind(metered("new"), "defaultdict makes a Meter for the key 'new'.* by asking for that key", metered("known")),
-    "a gradient of the batch": Kind(
-        by_the_batch, r"x = x\.detach\(\)\.requires_grad_\(\)", lambda net, x: by_the_batch(net, x.detach())
-    ),
 }  # fmt: skip
 
 
