@@ -60,12 +60,12 @@ class Ends:
         names = [(made[node.results[0]], node.results[0].name) for node in kept if node.results and node.results[0] in made]
         names.sort()
         numbers = [number for number, _ in names]
-        found: dict[str, str] = {}
+        found: dict[str, int] = {}
         for key, block in blocks:
             last = index.get(self._last[key], -1) if key in self._last else -1
             if not block.owned and (at := bisect_right(numbers, last)):
-                found[block.storage.name] = names[at - 1][1]
-        return found
+                found[block.storage.name] = max(at, found.get(block.storage.name, 0))  # a write in place is made beside, and let go
+        return {name: names[at - 1][1] for name, at in found.items()}
 
 
 Arguments: TypeAlias = tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]]  # positional ones, then keywords with theirs

@@ -80,7 +80,22 @@ class Messages(nn.Module):
         return torch.zeros(3, 1).scatter_add(0, (torch.arange(NODES) % 3)[:, None], self.head(states)).square().mean()
 
 
+class Means(nn.Module):
+    """Averages over edges: their gradient counts the edges in place, and holds the counts for as long as it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Linear(8, 16), nn.Linear(16, 1)
+
+    def forward(self, x, source, target):
+        states = self.embed(x).relu()
+        for _ in range(2):
+            states = states.scatter_reduce(0, target[:, None].expand(-1, 16), states[source] * 2, "mean").relu()
+        return self.head(states).square().mean()
+
+
 NETWORKS = {
+    "means": (Means, lambda: (torch.randn(400, 8), *torch.randint(0, 400, (2, 300)).unbind())),
     "masked": (Masked, lambda: (torch.randn(16, 32, 12), torch.rand(16, 32))),
     "rotary": (Rotary, lambda: (torch.randn(8, 32, 24),)),
     "messages": (
