@@ -53,24 +53,24 @@ def collected_seldom() -> Iterator[None]:
 
 
 class _Aside:
-    """Whether what is frozen is so by `set_aside`: what the caller has frozen stays so."""
-
-    ours = False
+    ours = False  # whether what is frozen is so by `set_aside`
 
 
 @contextmanager
 def set_aside() -> Iterator[None]:
     """Have the collector and its lists leave out what is there now: what is made meanwhile is found in no time.
 
-    By one caller at a time. Where the caller has frozen what he has, nothing is set aside.
+    Nothing is set aside where the caller has frozen what he has, or within another of these.
     """
-    _Aside.ours = gc.get_freeze_count() < _OF_PYTHON
+    ours = not _Aside.ours and gc.get_freeze_count() < _OF_PYTHON
+    _Aside.ours |= ours
     try:
-        if _Aside.ours:
+        if ours:
             gc.freeze()
         yield
     finally:
-        look_at_all()
+        if ours:
+            look_at_all()
 
 
 def look_at_all() -> None:

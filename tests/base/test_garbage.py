@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lowtide.base.garbage import collected_seldom
+from lowtide.base.garbage import collected_seldom, look_at_all, set_aside
 
 
 @pytest.fixture(autouse=True)
@@ -60,3 +60,22 @@ def test_it_looks_less_often() -> None:
     finally:
         gc.callbacks.pop()
     assert seldom < 10 < len(looks) - seldom
+
+
+def interrupted(before: int) -> None:
+    with set_aside():
+        held: list[list[int]] = [[]]
+        with set_aside():
+            assert any(each is held for each in gc.get_objects())
+        assert gc.get_freeze_count() > before
+        raise KeyboardInterrupt
+
+
+def test_what_is_set_aside_is_back_whatever_happens_and_one_within_another_changes_nothing() -> None:
+    before = gc.get_freeze_count()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(before)
+    assert gc.get_freeze_count() <= before
+    with set_aside():
+        look_at_all()
+        assert gc.get_freeze_count() <= before
