@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,20 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8")
 
     return compare
+
+
+@pytest.fixture(autouse=True, scope="session")
+def always_generated() -> Iterator[None]:
+    """Kernels are generated where they can be, and run by as many threads as are asked for, however fast that is here and now."""
+    from lowtide.cpu.build import networks
+    from lowtide.cpu.build.executable import NetworkCalls
+    from lowtide.cpu.choice import Joins, chosen
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(networks, "is_faster", lambda *_: True)
+        patch.setattr(networks, "tuned", lambda bare, *_: chosen(bare.stages, bare.body, bare.known, Joins.BEST))
+        patch.setattr(networks, "NetworkCalls", partial(NetworkCalls, always=True))
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
