@@ -38,7 +38,7 @@ test-long: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --long
 
 # What one runs while working: the rooms that need no training, without what tests/slow.txt names, in about a minute.
-QUICK := $(addprefix tests/,ir plan problems place rewrite split lower report kernels base planning) $(addprefix tests/test_,asserts.py house.py layers.py programs_as_text.py words.py)
+QUICK := $(addprefix tests/,ir plan problems placement rewrite split lower report kernels base planning) $(addprefix tests/test_,asserts.py house.py layers.py programs_as_text.py words.py)
 quick: $(READY)
 	@$(BIN)/ruff check --quiet
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --quick $(QUICK)

@@ -165,7 +165,7 @@ def _training(name: str, batch_size: int, optimized: bool) -> tuple[Callable[[],
         loss=work.loss,
         optimizer=work.optimizer,
         planning=lowtide.Planning(progress=False),
-        run=lowtide.Run(arena=True),
+        run=lowtide.Run(arena="always"),
     )
     return lambda: step(*work.batch), step, work.model
 

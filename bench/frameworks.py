@@ -4,7 +4,8 @@
 
 Each way to train is a process of its own: once for four steps under the profiler, for the peak above what was there before training
 (gradients, optimizer state, activations), and in each turn once more, timed step by step. "arena" is what Trainer and Lightning have by
-default, and a loop by `arena=True`; "no arena" is `arena=False`; "within" is in an arena, and has as many bytes as checkpointing took.
+default, and a loop by `Run(arena="always")`; "no arena" is `Run(arena="never")`; "within" is in an arena, and has as many bytes as
+checkpointing took.
 Losses are compared bit for bit with the framework's own. The table is saved after each framework's turn; what stands in the file of
 answers is not measured again, so that a run that was stopped goes on where it was. A way that fails, or is not over within its limit,
 has a row without numbers.
@@ -193,7 +194,7 @@ def _adamw(model: Any) -> torch.optim.Optimizer:
 
 def _further(how: str) -> dict[str, Any]:
     """What an adapter hands on to `optimize` beside a limit."""
-    return {"run": lowtide.Run(arena=False)} if how == "no arena" else {}
+    return {"run": lowtide.Run(arena="never")} if how == "no arena" else {}
 
 
 def _trainer(how: str, limit: int | None, steps: int) -> tuple[Callable[[Ticks], Any], int]:

@@ -25,7 +25,8 @@ from bench.networks import PROBLEMS
 from bench.results import RESULTS, Cell, Results
 from bench.yardstick import Yardstick
 from lowtide.cost.memory import order_problem
-from lowtide.schedule import ProgramOrder, ReversePostOrder, Status
+from lowtide.problems.status import Status
+from lowtide.schedule import ProgramOrder, ReversePostOrder
 from research.orders.dynamic import DynamicProgramme
 
 

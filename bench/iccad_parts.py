@@ -11,7 +11,8 @@ from bench.iccad_tools import exact, kib, timed, warm_up
 from bench.networks import PROBLEMS
 from bench.results import Cell, Results
 from lowtide.problems.order import OrderProblem
-from lowtide.schedule import Schedule, Solver, Status
+from lowtide.problems.status import Status
+from lowtide.schedule import Schedule, Solver
 from research.needs import need_ortools
 from research.orders.fuse_subgraphs import FuseSubgraphs
 from research.orders.ilp import TimeIndexed

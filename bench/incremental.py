@@ -30,7 +30,8 @@ from bench.rewrites import Rewritten, Source
 from lowtide.cost.memory import simulate
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_json import load_problem
-from lowtide.schedule import Schedule, Status
+from lowtide.problems.status import Status
+from lowtide.schedule import Schedule
 from lowtide.schedule.exact.solver import Exact
 from research.orders.incremental import reschedule
 

@@ -18,7 +18,7 @@ from lowtide.capture.program import TrainingProgram, capture_training
 from lowtide.capture.trace import CapturedStep, Given
 from lowtide.cost.memory import counted_storages, order_problem, resident_storages, storage_bytes
 from lowtide.ir.graph import Graph, Kind, Storage
-from lowtide.place import Placement, place
+from lowtide.placement import Placement, place
 from lowtide.plan.plan import Plan, Provenance
 from lowtide.planning.candidate import Candidate, equal_graphs
 from lowtide.planning.planner import Planner

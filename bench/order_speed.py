@@ -23,7 +23,8 @@ from bench.results import Results
 from bench.yardstick import Yardstick
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_json import load_problem
-from lowtide.schedule import Schedule, Status
+from lowtide.problems.status import Status
+from lowtide.schedule import Schedule
 from lowtide.schedule.exact.solver import Exact
 
 INSTANCES = Path(__file__).parents[1] / "tests" / "data" / "order"

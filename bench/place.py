@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lowtide
-from lowtide.place.base import Placement, Placer, limited
-from lowtide.place.warm_up import warm_up
+from lowtide.placement.base import Placement, Placer, limited
+from lowtide.placement.warm_up import warm_up
 from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_csv import load_buffers
 from research.solvers import parse_placer
@@ -200,7 +200,7 @@ def model_rows(name: str, batch_size: int) -> list[dict[str, Cell]]:
     from bench.models.workload import plain_sgd
     from lowtide import optimize
     from lowtide.cost.memory import order_problem
-    from lowtide.place import AUTO
+    from lowtide.placement import AUTO
     from research.buffers import place_problem
 
     made = MODELS[name].build(batch_size, "meta")

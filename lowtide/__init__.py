@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from lowtide.errors import BatchError, BudgetError, CaptureError, CheckError, FormatError, LowtideError, StepError
 
 if TYPE_CHECKING:
-    from lowtide import place, schedule
+    from lowtide import placement, schedule
     from lowtide.api.explain import explain
     from lowtide.api.explanation import Explanation
     from lowtide.api.frozen import Frozen
     from lowtide.api.optimize import optimize
     from lowtide.api.options import Parallel, Planning, Run, Shapes, Training
     from lowtide.api.order import order
-    from lowtide.api.place import place_buffers
+    from lowtide.api.place import place
     from lowtide.api.running.measurement import MeasuredStep
     from lowtide.api.running.verify import Verification
     from lowtide.api.saved.load import load_frozen
@@ -23,19 +23,20 @@ if TYPE_CHECKING:
     from lowtide.api.step import Step
     from lowtide.cost.device import Device
     from lowtide.cost.profiler import Measurement, measure
-    from lowtide.place.base import Placement
+    from lowtide.placement.base import Placement
     from lowtide.plan.plan import Plan
     from lowtide.problems.order import OrderProblem
     from lowtide.problems.order_check import Task
     from lowtide.problems.placement import PlaceProblem
+    from lowtide.problems.status import Status
     from lowtide.remat.sweep.search import Sweep
-    from lowtide.schedule.base import Schedule, Status
+    from lowtide.schedule.base import Schedule
 
 __all__ = [
     "BatchError", "BudgetError", "CaptureError", "CheckError", "Device", "Explanation", "FormatError", "Frozen", "LowtideError",
     "MeasuredStep", "Measurement", "OrderProblem", "Parallel", "PlaceProblem", "Placement", "Plan", "Planning", "Run", "Schedule",
     "Shapes", "Stage", "Status", "Step", "StepError", "Sweep", "Task", "Training", "Verification", "explain", "load_frozen", "measure",
-    "optimize", "order", "place", "place_buffers", "schedule",
+    "optimize", "order", "place", "placement", "schedule",
 ]  # fmt: skip
 
 # Imported when first asked for: torch takes seconds, and ordering and placing do without it.
@@ -48,14 +49,14 @@ _MODULES = {
     "OrderProblem": "lowtide.problems.order",
     "Parallel": "lowtide.api.options",
     "PlaceProblem": "lowtide.problems.placement",
-    "Placement": "lowtide.place.base",
+    "Placement": "lowtide.placement.base",
     "Plan": "lowtide.plan.plan",
     "Planning": "lowtide.api.options",
     "Run": "lowtide.api.options",
     "Schedule": "lowtide.schedule.base",
     "Shapes": "lowtide.api.options",
     "Stage": "lowtide.api.stages",
-    "Status": "lowtide.schedule.base",
+    "Status": "lowtide.problems.status",
     "Step": "lowtide.api.step",
     "Sweep": "lowtide.remat.sweep.search",
     "Task": "lowtide.problems.order_check",
@@ -66,9 +67,9 @@ _MODULES = {
     "measure": "lowtide.cost.profiler",
     "optimize": "lowtide.api.optimize",
     "order": "lowtide.api.order",
-    "place_buffers": "lowtide.api.place",
+    "place": "lowtide.api.place",
 }
-_FOLDERS = ("place", "schedule")  # of the engines: their names are what callers see of them
+_FOLDERS = ("placement", "schedule")  # of the engines: their names are what callers see of them
 
 
 def __getattr__(name: str) -> Any:

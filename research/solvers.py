@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from lowtide.base.spec import named
 from lowtide.cli import solvers
-from lowtide.place.base import Placer
+from lowtide.placement.base import Placer
 from lowtide.schedule.base import Solver
 from research.addresses.cp_sat import Rectangles
 from research.addresses.ilp import Addresses

@@ -146,12 +146,18 @@ def test_an_arena_says_what_it_served():
         (["spec_of_a_test:make", "--latency", "0.5"], "latency: expected 1 or more"),
         (["spec_of_a_test:make", "--latency", "1.5", "--memory", "1GiB"], "expected one limit or none, got both"),
         (["spec_of_a_test:make", "--swap-state", "--no-swap"], "--swap-state and --no-swap: expected one of them, got both"),
-        (["spec_of_a_test:make", "--fuse", "inductor"], "--fuse: kernels: inductor rounds otherwise than eager, .* say exact=False too"),
-        (["spec_of_a_test:make", "--fuse", "xla", "--no-exact"], "--fuse: kernels: expected 'inductor' or None, got 'xla'"),
-        (["spec_of_a_test:make", "--fuse", "inductor", "--no-exact", "--simulate", "--device", "h100"], "--fuse: kernels: .* only planned"),
         (
-            ["spec_of_a_test:make", "--fuse", "inductor", "--no-exact", "--dynamic", "auto"],
-            "--fuse: kernels: a region is compiled for one shape",
+            ["spec_of_a_test:make", "--kernels", "inductor"],
+            "--kernels: inductor rounds otherwise than eager, .* say exact=False too",
+        ),
+        (["spec_of_a_test:make", "--kernels", "xla", "--no-exact"], "--kernels: expected 'inductor' or None, got 'xla'"),
+        (
+            ["spec_of_a_test:make", "--kernels", "inductor", "--no-exact", "--simulate", "--device", "h100"],
+            "--kernels: .* only planned",
+        ),
+        (
+            ["spec_of_a_test:make", "--kernels", "inductor", "--no-exact", "--dynamic", "auto"],
+            "--kernels: a region is compiled for one shape",
         ),
         (["spec_of_a_test:make", "--simulate"], "--device and --simulate: expected both"),
         (["spec_of_a_test:make", "--simulate", "--device", "abacus"], "expected one of cpu, rtx3090, a100, h100, h200, got 'abacus'"),
@@ -179,7 +185,7 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(arguments, message):
 def test_regions_are_compiled_on_demand(monkeypatch):
     monkeypatch.setattr("lowtide.regions.compilation.is_faster", lambda *_: True)
     given = "spec_of_a_test:make", "--no-measure", "--no-exact", "--json", "-"
-    plain, fused = (run(*given, *more) for more in ((), ("--fuse", "inductor")))
+    plain, fused = (run(*given, *more) for more in ((), ("--kernels", "inductor")))
     assert (plain.exit_code, fused.exit_code) == (0, 0), fused.output
     assert json.loads(fused.stdout)["operators"] < json.loads(plain.stdout)["operators"]
 

@@ -22,7 +22,8 @@ from lowtide.cost.memory import simulate
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
 from lowtide.problems.order_json import load_problem, problem_to_json
-from lowtide.schedule import ProgramOrder, Schedule, Status
+from lowtide.problems.status import Status
+from lowtide.schedule import ProgramOrder, Schedule
 from tests.problems import Case, cases
 
 DATA = Path(__file__).parent / "data" / "order"
@@ -48,7 +49,7 @@ def test_the_table() -> None:
     assert result.exit_code == 0, result.output
     for words in (
         r"nodes +│ 60 ", r"peak +│ 41\.96 MiB \(43,999,232 bytes\)", r"lower bound +│ .* MiB", r"gap +│ \d+\.\d\d%",
-        r"status +│ feasible: The order is right", r"solver +│ ReadyList\(oldest='waiting'\)", r"states +│ 0 ", r"seconds +│ \d",
+        r"status +│ feasible: It is right", r"solver +│ ReadyList\(oldest='waiting'\)", r"states +│ 0 ", r"seconds +│ \d",
         r"as written +│ 43\.58 MiB │ +3\.7%", r"from outputs +│ 43\.58 MiB", r"from inputs +│ 75\.45 MiB", r"ready list +│ ",
         r"at the peak, step \d+ of 60: \w+_\d+", r"Fwd_\d+ +│ +6,422,528 │ +\d+ │ +\d+ │",
     ):  # fmt: skip
@@ -297,7 +298,7 @@ def test_no_order_within_a_limit_is_an_answer(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("lowtide.cli.order_search.warm_up", lambda solver: None)
     result = run(INSTANCE, "--solver", "impossible")
     assert result.exit_code == 0, result.output
-    for words in ("peak +│ none: no order is low enough", r"infeasible: No order stays within", "lower bound +│ 47.68 MiB", "states +│ 3 "):
+    for words in ("peak +│ none: no order is low enough", r"infeasible: Nothing stays within", "lower bound +│ 47.68 MiB", "states +│ 3 "):
         assert re.search(words, result.stdout), result.stdout
     assert answer(INSTANCE, "--solver", "impossible").items() >= {"status": "infeasible", "order": [], "names": []}.items()
 

@@ -19,11 +19,12 @@ from typer.testing import CliRunner
 import lowtide
 from lowtide.cli import app
 from lowtide.cli.place_search import search
-from lowtide.place.base import Placement, Status
-from lowtide.place.greedy import Greedy
+from lowtide.placement.base import Placement
+from lowtide.placement.greedy import Greedy
 from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_check import check_placement
 from lowtide.problems.placement_csv import buffers_to_csv, load_buffers
+from lowtide.problems.status import Status
 from tests.placements import problems
 
 EXAMPLE = Path(__file__).parent / "data" / "place" / "example.12.csv"
@@ -58,7 +59,7 @@ def test_the_tables() -> None:
     result = run(EXAMPLE, "--solver", "greedy{order=start,fit=best}")
     assert result.exit_code == 0, result.output
     for words in (
-        r"buffers +│ 5 ", r"arena +│ \d+ B ", r"lower bound +│ 12 B", r"gap +│ ", r"status +│ \w+: The (arena|placement) is",
+        r"buffers +│ 5 ", r"arena +│ \d+ B ", r"lower bound +│ 12 B", r"gap +│ ", r"status +│ \w+: (Nothing takes|It is right)",
         r"solver +│ Greedy\(order='start', fit='best'\)", r"seconds +│ \d", r"nothing shared +│ +20 B │ +\d+\.\d%",
         r"first fit, as they start +│ +\d+ B │", r"first fit, by size +│ +\d+ B │",
     ):  # fmt: skip
@@ -77,12 +78,12 @@ def test_any_problem_is_printed_and_written(tmp_path_factory: pytest.TempPathFac
         offsets = [int(row["offset"]) for row in csv.DictReader(written)]
     assert dict(zip(problem.names, offsets, strict=True)) == figures["offsets"]
     check_placement(problem, offsets, figures["arena_bytes"])
-    assert figures["arena_bytes"] == lowtide.place_buffers(folder / "in.csv").arena_bytes
+    assert figures["arena_bytes"] == lowtide.place(folder / "in.csv").arena_bytes
 
 
 def test_json_alone_on_standard_output() -> None:
     figures = answer(EXAMPLE)
-    problem, found = load_buffers(EXAMPLE), lowtide.place_buffers(EXAMPLE)
+    problem, found = load_buffers(EXAMPLE), lowtide.place(EXAMPLE)
     known = {
         "status": "optimal", "interrupted": False, "arena_bytes": 12, "lower_bound_bytes": 12, "capacity_bytes": None, "gap": 0.0,
         "solver": found.solver, "effort": dict(found.stats), "offsets": dict(zip(problem.names, found.offsets, strict=True)),
@@ -124,7 +125,7 @@ def test_what_cannot_fit_is_an_answer_with_its_proof(tight: Path, tmp_path: Path
         assert result.exit_code == 3, result.output
         proven = f"lowtide: does not fit in {capacity} bytes: proven: no arena is smaller than {bound} bytes\n"
         assert result.stderr == proven
-        assert re.search(rf"infeasible: No placement .*\n.*lower bound +│ {bound} B|lower bound +│ {bound} B", result.stdout)
+        assert re.search(rf"infeasible: Nothing stays .*\n.*lower bound +│ {bound} B|lower bound +│ {bound} B", result.stdout)
         assert not output.exists()
     assert answer(tight, "--capacity", 12, code=3).items() >= {"status": "infeasible", "lower_bound_bytes": 13}.items()
     assert answer(tight, "--capacity", 13)["arena_bytes"] == 13
@@ -222,7 +223,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 from dataclasses import dataclass
 from lowtide import cli
 from lowtide.cli import solvers
-from lowtide.place.greedy import Greedy, Portfolio
+from lowtide.placement.greedy import Greedy, Portfolio
 
 @dataclass(frozen=True)
 class Slow:

@@ -14,7 +14,7 @@ ROWS = (
     {"ir", "problems", "kernels"},
     {"plan"},
     {"capture", "cost", "runtime"},
-    {"schedule", "place", "rewrite", "lower"},
+    {"schedule", "placement", "rewrite", "lower"},
     {"cpu", "cuda"},
     {"regions", "remat", "report"},
     {"split"},
@@ -39,7 +39,7 @@ PLACES = {
         "lower", "api", "integrations",
     },
     "ortools": set(),  # research asks for it
-    "matplotlib": {"place/picture.py", "report/picture.py"},
+    "matplotlib": {"placement/picture.py", "report/picture.py"},
     "numba": {"base/kernels.py"},
     "transformers": {"integrations/transformers.py"},
     "accelerate": {"integrations"},

@@ -1,4 +1,4 @@
-"""`Run(arena=True)`: whether a step gets an arena, and what it tells about it."""
+"""`Run(arena="always")`: whether a step gets an arena, and what it tells about it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from lowtide.api.stages import Stages
 from lowtide.base.folders import directory
 from lowtide.base.warn import warn
 from lowtide.cuda import native as cuda_native
-from lowtide.place import Auto, Placer, place
-from lowtide.place.warm_up import warm_up
+from lowtide.placement import Auto, Placer, place
+from lowtide.placement.warm_up import warm_up
 from lowtide.runtime.arena import native
 from lowtide.runtime.arena.allocator import Allocator, BusyError, Counts
 from lowtide.runtime.arena.arena import Arena

@@ -26,6 +26,7 @@ from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.device import Device
 from lowtide.cost.memory import order_problem
 from lowtide.errors import BatchError, BudgetError, CaptureError
+from lowtide.plan.cost_report import FrontierPoint
 from lowtide.plan.plan import CostReport, Plan
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.limits import Limit, Memory
@@ -127,9 +128,9 @@ def _remedies(report: CostReport) -> list[Remedy]:
     """From the cheapest to the leanest, each leaner than the one before."""
     found = [_order_alone(report, f"memory={report.order_peak_bytes}")]
     for share in _SLOWER:
-        point = next((peak, us) for peak, us in report.frontier if us <= (1 + share) * report.order_us)
+        point = next(each for each in report.frontier if each.time_us <= (1 + share) * report.order_us)
         found.append(_letting_go(f"+{share:.0%} time at most", point, report, f"latency={1 + share:g}"))
-    found.append(_letting_go("least found", report.frontier[0], report, f"memory={report.frontier[0][0]}"))
+    found.append(_letting_go("least found", report.frontier[0], report, f"memory={report.frontier[0].peak_bytes}"))
     return [each for at, each in enumerate(found) if at == 0 or each.peak_bytes < found[at - 1].peak_bytes]
 
 
@@ -151,13 +152,13 @@ def _with_swap(remedy: Remedy, run: Run) -> Remedy:
     return dataclasses.replace(remedy, arguments=remedy.arguments + more) if remedy.arguments else remedy
 
 
-def _letting_go(how_far: str, point: tuple[int, float], report: CostReport, arguments: str) -> Remedy:
-    return Remedy(f"eviction, {how_far}", point[0], point[1] / report.order_us - 1, arguments)
+def _letting_go(how_far: str, point: FrontierPoint, report: CostReport, arguments: str) -> Remedy:
+    return Remedy(f"eviction, {how_far}", point.peak_bytes, point.time_us / report.order_us - 1, arguments)
 
 
 def _order_alone(report: CostReport, arguments: str) -> Remedy:
     """Within a limit: without one nothing that takes longer is done for it, so that the same order may need more."""
-    us = min((us for peak, us in report.frontier if peak <= report.order_peak_bytes), default=report.order_us)
+    us = min((each.time_us for each in report.frontier if each.peak_bytes <= report.order_peak_bytes), default=report.order_us)
     return Remedy("order alone", report.order_peak_bytes, us / report.order_us - 1, arguments)
 
 
@@ -165,7 +166,7 @@ def _within(report: CostReport, memory_bytes: int, memory: int | str | None) -> 
     """The fastest way to so many bytes."""
     if report.order_peak_bytes <= memory_bytes:
         return _order_alone(report, f"memory={memory!r}")
-    fitting = [point for point in report.frontier if point[0] <= memory_bytes]  # the last is the fastest
+    fitting = [each for each in report.frontier if each.peak_bytes <= memory_bytes]  # the last is the fastest
     return _letting_go("as little as does", fitting[-1], report, f"memory={memory!r}") if fitting else None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from lowtide.base.units import bytes_text, time_text
 from lowtide.ir.graph import Kind
 from lowtide.plan.alike import pattern
+from lowtide.plan.cost_report import FrontierPoint
 from lowtide.plan.kinds import kind_text
 from lowtide.plan.snapshot import Snapshot
 from lowtide.plan.summary import snapshot_lines
@@ -34,7 +35,7 @@ class Explanation:
     resident_bytes: int  # the caller's own, throughout
     time_us: float  # of the program as it stands
     remedies: tuple[Remedy, ...]  # from the cheapest to the leanest; what rounds otherwise, a split loss and micro-batches, comes last
-    frontier: tuple[tuple[int, float], ...]  # (peak_bytes, time_us) of all that was found best at something, leanest first
+    frontier: tuple[FrontierPoint, ...]  # of all that was found best at something, leanest first
     memory_bytes: int | None  # what it is to fit in, if that was told
     within: Remedy | None  # the fastest way to that, if any was found
     device: str  # whose rates times are by

@@ -77,14 +77,14 @@ class Machine:
         *,
         exact: bool,
         limited: bool,
-        fuse: str | None = None,
+        kernels: str | None = None,
         like: Sequence[Candidate] = (),
     ) -> tuple[Candidate, ...]:
         """The captured graph and those that compute the same, with what each operator needs beside its arguments and results.
 
         Unless they are to be `exact`, those are among them that compute the same up to rounding; where there will be a limit (`limited`),
         also part by part, and what takes longer. `like` are the candidates of a program that begins alike: what runs in parts there does
-        so here, and what is compiled there is compiled here. With `fuse`, another compiler's kernels are among what is offered, in place of
+        so here, and what is compiled there is compiled here. With `kernels`, another compiler's are among what is offered, in place of
         generated ones.
         """
         graphs, held = equal_graphs(captured.graph), captured.held
@@ -94,7 +94,7 @@ class Machine:
         if limited and not exact:
             known, roots = self._in_parts(captured, known, laboratory, like)
         plain = exact or limited  # of which nothing is generated
-        generated = self._compiled_as(captured, like) if fuse is not None else None if plain else self.networked(captured)
+        generated = self._compiled_as(captured, like) if kernels is not None else None if plain else self.networked(captured)
         first, *others = self._with_workspaces(captured, [*known, *(() if generated is None else (generated,))], laboratory)
         made = (_knowing(each, known.get(each.graph), each.graph is generated) for each in others)
         return replace(first, held_by_eager=held), *(replace(each, root=roots.get(each.graph, -1)) for each in made)

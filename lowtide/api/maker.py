@@ -44,7 +44,7 @@ class PlanningSettings:
     solver: Solver
     sweeps: tuple[Sweep, ...]  # how far to look
     exact: bool = True  # eager's numbers, to the last bit
-    fuse: str | None = None  # the compiler of regions, in place of lowtide's own generator
+    kernels: str | None = None  # the compiler of regions, in place of lowtide's own generator
 
 
 @dataclass(frozen=True)
@@ -180,22 +180,24 @@ class StepMaker:
 
     def _programs(self, captured: Sequence[CapturedStep], laboratory: Laboratory) -> tuple[CapturedProgram, ...]:
         """Programs of one step, with what planning has to know: the others run as the last does, which most steps run, what both have."""
-        main = self._program(captured[-1], laboratory, self.asked.fuse)
-        fuse = self.asked.fuse if main.candidates else None
-        return *(self._program(each, laboratory, fuse, main.candidates) for each in captured[:-1]), main
+        main = self._program(captured[-1], laboratory, self.asked.kernels)
+        kernels = self.asked.kernels if main.candidates else None
+        return *(self._program(each, laboratory, kernels, main.candidates) for each in captured[:-1]), main
 
     def _program(
-        self, captured: CapturedStep, laboratory: Laboratory, fuse: str | None = None, like: Sequence[Candidate] = ()
+        self, captured: CapturedStep, laboratory: Laboratory, kernels: str | None = None, like: Sequence[Candidate] = ()
     ) -> CapturedProgram:
         """A captured program with what planning has to know of it; of one that a saved plan is for, that plan.
 
-        Only for what most steps run is it worth while to have regions compiled (`fuse`); others have those that the one `like` them has.
+        Only for what most steps run is it worth while to have regions compiled (`kernels`); others have those of the one `like` them.
         """
         if not self.peers.leads:
             return CapturedProgram(captured, self.machine.granule_bytes(captured), ())  # what rank 0 plans
         if (saved := self._saved_for(captured)) is not None:
             return CapturedProgram(captured, self.machine.granule_bytes(captured), (), self._as_saved(captured, saved))
-        candidates = self.machine.candidates(captured, laboratory, exact=self.asked.exact, limited=self._is_limited, fuse=fuse, like=like)
+        candidates = self.machine.candidates(
+            captured, laboratory, exact=self.asked.exact, limited=self._is_limited, kernels=kernels, like=like
+        )
         if self._is_limited:
             candidates = self.machine.timed(captured, candidates, laboratory)
         return CapturedProgram(captured, self.machine.granule_bytes(captured), candidates)

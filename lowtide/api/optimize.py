@@ -96,7 +96,7 @@ def optimize(
     shapes: batches that differ from this one: `Shapes(dynamic="auto")`, `Shapes(on_new_shape="extend")`.
     parallel: processes that train together: `Parallel(group=dist.group.WORLD, shard="optimizer")`.
     planning: how far to look and for which machine: `Planning(effort="thorough")`, `Planning(simulate="h200")`.
-    run: memory, kernels and checks of the step that runs: `Run(arena=True, swap_state=True)`.
+    run: memory, kernels and checks of the step that runs: `Run(arena="always", swap_state=True)`.
 
     Raises CaptureError if the program cannot be one graph, and BatchError if the batch cannot be cut as asked. Raises BudgetError if no
     plan within `memory` was found, and FormatError for a `plan` of another program.
@@ -143,6 +143,6 @@ def optimize(
         family = maker.make(args, kwargs, as_saved=saved is not None)
     if trained is not None:
         warn_of_gradients_let_go(model, trained, family.variants[-1].captured.trained)
-    arena = target.type == "cuda" and limit.is_limit if run.arena == "limit" else run.arena
-    new_arena = None if arena is False or obstacle else partial(StepArena.of, target, planning.placer, warns=arena is not None)
+    wanted = run.arena != "never" and (run.arena != "limit" or (target.type == "cuda" and limit.is_limit))
+    new_arena = partial(StepArena.of, target, planning.placer, warns=run.arena != "auto") if wanted and not obstacle else None
     return Step(maker, spec, family, obstacle, new_arena, shapes.on_new_shape, seen, run.check)

@@ -19,8 +19,8 @@ from lowtide.capture.batches import BATCHES
 from lowtide.cost.device import Device
 from lowtide.cost.presets import preset
 from lowtide.ir.regions import INDUCTOR
-from lowtide.place.base import Placer
-from lowtide.place.base import checked as checked_placer
+from lowtide.placement.base import Placer
+from lowtide.placement.base import checked as checked_placer
 from lowtide.planning.effort import sweeps_of
 from lowtide.remat.sweep.search import Sweep
 from lowtide.schedule import Solver
@@ -189,11 +189,10 @@ class Run:
         planned. By default inference on a CPU has lowtide's own generated kernels, and a training step none.
     arena: give the step memory of its own: one block that stays, so that nothing is asked of the system at each step. All that the step
         allocates lies at planned addresses there, operators' temporaries included. The first step of each kind is recorded, the next one
-        plans. What the step returns is never in it. It needs Linux, a CPU or a CUDA device, and a C++ compiler, which runs once. Without
-        these a warning says so and the step runs without an arena. On a GPU the first step has it, too, and under a limit PyTorch's
-        allocator has no memory to break into pieces. "limit", the default, is True on a GPU under a limit, False elsewhere. None: an
-        arena if there can be one, and no warning elsewhere. `step.arena` tells how much was served, and `step.empty_arena()` gives the
-        memory back until the next call.
+        plans. What the step returns is never in it. It needs Linux, a CPU or a CUDA device, and a C++ compiler, which runs once. On a GPU
+        the first step has it, too, and under a limit PyTorch's allocator has no memory to break into pieces. "limit", the default: on a
+        GPU under a limit. "always": everywhere; where there can be none a warning says so. "auto": where there can be one. "never".
+        `step.arena` tells how much was served, and `step.empty_arena()` gives the memory back until the next call.
     check: what a program reads beside its model and batch is watched. In case it reads something that is not watched, the step is
         captured once more and compared. "auto": at its second call, then ever more seldom, within a hundredth of the time that the steps
         take. "always": at each call. "never". A warning names what differs. Not with `Shapes(dynamic=...)`.
@@ -206,7 +205,7 @@ class Run:
     """
 
     kernels: str | None = None
-    arena: bool | str | None = "limit"
+    arena: str = "limit"
     check: str = "auto"
     swap: bool = True
     swap_state: bool = False
@@ -214,8 +213,7 @@ class Run:
     def __post_init__(self) -> None:
         if self.kernels is not None:
             _word("kernels", self.kernels, (INDUCTOR,), " or None")
-        if self.arena is not None and not isinstance(self.arena, bool) and self.arena != "limit":
-            raise TypeError(f'arena: expected True, False, "limit" or None, got {self.arena!r}')
+        _word("arena", self.arena, ARENAS)
         _word("check", self.check, looks.POLICIES)
         _flag("swap", self.swap)
         _flag("swap_state", self.swap_state)
@@ -223,6 +221,7 @@ class Run:
             raise ValueError("swap_state: expected it together with `swap`, got swap=False")
 
 
+ARENAS = ("limit", "always", "auto", "never")
 VALUES = {"training": Training, "shapes": Shapes, "parallel": Parallel, "planning": Planning, "run": Run}
 PLACES = {each.name: (name, each.name) for name, kind in VALUES.items() for each in fields(kind)}
 PLACES |= {"fuse": ("run", "kernels"), "process_group": ("parallel", "group")}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from lowtide.place.auto import Auto
-from lowtide.place.base import Placement, Placer, limited
+from lowtide.placement.auto import Auto
+from lowtide.placement.base import Placement, Placer, limited
 from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_csv import load_buffers
 
 
-def place_buffers(
+def place(
     problem: PlaceProblem | str | os.PathLike[str],
     solver: Placer | None = None,
     *,
@@ -21,7 +21,7 @@ def place_buffers(
     """Offsets for the buffers of `problem` in the smallest arena, with a proven lower bound: what `lowtide place` prints.
 
     problem: what to place, or the path of a CSV file that holds it, as in `lowtide.problems.placement_csv`.
-    solver: how to find the offsets, a value like `lowtide.place.Exact()`; `Auto()` where left out.
+    solver: how to find the offsets, a value like `lowtide.placement.Exact()`; `Auto()` where left out.
     capacity_bytes: asks for any placement within so many bytes instead; whether there is one is the answer's `status`.
     max_nodes: the solver's effort, in its own nodes: the same on every machine.
     max_seconds: a cap on its time, for when effort was guessed too high; an answer that it cuts short depends on the machine.

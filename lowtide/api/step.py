@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from lowtide.api.arena import ArenaReport, StepArena
@@ -34,12 +35,12 @@ from lowtide.capture.data.facts import Facts
 from lowtide.capture.data.placeholders import can_stand_in
 from lowtide.cost.profiler import measure_memory
 from lowtide.errors import StepError
+from lowtide.plan.cost_report import FrontierPoint
 from lowtide.plan.plan import Plan
 from lowtide.plan.summary import one_line
 from lowtide.planning.effort import sweeps_of
 from lowtide.planning.limits import Limit
 from lowtide.report import save as save_report
-from lowtide.report import save_picture
 from lowtide.runtime.batch import BatchSpec, NewShapeError, OtherValueError, described, shape_of
 from lowtide.runtime.caller import ChangedError, View
 from lowtide.runtime.dynamo_skips import undisturbed
@@ -105,8 +106,8 @@ class Step:
         return dataclasses.replace(plan, measured_peak_bytes=None if self._measured is None else self._measured.peak_bytes)
 
     @property
-    def frontier(self) -> tuple[tuple[int, float], ...]:
-        """What memory buys: (peak_bytes, time_us) of all plans that the search found best at something, leanest first.
+    def frontier(self) -> tuple[FrontierPoint, ...]:
+        """What memory buys: `peak_bytes` and `time_us` of all plans that the search found best at something, leanest first.
 
         Empty where no limit was asked for.
         """
@@ -178,17 +179,19 @@ class Step:
         self._caller.end_step(self._run(variant, inputs, now)[1])
         return make(variant, self._batch, inputs)
 
-    def report(self, path: str | os.PathLike[str]) -> None:
-        """Write that plan for people: a page (.html), a picture (.png, .svg, .pdf), a trace (.json), a snapshot for memory_viz (.pickle).
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Write what runs, for people and for other tools, as the path ends.
 
-        The page is one file that asks no network: memory over the step beside eager PyTorch's, what lives at each step, what a limit buys.
+        .html: a page that asks no network: memory over the step beside eager PyTorch's, what lives at each step, what a limit buys.
+        .png, .svg, .pdf: a picture of memory over the step. .json: a trace for Chrome and Perfetto. .pickle: a snapshot for PyTorch's
+        memory_viz. .py: the generated program.
+
         Raises FormatError for another suffix, ImportError where a picture is wanted and matplotlib is not installed, and OSError.
         """
-        save_report(self.plan, path)
-
-    def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw memory over the step (.png, .svg, .pdf). Raises FormatError for another suffix, ImportError without matplotlib, OSError."""
-        save_picture(self.plan, path)
+        if Path(path).suffix == ".py":
+            write_whole(path, self.source)
+        else:
+            save_report(self.plan, path)
 
     def gathered(self) -> AbstractContextManager[None]:
         """With `shard="parameters"`: the model's parameters are whole inside. All ranks must enter it together.
@@ -224,9 +227,6 @@ class Step:
             self.plan.save(path)
         else:
             self._others.range.save(path)
-
-    def save_program(self, path: str | os.PathLike[str]) -> None:
-        write_whole(path, self.source)
 
     @undisturbed
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

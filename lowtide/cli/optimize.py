@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from lowtide.base.files import write_whole
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, prints_aside, refuse, write_json
 from lowtide.errors import LowtideError
 
@@ -27,7 +28,7 @@ def optimize_command(
     ] = None,
     latency: Annotated[float | None, typer.Option(help="the most time, as a multiple of that without recomputation: 1.1")] = None,
     exact: Annotated[bool, typer.Option(help="eager's numbers to the last bit; else rewrites may round otherwise")] = True,
-    fuse: Annotated[
+    kernels: Annotated[
         str | None,
         typer.Option(metavar="COMPILER", help="inductor, with --no-exact: it compiles norms, activations and updates"),
     ] = None,
@@ -59,8 +60,8 @@ def optimize_command(
     if swap_state and not swap:
         refuse("--swap-state and --no-swap: expected one of them, got both")
     machine = _machine(device, simulate)
-    _check_fuse(fuse, exact, varies=dynamic is not None, tries=not fake and machine is None)
-    run = Run(kernels=fuse, arena=arena, swap=swap, swap_state=swap_state)
+    _check_kernels(kernels, exact, varies=dynamic is not None, tries=not fake and machine is None)
+    run = Run(kernels=kernels, arena="always" if arena else "never", swap=swap, swap_state=swap_state)
     shapes, planning = Shapes(dynamic=dynamic_of(dynamic)), Planning(effort=effort, simulate=machine)
     try:
         check_targets({"--save": save, "--program": program, "--json": json_out})
@@ -77,7 +78,7 @@ def optimize_command(
         if save is not None:
             step.plan.save(save)
         if program is not None:
-            step.save_program(program)
+            write_whole(program, step.source)
         if json_out is not None:
             write_json(json_out, _figures(step, compared))
     except (LowtideError, OSError) as error:
@@ -101,14 +102,14 @@ def _check_limits(memory: str | None, latency: float | None, effort: str) -> Non
         refuse(error)
 
 
-def _check_fuse(fuse: str | None, exact: bool, *, varies: bool, tries: bool) -> None:
+def _check_kernels(kernels: str | None, exact: bool, *, varies: bool, tries: bool) -> None:
     from lowtide.api.arguments import check_kernels
     from lowtide.api.options import Run
 
     try:
-        check_kernels(Run(kernels=fuse).kernels, exact, varies=varies, tries=tries)
+        check_kernels(Run(kernels=kernels).kernels, exact, varies=varies, tries=tries)
     except ValueError as error:
-        refuse(f"--fuse: {error}")
+        refuse(f"--{error}")
 
 
 def _machine(device: str | None, simulate: bool) -> Device | None:

@@ -12,7 +12,8 @@ from lowtide.cli.output import exact_bytes, printable, shortened
 from lowtide.cost.memory import Footprint, simulate
 from lowtide.plan.summary import bytes_text
 from lowtide.problems.order import OrderProblem
-from lowtide.schedule import Schedule, Status
+from lowtide.problems.status import Status
+from lowtide.schedule import Schedule
 
 _SHOWN = 8  # tensors at the peak
 _NAME_LENGTH = 60  # characters

@@ -18,12 +18,13 @@ from lowtide.cli.output import STANDARD_OUTPUT, check_targets, exact_bytes, refu
 from lowtide.cli.place_search import PlaceOutcome, search
 from lowtide.cli.solvers import PLACERS, parse_placer
 from lowtide.errors import LowtideError
-from lowtide.place.auto import Auto
-from lowtide.place.base import Status, limited
-from lowtide.place.picture import check_picture, draw
+from lowtide.placement.auto import Auto
+from lowtide.placement.base import limited
+from lowtide.placement.picture import check_picture, draw
 from lowtide.plan.summary import bytes_text
 from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_csv import ids, load_buffers, offsets_to_csv, save_offsets
+from lowtide.problems.status import Status
 
 
 def show(console: Console, problem: PlaceProblem, outcome: PlaceOutcome) -> None:

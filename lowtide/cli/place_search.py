@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lowtide.cli.interrupt import until_interrupted
-from lowtide.place.base import Placement, Placer, answers
-from lowtide.place.greedy import Greedy
-from lowtide.place.warm_up import warm_up
+from lowtide.placement.base import Placement, Placer, answers
+from lowtide.placement.greedy import Greedy
+from lowtide.placement.warm_up import warm_up
 from lowtide.plan.summary import bytes_text
 from lowtide.problems.placement import PlaceProblem
 

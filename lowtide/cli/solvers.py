@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 from lowtide.base.spec import SolverFamily, named, parse
 from lowtide.errors import FormatError
-from lowtide.place.auto import Auto as AutoPlacer
-from lowtide.place.base import Placer
-from lowtide.place.exact.placer import Exact as ExactPlacer
-from lowtide.place.greedy import Greedy, Portfolio
+from lowtide.placement.auto import Auto as AutoPlacer
+from lowtide.placement.base import Placer
+from lowtide.placement.exact.placer import Exact as ExactPlacer
+from lowtide.placement.greedy import Greedy, Portfolio
 from lowtide.schedule.auto import Auto
 from lowtide.schedule.base import Solver
 from lowtide.schedule.beam import Beam

@@ -35,7 +35,7 @@ class FrameworkOptions:
         said = self.dynamic
         dynamic = said if not isinstance(said, Mapping) else {key: axes for at in range(count) for key, axes in _of_batch(said, at)}
         shapes, run = self.further.get("shapes", Shapes()), self.further.get("run", Run())
-        run = replace(run, arena=None) if run.arena == "limit" else run
+        run = replace(run, arena="auto") if run.arena == "limit" else run
         return {**self.further, "memory": self.memory, "shapes": replace(shapes, dynamic=dynamic), "run": run}
 
     def within_bytes_of(self, step: Step) -> FrameworkOptions:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TypeAlias, Union
 
 from lowtide.ir.shapes.dimension import Dimension
@@ -133,6 +134,14 @@ class Graph:
     nodes: tuple[Node, ...]
     outputs: tuple[Value, ...]
     dimensions: tuple[Dimension, ...] = ()  # of its sizes, and of those within bodies; a body may have more of its own
+
+    def __repr__(self) -> str:
+        return f"Graph({len(self.inputs)} inputs, {len(self.nodes)} nodes, {len(self.outputs)} outputs)"
+
+    def __str__(self) -> str:
+        """Its text, one line an input and a node. Raises FormatError for a graph that text cannot hold."""
+        text: str = import_module("lowtide.ir.text.graph_text").to_text(self)  # which is made of graphs
+        return text
 
 
 def values_of(arg: Arg) -> list[Value]:

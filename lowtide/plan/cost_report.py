@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lowtide.base import fields
 from lowtide.ir.graph import Graph
@@ -38,6 +38,13 @@ class Eviction:
         return {"tensor": self.tensor.row(), "away": spans} | costs
 
 
+class FrontierPoint(NamedTuple):
+    """What one plan takes."""
+
+    peak_bytes: int
+    time_us: float
+
+
 @dataclass(frozen=True, slots=True)
 class CostReport:
     """What a plan under a limit of memory or time gives for what. Times are by the cost model, of one run of all operators."""
@@ -47,7 +54,7 @@ class CostReport:
     order_us: float  # the same without recomputation
     order_peak_bytes: int  # the least peak without recomputation
     recomputed: int  # runs that repeat a node
-    frontier: tuple[tuple[int, float], ...]  # (peak_bytes, time_us) of all that was found and is best at something, leanest first
+    frontier: tuple[FrontierPoint, ...]  # of all that was found and is best at something, leanest first
     evictions: tuple[Eviction, ...] = ()  # every tensor that is evicted and restored, the largest first
     time_bound_us: float = 0.0  # no sequence of any graph that was tried takes less within the plan's peak; 0 where nothing is proven
     stopped: str = ""  # what ended the search before its effort was spent: "max_seconds", "interrupted"; "" where nothing did
@@ -74,7 +81,7 @@ def cost_report_from(item: Any, graph: Graph) -> CostReport:
         order_us=_number(_WHERE, item, "order_us"),
         order_peak_bytes=_count(_WHERE, item, "order_peak_bytes"),
         recomputed=_count(_WHERE, item, "recomputed"),
-        frontier=tuple((_count(_WHERE, {"bytes": peak}, "bytes"), _number(_WHERE, {"us": us}, "us")) for peak, us in frontier),
+        frontier=tuple(FrontierPoint(_count(_WHERE, {"bytes": peak}, "bytes"), _number(_WHERE, {"us": us}, "us")) for peak, us in frontier),
         evictions=tuple(_eviction(f"{_WHERE}: eviction {index}", eviction, known, steps) for index, eviction in enumerate(evictions)),
         time_bound_us=_number(_WHERE, item, "time_bound_us") if "time_bound_us" in item else 0.0,
         stopped=fields.string(_WHERE, item, "stopped") if "stopped" in item else "",

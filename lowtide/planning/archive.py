@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.peak import profile_of
 from lowtide.ir.graph import Graph
+from lowtide.plan.cost_report import FrontierPoint
 from lowtide.plan.plan import CostReport, Plan
 from lowtide.planning.candidate import Candidate, order_together
 from lowtide.planning.carrier import carried
@@ -152,7 +153,7 @@ class CandidateArchive:
                 order_us=self.order_us,
                 order_peak_bytes=by_order.peak_bytes,
                 recomputed=len(done.recomputed),
-                frontier=tuple((each.peak_bytes, each.time_us) for each in self.frontier),
+                frontier=tuple(FrontierPoint(each.peak_bytes, each.time_us) for each in self.frontier),
                 time_bound_us=self._bound_us(point.peak_bytes),
                 evictions=evictions_of(self.problems[point.problem], point.sequence, candidate.graph, done.graph, footprint.reuses),
                 stopped=self.stopped,

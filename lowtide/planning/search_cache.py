@@ -34,11 +34,12 @@ from lowtide.planning.archive import CandidateArchive
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.request import Request
 from lowtide.problems.order import Ints
+from lowtide.problems.status import Status
 from lowtide.remat.cost import cost_of, runs_all
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.archive import Archive, Point
 from lowtide.remat.sweep.search import Sweep
-from lowtide.schedule import Auto, Schedule, Status, lower_bound_bytes
+from lowtide.schedule import Auto, Schedule, lower_bound_bytes
 
 _FORMAT, _VERSION = "lowtide.searched", 1
 _WHERE = "searched"

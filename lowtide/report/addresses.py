@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lowtide.base.units import bytes_text
 from lowtide.ir.graph import Kind
-from lowtide.place import Portfolio, place
+from lowtide.placement import Portfolio, place
 from lowtide.plan.kinds import kind_text
 from lowtide.plan.snapshot import LiveTensor
 from lowtide.problems.placement import PlaceProblem

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lowtide.base.files import write_whole
 from lowtide.base.units import bytes_text
-from lowtide.place.picture import check_picture
+from lowtide.placement.picture import check_picture
 from lowtide.plan.contents import Contents
 from lowtide.plan.kinds import kind_text
 from lowtide.report.course import Course, begins, has_times, rows_of

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lowtide.errors import FormatError
-from lowtide.place.picture import FORMATS, check_picture
+from lowtide.placement.picture import FORMATS, check_picture
 from lowtide.plan.contents import Contents
 from lowtide.report.memory_viz import save_memory_viz
 from lowtide.report.page import save_page

@@ -1,7 +1,7 @@
 """The order of execution of least peak memory: `schedule(problem, solver)` with solvers that are values."""
 
 from lowtide.schedule.auto import AUTO, Auto, schedule
-from lowtide.schedule.base import Anytime, Schedule, Solver, Status, answers
+from lowtide.schedule.base import Anytime, Schedule, Solver, answers
 from lowtide.schedule.beam import Beam
 from lowtide.schedule.best import Best
 from lowtide.schedule.bound import lower_bound_bytes
@@ -12,6 +12,6 @@ from lowtide.schedule.repair import Repair
 
 __all__ = [
     "AUTO", "Anytime", "Auto", "Beam", "Best", "Exact", "ProgramOrder",
-    "ReadyList", "Repair", "ReversePostOrder", "Schedule", "Solver", "Status", "answers",
+    "ReadyList", "Repair", "ReversePostOrder", "Schedule", "Solver", "answers",
     "lower_bound_bytes", "schedule", "schedule_all",
 ]  # fmt: skip

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from lowtide.problems.order import OrderProblem
-from lowtide.schedule.base import Schedule, Solver, Status
+from lowtide.problems.status import Status
+from lowtide.schedule.base import Schedule, Solver
 from lowtide.schedule.beam import Beam
 from lowtide.schedule.exact.solver import Exact
 from lowtide.schedule.repair import Repair

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -14,15 +13,8 @@ from lowtide.base.solver_text import described
 from lowtide.base.spec import replaced
 from lowtide.cost.memory import simulate
 from lowtide.problems.order import OrderProblem
+from lowtide.problems.status import Status
 from lowtide.schedule.bound import lower_bound_bytes
-
-
-class Status(str, enum.Enum):
-    """What is known of a result; the members are their sentences."""
-
-    OPTIMAL = "The peak is the least of all orders: it meets a proven lower bound."
-    FEASIBLE = "The order is right, and its peak may or may not be the least."
-    INFEASIBLE = "No order stays within the given limit: that is proven."
 
 
 @dataclass(frozen=True, slots=True)

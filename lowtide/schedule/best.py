@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lowtide.problems.order import OrderProblem
-from lowtide.schedule.base import Schedule, Solver, Status
+from lowtide.problems.status import Status
+from lowtide.schedule.base import Schedule, Solver
 from lowtide.schedule.greedy import ProgramOrder, ReadyList, ReversePostOrder
 
 _QUICK: tuple[Solver, ...] = (

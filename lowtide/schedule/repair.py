@@ -14,7 +14,8 @@ import numpy as np
 
 from lowtide.cost.memory import simulate
 from lowtide.problems.order import Ints, OrderProblem
-from lowtide.schedule.base import Schedule, Solver, Status, scheduled
+from lowtide.problems.status import Status
+from lowtide.schedule.base import Schedule, Solver, scheduled
 from lowtide.schedule.beam import Beam
 from lowtide.schedule.best import Best
 from lowtide.schedule.cuts import cut_bound_bytes

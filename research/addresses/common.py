@@ -9,9 +9,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lowtide.place.base import Placement, Placer, Status, placed, unplaced
-from lowtide.place.greedy import Portfolio
+from lowtide.placement.base import Placement, Placer, placed, unplaced
+from lowtide.placement.greedy import Portfolio
 from lowtide.problems.placement import FREE, Ints, PlaceProblem
+from lowtide.problems.status import Status
 
 
 @dataclass(frozen=True, eq=False)

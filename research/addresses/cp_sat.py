@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from lowtide.place.base import Placement
+from lowtide.placement.base import Placement
 from lowtide.problems.placement import FREE, PlaceProblem
 from research.addresses.common import Found, Model, answered, first_placement, is_answer
 from research.cp_sat import check_settings, solve

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
-from lowtide.place.base import Placement
+from lowtide.placement.base import Placement
 from lowtide.problems.placement import FREE, PlaceProblem
 from research.addresses.common import Found, Model, answered, first_placement, is_answer
 from research.needs import need_ortools

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowtide.place import Placement
-from lowtide.place.base import placed
+from lowtide.placement import Placement
+from lowtide.placement.base import placed
 from lowtide.problems.placement import PlaceProblem
+from lowtide.problems.status import Status
 from lowtide.schedule import Schedule, Solver
-from lowtide.schedule import Status as OrderStatus
 from lowtide.schedule.base import scheduled
 from research.addresses.common import first_placement, in_sequence
 from research.buffers import Buffers, order_buffers
 from research.joint.program import SOLVERS, Answer, Limits, Plan, Program
 from research.joint.spans import WINDOWS, Spans, Windows
 from research.joint.tensors import Tensor, Tensors
-from research.joint.two_steps import Joint, JointProblem, Status, joined, named
+from research.joint.two_steps import Joint, JointProblem, joined, named
 from research.needs import need_ortools
 from research.orders.common import first_order
 
@@ -112,7 +112,7 @@ class Model:
 
     def _is_proven(self, first: Joint) -> bool:
         """Whether nothing is left to be asked."""
-        return first.status is Status.OPTIMAL if self.addresses else first.schedule.status is OrderStatus.OPTIMAL
+        return first.status is Status.OPTIMAL if self.addresses else first.schedule.status is Status.OPTIMAL
 
     def _decoded(self, problem: JointProblem, tensors: Tensors, answer: Answer, first: Joint) -> tuple[Schedule, Placement]:
         """Order and addresses of the solver's answer, or the first ones where those are as good."""

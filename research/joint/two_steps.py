@@ -7,7 +7,6 @@ one after the other. `Model` asks for both at once.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, cast, runtime_checkable
@@ -15,10 +14,11 @@ from typing import Protocol, cast, runtime_checkable
 from numpy.typing import ArrayLike
 
 from lowtide.base.solver_text import described
-from lowtide.place import AUTO as PLACE
-from lowtide.place import Placement, Placer
+from lowtide.placement import AUTO as PLACE
+from lowtide.placement import Placement, Placer
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.placement import PlaceProblem
+from lowtide.problems.status import Status
 from lowtide.schedule import AUTO as ORDER
 from lowtide.schedule import Schedule, Solver
 from lowtide.schedule.base import scheduled
@@ -35,13 +35,6 @@ class JointProblem:
     def buffers(self, order: ArrayLike) -> PlaceProblem:
         """What needs an address under an order. Raises CheckError unless it is a topological one."""
         return place_problem(self.order, order, align_bytes=self.align_bytes)
-
-
-class Status(str, enum.Enum):
-    """What is known of a result; the members are their sentences."""
-
-    OPTIMAL = "The arena is the smallest that any order allows: it meets a proven lower bound."
-    FEASIBLE = "Order and addresses are right, and another order may or may not allow a smaller arena."
 
 
 @dataclass(frozen=True, slots=True)

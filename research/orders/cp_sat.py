@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowtide.problems.order import OrderProblem
-from lowtide.schedule.base import Schedule, Status, scheduled
+from lowtide.problems.status import Status
+from lowtide.schedule.base import Schedule, scheduled
 from research.cp_sat import check_settings, solve
 from research.needs import need_ortools
 from research.orders.common import Windows, better_order, first_order, windows

@@ -13,7 +13,8 @@ from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
 from lowtide.problems.order import OrderProblem
-from lowtide.schedule.base import Schedule, Status, scheduled
+from lowtide.problems.status import Status
+from lowtide.schedule.base import Schedule, scheduled
 from research.needs import need_ortools
 from research.orders.common import Windows, better_order, first_order, windows
 from research.orders.model import Held, Model, Reuse, Units, handovers, model_of

@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike
 
 from lowtide.cost.memory import Footprint, simulate
 from lowtide.problems.order import Bytes, Ints, OrderProblem
-from lowtide.schedule.base import Schedule, Solver, Status
+from lowtide.problems.status import Status
+from lowtide.schedule.base import Schedule, Solver
 from lowtide.schedule.bound import lower_bound_bytes
 from lowtide.schedule.cuts import least_need
 from lowtide.schedule.exact.solver import Exact

@@ -27,7 +27,7 @@ def loss(model, x, y):
     return F.cross_entropy(model(x), y)
 
 
-@pytest.mark.parametrize("limit", [{}, {"memory": "70%"}, {"memory": "70%", "arena": True}])
+@pytest.mark.parametrize("limit", [{}, {"memory": "70%"}, {"memory": "70%", "arena": "always"}])
 def test_it_trains_as_eager(limit, tmp_path):
     torch.manual_seed(0)
     model, batch = Net(), (torch.randn(16, 3, 32, 32), torch.randint(0, 10, (16,)))

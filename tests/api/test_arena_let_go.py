@@ -22,7 +22,7 @@ def _compiled():
 def test_the_arena_goes_with_its_step():
     torch.manual_seed(0)
     model, batch, loss, optimizer = workload(convnet, pictures, cross_entropy)()
-    step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, run=lowtide.Run(arena=True))
+    step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, run=lowtide.Run(arena="always"))
     for _ in range(3):
         step(*batch)
     assert step._arena is not None
@@ -42,7 +42,7 @@ def test_an_arena_that_was_let_go_changes_no_number():
     twin = copy.deepcopy(model)
     x, right, wrong = torch.randn(4, 6), torch.tensor([0, 2]), torch.tensor([0, 7])
     step = lowtide.optimize(
-        model, (x, right), loss=chosen_rows, optimizer=torch.optim.AdamW(model.parameters()), run=lowtide.Run(arena=True)
+        model, (x, right), loss=chosen_rows, optimizer=torch.optim.AdamW(model.parameters()), run=lowtide.Run(arena="always")
     )
     plain = lowtide.optimize(twin, (x, right), loss=chosen_rows, optimizer=torch.optim.AdamW(twin.parameters()))
     found, expected, held = [], [], []
@@ -66,7 +66,7 @@ def test_an_arena_that_was_let_go_changes_no_number():
 def test_an_arena_is_let_go_before_an_eager_step():
     x = torch.randn(6, 4)
     model = nn.Sequential(nn.Linear(4, 50), nn.Tanh(), nn.Linear(50, 2))
-    step = lowtide.optimize(model, x, run=lowtide.Run(arena=True), shapes=lowtide.Shapes(on_new_shape="eager"))
+    step = lowtide.optimize(model, x, run=lowtide.Run(arena="always"), shapes=lowtide.Shapes(on_new_shape="eager"))
     step(x), step(x)
     assert step.arena.taken_bytes > 0
     assert torch.equal(step(x[:5]), model(x[:5]))

@@ -1,4 +1,4 @@
-"""`optimize(..., run=Run(arena=True))`: the same training, in memory of the step's own, whatever happens around it."""
+"""`optimize(..., run=Run(arena="always"))`: the same training, in memory of the step's own, whatever happens around it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.api.networks import chosen_rows, convnet, cross_entropy, pictures, ro
 from tests.arenas import skip_without_arenas
 from tests.training import check, varied
 
-IN_ARENA = {"arena": True}
+IN_ARENA = {"arena": "always"}
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_inference_hands_out_nothing_of_the_arena():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 3))
     batch = torch.randn(4, 6)
-    step = lowtide.optimize(model, batch, run=lowtide.Run(arena=True))
+    step = lowtide.optimize(model, batch, run=lowtide.Run(arena="always"))
     results = [step(batch + turn) for turn in range(5)]
     for turn, result in enumerate(results):
         assert torch.equal(result, model(batch + turn))
@@ -72,7 +72,7 @@ def test_inference_hands_out_nothing_of_the_arena():
 
 
 def test_losses_that_are_kept_keep_their_values():
-    _, batch, step = _training(arena=True)
+    _, batch, step = _training(arena="always")
     _, _, plain = _training()
     torch.manual_seed(1)
     expected = [plain(*batch) for _ in range(6)]
@@ -93,7 +93,7 @@ def test_two_steps_in_turns():
     outcomes, others = [], []
 
     def between(model, optimizer):
-        other_model, batch, other = _training(1, arena=True)
+        other_model, batch, other = _training(1, arena="always")
         others.append(other)
 
         def train(turn):
@@ -128,7 +128,7 @@ def test_an_eager_evaluation_between_steps():
 
 
 def test_a_step_called_from_other_threads():
-    _, batch, step = _training(arena=True)
+    _, batch, step = _training(arena="always")
     _, _, plain = _training()
     expected, found = [], []
     for turn in range(6):
@@ -178,7 +178,7 @@ def test_an_error_inside_a_step(keeps: bool):
     twin.load_state_dict(model.state_dict())
     x, right, wrong = torch.randn(4, 6), torch.tensor([0, 2]), torch.tensor([0, 7])
     step = lowtide.optimize(
-        model, (x, right), loss=chosen_rows, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), run=lowtide.Run(arena=True)
+        model, (x, right), loss=chosen_rows, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), run=lowtide.Run(arena="always")
     )
     plain = lowtide.optimize(twin, (x, right), loss=chosen_rows, optimizer=torch.optim.SGD(twin.parameters(), lr=0.1))
     kept = []
@@ -234,7 +234,7 @@ def test_what_an_operator_keeps_is_not_overwritten():
             return overheard(x * 2).tanh().sum()
 
     x = torch.randn(1000)
-    step = lowtide.optimize(Overheard(), x, run=lowtide.Run(arena=True), planning=lowtide.Planning(workspaces=False))
+    step = lowtide.optimize(Overheard(), x, run=lowtide.Run(arena="always"), planning=lowtide.Planning(workspaces=False))
     step(x), step(x)
     _STASH.append(torch.empty(0))
     for turn in range(4):
@@ -248,7 +248,7 @@ def test_what_an_operator_keeps_is_not_overwritten():
 
 def test_each_buffer_of_a_planned_step_keeps_its_contents_from_birth_to_death():
     """The requests of a training step, replayed: each is filled with a pattern when it is made and compared when it is let go."""
-    _, batch, step = _training(arena=True)
+    _, batch, step = _training(arena="always")
     for _ in range(3):
         step(*batch)
     own = step._arena.arena
@@ -275,7 +275,7 @@ def test_each_buffer_of_a_planned_step_keeps_its_contents_from_birth_to_death():
 
 
 def test_the_peak_is_measured_as_without_an_arena():
-    _, batch, step = _training(arena=True)
+    _, batch, step = _training(arena="always")
     _, _, plain = _training()
     for _ in range(3):
         step(*batch), plain(*batch)
@@ -295,7 +295,7 @@ def test_steps_recaptured_between_share_the_arena():
 def test_varied_batches_are_served():
     torch.manual_seed(0)
     model = nn.Linear(6, 3)
-    step = lowtide.optimize(model, rows(), loss=squares, optimizer=sgd(model), run=lowtide.Run(arena=True))
+    step = lowtide.optimize(model, rows(), loss=squares, optimizer=sgd(model), run=lowtide.Run(arena="always"))
     for turn in range(5):
         step(*varied(rows(), turn))
     assert step.arena.last.served == step.arena.last.asked - 1
@@ -308,7 +308,7 @@ def test_without_a_compiler_it_says_so_once_and_trains(tmp_path, monkeypatch):
     monkeypatch.setattr(native, "_loaded", [])
     api_arena._warn.cache_clear()
     with pytest.warns(UserWarning, match=r"lowtide runs without an arena: it takes a C\+\+ compiler, .* install g\+\+, or set CXX") as told:
-        _training(arena=True)
+        _training(arena="always")
     assert [warning.filename for warning in told] == [__file__]
     step = check(workload(convnet, pictures, cross_entropy), options=IN_ARENA)
     assert step.arena.served_steps == 0
@@ -317,13 +317,13 @@ def test_without_a_compiler_it_says_so_once_and_trains(tmp_path, monkeypatch):
 
 
 def test_where_an_arena_is_not_insisted_on_nothing_is_said(tmp_path, monkeypatch, recwarn):
-    assert _training(arena=None)[2].arena.absent == ""
+    assert _training(arena="auto")[2].arena.absent == ""
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(native, "_loaded", [])
     api_arena._warn.cache_clear()
-    step = check(workload(convnet, pictures, cross_entropy), options={"arena": None})
+    step = check(workload(convnet, pictures, cross_entropy), options={"arena": "auto"})
     assert step.arena.absent.startswith("it takes a C++ compiler")
     step.empty_arena()
     assert not [each for each in recwarn if "arena" in str(each.message)]
@@ -339,4 +339,4 @@ def test_other_devices_say_so():
 def test_on_the_meta_device_there_is_nothing_to_serve():
     with torch.device("meta"):
         model = nn.Linear(6, 3)
-    assert lowtide.optimize(model, rows(), run=lowtide.Run(arena=True)).arena is None
+    assert lowtide.optimize(model, rows(), run=lowtide.Run(arena="always")).arena is None

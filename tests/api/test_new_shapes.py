@@ -186,7 +186,7 @@ def test_a_step_that_can_only_be_planned_plans_for_other_shapes():
 
 
 def test_the_arena_is_one_for_all_shapes():
-    _, _, step = step_of(arena=True)
+    _, _, step = step_of(arena="always")
     if step.arena.absent:
         pytest.skip(step.arena.absent)
     for _ in range(4):

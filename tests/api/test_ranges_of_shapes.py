@@ -176,7 +176,7 @@ def test_addresses_of_larger_shapes_serve_the_smaller_ones():
     model = Tokens()
     twin = copy.deepcopy(model)
     dynamic = {0: {0: ("rows", 2, 8), 1: ("length", 8, 64)}}
-    step = lowtide.optimize(model.eval(), batch_of(4, 32)[:1], shapes=lowtide.Shapes(dynamic=dynamic), run=lowtide.Run(arena=True))
+    step = lowtide.optimize(model.eval(), batch_of(4, 32)[:1], shapes=lowtide.Shapes(dynamic=dynamic), run=lowtide.Run(arena="always"))
     for rows, length in ((4, 32), (8, 64), (3, 20)) * 3:
         tokens = batch_of(rows, length)[0]
         with torch.no_grad():

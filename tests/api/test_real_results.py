@@ -59,7 +59,7 @@ def test_other_recurrent_layers_train(kind):
     check(_recurrent(kind, num_layers=2, bidirectional=True, dropout=0.2))
 
 
-@pytest.mark.parametrize("options", [{"arena": True}, {"memory": "90%"}], ids=["arena", "limit"])
+@pytest.mark.parametrize("options", [{"arena": "always"}, {"memory": "90%"}], ids=["arena", "limit"])
 def test_an_lstm_trains_in_an_arena_and_under_a_limit(options):
     check(_recurrent(nn.LSTM, num_layers=2), **options)
 
@@ -128,7 +128,7 @@ class _Turned(nn.Module):
 @pytest.mark.parametrize(
     ("network", "shape"), [(_NormOfTurned, (4, 5, 6)), (_NormOfPermuted, (2, 3, 5, 5)), (_Turned, (3, 4))], ids=["batch", "layer", "custom"]
 )
-@pytest.mark.parametrize("options", [{}, {"arena": True}], ids=["plain", "arena"])
+@pytest.mark.parametrize("options", [{}, {"arena": "always"}], ids=["plain", "arena"])
 def test_results_lie_as_the_real_operator_lays_them(network, shape, options):
     def make():
         torch.manual_seed(0)

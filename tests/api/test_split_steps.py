@@ -71,7 +71,7 @@ def test_a_step_in_parts_trains_as_eager_does_in_the_memory_promised(optimizer, 
     text = str(step.plan)
     assert "run part by part" in text
     assert "(192) in" in text
-    step.report(tmp_path / "plan.html")
+    step.export(tmp_path / "plan.html")
     assert '<h2 id="splits">What runs part by part</h2>' in (tmp_path / "plan.html").read_text(encoding="utf-8")
     path = tmp_path / "plan.json"
     step.plan.save(path)

@@ -25,7 +25,7 @@ from lowtide.api.options import PLACES, VALUES
         (lambda: lowtide.Planning(workspaces="no"), TypeError, "workspaces: expected True or False, or None, got 'no'"),
         (lambda: lowtide.Planning(simulate=3), TypeError, "simulate: expected the name of a machine"),
         (lambda: lowtide.Run(kernels="xla"), ValueError, "kernels: expected 'inductor' or None, got 'xla'"),
-        (lambda: lowtide.Run(arena="yes"), TypeError, "arena: expected True, False, \"limit\" or None, got 'yes'"),
+        (lambda: lowtide.Run(arena="yes"), ValueError, "arena: expected one of 'limit', 'always', 'auto', 'never', got 'yes'"),
         (lambda: lowtide.Run(swap="no"), TypeError, "swap: expected True or False, got 'no'"),
         (lambda: lowtide.Run(swap=False, swap_state=True), ValueError, "swap_state: expected it together with `swap`"),
     ],

@@ -24,7 +24,8 @@ from lowtide.cost.memory import order_problem
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
 from lowtide.problems.order_json import load_problem, problem_from_json, problem_to_json
-from lowtide.schedule import ReversePostOrder, Status
+from lowtide.problems.status import Status
+from lowtide.schedule import ReversePostOrder
 from lowtide.schedule.exact.solver import Exact
 from tests.problems import same
 

@@ -1,7 +1,8 @@
 import pytest
 
 from bench.large import STEPS, growth
-from lowtide.schedule import ProgramOrder, Status
+from lowtide.problems.status import Status
+from lowtide.schedule import ProgramOrder
 from lowtide.schedule.repair import Repair
 
 

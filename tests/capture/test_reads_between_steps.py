@@ -324,7 +324,7 @@ def _losses(model: nn.Module, read: Callable[[], float], change: Callable[[], An
         optimizer.step()
         return result.detach()
 
-    planning, run = lowtide.Planning(progress=False, workspaces=False), lowtide.Run(check="never", arena=False)
+    planning, run = lowtide.Planning(progress=False, workspaces=False), lowtide.Run(check="never", arena="never")
     step = lowtide.optimize(model, (x,), loss=loss, optimizer=optimizer, planning=planning, run=run) if captured else eager
     losses = [step(x).clone()]
     change()
@@ -405,7 +405,7 @@ def test_an_ordinary_loss_is_told_nothing_and_captured_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         optimizer, x = sgd(model), torch.ones(4, 3)
-        planning, run = lowtide.Planning(progress=False, workspaces=False), lowtide.Run(check="never", arena=False)
+        planning, run = lowtide.Planning(progress=False, workspaces=False), lowtide.Run(check="never", arena="never")
         step = lowtide.optimize(
             model, (x,), loss=lambda model, x: model(x).mean() * loss_scale(), optimizer=optimizer, planning=planning, run=run
         )

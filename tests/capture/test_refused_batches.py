@@ -46,8 +46,8 @@ def test_micro_batches_with_more_results_than_the_loss():
         ({"swap_state": "state"}, TypeError, "swap_state: expected True or False"),
         ({"workspaces": "yes"}, TypeError, "workspaces: expected True or False, or None"),
         ({"progress": "bar"}, TypeError, "progress: expected True or False, or None"),
-        ({"arena": "yes"}, TypeError, "arena: expected True, False, \"limit\" or None, got 'yes'"),
-        ({"placer": "exact"}, TypeError, "placer: expected a value like lowtide.place.Exact"),
+        ({"arena": "yes"}, ValueError, "arena: expected one of 'limit', 'always', 'auto', 'never', got 'yes'"),
+        ({"placer": "exact"}, TypeError, "placer: expected a value like lowtide.placement.Exact"),
         ({"search": "thorough"}, TypeError, "search: expected a lowtide.Sweep, got 'thorough'; a level of effort is given as `effort`"),
         ({"effort": lowtide.Sweep()}, TypeError, "effort: expected .* a lowtide.Sweep is given as `search`"),
         ({"solver": "exact"}, TypeError, "solver: expected a value like lowtide.schedule.Best"),
@@ -66,9 +66,9 @@ def test_arguments_that_cannot_be_meant(arguments, error, message):
     ("ask", "message"),
     [
         (lambda: lowtide.order(3), "problem: expected a lowtide.OrderProblem, or the path of a JSON file, got 3"),
-        (lambda: lowtide.place_buffers(3), "problem: expected a lowtide.PlaceProblem, or the path of a CSV file, got 3"),
+        (lambda: lowtide.place(3), "problem: expected a lowtide.PlaceProblem, or the path of a CSV file, got 3"),
         (lambda: lowtide.order("none.json", "exact"), "solver: expected a value like lowtide.schedule.Best"),
-        (lambda: lowtide.place_buffers("none.csv", "exact"), "solver: expected a value like lowtide.place.Exact"),
+        (lambda: lowtide.place("none.csv", "exact"), "solver: expected a value like lowtide.placement.Exact"),
         (lambda: lowtide.explain(nn.Linear(4, 4), torch.ones(6, 4), run=lowtide.Run(swap="no")), "swap: expected True or False"),
     ],
 )

@@ -13,7 +13,7 @@ from torch import nn
 import lowtide
 from bench.in_values import in_values
 from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
-from lowtide.place import Portfolio
+from lowtide.placement import Portfolio
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 
@@ -49,7 +49,7 @@ def _as_before():
 def _limited(workload, share):
     model, batch, loss = workload()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
-    options = {"loss": loss, "optimizer": optimizer, "swap": False, "effort": "quick", "placer": Portfolio(), "arena": True}
+    options = {"loss": loss, "optimizer": optimizer, "swap": False, "effort": "quick", "placer": Portfolio(), "arena": "always"}
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # no arena
         for each in (share, "90%", "100%"):  # not every network can do with every share: workspaces differ from card to card
@@ -103,7 +103,7 @@ def test_a_process_that_is_held_to_its_limit_survives(workload, share):
 def test_a_tensor_used_on_another_stream_is_waited_for():
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).cuda()
     x = torch.randn(8, 64, device="cuda")
-    step = lowtide.optimize(model, x, run=lowtide.Run(arena=True), planning=lowtide.Planning(placer=Portfolio()))
+    step = lowtide.optimize(model, x, run=lowtide.Run(arena="always"), planning=lowtide.Planning(placer=Portfolio()))
     side = torch.cuda.Stream()
     for _ in range(3):
         y = step(x)
@@ -117,7 +117,7 @@ def test_a_tensor_used_on_another_stream_is_waited_for():
 
 def test_a_captured_step_takes_its_memory_from_the_graph():
     model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).cuda(), torch.randn(8, 64, device="cuda")
-    step = lowtide.optimize(model, x, run=lowtide.Run(arena=True), planning=lowtide.Planning(placer=Portfolio()))
+    step = lowtide.optimize(model, x, run=lowtide.Run(arena="always"), planning=lowtide.Planning(placer=Portfolio()))
     for _ in range(3):
         step(x)
     graph = torch.cuda.CUDAGraph()
@@ -130,7 +130,7 @@ def test_a_captured_step_takes_its_memory_from_the_graph():
 
 def test_what_the_caller_asks_for_is_the_native_allocators():
     model, x = nn.Linear(64, 64).cuda(), torch.randn(8, 64, device="cuda")
-    step = lowtide.optimize(model, x, run=lowtide.Run(arena=True), planning=lowtide.Planning(placer=Portfolio()))
+    step = lowtide.optimize(model, x, run=lowtide.Run(arena="always"), planning=lowtide.Planning(placer=Portfolio()))
     for _ in range(2):
         step(x)
     before = torch.cuda.memory_allocated()

@@ -104,7 +104,9 @@ def test_updates_run_in_an_arena_that_evaluation_does_not_pay_for(tmp_path: Path
 
 
 def test_an_arena_is_left_out_where_that_is_said(tmp_path: Path):
-    done = both(tmp_path, {"max_steps": 2}, {"optimize": {"planning": lowtide.Planning(workspaces=False), "run": lowtide.Run(arena=False)}})
+    done = both(
+        tmp_path, {"max_steps": 2}, {"optimize": {"planning": lowtide.Planning(workspaces=False), "run": lowtide.Run(arena="never")}}
+    )
     assert done.lowtide_step.arena is None
 
 

@@ -35,7 +35,7 @@ def test_the_program_of_a_training_step(golden):
 
 def test_the_program_can_be_saved_and_read(tmp_path):
     step = lowtide.optimize(nn.Linear(2, 2), torch.ones(1, 2), planning=lowtide.Planning(workspaces=False))
-    step.save_program(tmp_path / "program.py")
+    step.export(tmp_path / "program.py")
     assert (tmp_path / "program.py").read_text() == step.source
     assert ".addmm(" in step.source
 

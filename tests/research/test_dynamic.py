@@ -9,7 +9,8 @@ from lowtide.base.solver_text import described
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
 from lowtide.problems.order_json import load_problem
-from lowtide.schedule import Status, lower_bound_bytes
+from lowtide.problems.status import Status
+from lowtide.schedule import lower_bound_bytes
 from research.orders import dynamic
 from research.orders.dynamic import DynamicProgramme
 from tests.problems import Case, cases, slow_peak, unhurried

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
 from lowtide.problems.order_json import load_problem
-from lowtide.schedule import ProgramOrder, Solver, Status
+from lowtide.problems.status import Status
+from lowtide.schedule import ProgramOrder, Solver
 from research.orders import cp_sat, ilp
 from research.orders.common import windows
 from research.orders.cp_sat import Intervals

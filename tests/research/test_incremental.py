@@ -12,7 +12,8 @@ from lowtide.errors import CheckError
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
 from lowtide.problems.order_json import load_problem
-from lowtide.schedule import ProgramOrder, ReversePostOrder, Status
+from lowtide.problems.status import Status
+from lowtide.schedule import ProgramOrder, ReversePostOrder
 from lowtide.schedule.exact.solver import Exact
 from research.orders.carry import carry_over
 from research.orders.incremental import reschedule

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lowtide.place import Placement
-from lowtide.place.base import placed
+from lowtide.placement import Placement
+from lowtide.placement.base import placed
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
 from lowtide.problems.order_json import load_problem
 from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_check import check_placement
+from lowtide.problems.status import Status
 from lowtide.schedule import Exact, ProgramOrder
 from research.buffers import order_buffers
 from research.joint import model
@@ -23,7 +24,7 @@ from research.joint.model import Model, buffer_of, execution_sequence
 from research.joint.program import Limits, Plan, Program
 from research.joint.spans import Spans
 from research.joint.tensors import Tensor, Tensors
-from research.joint.two_steps import JointProblem, Status
+from research.joint.two_steps import JointProblem
 from tests.placements import least_arena_bytes
 from tests.problems import Case, cases, least_peak, topological_orders
 from tests.research.least import least_joint_arena

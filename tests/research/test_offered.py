@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from lowtide.cli import app, solvers
 from lowtide.errors import FormatError
-from lowtide.place.base import Placer, limited
+from lowtide.placement.base import Placer, limited
 from lowtide.schedule.base import Solver
 from research.addresses.cp_sat import Rectangles
 from research.addresses.ilp import Addresses

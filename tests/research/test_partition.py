@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
 from lowtide.problems.order_json import load_problem
-from lowtide.schedule import ReadyList, ReversePostOrder, Schedule, Status
+from lowtide.problems.status import Status
+from lowtide.schedule import ReadyList, ReversePostOrder, Schedule
 from lowtide.schedule.beam import Beam
 from lowtide.schedule.interval import OrderLine
 from research.orders.partition import AtWaists, Partitioned, waists

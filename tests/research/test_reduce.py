@@ -8,7 +8,7 @@ from lowtide.cost.memory import checked_order, simulate
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
 from lowtide.problems.order_json import load_problem
-from lowtide.schedule import Status
+from lowtide.problems.status import Status
 from lowtide.schedule.beam import Beam
 from research.orders.fuse_subgraphs import FuseSubgraphs
 from research.orders.reduce import DropZeroBytes, Reducing, Reduction

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.place import Placer, Status
-from lowtide.place.base import Placement, placed
-from lowtide.place.bound import arena_bound_bytes
+from lowtide.placement import Placer
+from lowtide.placement.base import Placement, placed
+from lowtide.placement.bound import arena_bound_bytes
 from lowtide.problems.placement import FREE, PlaceProblem
 from lowtide.problems.placement_check import check_placement
 from lowtide.problems.placement_csv import load_buffers
+from lowtide.problems.status import Status
 from research.addresses import common as reference
 from research.addresses import cp_sat, ilp
 from research.addresses.common import Model, in_sequence

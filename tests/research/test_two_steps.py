@@ -8,8 +8,9 @@ from hypothesis import assume, given, settings
 from lowtide.errors import CheckError
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
+from lowtide.problems.status import Status
 from lowtide.schedule import ProgramOrder, Schedule, Solver
-from research.joint.two_steps import Joint, JointProblem, JointSolver, Status, TwoStep, joint
+from research.joint.two_steps import Joint, JointProblem, JointSolver, TwoStep, joint
 from tests.problems import Case, cases
 from tests.research.least import least_joint_arena
 

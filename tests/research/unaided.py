@@ -10,7 +10,8 @@ from types import ModuleType
 import pytest
 
 from lowtide.problems.order import OrderProblem
-from lowtide.schedule import ProgramOrder, Schedule, Status
+from lowtide.problems.status import Status
+from lowtide.schedule import ProgramOrder, Schedule
 from tests.problems import Case, slow_peak, topological_orders
 
 

@@ -29,7 +29,7 @@ def same(one, other):
         return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
     return one == other
 assert not any(name.startswith("tests") for name in sys.modules)
-avoided = ("lowtide.capture", "lowtide.planning", "lowtide.place.", "torch._dynamo", "torch.distributed.fsdp")
+avoided = ("lowtide.capture", "lowtide.planning", "lowtide.placement.", "torch._dynamo", "torch.distributed.fsdp")
 assert not any(name.startswith(avoided) for name in sys.modules)
 print(all(same(wanted, fn(*args)) for _ in range(4)))
 """

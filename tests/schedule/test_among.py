@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_json import load_problem
-from lowtide.schedule import Auto, Exact, ProgramOrder, Status, schedule, schedule_all
+from lowtide.problems.status import Status
+from lowtide.schedule import Auto, Exact, ProgramOrder, schedule, schedule_all
 from tests.problems import ORDER_FILES, Case, cases, least_peak, unhurried
 
 

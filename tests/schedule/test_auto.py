@@ -1,7 +1,8 @@
 from hypothesis import given
 
 from lowtide.problems.order_json import load_problem
-from lowtide.schedule import Auto, Best, Exact, ProgramOrder, ReadyList, Status, schedule
+from lowtide.problems.status import Status
+from lowtide.schedule import Auto, Best, Exact, ProgramOrder, ReadyList, schedule
 from lowtide.schedule.exact.solver import _CHUNK
 from tests.problems import ORDER_FILES, Case, cases, least_peak, unhurried
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
 from lowtide.problems.order_json import load_problem
-from lowtide.schedule import Status
+from lowtide.problems.status import Status
 from lowtide.schedule.beam import Beam
 from tests.problems import Case, cases, slow_peak, topological_orders, unhurried
 

@@ -9,7 +9,8 @@ from lowtide.errors import CheckError
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
 from lowtide.problems.order_json import load_problem
-from lowtide.schedule import Best, ProgramOrder, ReadyList, ReversePostOrder, Schedule, Status, lower_bound_bytes, schedule
+from lowtide.problems.status import Status
+from lowtide.schedule import Best, ProgramOrder, ReadyList, ReversePostOrder, Schedule, lower_bound_bytes, schedule
 from lowtide.schedule.base import scheduled
 from tests.problems import Case, cases, slow_peak, topological_orders, unhurried
 

@@ -9,7 +9,8 @@ from lowtide.cost.memory import simulate
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
 from lowtide.problems.order_json import load_problem
-from lowtide.schedule import Best, ProgramOrder, Schedule, Status, answers
+from lowtide.problems.status import Status
+from lowtide.schedule import Best, ProgramOrder, Schedule, answers
 from lowtide.schedule.exact.downsets import DONE, LIVE, READY, added_bytes, need_bytes, net_of, run, start, undo
 from lowtide.schedule.exact.solver import Exact
 from lowtide.schedule.exact.threshold import FOUND, NO, YES, new_stack, new_table, reset, search

@@ -17,9 +17,9 @@ from lowtide.ir.shapes.points import at
 from lowtide.ir.text.graph_text import parse
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
+from lowtide.problems.status import Status
 from lowtide.ranges.orders import fewest, one_by_one
 from lowtide.schedule.auto import schedule
-from lowtide.schedule.base import Status
 from lowtide.schedule.points import sample_points
 from tests.listing import listing
 from tests.problems import same

@@ -10,7 +10,8 @@ from lowtide.cost.memory import simulate
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
 from lowtide.problems.order_json import load_problem
-from lowtide.schedule import ProgramOrder, ReadyList, ReversePostOrder, Schedule, Status
+from lowtide.problems.status import Status
+from lowtide.schedule import ProgramOrder, ReadyList, ReversePostOrder, Schedule
 from lowtide.schedule.base import scheduled
 from lowtide.schedule.beam import Beam
 from lowtide.schedule.repair import Repair

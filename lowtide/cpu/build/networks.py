@@ -17,7 +17,7 @@ from lowtide.cpu.tune.trial import tuned
 from lowtide.ir.graph import Graph
 from lowtide.ir.regions import Region, is_by_inductor, is_region
 from lowtide.lower.python import lower
-from lowtide.place import Portfolio, place
+from lowtide.placement import Portfolio, place
 from lowtide.problems.placement import PlaceProblem
 from lowtide.runtime.compiler import NativeError
 from lowtide.runtime.program import Program

@@ -1,6 +1,6 @@
 """A region compiled for this machine, with constants that it has for good.
 
-Offsets for a few hundred buffers without a search: where the room `place` would take more memory than the network itself.
+Offsets for a few hundred buffers without a search: where the room `placement` would take more memory than the network itself.
 
 Each buffer, in turn, goes to the lowest gap beside those that it lives with; of some orders the one is taken whose arena is least.
 """

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.problems.order import OrderProblem
-from lowtide.schedule.base import Schedule, Solver, Status, scheduled
+from lowtide.problems.status import Status
+from lowtide.schedule.base import Schedule, Solver, scheduled
 from lowtide.schedule.best import Best
 from lowtide.schedule.cuts import cut_bound_bytes
 from lowtide.schedule.exact.downsets import MOVES, DownsetWalk, net_of, start

@@ -2,11 +2,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.place import Greedy, Portfolio, Status
-from lowtide.place.base import placed
-from lowtide.place.local import settled
-from lowtide.place.strip import Strip
+from lowtide.placement import Greedy, Portfolio
+from lowtide.placement.base import placed
+from lowtide.placement.local import settled
+from lowtide.placement.strip import Strip
 from lowtide.problems.placement import FREE, PlaceProblem
+from lowtide.problems.status import Status
 from tests.placements import least_arena_bytes, problems
 
 FOREVER = float("inf")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lowtide.base.kernels import kernel
-from lowtide.place.exact.sections import SectionNet
+from lowtide.placement.exact.sections import SectionNet
 from lowtide.problems.placement import FREE
 
 TRAIL, DEAD, LEFT, RIGHT = range(4)  # registers of a walk

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.base.kernels import kernel
-from lowtide.place.strip import Strip
+from lowtide.placement.strip import Strip
 from lowtide.problems.placement import FREE, Ints
 
 Fit: TypeAlias = Literal[

@@ -9,12 +9,13 @@ from dataclasses import dataclass, fields, replace
 
 from numpy.typing import ArrayLike
 
-from lowtide.place.base import Placement, Status, placed
-from lowtide.place.exact.question import CapacityQuestion, Switches
-from lowtide.place.exact.search import NO, YES
-from lowtide.place.exact.sections import cells, cut, pairs
-from lowtide.place.greedy import Greedy
+from lowtide.placement.base import Placement, placed
+from lowtide.placement.exact.question import CapacityQuestion, Switches
+from lowtide.placement.exact.search import NO, YES
+from lowtide.placement.exact.sections import cells, cut, pairs
+from lowtide.placement.greedy import Greedy
 from lowtide.problems.placement import PlaceProblem
+from lowtide.problems.status import Status
 
 _FIRST = Greedy("pressure")
 _QUOTA = 16_000  # nodes that a question gets before it is put aside, at first

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.place.exact.bounds import Rules
-from lowtide.place.exact.floors import FloorWalk, walk_of
-from lowtide.place.exact.nogoods import SeenStates, enlarge, new_seen
-from lowtide.place.exact.search import FULL, NODES, PlaceStack, grown, new_stack, search
-from lowtide.place.exact.sections import SectionNet, Sections
+from lowtide.placement.exact.bounds import Rules
+from lowtide.placement.exact.floors import FloorWalk, walk_of
+from lowtide.placement.exact.nogoods import SeenStates, enlarge, new_seen
+from lowtide.placement.exact.search import FULL, NODES, PlaceStack, grown, new_stack, search
+from lowtide.placement.exact.sections import SectionNet, Sections
 from lowtide.problems.placement import Ints
 
 _FIRST_NODES = 500  # of the shortest runs

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from lowtide.base.kernels import kernel
-from lowtide.place.exact.floors import DEAD, LEFT, NEVER, RIGHT, TRAIL, FloorWalk, quiet, raise_floor
-from lowtide.place.exact.sections import SectionNet
+from lowtide.placement.exact.floors import DEAD, LEFT, NEVER, RIGHT, TRAIL, FloorWalk, quiet, raise_floor
+from lowtide.placement.exact.sections import SectionNet
 
 
 class Rules(NamedTuple):

@@ -17,11 +17,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from lowtide.base.kernels import kernel
 from lowtide.errors import FormatError
-from lowtide.place.auto import AUTO, place
-from lowtide.place.base import Placement, Placer, Status, placed
-from lowtide.place.bound import arena_bound_bytes
-from lowtide.place.components import subproblem_of
+from lowtide.placement.auto import AUTO, place
+from lowtide.placement.base import Placement, Placer, placed
+from lowtide.placement.bound import arena_bound_bytes
+from lowtide.placement.components import subproblem_of
 from lowtide.problems.placement import FREE, Ints, PlaceProblem
+from lowtide.problems.status import Status
 
 
 def with_room(

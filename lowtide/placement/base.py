@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -14,15 +13,7 @@ from lowtide.base.solver_text import described
 from lowtide.base.spec import replaced
 from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_check import check_placement
-
-
-class Status(str, enum.Enum):
-    """What is known of a result; the members are their sentences."""
-
-    OPTIMAL = "The arena is the smallest of all: it meets a proven lower bound."
-    FEASIBLE = "The placement is right, and its arena may or may not be the smallest."
-    INFEASIBLE = "No placement fits the given capacity: that is proven."
-    UNKNOWN = "No placement within the given capacity was found, and none was proven impossible."
+from lowtide.problems.status import Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +102,7 @@ def judged(arena_bytes: int, bound_bytes: int, capacity_bytes: int | None) -> St
 def checked(placer: object, name: str = "placer") -> Placer:
     """What a user gave as a placer, under a name. Raises TypeError for anything else, its class or its own name too."""
     if isinstance(placer, type) or not isinstance(placer, Placer):
-        raise TypeError(f"{name}: expected a value like lowtide.place.Exact(), got {placer!r}")
+        raise TypeError(f"{name}: expected a value like lowtide.placement.Exact(), got {placer!r}")
     return placer
 
 

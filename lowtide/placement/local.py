@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from lowtide.base.kernels import kernel
-from lowtide.place.fitting import Fit, fitted, mismatch
-from lowtide.place.sequences import Order, sequence
-from lowtide.place.strip import Strip
+from lowtide.placement.fitting import Fit, fitted, mismatch
+from lowtide.placement.sequences import Order, sequence
+from lowtide.placement.strip import Strip
 from lowtide.problems.placement import FREE, Ints
 
 _STARTS: tuple[tuple[Order, Fit], ...] = (

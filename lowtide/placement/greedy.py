@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lowtide.place.base import Placement, Placer, placed, unplaced
-from lowtide.place.bound import arena_bound_bytes
-from lowtide.place.fitting import FITS, Fit, fitted
-from lowtide.place.local import settled
-from lowtide.place.sequences import ORDERS, Order, sequence
-from lowtide.place.strip import Strip
+from lowtide.placement.base import Placement, Placer, placed, unplaced
+from lowtide.placement.bound import arena_bound_bytes
+from lowtide.placement.fitting import FITS, Fit, fitted
+from lowtide.placement.local import settled
+from lowtide.placement.sequences import ORDERS, Order, sequence
+from lowtide.placement.strip import Strip
 from lowtide.problems.placement import Ints, PlaceProblem
 
 _MAX_LOOKS = 5_000_000_000  # of placing one block at another, in all passes of a portfolio: so many take some five seconds

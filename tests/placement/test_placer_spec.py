@@ -9,10 +9,10 @@ import pytest
 
 from lowtide.cli.solvers import PLACERS, parse_placer
 from lowtide.errors import FormatError
-from lowtide.place.auto import Auto
-from lowtide.place.base import Placer, limited
-from lowtide.place.exact.placer import Exact
-from lowtide.place.greedy import Greedy, Portfolio
+from lowtide.placement.auto import Auto
+from lowtide.placement.base import Placer, limited
+from lowtide.placement.exact.placer import Exact
+from lowtide.placement.greedy import Greedy, Portfolio
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lowtide.base.kernels import kernel
-from lowtide.place.exact.floors import FloorWalk
-from lowtide.place.exact.sections import SectionNet
+from lowtide.placement.exact.floors import FloorWalk
+from lowtide.placement.exact.sections import SectionNet
 
 
 class SeenStates(NamedTuple):

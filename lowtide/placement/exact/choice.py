@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 from lowtide.base.kernels import kernel
-from lowtide.place.exact.bounds import Rules
-from lowtide.place.exact.floors import NEVER, FloorWalk, raise_floor
-from lowtide.place.exact.sections import SectionNet
+from lowtide.placement.exact.bounds import Rules
+from lowtide.placement.exact.floors import NEVER, FloorWalk, raise_floor
+from lowtide.placement.exact.sections import SectionNet
 
 
 @kernel

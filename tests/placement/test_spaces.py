@@ -6,12 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.errors import FormatError
-from lowtide.place import Status, place
-from lowtide.place.components import subproblem_of
-from lowtide.place.greedy import Greedy, Portfolio
-from lowtide.place.spaces import Space, SpacedPlacement, SpacedProblem, place_in_spaces
+from lowtide.placement import place
+from lowtide.placement.components import subproblem_of
+from lowtide.placement.greedy import Greedy, Portfolio
+from lowtide.placement.spaces import Space, SpacedPlacement, SpacedProblem, place_in_spaces
 from lowtide.problems.placement import FREE, PlaceProblem
 from lowtide.problems.placement_check import check_placement
+from lowtide.problems.status import Status
 from tests.placements import least_arena_bytes, problems
 
 FAST, SLOW = Space("fast", 12), Space("slow")

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from lowtide.place import Status, answers
-from lowtide.place.exact.placer import Exact
-from lowtide.place.exact.question import CapacityQuestion, Switches
-from lowtide.place.exact.search import NO
-from lowtide.place.exact.sections import cut
+from lowtide.placement import answers
+from lowtide.placement.exact.placer import Exact
+from lowtide.placement.exact.question import CapacityQuestion, Switches
+from lowtide.placement.exact.search import NO
+from lowtide.placement.exact.sections import cut
 from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_check import check_placement
+from lowtide.problems.status import Status
 from tests.placements import least_arena_bytes, problems
 
 DATA = Path(__file__).parents[1] / "data" / "place"

@@ -2,9 +2,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.place import AUTO, Auto, Status, answers, place
-from lowtide.place.components import components, subproblem_of
+from lowtide.placement import AUTO, Auto, answers, place
+from lowtide.placement.components import components, subproblem_of
 from lowtide.problems.placement import PlaceProblem
+from lowtide.problems.status import Status
 from tests.placements import least_arena_bytes, meet, problems
 
 unhurried = settings(deadline=None)

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.place import Greedy, Placement, Portfolio, Status, answers, arena_bound_bytes, fitting
-from lowtide.place.fitting import FITS, Fit
-from lowtide.place.sequences import ORDERS, Order, sequence
-from lowtide.place.strip import Strip
+from lowtide.placement import Greedy, Placement, Portfolio, answers, arena_bound_bytes, fitting
+from lowtide.placement.fitting import FITS, Fit
+from lowtide.placement.sequences import ORDERS, Order, sequence
+from lowtide.placement.strip import Strip
 from lowtide.problems.placement import FREE, PlaceProblem
+from lowtide.problems.status import Status
 from tests.placements import least_arena_bytes, meet, problems
 
 unhurried = settings(deadline=None)

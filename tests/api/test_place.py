@@ -1,4 +1,4 @@
-"""`lowtide.place_buffers`, and that placing does without torch."""
+"""`lowtide.place`, and that placing does without torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given, settings
 
 import lowtide
 from lowtide.errors import FormatError
-from lowtide.place.base import Placement
-from lowtide.place.greedy import Greedy
+from lowtide.placement.base import Placement
+from lowtide.placement.greedy import Greedy
 from lowtide.problems.placement_check import check_placement
 from lowtide.problems.placement_csv import load_buffers
 from tests.placements import least_arena_bytes, problems
@@ -24,7 +24,7 @@ EXAMPLE = Path(__file__).parents[1] / "data" / "place" / "example.12.csv"
 @settings(max_examples=60)
 @given(problems(max_buffers=6))
 def test_the_placement_is_one_and_its_figures_are_true(problem: lowtide.PlaceProblem) -> None:
-    found = lowtide.place_buffers(problem)
+    found = lowtide.place(problem)
     check_placement(problem, found.offsets, found.arena_bytes)
     assert found.lower_bound_bytes <= least_arena_bytes(problem) <= found.arena_bytes
     assert (found.status.name == "OPTIMAL") == (found.lower_bound_bytes == found.arena_bytes)
@@ -32,36 +32,36 @@ def test_the_placement_is_one_and_its_figures_are_true(problem: lowtide.PlacePro
 
 def test_a_problem_and_the_file_that_holds_it_are_placed_alike() -> None:
     problem = load_buffers(EXAMPLE)
-    assert lowtide.place_buffers(str(EXAMPLE)) == lowtide.place_buffers(EXAMPLE) == lowtide.place_buffers(problem)
-    assert lowtide.place_buffers(EXAMPLE).arena_bytes == 12
+    assert lowtide.place(str(EXAMPLE)) == lowtide.place(EXAMPLE) == lowtide.place(problem)
+    assert lowtide.place(EXAMPLE).arena_bytes == 12
 
 
 def test_a_capacity_is_another_question() -> None:
-    assert lowtide.place_buffers(EXAMPLE, capacity_bytes=11).status is lowtide.place.Status.INFEASIBLE
-    assert lowtide.place_buffers(EXAMPLE, capacity_bytes=20).fits
+    assert lowtide.place(EXAMPLE, capacity_bytes=11).status is lowtide.Status.INFEASIBLE
+    assert lowtide.place(EXAMPLE, capacity_bytes=20).fits
 
 
 def test_the_solver_is_the_callers() -> None:
-    assert lowtide.place_buffers(EXAMPLE, solver=Greedy("start")).solver == "Greedy(order='start')"
+    assert lowtide.place(EXAMPLE, solver=Greedy("start")).solver == "Greedy(order='start')"
 
 
 def test_limits_reach_the_solver() -> None:
-    assert lowtide.place_buffers(EXAMPLE, Limited(), max_nodes=7, max_seconds=1.5).stats == {"nodes": 7, "seconds": 1}
-    assert lowtide.place_buffers(EXAMPLE, max_nodes=7, max_seconds=1.5).arena_bytes >= 12
+    assert lowtide.place(EXAMPLE, Limited(), max_nodes=7, max_seconds=1.5).stats == {"nodes": 7, "seconds": 1}
+    assert lowtide.place(EXAMPLE, max_nodes=7, max_seconds=1.5).arena_bytes >= 12
     with pytest.raises(FormatError, match="can be limited by max_nodes"):
-        lowtide.place_buffers(EXAMPLE, Greedy(), max_nodes=7)
+        lowtide.place(EXAMPLE, Greedy(), max_nodes=7)
 
 
 def test_a_file_that_is_not_there_or_holds_no_problem(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        lowtide.place_buffers(tmp_path / "missing.csv")
+        lowtide.place(tmp_path / "missing.csv")
     (tmp_path / "broken.csv").write_text("id,lower,upper,size\na,0,-1,8\n")
     with pytest.raises(FormatError, match=r"broken\.csv: line 2: buffer a"):
-        lowtide.place_buffers(tmp_path / "broken.csv")
+        lowtide.place(tmp_path / "broken.csv")
 
 
 def test_placing_does_not_import_torch() -> None:
-    program = f"import sys, lowtide, lowtide.cli; lowtide.place_buffers({str(EXAMPLE)!r}); sys.exit('torch' in sys.modules)"
+    program = f"import sys, lowtide, lowtide.cli; lowtide.place({str(EXAMPLE)!r}); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 

@@ -11,15 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.base.solver_text import described
-from lowtide.place.base import Placement, Placer, Status, judged, unplaced
-from lowtide.place.bound import arena_bound_bytes
-from lowtide.place.components import components, subproblem_of
-from lowtide.place.exact.placer import Exact
-from lowtide.place.exact.sections import cells, pairs
-from lowtide.place.greedy import Portfolio
-from lowtide.place.strip import Strip
+from lowtide.placement.base import Placement, Placer, judged, unplaced
+from lowtide.placement.bound import arena_bound_bytes
+from lowtide.placement.components import components, subproblem_of
+from lowtide.placement.exact.placer import Exact
+from lowtide.placement.exact.sections import cells, pairs
+from lowtide.placement.greedy import Portfolio
+from lowtide.placement.strip import Strip
 from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_check import check_placement
+from lowtide.problems.status import Status
 
 _MAX_LOOKS = 3_000_000_000  # of exact search (see `Exact`): some fifteen seconds
 _FEW_LOOKS = 10_000_000  # where the gap is a matter of alignment alone

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowtide.place.base import Placer
+from lowtide.placement.base import Placer
 from lowtide.problems.placement import PlaceProblem
 
 # The bound is 12 bytes and the smallest arena has 13: no heuristic ends by meeting the bound, and the exact search has to prove it.

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from lowtide.errors import FormatError
-from lowtide.place.base import Placement, Status
-from lowtide.place.greedy import Greedy
-from lowtide.place.picture import check_picture, draw
+from lowtide.placement.base import Placement
+from lowtide.placement.greedy import Greedy
+from lowtide.placement.picture import check_picture, draw
 from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_csv import load_buffers
+from lowtide.problems.status import Status
 
 DATA = Path(__file__).parents[1] / "data" / "place"
 BEGINS = {"png": b"\x89PNG\r\n", "svg": b"<?xml", "pdf": b"%PDF"}
@@ -102,5 +103,5 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_matplotlib_is_imported_only_when_something_is_drawn() -> None:
-    program = "import sys, lowtide.place.picture; sys.exit('matplotlib' in sys.modules)"
+    program = "import sys, lowtide.placement.picture; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -13,7 +13,7 @@ import numpy as np
 from lowtide.base.extras import need
 from lowtide.base.files import write_whole
 from lowtide.errors import FormatError
-from lowtide.place.base import Placement
+from lowtide.placement.base import Placement
 from lowtide.plan.summary import bytes_text
 from lowtide.problems.placement import Ints, PlaceProblem
 

@@ -1,0 +1,13 @@
+"""Addresses of buffers in the smallest arena: `place(problem, placer)` with placers that are values, as in `schedule`."""
+
+from lowtide.placement.auto import AUTO, Auto, place
+from lowtide.placement.base import Anytime, Placement, Placer, answers
+from lowtide.placement.bound import arena_bound_bytes
+from lowtide.placement.exact.placer import Exact
+from lowtide.placement.greedy import Greedy, Portfolio
+from lowtide.placement.spaces import Space, SpacedPlacement, SpacedProblem, place_in_spaces
+
+__all__ = [
+    "AUTO", "Anytime", "Auto", "Exact", "Greedy", "Placement", "Placer", "Portfolio", "Space", "SpacedPlacement", "SpacedProblem",
+    "answers", "arena_bound_bytes", "place", "place_in_spaces",
+]  # fmt: skip
