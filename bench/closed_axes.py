@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lowtide.ir.graph import Node, Value
-from lowtide.ir.operators.axes.table import rule_of
 from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_transfer
+from lowtide.ir.operators.table import row_of
 
 # Operators without a rule, and why.
 _REASONS = {
@@ -32,7 +32,7 @@ def reason(node: Node) -> str:
         return "it copies to the host or back"
     if all(max((extent for extent in value.shape if isinstance(extent, int)), default=1) <= 1 for value in _touched(node)):
         return "it is about single elements"
-    if rule_of(node.op) is not None:
+    if row_of(node.op).axes is not None:
         return "all its dimensions are closed, or of 1"
     return _REASONS.get(node.op.split(".")[1], "it has no rule")
 

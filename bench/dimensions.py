@@ -38,7 +38,7 @@ from lowtide.capture.program import TrainingProgram, capture_inference, capture_
 from lowtide.capture.trace import Given
 from lowtide.errors import LowtideError
 from lowtide.ir.graph import Arg, Atom, Graph, Node, Value
-from lowtide.ir.operators.axes.table import axes_of
+from lowtide.ir.operators.nodes import axes_of
 from lowtide.ir.operators.table import row_of
 from lowtide.ir.text.graph_text import to_text
 from lowtide.ir.text.reader import parse

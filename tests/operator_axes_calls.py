@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from lowtide.ir.operators.axes import elementwise
+from lowtide.ir.operators.elementwise import broadcast
+from lowtide.ir.operators.table import ROWS
 
 Call = tuple[list[int], tuple[Any, ...], dict[str, Any]]
 _RANDOM = torch.Generator().manual_seed(0)
@@ -39,7 +40,7 @@ def cast(arg: Any, dtype: torch.dtype) -> Any:
 def _elementwise() -> dict[str, list[tuple[Any, ...]]]:
     """A call of each overload of each operator that works element by element, by its schema."""
     found: dict[str, list[tuple[Any, ...]]] = {}
-    for name in (*elementwise.TAGGED, *elementwise.UNTAGGED):
+    for name in [row.name.removeprefix("aten.") for row in ROWS.values() if row.axes is broadcast]:
         base, _, overload = name.partition(".")
         packet = getattr(torch.ops.aten, base)
         for each in [overload] if overload else packet.overloads():

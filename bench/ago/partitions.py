@@ -21,7 +21,8 @@ from lowtide.cpu.partition.algorithm import PAPERS_WEIGHT, partition, partition_
 from lowtide.cpu.partition.partition import Partition, constant_nodes
 from lowtide.ir.extents import FIXED
 from lowtide.ir.graph import Graph, Node
-from lowtide.ir.operators.fusion import is_elementwise
+from lowtide.ir.operators.row import Fusion
+from lowtide.ir.operators.table import row_of
 
 COLUMNS = ("network", "rule", "operators", "clusters", "mean", "median", "jain", "trivial", "bins", "seconds")
 _NORM = "aten.native_batch_norm"
@@ -46,10 +47,10 @@ def like_relay(graph: Graph) -> Partition:
         if node in constants:
             continue
         before = [makers[value] for value in node.inputs if value in makers and makers[value] not in constants]
-        follows = is_elementwise(node.op) or node.op.startswith(_NORM)
+        follows = row_of(node.op).fusion is Fusion.ELEMENTWISE or node.op.startswith(_NORM)
         last = max(before, key=graph.nodes.index, default=None) if follows else None
         alone = last is not None and all(readers.get(value, [node]) == [node] for value in last.results) and of[last][-1] is last
-        if last is not None and alone and (is_elementwise(of[last][0].op) or not _moves(of[last][0])):
+        if last is not None and alone and (row_of(of[last][0].op).fusion is Fusion.ELEMENTWISE or not _moves(of[last][0])):
             of[last].append(node)
             of[node] = of[last]
         else:

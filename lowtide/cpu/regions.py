@@ -18,9 +18,10 @@ from typing import NamedTuple
 from lowtide.cpu.known import is_known
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Arg, Graph, Kind, Node, Storage, Value
-from lowtide.ir.operators.fusion import Fusion, fusion_of
 from lowtide.ir.operators.names import REGION
 from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_transfer
+from lowtide.ir.operators.row import Fusion
+from lowtide.ir.operators.table import row_of
 from lowtide.ir.sizes import ITEM_BYTES
 
 
@@ -58,7 +59,7 @@ def with_regions(graph: Graph, described: Describing) -> Graph | None:
         return None
     graph = pruned(graph)
     fixed = fixed_values(graph)
-    groups = [group for group in _groups(graph, fixed) if any(fusion_of(node.op) is Fusion.COMPLEX for node in group)]
+    groups = [group for group in _groups(graph, fixed) if any(row_of(node.op).fusion is Fusion.COMPLEX for node in group)]
     whole = graph
     for group in reversed(groups):  # what comes before a group stays as it is
         graph = _replaced(graph, group, fixed, described)

@@ -20,9 +20,8 @@ from math import prod
 
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Node, Value
-from lowtide.ir.operators.fusion import is_fusible, may_be_scaled
 from lowtide.ir.operators.nodes import is_random, is_view
-from lowtide.ir.operators.table import functional_base, writes_in_place
+from lowtide.ir.operators.table import functional_base, row_of, writes_in_place
 
 _MOST_NODES = 64  # of a cluster
 _FEWEST = 2  # that compute
@@ -50,10 +49,10 @@ def clusters(graph: Graph) -> list[Cluster]:
 
 def is_simple(node: Node) -> bool:
     """Whether a node can be among those of a cluster."""
-    if not is_fusible(node.op) or node.body is not None or is_random(node) or not (node.results or node.writes):
+    if not row_of(node.op).fusible or node.body is not None or is_random(node) or not (node.results or node.writes):
         return False
     values = [*node.inputs, *node.results]
-    if any(value.dtype == "scalar" for value in values) and not may_be_scaled(node.op):
+    if any(value.dtype == "scalar" for value in values) and not row_of(node.op).scaled:
         return False
     tensors = [value for value in values if value.dtype != "scalar"]
     return all(map(_is_plain, tensors)) and len({value.storage.device for value in tensors}) == 1 and _writes_plainly(node)

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lowtide.ir.graph import Arg, Atom, Graph, Node
-from lowtide.ir.operators.forms import EMPTY_LIKE, EMPTY_STRIDED, OF_SIZES
+from lowtide.ir.operators.table import forms_of
 from lowtide.ir.sizes import contiguous_stride
 from lowtide.rewrite.base import Rewritten, replace_nodes
+
+_EMPTY_LIKE, _EMPTY_STRIDED = "aten.empty_like.default", "aten.empty_strided.default"
 
 
 def make_anew(graph: Graph) -> Rewritten:
@@ -21,13 +23,14 @@ def make_anew(graph: Graph) -> Rewritten:
 
 def _made(node: Node) -> Node | None:
     """The node that makes the same of numbers; None where there is none."""
-    value = node.outputs[0] if node.op in OF_SIZES else None
+    op = forms_of(node.op).of_sizes
+    value = node.outputs[0] if op else None
     if value is None or not all(isinstance(size, int) for size in (*value.shape, *value.stride)):
         return None
     looks = (("dtype", Atom("dtype", value.dtype)), ("device", Atom("device", value.storage.device)))
     args: tuple[Arg, ...] = (value.shape,)
     if value.stride == contiguous_stride(value.shape):
-        return replace(node, op=OF_SIZES[node.op], args=args, kwargs=looks)
-    if node.op == EMPTY_LIKE:
-        return replace(node, op=EMPTY_STRIDED, args=(*args, value.stride), kwargs=looks)
+        return replace(node, op=op, args=args, kwargs=looks)
+    if node.op == _EMPTY_LIKE:
+        return replace(node, op=_EMPTY_STRIDED, args=(*args, value.stride), kwargs=looks)
     return None

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.operators.axes.axis import Axis, Reduced, cut_by, innermost, is_innermost
-from lowtide.ir.operators.axes.table import axes_of
-from lowtide.ir.operators.axes.views import groups
+from lowtide.ir.operators.nodes import axes_of
+from lowtide.ir.operators.views import groups
 from lowtide.ir.sizes import Size
 
 Axes = tuple[Axis, ...]

@@ -17,11 +17,9 @@ import sympy
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value, values_of
 from lowtide.ir.operators.axes.axis import Axis, Combine, argument, of_tensor, with_arguments
-from lowtide.ir.operators.axes.table import reads_any_strides
-from lowtide.ir.operators.forms import ADDING, OUT
 from lowtide.ir.operators.names import CLONE, COPY
 from lowtide.ir.operators.nodes import is_view
-from lowtide.ir.operators.table import row_of
+from lowtide.ir.operators.table import forms_of, row_of
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.sizes import ITEM_BYTES, Size, contiguous_stride, product
 from lowtide.rewrite.row_sums import ROWS, can_add_rows, rows_of
@@ -46,7 +44,7 @@ def straight(node: Node, place: Value, over: Sequence[tuple[Value, str]] = ()) -
     elementwise = next((overload for _, overload in (*node.inplace, *over) if overload.endswith(".out")), None)
     if row_of(node.op).in_memory_of:  # a kernel that looks at no strides: its place may have gaps
         elementwise = None
-    op = OUT.get(node.op, elementwise)
+    op = forms_of(node.op).out or elementwise
     if op is None or len(node.outputs) != 1:
         return ()
     written = _writing(op, node.args, place, (*node.kwargs, ("out", place)), node)
@@ -69,8 +67,8 @@ def adding(node: Node, place: Value, combine: Combine) -> tuple[Node, ...]:
         views = rows_of(node, node.results[0].name)
         args = (place, 0, *(view.outputs[0] for view in views))
         return *views, _writing("aten.index_add_.default", args, place, (), node)
-    op = ADDING.get(node.op)
-    return () if op is None else (_writing(op, (place, *node.args), place, node.kwargs, node),)
+    op = forms_of(node.op).adding
+    return (_writing(op, (place, *node.args), place, node.kwargs, node),) if op else ()
 
 
 def _writing(op: str, args: tuple[Arg, ...], place: Value, kwargs: tuple[tuple[str, Arg], ...] = (), instead: Node | None = None) -> Node:
@@ -138,7 +136,7 @@ class Parts:
 
     def _node(self, node: Node, axis: Axis | None) -> Node:
         outputs = self._outputs(node)
-        gaps = () if is_view(node) or reads_any_strides(node.op) else [value for value in node.inputs if self._has_gaps(value)]
+        gaps = () if is_view(node) or row_of(node.op).any_strides else [value for value in node.inputs if self._has_gaps(value)]
         instead = {value: self._dense(value) for value in gaps}
         if axis is not None:
             sizes = {path: self._share(argument(node, path)) for path in axis.sizes}

@@ -6,7 +6,7 @@ from lowtide.cost.flops import node_flops
 from lowtide.cpu.partition.partition import LoopWeights
 from lowtide.cpu.partition.reuse import Reuse, reuse_of
 from lowtide.ir.graph import Node, Value
-from lowtide.ir.operators.nests import nest_of
+from lowtide.ir.operators.nodes import nest_of
 from tests.cpu.networks import Builder
 
 

@@ -1,10 +1,9 @@
 """Which operators are complex, simple, or unknown to a generator of kernels."""
 
 import pytest
-import torch
 
-from lowtide.ir.operators import fusion
-from lowtide.ir.operators.fusion import Fusion, fusion_of, is_elementwise
+from lowtide.ir.operators.row import Fusion
+from lowtide.ir.operators.table import row_of
 
 
 @pytest.mark.parametrize(
@@ -12,7 +11,9 @@ from lowtide.ir.operators.fusion import Fusion, fusion_of, is_elementwise
     [
         ("aten.convolution.default", Fusion.COMPLEX),
         ("aten.addmm.default", Fusion.COMPLEX),
-        ("aten.relu_.default", Fusion.SIMPLE),
+        ("aten.relu_.default", Fusion.ELEMENTWISE),
+        ("aten.mul.Tensor", Fusion.ELEMENTWISE),
+        ("aten.mean.dim", Fusion.SIMPLE),
         ("aten._softmax.default", Fusion.SIMPLE),
         ("aten.cumsum.default", Fusion.NONE),
         ("fission.loop", Fusion.NONE),
@@ -20,14 +21,4 @@ from lowtide.ir.operators.fusion import Fusion, fusion_of, is_elementwise
     ],
 )
 def test_what_an_operator_is(op: str, expected: Fusion):
-    assert fusion_of(op) is expected
-
-
-def test_every_name_is_an_operator_of_torch():
-    names = fusion._COMPLEX | fusion._SIMPLE
-    assert [name for name in sorted(names) if not hasattr(torch.ops.aten, name)] == []
-
-
-def test_elementwise_ones_map_each_element():
-    assert is_elementwise("aten.mul.Tensor")
-    assert not is_elementwise("aten.mean.dim")
+    assert row_of(op).fusion is expected

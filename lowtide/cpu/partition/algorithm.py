@@ -18,8 +18,9 @@ import numpy as np
 from lowtide.cpu.partition.merge import merge
 from lowtide.cpu.partition.partition import LoopWeights, Partition, constant_nodes, edges_between, from_sets, ordered
 from lowtide.ir.graph import Graph, Node
-from lowtide.ir.operators.fusion import Fusion, fusion_of, is_elementwise
 from lowtide.ir.operators.nodes import is_view
+from lowtide.ir.operators.row import Fusion
+from lowtide.ir.operators.table import row_of
 
 PAPERS_WEIGHT = 600.0  # of a cluster: with the weights as they are, clusters of MobileViT weigh 440 on average, as the paper's do
 MOST_WEIGHT = 2400.0  # here parts are tuned, not clusters, and what is joined is found in linear time: no block need be cut
@@ -30,7 +31,7 @@ _Sets = list[list[int]]  # positions of nodes, in an order in which they can run
 
 def _generated(node: Node) -> bool:
     """Whether kernels are generated for an operator at all; what is none stays alone."""
-    return fusion_of(node.op) is not Fusion.NONE and not node.writes and node.body is None
+    return row_of(node.op).fusion is not Fusion.NONE and not node.writes and node.body is None
 
 
 @dataclass(frozen=True)
@@ -106,12 +107,12 @@ def split(parts: Partition, *, joinable: Callable[[Node], bool] = _generated) ->
 
 def is_complex(node: Node) -> bool:
     """Whether an operator adds up products: convolutions, products of matrices, attention."""
-    return fusion_of(node.op) is Fusion.COMPLEX
+    return row_of(node.op).fusion is Fusion.COMPLEX
 
 
 def is_epilogue(node: Node) -> bool:
     """Whether an operator can be applied to each element as another makes it."""
-    return is_elementwise(node.op) or is_view(node) or node.op.startswith(_NORMS)
+    return row_of(node.op).fusion is Fusion.ELEMENTWISE or is_view(node) or node.op.startswith(_NORMS)
 
 
 def _alone(graph: Graph) -> _Sets:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Kind, Node
-from lowtide.ir.operators.nests import Nest, nest_of
+from lowtide.ir.operators.nests import Nest
+from lowtide.ir.operators.nodes import nest_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lowtide.ir.graph import Node, Value
-from lowtide.ir.operators.nests import Index, Nest, nest_of
+from lowtide.ir.operators.nests import Index, Nest
+from lowtide.ir.operators.nodes import nest_of
 
 
 @dataclass(frozen=True, slots=True)

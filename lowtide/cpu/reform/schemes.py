@@ -16,8 +16,8 @@ from math import prod
 from lowtide.base.narrow import there
 from lowtide.cpu.reform.chains import Part
 from lowtide.ir.graph import Node, Value
-from lowtide.ir.operators.nests import Nest, nest_of
-from lowtide.ir.operators.nodes import is_view
+from lowtide.ir.operators.nests import Nest
+from lowtide.ir.operators.nodes import is_view, nest_of
 from lowtide.ir.operators.shapes import ints
 from lowtide.ir.sizes import ITEM_BYTES
 

@@ -1,62 +1,243 @@
-"""Rows of norms, activations and plain arithmetic, and of operators about which torch's fake kernels or tags err."""
+"""Norms, losses, and what looks around within a plane: pools and interpolation."""
 
 from __future__ import annotations
 
-from lowtide.ir.operators.row import Fake, Operator, ReadsResult, Statistics, WithWrites
+from collections.abc import Iterator
+from math import prod
+from typing import Any
 
+from lowtide.base.narrow import of_kind
+from lowtide.ir.graph import Node, Value
+from lowtide.ir.operators.axes.axis import Axis, Combine, Reduced, Role
+from lowtide.ir.operators.axes.builders import MEAN, SAME, SUM, NodeLocation, axis, given, number
+from lowtide.ir.operators.row import AxesRule, Fake, Fusion, Operator, Statistics, WithWrites
+from lowtide.ir.operators.shapes import Bounds, bytes_of, ints, read_bytes
+from lowtide.ir.sizes import ITEM_BYTES
+
+_NONE, _MEAN, _SUM = 0, 1, 2  # torch's reductions of losses
+
+
+def layer_norm(node: Node) -> Iterator[Axis]:
+    """x[.., normalised], normalised shape, weight, bias: statistics keep the rank."""
+    for dim in _outside(node, 0, 1):
+        yield from axis(node, {0: dim}, {0: dim, 1: dim, 2: dim})
+
+
+def layer_norm_backward(node: Node) -> Iterator[Axis]:
+    """gradient, x, normalised shape, mean, invstd, weight, bias: gradients of weight and bias are sums."""
+    for dim in _outside(node, 1, 2):
+        yield from axis(node, {0: dim, 1: dim, 3: dim, 4: dim}, {0: dim, 1: SUM, 2: SUM})
+
+
+def _outside(node: Node, position: int, normalised: int) -> range:
+    """The dimensions that a layer norm does not normalise."""
+    value, shape = given(node, (position,)), node.args[normalised]
+    return range(len(value.shape) - len(shape)) if value is not None and isinstance(shape, tuple) else range(0)
+
+
+def group_norm(node: Node) -> Iterator[Axis]:
+    """x[n, c, ..], weight, bias, n, c, pixels, groups: statistics are [n, groups]."""
+    yield from axis(node, {0: 0}, {0: 0, 1: 0, 2: 0}, [(3,)])
+    yield from axis(node, {0: 1, 1: 0, 2: 0}, {0: 1, 1: 1, 2: 1}, [(4,), (6,)])
+
+
+def group_norm_backward(node: Node) -> Iterator[Axis]:
+    """gradient, x, mean, invstd, weight, n, c, pixels, groups."""
+    yield from axis(node, {0: 0, 1: 0, 2: 0, 3: 0}, {0: 0, 1: SUM, 2: SUM}, [(5,)])
+    yield from axis(node, {0: 1, 1: 1, 2: 1, 3: 1, 4: 0}, {0: 1, 1: 0, 2: 0}, [(6,), (8,)])
+
+
+def batch_norm(node: Node) -> Iterator[Axis]:
+    """x[n, c, ..], weight, bias, running mean and variance, training. Statistics of a batch close all dimensions but the channels."""
+    value = given(node, (0,))
+    if value is None:
+        return
+    training = node.args[5] is not False
+    kept: Role = 0 if training else SAME  # what is saved of a norm that takes no statistics is empty
+    yield from axis(node, {0: 1, 1: 0, 2: 0, 3: 0, 4: 0}, {0: 1, 1: kept, 2: kept})
+    if not training:
+        for dim in (0, *range(2, len(value.shape))):
+            yield from axis(node, {0: dim}, {0: dim, 1: SAME, 2: SAME})
+
+
+def batch_norm_backward(node: Node) -> Iterator[Axis]:
+    """gradient, x, weight, running mean and variance, saved mean and invstd, training."""
+    value = given(node, (1,))
+    if value is None:
+        return
+    training = node.args[7] is not False
+    saved: NodeLocation = {5: 0, 6: 0} if training else {}
+    yield from axis(node, {0: 1, 1: 1, 2: 0, 3: 0, 4: 0, **saved}, {0: 1, 1: 0, 2: 0})
+    if not training:
+        for dim in (0, *range(2, len(value.shape))):
+            yield from axis(node, {0: dim, 1: dim}, {0: dim, 1: SUM, 2: SUM})
+
+
+def likelihood(node: Node) -> Iterator[Axis]:
+    """scores[n, c, ..], target[n, ..], weight, reduction -> loss, total weight. A mean is a sum over the sum of weights, at the end."""
+    scores = given(node, (0,))
+    if scores is None or len(scores.shape) < 2:
+        return
+    reduction, total = number(node, 3, "reduction", _MEAN), node.outputs[1]
+    for dim in (0, *range(2, len(scores.shape))):
+        sliced: NodeLocation = {0: dim, 1: dim - (dim > 0)}
+        if reduction == _NONE:
+            yield from axis(node, sliced, {0: sliced[1], 1: SAME})
+        elif reduction == _SUM:
+            yield from axis(node, sliced, {0: SUM, 1: SUM})
+        elif total is not None and len(node.args) > 3:
+            yield from axis(node, sliced, {0: Reduced(Combine.SUM, over=1), 1: SUM}, instead={(3,): _SUM})
+
+
+def likelihood_backward(node: Node) -> Iterator[Axis]:
+    """gradient, scores[n, c, ..], target[n, ..], weight, reduction, ignored, total weight: that of the whole."""
+    scores = given(node, (1,))
+    if scores is None or len(scores.shape) < 2:
+        return
+    for dim in (0, *range(2, len(scores.shape))):
+        target = dim - (dim > 0)
+        by_element: NodeLocation = {0: target} if node.args[4] == _NONE else {}
+        yield from axis(node, {1: dim, 2: target, **by_element}, {0: dim})
+
+
+def mean_square(node: Node) -> Iterator[Axis]:
+    """x, target, reduction."""
+    one, two = given(node, (0,)), given(node, (1,))
+    if one is None or two is None or one.shape != two.shape:
+        return
+    reduction = number(node, 2, "reduction", _MEAN)
+    for dim in range(len(one.shape)):
+        role: Role = dim if reduction == _NONE else MEAN if reduction == _MEAN else SUM
+        yield from axis(node, {0: dim, 1: dim}, {0: role})
+
+
+def mean_square_backward(node: Node) -> Iterator[Axis]:
+    """gradient, x, target, reduction; the gradient of a mean divides by the count of what it is given, so it is closed."""
+    one, two = given(node, (1,)), given(node, (2,))
+    if one is None or two is None or one.shape != two.shape or node.args[3] == _MEAN:
+        return
+    for dim in range(len(one.shape)):
+        by_element: NodeLocation = {0: dim} if node.args[3] == _NONE else {}
+        yield from axis(node, {1: dim, 2: dim, **by_element}, {0: dim})
+
+
+def planes(dims: int, sizes: int | None = None) -> AxesRule:
+    """All but the last dimensions, in every tensor: what looks around in a plane, or in the last two dimensions of a matrix."""
+
+    def rule(node: Node) -> Iterator[Axis]:
+        tensors = [at for at in range(len(node.args)) if given(node, (at,)) is not None]
+        value = given(node, (tensors[0],)) if tensors else None
+        for dim in range(len(value.shape) - dims if value is not None else 0):
+            sliced: NodeLocation = dict.fromkeys(tensors, dim)
+            yield from axis(node, sliced, dict.fromkeys(range(len(node.outputs)), dim), () if sizes is None else [(sizes, dim)])
+
+    return rule
+
+
+def columns(node: Node) -> Iterator[Axis]:
+    """Windows as columns, and back: [n, c, ..] and [n, c * window, positions], or without n."""
+    value = given(node, (0,))
+    made = node.outputs[0]
+    if value is not None and made is not None:
+        for dim in range(min(len(value.shape), len(made.shape)) - 1):
+            yield from axis(node, {0: dim}, {0: dim})
+
+
+def likelihood_bytes(node: Node) -> int:
+    """Of the scores one for each target is read."""
+    scores, targets = node.args[0], node.args[1]
+    scores = of_kind(Value, scores)
+    return read_bytes(node, (0,)) + prod(ints(node, targets)) * ITEM_BYTES[scores.dtype] + bytes_of(node.results)
+
+
+def labels(node: Node, value: Value) -> Bounds | None:
+    """The classes, and the label that says that an element does not count."""
+    scores, ignored = node.args[0], node.args[4]
+    if node.args[1] is not value or not isinstance(scores, Value) or not isinstance(ignored, int):
+        return None
+    classes = scores.shape[1 if len(scores.shape) > 1 else 0]
+    return (min(0, ignored), max(classes - 1, ignored)) if isinstance(classes, int) else None
+
+
+_GENERATED: dict[str, Any] = {"fusion": Fusion.SIMPLE, "fusible": True}
 _RUNNING = (3, 4)  # mean and variance
-_WITH_FLAG = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index")
-_GATHERING = ("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts")
+_WITH_FLAG = Statistics(_RUNNING, flag=5)
 
 _NORMS = (
+    Operator(name="aten.native_layer_norm", axes=layer_norm, **_GENERATED),
+    Operator(name="aten.native_layer_norm_backward", axes=layer_norm_backward, fusible=True),
+    Operator(name="aten.native_group_norm", axes=group_norm, **_GENERATED),
+    Operator(name="aten.native_group_norm_backward", axes=group_norm_backward, fusible=True),
+    Operator(name="aten.native_batch_norm", axes=batch_norm, statistics=_WITH_FLAG, **_GENERATED),
     Operator(
         name="aten.native_batch_norm.default",
         statistics=Statistics(_RUNNING, flag=5, optional=True),
         with_writes=WithWrites("aten._native_batch_norm_legit_functional.default", own=3),
         fake=Fake.STATISTICS_TYPE,
+        epsilon=7,
     ),
-    *(Operator(name=f"aten.{name}", statistics=Statistics(_RUNNING, flag=5)) for name in _WITH_FLAG),
-    *(Operator(name=f"aten.{name}", statistics=Statistics(_RUNNING, flag=None)) for name in _GATHERING),
+    Operator(name="aten.native_batch_norm_backward", axes=batch_norm_backward, fusible=True),
+    Operator(name="aten._native_batch_norm_legit_no_training", epsilon=6, **_GENERATED),
+    Operator(name="aten._batch_norm_no_update", **_GENERATED),
+    Operator(name="aten.cudnn_batch_norm", statistics=_WITH_FLAG),
+    Operator(name="aten.miopen_batch_norm", statistics=_WITH_FLAG),
+    Operator(name="aten._batch_norm_impl_index", statistics=_WITH_FLAG),
+    Operator(name="aten.batch_norm_gather_stats", statistics=Statistics(_RUNNING, flag=None)),
+    Operator(name="aten.batch_norm_gather_stats_with_counts", statistics=Statistics(_RUNNING, flag=None)),
     Operator(name="aten.batch_norm_update_stats", statistics=Statistics((1, 2), flag=None)),
-)
-
-_ACTIVATIONS = (
-    # x <= a or x >= b, and min(max(x, a), b) <= a or >= b, are the same question
-    Operator(
-        name="aten.hardtanh_backward.default", elementwise=True, reads_result=ReadsResult("aten.hardtanh.default", (-1, 1), bounds=True)
-    ),
-    # x > 0, and (x if x > 0 else s * x) > 0, are the same question if s > 0
-    Operator(
-        name="aten.leaky_relu_backward.default", elementwise=True, reads_result=ReadsResult("aten.leaky_relu.default", (0.01,), rising=0)
-    ),
-    Operator(name="aten.elu_backward.default", elementwise=True),
-    Operator(name="aten.softplus_backward.default", elementwise=True),
-    Operator(name="aten.div_.Tensor", complex_in_place="lowtide.divided.default"),
-)
-
-# Their kernels on a CPU write an element once they have read all that they need of it: the result may lie where an argument does.
-_SOFTMAXES = tuple(
-    Operator(name=f"aten.{name}", in_memory_of=f"aten.{name}.out")
-    for name in ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data")
-)
-
-# One rounding of the exact result, as IEEE 754 wants it of scalar and vector instructions alike.
-_ARITHMETIC = tuple(Operator(name=f"aten.{name}.Tensor", rounds_once=True) for name in ("add", "sub", "mul", "div"))
-
-_REDUCED = tuple(
-    Operator(name=f"aten.{name}.default", fake=Fake.KEEPS_ELEMENTS)
-    for name in ("mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy")
-)
-
-_ASKING_DATA = (
-    Operator(name="aten.linalg_lstsq.default", fake=Fake.ASKS_DATA_FOR_SHAPES),
+    Operator(name="aten.rms_norm", fusible=True),
     Operator(name="aten._transformer_encoder_layer_fwd.default", fake=Fake.MISSING),
+)
+
+# Gradients of losses and pools ask their input for its shape alone.
+_LOSSES = (
+    *(
+        Operator(name=f"aten.{name}_forward", axes=likelihood, moved_bytes=likelihood_bytes, refuses=labels)
+        for name in ("nll_loss", "nll_loss2d")
+    ),
+    *(Operator(name=f"aten.{name}_backward", axes=likelihood_backward, unread=(1,)) for name in ("nll_loss", "nll_loss2d")),
+    Operator(name="aten.mse_loss", axes=mean_square),
+    Operator(name="aten.mse_loss_backward", axes=mean_square_backward),
+    *(
+        Operator(name=f"aten.{name}.default", fake=Fake.KEEPS_ELEMENTS)
+        for name in ("mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy")
+    ),
     Operator(name="aten.multilabel_margin_loss_forward.default", fake=Fake.LOSS_OF_ONE),
-    Operator(name="aten._nested_tensor_from_mask_left_aligned.default", answers_without_data=True),
-    Operator(name="aten.masked_select.default", shaped_by=(1,)),
     Operator(name="aten._ctc_loss.default", shaped_by=()),
     Operator(name="aten._ctc_loss.Tensor", shaped_by=(2, 3)),
-    Operator(name="aten._pack_padded_sequence.default", shaped_by=(1,)),
 )
 
-ROWS = (*_NORMS, *_ACTIVATIONS, *_SOFTMAXES, *_ARITHMETIC, *_REDUCED, *_ASKING_DATA)
+
+def _pool(name: str, dims: int, **columns: Any) -> Iterator[Operator]:
+    """A pool over so many dimensions, and its gradient."""
+    yield Operator(name=f"aten.{name}", axes=planes(dims), **columns)
+    yield Operator(name=f"aten.{name}_backward", axes=planes(dims), unread=(1,))
+
+
+_RESIZED = ("upsample_bilinear2d", "upsample_nearest2d", "upsample_bicubic2d", "_upsample_nearest_exact2d")
+
+_WINDOWS = (
+    *_pool("max_pool2d_with_indices", 2, fusion=Fusion.SIMPLE, planes=2),
+    *_pool("max_pool3d_with_indices", 3, planes=3),
+    *_pool("avg_pool2d", 2, fusion=Fusion.SIMPLE),
+    *_pool("avg_pool3d", 3),
+    *_pool("_adaptive_avg_pool2d", 2, fusion=Fusion.SIMPLE),
+    *_pool("_adaptive_avg_pool3d", 3),
+    *_pool("adaptive_max_pool2d", 2, planes=2),
+    *_pool("adaptive_max_pool3d", 3, planes=3),
+    Operator(name="aten.adaptive_avg_pool2d", fusion=Fusion.SIMPLE),
+    Operator(name="aten.fractional_max_pool2d", planes=2),
+    Operator(name="aten.fractional_max_pool3d", planes=3),
+    *(Operator(name=f"aten.{name}", axes=planes(2)) for name in _RESIZED),
+    *(Operator(name=f"aten.{name}_backward", axes=planes(2, sizes=2)) for name in _RESIZED),
+    Operator(name="aten.tril", axes=planes(2)),
+    Operator(name="aten.triu", axes=planes(2)),
+    Operator(name="aten.pixel_shuffle", axes=planes(3)),
+    Operator(name="aten.pixel_unshuffle", axes=planes(3)),
+    Operator(name="aten.im2col", axes=columns),
+    Operator(name="aten.im2col.default", fake=Fake.FIXES_SIZES),
+    Operator(name="aten.col2im", axes=columns),
+    Operator(name="aten.col2im.default", fake=Fake.FIXES_SIZES),
+)
+
+ROWS = (*_NORMS, *_LOSSES, *_WINDOWS)

@@ -1,43 +1,70 @@
-"""Rows of what only looks at memory, gets it, fills it, or reads and writes it in places."""
+"""What gets memory, copies it or fills it, by a tensor that it is to be like or by sizes."""
 
 from __future__ import annotations
 
-from lowtide.ir.operators.row import Fake, Operator
-from lowtide.ir.operators.traffic import index_put, into_positions, likelihood, lookup
+from collections.abc import Iterator
+from typing import Any
 
-_VIEWS = (
-    "_conj", "_fw_primal", "_indices", "_make_dual", "_neg_view", "_nested_get_values", "_nested_view_from_buffer",
-    "_nested_view_from_jagged", "_reshape_alias", "_sparse_broadcast_to", "_values", "alias", "as_strided", "ccol_indices", "col_indices",
-    "crow_indices", "detach", "diagonal", "expand", "indices", "lift_fresh", "permute", "row_indices", "select", "slice", "slice_inverse",
-    "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "values", "view_as_complex", "view_as_real",
-)  # fmt: skip
+from lowtide.ir.graph import Node
+from lowtide.ir.operators.axes.axis import Axis
+from lowtide.ir.operators.axes.builders import axis
+from lowtide.ir.operators.elementwise import pointwise
+from lowtide.ir.operators.row import AxesRule, Fake, Fusion, Operator
 
-_UNTOUCHED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
-_FILLED = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "copy", "fill", "zero")
+def filled(sizes_at: int) -> AxesRule:
+    """A tensor of sizes that are given, the same everywhere."""
 
-# Gradients for which the input is asked for its shape alone.
-_SHAPED = (
-    "nll_loss", "nll_loss2d", "max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d",
-    "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d",
-)  # fmt: skip
+    def rule(node: Node) -> Iterator[Axis]:
+        made = node.outputs[0]
+        for dim in range(len(made.shape) if made is not None else 0):
+            yield from axis(node, {}, {0: dim}, [(sizes_at, dim)])
 
-_FIXING = ("constant_pad_nd", "im2col", "col2im", "linspace", "logspace")
+    return rule
 
-ROWS = (
-    *(Operator(name=f"aten.{name}", view=True) for name in _VIEWS),
-    Operator(name="aten.view", view=True, fake=Fake.STRIDES_OF_VIEWS),
-    Operator(name="aten._unsafe_view", fake=Fake.STRIDES_OF_VIEWS),
-    *(Operator(name=f"aten.{name}.default", fake=Fake.FIXES_SIZES) for name in _FIXING),
-    *(Operator(name=f"aten.{name}", rebinds=True) for name in ("set_", "resize_", "resize_as_", "_resize_output_")),
-    *(Operator(name=f"aten.{name}", untouched=True) for name in _UNTOUCHED),
-    *(Operator(name=f"aten.{name}", unread=(0,)) for name in _FILLED),
-    *(Operator(name=f"aten.{name}_backward", unread=(1,)) for name in _SHAPED),
-    *(Operator(name=f"aten.{name}", moved_bytes=lookup) for name in ("embedding", "index", "index_select", "gather", "take")),
-    *(Operator(name=f"aten.{name}", moved_bytes=likelihood) for name in ("nll_loss_forward", "nll_loss2d_forward")),
-    Operator(name="aten.index_put_", moved_bytes=index_put),
-    Operator(name="aten.scatter_", moved_bytes=into_positions(2, 3)),
-    Operator(name="aten.scatter_add_", moved_bytes=into_positions(2, 3, adds=True)),
-    Operator(name="aten.index_copy_", moved_bytes=into_positions(2, 3)),
-    Operator(name="aten.index_add_", moved_bytes=into_positions(2, 3, adds=True)),
+
+def strided(node: Node) -> Iterator[Axis]:
+    """x, sizes, strides: the outermost dimension in memory, as strides stay what they are."""
+    made = node.outputs[0]
+    if made is None or not all(isinstance(step, int) for step in made.stride):
+        return
+    dims = [dim for dim, extent in enumerate(made.shape) if extent != 1]
+    if dims:
+        dim = max(dims, key=lambda each: made.stride[each])
+        yield from axis(node, {}, {0: dim}, [(1, dim)])
+
+
+_GENERATED: dict[str, Any] = {"fusion": Fusion.SIMPLE, "fusible": True}
+
+_LIKE = (
+    *pointwise("clone _to_copy", **_GENERATED),
+    *pointwise("alias detach", view=True, **_GENERATED),
+    *pointwise("lift_fresh", view=True),
+    *pointwise("lift_fresh_copy"),
+    *pointwise("copy fill zero", unread=(0,)),
+    *pointwise("full_like ones_like zeros_like", unread=(0,), fusible=True),
+    *pointwise("empty_like", untouched=True),
+    # The form that takes sizes in the place of a tensor of these sizes.
+    Operator(name="aten.empty_like.default", of_sizes="aten.empty.memory_format"),
+    Operator(name="aten.zeros_like.default", of_sizes="aten.zeros.default"),
+    Operator(name="aten.ones_like.default", of_sizes="aten.ones.default"),
 )
+
+_OF_SIZES = (
+    Operator(name="aten.zeros", axes=filled(0)),
+    Operator(name="aten.ones", axes=filled(0)),
+    Operator(name="aten.full", axes=filled(0)),
+    Operator(name="aten.empty", untouched=True),
+    Operator(name="aten.empty.memory_format", axes=filled(0)),
+    Operator(name="aten.empty_strided", untouched=True),
+    Operator(name="aten.new_zeros", axes=filled(1), unread=(0,)),
+    Operator(name="aten.new_ones", axes=filled(1), unread=(0,)),
+    Operator(name="aten.new_full", axes=filled(1), unread=(0,)),
+    Operator(name="aten.new_empty", axes=filled(1), untouched=True),
+    Operator(name="aten.new_empty_strided", axes=strided, untouched=True),
+    Operator(name="aten.linspace.default", fake=Fake.FIXES_SIZES),
+    Operator(name="aten.logspace.default", fake=Fake.FIXES_SIZES),
+    Operator(name="aten.linalg_lstsq.default", fake=Fake.ASKS_DATA_FOR_SHAPES),
+)
+
+ROWS = (*_LIKE, *_OF_SIZES)

@@ -1,16 +1,20 @@
-"""What a node does, by its operator's row: draws random numbers, gives views, copies to the host, can be repeated."""
+"""What a node does, by its operator's row: draws random numbers, gives views, copies to the host, runs in parts, can be repeated."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from math import prod
 
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Graph, Node, Storage, Value
+from lowtide.ir.operators.axes.axis import Axis
 from lowtide.ir.operators.collectives.nodes import is_collective, loads_parts
 from lowtide.ir.operators.names import ARITHMETIC, DROP, LOAD, LOOP, REGION, STORE
-from lowtide.ir.operators.row import Draws, Operator
+from lowtide.ir.operators.nests import Access, Index, Nest, NestLoop
+from lowtide.ir.operators.row import Draws, Fusion, Operator
+from lowtide.ir.operators.shapes import ints
 from lowtide.ir.operators.table import row_of
 
 # A library's operator and its overload, or arithmetic on Python numbers: nothing that Python could look up by such a name.
@@ -89,3 +93,33 @@ def repeatable(node: Node) -> Node | None:
 
 def _dtypes(args: Iterable[Arg]) -> set[str]:
     return {arg.dtype for arg in args if isinstance(arg, Value)}
+
+
+def axes_of(node: Node) -> tuple[Axis, ...]:
+    """Along what a node can be run in parts; () where it cannot, or nobody knows."""
+    rule = row_of(node.op).axes
+    return () if rule is None or node.body is not None or is_random(node) else tuple(rule(node))
+
+
+def nest_of(node: Node) -> Nest:
+    """The loops around an operator. Raises CheckError where a shape is symbolic."""
+    rule = row_of(node.op).nest
+    found = None if rule is None else rule(node)
+    return _by_shape(node) if found is None else found
+
+
+def _by_shape(node: Node) -> Nest:
+    """A loop for each dimension of the largest result or argument."""
+    values = [value for value in node.outputs if value is not None] or list(node.inputs)
+    shapes = [ints(node, value) for value in (*values, *node.inputs) if value.storage.kind.value not in ("parameter", "buffer")]
+    largest = max(shapes, key=prod, default=())
+    loops = tuple(NestLoop(f"d{dim}", extent) for dim, extent in enumerate(largest))
+    made = node.outputs[0] if node.outputs and node.outputs[0] is not None else None
+    if made is None or ints(node, made) != largest or row_of(node.op).fusion is not Fusion.ELEMENTWISE:
+        return Nest(loops)
+    return Nest(loops, tuple(Access(value, _broadcast(ints(node, value), len(largest))) for value in node.inputs))
+
+
+def _broadcast(shape: tuple[int, ...], rank: int) -> tuple[Index, ...]:
+    """Dimensions aligned at the end; what has an extent of 1 is no loop's."""
+    return tuple(((f"d{rank - len(shape) + dim}", 1),) if extent != 1 else () for dim, extent in enumerate(shape))

@@ -1,16 +1,82 @@
-"""Rows of what multiplies matrices: products, convolutions, attention.
-
-Floating-point operations of products, from shapes alone. A multiplication and an addition are two operations.
-"""
+"""Products of matrices and vectors: their axes, their loops, what they take. A multiplication and an addition are two operations."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
+from typing import Any
 
 from lowtide.ir.graph import Node
-from lowtide.ir.operators.row import Count, Draws, MaskSplit, Operator
+from lowtide.ir.operators.axes.axis import Axis, Role
+from lowtide.ir.operators.axes.builders import SUM, NodeLocation, axis, given
+from lowtide.ir.operators.nests import by_letters
+from lowtide.ir.operators.row import AxesRule, Count, Fusion, Operator
 from lowtide.ir.operators.shapes import made_shape, shape_of
-from lowtide.ir.operators.traffic import convolution_gradients
+
+
+def einsum(text: str) -> AxesRule:
+    """A product by its letters, "mk,kn->mn": each letter an axis, those that the result lacks are summed.
+
+    An argument in brackets is added, "[mn],mk,kn->mn": it may be broadcast, and there is no axis over what is summed, as every part would
+    add it.
+    """
+    given_text, _, made = text.partition("->")
+    terms = given_text.split(",")
+
+    def rule(node: Node) -> Iterator[Axis]:
+        added = any(term.startswith("[") for term in terms)
+        for letter in dict.fromkeys(letter for letter in given_text if letter.isalpha()):
+            if letter in made:
+                sliced: NodeLocation = {at: dim for at, term in enumerate(terms) if (dim := _place(node, at, term, letter)) is not None}
+                yield from axis(node, sliced, {0: made.index(letter)})
+            elif not added:
+                yield from axis(node, {at: term.index(letter) for at, term in enumerate(terms) if letter in term}, {0: SUM})
+
+    return rule
+
+
+def _place(node: Node, at: int, term: str, letter: str) -> int | None:
+    """The dimension of a term along which it has a letter, counted from the back; None where it lacks it."""
+    letters = term.strip("[]")
+    value = given(node, (at,))
+    if value is None or letter not in letters:
+        return None
+    dim = letters.index(letter) - len(letters)
+    return None if -dim > len(value.shape) or (term.startswith("[") and value.shape[dim] == 1) else dim
+
+
+def matmul(node: Node) -> Iterator[Axis]:
+    """[.., m, k] @ [.., k, n], batches broadcast; a vector on either side has no m, or no n."""
+    one, two, made = given(node, (0,)), given(node, (1,)), node.outputs[0]
+    if one is None or two is None or made is None:
+        return
+    rows, columns = len(one.shape) > 1, len(two.shape) > 1
+    batch = len(made.shape) - rows - columns
+    for dim in range(batch):
+        from_back = dim - batch
+        sliced: dict[int, int] = {}
+        for at, value in ((0, one), (1, two)):
+            if len(value.shape) - 2 >= -from_back and value.shape[from_back - 2] != 1:
+                sliced[at] = from_back - 2
+        yield from axis(node, sliced, {0: dim})
+    if rows:
+        yield from axis(node, {0: -2}, {0: batch})
+    if columns:
+        yield from axis(node, {1: -1}, {0: -1})
+    yield from axis(node, {0: -1, 1: -2 if columns else -1}, {0: SUM})
+
+
+def linear(node: Node) -> Iterator[Axis]:
+    x, bias = given(node, (0,)), given(node, (2,))
+    if x is None:
+        return
+    last = len(x.shape) - 1
+    for dim in range(last):
+        yield from axis(node, {0: dim}, {0: dim})
+    made: dict[int, Role] = {0: last}
+    yield from axis(node, {1: 0, 2: 0}, made)
+    if bias is None:
+        yield from axis(node, {0: last, 1: 1}, {0: SUM})
 
 
 def matrices(left: int, right: int) -> Count:
@@ -23,95 +89,30 @@ def vectors(left: int, right: int) -> Count:
     return lambda node: 2 * max(prod(shape_of(node, left)), prod(made_shape(node, 0)), prod(shape_of(node, right)))
 
 
-def convolution(node: Node) -> int:
-    """Each element of the result is a sum over one kernel; transposed, each element of the input is spread over one."""
-    shape = shape_of(node, 0) if node.args[6] else made_shape(node, 0)
-    return 2 * shape[0] * prod(shape[2:]) * prod(shape_of(node, 1))
+def _product(name: str, text: str, flops: Count, **columns: Any) -> Operator:
+    """A product by its letters, see `einsum`."""
+    return Operator(name=name, axes=einsum(text), any_strides=True, nest=by_letters(text), flops=flops, **columns)
 
 
-def convolution_backward(transposed: int) -> Count:
-    """The gradients of input and weight are convolutions of as many operations as the forward one; that of the bias is a sum."""
+_GENERATED = Fusion.COMPLEX
 
-    def count(node: Node) -> int:
-        spread = shape_of(node, 1) if node.args[transposed] else shape_of(node, 0)
-        each = 2 * spread[0] * prod(spread[2:]) * prod(shape_of(node, 2))
-        return each * sum(output is not None for output in node.outputs[:2])
-
-    return count
-
-
-def attention(node: Node) -> int:
-    """Two products of matrices for each head: `q k^T` and `p v`."""
-    query, key, value = (shape_of(node, position) for position in (0, 1, 2))
-    return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
-
-
-def attention_backward(node: Node) -> int:
-    """`q k^T` once more, and the gradients of p, v, q and k: five products."""
-    query, key, value = (shape_of(node, position) for position in (1, 2, 3))
-    return 2 * prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])
-
-
-# Backends compute the gradient of the input by one kernel, and those of weight and bias by another.
-_GRADIENTS = ((0,), (1, 2))
-
-_PRODUCTS = (
-    Operator(name="aten.mm", flops=matrices(0, 1), in_layout="lowtide.mm_in_layout.default"),
-    Operator(name="aten.bmm", flops=matrices(0, 1), in_layout="lowtide.bmm_in_layout.default"),
-    Operator(name="aten.matmul", flops=matrices(0, 1)),
-    Operator(name="aten.addmm", flops=matrices(1, 2), in_layout="lowtide.addmm_in_layout.default"),
-    Operator(name="aten.baddbmm", flops=matrices(1, 2), in_layout="lowtide.baddbmm_in_layout.default"),
+ROWS = (
+    _product("aten.mm", "mk,kn->mn", matrices(0, 1), fusion=_GENERATED, in_layout="lowtide.mm_in_layout.default"),
+    Operator(name="aten.mm.default", out="aten.mm.out", adding="aten.addmm_.default", added="aten.addmm.default", weight_of_rows=1),
+    _product("aten.bmm", "bmk,bkn->bmn", matrices(0, 1), fusion=_GENERATED, in_layout="lowtide.bmm_in_layout.default"),
+    Operator(name="aten.bmm.default", out="aten.bmm.out", adding="aten.baddbmm_.default", added="aten.baddbmm.default"),
+    _product("aten.addmm", "[mn],mk,kn->mn", matrices(1, 2), fusion=_GENERATED, in_layout="lowtide.addmm_in_layout.default"),
+    Operator(name="aten.addmm.default", out="aten.addmm.out", weight_of_rows=2),
+    _product("aten.baddbmm", "[bmn],bmk,bkn->bmn", matrices(1, 2), fusion=_GENERATED, in_layout="lowtide.baddbmm_in_layout.default"),
+    Operator(name="aten.baddbmm.default", out="aten.baddbmm.out"),
     Operator(name="aten.addbmm", flops=matrices(1, 2), in_layout="lowtide.addbmm_in_layout.default"),
     *(Operator(name=f"lowtide.{name}_in_layout", flops=matrices(0, 1)) for name in ("mm", "bmm")),
     *(Operator(name=f"lowtide.{name}_in_layout", flops=matrices(1, 2)) for name in ("addmm", "baddbmm", "addbmm")),
-    Operator(name="aten.mv", flops=vectors(0, 1)),
-    Operator(name="aten.dot", flops=vectors(0, 1)),
-    Operator(name="aten.vdot", flops=vectors(0, 1)),
-    Operator(name="aten.addmv", flops=vectors(1, 2)),
-    Operator(name="aten.addr", flops=vectors(1, 2)),
+    _product("aten.mv", "mk,k->m", vectors(0, 1)),
+    _product("aten.addmv", "[m],mk,k->m", vectors(1, 2)),
+    _product("aten.dot", "k,k->", vectors(0, 1)),
+    _product("aten.vdot", "k,k->", vectors(0, 1)),
+    _product("aten.addr", "[mn],m,n->mn", vectors(1, 2)),
+    Operator(name="aten.matmul", axes=matmul, any_strides=True, fusion=_GENERATED, flops=matrices(0, 1)),
+    Operator(name="aten.linear", axes=linear, any_strides=True, fusion=_GENERATED),
 )
-
-_CONVOLUTIONS = (
-    Operator(name="aten.convolution", flops=convolution),
-    Operator(name="aten.convolution_overrideable", flops=convolution),
-    Operator(
-        name="aten.convolution_backward",
-        flops=convolution_backward(transposed=7),
-        moved_bytes=convolution_gradients,
-        split=MaskSplit(mask=10, groups=_GRADIENTS),
-    ),
-    Operator(
-        name="aten.convolution_backward_overrideable",
-        flops=convolution_backward(transposed=6),
-        moved_bytes=convolution_gradients,
-        split=MaskSplit(mask=9, groups=_GRADIENTS),
-    ),
-)
-
-_MAYBE = Draws.WITH_PROBABILITY
-
-_ATTENTION = (
-    Operator(name="aten._scaled_dot_product_flash_attention_for_cpu", draws=_MAYBE, probability=3, flops=attention),
-    Operator(name="aten._scaled_dot_product_flash_attention", draws=_MAYBE, probability=3, flops=attention),
-    Operator(name="aten._scaled_dot_product_flash_attention.quantized", draws=_MAYBE, probability=6, flops=attention),
-    Operator(name="aten._scaled_dot_product_efficient_attention", draws=_MAYBE, probability=5, flops=attention),
-    Operator(name="aten._scaled_dot_product_cudnn_attention", draws=_MAYBE, probability=5, flops=attention),
-    Operator(name="aten._scaled_dot_product_attention_math", draws=_MAYBE, probability=4),
-    Operator(name="aten._scaled_dot_product_attention_math_for_mps", draws=_MAYBE, probability=4),
-    Operator(name="aten.scaled_dot_product_attention", draws=_MAYBE, probability=4),
-    Operator(name="aten._scaled_dot_product_fused_attention_overrideable", draws=Draws.ALWAYS),
-    Operator(name="aten._cudnn_attention_forward", draws=Draws.ALWAYS),
-    Operator(name="aten._efficient_attention_forward", draws=Draws.ALWAYS),
-    Operator(name="aten._flash_attention_forward", draws=Draws.ALWAYS),
-    Operator(name="aten._flash_attention_forward_no_dropout_inplace", draws=Draws.ALWAYS),
-    Operator(name="aten._fill_mem_eff_dropout_mask_", draws=Draws.ALWAYS),
-    Operator(name="aten._fused_sdp_choice", draws=Draws.ALWAYS),
-    Operator(name="aten._triton_scaled_dot_attention", draws=Draws.ALWAYS),
-    Operator(name="aten._scaled_dot_product_flash_attention_for_cpu_backward", flops=attention_backward),
-    Operator(name="aten._scaled_dot_product_flash_attention_backward", flops=attention_backward),
-    Operator(name="aten._scaled_dot_product_efficient_attention_backward", draws=Draws.AGAIN, flops=attention_backward),
-    Operator(name="aten._scaled_dot_product_cudnn_attention_backward", draws=Draws.AGAIN, flops=attention_backward),
-    Operator(name="aten._cudnn_attention_backward", draws=Draws.AGAIN),
-)
-
-ROWS = (*_PRODUCTS, *_CONVOLUTIONS, *_ATTENTION)

@@ -5,14 +5,19 @@ A new fact about operators is a new column here, and a test in `tests/ir/test_op
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from lowtide.ir.graph import Arg, Node
+from lowtide.ir.graph import Arg, Node, Value
+from lowtide.ir.operators.axes.axis import Axis
+from lowtide.ir.operators.nests import NestRule
+from lowtide.ir.operators.shapes import Bounds
 
 Count: TypeAlias = Callable[[Node], int]
+AxesRule: TypeAlias = Callable[[Node], Iterator[Axis]]
+BoundsRule: TypeAlias = Callable[[Node, Value], "Bounds | None"]
 
 
 class Draws(Enum):
@@ -45,6 +50,28 @@ class Collective(Enum):
     BEGINS = "it begins; what it makes is whole only when it has ended"
     ENDS = "it waits for the end"
     LOADS = "it does both: what the processes hold parts of is made whole, as often as that is wanted"
+
+
+class Fusion(Enum):
+    """What an operator is to a generator of kernels (AGO, section II).
+
+    A complex one has loops that reduce. A simple one only maps, moves or reduces what is there once: it can be a prologue or an epilogue
+    of a complex one. Of what is neither nothing is generated: torch runs it.
+    """
+
+    NONE = "nothing is generated for it"
+    COMPLEX = "a convolution or a product"
+    SIMPLE = "a norm, a reduction, a window or a change of layout"
+    ELEMENTWISE = "simple, and maps each element by itself, broadcast apart"
+
+
+@dataclass(frozen=True, slots=True)
+class Indices:
+    """An integer result that holds indices along a dimension."""
+
+    result: int
+    dimension: int  # the position of the argument that names it
+    default: int | None = None  # where it is left out; None: indices are into all of the tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +139,18 @@ class Operator:
     collective: Collective = Collective.NONE
     in_memory_of: str = ""  # the overload that may leave its result in the memory of an argument, where torch's tags name none
     launches: int = 1  # kernels that one run starts on a device
+    axes: AxesRule | None = None  # along what it can be run in parts
+    any_strides: bool = False  # it is known to read tensors however they are laid out; not all kernels look at strides
+    nest: NestRule | None = None  # the loops around it
+    fusion: Fusion = Fusion.NONE
+    fusible: bool = False  # in a training step it gains by sharing a kernel: elementwise, a norm, a reduction, a change of layout
+    scaled: bool = False  # a number that differs from call to call may be among its arguments: it does a few sums and products
+    indices: Indices | None = None
+    planes: int = 0  # its integer result holds indices into so many dimensions at the end
+    refuses: BoundsRule | None = None  # bounds outside of which it raises, of an argument of integers
+    out: str = ""  # the form that writes where it is told
+    adding: str = ""  # the form that adds its result to its first argument
+    added: str = ""  # the operator that adds its product to its first argument, and gives the sum
+    of_sizes: str = ""  # the form that takes sizes in the place of a tensor of these sizes
+    weight_of_rows: int = 0  # of a product of rows by a weight: where the weight stands, behind the rows, and before those a bias
+    epsilon: int = 0  # where the epsilon of a batch norm stands, of one that may have statistics given

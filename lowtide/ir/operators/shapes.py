@@ -5,10 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Container, Iterable
 from math import prod
+from typing import TypeAlias
 
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Arg, Node, Value, values_of
 from lowtide.ir.sizes import ITEM_BYTES, Size
+
+Bounds: TypeAlias = "tuple[int, int]"  # the least and the greatest number
 
 
 def shape_of(node: Node, position: int) -> tuple[int, ...]:
@@ -49,3 +52,14 @@ def _int(size: Size) -> int:
         return operator.index(size)
     except TypeError as error:
         raise CheckError(f"expected a size, got {size}: give its dimensions values first") from error
+
+
+def below(given: Arg, dimension: Arg) -> Bounds | None:
+    """From 0 up to the extent of an argument along a dimension."""
+    if not isinstance(given, Value) or not isinstance(dimension, int) or not given.shape:
+        return None
+    return up_to(given.shape[dimension])
+
+
+def up_to(count: Size) -> Bounds | None:
+    return (0, count - 1) if isinstance(count, int) and count > 0 else None

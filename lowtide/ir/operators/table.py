@@ -1,6 +1,6 @@
 """The table: one row an operator, and the rules that make rows.
 
-1. The row of an overload goes before that of the operator.
+1. What an overload's row leaves out is said by the operator's.
 2. The in-place form of x is x_, and what is not said of x_ is said of x.
 3. Other operators of aten, arithmetic on numbers, copies to the host, loops and lowtide's own do nothing that a column knows of;
    of other people's operators it is not known whether they draw random numbers.
@@ -10,25 +10,52 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+from dataclasses import fields, replace
 
-from lowtide.ir.operators import draws, layers, memory, own, products
+from lowtide.ir.operators import (
+    attention,
+    convolutions,
+    draws,
+    elementwise,
+    layers,
+    lookups,
+    memory,
+    own,
+    products,
+    reductions,
+    views,
+)
 from lowtide.ir.operators.collectives import rows as collectives
 from lowtide.ir.operators.row import Draws, Operator
 
-ROWS: dict[str, Operator] = {row.name: row for piece in (products, draws, memory, layers, own, collectives) for row in piece.ROWS}
+_FAMILIES = (elementwise, products, convolutions, attention, reductions, layers, lookups, memory, views, draws, own, collectives)
+ROWS: dict[str, Operator] = {row.name: row for family in _FAMILIES for row in family.ROWS}
 
 _OWN = ("aten", "py", "host", "fission", "fuse", "lowtide")
+
+
+_NOTHING = {each.name: each.default for each in fields(Operator) if each.name != "name"}
 
 
 @functools.cache
 def row_of(op: str) -> Operator:
     """What is known of the operator of a node: "aten.add.Tensor"."""
     base, written = _base(op), functional_base(op)
-    found = next((ROWS[name] for name in (op, base, written) if name in ROWS), None)
-    if found is None:
-        found = Operator(name=base, draws=Draws.NEVER if op.split(".")[0] in _OWN else Draws.UNKNOWN)
+    names = dict.fromkeys((op, f"{written}.{op.rpartition('.')[2]}", base, written))
+    rows = [ROWS[name] for name in names if name in ROWS]
+    unknown = Operator(name=base, draws=Draws.NEVER if op.split(".")[0] in _OWN else Draws.UNKNOWN)
+    found = functools.reduce(_completed, rows) if rows else unknown
     return replace(found, factorises=True) if _is_linear_algebra(base.rpartition(".")[2]) else found
+
+
+def forms_of(op: str) -> Operator:
+    """The row of this very overload, which names its other forms: one in place has none of these."""
+    return ROWS.get(op) or Operator(name=op)
+
+
+def _completed(row: Operator, by: Operator) -> Operator:
+    """A row with what it leaves out as another one says."""
+    return replace(row, **{name: getattr(by, name) for name, default in _NOTHING.items() if getattr(row, name) == default})
 
 
 def functional_base(op: str) -> str:

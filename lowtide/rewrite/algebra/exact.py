@@ -33,7 +33,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from lowtide.ir.graph import Arg, Atom, Kind, Node, Value
-from lowtide.ir.operators.integers import CONVERTS, HOLDS, Bounds, made_within, refused_beyond
+from lowtide.ir.operators.integers import CONVERTS, HOLDS, made_within, refused_beyond
+from lowtide.ir.operators.shapes import Bounds
 from lowtide.ir.sizes import ITEM_BYTES
 from lowtide.rewrite.algebra.encodings import held_as, readers_of_packed
 from lowtide.rewrite.algebra.rule import Match

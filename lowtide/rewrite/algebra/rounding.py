@@ -15,11 +15,11 @@ product to what lies there needs no memory for the product, and no pass over bot
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lowtide.ir.graph import Arg, Node, Storage, Value
-from lowtide.ir.operators.forms import ADDED, EPSILON_OF_NORMS, WEIGHT_OF_ROWS
+from lowtide.ir.operators.table import forms_of
 from lowtide.ir.sizes import contiguous_stride
 from lowtide.rewrite.algebra.rule import Match
 from lowtide.rewrite.algebra.uses import Uses, count_of, is_dense, is_row_by_row, layout
@@ -45,7 +45,7 @@ def products_added(uses: Uses) -> Iterator[Match]:
 def _is_product(uses: Uses, value: Value, node: Node) -> bool:
     """Whether a value is a whole product that is made to be added here, to something that lies as it does."""
     maker, result = uses.makers_of.get(value.storage), node.outputs[0]
-    if maker is None or maker.op not in ADDED or maker.kwargs or result is None or value.storage in uses.kept:
+    if maker is None or not forms_of(maker.op).added or maker.kwargs or result is None or value.storage in uses.kept:
         return False
     if [uses.readers[value.storage], sum(given.storage is value.storage for given in node.inputs)] != [[node], 1]:
         return False
@@ -71,7 +71,7 @@ def _added_product(uses: Uses, maker: Node, node: Node, other: Value) -> Iterato
 
 
 def _multiplied(maker: Node, node: Node, onto: Value, result: Value) -> Node:
-    op, after = ADDED[maker.op], tuple(dict.fromkeys((*maker.after, *node.after)))
+    op, after = forms_of(maker.op).added, tuple(dict.fromkeys((*maker.after, *node.after)))
     inplace = ((onto, op.replace(".default", "_.default")),)
     return replace(node, op=op, args=(onto, *maker.args), outputs=(result,), inplace=inplace, after=after)
 
@@ -186,25 +186,25 @@ class _Layer:
         if self.node.op == _CONVOLUTION:
             op, args = self.node.op, (self.node.args[0], weight, bias, *self.node.args[3:])
         else:
-            op, args = "aten.addmm.default", (bias, self.node.args[WEIGHT_OF_ROWS[self.node.op] - 1], weight)
+            op, args = "aten.addmm.default", (bias, self.node.args[forms_of(self.node.op).weight_of_rows - 1], weight)
         return replace(self.node, op=op, args=args, outputs=(made,), inplace=())
 
 
 def folded_into_convolutions(uses: Uses) -> Iterator[Match]:
     """batch_norm(conv(x, w, b)) -> conv(x, w * s, (b - mean) * s + beta)."""
-    yield from _places(uses, (_CONVOLUTION,))
+    yield from _places(uses, lambda op: op == _CONVOLUTION)
 
 
 def folded_into_products(uses: Uses) -> Iterator[Match]:
     """batch_norm(addmm(b, x, w)) -> addmm((b - mean) * s + beta, x, w * s)."""
-    yield from _places(uses, WEIGHT_OF_ROWS)
+    yield from _places(uses, lambda op: forms_of(op).weight_of_rows > 0)
 
 
-def _places(uses: Uses, ops: Sequence[str] | dict[str, int]) -> Iterator[Match]:
-    for norm in [node for node in uses.graph.nodes if node.op in EPSILON_OF_NORMS and _is_given(node)]:
+def _places(uses: Uses, is_layer: Callable[[str], bool]) -> Iterator[Match]:
+    for norm in [node for node in uses.graph.nodes if forms_of(node.op).epsilon and _is_given(node)]:
         held = norm.args[0]
         maker = uses.makers_of.get(held.storage) if isinstance(held, Value) else None
-        layer = _layer(maker) if maker is not None and maker.op in ops else None
+        layer = _layer(maker) if maker is not None and is_layer(maker.op) else None
         if layer is not None and isinstance(held, Value) and _fits(uses, norm, held, layer):
             gone = dict.fromkeys((layer.node, *uses.views[held.storage]), ())
             yield Match({**gone, norm: tuple(_folded(uses, norm, layer))}, held.storage)
@@ -214,7 +214,7 @@ def _layer(node: Node) -> _Layer | None:
     """A convolution that is not transposed, or a product of rows by a weight; None for others."""
     if node.kwargs:
         return None
-    weight = node.args[WEIGHT_OF_ROWS.get(node.op, 1)]
+    weight = node.args[forms_of(node.op).weight_of_rows or 1]
     if not isinstance(weight, Value) or (node.op == _CONVOLUTION and node.args[_TRANSPOSED]):
         return None
     if node.op == _CONVOLUTION:
@@ -256,7 +256,7 @@ def _folded(uses: Uses, norm: Node, layer: _Layer) -> Iterator[Node]:
         steps.append(Node(op, args, (replace(new, stride=like.stride),), source=norm.source))
         return steps[-1].results[0]
 
-    scale = step("aten.rsqrt.default", step("aten.add.Scalar", var, norm.args[EPSILON_OF_NORMS[norm.op]]))
+    scale = step("aten.rsqrt.default", step("aten.add.Scalar", var, norm.args[forms_of(norm.op).epsilon]))
     scale = scale if gamma is None else step("aten.mul.Tensor", scale, gamma)
     wide = scale
     if scale.shape != layer.shape:

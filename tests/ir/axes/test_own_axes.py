@@ -5,7 +5,7 @@ import torch
 
 import lowtide.kernels  # noqa: F401  its operators
 from bench.parts import call, wrong_axes
-from lowtide.ir.operators.axes.table import axes_of
+from lowtide.ir.operators.nodes import axes_of
 
 CALLS = {
     "lowtide.masked.default": lambda x, bits: (x, bits),

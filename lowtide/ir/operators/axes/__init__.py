@@ -1,6 +1,6 @@
 """Along what an operator can be run in parts: its axes, by rules that read a node's arguments. No torch.
 
-    axes_of(node) -> Axis*                                                                     table.py; () where nothing is known
+    axes_of(node) -> Axis*                                                                     ../nodes.py; () where nothing is known
 
 An **axis** is one index that an operator loops over, as in einsum: mm(a, b) = sum over k of a[m, k] b[k, n] has three. To run a node in
 parts along an axis is to run it once for each piece of [0, extent), in any number of pieces of any whole sizes:

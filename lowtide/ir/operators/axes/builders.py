@@ -6,7 +6,7 @@ outputs. `axis` leaves out what does not exist, counts the units, and says nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import gcd
 from typing import Any, TypeAlias
 
@@ -17,7 +17,6 @@ from lowtide.ir.graph import Arg, Node, Value
 from lowtide.ir.operators.axes.axis import Axis, Combine, Path, Reduced, Role, argument
 from lowtide.ir.sizes import Size
 
-Rule: TypeAlias = Callable[[Node], Iterator[Axis]]
 NodeLocation: TypeAlias = Mapping[Any, int]  # dimensions of arguments, by the argument's position: a path, or a number for args[number]
 
 SUM, MEAN, SAME = Reduced(Combine.SUM), Reduced(Combine.MEAN), Reduced(Combine.SAME)

@@ -1,14 +1,18 @@
-"""Rules of what reads and writes where an index says, and of what makes tensors of a size."""
+"""What reads and writes where an index says: elements that are touched once are moved once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 from lowtide.base.narrow import of_kind
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.axes.axis import Axis, Path
-from lowtide.ir.operators.axes.builders import SUM, NodeLocation, Rule, axis, given
+from lowtide.ir.operators.axes.builders import SUM, NodeLocation, axis, given
+from lowtide.ir.operators.row import AxesRule, Count, Fusion, Operator
+from lowtide.ir.operators.shapes import Bounds, below, bytes_of, ints, read_bytes
+from lowtide.ir.sizes import ITEM_BYTES
 
 
 def embedding(node: Node) -> Iterator[Axis]:
@@ -93,7 +97,7 @@ def _whole_mask(node: Node, value: Value) -> Path | None:
     return (1, 0) if isinstance(only, Value) and only.dtype == "bool" and only.shape == value.shape else None
 
 
-def along(index_at: int, *others: int, free: bool) -> Rule:
+def along(index_at: int, *others: int, free: bool) -> AxesRule:
     """x, dim, index, ..: dimensions other than `dim` where all extents agree; with `free` also `dim`, of which x is whole.
 
     `others` are the positions of tensors as large as the index.
@@ -159,43 +163,54 @@ def _by_vector(node: Node, source: int | None) -> Iterator[Axis]:
             yield from axis(node, {2: 0}, {0: dim})
 
 
-def filled(sizes_at: int) -> Rule:
-    """A tensor of sizes that are given, the same everywhere."""
-
-    def rule(node: Node) -> Iterator[Axis]:
-        made = node.outputs[0]
-        for dim in range(len(made.shape) if made is not None else 0):
-            yield from axis(node, {}, {0: dim}, [(sizes_at, dim)])
-
-    return rule
+def lookup_bytes(node: Node) -> int:
+    """Of the table as many elements are read as the result has."""
+    return read_bytes(node, (0,)) + 2 * bytes_of(node.results)
 
 
-def strided(node: Node) -> Iterator[Axis]:
-    """x, sizes, strides: the outermost dimension in memory, as strides stay what they are."""
-    made = node.outputs[0]
-    if made is None or not all(isinstance(step, int) for step in made.stride):
-        return
-    dims = [dim for dim, extent in enumerate(made.shape) if extent != 1]
-    if dims:
-        dim = max(dims, key=lambda each: made.stride[each])
-        yield from axis(node, {}, {0: dim}, [(1, dim)])
+def into_positions(index: int, source: int, *, adds: bool = False) -> Count:
+    """Elements of what the caller owns are written over, or added to, where an index says; the rest of it is not touched."""
+    return lambda node: _into_positions(node, index, source, adds)
 
 
-RULES: dict[str, Rule] = {
-    "aten.embedding": embedding,
-    "aten.embedding_dense_backward": embedding_backward,
-    "aten.index": index,
-    "aten.index_put": index_put,
-    "aten.gather": along(2, free=True),
-    "aten.scatter.src": along(2, 3, free=False),
-    "aten.scatter.value": along(2, free=False),
-    "aten.scatter_add": along(2, 3, free=False),
-    "aten.index_select": index_select,
-    "aten.index_add": index_add,
-    "lowtide.add_rows": rows_added,
-    "aten.index_copy": index_add,
-    "aten.index_fill.int_Scalar": index_fill,
-    **{f"aten.{name}": filled(0) for name in ("zeros", "ones", "full", "empty.memory_format")},
-    **{f"aten.{name}": filled(1) for name in ("new_zeros", "new_ones", "new_full", "new_empty")},
-    "aten.new_empty_strided": strided,
-}
+def index_put_bytes(node: Node) -> int:
+    """As `into_positions`; whether it adds is an argument."""
+    return _into_positions(node, 1, 2, len(node.args) > 3 and bool(node.args[3]))
+
+
+def _into_positions(node: Node, index: int, source: int, adds: bool) -> int:
+    given = node.args[source]
+    written = given if isinstance(given, Value) else node.args[index]  # a number goes wherever the index points
+    written_bytes = prod(ints(node, written)) * ITEM_BYTES[node.writes[0][0].dtype]
+    return read_bytes(node, (0,)) + (1 + adds) * written_bytes
+
+
+def looked_up(node: Node, value: Value) -> Bounds | None:
+    return below(node.args[0], 0) if node.args[1] is value else None
+
+
+def gathered(node: Node, value: Value) -> Bounds | None:
+    return below(node.args[0], node.args[1]) if node.args[2] is value else None
+
+
+ROWS = (
+    Operator(name="aten.embedding", axes=embedding, fusion=Fusion.SIMPLE, moved_bytes=lookup_bytes, refuses=looked_up),
+    Operator(name="aten.embedding_dense_backward", axes=embedding_backward),
+    Operator(name="aten.index", axes=index, moved_bytes=lookup_bytes),
+    Operator(name="aten.index_put", axes=index_put),
+    Operator(name="aten.index_put_", moved_bytes=index_put_bytes),
+    Operator(name="aten.gather", axes=along(2, free=True), moved_bytes=lookup_bytes, refuses=gathered),
+    Operator(name="aten.scatter.src", axes=along(2, 3, free=False)),
+    Operator(name="aten.scatter.value", axes=along(2, free=False)),
+    Operator(name="aten.scatter_", moved_bytes=into_positions(2, 3)),
+    Operator(name="aten.scatter_add", axes=along(2, 3, free=False)),
+    Operator(name="aten.scatter_add_", moved_bytes=into_positions(2, 3, adds=True)),
+    Operator(name="aten.index_select", axes=index_select, moved_bytes=lookup_bytes, refuses=gathered),
+    Operator(name="aten.index_add", axes=index_add),
+    Operator(name="aten.index_add_", moved_bytes=into_positions(2, 3, adds=True)),
+    Operator(name="aten.index_copy", axes=index_add),
+    Operator(name="aten.index_copy_", moved_bytes=into_positions(2, 3)),
+    Operator(name="aten.index_fill.int_Scalar", axes=index_fill),
+    Operator(name="aten.take", moved_bytes=lookup_bytes),
+    Operator(name="aten.masked_select.default", shaped_by=(1,)),
+)

@@ -1,4 +1,4 @@
-"""Rules of what only changes how memory is seen, and of copies that do the same: reshapes, permutations, selections, joins.
+"""What only changes how memory is seen, and copies that do the same: reshapes, permutations, selections, joins.
 
 A reshape keeps the order of elements. Its dimensions fall into groups of equal products, [2, 256, 12, 64] -> [512, 768] into (2, 256 | 512)
 and (12, 64 | 768); of each group the outermost dimensions have an axis, whose parts are contiguous runs of the group on both sides.
@@ -7,11 +7,13 @@ and (12, 64 | 768); of each group the outermost dimensions have an axis, whose p
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from lowtide.base.narrow import of_kind, there
 from lowtide.ir.graph import Arg, Node, Value
 from lowtide.ir.operators.axes.axis import Axis, Path, Role
-from lowtide.ir.operators.axes.builders import Rule, axis, divides, given, number
+from lowtide.ir.operators.axes.builders import axis, divides, given, number
+from lowtide.ir.operators.row import AxesRule, Fake, Fusion, Operator
 from lowtide.ir.sizes import Size
 
 _TO_END = 2**63 - 1  # the end of a slice that ends where its argument does
@@ -94,7 +96,7 @@ def expand(node: Node) -> Iterator[Axis]:
         yield from axis(node, {0: to - new} if there else {}, {0: to}, _extents(node, 1, to))
 
 
-def without(position: int, names: str = "dim", default: Arg = 0) -> Rule:
+def without(position: int, names: str = "dim", default: Arg = 0) -> AxesRule:
     """All dimensions but those that an argument names, which the results lack where there are fewer of them: select, unbind, flip."""
 
     def rule(node: Node) -> Iterator[Axis]:
@@ -210,7 +212,7 @@ def repeat(node: Node) -> Iterator[Axis]:
             yield from axis(node, {0: to - new}, {0: to})
 
 
-def back_from(size_at: int, dim_at: int, fewer: bool) -> Rule:
+def back_from(size_at: int, dim_at: int, fewer: bool) -> AxesRule:
     """The gradient of a view of a part of one dimension, given the whole's sizes: slice_backward, select_backward."""
 
     def rule(node: Node) -> Iterator[Axis]:
@@ -243,32 +245,61 @@ def _int(arg: Arg) -> int:
     return arg
 
 
-RULES: dict[str, Rule] = {
-    **{f"aten.{name}": reshape for name in ("view", "_unsafe_view", "reshape")},
-    "aten.view_as_real": leading,
-    "aten.view_as_complex": leading,
-    "aten.permute": permute,
-    "aten.permute_copy": permute,
-    "aten.transpose": transpose,
-    "aten.t": transpose,
-    "aten.expand": expand,
-    "aten.unsqueeze": in_order,
-    "aten.squeeze.dim": squeeze,
-    "aten.squeeze.dims": squeeze,
-    "aten.select": without(1),
-    "aten.unbind": without(1),
-    "aten.slice": slice_,
-    "aten.split": without(2),
-    "aten.unsafe_split": without(2),
-    "aten.split_with_sizes": without(2),
-    "aten.unfold": without(1),
-    "aten.flip": without(1, "dims", ()),
-    "aten._fft_c2c": without(1, "dim", ()),
-    "aten.roll": without(2, "dims", ()),
-    "aten.cat": cat,
-    "aten.stack": stack,
-    "aten.repeat": repeat,
-    "aten.slice_backward": back_from(1, 2, fewer=False),
-    "aten.select_backward": back_from(1, 2, fewer=True),
-    "aten.constant_pad_nd": pad,
-}
+_GENERATED: dict[str, Any] = {"fusion": Fusion.SIMPLE, "fusible": True}
+
+
+def _row(name: str, rule: AxesRule, **columns: Any) -> Operator:
+    return Operator(name=f"aten.{name}", axes=rule, any_strides=True, **columns)
+
+
+_SEEN = tuple(
+    Operator(name=f"aten.{name}", view=True)
+    for name in (
+        "_conj", "_fw_primal", "_indices", "_make_dual", "_neg_view", "_nested_get_values", "_nested_view_from_buffer",
+        "_nested_view_from_jagged", "_reshape_alias", "_sparse_broadcast_to", "_values", "as_strided", "ccol_indices", "col_indices",
+        "crow_indices", "diagonal", "indices", "row_indices", "slice_inverse", "values",
+    )
+)  # fmt: skip
+
+_VIEWS = (
+    _row("view", reshape, view=True, fake=Fake.STRIDES_OF_VIEWS, **_GENERATED),
+    _row("view_as_real", leading, view=True),
+    _row("view_as_complex", leading, view=True),
+    _row("permute", permute, view=True, **_GENERATED),
+    _row("transpose", transpose, view=True, **_GENERATED),
+    _row("t", transpose, view=True, **_GENERATED),
+    _row("expand", expand, view=True, **_GENERATED),
+    _row("unsqueeze", in_order, view=True, **_GENERATED),
+    Operator(name="aten.squeeze", view=True, **_GENERATED),
+    _row("squeeze.dim", squeeze),
+    _row("squeeze.dims", squeeze),
+    _row("select", without(1), view=True, **_GENERATED),
+    _row("unbind", without(1), view=True, **_GENERATED),
+    _row("slice", slice_, view=True, **_GENERATED),
+    _row("split", without(2), view=True, **_GENERATED),
+    _row("split_with_sizes", without(2), view=True, **_GENERATED),
+    _row("unfold", without(1), view=True),
+)
+
+_COPIES = (
+    _row("_unsafe_view", reshape, fake=Fake.STRIDES_OF_VIEWS, **_GENERATED),
+    _row("reshape", reshape, **_GENERATED),
+    _row("permute_copy", permute),
+    _row("unsafe_split", without(2)),
+    Operator(name="aten.chunk", **_GENERATED),
+    _row("flip", without(1, "dims", ())),
+    _row("_fft_c2c", without(1, "dim", ())),
+    _row("roll", without(2, "dims", ()), fusion=Fusion.SIMPLE),
+    _row("cat", cat, **_GENERATED),
+    _row("stack", stack, **_GENERATED),
+    _row("repeat", repeat),
+    _row("slice_backward", back_from(1, 2, fewer=False)),
+    _row("select_backward", back_from(1, 2, fewer=True)),
+    _row("constant_pad_nd", pad, **_GENERATED),
+    Operator(name="aten.constant_pad_nd.default", fake=Fake.FIXES_SIZES),
+    Operator(name="aten._pack_padded_sequence.default", shaped_by=(1,)),
+    Operator(name="aten._nested_tensor_from_mask_left_aligned.default", answers_without_data=True),
+    *(Operator(name=f"aten.{name}", rebinds=True) for name in ("set_", "resize_", "resize_as_", "_resize_output_")),
+)
+
+ROWS = (*_SEEN, *_VIEWS, *_COPIES)
