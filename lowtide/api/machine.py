@@ -194,7 +194,7 @@ def _knowing(candidate: Candidate, rewriting: Rewriting | None, generated: bool 
     """The candidate with what algebra did to it, or that its kernels are generated."""
     if rewriting is None:
         return replace(candidate, exact=not generated, generated=generated)
-    return replace(candidate, exact=rewriting.exact, costs_time=rewriting.costs_time, deeds=rewriting.deeds)
+    return replace(candidate, exact=rewriting.exact, costs_time=rewriting.costs_time, applied_rules=rewriting.applied_rules)
 
 
 def _share(say: Say) -> Listener:

@@ -67,7 +67,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Bare:
+class StagedBody:
     """A body as stages, before any of them are joined."""
 
     body: Graph
@@ -78,7 +78,7 @@ class Bare:
     constants: tuple[Packed, ...]
 
     @classmethod
-    def of(cls, body: Graph, fixed: Sequence[int], target: Target) -> Bare:
+    def of(cls, body: Graph, fixed: Sequence[int], target: Target) -> StagedBody:
         """The stages of a body of which the arguments `fixed` are constants."""
         known = frozenset(_following(body, [body.inputs[at] for at in fixed]))
         staged = Staging(body, known, target).staged(head_of)
@@ -92,16 +92,16 @@ class Bare:
         return ElementOffsets(places, packed), arena_bytes, elements
 
 
-def network_of(bare: Bare, joined: Sequence[int], placing: Placing) -> Network:
+def network_of(staged: StagedBody, joined: Sequence[int], placing: Placing) -> Network:
     """The network of a body, with the blocks that `choosing` has numbered."""
-    body, fixed = bare.body, bare.fixed
-    stages = with_blocks(bare.stages, joined)
-    addresses, arena_bytes, elements = bare.addresses(stages, placing)
-    source = source_of(stages, addresses, bare.target)
-    wanted = tuple(dict.fromkeys(value for recipe in bare.constants for value in read_by(recipe)))
-    constants = Graph(tuple(body.inputs[at] for at in fixed), _makers(body, bare.known, wanted), wanted)
+    body, fixed = staged.body, staged.fixed
+    stages = with_blocks(staged.stages, joined)
+    addresses, arena_bytes, elements = staged.addresses(stages, placing)
+    source = source_of(stages, addresses, staged.target)
+    wanted = tuple(dict.fromkeys(value for recipe in staged.constants for value in read_by(recipe)))
+    constants = Graph(tuple(body.inputs[at] for at in fixed), _makers(body, staged.known, wanted), wanted)
     live = tuple(at for at in range(len(body.inputs)) if at not in set(fixed))
-    return Network(source, stages, arena_bytes, elements, bare.constants, live, constants, body.outputs)
+    return Network(source, stages, arena_bytes, elements, staged.constants, live, constants, body.outputs)
 
 
 def read_by(recipe: Packed) -> list[Value]:

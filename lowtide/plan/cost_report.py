@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from lowtide.base import fields
 from lowtide.ir.graph import Graph
-from lowtide.plan.snapshot import LiveTensor, StorageLook, looks_by_name, tensor_from
+from lowtide.plan.snapshot import LiveTensor, StorageSpec, specs_by_name, tensor_from
 
 _WHERE = "plan: cost_report"
 _TIMES = ("run_us", "store_us", "load_us")
@@ -74,7 +74,7 @@ def cost_report_from(item: Any, graph: Graph) -> CostReport:
         fields.refuse(_WHERE, "frontier", "a list of pairs", frontier)
     if not isinstance(evictions, list):
         fields.refuse(_WHERE, "evictions", "a list", evictions)
-    known, steps = looks_by_name(graph), len(graph.nodes)
+    known, steps = specs_by_name(graph), len(graph.nodes)
     return CostReport(
         runs=fields.integers(_WHERE, item, "runs"),
         time_us=_number(_WHERE, item, "time_us"),
@@ -88,7 +88,7 @@ def cost_report_from(item: Any, graph: Graph) -> CostReport:
     )
 
 
-def _eviction(where: str, item: Any, known: Mapping[str, StorageLook], steps: int) -> Eviction:
+def _eviction(where: str, item: Any, known: Mapping[str, StorageSpec], steps: int) -> Eviction:
     fields.check_fields(where, item, {"tensor", "away", "at_peak", "runs", *_TIMES})
     tensor, away = tensor_from(where, item.get("tensor"), known, steps), fields.pairs(where, item, "away")
     borders = [tensor.start, *(step for span in away for step in span), tensor.end]

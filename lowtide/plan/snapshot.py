@@ -17,7 +17,7 @@ _PHASES = {Kind.ACTIVATION: "forward", Kind.BUFFER: "forward", Kind.GRADIENT: "b
 
 
 @dataclass(frozen=True, slots=True)
-class StorageLook:
+class StorageSpec:
     """What a storage is as a tensor, and which node makes it."""
 
     storage: Storage
@@ -35,16 +35,16 @@ class StorageLook:
         return None if self.maker is None else self.maker.source
 
 
-def looks(graph: Graph) -> dict[Storage, StorageLook]:
+def looks(graph: Graph) -> dict[Storage, StorageSpec]:
     """Every storage of a graph, as the first value on it looks: that of the input, or of the node that makes it."""
-    found: dict[Storage, StorageLook] = {}
+    found: dict[Storage, StorageSpec] = {}
     for value, maker in _values(graph):
         if value.storage not in found:
-            found[value.storage] = StorageLook(value.storage, value.dtype, value.shape, maker)
+            found[value.storage] = StorageSpec(value.storage, value.dtype, value.shape, maker)
     return found
 
 
-def looks_by_name(graph: Graph) -> dict[str, StorageLook]:
+def specs_by_name(graph: Graph) -> dict[str, StorageSpec]:
     return {storage.name: look for storage, look in looks(graph).items()}
 
 
@@ -85,7 +85,7 @@ class LiveTensor:
     end: int
 
     @classmethod
-    def of(cls, look: StorageLook, nbytes: int, start: int, end: int) -> LiveTensor:
+    def of(cls, look: StorageSpec, nbytes: int, start: int, end: int) -> LiveTensor:
         return cls(look.storage.name, nbytes, look.storage.kind, look.dtype, look.shape, look.op, look.source, start, end)
 
     def row(self) -> list[Any]:
@@ -146,14 +146,14 @@ def snapshot_from(where: str, item: Any, graph: Graph, order: Sequence[int]) -> 
         fields.refuse(where, "step", f"0 or more and below {len(order)}", step)
     if workspace_bytes < 0 or not isinstance(rows, list):
         fields.refuse(where, "tensors", "a list, and 'workspace_bytes' 0 or more", rows)
-    known = looks_by_name(graph)
+    known = specs_by_name(graph)
     tensors = tuple(tensor_from(where, row, known, len(order)) for row in rows)
     if not all(tensor.start <= step < tensor.end for tensor in tensors):
         fields.refuse(where, "tensors", f"tensors that live at step {step}", rows)
     return Snapshot.of(graph, step, graph.nodes[order[step]], workspace_bytes, tensors)
 
 
-def tensor_from(where: str, row: Any, known: Mapping[str, StorageLook], steps: int) -> LiveTensor:
+def tensor_from(where: str, row: Any, known: Mapping[str, StorageSpec], steps: int) -> LiveTensor:
     """The tensor that `LiveTensor.row` wrote. Raises FormatError for what cannot be one."""
     if not isinstance(row, list) or [type(item) for item in row] != [str, int, int, int]:
         fields.refuse(where, "tensor", "[storage, bytes, start, end]", row)

@@ -35,7 +35,7 @@ def summarize(plan: Contents) -> str:
         if plan.cost_report.time_bound_us:
             rows.append(("no run takes less than", "", time_text(plan.cost_report.time_bound_us), _time_gap(plan.cost_report)))
     table = [f"{label:<28}{eager:>12}{own:>14}  {note}".rstrip() for label, eager, own, note in rows]
-    table.append(f"{_deeds(plan)}; found by {plan.solver}")
+    table.append(f"{_changes(plan)}; found by {plan.solver}")
     if plan.peak is not None:
         table += snapshot_lines(plan.peak, again=plan.cost_report is not None and bool(plan.cost_report.evictions))
     table += split_lines(plan)
@@ -168,7 +168,7 @@ def _time_gap(report: CostReport) -> str:
     return f"gap {gap_us / report.time_us:.1%}" if gap_us > _LEAST_GAP * report.time_us else "proven least"
 
 
-def _deeds(plan: Contents) -> str:
+def _changes(plan: Contents) -> str:
     moved = sum(1 for before, after in zip(plan.order, plan.order[1:], strict=False) if after < before)
     in_place = sum(1 for slot in plan.reuses if slot >= 0)
     again = f", {plan.cost_report.recomputed} computed again" if plan.cost_report is not None and plan.cost_report.recomputed else ""

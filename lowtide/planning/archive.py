@@ -159,7 +159,7 @@ class CandidateArchive:
                 stopped=self.stopped,
             ),
         )
-        return dataclasses.replace(plan, algebra=told(candidate.deeds, plan))
+        return dataclasses.replace(plan, algebra=told(candidate.applied_rules, plan))
 
 
 def _without_cap(sweep: Sweep) -> Sweep:

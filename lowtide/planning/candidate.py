@@ -50,7 +50,7 @@ class Candidate:
     exact: bool = True  # its numbers are the captured graph's, to the last bit
     held_by_eager: HeldStorages = NOTHING_HELD  # of the captured graph
     costs_time: bool = False  # it takes longer than the captured graph
-    deeds: tuple[AppliedRule, ...] = ()  # what algebra did to it
+    applied_rules: tuple[AppliedRule, ...] = ()  # what algebra did to it
     root: int = -1  # which of the graphs, in the order in which they are made, it is or was split of; -1 where nothing was split
     generated: bool = False  # it runs generated kernels, which are faster than any order of torch's
     issue_us: tuple[float, ...] = ()  # by node, what it takes the host to issue it; empty where the host itself computes
@@ -58,9 +58,9 @@ class Candidate:
     _known: list[tuple[tuple[object, ...], Any]] = field(default_factory=list, repr=False)  # what was asked, and the answer
 
     @property
-    def deeds_us(self) -> float:
+    def algebra_us(self) -> float:
         """What algebra made it take more than the captured graph, below 0 for less."""
-        return sum(deed.cost_us for deed in self.deeds)
+        return sum(applied_rule.cost_us for applied_rule in self.applied_rules)
 
     def timed(self, node_us: Sequence[float], issue_us: Sequence[float] = ()) -> Candidate:
         """The same, knowing what its nodes take, and take the host beside; what was derived is kept."""

@@ -22,7 +22,7 @@ def ordered(candidates: Sequence[Candidate], request: Request) -> Plan:
     """
     order_together(candidates, request.solver, request.granule_bytes)
     best = min(
-        candidates, key=lambda each: (not each.generated, each.ordered(request.solver, request.granule_bytes).peak_bytes, each.deeds_us)
+        candidates, key=lambda each: (not each.generated, each.ordered(request.solver, request.granule_bytes).peak_bytes, each.algebra_us)
     )
     return in_its_order(candidates[0], best, request)
 
@@ -52,4 +52,4 @@ def in_its_order(captured: Candidate, best: Candidate, request: Request) -> Plan
         issue_us=best.issue_us,
         eager=dataclasses.replace(captured.eager(granule_bytes).timeline, us=captured.node_us),
     )
-    return dataclasses.replace(plan, algebra=told(best.deeds, plan))
+    return dataclasses.replace(plan, algebra=told(best.applied_rules, plan))

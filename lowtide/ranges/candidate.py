@@ -40,7 +40,7 @@ class Ranged:
     exact: bool = True  # its numbers are the captured graph's, to the last bit
     held_by_eager: HeldStorages = NOTHING_HELD  # of the captured graph
     costs_time: bool = False  # it takes longer than the captured graph
-    deeds: tuple[AppliedRule, ...] = ()  # what algebra did to it
+    applied_rules: tuple[AppliedRule, ...] = ()  # what algebra did to it
     extra_us: tuple[float, float] = (0.0, 0.0)  # by how much longer it takes, at the smallest and at the largest point
     written: Mapping[tuple[int, ...], AtPoint] = field(default_factory=dict, repr=False)  # by point: what is shared with other graphs
     _known: dict[tuple[int, ...], Candidate] = field(default_factory=dict, repr=False)
@@ -54,10 +54,12 @@ class Ranged:
 
     @classmethod
     def by_algebra(cls, rewriting: Rewriting, measures: Measures, smallest_us: float) -> Ranged:
-        """Of a graph that algebra has made, which takes so much longer at the smallest point; its deeds tell of the largest."""
-        extra_us = smallest_us, sum(deed.cost_us for deed in rewriting.deeds)
+        """Of a graph that algebra has made, which takes so much longer at the smallest point; its applied_rules tell of the largest."""
+        extra_us = smallest_us, sum(applied_rule.cost_us for applied_rule in rewriting.applied_rules)
         made = cls.of(rewriting.graph, measures)
-        return replace(made, exact=rewriting.exact, costs_time=rewriting.costs_time, deeds=rewriting.deeds, extra_us=extra_us)
+        return replace(
+            made, exact=rewriting.exact, costs_time=rewriting.costs_time, applied_rules=rewriting.applied_rules, extra_us=extra_us
+        )
 
     def is_free_at(self, point: Mapping[str, int]) -> bool:
         """Whether it takes no longer than the captured graph at a point: its operators' times grow with their elements, evenly."""
@@ -123,10 +125,12 @@ class Ranged:
         """The same, of which nothing is known yet. Raises ShapeError for a wrong point."""
         graph = self.at_largest if dict(point) == largest(self.dimensions) else self._at(point)
         held = self.held_by_eager.in_graph(graph)
-        deeds = tuple(deed.at(partial(size_at, dimensions=self.dimensions, point=point)) for deed in self.deeds)
+        applied_rules = tuple(
+            applied_rule.at(partial(size_at, dimensions=self.dimensions, point=point)) for applied_rule in self.applied_rules
+        )
         spaces, times = self.measures.workspaces_at(point), self.measures.times_at(point)
         costs_time, problem_of = self.costs_time or not self.is_free_at(point), partial(self.order_problem_at, dict(point))
-        return Candidate(graph, spaces, times, self.exact, held, costs_time, deeds, problem_of=problem_of)
+        return Candidate(graph, spaces, times, self.exact, held, costs_time, applied_rules, problem_of=problem_of)
 
 
 def same_everywhere(graph: Graph) -> Graph:

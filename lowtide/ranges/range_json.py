@@ -43,7 +43,7 @@ class WrittenCandidate:
     """What is known of one graph."""
 
     graph: str  # its hash
-    deeds: tuple[tuple[str, str, float], ...]  # what algebra did: rule, storage that was held, microseconds
+    applied_rules: tuple[tuple[str, str, float], ...]  # what algebra did: rule, storage that was held, microseconds
     smallest_us: float  # by how much longer it takes at the smallest point; without end where nobody knows
     points: tuple[tuple[int, ...], ...]  # [k] that were measured
     workspace_bytes: tuple[tuple[int, ...], ...]  # [k, nodes]
@@ -148,11 +148,11 @@ def _program(item: Any) -> WrittenProgram:
 
 
 def _candidate(item: Any) -> WrittenCandidate:
-    fields.check_fields(_WHERE, item, {"graph", "deeds", "smallest_us", "points", "workspace_bytes", "node_us"})
+    fields.check_fields(_WHERE, item, {"graph", "applied_rules", "smallest_us", "points", "workspace_bytes", "node_us"})
     smallest_us = item.get("smallest_us")
     return WrittenCandidate(
         fields.string(_WHERE, item, "graph"),
-        _each(item, "deeds", _deed),
+        _each(item, "applied_rules", _applied_rule),
         math.inf if smallest_us is None else _number("smallest_us", smallest_us),
         _each(item, "points", lambda row: _row(row, "points", _integer)),
         _each(item, "workspace_bytes", lambda row: _row(row, "workspace_bytes", _integer)),
@@ -160,10 +160,10 @@ def _candidate(item: Any) -> WrittenCandidate:
     )
 
 
-def _deed(item: Any) -> tuple[str, str, float]:
+def _applied_rule(item: Any) -> tuple[str, str, float]:
     if not isinstance(item, list) or len(item) != 3 or not all(isinstance(each, str) for each in item[:2]):
-        fields.refuse(_WHERE, "deeds", "a rule, a storage and microseconds", item)
-    return item[0], item[1], _number("deeds", item[2])
+        fields.refuse(_WHERE, "applied_rules", "a rule, a storage and microseconds", item)
+    return item[0], item[1], _number("applied_rules", item[2])
 
 
 def _member(item: Any) -> WrittenMember:

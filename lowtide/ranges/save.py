@@ -99,7 +99,7 @@ def _candidate(ranged: Ranged) -> WrittenCandidate:
     measures = ranged.measures
     return WrittenCandidate(
         program_hash(ranged.graph),
-        tuple((deed.rule, deed.held.name, deed.cost_us) for deed in ranged.deeds),
+        tuple((applied_rule.rule, applied_rule.held.name, applied_rule.cost_us) for applied_rule in ranged.applied_rules),
         ranged.extra_us[0],
         tuple(tuple(point.values()) for point in measures.grid.points),
         tuple(map(tuple, measures.workspace_bytes.tolist())),
@@ -115,7 +115,7 @@ def _ranged(graph: Graph, held: HeldStorages, written: WrittenProgram) -> tuple[
     """The graphs of one program, with what was measured; the captured one first. Raises FormatError for a graph that it does not become."""
     graphs = equal_graphs(graph)
     equal = {program_hash(same_everywhere(each)): each for each in reversed(graphs)}
-    if written.candidates[0].deeds or equal.get(written.candidates[0].graph) is not graph:
+    if written.candidates[0].applied_rules or equal.get(written.candidates[0].graph) is not graph:
         raise FormatError(_CHANGED.format("the captured graph is not the first of them"))
     found = [_candidate_again(equal, graphs[-1], each) for each in written.candidates]
     return replace(found[0], held_by_eager=held), *found[1:]
@@ -123,10 +123,10 @@ def _ranged(graph: Graph, held: HeldStorages, written: WrittenProgram) -> tuple[
 
 def _candidate_again(equal: Mapping[str, Graph], last: Graph, written: WrittenCandidate) -> Ranged:
     """One of the equal graphs, or the last of them as algebra has rewritten it."""
-    if not written.deeds and written.graph in equal:
+    if not written.applied_rules and written.graph in equal:
         graph = equal[written.graph]
         return Ranged.of(graph, _measures(graph, written))
-    rewriting = rewritten_with(last, {(rule, name): cost_us for rule, name, cost_us in written.deeds})
+    rewriting = rewritten_with(last, {(rule, name): cost_us for rule, name, cost_us in written.applied_rules})
     if program_hash(same_everywhere(rewriting.graph)) != written.graph:
         raise FormatError(_CHANGED.format("one of their graphs is not what the program is rewritten to"))
     return Ranged.by_algebra(rewriting, _measures(rewriting.graph, written), written.smallest_us)

@@ -88,20 +88,20 @@ class BatchSpec:
     @cached_property
     def looks(self) -> Looks | None:
         """By which a batch like it is recognised at once; None where not each leaf is a tensor on a CPU and an argument by itself."""
-        tensors = [look for _, look in self.leaves if isinstance(look, _TensorLook) and look.device.type == "cpu"]
+        tensors = [look for _, look in self.leaves if isinstance(look, _TensorSpec) and look.device.type == "cpu"]
         if [where for where, _ in self.leaves] != [f"[{at}]" for at in range(len(tensors))]:
             return None
         return Looks((look.shape, look.stride, look.dtype) for look in tensors)
 
     def is_tensor_like(self, leaf: int, dtype: str, shape: tuple[Any, ...], stride: tuple[Any, ...]) -> bool:
         look = self.leaves[leaf][1]
-        if not isinstance(look, _TensorLook) or (str(look.dtype).removeprefix("torch."), look.shape) != (dtype, shape):
+        if not isinstance(look, _TensorSpec) or (str(look.dtype).removeprefix("torch."), look.shape) != (dtype, shape):
             return False
         return same_strides(shape, look.stride, stride)
 
     def made_up(self) -> list[Any]:
         """Leaves like these, on a CPU: tensors of zeros. What lies between their elements is not touched, and takes no memory."""
-        return [_zeros(look) if isinstance(look, _TensorLook) else look for _, look in self.leaves]
+        return [_zeros(look) if isinstance(look, _TensorSpec) else look for _, look in self.leaves]
 
     def rows(self) -> list[Any]:
         """What a file keeps of it. Raises BatchError for a leaf that text cannot hold."""
@@ -159,7 +159,7 @@ class BatchSpec:
     def _is_alike(self, where: str, wanted: Any, got: Any, device: torch.device) -> bool:
         """False where a tensor has another shape or other strides. Raises BatchError for what differs otherwise."""
         look = _look(got, device)
-        if not isinstance(wanted, _TensorLook):
+        if not isinstance(wanted, _TensorSpec):
             if where in self.unread and type(got) is type(wanted):
                 return True
             if isinstance(got, torch.Tensor) or type(got) is not type(wanted) or not _equal(got, wanted):
@@ -170,10 +170,10 @@ class BatchSpec:
                 )
         elif not isinstance(got, torch.Tensor):
             raise BatchError(f"batch {where}: expected {wanted}, got a {type(got).__name__}")
-        elif got.requires_grad and isinstance(look, _TensorLook) and (self.training or torch.is_grad_enabled()):
+        elif got.requires_grad and isinstance(look, _TensorSpec) and (self.training or torch.is_grad_enabled()):
             raise BatchError(f"batch {where} {_DIFFERENTIATED}")
         elif not wanted.is_like(look):
-            if isinstance(look, _TensorLook) and (look.dtype, look.device) == (wanted.dtype, wanted.device):
+            if isinstance(look, _TensorSpec) and (look.dtype, look.device) == (wanted.dtype, wanted.device):
                 return False
             raise BatchError(f"batch {where}: expected {wanted}, got {look}{_advice(look, wanted, self.training)}")
         return True
@@ -191,7 +191,7 @@ class _NotPlain:
 
 
 @dataclass(frozen=True)
-class _TensorLook:
+class _TensorSpec:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
@@ -199,7 +199,7 @@ class _TensorLook:
 
     def is_like(self, other: Any) -> bool:
         """Whether a leaf can stand for one that looks so: strides that mean nothing may differ."""
-        if not isinstance(other, _TensorLook) or (self.shape, self.dtype, self.device) != (other.shape, other.dtype, other.device):
+        if not isinstance(other, _TensorSpec) or (self.shape, self.dtype, self.device) != (other.shape, other.dtype, other.device):
             return False
         return same_strides(self.shape, self.stride, other.stride)
 
@@ -207,12 +207,12 @@ class _TensorLook:
         return describe(self.shape, self.stride, self.dtype, self.device)
 
 
-def _zeros(look: _TensorLook) -> torch.Tensor:
+def _zeros(look: _TensorSpec) -> torch.Tensor:
     return torch.as_strided(torch.empty(reach(look.shape, look.stride), dtype=look.dtype, device="cpu"), look.shape, look.stride).zero_()
 
 
 def _row(where: str, look: Any) -> dict[str, Any]:
-    if isinstance(look, _TensorLook):
+    if isinstance(look, _TensorSpec):
         return {"dtype": str(look.dtype).removeprefix("torch."), "shape": list(look.shape), "stride": list(look.stride)}
     if type(look) not in _PLAIN:
         raise BatchError(f"batch {where}: expected tensors, numbers, texts and None, which a file can hold, got a {type(look).__name__}")
@@ -227,7 +227,7 @@ def _from_row(row: Any) -> Any:
             dtype = getattr(torch, name, None)
             sizes = all(type(size) is int and 0 <= size < _MOST_EXTENT for size in (*shape, *stride))
             if isinstance(dtype, torch.dtype) and sizes and len(shape) == len(stride):
-                return _TensorLook(tuple(shape), tuple(stride), dtype, torch.device("cpu"))
+                return _TensorSpec(tuple(shape), tuple(stride), dtype, torch.device("cpu"))
     raise FormatError(f"expected a leaf of a batch as dtype, shape and stride, or as a value, got {str(row)[:80]}")
 
 
@@ -236,7 +236,7 @@ def _look(item: Any, device: torch.device) -> Any:
         return item
     if unlike := unlike_plain(item):
         return _NotPlain(*unlike)
-    return _TensorLook(tuple(item.shape), item.stride(), item.dtype, device if item.device.type == "meta" else item.device)
+    return _TensorSpec(tuple(item.shape), item.stride(), item.dtype, device if item.device.type == "meta" else item.device)
 
 
 def _other_structure(expected: list[str], found: list[str]) -> str:
@@ -267,7 +267,7 @@ def _equal(one: Any, two: Any) -> bool:
         return False
 
 
-def _advice(look: _TensorLook | _NotPlain, wanted: _TensorLook, training: bool) -> str:
+def _advice(look: _TensorSpec | _NotPlain, wanted: _TensorSpec, training: bool) -> str:
     """What helps against the usual differences."""
     if isinstance(look, _NotPlain):
         return f"; {look.remedy}"

@@ -115,7 +115,7 @@ def worth_parting(rewritings: Iterable[Rewriting]) -> list[Rewriting]:
     """
     every = list(rewritings)
     exact, rounded = [each for each in every if each.exact], [each for each in every if not each.exact]
-    return [each for each in exact if not each.deeds][-1:] + [each for each in exact if each.deeds][:1] + rounded[-1:]
+    return [each for each in exact if not each.applied_rules][-1:] + [each for each in exact if each.applied_rules][:1] + rounded[-1:]
 
 
 def found_graphs(

@@ -114,9 +114,9 @@ def _alive(problem: RematProblem, sequence: Ints, place: int) -> set[int]:
     base, codes = problem.problem, problem.codes
     found, anew = set[int](), set[int]()  # what is read from there on; of what a later entry makes another copy
     for at, entry in enumerate(sequence[place:].tolist()):
-        deed, which = codes.read(entry)
-        runs = deed is EntryKind.RUN
-        made = _row(base.outputs_of, which) if runs else [which] if deed is EntryKind.LOAD else []
+        kind, which = codes.read(entry)
+        runs = kind is EntryKind.RUN
+        made = _row(base.outputs_of, which) if runs else [which] if kind is EntryKind.LOAD else []
         found.update(tensor for tensor in (_row(base.reads, which) if runs else [which]) if tensor not in anew)
         (anew if at else found).update(made)
     kept = {tensor for entry in sequence[: place + 1].tolist() if entry < codes.nodes for tensor in _row(base.outputs_of, entry)}

@@ -15,7 +15,7 @@ from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
 from lowtide.plan.alike import alike, pattern
 from lowtide.plan.cost_report import CostReport, Eviction
 from lowtide.plan.plan import Plan, Provenance
-from lowtide.plan.snapshot import LiveTensor, Snapshot, looks_by_name
+from lowtide.plan.snapshot import LiveTensor, Snapshot, specs_by_name
 from lowtide.plan.summary import eviction_lines, snapshot_lines
 from lowtide.plan.where import source_text
 from tests.peaks import memory_profile
@@ -42,7 +42,7 @@ def _deep() -> Graph:
 
 GRAPH = _deep()
 STEPS = len(GRAPH.nodes)
-LOOKS = looks_by_name(GRAPH)
+LOOKS = specs_by_name(GRAPH)
 STEP = STEPS - 3
 TENSORS = tuple(LiveTensor.of(LOOKS[f"relu_{block}"], 4096, 2 * block + 1, STEPS) for block in range(BLOCKS - 2)) + tuple(
     LiveTensor.of(LOOKS[f"blocks_{block}_weight"], 1024, 0, STEPS) for block in range(BLOCKS)

@@ -53,7 +53,7 @@ def candidates(graph, times_of, exact=True):
     found = [Candidate(graph, (0,) * len(graph.nodes))]
     for each in rewritings(graph, times_of, exact=exact):
         zeros = (0,) * len(each.graph.nodes)
-        found.append(Candidate(each.graph, zeros, exact=each.exact, costs_time=each.costs_time, deeds=each.deeds))
+        found.append(Candidate(each.graph, zeros, exact=each.exact, costs_time=each.costs_time, applied_rules=each.applied_rules))
     return [each.timed(times_of(each.graph.nodes, each.graph.nodes)) for each in found]
 
 
@@ -101,8 +101,8 @@ def test_some_places_pay_for_others(graph):
         return [value.shape[0] * value.shape[1] for value in node.outputs if value is not None and len(value.shape) == 2]
 
     found = list(rewritings(graph, times_of(50.0), exact=True))
-    assert [(len(each.deeds), each.costs_time) for each in found] == [(2, True), (1, False)]
-    assert found[1].deeds[0].saved_bytes == 64 * 512 * 4 * 31 // 32
+    assert [(len(each.applied_rules), each.costs_time) for each in found] == [(2, True), (1, False)]
+    assert found[1].applied_rules[0].saved_bytes == 64 * 512 * 4 * 31 // 32
 
 
 def test_a_saved_plan_knows_its_rules(graph, tmp_path):
@@ -128,7 +128,7 @@ def test_nothing_that_is_not_exact_unless_it_is_asked_for(graph):
     """Of all rules."""
     among = candidates(graph, times(0.5))
     assert all(each.exact for each in among)
-    assert {deed.rule for each in among for deed in each.deeds} <= {rule.name for rule in RULES if rule.exact}
+    assert {applied_rule.rule for each in among for applied_rule in each.applied_rules} <= {rule.name for rule in RULES if rule.exact}
     doubtful = [among[0], *(dataclasses.replace(each, exact=False) for each in among[1:])]
     assert not planned.plan(doubtful, Request(NOWHERE)).algebra
     assert planned.plan(doubtful, Request(NOWHERE, exact=False)).algebra
@@ -162,4 +162,4 @@ def test_a_graph_over_dimensions_is_rewritten_as_at_one_point():
         candidate = ranged.at(point)
         check_graph(candidate.graph)
         assert to_text(candidate.graph) == to_text(next(rewritings(at(graph, point), times(0.5), exact=True)).graph)
-        assert [deed.saved_bytes for deed in candidate.deeds] == [4 * 24 * point["rows"] - 3 * point["rows"]]
+        assert [applied_rule.saved_bytes for applied_rule in candidate.applied_rules] == [4 * 24 * point["rows"] - 3 * point["rows"]]

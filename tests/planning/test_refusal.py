@@ -9,7 +9,7 @@ import pytest
 from lowtide.errors import BudgetError
 from lowtide.ir.graph import Graph, Kind, Source, Storage
 from lowtide.plan.plan import CostReport, Plan, Provenance
-from lowtide.plan.snapshot import LiveTensor, Snapshot, looks_by_name
+from lowtide.plan.snapshot import LiveTensor, Snapshot, specs_by_name
 from lowtide.planning.archive import CandidateArchive
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.impossible import needs_bytes
@@ -26,7 +26,7 @@ X = array(Storage("x", 2 * MIB, "cpu", Kind.INPUT))
 A = compute("a", X, nbytes=4 * MIB, source=Source("/home/me/net.py", 12, "blocks.0.mlp"))
 B = replace(compute("b", A.results[0]), outputs=(array(Storage("b", MIB, "cpu", Kind.GRADIENT)),))
 GRAPH = Graph((X,), (A, B), (B.results[0],))
-LOOKS = looks_by_name(GRAPH)
+LOOKS = specs_by_name(GRAPH)
 TENSORS = (LiveTensor.of(LOOKS["a"], 4 * MIB, 0, 2), LiveTensor.of(LOOKS["x"], 2 * MIB, 0, 2))
 PEAK = Snapshot.of(GRAPH, 0, A, 0, TENSORS)
 COST_REPORT = CostReport((0, 1), 150.0, 100.0, 9 * MIB, 3, ((6 * MIB, 150.0), (7 * MIB, 112.0), (9 * MIB, 100.0)))

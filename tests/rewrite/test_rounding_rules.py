@@ -146,6 +146,6 @@ def test_planning_sees_no_rule_that_rounds_unless_it_is_asked_for(name, make):
         return [0.0 for _ in nodes]
 
     for exact in (True, False):
-        found = {deed.rule for each in rewritings(graph, times, exact=exact) for deed in each.deeds}
+        found = {applied_rule.rule for each in rewritings(graph, times, exact=exact) for applied_rule in each.applied_rules}
         assert (name in found) is not exact
         assert not exact or all(NAMES[rule].exact for rule in found)

@@ -23,7 +23,7 @@ from lowtide.ir.shapes.points import AtPoint, at_points
 from lowtide.planning.candidate import equal_graphs
 from lowtide.ranges.candidate import Ranged
 from lowtide.ranges.points import largest, smallest
-from lowtide.rewrite.algebra.rewritings import cost_of_deeds, over_dimensions
+from lowtide.rewrite.algebra.rewritings import cost_of_applied, over_dimensions
 from lowtide.schedule.points import Point, sample_points
 
 _OF_ONE, _OF_MANY = 3, 4  # points that are measured, of a range of one dimension and of more
@@ -83,7 +83,7 @@ def _ranged(captured: CapturedStep, grid: _Grid, *, timed: bool, exact: bool) ->
     at_smallest = [*grid.machine.rewritings(ends[1], captured, grid.laboratory, exact=exact, limited=True)] if rewritings else []
     for over in (over_dimensions(equal[-1], each) for each in rewritings):
         if over is not None and (measured := measures(over.graph)) is not None:
-            found.append(Ranged.by_algebra(over, measured, cost_of_deeds(over.deeds, at_smallest)))
+            found.append(Ranged.by_algebra(over, measured, cost_of_applied(over.applied_rules, at_smallest)))
     return tuple(found)
 
 

@@ -70,12 +70,12 @@ def check_uncut(varying: Varying, accumulate: int | str) -> None:
 
 
 @dataclass(frozen=True)
-class _Said:
+class _GivenRange:
     axis: VaryingExtent
     dimension: Dimension | None  # None where the range is given elsewhere
 
 
-def _axes(name: Any, extents: Any, leaves: Sequence[Leaf]) -> list[_Said]:
+def _axes(name: Any, extents: Any, leaves: Sequence[Leaf]) -> list[_GivenRange]:
     index = _leaf_called(name, leaves)
     where, tensor = shown(leaves[index].where), leaves[index].value
     if not isinstance(tensor, torch.Tensor):
@@ -85,18 +85,18 @@ def _axes(name: Any, extents: Any, leaves: Sequence[Leaf]) -> list[_Said]:
     return [_axis(index, where, tensor, dim, said) for dim, said in extents.items()]
 
 
-def _axis(index: int, where: str, tensor: torch.Tensor, dim: Any, said: Any) -> _Said:
+def _axis(index: int, where: str, tensor: torch.Tensor, dim: Any, said: Any) -> _GivenRange:
     if isinstance(dim, bool) or not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
         shape = tuple(tensor.shape)
         raise ShapeError(f"dynamic: expected a dimension of batch {where}, which has {tensor.dim()} (shape {shape}), got {dim!r}")
     dim %= tensor.dim()
     if isinstance(said, str):
-        return _Said(VaryingExtent(index, dim, said, where), None)
+        return _GivenRange(VaryingExtent(index, dim, said, where), None)
     given = list(said) if isinstance(said, (tuple, list)) else _refuse(where, dim, said)
     name = given.pop(0) if given and isinstance(given[0], str) else name_of(where, dim)
     if not 2 <= len(given) <= 3 or any(isinstance(each, bool) or not isinstance(each, int) for each in given):
         _refuse(where, dim, said)
-    return _Said(VaryingExtent(index, dim, name, where), Dimension.of_extents(name, *given))
+    return _GivenRange(VaryingExtent(index, dim, name, where), Dimension.of_extents(name, *given))
 
 
 def _refuse(where: str, dim: int, said: Any) -> NoReturn:

@@ -10,7 +10,7 @@ from lowtide.cpu.build.comparison import is_faster
 from lowtide.cpu.build.executable import NetworkCalls
 from lowtide.cpu.build.library import network, team
 from lowtide.cpu.build.region import ready, target
-from lowtide.cpu.network import Bare, Network, network_of
+from lowtide.cpu.network import Network, StagedBody, network_of
 from lowtide.cpu.recipes import Target
 from lowtide.cpu.regions import BodyDescription, with_regions
 from lowtide.cpu.tune.trial import tuned
@@ -29,7 +29,7 @@ def placed(problem: PlaceProblem) -> tuple[list[int], int]:
     return [int(offset) for offset in found.offsets], int(found.arena_bytes)
 
 
-def offsets_of(region: Region, bare: Bare) -> list[int]:
+def offsets_of(region: Region, staged: StagedBody) -> list[int]:
     """The offsets of a region's buffers, in bytes."""
     found: list[int] = []
 
@@ -38,7 +38,7 @@ def offsets_of(region: Region, bare: Bare) -> list[int]:
         found.extend(offsets)
         return offsets, arena_bytes
 
-    network_of(bare, region.joined, noted)
+    network_of(staged, region.joined, noted)
     return found
 
 
@@ -71,7 +71,7 @@ def networks_of(graph: Graph) -> list[tuple[Region, Network]]:
 
 def placements(graph: Graph) -> list[list[int]]:
     """Where the buffers of a graph's own regions lie, in bytes. Raises NativeError."""
-    return [offsets_of(region, bare(region.body, region.fixed)) for region in _own(graph)]
+    return [offsets_of(region, staged_body(region.body, region.fixed)) for region in _own(graph)]
 
 
 def _own(graph: Graph) -> list[Region]:
@@ -88,7 +88,7 @@ def running(body: Graph, fixed: tuple[int, ...], joined: tuple[int, ...]) -> Net
 def _described(chosen: Mapping[str, tuple[int, ...]] | None, most: int, body: Graph, fixed: tuple[int, ...]) -> BodyDescription | None:
     if chosen is not None and body.outputs[0].name not in chosen:
         return None
-    joined = tuned(bare(body, fixed), most, placed) if chosen is None else chosen[body.outputs[0].name]
+    joined = tuned(staged_body(body, fixed), most, placed) if chosen is None else chosen[body.outputs[0].name]
     its, *_ = built(body, fixed, joined)
     if chosen is None and not _is_faster(body, fixed, joined, its):
         return None
@@ -106,19 +106,19 @@ def built(body: Graph, fixed: tuple[int, ...], joined: tuple[int, ...]) -> tuple
     return _built(body, fixed, target(), joined)
 
 
-def bare(body: Graph, fixed: tuple[int, ...]) -> Bare:
+def staged_body(body: Graph, fixed: tuple[int, ...]) -> StagedBody:
     """A body as stages, for as many threads as there are now. Raises NativeError."""
-    return _bare(body, fixed, target())
+    return _staged_body(body, fixed, target())
 
 
 @lru_cache(_MOST)
-def _bare(body: Graph, fixed: tuple[int, ...], target: Target) -> Bare:
-    return Bare.of(body, fixed, target)
+def _staged_body(body: Graph, fixed: tuple[int, ...], target: Target) -> StagedBody:
+    return StagedBody.of(body, fixed, target)
 
 
 @lru_cache(_MOST)
 def _built(body: Graph, fixed: tuple[int, ...], target: Target, joined: tuple[int, ...]) -> tuple[Network, int, object]:
-    its = network_of(_bare(body, fixed, target), joined, placed)
+    its = network_of(_staged_body(body, fixed, target), joined, placed)
     address, library = network(its.source)
     return its, address, library
 

@@ -17,7 +17,7 @@ import torch
 
 from lowtide.cpu.build.executable import LoadedNetwork, NetworkSpec, packed
 from lowtide.cpu.build.library import network, team
-from lowtide.cpu.network import Bare, Network, Placing, network_of
+from lowtide.cpu.network import Network, Placing, StagedBody, network_of
 from lowtide.cpu.recipes import Target
 from lowtide.errors import CheckError, FormatError
 from lowtide.ir.regions import Region
@@ -68,7 +68,7 @@ _MOST_BYTES = 2**33  # of a buffer: 2**31 elements, which no index of a kernel c
 
 def held(region: Region, constants: Sequence[torch.Tensor], placing: Placing) -> LoadedNetwork:
     """What runs a region with these constants, and keeps nothing of the region. Raises NativeError, FormatError."""
-    its = network_of(Bare.of(region.body, region.fixed, target()), region.joined, placing)
+    its = network_of(StagedBody.of(region.body, region.fixed, target()), region.joined, placing)
     described = ready(its, network(its.source), region.fixed, partial(watched, its.constants))
     found = LoadedNetwork(replace(described, recipes=(), wanted=(), constants=list), team())
     found.keep(packed(described, constants))

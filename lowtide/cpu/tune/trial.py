@@ -33,7 +33,7 @@ from lowtide.cpu.build.library import ENTRY, build, team
 from lowtide.cpu.choice import Choices, Joins
 from lowtide.cpu.codegen.source import kernel_text, text_of
 from lowtide.cpu.codegen.text import ElementOffsets, by_columns
-from lowtide.cpu.network import Bare, Placing
+from lowtide.cpu.network import Placing, StagedBody
 from lowtide.cpu.recipes import Target
 from lowtide.cpu.stages import Stage
 from lowtide.ir.graph import Value
@@ -120,9 +120,9 @@ _known: dict[str, int] = {}  # of this process, where nothing can be kept
 JOINS = Joins.BEST
 
 
-def tuned(bare: Bare, most: int, placing: Placing) -> tuple[int, ...]:
+def tuned(staged: StagedBody, most: int, placing: Placing) -> tuple[int, ...]:
     """The numbers. At most so many variants of kernels count, whether they are measured now or were before. Raises NativeError."""
-    trial, choosing = Trial.of(bare.stages, bare.target), Choices.of(bare.stages, bare.body, bare.known)
+    trial, choosing = Trial.of(staged.stages, staged.target), Choices.of(staged.stages, staged.body, staged.known)
     asked: dict[str, Variant] = {}
 
     def note(variants: Sequence[Variant], by_model: int) -> int:
@@ -134,7 +134,7 @@ def tuned(bare: Bare, most: int, placing: Placing) -> tuple[int, ...]:
     by_model = choosing.numbers(JOINS, note)
     if not asked:
         return by_model
-    known = _times_ns(bare, trial, asked, placing)
+    known = _times_ns(staged, trial, asked, placing)
 
     def fastest(variants: Sequence[Variant], by_model: int) -> int:
         times = [known.get(trial.key(variant), 0) for variant in variants]
@@ -144,19 +144,19 @@ def tuned(bare: Bare, most: int, placing: Placing) -> tuple[int, ...]:
     return choosing.numbers(JOINS, fastest)
 
 
-def _times_ns(bare: Bare, trial: Trial, asked: Mapping[str, Variant], placing: Placing) -> dict[str, int]:
+def _times_ns(staged: StagedBody, trial: Trial, asked: Mapping[str, Variant], placing: Placing) -> dict[str, int]:
     """What these variants take, by key: measured before, or now."""
     known = {**_known, **_cache().load()}
     wanted = {key: variant for key, variant in asked.items() if key not in known}
     if wanted:
-        known |= _measured(bare, trial, wanted, placing)
+        known |= _measured(staged, trial, wanted, placing)
     return {key: known[key] for key in asked}
 
 
-def _measured(bare: Bare, trial: Trial, wanted: Mapping[str, Variant], placing: Placing) -> dict[str, int]:
-    addresses, arena_bytes, kept = bare.addresses(bare.stages, placing)
-    live = [value for at, value in enumerate(bare.body.inputs) if at not in set(bare.fixed)]
-    elements = [arena_bytes // 4, kept, *map(_elements, (*live, *bare.body.outputs))]
+def _measured(staged: StagedBody, trial: Trial, wanted: Mapping[str, Variant], placing: Placing) -> dict[str, int]:
+    addresses, arena_bytes, kept = staged.addresses(staged.stages, placing)
+    live = [value for at, value in enumerate(staged.body.inputs) if at not in set(staged.fixed)]
+    elements = [arena_bytes // 4, kept, *map(_elements, (*live, *staged.body.outputs))]
     taken = times_ns(trial.source(wanted, addresses), len(wanted), elements)
     _known.update(_cache().merge(dict(zip(wanted, taken, strict=True))))
     return dict(_known)

@@ -58,13 +58,13 @@ class Rewriting:
     """A graph rewritten by rules, with what they did."""
 
     graph: Graph
-    deeds: tuple[AppliedRule, ...]
+    applied_rules: tuple[AppliedRule, ...]
     exact: bool
 
     @property
     def costs_time(self) -> bool:
         """Whether it takes longer than the graph that was rewritten."""
-        return sum(deed.cost_us for deed in self.deeds) > 0
+        return sum(applied_rule.cost_us for applied_rule in self.applied_rules) > 0
 
 
 def rewritings(graph: Graph, times_of: TimesOf, *, exact: bool) -> Iterator[Rewriting]:
@@ -82,8 +82,10 @@ def rewritings(graph: Graph, times_of: TimesOf, *, exact: bool) -> Iterator[Rewr
 
 def over_dimensions(graph: Graph, at_point: Rewriting) -> Rewriting | None:
     """A graph over dimensions as it was rewritten at a point of them; None where what was done there does not hold for all of them."""
-    found = rewritten_with(graph, {(deed.rule, deed.held.name): deed.cost_us for deed in at_point.deeds})
-    return found if len(found.deeds) == len(at_point.deeds) else None
+    found = rewritten_with(
+        graph, {(applied_rule.rule, applied_rule.held.name): applied_rule.cost_us for applied_rule in at_point.applied_rules}
+    )
+    return found if len(found.applied_rules) == len(at_point.applied_rules) else None
 
 
 def rewritten_with(graph: Graph, cost_us: Mapping[tuple[str, str], float]) -> Rewriting:
@@ -91,10 +93,12 @@ def rewritten_with(graph: Graph, cost_us: Mapping[tuple[str, str], float]) -> Re
     return _of(_rewritten_at(graph, cost_us), cost_us)
 
 
-def cost_of_deeds(deeds: Sequence[AppliedRule], elsewhere: Iterable[Rewriting]) -> float:
-    """What the same deeds cost where a graph was rewritten at another point, in microseconds; without end where one was not done there."""
-    cost_us = {(deed.rule, deed.held.name): deed.cost_us for each in elsewhere for deed in each.deeds}
-    return sum(cost_us.get((deed.rule, deed.held.name), inf) for deed in deeds)
+def cost_of_applied(applied_rules: Sequence[AppliedRule], elsewhere: Iterable[Rewriting]) -> float:
+    """What the same rules cost where a graph was rewritten at another point, in microseconds; without end where one was not there."""
+    cost_us = {
+        (applied_rule.rule, applied_rule.held.name): applied_rule.cost_us for each in elsewhere for applied_rule in each.applied_rules
+    }
+    return sum(cost_us.get((applied_rule.rule, applied_rule.held.name), inf) for applied_rule in applied_rules)
 
 
 def rewritten_as(graph: Graph, reports: Sequence[RuleReport]) -> Rewriting:
@@ -102,19 +106,19 @@ def rewritten_as(graph: Graph, reports: Sequence[RuleReport]) -> Rewriting:
     return _of(_rewritten_at(graph, {(report.rule, name) for report in reports for name in report.held}), {})
 
 
-def told(deeds: Sequence[AppliedRule], plan: Contents) -> tuple[RuleReport, ...]:
+def told(applied_rules: Sequence[AppliedRule], plan: Contents) -> tuple[RuleReport, ...]:
     """What rules did for a plan of a graph that they rewrote."""
     by_rule: defaultdict[str, list[AppliedRule]] = defaultdict(list)
-    for deed in deeds:
-        by_rule[deed.rule].append(deed)
-    spared = _spared(deeds, plan) if deeds else {}
+    for applied_rule in applied_rules:
+        by_rule[applied_rule.rule].append(applied_rule)
+    spared = _spared(applied_rules, plan) if applied_rules else {}
     return tuple(
         RuleReport(
             rule=rule,
-            held=tuple(deed.held.name for deed in group),
-            held_bytes=sum(deed.saved_bytes for deed in group),
-            peak_bytes=sum(deed.saved_bytes for deed in group if spared[deed]),
-            cost_us=sum(deed.cost_us for deed in group),
+            held=tuple(applied_rule.held.name for applied_rule in group),
+            held_bytes=sum(applied_rule.saved_bytes for applied_rule in group),
+            peak_bytes=sum(applied_rule.saved_bytes for applied_rule in group if spared[applied_rule]),
+            cost_us=sum(applied_rule.cost_us for applied_rule in group),
         )
         for rule, group in by_rule.items()
     )
@@ -146,7 +150,7 @@ def _costs(graph: Graph, whole: Algebra, times_of: TimesOf) -> Mapping[_Key, flo
 
 def _paid(whole: Algebra, cost_us: Mapping[_Key, float]) -> set[_Key]:
     """The places that take less time, and of the others those that this pays for: first what takes least for a byte."""
-    saved = {_key(*applied): _deed(applied, 0.0).saved_bytes for applied in whole.applied}
+    saved = {_key(*applied): _applied_rule(applied, 0.0).saved_bytes for applied in whole.applied}
     found: set[_Key] = set()
     total_us = 0.0
     for key in sorted(cost_us, key=lambda each: (max(0.0, cost_us[each]) / max(1, saved[each]), cost_us[each])):
@@ -157,38 +161,38 @@ def _paid(whole: Algebra, cost_us: Mapping[_Key, float]) -> set[_Key]:
 
 
 def _of(done: Algebra, cost_us: Mapping[_Key, float]) -> Rewriting:
-    deeds = tuple(_deed(applied, cost_us.get(_key(*applied), 0.0)) for applied in done.applied)
-    return Rewriting(done.graph, deeds, all(rule.exact for rule, _ in done.applied))
+    applied_rules = tuple(_applied_rule(applied, cost_us.get(_key(*applied), 0.0)) for applied in done.applied)
+    return Rewriting(done.graph, applied_rules, all(rule.exact for rule, _ in done.applied))
 
 
-def _deed(applied: Applied, cost_us: float) -> AppliedRule:
+def _applied_rule(applied: Applied, cost_us: float) -> AppliedRule:
     rule, place = applied
     late = (value.name for node in place.added for value in node.results if value.storage.kind is not Kind.ACTIVATION)
     return AppliedRule(rule.name, place.held, place.now, place.beside, frozenset(late), cost_us)
 
 
-def _spared(deeds: Sequence[AppliedRule], plan: Contents) -> dict[AppliedRule, bool]:
+def _spared(applied_rules: Sequence[AppliedRule], plan: Contents) -> dict[AppliedRule, bool]:
     """Whether what was held would be there at the step that would then be the peak, and is not."""
     found = lives(plan)
     ends = {storage.name: (start, end) for storage, (_, start, end) in found.items()}
     made_at = {value.name: step for step, index in enumerate(plan.order) for value in plan.graph.nodes[index].results}
-    spans = {deed: _missing(deed, ends, made_at) for deed in deeds}
+    spans = {applied_rule: _missing(applied_rule, ends, made_at) for applied_rule in applied_rules}
     change = np.zeros(len(plan.order) + 1, np.int64)
-    for nbytes, start, end in (*found.values(), *((deed.saved_bytes, *span) for deed, span in spans.items())):
+    for nbytes, start, end in (*found.values(), *((applied_rule.saved_bytes, *span) for applied_rule, span in spans.items())):
         change[start] += nbytes
         change[end] -= nbytes
     footprints = change.cumsum()[:-1] + np.array([plan.workspace_bytes[index] for index in plan.order], np.int64)
     peak = int(footprints.argmax())
-    return {deed: start <= peak < end for deed, (start, end) in spans.items()}
+    return {applied_rule: start <= peak < end for applied_rule, (start, end) in spans.items()}
 
 
-def _missing(deed: AppliedRule, spans: Mapping[str, tuple[int, int]], made_at: Mapping[str, int]) -> tuple[int, int]:
+def _missing(applied_rule: AppliedRule, spans: Mapping[str, tuple[int, int]], made_at: Mapping[str, int]) -> tuple[int, int]:
     """The steps `[start, end)` over which it would be held. What is never made would be made just before what it was held for."""
-    late = [made_at[name] for name in deed.until if name in made_at]
-    if deed.held.name in spans:
-        start = spans[deed.held.name][1]
-    elif deed.now is not None and deed.now.name in spans:
-        start = spans[deed.now.name][0]
+    late = [made_at[name] for name in applied_rule.until if name in made_at]
+    if applied_rule.held.name in spans:
+        start = spans[applied_rule.held.name][1]
+    elif applied_rule.now is not None and applied_rule.now.name in spans:
+        start = spans[applied_rule.now.name][0]
     else:
         start = min(late, default=0)
     return start, max(start, *(step + 1 for step in late), 0)
