@@ -6,7 +6,6 @@ import copy
 import logging
 import math
 import pickle
-import queue
 import random
 import sys
 import threading
@@ -28,6 +27,7 @@ from lowtide.capture.care.generators import untouched_randomness
 from lowtide.capture.program import TrainingProgram, capture_inference, capture_training
 from lowtide.capture.trace import Given
 from lowtide.errors import CaptureError
+from tests.unseen import note, taken
 
 X = torch.linspace(-1, 1, 12).view(4, 3)
 HOSTS = (math, builtins, nn.Module, torch.Tensor, torch.amp.GradScaler, torch.random, random, random._inst, np.random, FakeTensor, SymNode)
@@ -79,21 +79,21 @@ def elsewhere(work):
 
 def while_captured(work, during="loss"):
     """What `work` gave on another thread in the middle of a capture: of its forward pass, or of the optimizer's step."""
-    found = queue.SimpleQueue()  # a list would be filled by each step
+    taken("work")
 
     def loss(model, x):
         if during == "loss":
-            found.put(elsewhere(work))
+            note("work", elsewhere(work))
         return mean_square(model, x)
 
     class Adam(torch.optim.Adam):
         def step(self, closure=None):
             if during == "step":
-                found.put(elsewhere(work))
+                note("work", elsewhere(work))
             return super().step(closure)
 
     captured(loss=loss, optimizer=Adam)
-    return [found.get() for _ in range(found.qsize())]
+    return taken("work")
 
 
 # Several at once.
@@ -230,13 +230,13 @@ WITH_THE_MODEL = {
 @pytest.mark.parametrize("work", WITH_THE_MODEL.values(), ids=WITH_THE_MODEL)
 def test_what_another_thread_does_with_the_model_itself(work, during):
     torch.manual_seed(0)
-    model, found = Recurrent().eval(), queue.SimpleQueue()
+    model = Recurrent().eval()
     evaluated(model)
     work(model)
     expected = elsewhere(lambda: work(model))
 
     def beside(*given):
-        found.put(elsewhere(lambda: work(model)))
+        note("work", elsewhere(lambda: work(model)))
 
     def loss(model, x):
         found_by_this = model(x)
@@ -256,6 +256,7 @@ def test_what_another_thread_does_with_the_model_itself(work, during):
             beside()
             return y
 
+    taken("work")
     held_before = [(table, dict(table)) for table in tables_of(model)]
     if during == "inference":
         capture_inference(Beside(), Given((X,), {}, torch.device("cpu")))
@@ -263,8 +264,9 @@ def test_what_another_thread_does_with_the_model_itself(work, during):
         after = beside if during == "after_backward" else None
         program = TrainingProgram(model, loss, torch.optim.Adam(model.parameters(), 0.1), after_backward=after)
         capture_training(program, Given((X,), {}, torch.device("cpu")))
-    assert found.qsize() > 0
-    assert all(found.get() == expected for _ in range(found.qsize()))
+    found = taken("work")
+    assert found
+    assert all(each == expected for each in found)
     changed = {name for table, before in held_before for name in before if table[name] is not before[name]}
     assert changed <= {"count", "seen"}  # by the other thread
     assert type(model.seen) is torch.Tensor
@@ -279,16 +281,16 @@ def test_another_thread_finds_its_own_gradients():
     model = net()
     parameters = list(model.parameters())
     mean_square(model, X).backward()
-    expected, found = [each.grad for each in parameters], queue.SimpleQueue()
+    expected = [each.grad for each in parameters]
 
     def after(model):
         assert all(isinstance(each.grad, FakeTensor) for each in parameters)
-        found.put(elsewhere(lambda: [each.grad for each in parameters]))
+        note("work", elsewhere(lambda: [each.grad for each in parameters]))
 
     program = TrainingProgram(model, mean_square, torch.optim.Adam(model.parameters(), 0.1), after_backward=after)
     capture_training(program, Given((X,), {}, torch.device("cpu")))
-    for _ in range(found.qsize()):
-        assert all(one is two for one, two in zip(found.get(), expected, strict=True))
+    for found in taken("work"):
+        assert all(one is two for one, two in zip(found, expected, strict=True))
     assert "grad" not in vars(torch.Tensor)
 
 
@@ -341,14 +343,14 @@ def test_a_prefetcher_draws_the_numbers_that_come_next():
 
 
 def while_captured_of(model, work):
-    found = queue.SimpleQueue()
+    taken("work")
 
     def loss(model, x):
-        found.put(elsewhere(work))
+        note("work", elsewhere(work))
         return mean_square(model, x)
 
     captured(model, loss)
-    return [found.get() for _ in range(found.qsize())]
+    return taken("work")
 
 
 def test_a_thread_that_seeds_has_its_numbers():
