@@ -23,6 +23,7 @@ from lowtide.capture import operators
 from lowtide.capture.blocks import Block, Names, address, geometry, is_lazy
 from lowtide.capture.calls import atom_of, may_take
 from lowtide.capture.care.generators import is_default, which
+from lowtide.capture.care.instances import lies_in_array
 from lowtide.capture.data.batch_counts import BatchCounts
 from lowtide.capture.sizes.numbers import fraction_of
 from lowtide.capture.sizes.symbols import Symbols, size_of
@@ -100,6 +101,7 @@ class Draft:
         self._constant_fakes: dict[int, torch.Tensor] = {}
         self._names = Names()
         self._lazy: set[Value] = set()  # conjugates and negatives of what lies in memory
+        self._in_arrays: set[Storage] = set()  # that lie in arrays of the caller's when the program runs by itself
         self._zeros: set[Storage] = set()  # that may have no memory when the step runs, as those of forward derivatives have none
         self._makers: dict[Value, Node] = {}
         self._makers_of = 0  # how many nodes those are of
@@ -112,7 +114,7 @@ class Draft:
         twin.generators, twin.shared = dict(self.generators), set(self.shared)
         twin._blocks = {key: block.fork() for key, block in self._blocks.items()}
         twin._constant_fakes, twin._names, twin._lazy = dict(self._constant_fakes), self._names.fork(), set(self._lazy)
-        twin._zeros = set(self._zeros)
+        twin._zeros, twin._in_arrays = set(self._zeros), set(self._in_arrays)
         return twin
 
     def let_go(self) -> None:
@@ -349,6 +351,20 @@ class Draft:
 
     def literal(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor written in the program (`torch.tensor(0.5)`): made anew in every step, as eager does."""
+        out = self._literal(tensor)
+        if lies_in_array(tensor):
+            self._in_arrays.add(self.value(out).storage)
+        return out
+
+    def refuse_writing(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Raise CaptureError for what lies in an array of the caller's, of which a step has a copy."""
+        if self._in_arrays and any(self.value(each).storage in self._in_arrays for each in tensors):
+            raise CaptureError(
+                f"the program writes at {users_line()} into an array of NumPy's by way of a tensor that it makes of that (from_numpy, "
+                "as_tensor), which a step would not: make the tensor once, before the step, or keep it in a buffer"
+            )
+
+    def _literal(self, tensor: torch.Tensor) -> torch.Tensor:
         source = self.sources.current()
         if tensor.numel() == 1:
             with _disable_current_modes():

@@ -1,4 +1,4 @@
-"""A model with fake tensors in the places of its own, for as long as a capture lasts; afterwards it is as it was, to the last attribute."""
+"""A model that shows fake tensors in the places of its own to the thread that captures, for as long as that lasts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowtide.capture.care.memos import OfCall
-from lowtide.capture.care.reads import AttributeReads
+from lowtide.capture.care.reads import AttributeReads, refusal
 from lowtide.capture.care.snapshots import ModuleSnapshot
 from lowtide.capture.care.turns import undoing
+from lowtide.capture.care.views import ModuleViews
+from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.sizes.strides import dense_stride, is_dense, memory_order
 from lowtide.capture.sizes.symbols import Extent
 from lowtide.errors import CaptureError
@@ -56,11 +58,9 @@ def fake_model(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> 
 
 
 def fake_of(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> torch.Tensor:
-    """A fake leaf like `tensor`, without its gradient."""
+    """A fake leaf like `tensor`."""
     if tensor.device.type != "meta":
-        fake = mode.from_tensor(tensor)
-        fake.grad = None
-        return fake
+        return mode.from_tensor(tensor)
     with mode:
         empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
         return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
@@ -126,9 +126,9 @@ def _refuse(name: str, tensor: torch.Tensor) -> None:
 
 @contextmanager
 def swapped(
-    model: nn.Module, fakes: FakeModel, reads: AttributeReads, following: Callable[[], OfCall] | None = None
+    model: nn.Module, fakes: FakeModel, views: ModuleViews, reads: AttributeReads, following: Callable[[], OfCall] | None = None
 ) -> Iterator[ModuleTensors]:
-    """Run with fakes in the model's places. Afterwards `following` tells, where it can, what follows from more than the model.
+    """Run with fakes in the model's places, for this thread. `following` tells afterwards, where it can, what follows from more than it.
 
     Raises CaptureError if the model keeps count in Python numbers or containers, or changes what it has read, which no graph could follow.
     """
@@ -138,12 +138,14 @@ def swapped(
     with undoing() as undo:
         for snapshot in before:
             undo(snapshot.restore)
-        for _, module in modules:
-            _swap(module, replace)
+        for module, own in [(module, _with_fakes(module, replace)) for _, module in modules]:
+            views.show(module, own)
         reads.begin(module for _, module in modules)
-        yield (own := ModuleTensors.of(modules))
-        for (path, module, _, attributes), snapshot in zip(own.before, before, strict=True):
+        yield (tensors := ModuleTensors.of(modules))
+        for (path, module, _, attributes), snapshot in zip(tensors.before, before, strict=True):
             snapshot.refuse_changes(path or type(module).__name__, reads, following, attributes)
+            if past := views.set_past(module):
+                raise LeavingError(refusal(path or type(module).__name__, past[0][0]))
 
 
 @dataclass(frozen=True)
@@ -165,19 +167,17 @@ class ModuleTensors:
                         yield Slot(table, (_joined(path, name),)), item
 
 
-def _swap(module: nn.Module, replace: dict[torch.Tensor, torch.Tensor]) -> None:
-    """Fakes for a module's tensors, also in lists of them, or of weak references to them, that it keeps beside (as recurrent layers do)."""
-    for table in (module._parameters, module._buffers):
-        for name, tensor in table.items():
-            if tensor is not None:
-                table[name] = replace[tensor]  # type: ignore[assignment]
-    for name, item in module.__dict__.items():
-        if isinstance(item, torch.Tensor) and item in replace:
-            module.__dict__[name] = replace[item]
-        elif isinstance(item, list):
+def _with_fakes(module: nn.Module, replace: dict[torch.Tensor, torch.Tensor]) -> dict[str, Any]:
+    """A module's attributes with fakes for its tensors, also in lists of them, or of weak references to them (as recurrent layers keep)."""
+    own: dict[str, Any] = {**module.__dict__, "_modules": dict(module._modules)}
+    for table in ("_parameters", "_buffers"):
+        own[table] = {name: None if tensor is None else replace[tensor] for name, tensor in own[table].items()}
+    for name, item in own.items():
+        if isinstance(item, list):
             pieces = [_swapped_piece(piece, replace) for piece in item]
-            if any(new is not old for new, old in zip(pieces, item, strict=True)):
-                module.__dict__[name] = pieces
+            item = pieces if any(new is not old for new, old in zip(pieces, item, strict=True)) else item
+        own[name] = _swapped_piece(item, replace) if isinstance(item, torch.Tensor) else item
+    return own
 
 
 def _swapped_piece(piece: Any, replace: dict[torch.Tensor, torch.Tensor]) -> Any:

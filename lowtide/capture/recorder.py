@@ -191,9 +191,10 @@ class Recorder(TorchDispatchMode):
         recorded = self.draft.arguments(func, args, kwargs)
         args, kwargs = without_generators(args, kwargs)
         written = operators.written_positions(func, args)
-        owned = any(map(self.draft.owns, targets_of(written, args, kwargs)))
+        self.draft.refuse_writing(targets := targets_of(written, args, kwargs))
+        owned = any(map(self.draft.owns, targets))
         with_writes = operators.form_with_writes(func) if written and not owned else None
-        before = [geometry(target) for target in targets_of(written, args, kwargs)] if owned else []
+        before = [geometry(target) for target in targets] if owned else []
         functional = None if with_writes else self._functional(func, recorded, written, args, kwargs)
         if operators.row(func).answers_without_data:
             return shaped.number(self, func, recorded, args)

@@ -22,12 +22,13 @@ from lowtide.capture.batches import refuse_batch_leaf, refuse_changed_batch
 from lowtide.capture.care.failures import no_tracebacks_logged, raised_in
 from lowtide.capture.care.follower import put_beside
 from lowtide.capture.care.generators import untouched_randomness
-from lowtide.capture.care.gradients import refuse_gradients_of, warn_of_gradients_of
+from lowtide.capture.care.gradients import no_gradients_taken, refuse_gradients_of, warn_of_gradients_of
 from lowtide.capture.care.hooks import watched_hooks
 from lowtide.capture.care.leaks import LeakWatch
 from lowtide.capture.care.memos import of_call
 from lowtide.capture.care.reads import AttributeReads, following_reads
 from lowtide.capture.care.turns import replaced
+from lowtide.capture.care.views import module_views
 from lowtide.capture.care.writes import outside_unchanged
 from lowtide.capture.control import compiling_nothing
 from lowtide.capture.data import host
@@ -320,11 +321,18 @@ class Trace:
 def tracing(
     watch: LeakWatch, model: nn.Module, given: Given, training: bool, ranks: Ranks | None = None, leaving: OutputRecorder | None = None
 ) -> Iterator[Trace]:
-    """A capture: the model has fakes for its tensors inside, and its own again behind it, whatever happens.
+    """A capture: inside, this thread finds fakes for the tensors of the model.
 
     Modes of torch's dispatch that the caller has entered (a `FlopCounterMode`) do not see it: what they see is the program as it runs.
     """
-    with raised_in("the capture"), no_tracebacks_logged(), untouched_randomness(), outside_unchanged(), _disable_current_modes():
+    with (
+        raised_in("the capture"),
+        no_tracebacks_logged(),
+        untouched_randomness(),
+        outside_unchanged(),
+        no_gradients_taken(),
+        _disable_current_modes(),
+    ):
         trace = Trace(watch, model, given, training, ranks, leaving)
         following = None if training or trace.symbols.env is not None else partial(of_call, trace.recorder.draft)
         try:
@@ -332,8 +340,9 @@ def tracing(
                 nothing_twice() if trace.symbols.env is not None else nullcontext(),
                 called_with_sizes() if trace.symbols.env is not None else nullcontext(),
                 scalers_refused(),
+                module_views() as views,
                 following_reads() as trace.reads,
-                swapped(model, trace.fakes, trace.reads, following) as trace.module_tensors,
+                swapped(model, trace.fakes, views, trace.reads, following) as trace.module_tensors,
                 watched_hooks(model, trace.fakes, trace.recorder.draft, trace.module_tensors),
                 trace.sources.following(model),  # around the hooks of modules
                 conversions_in_place(),

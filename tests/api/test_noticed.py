@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import os
-import queue
 import subprocess
 import sys
 import types
@@ -22,6 +21,7 @@ import lowtide
 from bench import torchvision_shim
 from tests.api.networks import adamw, rows, sgd, squares, workload
 from tests.training import check, copied, differences
+from tests.unseen import note, taken
 
 
 class Settings:
@@ -140,30 +140,30 @@ def test_any_changes_are_noticed_or_harmless(turns: list[str]):
 def test_what_is_harmless_is_not_captured_again():
     torch.manual_seed(0)
     model = Tunable()
-    captures = queue.SimpleQueue()  # a list would be filled by each step
-    step = _step(model, lambda model, x: captures.put(1) or model(x).square().mean())
+    taken("captures")
+    step = _step(model, lambda model, x: note("captures") or model(x).square().mean())
     step(torch.ones(4, 6))
-    begun = captures.qsize()
+    taken("captures")
     for change in HARMLESS.values():
         change(model)
         step(torch.ones(4, 6))
-    assert captures.qsize() == begun
+    assert not taken("captures")
     model.rate = 1.0
     step(torch.ones(4, 6))
-    assert captures.qsize() == begun + 1
+    assert len(taken("captures")) == 1
 
 
 def test_a_state_that_was_there_before_is_not_captured_again():
     torch.manual_seed(0)
     model = Tunable()
-    captures = queue.SimpleQueue()  # a list would be filled by each step
-    step = _step(model, lambda model, x: captures.put(1) or model(x).square().mean())
+    taken("captures")
+    step = _step(model, lambda model, x: note("captures") or model(x).square().mean())
     for _ in range(4):
         model.rate = 0.5
         step(torch.ones(4, 6))
         model.rate = 0.25
         step(torch.ones(4, 6))
-    assert captures.qsize() == 2
+    assert len(taken("captures")) == 2
 
 
 def _step(model: nn.Module, loss: Callable[..., Any] = squares) -> lowtide.Step:
@@ -374,8 +374,9 @@ def test_what_each_run_changes_is_refused():
 
 
 _WITH_SETS = """
-import queue, torch, lowtide
+import torch, lowtide
 from torch import nn
+from tests.unseen import note, taken
 
 class Named(nn.Linear):
     def __init__(self, number):
@@ -387,15 +388,14 @@ class Named(nn.Linear):
 
 model, x = nn.Sequential(*[Named(number) for number in range(20)]), torch.ones(4, 6)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-captures = queue.SimpleQueue()
-loss = lambda model, x: captures.put(1) or model(x).sum()
+loss = lambda model, x: note("captures") or model(x).sum()
 settings = {"planning": lowtide.Planning(workspaces=False), "run": lowtide.Run(check="never")}
 step = lowtide.optimize(model, (x,), loss=loss, optimizer=optimizer, **settings)
 step(x)
 for module in model:
     module.names = set(reversed(list(module.names)))  # equal, perhaps in another order
 step(x)
-assert captures.qsize() == 1
+assert len(taken("captures")) == 1
 """
 
 

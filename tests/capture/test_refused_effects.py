@@ -8,8 +8,14 @@ import contextvars
 import csv
 import io
 import itertools
+import mmap
+import multiprocessing
 import os
 import pickle
+import queue
+import re
+import socket
+import sqlite3
 import subprocess
 import threading
 import weakref
@@ -102,6 +108,95 @@ def test_an_iterator_that_nobody_takes_from_is_let_through():
     assert next(waiting) == 0
 
 
+OPAQUE: dict[str, Callable[[], Iterator[Any]]] = {
+    "matches": lambda: re.finditer("a", "aaaa"),
+    "calls": lambda: iter(filled(queue.SimpleQueue()).get, None),
+    "memory": lambda: iter(memoryview(b"abcd")),
+    "rows": lambda: csv.reader(io.StringIO("1\n2\n3\n4\n")),
+    "answers": lambda: sqlite3.connect(":memory:").execute("values (1), (2), (3), (4)"),
+}
+
+
+@pytest.mark.parametrize("kind", OPAQUE)
+def test_an_iterator_that_does_not_say_where_it_is_is_refused_before_it_is_used(kind: str):
+    made = OPAQUE[kind]()
+    refused(lambda: next(made), r"reaches a \w+ by way of variable 'made' of .*test_refused_effects.py:\d+, which goes on each time")
+    assert len([next(made) for _ in range(4)]) == 4
+
+
+def filled(items: Any) -> Any:
+    for number in range(4):
+        items.put(number)
+    return items
+
+
+def test_what_cannot_be_put_back_is_done_once():
+    numbers = filled(queue.SimpleQueue())
+    with contextlib.closing(sqlite3.connect(":memory:")) as data:
+        data.execute("create table found (number)")
+        refused(numbers.get, "a SimpleQueue that it reaches is read or written; what the capture has done to it stays")
+        refused(lambda: data.execute("insert into found values (1)"), "a Connection that it reaches is read or written; what .* stays")
+        assert (numbers.qsize(), data.total_changes) == (3, 1)
+
+
+def test_a_queue_is_refused_before_it_is_used():
+    kept: queue.Queue[int] = filled(queue.Queue())
+    for act in (lambda: kept.get(), lambda: kept.get_nowait(), lambda: kept.put(1), lambda: kept.put_nowait(1)):
+        refused(act, r"calls Queue\.(get|put)\(")
+    assert ([*kept.queue], kept.unfinished_tasks) == ([0, 1, 2, 3], 4)
+    planned(lambda model, x: model(x).sum() * filled(queue.Queue()).get_nowait())  # of its own
+    refused(kept.get, "a Queue that it reaches is read or written; what the capture has done to it stays")
+    assert kept.qsize() == 3
+
+
+def test_messages_to_others_are_refused_before_they_are_sent():
+    (one, two), (here, there) = socket.socketpair(), multiprocessing.Pipe()
+    with one, two, here, there, Path(__file__).open("rb", buffering=0) as written:
+        two.send(b"a")
+        for act in (lambda: one.sendall(b"b"), lambda: one.recv(1)):
+            refused(act, r"calls socket\.\w+\(")
+        for act in (lambda: here.send(1), lambda: here.send_bytes(b"1")):
+            refused(act, r"calls Connection\.send")
+        refused(lambda: os.read(written.fileno(), 1), r"calls os\.read\(")
+        assert (one.recv(9), there.poll(), written.tell()) == (b"a", False, 0)
+
+
+@pytest.mark.parametrize("made", [torch.from_numpy, torch.as_tensor, torch.asarray])
+@pytest.mark.parametrize("size", [1, 4])
+def test_an_array_is_not_written_by_way_of_a_tensor(made: Callable[[Any], torch.Tensor], size: int):
+    kept = np.zeros(size, np.float32)
+    refused(lambda: made(kept)[:1].add_(1), r"writes at .*test_refused_effects.py:\d+.* into an array of NumPy's")
+    assert not kept.any()
+
+
+class Called(nn.Module):
+    """Calls a loss."""
+
+    def __init__(self, model: nn.Module, loss: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.loss(self.model, x)
+
+
+def test_a_tensor_on_an_array_of_the_programs_own_may_be_written():
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return (model(x) * torch.from_numpy(np.ones(3, np.float32)).add_(1)).sum()
+
+    model = nn.Linear(3, 3)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False).copy_(torch.ones_like(parameter))
+    step = lowtide.optimize(Called(model, loss), X)
+    assert [step(X).item() for _ in range(2)] == [loss(model, X).item()] * 2
+
+
+def test_a_large_array_is_looked_at():
+    """Nobody keeps a copy of it."""
+    kept = np.zeros((1 << 23) + 1)
+    refused(lambda: kept.__setitem__(5, 1), "a ndarray that it reaches is read or written; what the capture has done to it stays")
+
+
 class Local(threading.local):
     n = 0
 
@@ -126,6 +221,8 @@ KEPT: dict[str, tuple[Callable[[], Any], Callable[[Any], object], Callable[[Any]
     "arrays in a list": (lambda: [np.zeros(3)], lambda it: it[0].fill(2), lambda it: it[0].copy(), "a ndarray that it reaches"),
     "a set": (set, lambda it: it.add(len(it)), set, "a set that it reaches had 1 items and has 2"),
     "a chain": (collections.ChainMap, lambda it: it.update(n=it.get("n", 0) + 1), dict, "had 1 at 'n' and has 2"),
+    "a view of memory": (lambda: memoryview(bytearray(3)), lambda it: it.__setitem__(0, it[0] + 1), bytes, "a memoryview that it reaches"),
+    "mapped memory": (lambda: mmap.mmap(-1, 8), lambda it: it.__setitem__(0, it[0] + 1), lambda it: it[:], "a mmap that it reaches"),
     "a set of references": (weakref.WeakSet, lambda it: it.add([nn, np, os][len(it)]), len, "a set that it reaches"),
 }  # fmt: skip
 

@@ -2,9 +2,10 @@
 
 import builtins
 import contextlib
+import copy
 import logging
 import math
-import queue
+import pickle
 import random
 import sys
 import threading
@@ -23,9 +24,10 @@ from torch.utils import _python_dispatch as dispatching
 
 import lowtide
 from lowtide.capture.care.generators import untouched_randomness
-from lowtide.capture.program import TrainingProgram, capture_training
+from lowtide.capture.program import TrainingProgram, capture_inference, capture_training
 from lowtide.capture.trace import Given
 from lowtide.errors import CaptureError
+from tests.unseen import note, taken
 
 X = torch.linspace(-1, 1, 12).view(4, 3)
 HOSTS = (math, builtins, nn.Module, torch.Tensor, torch.amp.GradScaler, torch.random, random, random._inst, np.random, FakeTensor, SymNode)
@@ -77,21 +79,21 @@ def elsewhere(work):
 
 def while_captured(work, during="loss"):
     """What `work` gave on another thread in the middle of a capture: of its forward pass, or of the optimizer's step."""
-    found = queue.SimpleQueue()  # a list would be filled by each step
+    taken("work")
 
     def loss(model, x):
         if during == "loss":
-            found.put(elsewhere(work))
+            note("work", elsewhere(work))
         return mean_square(model, x)
 
     class Adam(torch.optim.Adam):
         def step(self, closure=None):
             if during == "step":
-                found.put(elsewhere(work))
+                note("work", elsewhere(work))
             return super().step(closure)
 
     captured(loss=loss, optimizer=Adam)
-    return [found.get() for _ in range(found.qsize())]
+    return taken("work")
 
 
 # Several at once.
@@ -180,6 +182,141 @@ def test_draws_of_others_are_never_taken_for_the_programs():
         other.join()
 
 
+class Recurrent(nn.Module):
+    """Keeps tensors in all the places where a capture has fakes for them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.recurrent, self.last = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.GRU(4, 4), nn.Linear(4, 1)
+        self.register_buffer("scale", torch.ones(1))
+        self.shift, self.seen, self.several = torch.zeros(1), None, [torch.ones(1)]
+        self.first.register_forward_hook(lambda module, args, out: out + 1)
+
+    def forward(self, x):
+        y = self.recurrent(self.norm(self.first(x)))[0]
+        self.seen = y.detach()
+        return self.last(y) * self.scale + self.shift * self.several[0]
+
+
+def evaluated(model):
+    with torch.no_grad():
+        return model(X).tolist(), model.seen.tolist()
+
+
+def differentiated(model):
+    gradients = torch.autograd.grad(mean_square(model, X), list(model.parameters()))
+    return [each.tolist() for each in gradients]
+
+
+def put_into(model):
+    """What another thread sets in a module stays there."""
+    model.count = getattr(model, "count", 0) + 1
+    return isinstance(vars(model)["count"], int)
+
+
+WITH_THE_MODEL = {
+    "evaluates": evaluated,
+    "differentiates": differentiated,
+    "trains": lambda model: (trained_eagerly(2), [parameter.grad for parameter in model.parameters()]),
+    "asks for its state": lambda model: {name: (type(each), each.tolist()) for name, each in model.state_dict().items()},
+    "copies": lambda model: evaluated(copy.deepcopy(model)),
+    "pickles": lambda model: pickle.loads(pickle.dumps(model.last)).weight.tolist(),
+    "looks within": lambda model: {name: type(each) for part in model.modules() for name, each in vars(part).items()},
+    "sets": put_into,
+}
+
+
+@pytest.mark.parametrize("during", ["loss", "hook", "after_backward", "inference"])
+@pytest.mark.parametrize("work", WITH_THE_MODEL.values(), ids=WITH_THE_MODEL)
+def test_what_another_thread_does_with_the_model_itself(work, during):
+    torch.manual_seed(0)
+    model = Recurrent().eval()
+    evaluated(model)
+    work(model)
+    expected = elsewhere(lambda: work(model))
+
+    def beside(*given):
+        note("work", elsewhere(lambda: work(model)))
+
+    def loss(model, x):
+        found_by_this = model(x)
+        if during == "loss":
+            beside()
+        if during == "hook":
+            found_by_this.register_hook(lambda gradient: beside() or gradient * 1)
+        return found_by_this.square().mean()
+
+    class Beside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            y = self.model(x)
+            beside()
+            return y
+
+    taken("work")
+    held_before = [(table, dict(table)) for table in tables_of(model)]
+    if during == "inference":
+        capture_inference(Beside(), Given((X,), {}, torch.device("cpu")))
+    else:
+        after = beside if during == "after_backward" else None
+        program = TrainingProgram(model, loss, torch.optim.Adam(model.parameters(), 0.1), after_backward=after)
+        capture_training(program, Given((X,), {}, torch.device("cpu")))
+    found = taken("work")
+    assert found
+    assert all(each == expected for each in found)
+    changed = {name for table, before in held_before for name in before if table[name] is not before[name]}
+    assert changed <= {"count", "seen"}  # by the other thread
+    assert type(model.seen) is torch.Tensor
+
+
+def tables_of(model):
+    return [table for module in model.modules() for table in (vars(module), module._parameters, module._buffers)]
+
+
+def test_another_thread_finds_its_own_gradients():
+    """While `after_backward` runs, this thread finds those of the capture on parameters that it had before."""
+    model = net()
+    parameters = list(model.parameters())
+    mean_square(model, X).backward()
+    expected = [each.grad for each in parameters]
+
+    def after(model):
+        assert all(isinstance(each.grad, FakeTensor) for each in parameters)
+        note("work", elsewhere(lambda: [each.grad for each in parameters]))
+
+    program = TrainingProgram(model, mean_square, torch.optim.Adam(model.parameters(), 0.1), after_backward=after)
+    capture_training(program, Given((X,), {}, torch.device("cpu")))
+    for found in taken("work"):
+        assert all(one is two for one, two in zip(found, expected, strict=True))
+    assert "grad" not in vars(torch.Tensor)
+
+
+def test_captures_one_after_another_beside_an_evaluation():
+    torch.manual_seed(0)
+    model = Recurrent().eval()
+    expected, stop, found = evaluated(model), threading.Event(), []
+
+    def evaluate():
+        while not stop.is_set():
+            found.append(evaluated(model))
+            found.append(evaluated(copy.deepcopy(model)))
+
+    other = threading.Thread(target=evaluate)
+    other.start()
+    try:
+        for _ in range(3):
+            captured(model)
+            capture_inference(model, Given((X,), {}, torch.device("cpu")))
+    finally:
+        stop.set()
+        other.join()
+    assert len(found) > 2
+    assert all(each == expected for each in found)
+
+
 class Handles:
     def __init__(self, *handles):
         self.handles = handles
@@ -206,14 +343,14 @@ def test_a_prefetcher_draws_the_numbers_that_come_next():
 
 
 def while_captured_of(model, work):
-    found = queue.SimpleQueue()
+    taken("work")
 
     def loss(model, x):
-        found.put(elsewhere(work))
+        note("work", elsewhere(work))
         return mean_square(model, x)
 
     captured(model, loss)
-    return [found.get() for _ in range(found.qsize())]
+    return taken("work")
 
 
 def test_a_thread_that_seeds_has_its_numbers():

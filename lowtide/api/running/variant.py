@@ -128,7 +128,9 @@ class Variant:
             tell_harm(error, self.decision, self.program)
             raise
         stepped = isinstance(outputs, list)  # a program that ends before the optimizer returns a tuple
-        results, outputs = len(outputs) - len(self.captured.assigned), list(outputs)
+        results = len(outputs) - len(self.captured.assigned)
+        if self.captured.detached:
+            outputs = list(outputs)
         for at in self.captured.detached:
             outputs[at] = outputs[at].detach()
         slots, items = self.captured.to_assign(outputs[results:]) if stepped else self.captured.made_before(outputs[results:])

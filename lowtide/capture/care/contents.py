@@ -7,13 +7,16 @@ import collections
 import contextvars
 import enum
 import io
+import mmap
 import operator
 import pickle
+import queue
 import random
 import sys
 import threading
 import types
 import warnings
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -25,9 +28,10 @@ from lowtide.base.places import ABSENT
 
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 DRAWN = (random.Random, numpy.random.Generator, numpy.random.RandomState)
-ARRAYS = (array.array, bytearray, numpy.ndarray)
-MOVING = (*DRAWN, *ARRAYS, io.IOBase, contextvars.ContextVar)
+ARRAYS = (array.array, bytearray, numpy.ndarray, memoryview, mmap.mmap)
+MOVING = (*DRAWN, *ARRAYS, io.IOBase, contextvars.ContextVar, queue.Queue, queue.SimpleQueue)
 SPACES = (types.SimpleNamespace, threading.local)  # of which no class notes what is read
+_CALLING, _REDUCE = type(iter(int, 1)), vars(object)["__reduce__"]
 PLAIN = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
 
 
@@ -71,7 +75,41 @@ def differ(old: Any, new: Any) -> bool:
 
 def moves(item: Any) -> bool:
     """Whether it goes on by itself where it is used: an iterator of Python's own, a generator of random numbers, a file, an array."""
-    return isinstance(item, MOVING) or type(getattr(type(item), "__next__", None)) is types.WrapperDescriptorType
+    return isinstance(item, MOVING) or is_iterator(item) or _is_of_database(item)
+
+
+def is_iterator(item: Any) -> bool:
+    """Whether it is one of Python's own or of another language's, and no file."""
+    return type(getattr(type(item), "__next__", None)) is types.WrapperDescriptorType and not isinstance(item, MOVING)
+
+
+def is_opaque(item: Any) -> bool:
+    """Whether it is an iterator of which nothing says where it is: `re.finditer`, `iter(function, last)`, a cursor of a database."""
+    if not is_iterator(item) or isinstance(item, types.GeneratorType):
+        return False
+    return type(item) is _CALLING or (type(item).__reduce__ is _REDUCE and not hasattr(item, "__length_hint__"))
+
+
+def size_in_bytes(item: Any) -> int:
+    """Of an array, or of memory."""
+    return len(item) if isinstance(item, mmap.mmap) else int(getattr(item, "nbytes", 0)) if isinstance(item, ARRAYS) else 0
+
+
+def checksum(item: Any) -> int | None:
+    """Of a large array, of which nobody keeps a copy; None of one that lies on a disk, or apart."""
+    plain = isinstance(item, numpy.ndarray) and item.flags.c_contiguous and not item.dtype.hasobject
+    return zlib.crc32(item.reshape(-1).view(numpy.uint8)) if plain and not isinstance(item, numpy.memmap) else None
+
+
+def stays(item: Any, where: Any) -> bool:
+    """Whether what was done to it cannot be undone."""
+    if isinstance(item, numpy.ndarray):
+        return isinstance(where, int)
+    return isinstance(item, (io.IOBase, queue.Queue, queue.SimpleQueue)) or _is_of_database(item)
+
+
+def _is_of_database(item: Any) -> bool:
+    return type(item).__module__ == "sqlite3" and hasattr(type(item), "total_changes")
 
 
 def position(item: Any) -> Any:
@@ -86,7 +124,11 @@ def position(item: Any) -> Any:
         if isinstance(item, numpy.ndarray):
             return item.tobytes() if not item.dtype.hasobject else item.ravel().tolist() if item.dtype == object else None
         if isinstance(item, ARRAYS):
-            return bytes(item)
+            return item[:] if isinstance(item, mmap.mmap) else bytes(item)
+        if isinstance(item, (queue.Queue, queue.SimpleQueue)):
+            return item.qsize()
+        if _is_of_database(item):
+            return item.total_changes, item.in_transaction
         if isinstance(item, contextvars.ContextVar):
             return [item.get(ABSENT)]
         return _next_of(item)
@@ -112,7 +154,7 @@ def _plain_within(item: Any) -> Iterator[Any]:
 
 def is_moved(item: Any, where: Any) -> bool:
     """Whether it is no more where it was. Objects that it holds are compared by identity."""
-    now = position(item)
+    now = checksum(item) if isinstance(item, numpy.ndarray) and isinstance(where, int) else position(item)
     if not isinstance(now, list) or not isinstance(where, list):
         return bool(now != where)
     return len(now) != len(where) or any(one is not two and not (is_plain(one) and one == two) for one, two in zip(now, where, strict=True))
@@ -124,8 +166,13 @@ def turn_back(item: Any, where: Any) -> None:
         item.setstate(where)
     elif isinstance(item, (numpy.random.Generator, numpy.random.RandomState)):
         _bits(item).state = pickle.loads(where)
+    elif stays(item, where):
+        return
     elif isinstance(item, numpy.ndarray):
         item.flat[:] = where if item.dtype == object else numpy.frombuffer(where, item.dtype)
+    elif isinstance(item, memoryview):
+        if not item.readonly:
+            item.cast("B")[:] = where
     elif isinstance(item, ARRAYS):
         item[:] = array.array(item.typecode, where) if isinstance(item, array.array) else where
 

@@ -11,7 +11,6 @@ import collections
 import contextvars
 import functools
 import gc
-import io
 import os
 import sys
 import threading
@@ -28,21 +27,26 @@ from lowtide.base.places import ABSENT, CACHED, EVERYTHING, Beside, Position, an
 from lowtide.capture.care.contents import (
     CONTAINERS,
     DRAWN,
-    MOVING,
     PLAIN,
     SPACES,
+    checksum,
     differ,
+    is_iterator,
     is_moved,
+    is_opaque,
     is_plain,
     moves,
     pieces,
     position,
     put_back,
+    size_in_bytes,
+    stays,
     turn_back,
 )
 from lowtide.capture.care.instances import PACKAGE_FOLDER, let_go, listeners, noted
 from lowtide.capture.care.names import IMPORT, codes, named
 from lowtide.capture.care.turns import undoing
+from lowtide.capture.care.writes import refuse
 from lowtide.capture.effects.containers import LeavingError, is_stand_in
 from lowtide.capture.effects.flags import Memo
 from lowtide.capture.sources import is_library, is_users, users_line
@@ -55,7 +59,7 @@ _MOST = 20_000  # objects that are followed
 _DEEPEST, _LARGEST = 32, 10_000  # containers within containers, items of one
 _NOT_FOLLOWED = (*PLAIN, torch.Tensor, torch.dtype, torch.device, torch.Size, torch.Generator, types.ModuleType, types.BuiltinFunctionType)
 _OF_ALL_OPTIMIZERS = frozenset({"state", "param_groups", "step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"})
-_MOST_BYTES = 1 << 26  # of arrays that are looked at
+_MOST_BYTES, _MOST_SUMMED = 1 << 26, 1 << 28  # of arrays that are copied, and of those that are looked at
 _CODE = (types.FunctionType, types.MethodType, functools.partial, classmethod, staticmethod, property)
 _METHODS = types.BuiltinMethodType, types.MethodWrapperType
 _OF_FUNCTIONS = "__code__", "__defaults__", "__kwdefaults__"
@@ -80,6 +84,7 @@ class Follower:
         self._moving: list[tuple[Any, Any]] = []  # files, generators, counters, and where they were
         self._numbers: dict[type, dict[str, Any]] = {}  # the numbers and texts in attributes of classes
         self._bytes = 0  # of arrays among them
+        self._arrays: list[numpy.ndarray[Any, Any]] = []
         self._spaces: list[tuple[Any, dict[str, Any]]] = []  # objects of which no class notes what is read, and what they held
         self._functions: list[tuple[types.FunctionType, dict[str, Any]]] = []  # the user's, and their attributes when they were found
         self._caches: list[Any] = []  # functions that remember their answers
@@ -151,14 +156,15 @@ class Follower:
 
     def refuse_moved(self) -> None:
         """Raise CaptureError where the program has moved what no stand-in can be put in the place of."""
-        if (moved := next((item for item, at in self._moving if is_moved(item, at)), None)) is None:
+        moved, at = next(((item, at) for item, at in self._moving if is_moved(item, at)), (None, None))
+        if moved is None:
             return
         what = "that it reaches has gone on, and Python cannot turn it back; take its next item before the step and pass it with the batch"
         if isinstance(moved, DRAWN):
             what = "is drawn from; draw with torch, or before the step and pass it with the batch"
-        elif isinstance(moved, MOVING):
-            stays = "; what the capture has done to it stays" if isinstance(moved, io.IOBase) else ""
-            what = f"that it reaches is read or written{stays}; use it behind the step, with what the step returns"
+        elif not is_iterator(moved):
+            kept = "; what the capture has done to it stays" if stays(moved, at) else ""
+            what = f"that it reaches is read or written{kept}; use it behind the step, with what the step returns"
         raise CaptureError(changed_each_time(f"a {type(moved).__name__} {what}"))
 
     def puts(self) -> list[tuple[Any, str, Any]]:
@@ -331,12 +337,35 @@ class Follower:
 
     def _of_moving(self, item: Any, depth: int) -> None:
         """With what it rests on: iterators and files, a function that it calls."""
-        self._bytes += item.nbytes if isinstance(item, numpy.ndarray) else 0
-        if moves(item) and self._bytes < _MOST_BYTES and (at := position(item)) is not None:
+        if is_opaque(item):
+            self._refuse_opaque(item)
+        self._arrays += [item] if isinstance(item, numpy.ndarray) else []
+        self._bytes += size_in_bytes(item)
+        look = position if self._bytes < _MOST_BYTES else checksum if self._bytes < _MOST_SUMMED else lambda _: None
+        if moves(item) and (at := look(item)) is not None:
             self._moving.append((item, at))
         for piece in gc.get_referents(item, getattr(item, "gi_frame", None)) if depth < _DEEPEST else ():
             if moves(piece) or isinstance(piece, (tuple, types.FunctionType, types.BuiltinMethodType)):
                 self._follow(piece, depth + 1)
+
+    def _refuse_opaque(self, item: Any) -> None:
+        found = next(reversed(self._places.values()), None)  # what led here
+        where = f"at {users_line()}" if found is None else f"by way of {found}".rstrip(",")
+        refuse(
+            CaptureError(
+                f"the program reaches a {type(item).__name__} {where}, which goes on each time it is used, and nothing says where it "
+                "is, so that no step could do the same: take its next item before the step and pass it with the batch"
+            )
+        )
+
+    def reaches(self, item: Any) -> bool:
+        return id(item) in self._seen
+
+    def lies_in_array(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies on the memory of an array of NumPy's that the program reaches."""
+        start, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
+        bounds = ((each.__array_interface__["data"][0], each.nbytes) for each in self._arrays)
+        return any(first < start + size and start < first + length for first, length in bounds)
 
     def _of_object(self, item: Any) -> None:
         cls = type(item)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
+from torch._subclasses import meta_utils
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.base.warn import warn
-from lowtide.capture.care.turns import undoing
+from lowtide.capture.care.turns import placed, replaced, undoing
 from lowtide.capture.sources import Sources, users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Source
@@ -84,21 +85,36 @@ def _text_of(leaf: torch.Tensor, where: str) -> str:
 
 @contextmanager
 def on_the_callers_own(parameters: Mapping[torch.Tensor, torch.Tensor]) -> Iterator[None]:
-    """Real parameters have the gradients of their fakes meanwhile, and fakes those that are put there; afterwards what they had.
+    """This thread finds on real parameters the gradients of their fakes, and fakes have those that it puts there.
 
     A list of parameters made beforehand, or the groups of the optimizer, are so as good as the parameters of the model that is given.
     """
-    before = {real: real.grad for real in parameters}
-    shown = {real: None if fake.grad is None else _for(real, fake.grad) for real, fake in parameters.items()}
-    with undoing() as undo:
-        for real, gradient in before.items():
-            undo(partial(setattr, real, "grad", gradient))
-        for real, gradient in shown.items():
-            real.grad = gradient
+    plain: Any = torch.Tensor.grad
+    before = {real: None if fake.grad is None else _for(real, fake.grad) for real, fake in parameters.items()}
+    now, thread = {id(real): gradient for real, gradient in before.items()}, get_ident()
+
+    def get(tensor: torch.Tensor) -> Any:
+        return now[id(tensor)] if id(tensor) in now and get_ident() == thread else plain.__get__(tensor)
+
+    def put(tensor: torch.Tensor, gradient: Any) -> None:
+        if id(tensor) in now and get_ident() == thread:
+            now[id(tensor)] = gradient
+        else:
+            plain.__set__(tensor, gradient)
+
+    with undoing() as undo, placed(torch.Tensor, "grad", property(get, put, lambda tensor: put(tensor, None))):
+        undo(now.clear)
         yield
         for real, fake in parameters.items():
-            if real.grad is not shown[real]:
-                fake.grad = real.grad
+            if now[id(real)] is not before[real]:
+                fake.grad = now[id(real)]
+
+
+@contextmanager
+def no_gradients_taken() -> Iterator[None]:
+    """Fakes are made without looking at gradients, which another thread may be writing."""
+    with replaced(meta_utils, "safe_grad", lambda _: lambda tensor: None):
+        yield
 
 
 def _for(real: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from lowtide.capture.care.turns import replaced, undoing
+from lowtide.capture.care.turns import for_this_thread, replaced, undoing
 from lowtide.capture.draft import Draft
 from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.effects.outputs import noted
@@ -42,8 +42,8 @@ def watched_hooks(model: nn.Module, fakes: FakeModel, draft: Draft, module_tenso
     with undoing() as undo, ExitStack() as stack:
         for table, name in tables:
             if table:
-                undo(functools.partial(_refill, table, dict(table)))
-                _refill(table, watch.of_table(table, name))
+                undo(functools.partial(table.update, dict(table)))
+                table.update({key: for_this_thread(own, table[key]) for key, own in watch.of_table(table, name).items()})
         if any(map(_around_all, _NAMES)):
             names: dict[str, Any] = dict(vars(torch_module))
             for name in _CALLS:
@@ -51,11 +51,6 @@ def watched_hooks(model: nn.Module, fakes: FakeModel, draft: Draft, module_tenso
         stack.enter_context(replaced(torch.Tensor, "register_hook", watch.registering))
         stack.enter_context(replaced(torch.Tensor, "register_post_accumulate_grad_hook", lambda _: _refuse_late))
         yield
-
-
-def _refill(table: dict[int, Hook], hooks: dict[int, Hook]) -> None:
-    table.clear()
-    table.update(hooks)
 
 
 def _around_all(name: str) -> dict[int, Hook]:

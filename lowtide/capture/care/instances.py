@@ -35,6 +35,10 @@ class Listener(Protocol):
 
     def write(self, item: Any, name: str) -> None: ...
 
+    def lies_in_array(self, tensor: torch.Tensor) -> bool: ...
+
+    def reaches(self, item: Any) -> bool: ...
+
 
 listeners: dict[int, Listener] = {}  # by thread
 
@@ -54,6 +58,16 @@ def read_of_tensor(tensor: torch.Tensor, name: str) -> Any:
     if (listener := _listener()) is not None:
         listener.note(tensor, name, f"attribute {name!r} of a tensor")
     return vars(tensor).get(name, ABSENT)
+
+
+def lies_in_array(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies on the memory of an array that the program which this thread follows has not made itself."""
+    return (listener := _listener()) is not None and listener.lies_in_array(tensor)
+
+
+def reaches(item: Any) -> bool:
+    """Whether the program which this thread follows has found an object, and not made it."""
+    return (listener := _listener()) is not None and listener.reaches(item)
 
 
 def written(item: Any, name: str) -> None:

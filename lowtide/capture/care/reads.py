@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from lowtide.base.places import ABSENT, Position
+from lowtide.base.places import ABSENT, Position, attributes
 from lowtide.capture.care import turns
 from lowtide.capture.care.contents import differ, is_plain
 from lowtide.capture.care.instances import read, written
@@ -55,7 +55,7 @@ class AttributeReads:
 
     def put(self, module: nn.Module) -> list[str]:
         """The names of one of them."""
-        own: dict[str, Any] = object.__getattribute__(module, "__dict__")
+        own: dict[str, Any] = attributes(module)
         written = (name for name in self._written.get(id(module), ()) if is_plain(own.get(name, ABSENT)))
         return sorted(name for name in written if not self._first & {(id(module), name), (id(module), "__dict__")})
 
@@ -111,12 +111,12 @@ def refusal(path: str, name: str) -> str:
 
 def _held_by(module: nn.Module) -> dict[str, Any]:
     """What a module holds under each name: attributes, parameters, modules. What buffers hold is the graph's."""
-    own: dict[str, Any] = object.__getattribute__(module, "__dict__")
+    own: dict[str, Any] = attributes(module)
     return {**own, **own.get("_parameters", {}), **own.get("_modules", {})}
 
 
 def _now(module: nn.Module, name: str) -> Any:
-    own: dict[str, Any] = object.__getattribute__(module, "__dict__")
+    own: dict[str, Any] = attributes(module)
     return next((table[name] for table in (own.get("_modules", {}), own.get("_parameters", {}), own) if name in table), ABSENT)
 
 

@@ -1,4 +1,4 @@
-"""Modules as they were before a program ran: put back afterwards; what it changes in them and no graph could follow is refused."""
+"""Modules as they were before a program ran: what it changes in them and no graph could follow is refused."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from lowtide.base.places import ABSENT
+from lowtide.capture.care.contents import pieces, put_back
 from lowtide.capture.care.memos import OfCall, is_memo
 from lowtide.capture.care.reads import AttributeReads, refusal
 from lowtide.capture.effects.containers import LeavingError
@@ -24,12 +25,11 @@ _HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 
 
 class ModuleSnapshot:
-    """A module's attributes, tables and containers."""
+    """A module's attributes and containers."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.attributes = module, dict(module.__dict__)
-        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module._modules)
-        self.tables = [(table, dict(table)) for table in tables]
+        tables = module._parameters, module._buffers, module._modules
         self.containers = {
             name: copy.copy(item)
             for name, item in module.__dict__.items()
@@ -37,16 +37,9 @@ class ModuleSnapshot:
         }
 
     def restore(self) -> None:
-        """Put them back, in the dictionaries and lists that held them."""
-        self.module.__dict__.clear()
-        self.module.__dict__.update(self.attributes)
-        for table, items in self.tables:
-            table.clear()
-            table.update(items)
+        """Put back what containers hold, which all threads find."""
         for name, items in self.containers.items():
-            container = self.attributes[name]
-            container.clear()
-            container.extend(items) if isinstance(container, list) else container.update(items)
+            put_back(self.attributes[name], pieces(items))
 
     def refuse_changes(self, path: str, reads: AttributeReads, following: Callable[[], OfCall] | None, swapped: dict[str, Any]) -> None:
         """Raise CaptureError for what a captured step would not change, unless it is a tensor now: those are part of the graph.

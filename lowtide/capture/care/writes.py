@@ -1,20 +1,24 @@
-"""What a program does to files, to other processes and to the environment: refused at the call, before it is done."""
+"""What a program does to files, networks, other processes and the environment: refused at the call, before it is done."""
 
 from __future__ import annotations
 
 import builtins
 import io
 import os
+import queue
 import reprlib
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from multiprocessing import connection
 from typing import Any, NoReturn
 
 import torch
 
+from lowtide.capture.care.instances import reaches
 from lowtide.capture.care.turns import listed, replaced
 from lowtide.capture.sources import asker, is_library, users_line
 from lowtide.errors import CaptureError
@@ -37,10 +41,16 @@ def outside_unchanged() -> Iterator[None]:
 
 def refuse_once(what: str) -> NoReturn:
     """The program does something that no step would do again."""
-    error = CaptureError(
-        f"the program {what} at {users_line()}, which would be done once, by the capture, and by no step: do it behind the step, with what "
-        "the step returns (in a framework in its hook behind a batch); if a first call alone does so, call the loss once before"
+    refuse(
+        CaptureError(
+            f"the program {what} at {users_line()}, which would be done once, by the capture, and by no step: do it behind the step, with "
+            "what the step returns (in a framework in its hook behind a batch); if a first call alone does so, call the loss once before"
+        )
     )
+
+
+def refuse(error: CaptureError) -> NoReturn:
+    """Raise it, also where the program catches it."""
     if _refused:
         _refused[-1].append(error)
     raise error
@@ -63,6 +73,11 @@ def _opens(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> bool:
     return bool({*mode} & {*"wax+"}) and file != os.devnull
 
 
+_ALWAYS: dict[Any, str] = {
+    os: "read write pwrite writev remove unlink rename replace rmdir truncate ftruncate link symlink mkfifo chmod chdir kill system",
+    socket.socket: "connect send sendall sendto sendmsg sendfile recv recv_into recvfrom recvfrom_into recvmsg",
+    connection.Connection: "send send_bytes recv recv_bytes recv_bytes_into",
+}
 _CALLS: dict[tuple[Any, str], Callable[..., Any]] = {
     (builtins, "open"): _opens,
     (io, "open"): _opens,
@@ -72,8 +87,6 @@ _CALLS: dict[tuple[Any, str], Callable[..., Any]] = {
     (os, "unsetenv"): lambda name: os.fsdecode(name) in os.environ,
     (torch, "save"): lambda item, file, *args, **kwargs: not isinstance(file, io.BytesIO),
     (subprocess.Popen, "__init__"): lambda *args, **kwargs: True,
-    **{
-        (os, name): lambda *args, **kwargs: True
-        for name in ("write", "remove", "unlink", "rename", "replace", "rmdir", "truncate", "system")
-    },
+    **{(queue.Queue, name): lambda item, *args, **kwargs: reaches(item) for name in ("get", "put")},
+    **{(owner, name): lambda *args, **kwargs: True for owner, names in _ALWAYS.items() for name in names.split() if hasattr(owner, name)},
 }

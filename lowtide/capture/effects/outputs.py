@@ -27,6 +27,7 @@ from lowtide.capture.care.contents import differ
 from lowtide.capture.care.follower import Follower
 from lowtide.capture.care.surroundings import called_by, containers_of_class, functions_of, is_of_users, names_in
 from lowtide.capture.care.turns import undoing
+from lowtide.capture.care.views import ModuleViews, lying_in, module_views, seen
 from lowtide.capture.effects.containers import KINDS, Container, EffectLog, StaleError, holds_stand_in, is_stand_in
 from lowtide.capture.effects.conversions import stand_in
 from lowtide.capture.effects.sums import (
@@ -120,17 +121,17 @@ class OutputRecorder:
     @contextmanager
     def in_place(self, roots: Iterable[Any]) -> Iterator[None]:
         """Stand-ins are in the places of containers while this lasts."""
-        with undoing() as undo:
+        with undoing() as undo, module_views() as views:
             undo(lambda: _active.__setitem__(slice(None), []))
             _active[:] = [self]
-            self._walk(collections.deque(roots), undo)
+            self._walk(collections.deque(roots), views, undo)
             yield
 
     @contextmanager
     def followed(self) -> Iterator[None]:
         """What the program does inside is noted."""
         self.log.active = True
-        self.tables = [(item, table, dict(table)) for item, table, _ in self.tables]  # with the model's fakes in their places
+        self.tables = [(item, table, dict(seen(item, table))) for item, table, _ in self.tables]  # with the model's fakes in their places
         for container in self.containers.values():
             container.show()
         try:
@@ -156,7 +157,7 @@ class OutputRecorder:
                 if key in container.written and _is_number(was) and isinstance(now, (int, float)):
                     self.counted[id(container.original), key] = CountedPlace(lambda: None, True, default)
 
-    def _walk(self, waiting: collections.deque[Any], undo: Callable[[Callable[[], object]], None]) -> None:
+    def _walk(self, waiting: collections.deque[Any], views: ModuleViews, undo: Callable[[Callable[[], object]], None]) -> None:
         seen: set[int] = set()
         tabled: set[int] = set()
 
@@ -198,22 +199,24 @@ class OutputRecorder:
                 for name in containers_of_class(item):
                     place(functools.partial(vars(item).__getitem__, name), functools.partial(type.__setattr__, item, name))
             elif isinstance(item, nn.Module) or is_of_users(item):
+                if isinstance(item, nn.Module):
+                    views.show(item, vars(item))
                 self._of_object(item, place, waiting, undo)
 
     def _of_object(self, item: Any, place: Callable[..., None], waiting: collections.deque[Any], undo: Callable[..., None]) -> None:
-        table = getattr(item, "__dict__", None)
+        table = lying_in(item) if isinstance(item, nn.Module) else getattr(item, "__dict__", None)
         if not isinstance(table, dict) or isinstance(item, type):
             return
         self._follow(item, table, undo)
         if isinstance(item, nn.Module):
-            self._follow(item, item._buffers, undo)
+            self._follow(item, table["_buffers"], undo)
         for name, value in list(table.items()):
             if (id(item), name) in self.sums:
                 continue
             if isinstance(item, nn.Module) and name in _OWN_OF_MODULES:
                 waiting.extend(value.values() if isinstance(value, dict) else ())
             else:
-                place(functools.partial(table.__getitem__, name), functools.partial(table.__setitem__, name))
+                place(functools.partial(table.__getitem__, name), functools.partial(seen(item, table).__setitem__, name))
         for cls in type(item).__mro__:
             waiting.extend((cls, *functions_of(cls)))
 
@@ -275,7 +278,11 @@ class OutputRecorder:
         if holds_stand_in(result):
             raise StaleError("the program returns a container of its own")
         in_modules = [
-            now.kept for item, table, _ in self.tables if isinstance(item, nn.Module) for now in table.values() if is_stand_in(now)
+            now.kept
+            for item, table, _ in self.tables
+            if isinstance(item, nn.Module)
+            for now in seen(item, table).values()
+            if is_stand_in(now)
         ]
         for container in in_modules:  # nobody looks there for less than the whole
             in_modules.extend(container.within)
@@ -287,7 +294,7 @@ class OutputRecorder:
                     "what it puts there"
                 )
         for item, table, before in self.tables:
-            for name, now in table.items():
+            for name, now in seen(item, table).items():
                 was = before.get(name, ABSENT)
                 if now is was:
                     continue
@@ -330,7 +337,7 @@ class OutputRecorder:
         """Another one where the program has put something somewhere meanwhile."""
         counts = len(self.log.events), sum(len(container.written) for container in self.all())
         places = self.followed_places
-        return *counts, *(id(table.get(name)) for item, table, _ in self.tables for at, name in places if at == id(item))
+        return *counts, *(id(seen(item, table).get(name)) for item, table, _ in self.tables for at, name in places if at == id(item))
 
     def all(self) -> list[Container]:
         found = list(self.containers.values())
@@ -340,7 +347,7 @@ class OutputRecorder:
 
     def values(self) -> list[Any]:
         """The results of the program among what leaves."""
-        left = [*(args for _, _, args in self.log.events), *(table[name] for _, table, name in self.put)]
+        left = [*(args for _, _, args in self.log.events), *(seen(item, table)[name] for item, table, name in self.put)]
         return [result for value in left for leaf in tree.flatten(value)[0] for result in results_in(leaf.value)]
 
     def left(self) -> StepOutputs:
@@ -376,7 +383,7 @@ class OutputRecorder:
         for container, method, args in self.log.events:
             yield args, functools.partial(_call, container, method), method, False
         for item, table, name in self.put:
-            yield table[name], functools.partial(table.__setitem__, name), name, _is_of_variables(item)
+            yield seen(item, table)[name], functools.partial(table.__setitem__, name), name, _is_of_variables(item)
 
     def end(self, follower: Follower, beside: Beside, constants: Sequence[Any]) -> Beside:
         """Take back what the program has put into attributes. What is looked at before each step is not what the steps change.
@@ -385,21 +392,20 @@ class OutputRecorder:
         """
         followed = set(self.followed_places)
         for item, table, name in self.put:
+            if id(item) in self.own:  # this thread alone has found it there
+                continue
             before = next(before for _, other, before in self.tables if other is table)
-            if id(item) not in self.own and (id(item), name) not in followed and not follower.only_writes(item, name):
+            if (id(item), name) not in followed and not follower.only_writes(item, name):
                 was = before.get(name, ABSENT)
-                elsewhere = follower.leads_to(was) or any(now is was for _, other, _ in self.tables for now in other.values())
-                if elsewhere or not any(was is each for each in constants) or not _may_follow(was, table[name]):
+                elsewhere = follower.leads_to(was) or any(now is was for at, other, _ in self.tables for now in seen(at, other).values())
+                if elsewhere or not any(was is each for each in constants) or not _may_follow(was, seen(item, table)[name]):
                     raise StaleError(
                         f"it reads {_called(item, name)}, which an earlier step has put there; a buffer that it writes with copy_ goes on "
                         "from step to step"
                     )
                 followed.add((id(item), name))
                 self.going_on[id(was)] = Position.of(item, name, _called(item, name), "its making")
-            if name in before:
-                table[name] = before[name]
-            else:
-                table.pop(name, None)
+            _put(seen(item, table), name, before.get(name, ABSENT))
         changed = tuple(referred(each.original) for each in self.all() if each.changes_itself and not each.made)
         places = tuple(each for each in beside.places if (id(each.holder), each.name) not in followed)
         return Beside(places, (*beside.followed, *changed))
@@ -412,7 +418,7 @@ class OutputRecorder:
     def without(self, reads: frozenset[tuple[str, str]], model: nn.Module) -> frozenset[tuple[str, str]]:
         """Those attributes of modules that steps do not change, or their classes'."""
         changed = {id(each.stand_in): each for each in self.all() if each.changes}
-        put = {id(table[name]) for item, table, name in self.put if isinstance(item, nn.Module)}
+        put = {id(seen(item, table)[name]) for item, table, name in self.put if isinstance(item, nn.Module)}
         modules, kept = dict(model.named_modules()), set[tuple[str, str]]()
         for path, name in reads:
             module = modules[path]
