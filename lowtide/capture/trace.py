@@ -34,9 +34,10 @@ from lowtide.capture.data import host
 from lowtide.capture.data.facts import Reading
 from lowtide.capture.data.reader import Reader
 from lowtide.capture.draft import Draft
+from lowtide.capture.effects.actions import NOTHING_LEFT, StepOutputs
 from lowtide.capture.effects.data import Data, following_data
 from lowtide.capture.effects.flags import FlagRecorder
-from lowtide.capture.effects.outputs import NOTHING_LEFT, OutputRecorder, StepOutputs
+from lowtide.capture.effects.outputs import OutputRecorder
 from lowtide.capture.fakes import ModuleTensors, fake_batch_leaf, fake_model, swapped
 from lowtide.capture.formulas import as_eager
 from lowtide.capture.numbers import Number, is_result
