@@ -126,7 +126,7 @@ def _closed(
     watch.refuse_survivors()
     if leaving is not None:
         leaving.refuse_survivors()
-    summed = next((str(memo) for memo in memos if memo.may_be_sum), "")
+    summed = next((str(memo) for memo in (*memos, *captured[-1].settling.memos) if memo.may_be_sum), "")
     if (refilled and not names) or (summed and (leaving is not None or not names)):
         raise LeavingError(refilled or summed)
     settling = FlagRecorder((*captured[-1].settling.memos, *memos))

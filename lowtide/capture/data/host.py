@@ -135,7 +135,13 @@ class _Host:
     @property
     def text(self) -> Callable[[torch.Tensor, str], str]:
         """For f"{tensor:.3f}"."""
-        return lambda tensor, spec: _plainly(format, self.values(tensor, "Tensor.__format__"), spec) if spec else repr(tensor)
+
+        def text(tensor: torch.Tensor, spec: str) -> str:
+            if spec and self.recorder.numbers is not None and not tensor.dim():
+                return format(self.item(tensor), spec)
+            return _plainly(format, self.values(tensor, "Tensor.__format__"), spec) if spec else repr(tensor)
+
+        return text
 
 
 @formula(_aten.tensor_split.tensor_indices_or_sections)

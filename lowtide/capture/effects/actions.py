@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from lowtide.capture.effects.containers import Container, StaleError
+from lowtide.capture.effects.containers import Container, LeavingError, StaleError
 from lowtide.capture.effects.sums import NumberExpression, Recipe, Sum, Term, recipe, results_in
 from lowtide.capture.numbers import holds_fakes, is_result
 from lowtide.errors import CaptureError
@@ -67,6 +67,10 @@ def outputs_of(
         at = [index for index, leaf in enumerate(leaves) if is_result(leaf.value)]
         if any(holds_fakes(leaf.value) for leaf in leaves if not is_result(leaf.value)):
             raise CaptureError("a number that the program computes lies in an object that cannot be made again")
+        if any(type(leaf.value) is str and "FakeTensor(" in leaf.value for leaf in leaves):
+            error = LeavingError("a text shows a tensor that the program computes, which a captured step would not: keep the tensor itself")
+            error.converts = True
+            raise error
         plainly |= any(type(leaf.value) in (int, float, str, bytes, complex, NumberExpression) for leaf in leaves)
         plain = [None if index in at else leaf.value for index, leaf in enumerate(leaves)]
         actions.append(functools.partial(_act, act, plain, {index: recipe(leaves[index].value) for index in at}, rebuild))

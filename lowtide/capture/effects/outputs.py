@@ -25,7 +25,8 @@ from lowtide.capture.care.contents import differ
 from lowtide.capture.care.follower import Follower
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.effects.actions import Act, StepOutputs, outputs_of
-from lowtide.capture.effects.containers import KINDS, Container, EffectLog, StaleError, holds_stand_in, is_stand_in
+from lowtide.capture.effects.calls import Outlet, calls_followed
+from lowtide.capture.effects.containers import KINDS, LENGTH, Container, EffectLog, StaleError, entry, holds_stand_in, is_stand_in
 from lowtide.capture.effects.conversions import stand_in
 from lowtide.capture.effects.search import LARGEST, OWN_OF_MODULES, PlaceSearch
 from lowtide.capture.effects.sums import (
@@ -33,9 +34,12 @@ from lowtide.capture.effects.sums import (
     EarlierNumber,
     EarlierNumbers,
     Sum,
+    Term,
     results_in,
 )
+from lowtide.capture.effects.texts import rewrite
 from lowtide.capture.numbers import Number, holds_fakes
+from lowtide.capture.sources import is_users
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 
@@ -77,20 +81,21 @@ class OutputRecorder:
         with undoing() as undo:
             undo(lambda: _active.__setitem__(slice(None), []))
             _active[:] = [self]
-            convert = functools.partial(stand_in, undo=undo) if self.converts else None
+            convert = functools.partial(_converted, undo) if self.converts else None
             follow, is_followed = functools.partial(self._follow, undo), lambda item, name: (id(item), name) in self.sums
             PlaceSearch(self._is_chosen, self._stand_in, follow, is_followed, convert, undo).walk(collections.deque(roots))
             yield
 
     @contextmanager
-    def followed(self) -> Iterator[None]:
-        """What the program does inside is noted."""
+    def followed(self, emit: Callable[[str, tuple[Any, ...]], Term]) -> Iterator[None]:
+        """What the program does inside is noted. `emit` makes arithmetic a part of it."""
         self.log.active = True
         self.tables = [(item, table, dict(table)) for item, table, _ in self.tables]  # with the model's fakes in their places
         for container in self.containers.values():
             container.show()
         try:
-            yield
+            with calls_followed(self.log, None if self.summed is None else emit):
+                yield
         finally:
             self.log.active = False
             self._count()
@@ -98,7 +103,7 @@ class OutputRecorder:
     def _count(self) -> None:
         """What the program has changed that is not followed yet."""
         for item, table, before in self.tables:
-            for name, now in table.items() if not isinstance(item, nn.Module) else ():
+            for name, now in table.items():
                 was = before.get(name, ABSENT)
                 if now is was or (id(item), name) in self.followed_places or (type(item) is dict and hasattr(builtins, name)):
                     continue  # a global that is not there would be Python's own of its name
@@ -107,9 +112,15 @@ class OutputRecorder:
                     old = was.kept.original if is_stand_in(was) else was
                     self.counted[id(item), name] = CountedPlace(functools.partial(_put, table, name, old), sums)
         for container in self.containers.values():
+            items: Any = container.items
+            find = functools.partial(dict.get, items) if isinstance(items, dict) else functools.partial(container.kind.__getitem__, items)
             for key, default in container.asked.items():
-                was, now = dict.get(container.original, key, default), dict.get(container.stand_in, key)
-                if key in container.written and _is_number(was) and isinstance(now, (int, float)):
+                was = entry(container.original, key, default)
+                if key is LENGTH:
+                    sums = container.added > 0
+                else:
+                    sums = key in container.written and _is_number(was) and isinstance(find(key), (int, float))
+                if sums:
                     self.counted[id(container.original), key] = CountedPlace(lambda: None, True, default)
 
     def _follow(self, undo: Callable[[Callable[[], object]], None], item: Any, table: MutableMapping[str, Any]) -> None:
@@ -144,13 +155,15 @@ class OutputRecorder:
         for at, key in self.summed or ():
             if at == id(original):
                 default = (self.summed or {})[at, key].default
-                value = dict.get(original, key, default)
-                if _is_number(value):
+                value = entry(original, key, default)
+                if key is LENGTH:
+                    found.length = self._before((at, key), lambda: found.now, value)
+                elif _is_number(value):
                     found.sums[key] = self._before((at, key), lambda: found.now, value, default), default
         for key, item in list(original.items() if is_table else enumerate(original)):
             if isinstance(item, FakeTensor):
                 raise CaptureError("the capture before has left something there")
-            if is_table and key in found.sums:
+            if key in found.sums:
                 item = found.sums[key][0]
             elif self._is_chosen(item) and len(original) < LARGEST:
                 item = self._stand_in(item, _item_of(found, key), waiting)
@@ -186,7 +199,7 @@ class OutputRecorder:
                 was = before.get(name, ABSENT)
                 if now is was:
                     continue
-                if _is_of_variables(item) and (id(item), name) in (*self.sums, *self.emptied):
+                if (id(item), name) in (*self.sums, *self.emptied):
                     self.put.append((item, table, name))
                     continue
                 if not holds_fakes(now) or (id(item) in self.own and isinstance(now, torch.Tensor)):
@@ -289,6 +302,8 @@ class OutputRecorder:
         modules, kept = dict(model.named_modules()), set[tuple[str, str]]()
         for path, name in reads:
             module = modules[path]
+            if (id(module), name) in self.followed_places:
+                continue
             item = held(module, name)
             if id(item) in changed:
                 changed[id(item)].ways.append(functools.partial(held, module, name))  # a module may get one of its own
@@ -330,7 +345,14 @@ def noted() -> tuple[int, ...]:
     return _active[-1].done if _active else ()
 
 
-def _call(container: Container, method: str, args: tuple[Any, ...]) -> None:
+def _converted(undo: Callable[[Callable[[], object]], None], function: types.FunctionType, named: set[str]) -> None:
+    """Conversions of numbers in a function of the user's are followed."""
+    stand_in(function, named, undo)
+    if is_users(function):
+        rewrite(function, undo)
+
+
+def _call(container: Container | Outlet, method: str, args: tuple[Any, ...]) -> None:
     getattr(container.now, method)(*args)
 
 
