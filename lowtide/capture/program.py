@@ -100,7 +100,7 @@ def capture_inference(model: nn.Module, given: Given, *, put_back: bool = False,
         ):
             return _closed((_captured_inference(watch, model, given, leaving),), watch, follower, leaving, names, put_back)[0]
 
-    return with_leaving(capture, (model,), at_once=leaves)
+    return with_leaving(capture, (model,), at_once=leaves, sizes=bool(given.varying))
 
 
 def _closed(
@@ -173,7 +173,7 @@ def capture_training(program: TrainingProgram, given: Given, *, put_back: bool =
         ):
             return _closed(_captured_training(watch, program, given, leaving), watch, follower, leaving, names, put_back)
 
-    return with_leaving(capture, (*functions, *models), at_once=leaves)
+    return with_leaving(capture, (*functions, *models), at_once=leaves, sizes=bool(given.varying))
 
 
 def _captured_training(

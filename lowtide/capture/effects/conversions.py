@@ -14,6 +14,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.base.garbage import look_at_all
@@ -31,6 +32,8 @@ class _Standing(type):
     def __call__(cls, *args: Any, **options: Any) -> Any:
         if cls.real is str:
             return text_of(str, *args) if len(args) == 1 and not options else str(*args, **options)
+        if len(args) == 1 and not options and isinstance(args[0], (torch.SymInt, torch.SymFloat)):
+            return torch.sym_float(args[0]) if cls.real is float else torch.sym_int(args[0])
         if len(args) == 1 and not options and isinstance(number := number_of(args[0]), Number):
             if number.kind is cls.real:
                 return number

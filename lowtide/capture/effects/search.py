@@ -5,7 +5,8 @@ from __future__ import annotations
 import collections
 import functools
 import types
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,9 @@ from torch import nn
 
 from lowtide.base.places import ABSENT, Position
 from lowtide.capture.care.surroundings import called_by, containers_of_class, functions_of, is_of_users, names_in
+from lowtide.capture.care.turns import undoing
 from lowtide.capture.effects.containers import KINDS
+from lowtide.capture.effects.conversions import stand_in
 from lowtide.capture.effects.variables import Variable
 from lowtide.capture.sources import is_users
 
@@ -96,6 +99,16 @@ class PlaceSearch:
                 place(functools.partial(table.__getitem__, name), functools.partial(table.__setitem__, name))
         for cls in type(item).__mro__:
             waiting.extend((cls, *functions_of(cls)))
+
+
+@contextmanager
+def conversions_followed(roots: Iterable[Any]) -> Iterator[None]:
+    """`float()` and `int()` of sizes are followed in the user's functions while this lasts."""
+    with undoing() as undo:
+        convert = functools.partial(stand_in, undo=undo)
+        search = PlaceSearch(lambda _: False, lambda item, *_: item, lambda *_: None, lambda *_: False, convert, undo)
+        search.walk(collections.deque(roots))
+        yield
 
 
 def _of_function(function: types.FunctionType, place: Callable[..., None], table_of: Callable[..., None]) -> set[str]:
