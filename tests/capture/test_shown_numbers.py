@@ -208,6 +208,16 @@ def reset_in_the_model() -> Any:
     return net, square, Attributes(net, "total", "outs")
 
 
+def in_a_list_of_the_model() -> Any:
+    def keep(net: Any, hidden: Tensor) -> None:
+        net.log[0] += 1
+        net.log[1] += hidden.mean().item()
+
+    net: Any = Net(keep)
+    net.log = [0, 0.0]
+    return net, square, Attributes(net, "log")
+
+
 def in_a_list() -> Any:
     counts, recent = [0, 0.5], collections.deque([1.5, 2])
 
@@ -221,7 +231,7 @@ def in_a_list() -> Any:
     return Net(), loss, [counts, recent]
 
 
-@pytest.mark.parametrize("make", [in_a_criterion, in_the_model, calls_of_the_model, reset_in_the_model, in_a_list])
+@pytest.mark.parametrize("make", [in_a_criterion, in_the_model, calls_of_the_model, reset_in_the_model, in_a_list, in_a_list_of_the_model])
 def test_sums_in_modules_and_in_lists_go_on(make, recwarn):
     check(make)
     assert make is reset_in_the_model or not [each for each in recwarn if "captured" in str(each.message)]
