@@ -11,9 +11,19 @@ from torch import nn
 from lowtide.api.options import Training
 from lowtide.base.warn import warn
 from lowtide.capture.batches import BATCHES
-from lowtide.capture.optimizers.wrappers import accumulates_over, scalers_within
+from lowtide.capture.optimizers.wrappers import accumulates_over, holds_optimizer, scalers_within
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
+
+
+def _optimizers_within(wrapper: Any) -> str:
+    """What to give in the place of an object of the user's that steps several optimizers."""
+    found = [name for name, item in getattr(wrapper, "__dict__", {}).items() if holds_optimizer(item)]
+    if not found:
+        return ""
+    several = [isinstance(vars(wrapper)[name], (list, tuple)) for name in found]
+    given = ", ".join(f"{'*' * many}wrapper.{name}" for name, many in zip(found, several, strict=True))
+    return f", which holds optimizers: give those (`optimizer=[{given}]`) where its step() does no more than to step them"
 
 
 def check_arguments(model: Any, loss: Any, optimizer: Any, training: Training) -> None:
@@ -39,6 +49,7 @@ def check_arguments(model: Any, loss: Any, optimizer: Any, training: Training) -
         if not isinstance(each, torch.optim.Optimizer):
             raise TypeError(
                 f"optimizer: expected a torch.optim.Optimizer, or a list of them that step one after the other; got a {type(each).__name__}"
+                f"{_optimizers_within(each)}"
             )
     if (loss is None) != (optimizer is None):
         missing, given = ("loss", "optimizer") if loss is None else ("optimizer", "loss")

@@ -61,6 +61,8 @@ class OtherShapes(Generic[S]):
         """The step for a batch of the range; None where it is none."""
         if error.shape in self._ranged:
             return self._ranged[error.shape]
+        if error.restructured:  # a range is for one number of leaves
+            return None
         if not self._is_in_range(args, kwargs) and not self._guess(newest, args, kwargs):
             return None
         assert self.range is not None, "the batch lies in it"

@@ -77,6 +77,11 @@ def _are_scalars(given: Any) -> bool:
     return len({each.dtype for each in given}) == 1 and all(each.device.type == "cpu" for each in given)
 
 
+def is_number(item: Any) -> bool:
+    """Whether it stands for a number that only the running step knows, whatever it says that it is."""
+    return issubclass(type(item), Number)
+
+
 def is_result(item: Any) -> bool:
     """Whether a leaf is computed by the program."""
     return isinstance(item, (torch.Tensor, Number))

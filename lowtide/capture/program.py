@@ -100,7 +100,7 @@ def capture_inference(model: nn.Module, given: Given, *, put_back: bool = False,
         ):
             return _closed((_captured_inference(watch, model, given, leaving),), watch, follower, leaving, names, put_back)[0]
 
-    return with_leaving(capture, (model,), at_once=leaves)
+    return with_leaving(capture, (model,), at_once=leaves, sizes=bool(given.varying))
 
 
 def _closed(
@@ -126,7 +126,7 @@ def _closed(
     watch.refuse_survivors()
     if leaving is not None:
         leaving.refuse_survivors()
-    summed = next((str(memo) for memo in memos if memo.may_be_sum), "")
+    summed = next((str(memo) for memo in (*memos, *captured[-1].settling.memos) if memo.may_be_sum), "")
     if (refilled and not names) or (summed and (leaving is not None or not names)):
         raise LeavingError(refilled or summed)
     settling = FlagRecorder((*captured[-1].settling.memos, *memos))
@@ -173,7 +173,7 @@ def capture_training(program: TrainingProgram, given: Given, *, put_back: bool =
         ):
             return _closed(_captured_training(watch, program, given, leaving), watch, follower, leaving, names, put_back)
 
-    return with_leaving(capture, (*functions, *models), at_once=leaves)
+    return with_leaving(capture, (*functions, *models), at_once=leaves, sizes=bool(given.varying))
 
 
 def _captured_training(

@@ -95,9 +95,9 @@ def _asked(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], symb
                 return run(*args, **kwargs)
 
         return remembered(func, args, kwargs, ask) if run is func else ask(*args, **kwargs)
-    except (*NEEDS_DATA, *UNTRACEABLE):
+    except NEEDS_DATA:
         raise
-    except (FixedError, RuntimeError) as error:
+    except (FixedError, RuntimeError, *UNTRACEABLE) as error:
         if symbols.env is None:
             raise
         try:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -35,9 +36,11 @@ from lowtide.capture.data import host
 from lowtide.capture.data.facts import Reading
 from lowtide.capture.data.reader import Reader
 from lowtide.capture.draft import Draft
+from lowtide.capture.effects.actions import NOTHING_LEFT, StepOutputs
 from lowtide.capture.effects.data import Data, following_data
 from lowtide.capture.effects.flags import FlagRecorder
-from lowtide.capture.effects.outputs import NOTHING_LEFT, OutputRecorder, StepOutputs
+from lowtide.capture.effects.outputs import OutputRecorder
+from lowtide.capture.effects.sums import Term
 from lowtide.capture.fakes import ModuleTensors, fake_batch_leaf, fake_model, swapped
 from lowtide.capture.formulas import as_eager
 from lowtide.capture.numbers import Number, is_result
@@ -238,7 +241,15 @@ class Trace:
 
     def leaving_followed(self) -> AbstractContextManager[None]:
         """What the program does inside to containers of the caller's is noted, if that is asked for."""
-        return nullcontext() if self.leaving is None else self.leaving.followed()
+        return nullcontext() if self.leaving is None else self.leaving.followed(self._computed)
+
+    def _computed(self, op: str, operands: tuple[Any, ...]) -> Term:
+        recorder = self.recorder
+        written = tuple(each.value if isinstance(each, Term) else each for each in operands)
+        number = Term(recorder.draft.emit_scalar(f"py.{op}", written), float, recorder.refusals)
+        assert self.leaving is not None, "else no such numbers are handed out"
+        self.leaving.numbers.append(weakref.ref(number))
+        return number
 
     def close_leaving(self, result: Any) -> None:
         """The program has run; this is what it returns."""

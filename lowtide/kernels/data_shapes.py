@@ -31,6 +31,17 @@ def _divided(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return self.clone()
 
 
+def truncated_normal(
+    like: torch.Tensor, mean: float, std: float, a: float, b: float, *, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """What `torch.nn.init.trunc_normal_` leaves: how often it draws follows from what it has drawn."""
+    return torch.nn.init.trunc_normal_(torch.empty_like(like), mean, std, a, b, generator)
+
+
+def _truncated_normal(like: torch.Tensor, *settings: float, generator: torch.Generator | None = None) -> torch.Tensor:
+    return torch.empty_like(like)
+
+
 def _added_in_layout(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """`product` into a tensor of these strides that holds `self`: from one layout to another, products of matrices round otherwise."""
 
@@ -63,6 +74,8 @@ for _name in ("mm", "bmm"):
     define(f"{_name}_in_layout(Tensor one, Tensor two, SymInt[] strides) -> Tensor", _in_layout(getattr(torch, _name)))
     torch.library.register_fake(f"lowtide::{_name}_in_layout", _product_like, lib=LIBRARY)
 
+define("truncated_normal(Tensor like, float mean, float std, float a, float b, *, Generator? generator=None) -> Tensor", truncated_normal)
+torch.library.register_fake("lowtide::truncated_normal", _truncated_normal, lib=LIBRARY)
 define("masked_sum(Tensor values, Tensor mask) -> Tensor", masked_sum)
 define("divided(Tensor self, Tensor other) -> Tensor", divided)
 torch.library.register_fake("lowtide::masked_sum", _masked_sum, lib=LIBRARY)

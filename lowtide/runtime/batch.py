@@ -17,7 +17,8 @@ from lowtide.runtime.caller import describe
 from lowtide.runtime.looks import Looks, reach
 from lowtide.runtime.plain import refuse_surroundings, unlike_plain
 
-Shape: TypeAlias = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # by tensor of a batch: its shape and strides
+# By tensor of a batch its shape and strides; behind them, where there are any, the places of what are no tensors.
+Shape: TypeAlias = "tuple[tuple[tuple[int, ...], tuple[int, ...]] | tuple[str, ...], ...]"
 
 _META = torch.device("meta")
 _PLAIN = (type(None), bool, int, float, str)  # what a file holds of leaves that are no tensors
@@ -33,30 +34,34 @@ _DIFFERENTIATED = "is differentiated, and no derivative by the batch is made her
 
 def shape_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape:
     items = [*args, *kwargs.values()]
-    if not all(type(item) is torch.Tensor for item in items):  # looking into what may be a structure takes longer
-        items = [leaf.value for leaf in tree.flatten((args, kwargs))[0]]
-    return _shape(items)
+    if all(type(item) is torch.Tensor for item in items):
+        return tuple((tuple(item.shape), item.stride()) for item in items)
+    return _shape(tree.flatten((args, kwargs))[0])  # looking into what may be a structure takes longer
 
 
-def _shape(items: Sequence[Any]) -> Shape:
-    return tuple((tuple(item.shape), item.stride()) for item in items if isinstance(item, torch.Tensor))
+def _shape(leaves: Sequence[tree.Leaf]) -> Shape:
+    shapes = [(tuple(leaf.value.shape), leaf.value.stride()) for leaf in leaves if isinstance(leaf.value, torch.Tensor)]
+    others = tuple(leaf.where for leaf in leaves if not isinstance(leaf.value, torch.Tensor))
+    return (*shapes, others) if others else tuple(shapes)
 
 
 def described(shape: Shape) -> str:
     """Shapes in words: "a batch of [8, 3], [8]"."""
-    return f"a batch of {', '.join(str(list(extents)) for extents, _ in shape)}"
+    return f"a batch of {', '.join(str(list(each[0])) for each in shape if isinstance(each[0], tuple))}"
 
 
 class NewShapeError(BatchError):
-    """A batch that is unlike the captured one in nothing but shapes or strides."""
+    """A batch that is unlike the captured one in nothing but shapes or strides, or in how many leaves it has that are no tensors."""
 
-    def __init__(self, message: str, difference: str, shape: Shape) -> None:
+    def __init__(self, message: str, difference: str, shape: Shape, *, restructured: bool = False) -> None:
         super().__init__(message)
-        self.difference, self.shape = difference, shape
+        self.difference, self.shape, self.restructured = difference, shape, restructured
 
     def beyond(self, extents: str) -> NewShapeError:
         """The same of a batch that lies out of a range of these extents."""
         difference = f"{self.difference}; the range is {extents}"
+        if self.restructured:
+            return self
         return NewShapeError(f"{difference}: declare a wider one, or see Shapes(on_new_shape=...)", difference, self.shape)
 
 
@@ -127,12 +132,15 @@ class BatchSpec:
         found = [_name(leaf.where) for leaf in leaves]
         expected = [where for where, _ in self.leaves]
         if found != expected:
-            raise BatchError(_other_structure(expected, found))
+            difference, at = _other_structure(expected, found), [leaf.where for leaf in leaves if isinstance(leaf.value, torch.Tensor)]
+            if [where for where, look in self.leaves if isinstance(look, (_TensorSpec, _NotPlain))] == list(map(_name, at)):
+                raise NewShapeError(difference, difference, _shape(leaves), restructured=True)
+            raise BatchError(difference)
         items = [leaf.value for leaf in leaves]
         pairs = zip(self.leaves, items, strict=True)
         reshaped = [where for (where, wanted), item in pairs if not self._is_alike(where, wanted, item, device)]
         if reshaped:
-            self._refuse_shape(reshaped[0], items)
+            self._refuse_shape(reshaped[0], leaves)
         return items
 
     def other_values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -150,11 +158,11 @@ class BatchSpec:
         """Where in (args, kwargs) leaves stand that may be any values."""
         return {leaf.where for leaf in tree.flatten((args, kwargs))[0] if _name(leaf.where) in self.unread}
 
-    def _refuse_shape(self, where: str, items: Sequence[Any]) -> NoReturn:
-        wanted, got = next((look, item) for (name, look), item in zip(self.leaves, items, strict=True) if name == where)
+    def _refuse_shape(self, where: str, leaves: Sequence[tree.Leaf]) -> NoReturn:
+        wanted, got = next((look, leaf.value) for (name, look), leaf in zip(self.leaves, leaves, strict=True) if name == where)
         look = _look(got, _META)
         difference = f"batch {where}: expected {wanted}, got {look}"
-        raise NewShapeError(difference + _advice(look, wanted, self.training), difference, _shape(items))
+        raise NewShapeError(difference + _advice(look, wanted, self.training), difference, _shape(leaves))
 
     def _is_alike(self, where: str, wanted: Any, got: Any, device: torch.device) -> bool:
         """False where a tensor has another shape or other strides. Raises BatchError for what differs otherwise."""

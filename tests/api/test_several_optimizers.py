@@ -86,6 +86,27 @@ def test_a_head_that_is_replaced_goes_on_as_in_a_loop() -> None:
     assert not differences(models[0].state_dict(), models[1].state_dict())
 
 
+class Both:
+    """A class of a user's own around two optimizers."""
+
+    def __init__(self, one: optim.Optimizer, more: list[optim.Optimizer]) -> None:
+        self.one, self.more, self.count = one, more, 0
+
+    def step(self) -> None:
+        for each in (self.one, *self.more):
+            each.step()
+
+
+def test_a_wrapper_of_a_users_own_is_told_what_to_give_instead() -> None:
+    model = net()
+    params = list(model.parameters())
+    wrapper = Both(optim.SGD(params[:1], 0.1), [optim.Adam(params[1:])])
+    arguments: dict[str, Any] = {"loss": loss, "workspaces": False}
+    with pytest.raises(TypeError, match=r"got a Both, which holds optimizers: give those \(`optimizer=\[wrapper.one, \*wrapper.more\]`\)"):
+        lowtide.optimize(model, torch.ones(5, 6), optimizer=wrapper, **in_values(**arguments))
+    lowtide.optimize(model, torch.ones(5, 6), optimizer=[wrapper.one, *wrapper.more], **in_values(**arguments))
+
+
 def test_what_several_cannot_be_is_refused() -> None:
     model = net()
     params = list(model.parameters())

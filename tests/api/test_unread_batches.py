@@ -31,8 +31,51 @@ def test_names_and_numbers_that_are_not_read_may_be_others():
     for at in range(3):
         assert step(X, [f"{at}.png", "b.png", "z.png"], at) < first
     assert len(step._families) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*a second new shape")
+def test_lists_of_another_length_are_other_batches():
+    """In whatever structure; where the program reads how many there are, it reads that of the batch."""
+
+    def loss(model: nn.Module, batch: Any, names: Any) -> torch.Tensor:
+        return unread(model, batch["x"]) * len(names)
+
+    def batch(rows: int, count: int) -> Any:
+        return {"x": X[:rows], "meta": {"ids": [f"{at}.png" for at in range(count)], "more": (1, {"n": "a" * count})}}, ["a"] * count
+
+    batches = [batch(3, 3), batch(3, 3), batch(3, 1), batch(2, 2), batch(3, 2), batch(3, 3)]
+    step, model = step_of(loss, batches[0]), nn.Linear(4, 2)
+    model.load_state_dict(step._caller.model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for each in batches:
+        optimizer.zero_grad()
+        expected = loss(model, *each)
+        expected.backward()
+        optimizer.step()
+        assert torch.equal(step(*each), expected.detach())
+
+
+def test_a_tensor_more_is_no_other_batch():
+    step = step_of(unread, (X, ["a"]))
+    with pytest.raises(lowtide.BatchError, match="values that are not tensors are fixed"):
+        step(X, [X])
     with pytest.raises(lowtide.BatchError, match="expected a batch of"):
-        step(X, ["a.png", "b.png"], 1)
+        step(X, ["a", X])
+
+
+def test_lists_of_another_length_beside_a_range():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    step = lowtide.optimize(
+        model,
+        (X, ["a", "b", "c"]),
+        loss=unread,
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        shapes=lowtide.Shapes(dynamic={0: {0: (2, 8)}}),
+        planning=lowtide.Planning(workspaces=False),
+    )
+    expected = unread(model, X[:2]).detach()
+    assert torch.equal(step(X[:2], ["a", "b"]), expected)
 
 
 class Record:

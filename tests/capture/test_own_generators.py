@@ -32,6 +32,9 @@ DRAWS: dict[str, Draw] = {
     "bernoulli_": lambda x, g: torch.empty_like(x).bernoulli_(0.3, generator=g),
     "transposed": lambda x, g: torch.empty_like(x).t().bernoulli_(0.3, generator=g).t(),
     "exponential_": lambda x, g: torch.empty_like(x).exponential_(generator=g),  # whose fake kernel takes no generator
+    "truncated": lambda x, g: nn.init.trunc_normal_(torch.empty_like(x), std=0.5, generator=g),  # draws until all lie within
+    "truncated tail": lambda x, g: nn.init.trunc_normal_(torch.empty_like(x), 0.0, 1.0, 1.5, 3.0, g) + nn.init.trunc_normal_(x.clone()),
+    "kaiming": lambda x, g: nn.init.kaiming_uniform_(torch.empty_like(x), generator=g),
     "among others": lambda x, g: functional.dropout(x) + torch.rand(x.shape, generator=g) + torch.rand(x.shape),
     "torch's own": lambda x, g: torch.rand(x.shape, generator=torch.default_generator),
     "mapped": lambda x, g: torch.vmap(lambda row: row + torch.rand(row.shape, generator=g), randomness="different")(x),

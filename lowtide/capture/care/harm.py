@@ -6,9 +6,9 @@
 Until the loss exists, a node that the caller would notice (one that writes what the caller owns, or draws random numbers) keeps its place
 among all others: what comes before it in the program does so in every order, and so does what comes after it. So a step that fails there
 has written and drawn exactly what eager PyTorch would have. Operators that a batch may make fail (indices out of range, a matrix that is
-singular) keep to their order, so that it is the same one that fails. Parameters and optimizer state are written by the optimizer, and that
-comes after all of those nodes, and after all that the program checks between (gradients that are not finite). Views and arithmetic on
-numbers do nothing that could fail: they are free.
+singular) and functions of Python that raise for some numbers keep to their order, so that it is the same one that fails. Parameters and
+optimizer state are written by the optimizer, and that comes after all of those nodes, and after all that the program checks between
+(gradients that are not finite). Views and other arithmetic on numbers do nothing that could fail: they are free.
 """
 
 from __future__ import annotations
@@ -97,8 +97,13 @@ def _fallible(node: Node) -> bool:
     """Whether data can make a node fail: indices beside what they point into, an assertion, a factorisation."""
     dtypes = {value.dtype for value in node.inputs}
     indexes = bool(dtypes & _INDICES) and bool(dtypes - _INDICES)
-    return indexes or not node.results or row_of(node.op).factorises
+    return indexes or not node.results or row_of(node.op).factorises or _may_be_undefined(node)
 
 
 def _runs(node: Node) -> bool:
-    return not is_view(node) and not is_arithmetic(node)
+    return not is_view(node) and (not is_arithmetic(node) or _may_be_undefined(node))
+
+
+def _may_be_undefined(node: Node) -> bool:
+    """Whether a node computes with numbers of the program's, and Python raises for some: `math.log(0.0)`."""
+    return bool(node.inputs) and (node.op.startswith("py.math_") or node.op == "py.pow")

@@ -17,7 +17,7 @@ from lowtide.capture.care.memos import OfCall, is_memo
 from lowtide.capture.care.reads import AttributeReads, refusal
 from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.effects.outputs import is_followed
-from lowtide.capture.numbers import holds_fakes
+from lowtide.capture.numbers import holds_fakes, is_number
 
 _CONTAINERS = (list, dict, set, OrderedDict)
 # Libraries add theirs in the first forward, and note that they have (transformers); they are put back only.
@@ -55,6 +55,8 @@ class ModuleSnapshot:
         """Numbers and containers that hold other things than before, and tensors that are gone."""
         for name in {**self.attributes, **self.module.__dict__}:
             old, new = self.attributes.get(name), self.module.__dict__.get(name)
+            if is_number(old):  # it stands for one that each step goes on with
+                continue
             if not _is_still(swapped.get(name), new) and holds_fakes(new) and not isinstance(new, torch.Tensor):
                 if not is_followed():
                     yield name
@@ -72,7 +74,7 @@ class ModuleSnapshot:
         for name, old, new in reads.replaced(self.module):
             of_graph = isinstance(new, torch.Tensor) and name not in self.module._parameters
             made_once = old is ABSENT and hasattr(getattr_static(type(self.module), name, None), "__get__")  # functools.cached_property
-            if not (of_graph or made_once or "_hooks" in name or name in memos or _alike(old, new)):
+            if not (of_graph or made_once or is_number(old) or "_hooks" in name or name in memos or _alike(old, new)):
                 yield name
 
 

@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+import lowtide.kernels  # noqa: F401  (defines lowtide::truncated_normal)
 from lowtide.capture.calls import why_unread
 from lowtide.capture.care.turns import listed, replaced
 from lowtide.capture.data.batch_counts import is_count_of_batches
@@ -33,7 +34,7 @@ from lowtide.ir.operators.names import ITEM
 if TYPE_CHECKING:
     from lowtide.capture.recorder import Recorder
 
-_aten = torch.ops.aten
+_aten, _own = torch.ops.aten, torch.ops.lowtide
 _MEAN = 1  # a reduction, as operators number them
 _hosts: list[_Host] = []  # of what is recorded, the innermost last
 
@@ -54,6 +55,7 @@ def reading(recorder: Recorder) -> Iterator[None]:
         replacements.append((library, "is_fake_tensor", lambda tensor: False))  # else it leaves out questions that eager asks
     with ExitStack() as stack:
         stack.enter_context(listed(_hosts, host))
+        stack.enter_context(replaced(torch.nn.init, "_no_grad_trunc_normal_", _truncated_normal))
         for owner, name, replacement in replacements:
             stack.enter_context(replaced(owner, name, partial(_instead, replacement)))
         yield
@@ -61,6 +63,19 @@ def reading(recorder: Recorder) -> Iterator[None]:
 
 def _instead(replacement: Callable[..., Any], before: Callable[..., Any]) -> Callable[..., Any]:
     return replacement
+
+
+def _truncated_normal(before: Callable[..., Any]) -> Callable[..., Any]:
+    """For `trunc_normal_`, which draws until it has looked at all that it drew: one operator."""
+
+    def truncated(tensor: torch.Tensor, *settings: float, generator: torch.Generator | None = None) -> Any:
+        numbers, drawn_by = settings[:4], settings[4] if len(settings) > 4 else generator
+        if not isinstance(tensor, FakeTensor) or not tensor.is_contiguous():
+            return before(tensor, *numbers, drawn_by)
+        with torch.no_grad():
+            return tensor.copy_(_own.truncated_normal(tensor, *numbers, generator=drawn_by))
+
+    return truncated
 
 
 def _plainly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -135,7 +150,13 @@ class _Host:
     @property
     def text(self) -> Callable[[torch.Tensor, str], str]:
         """For f"{tensor:.3f}"."""
-        return lambda tensor, spec: _plainly(format, self.values(tensor, "Tensor.__format__"), spec) if spec else repr(tensor)
+
+        def text(tensor: torch.Tensor, spec: str) -> str:
+            if spec and self.recorder.numbers is not None and not tensor.dim():
+                return format(self.item(tensor), spec)
+            return _plainly(format, self.values(tensor, "Tensor.__format__"), spec) if spec else repr(tensor)
+
+        return text
 
 
 @formula(_aten.tensor_split.tensor_indices_or_sections)

@@ -7,22 +7,30 @@ refused, numbers that it sums up in attributes are followed as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from lowtide.capture.effects.containers import LeavingError, StaleError
 from lowtide.capture.effects.outputs import Key, OutputRecorder, survive
+from lowtide.capture.effects.search import conversions_followed
 from lowtide.capture.effects.sums import CountedPlace
 from lowtide.errors import CaptureError
 
 T = TypeVar("T")
 
 
-def with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: Iterable[Any], *, at_once: bool) -> T:
+def with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: Iterable[Any], *, at_once: bool, sizes: bool) -> T:
     """A capture; where it is refused, or `at_once`, one that follows what the program puts outside.
 
-    `capture` is also told whether to name whoever holds what it should not: only once nothing else is left to try.
+    `capture` is also told whether to name whoever holds what it should not: only once nothing else is left to try. `sizes`: the batch
+    has symbolic ones, which may be converted.
     """
     roots = list(roots)
+    with conversions_followed(roots) if sizes else nullcontext():
+        return _with_leaving(capture, roots, at_once)
+
+
+def _with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any], at_once: bool) -> T:
     try:
         return _summed(capture, roots, names=True) if at_once else capture(None, False)
     except LeavingError:

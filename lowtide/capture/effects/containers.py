@@ -25,7 +25,8 @@ KINDS = (
     collections.Counter,
     collections.deque,
 )  # no classes derived from them
-_ALL = object()  # in place of a key
+LENGTH = object()  # in place of a key: how many items there are
+_ALL = object()  # the same: all of them
 _classes: set[type] = set()  # of stand-ins
 _ADDING = ("append", "appendleft", "extend", "extendleft", "__iadd__")
 _CHANGING = (
@@ -54,7 +55,7 @@ class StaleError(CaptureError):
 class EffectLog:
     """What the program did, in its order: containers, methods and their arguments."""
 
-    events: list[tuple[Container, str, tuple[Any, ...]]] = field(default_factory=list)
+    events: list[tuple[Any, str, tuple[Any, ...]]] = field(default_factory=list)
     active: bool = False
     missed: str = ""  # what a defaultdict has made for a missing key, and where
     thread: int = field(default_factory=threading.get_ident)  # that captures: what others do is done to the caller's own containers
@@ -98,6 +99,7 @@ class Container:
         self.presence: dict[Any, bool] = {}  # keys of which it was asked whether they are there
         self.opened: set[Any] = set()  # keys of numbers that are there because they were read
         self.sums: dict[Any, tuple[Any, Any]] = {}  # by key: what stands for a number, and what is taken where none is
+        self.length: Any = None  # what stands for how many items it has when a step begins
         self.read_at, self.whole = "", ""  # where what the step had not put there was read; where all was, when there was nothing else
         self.show()
 
@@ -146,7 +148,7 @@ class Container:
             self.whole = self.whole or users_line()
         else:
             self.read_at = self.read_at or users_line()
-            if key is not _ALL and isinstance(self.stand_in, dict):
+            if key is not _ALL and (isinstance(self.stand_in, dict) or self._is_position(key)):
                 self.asked.setdefault(key, default)
 
     def found(self, key: Any, default: Any, put: str = "", *args: Any) -> Any:
@@ -166,6 +168,14 @@ class Container:
             if put:
                 dict.__setitem__(self.items, key, item)
         return item
+
+    def measured(self) -> Any:
+        """How many items it has: with those that earlier steps have added, where it only grows."""
+        grows = not isinstance(self.items, dict) and getattr(self.stand_in, "maxlen", None) is None
+        if not grows or self.fresh or not self.log.active or self.is_of_others():
+            return self.stand_in.__len__()
+        self.asked.setdefault(LENGTH, ABSENT)
+        return self.stand_in.__len__() if self.length is None else self.length + self.added
 
     def has(self, key: Any) -> bool:
         """Whether a dictionary has a key: what the program does then follows from it."""
@@ -214,7 +224,7 @@ class Container:
     def forget(self) -> None:
         self.kind.clear(self.stand_in)
         self.kind.clear(self.items)
-        self.original = None
+        self.original = self.length = None
         self.sums.clear()
 
     def _old_keys(self) -> list[Any]:
@@ -227,11 +237,18 @@ class Container:
         if not isinstance(key, int):
             return False
         within = self._is_position(key) and is_stand_in(self.kind.__getitem__(self.items, key))
-        return key in self.written or within or (self.kind is list and 0 < -key <= self.added)
+        return key in self.written or within or (key in self.sums and key >= 0) or (self.kind is list and 0 < -key <= self.added)
 
     def _is_position(self, key: Any) -> bool:
         """Whether it means the same item whatever is added on the right."""
         return isinstance(key, int) and not self.added and 0 <= key < self.kind.__len__(self.original)
+
+
+def entry(table: Any, key: Any, default: Any = ABSENT) -> Any:
+    """What lies in a container, or how many items do."""
+    if key is LENGTH:
+        return len(table)
+    return table.get(key, default) if isinstance(table, dict) else table[key]
 
 
 def is_stand_in(item: Any) -> bool:

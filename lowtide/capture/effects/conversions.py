@@ -1,4 +1,4 @@
-"""`float(loss)` and `int(count)`: Python makes a number of its own kind of whatever they give, so the two names stand for others here.
+"""`float(loss)`, `int(count)`, `str(x)`: Python makes its own kind of whatever they give, so these names stand for others here.
 
 They stand in the globals of functions that name them, and are like Python's own but for `is`, which is why they stay out of modules that
 compare with it.
@@ -14,13 +14,14 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.base.garbage import look_at_all
-from lowtide.capture.effects.sums import NumberExpression, Term
+from lowtide.capture.effects.sums import NumberExpression, Term, text_of
 from lowtide.capture.numbers import Number
 
-NAMES = ("float", "int")
+NAMES = ("float", "int", "str")
 
 
 class _Standing(type):
@@ -29,7 +30,11 @@ class _Standing(type):
     real: type
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
-        if len(args) == 1 and not options and isinstance(number := _number(args[0]), Number):
+        if cls.real is str:
+            return text_of(str, *args) if len(args) == 1 and not options else str(*args, **options)
+        if len(args) == 1 and not options and isinstance(args[0], (torch.SymInt, torch.SymFloat)):
+            return torch.sym_float(args[0]) if cls.real is float else torch.sym_int(args[0])
+        if len(args) == 1 and not options and isinstance(number := number_of(args[0]), Number):
             if number.kind is cls.real:
                 return number
             if cls.real is float and issubclass(type(number), Term):  # the other way it might fail, once the step has run
@@ -61,7 +66,7 @@ def stand_in(function: types.FunctionType, named: set[str], undo: Callable[[Call
             table[name] = STANDING[name]
 
 
-def _number(item: Any) -> Any:
+def number_of(item: Any) -> Any:
     """What `item()` of a tensor gives that the step computes; all else is itself."""
     return item.item() if issubclass(type(item), FakeTensor) else item
 

@@ -10,12 +10,10 @@ import builtins
 import collections
 import functools
 import gc
-import itertools
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -25,24 +23,23 @@ from torch._subclasses.fake_tensor import FakeTensor
 from lowtide.base.places import ABSENT, Beside, Position, held, referred
 from lowtide.capture.care.contents import differ
 from lowtide.capture.care.follower import Follower
-from lowtide.capture.care.surroundings import called_by, containers_of_class, functions_of, is_of_users, names_in
 from lowtide.capture.care.turns import undoing
-from lowtide.capture.care.views import ModuleViews, lying_in, module_views, seen
-from lowtide.capture.effects.containers import KINDS, Container, EffectLog, StaleError, holds_stand_in, is_stand_in
+from lowtide.capture.care.views import module_views, seen
+from lowtide.capture.effects.actions import Act, StepOutputs, outputs_of
+from lowtide.capture.effects.calls import Outlet, calls_followed
+from lowtide.capture.effects.containers import KINDS, LENGTH, Container, EffectLog, StaleError, entry, holds_stand_in, is_stand_in
 from lowtide.capture.effects.conversions import stand_in
+from lowtide.capture.effects.search import LARGEST, OWN_OF_MODULES, PlaceSearch
 from lowtide.capture.effects.sums import (
     CountedPlace,
     EarlierNumber,
     EarlierNumbers,
-    NumberExpression,
-    Recipe,
     Sum,
     Term,
-    recipe,
     results_in,
 )
-from lowtide.capture.effects.variables import Variable
-from lowtide.capture.numbers import Number, holds_fakes, is_result
+from lowtide.capture.effects.texts import rewrite
+from lowtide.capture.numbers import Number, holds_fakes
 from lowtide.capture.sources import is_users
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
@@ -50,46 +47,7 @@ from lowtide.ir import tree
 T = TypeVar("T")
 Key: TypeAlias = "tuple[int, Any]"  # the id of an object, a dictionary or a variable, and the name in it
 
-_MOST, _LARGEST = 20_000, 1000  # objects that are looked at; items of a container among which others are looked for
-_OWN_OF_MODULES = frozenset(vars(nn.Module()))
 _active: list[OutputRecorder] = []  # one at a time, as captures are
-
-
-@dataclass(frozen=True)
-class StepOutputs:
-    """What a step puts into the caller's places."""
-
-    actions: tuple[Callable[[list[Any], list[Any]], None], ...] = ()  # of the results that leave, in the program's order, and of `sums`
-    counts: tuple[int, ...] = ()  # how many of them each takes
-    relied_on: tuple[Container, ...] = ()
-    words: tuple[str, ...] = ()  # the same for steps that do the same
-    sums: tuple[Sum, ...] = ()  # places that are computed with
-    divisors: tuple[Recipe, ...] = ()  # of these numbers, none of which may be zero
-
-    def holds(self) -> bool:
-        """Whether the places are there, and hold what the program relies on."""
-        if not (all(container.holds() for container in self.relied_on) and all(each.holds() for each in self.sums)):
-            return False
-        before = [each.now for each in self.sums] if self.divisors else []
-        return all(divisor(iter(()), before) for divisor in self.divisors)
-
-    def put(self, results: Sequence[Any]) -> None:
-        """Do it again. `results` end with those that leave."""
-        at, before = len(results) - sum(self.counts), [each.now for each in self.sums]
-        for action, count in zip(self.actions, self.counts, strict=True):
-            action(list(results[at : at + count]), before)
-            at += count
-
-    def with_plain(self, puts: Iterable[tuple[Any, str, Any]]) -> StepOutputs:
-        """Numbers and texts in attributes of objects, too, the same after each step."""
-        actions, words = list(self.actions), list(self.words)
-        for item, name, now in puts:
-            actions.append(functools.partial(_set, item, name, now))
-            words.append(f"{type(item).__name__}.{name} {now!r}")
-        return replace(self, actions=tuple(actions), counts=(*self.counts, *([0] * (len(actions) - len(self.counts)))), words=tuple(words))
-
-
-NOTHING_LEFT = StepOutputs()
 
 
 class OutputRecorder:
@@ -124,18 +82,21 @@ class OutputRecorder:
         with undoing() as undo, module_views() as views:
             undo(lambda: _active.__setitem__(slice(None), []))
             _active[:] = [self]
-            self._walk(collections.deque(roots), views, undo)
+            convert = functools.partial(_converted, undo) if self.converts else None
+            follow, is_followed = functools.partial(self._follow, undo), lambda item, name: (id(item), name) in self.sums
+            PlaceSearch(self._is_chosen, self._stand_in, follow, is_followed, convert, undo, views.show).walk(collections.deque(roots))
             yield
 
     @contextmanager
-    def followed(self) -> Iterator[None]:
-        """What the program does inside is noted."""
+    def followed(self, emit: Callable[[str, tuple[Any, ...]], Term]) -> Iterator[None]:
+        """What the program does inside is noted. `emit` makes arithmetic a part of it."""
         self.log.active = True
         self.tables = [(item, table, dict(seen(item, table))) for item, table, _ in self.tables]  # with the model's fakes in their places
         for container in self.containers.values():
             container.show()
         try:
-            yield
+            with calls_followed(self.log, None if self.summed is None else emit):
+                yield
         finally:
             self.log.active = False
             self._count()
@@ -143,7 +104,7 @@ class OutputRecorder:
     def _count(self) -> None:
         """What the program has changed that is not followed yet."""
         for item, table, before in self.tables:
-            for name, now in table.items() if not isinstance(item, nn.Module) else ():
+            for name, now in seen(item, table).items():
                 was = before.get(name, ABSENT)
                 if now is was or (id(item), name) in self.followed_places or (type(item) is dict and hasattr(builtins, name)):
                     continue  # a global that is not there would be Python's own of its name
@@ -152,87 +113,31 @@ class OutputRecorder:
                     old = was.kept.original if is_stand_in(was) else was
                     self.counted[id(item), name] = CountedPlace(functools.partial(_put, table, name, old), sums)
         for container in self.containers.values():
+            items: Any = container.items
+            find = functools.partial(dict.get, items) if isinstance(items, dict) else functools.partial(container.kind.__getitem__, items)
             for key, default in container.asked.items():
-                was, now = dict.get(container.original, key, default), dict.get(container.stand_in, key)
-                if key in container.written and _is_number(was) and isinstance(now, (int, float)):
+                was = entry(container.original, key, default)
+                if key is LENGTH:
+                    sums = container.added > 0
+                else:
+                    sums = key in container.written and _is_number(was) and isinstance(find(key), (int, float))
+                if sums:
                     self.counted[id(container.original), key] = CountedPlace(lambda: None, True, default)
 
-    def _walk(self, waiting: collections.deque[Any], views: ModuleViews, undo: Callable[[Callable[[], object]], None]) -> None:
-        seen: set[int] = set()
-        tabled: set[int] = set()
-
-        def table_of(item: Any, table: MutableMapping[str, Any]) -> None:
-            if id(item) not in tabled:
-                tabled.add(id(item))
-                self._follow(item, table, undo)
-
-        def place(now: Callable[[], Any], put: Callable[[Any], object]) -> None:
-            item = now()
-            if self._is_chosen(item):
-                undo(functools.partial(put, item))
-                put(self._stand_in(item, now, waiting))
-            elif isinstance(item, types.BuiltinMethodType) and self._is_chosen(item.__self__):  # `put = kept.append`
-                undo(functools.partial(put, item))
-                put(getattr(self._stand_in(item.__self__, lambda: now().__self__, waiting), item.__name__))
-            elif type(item) is tuple and any(map(self._is_chosen, item)):
-                undo(functools.partial(put, item))
-                pieces = [(each, functools.partial(lambda at: now()[at], at)) for at, each in enumerate(item)]
-                put(tuple(self._stand_in(each, way, waiting) if self._is_chosen(each) else each for each, way in pieces))
-                waiting.append(item)
-            else:
-                waiting.append(item)
-
-        while waiting and len(seen) < _MOST:
-            item = waiting.popleft()
-            if id(item) in seen or isinstance(item, (torch.Tensor, types.ModuleType, str, int, float)):
-                continue
-            seen.add(id(item))
-            if type(item) in KINDS and len(item) < _LARGEST:
-                waiting.extend(item.values() if isinstance(item, dict) else item)
-            elif (called := called_by(item)) is not None:
-                waiting.extend(called)
-            elif isinstance(item, types.FunctionType):
-                named = _of_function(item, place, table_of)
-                if self.converts:
-                    stand_in(item, named, undo)
-            elif isinstance(item, type):
-                for name in containers_of_class(item):
-                    place(functools.partial(vars(item).__getitem__, name), functools.partial(type.__setattr__, item, name))
-            elif isinstance(item, nn.Module) or is_of_users(item):
-                if isinstance(item, nn.Module):
-                    views.show(item, vars(item))
-                self._of_object(item, place, waiting, undo)
-
-    def _of_object(self, item: Any, place: Callable[..., None], waiting: collections.deque[Any], undo: Callable[..., None]) -> None:
-        table = lying_in(item) if isinstance(item, nn.Module) else getattr(item, "__dict__", None)
-        if not isinstance(table, dict) or isinstance(item, type):
-            return
-        self._follow(item, table, undo)
-        if isinstance(item, nn.Module):
-            self._follow(item, table["_buffers"], undo)
-        for name, value in list(table.items()):
-            if (id(item), name) in self.sums:
-                continue
-            if isinstance(item, nn.Module) and name in _OWN_OF_MODULES:
-                waiting.extend(value.values() if isinstance(value, dict) else ())
-            else:
-                place(functools.partial(table.__getitem__, name), functools.partial(seen(item, table).__setitem__, name))
-        for cls in type(item).__mro__:
-            waiting.extend((cls, *functions_of(cls)))
-
-    def _follow(self, item: Any, table: MutableMapping[str, Any], undo: Callable[[Callable[[], object]], None]) -> None:
+    def _follow(self, undo: Callable[[Callable[[], object]], None], item: Any, table: MutableMapping[str, Any]) -> None:
         """What the program sets in a table: numbers that it may read before, and variables that it may not."""
         self.tables.append((item, table, {}))
+        found = seen(item, table)
         for at, name in self.summed or ():
             if at != id(item):
                 continue
-            was = table.get(name, ABSENT)
-            undo(functools.partial(_put, table, name, was))
+            was = found.get(name, ABSENT)
+            undo(functools.partial(_put, found, name, was))
             if _is_number(was) and (self.summed or {})[at, name].sums:
-                table[name] = self._before((at, name), lambda: table, was)
+                found[name] = self._before((at, name), lambda: table, was)
             else:
                 self.emptied.add((at, name))
-                table.pop(name, None)
+                found.pop(name, None)
 
     def _before(self, key: Key, table: Callable[[], Any], value: Any, default: Any = ABSENT) -> EarlierNumber:
         before = EarlierNumber(self.earlier, value, self.refusals)
@@ -252,18 +157,20 @@ class OutputRecorder:
         for at, key in self.summed or ():
             if at == id(original):
                 default = (self.summed or {})[at, key].default
-                value = dict.get(original, key, default)
-                if _is_number(value):
+                value = entry(original, key, default)
+                if key is LENGTH:
+                    found.length = self._before((at, key), lambda: found.now, value)
+                elif _is_number(value):
                     found.sums[key] = self._before((at, key), lambda: found.now, value, default), default
         for key, item in list(original.items() if is_table else enumerate(original)):
             if isinstance(item, FakeTensor):
                 raise CaptureError("the capture before has left something there")
-            if is_table and key in found.sums:
+            if key in found.sums:
                 item = found.sums[key][0]
-            elif self._is_chosen(item) and len(original) < _LARGEST:
+            elif self._is_chosen(item) and len(original) < LARGEST:
                 item = self._stand_in(item, _item_of(found, key), waiting)
                 found.within.append(item.kept)
-            elif len(original) < _LARGEST:
+            elif len(original) < LARGEST:
                 waiting.append(item)
             found.kind.__setitem__(found.items, key, item) if is_table else found.kind.append(found.items, item)
         return found.stand_in
@@ -298,7 +205,7 @@ class OutputRecorder:
                 was = before.get(name, ABSENT)
                 if now is was:
                     continue
-                if _is_of_variables(item) and (id(item), name) in (*self.sums, *self.emptied):
+                if (id(item), name) in (*self.sums, *self.emptied):
                     self.put.append((item, table, name))
                     continue
                 if not holds_fakes(now) or (id(item) in self.own and isinstance(now, torch.Tensor)):
@@ -352,34 +259,12 @@ class OutputRecorder:
 
     def left(self) -> StepOutputs:
         """How to do it again, without anything of the capture in it."""
-        actions: list[Callable[[list[Any], list[Any]], None]] = []
-        counts, words, lasting, known = [], [], list[bool](), dict[int, int]()
-        for number, (value, act, text, stays) in enumerate(self._acts()):
-            if any(known.setdefault(id(piece), number) != number for piece in _made(value)):
-                raise StaleError("it puts one list, dictionary or object into two places, and each step would put another into each")
-            leaves, rebuild = tree.flatten(value)
-            at = [index for index, leaf in enumerate(leaves) if is_result(leaf.value)]
-            if any(holds_fakes(leaf.value) for leaf in leaves if not is_result(leaf.value)):
-                raise CaptureError("a number that the program computes lies in an object that cannot be made again")
-            self.puts_plain |= any(type(leaf.value) in (int, float, str, bytes, complex, NumberExpression) for leaf in leaves)
-            plain = [None if index in at else leaf.value for index, leaf in enumerate(leaves)]
-            actions.append(functools.partial(_act, act, plain, {index: recipe(leaves[index].value) for index in at}, rebuild))
-            counts.append(sum(len(results_in(leaves[index].value)) for index in at))
-            words.append(f"{text} {[_text(leaf) for leaf in leaves]}")
-            lasting.append(bool(at) or not stays)
         relied = tuple(container for container in self.all() if container.changes)
-        self.words = tuple(words)
-        return StepOutputs(
-            tuple(actions),
-            tuple(counts),
-            relied,
-            tuple(itertools.compress(words, lasting)),
-            tuple(self.sums.values()),
-            tuple(self.earlier.divisors),
-        )
+        outputs, self.words, self.puts_plain = outputs_of(self._acts(), relied, tuple(self.sums.values()), tuple(self.earlier.divisors))
+        return outputs
 
-    def _acts(self) -> Iterator[tuple[Any, Callable[[Any], object], str, bool]]:
-        """What is put where, and whether it may be seen no more where it lies there already: a number or text in a variable."""
+    def _acts(self) -> Iterator[Act]:
+        """What is put where: a number or text that lies in a variable already is not seen there."""
         for container, method, args in self.log.events:
             yield args, functools.partial(_call, container, method), method, False
         for item, table, name in self.put:
@@ -422,6 +307,8 @@ class OutputRecorder:
         modules, kept = dict(model.named_modules()), set[tuple[str, str]]()
         for path, name in reads:
             module = modules[path]
+            if (id(module), name) in self.followed_places:
+                continue
             item = held(module, name)
             if id(item) in changed:
                 changed[id(item)].ways.append(functools.partial(held, module, name))  # a module may get one of its own
@@ -450,7 +337,7 @@ def survive(numbers: list[weakref.ref[Number]]) -> bool:
 def containers_of(models: Iterable[nn.Module]) -> list[Any]:
     """The lists, dictionaries and generators that modules keep beside torch's own."""
     tables, kinds = [vars(module) for model in models for module in model.modules()], {*KINDS, torch.Generator}
-    return [item for table in tables for name, item in table.items() if type(item) in kinds and name not in _OWN_OF_MODULES]
+    return [item for table in tables for name, item in table.items() if type(item) in kinds and name not in OWN_OF_MODULES]
 
 
 def is_followed() -> bool:
@@ -463,38 +350,15 @@ def noted() -> tuple[int, ...]:
     return _active[-1].done if _active else ()
 
 
-def _act(
-    act: Callable[[Any], object], plain: list[Any], recipes: dict[int, Recipe], rebuild: Any, results: list[Any], before: list[Any]
-) -> None:
-    filled, left = list(plain), iter(results)
-    for index, made in recipes.items():
-        filled[index] = made(left, before)
-    act(tree.unflatten(rebuild, filled))
+def _converted(undo: Callable[[Callable[[], object]], None], function: types.FunctionType, named: set[str]) -> None:
+    """Conversions of numbers in a function of the user's are followed."""
+    stand_in(function, named, undo)
+    if is_users(function):
+        rewrite(function, undo)
 
 
-def _set(item: Any, name: str, value: Any, results: list[Any], before: list[Any]) -> None:
-    object.__setattr__(item, name, value)
-
-
-def _text(leaf: tree.Leaf) -> str:
-    if isinstance(leaf.value, Term):
-        return f"{leaf.where} {leaf.value.text()}"
-    return leaf.where if is_result(leaf.value) else repr(leaf.value)
-
-
-def _call(container: Container, method: str, args: tuple[Any, ...]) -> None:
+def _call(container: Container | Outlet, method: str, args: tuple[Any, ...]) -> None:
     getattr(container.now, method)(*args)
-
-
-def _made(value: Any) -> list[Any]:
-    """The containers and objects in what is put somewhere that hold what the program has computed."""
-    found, waiting = dict[int, Any](), [value]
-    while waiting:
-        piece = waiting.pop()
-        if id(piece) not in found and not is_result(piece) and holds_fakes(piece):
-            found[id(piece)] = piece
-            waiting.extend(tree.pieces(piece))
-    return list(found.values())[1:]
 
 
 def _item_of(container: Container, key: Any) -> Callable[[], Any]:
@@ -535,35 +399,3 @@ def _put(table: MutableMapping[str, Any], name: str, was: Any) -> None:
         table[name] = was
     else:
         table.pop(name, None)
-
-
-def _of_function(function: types.FunctionType, place: Callable[..., None], table_of: Callable[..., None]) -> set[str]:
-    """A function's own variables, its defaults, the globals that it names; those names, if it is a user's."""
-    for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True) if is_users(function) else ():
-        table_of(cell, Variable(cell, name))
-    for cell in function.__closure__ or ():
-        if Position.of(cell, "", "", "").now() is not ABSENT:
-            place(functools.partial(getattr, cell, "cell_contents"), functools.partial(setattr, cell, "cell_contents"))
-    if not is_users(function):
-        return set()
-    for at in range(len(function.__defaults__ or ())):
-        place(functools.partial(_default, function, at), functools.partial(_put_default, function, at))
-    defaults = function.__kwdefaults__ or {}
-    for name in defaults:
-        place(functools.partial(defaults.__getitem__, name), functools.partial(defaults.__setitem__, name))
-    table = function.__globals__
-    table_of(table, table)
-    named = names_in(function.__code__)
-    for name in named:
-        if name in table:
-            place(functools.partial(table.__getitem__, name), functools.partial(table.__setitem__, name))
-    return named
-
-
-def _default(function: types.FunctionType, at: int) -> Any:
-    return (function.__defaults__ or ())[at]
-
-
-def _put_default(function: types.FunctionType, at: int, item: Any) -> None:
-    found = function.__defaults__ or ()
-    function.__defaults__ = (*found[:at], item, *found[at + 1 :])

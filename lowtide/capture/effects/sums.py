@@ -15,9 +15,11 @@ from typing import Any
 import torch
 
 from lowtide.base.places import ABSENT
+from lowtide.capture.effects.containers import entry
 from lowtide.capture.numbers import Number
 from lowtide.ir.graph import Value
 
+emitters: list[Callable[[str, tuple[Any, ...]], Term]] = []  # of arithmetic within what is recorded, the innermost last
 Recipe = Callable[[Iterator[Any], Sequence[Any]], Any]  # of the results that it takes, and of what lay in the places before
 
 _ANY: dict[str, Callable[..., Any]] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
@@ -27,9 +29,12 @@ _BY_NUMBERS: dict[str, Callable[..., Any]] = {
     "mod": operator.mod,
 }  # which may fail for others
 _ALONE: dict[str, Callable[..., Any]] = {"neg": operator.neg, "pos": operator.pos, "abs": abs}
+_SPELLED = {function: name for name, function in (*_ANY.items(), *_BY_NUMBERS.items(), *_ALONE.items(), ("max", max), ("min", min))}
 _ASKS: dict[str, Callable[..., Any]] = {
     "bool": bool, "float": float, "int": int, "index": operator.index, "hash": hash, "str": str, "format": format,
 }  # fmt: skip
+_EXAMPLES: dict[type, Any] = {int: 0, float: 0.0, str: ""}
+_OF_TEXTS: dict[str, Callable[..., Any]] = {"len": len, "iter": iter, "getitem": operator.getitem, "contains": operator.contains}
 _RELATIONS: dict[str, Callable[..., Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
 }  # fmt: skip
@@ -65,6 +70,7 @@ class EarlierNumbers:
 
     numbers: list[Any] = field(default_factory=list)
     divisors: list[Recipe] = field(default_factory=list)
+    spoken: dict[int, int] = field(default_factory=dict)  # by number: the how many-th it is of those that were put into words
 
     def divides(self, item: Term) -> bool:
         """Whether one that follows from these numbers alone is not zero: each step looks again before it begins."""
@@ -85,8 +91,8 @@ class EarlierNumber(Term):
         earlier.numbers.append(number)
 
     def text(self) -> str:
-        """Which of them."""
-        return f"before[{self.at}]"
+        """Which of them, whatever else lies there."""
+        return f"before[{self.earlier.spoken.setdefault(self.at, len(self.earlier.spoken))}]"
 
 
 class NumberExpression(Term):
@@ -94,10 +100,11 @@ class NumberExpression(Term):
 
     __slots__ = ("args", "function")
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kind: type | None = None) -> None:
         terms = [each for each in args if isinstance(each, Term)]
         whole = function is not operator.truediv and all(isinstance(each, int) for each in args)
-        super().__init__(None, int if whole else float, terms[0].refusals, self._now if all(each.known for each in terms) else None)
+        kind = kind or (int if whole else float)
+        super().__init__(None, kind, terms[0].refusals, self._now if all(each.known for each in terms) else None)
         self.function, self.args = function, args
 
     def _now(self) -> Any:
@@ -105,6 +112,26 @@ class NumberExpression(Term):
 
     def text(self) -> str:
         return f"{self.function.__name__}({', '.join(each.text() if isinstance(each, Term) else repr(each) for each in self.args)})"
+
+
+class TextExpression(NumberExpression):
+    """A text of such numbers: it can be put together with others."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        """A method of a text."""
+        if name.startswith("__") or not hasattr(str, name):
+            raise AttributeError(f"'str' object has no attribute {name!r}")
+        return getattr(_asked(self), name)
+
+
+def text_of(function: Callable[..., str], *args: Any) -> Any:
+    """A text that a function makes. What it raises for any number and text of these kinds, it raises at once."""
+    if not any(isinstance(each, Term) for each in args):
+        return function(*args)
+    function(*(_EXAMPLES[each.kind] if isinstance(each, Term) else each for each in args))
+    return TextExpression(function, args, str)
 
 
 @dataclass(frozen=True)
@@ -127,7 +154,7 @@ class Sum:
     @property
     def now(self) -> Any:
         """The number there."""
-        return self.table().get(self.name, self.default)
+        return entry(self.table(), self.name, self.default)
 
     def holds(self) -> bool:
         """Whether there is one."""
@@ -158,6 +185,8 @@ def recipe(item: Any) -> Recipe:
 def _operation(function: Callable[..., Any], turned: bool = False, divides: bool = False) -> Callable[..., Any]:
     def operation(self: Term, other: Any) -> Any:
         one, two = (other, self) if turned else (self, other)
+        if isinstance(one, str) or isinstance(two, str):
+            return text_of(function, one, two) if function is operator.add else function(_asked(one), _asked(two))
         if (type(other) in (int, float) or isinstance(other, Term)) and not (divides and _may_be_zero(two)):
             return NumberExpression(function, (one, two))
         return function(*(_asked(each) for each in (one, two)))
@@ -178,6 +207,18 @@ def _earlier(item: Any) -> EarlierNumbers | None:
     if isinstance(item, EarlierNumber) or not isinstance(item, NumberExpression) or results_in(item):
         return item.earlier if isinstance(item, EarlierNumber) else None
     return next(filter(None, map(_earlier, item.args)), None)
+
+
+def in_program(op: str, *operands: Any) -> Any:
+    """What may fail is computed by the program itself: where it does, no step has written parameters by then."""
+    return emitters[-1](op, tuple(map(_operand, operands)))
+
+
+def _operand(item: Any) -> Any:
+    if not isinstance(item, NumberExpression):
+        return item if not isinstance(item, EarlierNumber) else _asked(item)
+    name = _SPELLED.get(item.function) or _asked(item)
+    return in_program(name, *item.args) if isinstance(name, str) else name
 
 
 def _asked(item: Any) -> Any:
@@ -215,10 +256,14 @@ for _names, _method in ((_ANY, _operation), (_BY_NUMBERS, partial(_operation, di
     for _name, _of_two in _names.items():
         setattr(Term, f"__{_name}__", _method(_of_two))
         setattr(Term, f"__r{_name}__", _method(_of_two, turned=True))
+for _name, _step in (("pow", 1), ("rpow", -1)):
+    setattr(Term, f"__{_name}__", lambda *both, step=_step: in_program("pow", *both[::step]))
 Term.__round__ = _rounded  # type: ignore[attr-defined]
 for _name, _of_one in _ALONE.items():
     setattr(Term, f"__{_name}__", _alone(_of_one))
 for _name, _asking in _ASKS.items():
     setattr(Term, f"__{_name}__", _question(_asking))
+for _name, _asking in _OF_TEXTS.items():
+    setattr(TextExpression, f"__{_name}__", _question(_asking))
 for _name, _relation in _RELATIONS.items():
     setattr(Term, f"__{_name}__", _comparison(_name, _relation))

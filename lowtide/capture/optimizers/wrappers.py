@@ -107,7 +107,7 @@ def _refuse_unknown_step(optimizer: torch.optim.Optimizer) -> None:
             'lowtide.optimize parallel=lowtide.Parallel(shard="optimizer"), which keeps a part of its state on each'
         )
     for attribute, item in vars(optimizer).items():
-        if _holds_optimizer(item):
+        if holds_optimizer(item):
             raise CaptureError(
                 f"this {name} steps another optimizer, which it keeps in its attribute {attribute!r}; what its own step does beside cannot "
                 f"be captured: give what is within (`optimizer=optimizer.{attribute}`, also a list) if those steps are all that is wanted"
@@ -118,6 +118,7 @@ def _passes_on(optimizer: Any) -> bool:
     return any(base.__name__ in _PASS_ON for base in type(optimizer).__mro__)
 
 
-def _holds_optimizer(item: Any) -> bool:
+def holds_optimizer(item: Any) -> bool:
+    """Whether it is an optimizer, or a list, tuple or dictionary of some."""
     pieces = item if isinstance(item, (list, tuple)) else item.values() if type(item) is dict else (item,)
     return any(isinstance(piece, torch.optim.Optimizer) for piece in pieces)

@@ -1,6 +1,6 @@
 """Functions that take numbers alone, called with symbolic sizes: `math.sqrt(x.shape[1])`, `torch.linspace(0, 1, x.shape[1])`.
 
-While a capture lasts, on its thread, what they compute is recorded of the size. `float()`, `len()` and `range()` cannot be among them.
+While a capture lasts, on its thread, what they compute is recorded of the size. `len()` and `range()` cannot be among them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 
 from lowtide.capture.care.turns import replaced
+from lowtide.capture.sizes.numbers import fractions_noted, function_of_size
 from lowtide.capture.sizes.symbols import is_symbolic
+from lowtide.ir.operators.names import MATH_FUNCTIONS
 
 _ATEN = torch.ops.aten
 _SYMBOLIC = (torch.SymInt, torch.SymFloat)
+_OTHERS = {"ceil", "floor", "pow", "fabs"}  # which torch has for sizes, or which take two numbers
 _Function = Callable[..., Any]
 
 
@@ -27,8 +30,10 @@ _Function = Callable[..., Any]
 def called_with_sizes() -> Iterator[None]:
     """While this lasts, they follow sizes."""
     with ExitStack() as stack:
+        stack.enter_context(fractions_noted())
+        for name in sorted(MATH_FUNCTIONS - _OTHERS):
+            stack.enter_context(replaced(math, name, partial(function_of_size, name)))
         for owner, name, of in (
-            (math, "sqrt", lambda plain: lambda number: torch.sym_sqrt(number) if isinstance(number, _SYMBOLIC) else plain(number)),
             (torch, "tensor", _tensor),
             (torch, "linspace", partial(_spaced, _ATEN.linspace.default)),
             (torch, "logspace", partial(_spaced, _ATEN.logspace.default)),

@@ -1,35 +1,103 @@
 """Numbers that follow from sizes, such as the square root of a length, as the graph writes them: sizes, or arithmetic on them.
 
-The bits are those of Python's own arithmetic. Sums and products of fractions are refused: sympy has put them in an order of its own by
-then, which rounds otherwise.
+The bits are those of Python's own arithmetic. What torch knows of a fraction is sympy's, which puts sums and products in an order of its
+own, and rounds otherwise. So each operation notes what it was given, and the graph computes in the program's order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+from torch.fx.experimental.sym_node import SymNode
 from torch.utils._sympy import functions
 
-from lowtide.capture.sizes.symbols import expression_of
+from lowtide.capture.care.turns import replaced
+from lowtide.capture.sizes.symbols import expression_of, size_of
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Arg, Value
 from lowtide.ir.shapes.polynomial import normal
 
 EmitScalar = Callable[[str, tuple[Arg, ...]], Value]
+_FLOAT = "float"
+_OPERATIONS = {
+    "add": "add", "sub": "sub", "mul": "mul", "neg": "neg", "abs": "abs", "float_truediv": "truediv", "int_truediv": "truediv",
+    "float_pow": "pow", "sym_float": _FLOAT,
+}  # fmt: skip
 _BINARY = {functions.FloatPow: "py.pow", functions.FloatTrueDiv: "py.truediv", functions.IntTrueDiv: "py.truediv"}
 _UNARY = {"OpaqueUnaryFn_sqrt": "py.math_sqrt", "OpaqueUnaryFn_log": "py.math_log", "OpaqueUnaryFn_exp": "py.math_exp"}
+_opaque: dict[str, Any] = {}  # functions of sympy's that nothing is known of, by name
+
+
+@contextmanager
+def fractions_noted() -> Iterator[None]:
+    """While this lasts, operations that give fractions note what they were given."""
+    with ExitStack() as stack:
+        for method, op in _OPERATIONS.items():
+            stack.enter_context(replaced(SymNode, method, partial(_noting, op)))
+        yield
+
+
+def function_of_size(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of `math` that takes one number, also where that is a symbolic one."""
+
+    def function(*args: Any) -> Any:
+        if len(args) != 1 or not isinstance(args[0], (torch.SymInt, torch.SymFloat)):
+            return plain(*args)
+        given = torch.sym_float(args[0]).node
+        made = _opaque.setdefault(name, functions.make_opaque_unary_fn(name))
+        node = SymNode(made(given.expr), given.shape_env, float, plain(given.hint))
+        node.made = f"math_{name}", (given,)  # type: ignore[attr-defined]
+        return torch.SymFloat(node)
+
+    return function
+
+
+def _noting(op: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def operation(*nodes: Any) -> Any:
+        result = plain(*nodes)
+        if result.pytype is float and not any(result is each for each in nodes):
+            if _number(result) is not None and any(_number(each) is None for each in nodes):  # sympy takes it for one number
+                raise _unknown(nodes[0].expr)
+            result.made = op, nodes
+        return result
+
+    return operation
 
 
 def fraction_of(item: torch.SymFloat, emit: EmitScalar) -> Arg:
     """The value of a symbolic fraction. Raises CaptureError for one whose last bits nobody knows."""
-    found = _written(expression_of(item), emit)
+    found = _as_made(item.node, emit)
     return found if isinstance(found, (Value, float)) else emit("py.truediv", (found, 1))
 
 
+def _as_made(node: Any, emit: EmitScalar) -> Arg:
+    if (number := _number(node)) is not None:
+        return number
+    if node.pytype is int:
+        return size_of(torch.SymInt(node))
+    op, given = getattr(node, "made", ("", ()))
+    if not op:
+        return _written(expression_of(torch.SymFloat(node)), emit)
+    operands = [_as_made(each, emit) for each in given]
+    if op == _FLOAT:
+        return operands[0]
+    if op != "truediv" and not any(isinstance(each, (Value, float)) for each in operands):
+        operands[0] = emit("py.truediv", (operands[0], 1))  # else Python would compute with whole numbers
+    return emit(f"py.{op}", tuple(operands))
+
+
+def _number(node: Any) -> Arg:
+    found: Arg = node.maybe_as_int() if node.pytype is int else node.maybe_as_float()
+    return found
+
+
 def _written(expr: Any, emit: EmitScalar) -> Arg:
+    """A fraction of which only torch's expression is known."""
     if expr.is_Float:
         return float(expr)
     if isinstance(expr, functions.ToFloat):
@@ -38,8 +106,12 @@ def _written(expr: Any, emit: EmitScalar) -> Arg:
         return normal(expr)
     op = _BINARY.get(type(expr)) or _UNARY.get(type(expr).__name__)
     if op is None:
-        raise CaptureError(
-            f"a number at {users_line()} follows from the batch's dimensions by {expr}, whose last bits a graph cannot promise: compute it "
-            "with tensors, or leave its dimension out of `dynamic`"
-        )
+        raise _unknown(expr)
     return emit(op, tuple(_written(each, emit) for each in expr.args))
+
+
+def _unknown(expr: Any) -> CaptureError:
+    return CaptureError(
+        f"a number at {users_line()} follows from the batch's dimensions by {expr}, whose last bits a graph cannot promise: compute it "
+        "with tensors, or leave its dimension out of `dynamic`"
+    )

@@ -173,8 +173,8 @@ class FixedError(CaptureError):
             remedy = TAKES_NUMBERS
         else:
             remedy = (
-                "compute with tensors and sizes there (x.shape[0] for len(x), x.shape[0] ** 0.5 without a float() around the size, no "
-                "range(), int() or list over it), or leave the dimension out of `dynamic`"
+                "compute with tensors and sizes there (x.shape[0] for len(x), no range() or list over it), or leave the dimension out of "
+                "`dynamic`"
             )
         super().__init__(
             f"dimension {name}: {where} takes it to be {equal_to}, so that the program is another one for other batches: {remedy}"
@@ -208,6 +208,8 @@ def nothing_twice() -> Iterator[None]:
 
 def _remembering(name: str, plain: Callable[[Any, Any], SymNode]) -> Callable[[Any, Any], SymNode]:
     def operation(node: Any, other: Any) -> SymNode:
+        if float in (node.pytype, other.pytype):  # of one expression there are several, which round otherwise
+            return plain(node, other)
         return _once(node, (name, node._expr, node.pytype, other._expr, other.pytype), plain, other)
 
     return operation

@@ -20,6 +20,7 @@ _NOISE = "aten.rrelu_with_noise_functional.default"
 ROWS = (
     *(Operator(name=f"aten.{name}", draws=Draws.ALWAYS) for name in _PLAIN),
     *(Operator(name=f"aten.{name}", draws=Draws.ALWAYS, unread=(0,)) for name in _OVERWRITING),
+    Operator(name="lowtide.truncated_normal", draws=Draws.ALWAYS, unread=(0,)),
     Operator(name="aten.bernoulli_", draws=Draws.ALWAYS, unread=(0,)),
     Operator(name="aten.bernoulli.p", draws=Draws.ALWAYS, unread=(0,)),
     Operator(name="aten.bernoulli.Tensor", draws=Draws.ALWAYS, unread=(0,)),

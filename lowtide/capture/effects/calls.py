@@ -1,0 +1,115 @@
+"""Functions of Python that are called with numbers that only the running step knows, on the thread that captures, for as long as it does.
+
+What only chooses among them or shows them is done again by each step. What fails for some numbers is computed within the program.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from lowtide.base.kernels import COMPILING
+from lowtide.capture.care.turns import listed, replaced
+from lowtide.capture.effects.containers import EffectLog, is_stand_in
+from lowtide.capture.effects.sums import NumberExpression, Term, emitters, in_program
+from lowtide.capture.numbers import is_number
+from lowtide.ir.operators.names import MATH_FUNCTIONS
+
+_OF_THE_CALL = ("msg", "args", "created", "msecs", "relativeCreated")  # of a record: all else says where it comes from
+_WHOLE = ("ceil", "floor")  # which give no fraction
+
+
+@dataclass(frozen=True)
+class Outlet:
+    """Where a program shows numbers: `put` is called again by each step."""
+
+    put: Callable[..., object]
+
+    @property
+    def now(self) -> Outlet:
+        """In the place of a container's."""
+        return self
+
+
+@contextmanager
+def calls_followed(log: EffectLog, emit: Callable[[str, tuple[Any, ...]], Term] | None) -> Iterator[None]:
+    """`emit` makes arithmetic a part of the program; None where numbers may not be computed with, and are refused.
+
+    Nothing is compiled meanwhile, on any thread: numba knows functions by their identity.
+    """
+    with COMPILING, ExitStack() as stack:
+        stack.enter_context(replaced(builtins, "print", functools.partial(_printing, log)))
+        stack.enter_context(replaced(logging.Logger, "handle", functools.partial(_handling, log)))
+        if emit is None:
+            yield
+            return
+        stack.enter_context(listed(emitters, emit))
+        stack.enter_context(
+            replaced(builtins, "len", lambda plain: lambda item: item.kept.measured() if is_stand_in(item) else plain(item))
+        )
+        for owner, name in ((builtins, "max"), (builtins, "min"), *((math, name) for name in MATH_FUNCTIONS.difference(_WHOLE))):
+            stack.enter_context(replaced(owner, name, _choice if owner is builtins else functools.partial(_computed, f"math_{name}")))
+        yield
+
+
+def _measuring(plain: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda item: item.kept.measured() if is_stand_in(item) else plain(item)
+
+
+def _choice(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def choice(*args: Any, **options: Any) -> Any:
+        given = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
+        if options or not any(map(_is_term, given)) or not all(isinstance(each, (int, float)) for each in given):
+            return plain(*args, **options)
+        return NumberExpression(plain, tuple(given))
+
+    return choice
+
+
+def _computed(op: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: in_program(op, *args) if any(map(_is_term, args)) else plain(*args)
+
+
+def _printing(log: EffectLog, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def printing(*args: Any, **options: Any) -> None:
+        if log.active and _shows(args):
+            log.events.append((Outlet(functools.partial(plain, **options)), "put", args))
+        else:
+            plain(*args, **options)
+
+    return printing
+
+
+def _handling(log: EffectLog, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def handling(logger: logging.Logger, record: logging.LogRecord) -> Any:
+        shown = (*record.args.values(),) if isinstance(record.args, dict) else record.args or ()
+        if not log.active or not _shows((record.msg, *shown)):
+            return plain(logger, record)
+        kept = {name: item for name, item in vars(record).items() if name not in _OF_THE_CALL}
+        log.events.append((Outlet(functools.partial(_handle_again, logger, kept)), "put", (record.msg, record.args)))
+        return None
+
+    return handling
+
+
+def _handle_again(logger: logging.Logger, kept: dict[str, Any], text: Any, args: Any) -> None:
+    logger.handle(logging.makeLogRecord({**kept, "msg": text, "args": args}))
+
+
+def _shows(items: Iterable[Any]) -> bool:
+    """Whether there is such a number among what is shown. Refused before anything is, where no step can do that again."""
+    numbers = [*filter(is_number, items)]
+    for each in numbers:
+        if not _is_term(each):
+            each.refuse()
+    return bool(numbers)
+
+
+def _is_term(item: Any) -> bool:
+    return issubclass(type(item), Term)

@@ -1,0 +1,273 @@
+"""Numbers of the step that a program shows, measures and counts with: texts, prints, logs, functions of `math`, lengths, counters."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+import lowtide
+from lowtide.ir.graph import Kind, Node
+from tests.leaving import Attributes, Meter, Net, check, square, trained
+
+Make = Callable[[], tuple[Net, Callable[..., Any], Any]]
+
+
+def keeping(keep: Callable[[Tensor, nn.Module, Meter], object]) -> Make:
+    """A program that keeps something of its loss in a meter."""
+
+    def make() -> tuple[Net, Callable[..., Any], Any]:
+        meter = Meter()
+
+        def loss(model: nn.Module, x: Tensor) -> Tensor:
+            value = square(model, x)
+            keep(value, model, meter)
+            return value
+
+        return Net(), loss, meter
+
+    return make
+
+
+def stepping(model: nn.Module, loss: Callable[..., Any]) -> Any:
+    optimizer = optim.SGD(model.parameters(), lr=1.0)
+    return lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
+
+
+def f_strings(loss: Tensor, model: nn.Module, meter: Meter) -> None:
+    value, width = loss.item(), 9
+    meter.seen.append(f"{value:.3f}")
+    meter.seen.append(f"loss {value!r:>{width}} of {loss:.2e}, {loss.detach():.1f}")
+    meter.last = "seen " + f"{int((loss > 0).sum())}{value}" + "."
+
+
+def templates(loss: Tensor, model: nn.Module, meter: Meter) -> None:
+    value, count = loss.item(), (loss > 0).sum().item()
+    meter.seen.append("%d of %s: %.3f%%" % (count, "all", value))  # noqa: UP031
+    meter.seen.append("%.2f" % value)  # noqa: UP031
+    meter.seen.append("{:.3f} {1[0]} {name:>{width}}".replace("{1[0]}", "{}").format(value, [1], name=count, width=4))
+    meter.last = {"text": ", ".join(f"{name}: {each:.3f}" for name, each in {"a": value, "b": 2 * value}.items()), "str": str(value)}
+
+
+def functions_of_math(loss: Tensor, model: nn.Module, meter: Meter) -> None:
+    value = loss.item()
+    meter.seen += [
+        math.exp(value),
+        math.log(value),
+        math.sqrt(value),
+        math.exp(min(value, 20.0)),
+        math.log10(value / 2 + 1),
+        value**0.5,
+        2**value,
+    ]
+    meter.last = max(value, 0.01)
+
+
+def lengths(loss: Tensor, model: nn.Module, meter: Meter) -> None:
+    before = len(meter.seen)
+    meter.seen.append(loss.detach())
+    meter.last = (before, len(meter.seen), f"{len(meter.seen)} losses")
+
+
+@pytest.mark.parametrize("keep", [f_strings, templates, functions_of_math, lengths])
+def test_what_is_made_of_a_number_is_made_again_by_each_step(keep):
+    check(keeping(keep))
+
+
+def test_a_print_and_a_log_of_a_number_are_repeated_by_each_step(capsys):
+    told = list[str]()
+
+    class Telling(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append(f"{record.funcName} {record.getMessage()}")
+
+    logger = logging.getLogger("tests.shown")
+    logger.handlers, logger.level, logger.propagate = [Telling()], logging.INFO, False
+
+    def tell(loss: Tensor, model: nn.Module, meter: Meter) -> None:
+        print("loss", loss.item(), sep=": ")
+        logger.info("loss %.3f of %s", loss.item(), "all")
+        logger.info(f"loss {loss.item():.4f}")
+
+    shown = []
+    for eagerly in (True, False):
+        trained(keeping(tell), eagerly=eagerly)
+        shown.append((capsys.readouterr().out, [*told]))
+        told.clear()
+    assert shown[0] == shown[1]
+    assert len(shown[0][1]) == 8
+
+
+def reads(text: str, loss: Tensor) -> Tensor:
+    return loss * len(text)
+
+
+def compares(text: str, loss: Tensor) -> Tensor:
+    return loss * 2 if text == "0.00" else loss
+
+
+def looks_into(text: str, loss: Tensor) -> Tensor:
+    return loss * 2 if "nan" in text or text.startswith("-") else loss
+
+
+@pytest.mark.parametrize("use", [reads, compares, looks_into])
+def test_a_text_of_a_number_that_decides_is_refused(use):
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        value = square(model, x)
+        return use(f"{value.item():.2f}", value)
+
+    model = Net()
+    with pytest.raises(lowtide.CaptureError, match="control flow depends on data"):
+        stepping(model, loss)
+
+
+def test_a_text_that_cannot_be_made_of_any_number_is_eagers_error():
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        value = square(model, x)
+        kept.append(f"{value.item():d}")
+        return value
+
+    kept, model = list[str](), Net()
+    with pytest.raises((lowtide.CaptureError, ValueError), match=r"Unknown format code|control flow"):
+        stepping(model, loss)
+    assert kept == []
+
+
+def test_a_step_whose_number_has_no_logarithm_fails_as_eager_and_writes_nothing():
+    kept = list[float]()
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        value = square(model, x) * x.sum()
+        kept.append(math.log(value.item()))
+        return value
+
+    model = Net()
+    step = stepping(model, loss)
+    before = [each.detach().clone() for each in model.parameters()]
+    with pytest.raises(ValueError, match="math domain error"):
+        step(torch.zeros(5, 3))
+    assert all(torch.equal(one, two) for one, two in zip(before, model.parameters(), strict=True))
+    assert kept == []
+    value = step(torch.ones(5, 3))
+    assert kept == [math.log(value.item())]
+
+
+class Criterion(nn.Module):
+    """Sums up in attributes of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total, self.calls = 0.0, 0
+
+    def forward(self, out: Tensor) -> Tensor:
+        loss = out.square().mean()
+        self.total += loss.item()
+        self.calls += 1
+        return loss
+
+
+def in_a_criterion() -> Any:
+    criterion = Criterion()
+    return Net(), lambda model, x: criterion(model(x)), Attributes(criterion, "total", "calls")
+
+
+def in_the_model() -> Any:
+    def keep(net: Any, hidden: Tensor) -> None:
+        net.total += hidden.mean().item()
+        net.calls += 1
+        net.outs.append(f"{net.calls}: {net.total / net.calls:.4f}")
+
+    net: Any = Net(keep)
+    net.total, net.calls = 0.0, 0
+    return net, square, Attributes(net, "total", "calls", "outs")
+
+
+def calls_of_the_model() -> Any:
+    def keep(net: Any, hidden: Tensor) -> None:
+        net.calls += 1
+
+    net: Any = Net(keep)
+    net.calls = 0
+    return net, square, Attributes(net, "calls")
+
+
+def reset_in_the_model() -> Any:
+    def keep(net: Any, hidden: Tensor) -> None:
+        net.total += hidden.mean().item()
+        net.outs.append(net.total)
+        net.total = 0.0
+
+    net: Any = Net(keep)
+    net.total = 5.0
+    return net, square, Attributes(net, "total", "outs")
+
+
+def in_a_list_of_the_model() -> Any:
+    def keep(net: Any, hidden: Tensor) -> None:
+        net.log[0] += 1
+        net.log[1] += hidden.mean().item()
+
+    net: Any = Net(keep)
+    net.log = [0, 0.0]
+    return net, square, Attributes(net, "log")
+
+
+def in_a_list() -> Any:
+    counts, recent = [0, 0.5], collections.deque([1.5, 2])
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        counts[0] += 1
+        value = square(model, x)
+        counts[1] = 0.9 * counts[1] + 0.1 * value.item()
+        recent[1] += counts[0]
+        return value
+
+    return Net(), loss, [counts, recent]
+
+
+@pytest.mark.parametrize("make", [in_a_criterion, in_the_model, calls_of_the_model, reset_in_the_model, in_a_list, in_a_list_of_the_model])
+def test_sums_in_modules_and_in_lists_go_on(make, recwarn):
+    check(make)
+    assert make is reset_in_the_model or not [each for each in recwarn if "captured" in str(each.message)]
+
+
+@pytest.mark.parametrize("decides", [lambda counts: counts[0] > 2, lambda counts: len(counts) > 5])
+def test_a_counter_that_decides_is_refused_and_is_as_before(decides):
+    counts = [0]
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        counts[0] += 1
+        counts.append(1)
+        return square(model, x) * (2 if decides(counts) else 1)
+
+    model = Net()
+    with pytest.raises(lowtide.CaptureError):
+        stepping(model, loss)
+    assert counts == [0]
+
+
+def test_what_may_have_no_logarithm_comes_before_all_that_trains():
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        value = square(model, x)
+        kept.append(math.log(value.item()))
+        return value
+
+    kept = list[float]()
+    graph = stepping(Net(), loss).plan.graph
+    makers = {value: node for node in graph.nodes for value in node.results}
+    logarithm = next(node for node in graph.nodes if node.op == "py.math_log")
+    for node in graph.nodes:
+        if any(value.storage.kind is Kind.PARAMETER for value, _ in node.writes):
+            before, waiting = set[Node](), [node]
+            while waiting:
+                each = waiting.pop()
+                if each not in before:
+                    before.add(each)
+                    waiting.extend((*each.after, *(makers[value] for value in each.inputs if value in makers)))
+            assert logarithm in before
