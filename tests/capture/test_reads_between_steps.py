@@ -198,6 +198,15 @@ def _answer_that_is_remembered() -> Case:
 
 
 @_case
+def _answer_of_a_partial_that_is_remembered() -> Case:
+    held = [1.0]
+    read = functools.lru_cache(functools.partial(held.__getitem__, 0))  # without a name
+    read()
+    held[0] = 3.0
+    return read, read.cache_clear
+
+
+@_case
 def _answer_that_was_remembered_anew() -> Case:
     held = [1.0]
 

@@ -266,8 +266,9 @@ class Follower:
                 if is_old and name in self._words and not name.startswith("__"):
                     self.note(cls, name, f"attribute {name!r} of the class {cls.__name__}", f"its module {cls.__module__}")
         for cached in self._caches:
+            name = getattr(cached, "__qualname__", type(cached.__wrapped__).__name__)  # of a partial
             for key in (found := answers(cached)):
-                self.note(found, key, f"an answer that {cached.__qualname__} remembers", cached.__module__)
+                self.note(found, key, f"an answer that {name} remembers", cached.__module__)
 
     # What leads to what.
 
