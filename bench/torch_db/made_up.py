@@ -18,7 +18,7 @@ _KEYS = ("CompositeImplicitAutograd", "AutocastCPU", "AutocastCUDA")
 _NOT_COMPUTED = (  # other layouts, weights of other libraries, questions to a tensor, and torch's tests
     "sparse", "fbgemm", "quantiz", "qparams", "mkldnn", "cufft", "cudnn", "_test", "_nested", "nested_", "xla", "pin_memory",
     "set_data", "vulkan", "_batch_dim", "_pad_enum", "_debug", "unsafe", "dense", "sspaddmm", "smm", "_backward", "retain",
-    "requires_grad", "_coalesce", "coalesce", "_rowwise", "_saturate", "from_file", "_version", "is_leaf", "output_nr", "hspmm",
+    "requires_grad", "_coalesce", "coalesce", "_rowwise", "_saturate", "from_file", "_version", "is_leaf", "lstm", "output_nr", "hspmm",
     "_unpack_dual", "_make_dual", "_shape_check", "_assert", "_print", "_is_", "get_gradients", "record_stream",
     "_reshape_from_tensor", "_sobol_engine", "_to_cpu", "compatible_shallow",
 )  # fmt: skip
@@ -66,8 +66,12 @@ class MadeUp:
                 continue
             torch.manual_seed(0)
             call = self._call(_Values(dtype, shape, others, number, length, requires_grad))
-            if call is not None and self._accepted(call):
-                found[shape, others] = call
+            if call is not None and (made := self._made(call)) is not None:
+                # what the call writes into gets the size of what it makes: to resize it is deprecated
+                outs = [argument.name for argument in self.overload._schema.arguments if argument.is_out]
+                results = made if isinstance(made, (tuple, list)) else (made,)
+                kwargs = call.kwargs | {name: torch.zeros_like(result) for name, result in zip(outs, results, strict=False)}
+                found[shape, others] = Call(call.input, call.args, kwargs)
         return list(found.values())
 
     def _call(self, values: _Values) -> Call | None:
@@ -85,12 +89,11 @@ class MadeUp:
                 args.append(value)
         return Call(args[0], tuple(args[1:]), kwargs) if args else None
 
-    def _accepted(self, call: Call) -> bool:
+    def _made(self, call: Call) -> Any:
         try:
-            self.op(call.input, *call.args, **call.kwargs)
+            return self.op(call.input, *call.args, **call.kwargs)
         except Exception:  # whatever it is: it is eager's
-            return False
-        return True
+            return None
 
 
 class _Values:
