@@ -320,7 +320,8 @@ class Draft:
         if tensor.layout is not torch.strided:
             raise CaptureError(
                 f"a {tensor.layout} tensor at {users_line()}: only dense tensors can be captured: embeddings with sparse=False; "
-                "of a sparse matrix its indices and values, with index_select and index_add, or all of it (.to_dense())"
+                "of a sparse matrix its indices and values: `torch.zeros(size).index_put(tuple(indices), values, accumulate=True)` is the "
+                "matrix, index_select and index_add make a product"
             )
         return self._blocks.get(address(tensor))
 
