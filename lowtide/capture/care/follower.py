@@ -258,7 +258,8 @@ class Follower:
         for module, line in self._imports:
             self._of_import(module, line)
         for function, before in self._functions:
-            for name in sorted((before.keys() & self._words) | self._asked):
+            asked = (name for name in self._asked if not hasattr(types.FunctionType, name))  # `__eq__` is another object at each look
+            for name in sorted({*(before.keys() & self._words), *asked}):
                 self.note(function, name, f"attribute {name!r} of {function.__qualname__}", function.__code__.co_filename)
         for cls, numbers in self._numbers.items():
             for name, item in vars(cls).items():
