@@ -38,7 +38,7 @@ def verdict(eager: Callable[[], Any], ours: Callable[[], Any]) -> Verdict:
         return Verdict("raised", f"{type(error).__name__}: {brief(error)}")
     if alike(expected, found):
         return Verdict("right")
-    if not all(alike(expected, eager()) for _ in range(5)):  # some kernels give other bits at other addresses
+    if not all(alike(expected, eager()) for _ in range(30)):  # some kernels give other bits at other addresses
         return Verdict("not in eager", "eager differs from itself")
     return Verdict("different")
 
