@@ -140,7 +140,7 @@ def _leaves(event: Any, found: list[str], device: str) -> None:
 def _composite(name: str, device: str) -> bool:
     packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
     names = [f"{name}.{each}" if each != "default" else name for each in packet.overloads()] if packet is not None else []
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    has, names = torch._C._dispatch_has_kernel_for_dispatch_key, [each for each in names if torch._C._dispatch_has_kernel(each)]
     return any(has(each, "CompositeImplicitAutograd") and not has(each, f"Autograd{device.upper()}") for each in names)
 
 

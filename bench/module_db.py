@@ -2,7 +2,8 @@
 
     python -m bench.module_db [--only NAME ...] [--missing] [--dtype float32] [--samples 2] [--no-save]
 
-A module without parameters is given its first float input times a parameter of ones, so that there is something to train.
+`--dtype autocast` is float32 under autocast to bfloat16. A module without parameters is given its first float input times a parameter of
+ones, so that there is something to train.
 Compared are losses, parameters, buffers and the random generator. One row a module; "right", "refused", "different", "raised" and
 "dead" are counts of samples. Each row goes into the saved table as soon as it is known,
 and rows of others stay. Needs expecttest.
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import lowtide
 from bench.sweep import Row
-from bench.torch_db.database import Database, main
+from bench.torch_db.database import Database, main, precision
 from bench.torch_db.trial import Verdict, verdict
 
 COLUMNS = ("module", "samples", "right", "refused", "different", "raised", "dead", "why")
@@ -36,29 +37,30 @@ def summary(rows: list[Row]) -> tuple[str, ...]:
 def rows(info: Any, dtype: str, most: int) -> Iterator[Row]:
     """All samples of a module."""
     torch.manual_seed(0)
+    kind, autocast = precision(dtype)
     try:
-        samples = info.module_inputs_func(info, device="cpu", dtype=getattr(torch, dtype), requires_grad=False, training=True)
+        samples = info.module_inputs_func(info, device="cpu", dtype=kind, requires_grad=False, training=True)
     except Exception as error:
         yield {"samples": 0, "why": f"no samples: {type(error).__name__}"}
         return
-    verdicts = [tried(info, sample) for sample in (samples[:most] if most else samples)]
+    verdicts = [tried(info, sample, autocast) for sample in (samples[:most] if most else samples)]
     counts = Counter(each.what for each in verdicts)
     reasons = dict.fromkeys(each.why for each in verdicts if each.what in ("refused", "raised", "different"))
     found = {"samples": sum(counts[what] for what in _COUNTED)} | {what: counts[what] for what in _COUNTED}
     yield found | {"why": " | ".join(filter(None, reasons))[:400]}
 
 
-def tried(info: Any, sample: Any) -> Verdict:
+def tried(info: Any, sample: Any, autocast: bool) -> Verdict:
     """One sample."""
-    return verdict(lambda: trained(info, sample, captured=False), lambda: trained(info, sample, captured=True))
+    return verdict(lambda: trained(info, sample, autocast, captured=False), lambda: trained(info, sample, autocast, captured=True))
 
 
 class Trainable(nn.Module):
     """A module, and a parameter of ones to multiply its first float input by where it has none of its own."""
 
-    def __init__(self, inner: nn.Module, inputs: list[torch.Tensor]) -> None:
+    def __init__(self, inner: nn.Module, inputs: list[torch.Tensor], autocast: bool) -> None:
         super().__init__()
-        self.inner = inner
+        self.inner, self.autocast = inner, autocast
         trains = any(parameter.requires_grad for parameter in inner.parameters())
         self.ones = nn.ParameterList([] if trains else [torch.ones_like(each) for each in inputs if each.is_floating_point()][:1])
 
@@ -72,17 +74,18 @@ class Trainable(nn.Module):
             return item if one is None else item * one
 
         args, kwargs = tree_map(scaled, (args, kwargs))
-        return self.inner(*args, **kwargs)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+            return self.inner(*args, **kwargs)
 
 
-def trained(info: Any, sample: Any, captured: bool) -> Any:
+def trained(info: Any, sample: Any, autocast: bool, captured: bool) -> Any:
     """All that two steps leave."""
     torch.manual_seed(0)
     inner = info.module_cls(*sample.constructor_input.args, **sample.constructor_input.kwargs).train()
     if isinstance(inner, nn.modules.lazy.LazyModuleMixin):
         inner(*sample.forward_input.args, **sample.forward_input.kwargs)
     args, kwargs = tree_map(_detached, (sample.forward_input.args, sample.forward_input.kwargs))
-    model = Trainable(inner, [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)])
+    model = Trainable(inner, [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)], autocast)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
     # Dictionaries go as keyword arguments: a batch is the one or the other.
     batch = kwargs if kwargs and not args else args

@@ -1,8 +1,11 @@
 """Every operator of torch's own test database, with every sample: called, and trained through, by eager and by lowtide, bit for bit.
 
     python -m bench.op_db [--only NAME ...] [--missing] [--dtype float32] [--samples 6] [--no-save]
+    python -m bench.op_db --dtype autocast --samples 2
 
-Training wraps the sample's float inputs as parameters and takes one step of SGD on a weighted sum of the results. "right", "refused",
+`autocast` is float32 under autocast to bfloat16. After the database come operators that are composite or known to autocast, by overload,
+with calls made up from their schemas. Training wraps the sample's float inputs as parameters and takes one step of SGD on a weighted sum
+of the results. "right", "refused",
 "different", "raised" and "dead" are counts of samples; "idle" counts those for which eager differs from itself as soon as a dispatch
 mode that does nothing is active: where ATen takes another formula. Operators that give memory as they find it are left out.
 Each row goes into the saved table as soon as it is known, and rows of others stay. Needs expecttest; samples of some operators need scipy.
@@ -23,7 +26,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 import lowtide
 from bench.in_values import in_values
 from bench.sweep import Row
-from bench.torch_db.database import Database, main
+from bench.torch_db.database import Database, main, precision
+from bench.torch_db.made_up import made_up
 from bench.torch_db.trial import Verdict, alike, verdict
 
 COLUMNS = ("operator", "mode", "samples", "right", "refused", "different", "raised", "dead", "idle", "why")
@@ -51,7 +55,7 @@ def _list(counts: dict[str, int]) -> str:
 def entries(database: ModuleType) -> Iterable[Any]:
     """All operators."""
     vars(database)["wrapper_set_seed"] = _called  # it seeds within the call, which no captured step would do
-    return list(database.op_db)
+    return [*database.op_db, *made_up()]
 
 
 def _called(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -65,12 +69,13 @@ def full_name(info: Any) -> str:
 
 def rows(info: Any, dtype: str, most: int) -> Iterator[Row]:
     """All samples of an operator: a row for each mode."""
-    yield row(info, getattr(torch, dtype), training=False, most=most)
-    yield row(info, getattr(torch, dtype), training=True, most=most)
+    yield row(info, dtype, training=False, most=most)
+    yield row(info, dtype, training=True, most=most)
 
 
-def row(info: Any, dtype: torch.dtype, training: bool, most: int) -> Row:
+def row(info: Any, precise: str, training: bool, most: int) -> Row:
     """All samples of an operator in one mode."""
+    dtype, autocast = precision(precise)
     found: Row = {"mode": "training" if training else "inference", "samples": 0}
     if info.name in _MEMORY_AS_FOUND:
         return found | {"why": "gives memory as it finds it"}
@@ -81,7 +86,7 @@ def row(info: Any, dtype: torch.dtype, training: bool, most: int) -> Row:
         samples = list(info.sample_inputs("cpu", dtype, requires_grad=training))
     except Exception as error:
         return found | {"why": f"no samples: {type(error).__name__}"}
-    verdicts = [tried(info, sample, training) for sample in (samples[:most] if most else samples)]
+    verdicts = [tried(info, sample, training, autocast) for sample in (samples[:most] if most else samples)]
     counts = Counter(each.what for each, _ in verdicts)
     reasons = dict.fromkeys(each.why for each, _ in verdicts if each.what in ("refused", "raised", "different"))
     found |= {what: counts[what] for what in _COUNTED}
@@ -89,9 +94,9 @@ def row(info: Any, dtype: torch.dtype, training: bool, most: int) -> Row:
     return found | {"idle": sum(idle for _, idle in verdicts), "why": " | ".join(filter(None, reasons))[:400]}
 
 
-def tried(info: Any, sample: Any, training: bool) -> tuple[Verdict, bool]:
+def tried(info: Any, sample: Any, training: bool, autocast: bool) -> tuple[Verdict, bool]:
     """One sample, and whether an idle mode changes eager's bits."""
-    program = Program(info, sample, training)
+    program = Program(info, sample, training, autocast)
     found = verdict(program.eager, program.ours)
     if found.what == "not in eager":
         return found, False
@@ -111,9 +116,9 @@ class Idle(TorchDispatchMode):
 class Sample(nn.Module):
     """A call of an operator: its differentiable inputs are parameters, its other tensors buffers."""
 
-    def __init__(self, info: Any, sample: Any, training: bool) -> None:
+    def __init__(self, info: Any, sample: Any, training: bool, autocast: bool) -> None:
         super().__init__()
-        self.op = info.op
+        self.op, self.autocast = info.op, autocast
         self.leaves, self.spec = tree_flatten(((sample.input, *sample.args), sample.kwargs))
         self.leaves = list(self.leaves)
         for at, leaf in enumerate(self.leaves):
@@ -132,18 +137,19 @@ class Sample(nn.Module):
         held = dict(self.named_parameters(remove_duplicate=False)) | dict(self.named_buffers(remove_duplicate=False))
         leaves = [held.get(f"p{at}", held.get(f"b{at}", leaf)) for at, leaf in enumerate(self.frozen)]
         args, kwargs = tree_unflatten(leaves, self.spec)
-        return self.op(*args, **kwargs)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+            return self.op(*args, **kwargs)
 
 
 class Program:
     """One sample as a program."""
 
-    def __init__(self, info: Any, sample: Any, training: bool) -> None:
-        self.info, self.sample, self.training = info, sample, training
+    def __init__(self, info: Any, sample: Any, training: bool, autocast: bool) -> None:
+        self.training, self.given = training, (info, sample, training, autocast)
 
     def eager(self) -> Any:
         """All that eager leaves."""
-        model = Sample(self.info, self.sample, self.training)
+        model = Sample(*self.given)
         torch.manual_seed(0)
         if not self.training:
             with torch.no_grad():
@@ -160,7 +166,7 @@ class Program:
 
     def ours(self) -> Any:
         """All that lowtide leaves."""
-        model = Sample(self.info, self.sample, self.training)
+        model = Sample(*self.given)
         given: dict[str, Any] = {"workspaces": False, "progress": False}
         if self.training:
             given |= {"loss": loss, "optimizer": torch.optim.SGD(model.parameters(), 0.5, foreach=False)}

@@ -15,6 +15,7 @@ from bench.tables_fission import in_parts
 from bench.tables_frameworks import where_people_train
 from bench.tables_gpu import on_a_gpu
 from bench.tables_inference import inference
+from bench.tables_operators import of_others
 from bench.tables_parts import APART, NO_FIGURE, Row, agreed, mib, percent, ratio, rows_of, section
 from bench.tables_ranges import varying_lengths
 from bench.tables_ranks import several_processes
@@ -49,6 +50,7 @@ def page() -> str:
         *varying_lengths(),
         *where_people_train(),
         *several_processes(),
+        *of_others(),
         *inference(),
         *on_a_gpu(),
     )

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from bench.sweep import Row, Sweep, add_options
 from bench.torch_db.workers import answers, told
 
@@ -30,6 +32,11 @@ class Database:
     limit_seconds: float  # of one entry
 
 
+def precision(dtype: str) -> tuple[torch.dtype, bool]:
+    """A dtype by its name, and whether autocast to bfloat16 is on: "autocast" is float32 under it."""
+    return (torch.float32, True) if dtype == "autocast" else (getattr(torch, dtype), False)
+
+
 def main(database: Database, description: str | None) -> None:
     """Try what the command line asks for, in workers; or be one of them."""
     options = _parser(database, description).parse_args()
@@ -47,7 +54,7 @@ def main(database: Database, description: str | None) -> None:
 def _parser(database: Database, description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
-    parser.add_argument("--dtype", default="float32", help="other dtypes have tables of their own")
+    parser.add_argument("--dtype", default="float32", help="or autocast; all but float32 have tables of their own")
     parser.add_argument("--samples", type=int, default=0, help="the first so many of each, 0 for all; in a table of their own")
     parser.add_argument("--batch", type=int, default=database.batch, help="entries to a process")
     add_options(parser, database.limit_seconds)

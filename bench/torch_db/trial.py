@@ -36,7 +36,11 @@ def verdict(eager: Callable[[], Any], ours: Callable[[], Any]) -> Verdict:
         return Verdict("refused", brief(error))
     except Exception as error:
         return Verdict("raised", f"{type(error).__name__}: {brief(error)}")
-    return Verdict("right") if alike(expected, found) else Verdict("different")
+    if alike(expected, found):
+        return Verdict("right")
+    if not all(alike(expected, eager()) for _ in range(30)):  # some kernels give other bits at other addresses
+        return Verdict("not in eager", "eager differs from itself")
+    return Verdict("different")
 
 
 def alike(one: Any, two: Any) -> bool:

@@ -40,7 +40,8 @@ def _differences(before: CapturedStep, now: CapturedStep) -> Iterator[str]:
                 yield "the generator that the program draws from is another one"
         elif first is not second and not _equal(first, second):
             yield f"the numbers of a tensor of shape {list(first.shape)}, which the program finds or makes beside the model, have changed"
-    if [*map(one.text, before.graph.outputs)] != [*map(two.text, now.graph.outputs)] or before.assigned != now.assigned:
+    made = ([*map(each.text, step.graph.outputs), *step.computed] for each, step in ((one, before), (two, now)))
+    if next(made) != next(made) or before.assigned != now.assigned:
         yield "which of its values the program returns or keeps has changed"
     if before.left.words != now.left.words:
         yield "what the program puts into lists, dictionaries and attributes has changed"
@@ -77,11 +78,11 @@ def _returned(before: CapturedStep, now: CapturedStep) -> Iterator[str]:
 
 def _leaves(captured: CapturedStep) -> list[tree.Leaf]:
     count = len(captured.graph.outputs) - len(captured.assigned)
-    leaves = tree.flatten(captured.result([_TENSOR] * count))[0]
-    return [leaf for leaf in leaves if type(leaf.value) in (bool, int, float, str, type(None))]
+    leaves = tree.flatten(captured.result([_MADE] * count, [_MADE] * len(captured.left.sums)))[0]
+    return [leaf for leaf in leaves if type(leaf.value) in (bool, int, float, str, type(None)) and leaf.value == leaf.value]
 
 
-_TENSOR = object()  # in place of each in a result
+_MADE = float("nan")  # in place of what the program computes: all arithmetic on it can be done
 
 
 class _Named:

@@ -25,6 +25,7 @@ from lowtide.capture.calls import atom_of, may_take
 from lowtide.capture.care.generators import is_default, which
 from lowtide.capture.care.instances import lies_in_array
 from lowtide.capture.data.batch_counts import BatchCounts
+from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.sizes.numbers import fraction_of
 from lowtide.capture.sizes.symbols import Symbols, size_of
 from lowtide.capture.sources import Sources, users_line
@@ -171,7 +172,11 @@ class Draft:
             tensor = self._constant(tensor)
         block = self._block_of(tensor)
         if block is None:
-            raise CaptureError(f"a tensor of shape {tuple(tensor.shape)} came from outside of the captured program, at {users_line()}")
+            raise LeavingError(
+                f"a tensor of shape {tuple(tensor.shape)}, read at {users_line()}, is one that the program has left outside when it ran "
+                "before; a captured step would not put it there: keep what goes on in a tensor that each step writes in place "
+                "(`mean.mul_(0.9).add_(loss.detach())`)"
+            )
         found = block.views.get(geometry(tensor))
         return found if found is not None else self._view_of_root(block, tensor)
 
@@ -322,7 +327,8 @@ class Draft:
         if tensor.layout is not torch.strided:
             raise CaptureError(
                 f"a {tensor.layout} tensor at {users_line()}: only dense tensors can be captured: embeddings with sparse=False; "
-                "of a sparse matrix its indices and values, with index_select and index_add, or all of it (.to_dense())"
+                "of a sparse matrix its indices and values: `torch.zeros(size).index_put(tuple(indices), values, accumulate=True)` is the "
+                "matrix, index_select and index_add make a product"
             )
         return self._blocks.get(address(tensor))
 

@@ -323,8 +323,11 @@ class Recorder(TorchDispatchMode):
             return
         outputs = tuple(self.draft.new_value(result, name) for result in results)
         self._append(Node(name, recorded[0], outputs, recorded[1], source=source), random)
-        for tensor, update in zip(targets, outputs, strict=True):
-            self.draft.scatter(tensor, update, source)
+        for tensor, result, update in zip(targets, results, outputs, strict=True):
+            if covers(tensor) and geometry(result)[:3] == geometry(tensor)[:3]:  # also where the operator has given it its size
+                self.draft.renew(tensor, update)
+            else:
+                self.draft.scatter(tensor, update, source)
 
     def _record_with_writes(
         self,

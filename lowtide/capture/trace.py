@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -40,7 +39,7 @@ from lowtide.capture.effects.actions import NOTHING_LEFT, StepOutputs
 from lowtide.capture.effects.data import Data, following_data
 from lowtide.capture.effects.flags import FlagRecorder
 from lowtide.capture.effects.outputs import OutputRecorder
-from lowtide.capture.effects.sums import Term
+from lowtide.capture.effects.sums import Term, recipe, results_in
 from lowtide.capture.fakes import ModuleTensors, fake_batch_leaf, fake_model, swapped
 from lowtide.capture.formulas import as_eager
 from lowtide.capture.numbers import Number, is_result
@@ -104,7 +103,8 @@ class CapturedStep:
     gradients: tuple[Value, ...]  # what eager PyTorch would leave in the parameters' `.grad`
     state_entries: int  # of the optimizer, all parameters together, that the program starts from
     read: frozenset[tuple[str, str]]  # the attributes of modules that the program has read: (path, name)
-    result: Callable[[Sequence[Any]], Any]  # the tensors of the result -> what the program returns
+    result: Callable[..., Any]  # the tensors of the result, and `left.before` -> what the program returns
+    computed: tuple[str, ...] = ()  # the arithmetic on numbers in it
     detached: tuple[int, ...] = ()  # outputs that are other tensors on memory of the caller's than the caller has
     alone: tuple[Slot, ...] = ()  # tensors whose memory the step writes where eager PyTorch takes other memory
     trained: tuple[str, ...] = ()  # the parameters that those gradients are of
@@ -236,7 +236,7 @@ class Trace:
 
     def values_of(self, result: Any) -> list[Value]:
         """The values that a call returns or puts into modules."""
-        items = [leaf.value for leaf in tree.flatten(result)[0] if is_result(leaf.value)]
+        items = [item for leaf in tree.flatten(result)[0] for item in results_in(leaf.value)]
         return [_value_of(item, self.recorder.draft) for item in (*items, *self._leaving(), *(tensor for _, tensor in self.rebound()))]
 
     def leaving_followed(self) -> AbstractContextManager[None]:
@@ -284,7 +284,9 @@ class Trace:
     def finish(self, recorder: Recorder, result: Any, update: Update) -> CapturedStep:
         leaves, rebuild = tree.flatten(result)
         at = [index for index, leaf in enumerate(leaves) if is_result(leaf.value)]
-        results, moved = [*(leaves[index].value for index in at), *self._leaving()], list(self.rebound())
+        results, moved = [*(item for index in at for item in results_in(leaves[index].value)), *self._leaving()], list(self.rebound())
+        recipes = [recipe(leaves[index].value) for index in at]
+        computed = tuple(leaves[index].value.text() for index in at if isinstance(leaves[index].value, Term))
         with self.recording(recorder):
             outputs = [_value_of(item, recorder.draft) for item in results]
             gradients = tuple(recorder.draft.value(fake.grad) for fake in self.fakes.parameters.values() if fake.grad is not None)
@@ -295,10 +297,11 @@ class Trace:
         graph, slots = recorder.graph([*outputs, *(value for _, value in assigned)])
         graph = replace(graph, dimensions=self.symbols.dimensions)
 
-        def put(tensors: Sequence[Any]) -> Any:
+        def put(tensors: Sequence[Any], before: Sequence[Any] = ()) -> Any:
             filled: list[Any] = [leaf.value for leaf in leaves]
-            for index, tensor in zip(at, tensors, strict=False):  # behind them are those that leave
-                filled[index] = tensor
+            left = iter(tensors)  # behind them are those that leave
+            for index, made in zip(at, recipes, strict=True):
+                filled[index] = made(left, before)
             return tree.unflatten(rebuild, filled)
 
         for index in at:
@@ -317,7 +320,8 @@ class Trace:
             gradients,
             update.state_entries,
             reads if self.leaving is None else self.leaving.without(reads, self.model),
-            itemgetter(0) if rebuild is next and at else put,  # most programs return one tensor
+            _first if rebuild is next and isinstance(result, torch.Tensor) else put,  # most programs return one tensor
+            computed,
             detached,
             self.data.alone,
             tuple(self.fakes.names[real] for real, fake in self.fakes.parameters.items() if fake.grad is not None),
@@ -363,7 +367,9 @@ def tracing(
             trace.forget_example()
 
 
+def _first(tensors: Sequence[Any], before: Sequence[Any] = ()) -> Any:
+    return tensors[0]
+
+
 def _value_of(item: Any, draft: Draft) -> Value:
-    if not isinstance(item, Number):
-        return draft.value(item)
-    return item.refuse() if item.value is None else item.value
+    return item.value if isinstance(item, Number) and item.value is not None else draft.value(item)

@@ -140,6 +140,28 @@ def test_values_alone_are_computed_as_eager_does(name):
         assert not (told := differences(Asks()(x), step(x))), told
 
 
+INTO = {
+    "rank": lambda x, y: torch.linalg.matrix_rank(x, out=torch.empty((), dtype=torch.int64)),
+    "rank by a tolerance": lambda x, y: torch.linalg.matrix_rank(x, 0.5, out=torch.empty((), dtype=torch.int64)),
+    "rank by a tensor": lambda x, y: torch.linalg.matrix_rank(x, atol=y[0, 0].abs(), out=torch.empty((), dtype=torch.int64)),
+    "solution": lambda x, y: torch.linalg.solve(x, y, out=torch.empty(5, 5)),
+    "solution of no size before": lambda x, y: torch.linalg.solve(x, y, out=torch.empty(0)) * 2,
+}
+
+
+@pytest.mark.parametrize("name", INTO)
+def test_what_is_written_into_a_tensor_of_the_steps(name):
+    """ATen has a way for subclasses here that leaves `out` as it was, and one that sizes tensors of its own within the operator."""
+
+    class Into(nn.Module):
+        def forward(self, x, y):
+            return INTO[name](x, y)
+
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 5), torch.randn(5, 5)
+    assert not differences(lowtide.optimize(Into(), (x, y), planning=lowtide.Planning(workspaces=False))(x, y), Into()(x, y))
+
+
 def test_vectors_are_not_computed_where_nobody_asks_for_them():
     class Norm(nn.Module):
         def forward(self, x):

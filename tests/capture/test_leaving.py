@@ -369,6 +369,32 @@ def test_an_average_that_goes_on_is_refused():
     assert meter.last is None
 
 
+def test_an_average_in_an_object_that_a_module_holds_is_refused_with_what_helps():
+    """The program runs twice in one capture, for the optimizer's first step and the later ones: the second run finds the first one's."""
+
+    class Averages:
+        def __init__(self) -> None:
+            self.of: dict[str, Tensor] = {}
+
+        def update(self, model: nn.Module) -> None:
+            for name, parameter in model.named_parameters():
+                before = self.of.get(name, torch.zeros(()))
+                self.of[name] = 0.9 * before + parameter.grad.abs()
+
+    model = Net()
+    model.averages = Averages()
+    with pytest.raises(lowtide.CaptureError, match=r"left outside when it ran before.*each step writes in place"):
+        lowtide.optimize(
+            model,
+            torch.rand(5, 3),
+            loss=square,
+            optimizer=optim.Adam(model.parameters()),
+            training=lowtide.Training(after_backward=lambda model: model.averages.update(model)),
+            planning=lowtide.Planning(workspaces=False),
+        )
+    assert model.averages.of == {}
+
+
 def test_an_ordered_dictionary_is_put_back_whole():
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         kept["last"] = square(model, x).detach()

@@ -198,6 +198,15 @@ def _answer_that_is_remembered() -> Case:
 
 
 @_case
+def _answer_of_a_partial_that_is_remembered() -> Case:
+    held = [1.0]
+    read = functools.lru_cache(functools.partial(held.__getitem__, 0))  # without a name
+    read()
+    held[0] = 3.0
+    return read, read.cache_clear
+
+
+@_case
 def _answer_that_was_remembered_anew() -> Case:
     held = [1.0]
 
@@ -390,7 +399,7 @@ def test_a_change_of_what_the_model_reads_is_noticed_or_was_announced(case: str)
 
 
 def test_an_ordinary_loss_is_told_nothing_and_captured_once() -> None:
-    """A vocabulary, answers that others have remembered meanwhile, attributes that no code of the program names."""
+    """A vocabulary, answers that others have remembered meanwhile, attributes that no code of the program names, those of any function."""
 
     @functools.lru_cache
     def read(at: int) -> float:
@@ -399,7 +408,7 @@ def test_an_ordinary_loss_is_told_nothing_and_captured_once() -> None:
     words = {f"word{number}": number for number in range(5000)}
 
     def loss_scale() -> float:
-        return read(1) * words["word2"]
+        return read(1) * words["word2"] * float(getattr(read, "__eq__", None) is not None)
 
     model, change = nn.Linear(3, 2), lambda: (read(7), setattr(loss_scale, "calls", 7))
     with warnings.catch_warnings():

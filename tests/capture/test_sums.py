@@ -14,6 +14,7 @@ from torch import Tensor, nn, optim
 import lowtide
 from bench.in_values import in_values
 from tests.leaving import Attributes, Meter, Net, check, square, trained
+from tests.training import check as trains_alike
 from tests.training import differences
 
 count, newest = 0, None  # as a script's own
@@ -82,10 +83,6 @@ def decides(total: float, loss: Tensor) -> object:
     return loss * 2 if total > 1 else loss
 
 
-def returned(total: float, loss: Tensor) -> object:
-    return loss, total
-
-
 def kept_in_a_set(total: float, loss: Tensor) -> object:
     seen.append(frozenset([(total,)]))
     return loss
@@ -98,7 +95,7 @@ def printed(total: float, loss: Tensor) -> object:
 seen: collections.UserList[Any] = collections.UserList()
 
 
-@pytest.mark.parametrize("use", [decides, returned, kept_in_a_set, printed])
+@pytest.mark.parametrize("use", [decides, kept_in_a_set, printed])
 def test_a_total_that_is_used_otherwise_is_refused_and_is_as_before(use):
     totals = Totals()
 
@@ -358,3 +355,43 @@ def test_a_condition_on_an_entry_is_refused():
 
     refused(loss, "changes what it rests on each time")
     assert counts == {"steps": 0}
+
+
+def told(model: nn.Module, x: Tensor) -> Any:
+    """As losses return what is logged, with draws before it."""
+    value = nn.functional.dropout(model(x), 0.3).square().mean()
+    return value, {"loss": -value.item(), "both": [round(value.item(), 3), 2 * value.sqrt().item() + 1, (x > 0.5).sum().item() * 2]}
+
+
+def test_arithmetic_on_numbers_that_are_returned():
+    def make():
+        model = Net()
+        return model, torch.rand(4, 3), told, optim.SGD(model.parameters(), 0.1)
+
+    trains_alike(make, options={"planning": lowtide.Planning(workspaces=False), "run": lowtide.Run(check="always")})
+
+
+def test_an_inference_function_that_returns_a_computed_number():
+    class Norm(nn.Module):
+        def forward(self, x):
+            return -2 * x.square().sum().item()
+
+    x = torch.rand(5)
+    assert lowtide.optimize(Norm(), (x,), planning=lowtide.Planning(workspaces=False))(x) == Norm()(x)
+
+
+def test_what_is_returned_of_earlier_steps_goes_on():
+    def made(totals):
+        def loss(model: nn.Module, x: Tensor) -> Any:
+            value = square(model, x)
+            totals.total += value.item()
+            totals.calls += 1
+            return value, {"mean": totals.total / totals.calls, "calls": totals.calls}
+
+        model = Net()
+        return model, torch.rand(4, 3), loss, optim.SGD(model.parameters(), 0.1)
+
+    ours, eagers = Totals(), Totals()
+    turns = itertools.cycle([eagers, ours])
+    trains_alike(lambda: made(next(turns)), steps=4, options={"planning": lowtide.Planning(workspaces=False)})
+    assert vars(ours) == vars(eagers)

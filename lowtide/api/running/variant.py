@@ -135,6 +135,7 @@ class Variant:
             outputs[at] = outputs[at].detach()
         slots, items = self.captured.to_assign(outputs[results:]) if stepped else self.captured.made_before(outputs[results:])
         now.assign(slots, items, self.captured.constants)
-        self.captured.left.put(outputs[:results])
+        before = self.captured.left.before()
+        self.captured.left.put(outputs[:results], before)
         self.captured.settling.put()
-        return self.captured.result(outputs[:results]), stepped
+        return self.captured.result(outputs[:results], before), stepped

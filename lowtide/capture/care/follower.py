@@ -264,7 +264,8 @@ class Follower:
         for module, line in self._imports:
             self._of_import(module, line)
         for function, before in self._functions:
-            for name in sorted((before.keys() & self._words) | self._asked):
+            asked = (name for name in self._asked if not hasattr(types.FunctionType, name))  # `__eq__` is another object at each look
+            for name in sorted({*(before.keys() & self._words), *asked}):
                 self.note(function, name, f"attribute {name!r} of {function.__qualname__}", function.__code__.co_filename)
         for cls, numbers in self._numbers.items():
             for name, item in vars(cls).items():
@@ -272,8 +273,9 @@ class Follower:
                 if is_old and name in self._words and not name.startswith("__"):
                     self.note(cls, name, f"attribute {name!r} of the class {cls.__name__}", f"its module {cls.__module__}")
         for cached in self._caches:
+            name = getattr(cached, "__qualname__", type(cached.__wrapped__).__name__)  # of a partial
             for key in (found := answers(cached)):
-                self.note(found, key, f"an answer that {cached.__qualname__} remembers", cached.__module__)
+                self.note(found, key, f"an answer that {name} remembers", cached.__module__)
 
     # What leads to what.
 

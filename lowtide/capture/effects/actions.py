@@ -32,12 +32,16 @@ class StepOutputs:
         """Whether the places are there, and hold what the program relies on."""
         if not (all(container.holds() for container in self.relied_on) and all(each.holds() for each in self.sums)):
             return False
-        before = [each.now for each in self.sums] if self.divisors else []
+        before = self.before() if self.divisors else []
         return all(divisor(iter(()), before) for divisor in self.divisors)
 
-    def put(self, results: Sequence[Any]) -> None:
-        """Do it again. `results` end with those that leave."""
-        at, before = len(results) - sum(self.counts), [each.now for each in self.sums]
+    def before(self) -> list[Any]:
+        """What lies in the places that are computed with."""
+        return [each.now for each in self.sums]
+
+    def put(self, results: Sequence[Any], before: list[Any]) -> None:
+        """Do it again. `results` end with those that leave; `before` lay there when the step began."""
+        at = len(results) - sum(self.counts)
         for action, count in zip(self.actions, self.counts, strict=True):
             action(list(results[at : at + count]), before)
             at += count

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 import lowtide.kernels  # noqa: F401  (defines lowtide::masked_sum)
-from lowtide.capture.formulas.dispatch import before_autocast, formula, wants_gradient
+from lowtide.capture.formulas.dispatch import before_autocast, calling_formulas, formula, wants_gradient
 
 _ATEN, _MEAN = torch.ops.aten, 1
 
@@ -36,6 +36,22 @@ def _eigvals(op: OpOverload, matrix: Tensor) -> Tensor:
     if wants_gradient(matrix):
         return op(matrix)  # type: ignore[no-any-return]
     return _ATEN._linalg_eigvals.default(*before_autocast(op, matrix))  # type: ignore[no-any-return]
+
+
+_RANKS = {
+    _ATEN.linalg_matrix_rank.out: _ATEN.linalg_matrix_rank.default,
+    _ATEN.linalg_matrix_rank.out_tol_tensor: _ATEN.linalg_matrix_rank.tol_tensor,
+    _ATEN.linalg_matrix_rank.atol_rtol_tensor_out: _ATEN.linalg_matrix_rank.atol_rtol_tensor,
+    _ATEN.linalg_matrix_rank.atol_rtol_float_out: _ATEN.linalg_matrix_rank.atol_rtol_float,
+}
+
+
+@formula(*_RANKS)
+def _rank_into(op: OpOverload, *args: Any, out: Tensor, **kwargs: Any) -> Tensor:
+    """Under a dispatch mode ATen counts into a tensor of its own, and leaves `out` as it was."""
+    with calling_formulas():
+        rank = _RANKS[op](*args, **kwargs)
+    return torch.sum(rank.unsqueeze(-1), -1, dtype=out.dtype, out=out)
 
 
 @formula(_ATEN.cross_entropy_loss.default)
