@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
